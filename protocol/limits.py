@@ -1,0 +1,36 @@
+"""Every wire maximum in one place, with its unit. A cap is checked before the bytes behind it are decoded."""
+
+from typing import Final
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+
+# encoding.py
+MAX_DEPTH: Final = 16  # nested containers in one canonical object
+MAX_RECORD_BYTES: Final = 8 * MIB  # one signed record (manifest, head, commitment, verdict)
+MAX_ITEMS: Final = 1 << 20  # elements of one array or map
+
+# weights
+MAX_TENSORS: Final = 1 << 17  # tensors of one model
+MAX_NAME_BYTES: Final = 512  # UTF-8 bytes of a tensor's name
+MAX_RANK: Final = 8  # dimensions of a tensor
+MAX_ELEMENTS: Final = 1 << 40  # elements of one tensor
+MAX_SAFETENSORS_HEADER_BYTES: Final = 64 * MIB  # JSON header of one safetensors file
+MAX_ANCHOR_SHARDS: Final = 4096  # shards of one anchor
+MAX_SHARD_BYTES: Final = 64 * GIB  # one anchor shard
+
+# patches
+MAX_PATCH_BYTES: Final = 64 * GIB  # one patch object
+MAX_PATCH_HEADER_BYTES: Final = 64 * MIB  # the table of a patch
+
+# chain
+MAX_CHAIN: Final = 4096  # manifests that a head lists
+
+# rollouts
+MAX_GROUP_SIZE: Final = 256  # rollouts of one group
+MAX_GROUPS: Final = 4096  # groups of one miner in one window
+MAX_PROMPT_TOKENS: Final = 1 << 16  # tokens of one prompt
+MAX_COMPLETION_TOKENS: Final = 1 << 17  # tokens of one completion
+MAX_GROUP_BYTES: Final = 64 * MIB  # one encoded group
+MAX_BATCH_BYTES: Final = 1 * GIB  # one miner's batch of one window
