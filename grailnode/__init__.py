@@ -1,0 +1,1 @@
+"""The program: everything that touches the world."""
