@@ -11,6 +11,15 @@ MAX_DEPTH: Final = 16  # nested containers in one canonical object
 MAX_RECORD_BYTES: Final = 8 * MIB  # one signed record (manifest, head, commitment, verdict)
 MAX_ITEMS: Final = 1 << 20  # elements of one array or map
 
+# signing.py
+MAX_SIGNATURES: Final = 16  # signatures of one envelope
+MAX_ENVELOPE_BYTES: Final = 4 * KIB  # what an envelope adds to its body
+
+# run.py
+MAX_RUN_BYTES: Final = 256 * KIB  # one run manifest
+MAX_KEYS: Final = 1024  # keys of one role
+MAX_MODEL_FILE_BYTES: Final = 64 * MIB  # config, tokenizer
+
 # weights
 MAX_TENSORS: Final = 1 << 17  # tensors of one model
 MAX_NAME_BYTES: Final = 512  # UTF-8 bytes of a tensor's name
@@ -26,6 +35,7 @@ MAX_PATCH_HEADER_BYTES: Final = 64 * MIB  # the table of a patch
 
 # chain
 MAX_CHAIN: Final = 4096  # manifests that a head lists
+MAX_HEAD_BYTES: Final = 512 * KIB  # one head
 
 # rollouts
 MAX_GROUP_SIZE: Final = 256  # rollouts of one group
@@ -34,3 +44,19 @@ MAX_PROMPT_TOKENS: Final = 1 << 16  # tokens of one prompt
 MAX_COMPLETION_TOKENS: Final = 1 << 17  # tokens of one completion
 MAX_GROUP_BYTES: Final = 64 * MIB  # one encoded group
 MAX_BATCH_BYTES: Final = 1 * GIB  # one miner's batch of one window
+MAX_COMMITMENT_BYTES: Final = 512 * KIB  # one commitment
+
+# verdicts
+MAX_VERDICT_BYTES: Final = 64 * MIB  # one verdict, log-probabilities included
+MAX_PARTICIPANTS: Final = 4096  # participants that a node takes notice of
+MAX_ANNOUNCEMENT_BYTES: Final = 4 * KIB  # one announcement
+
+# beacon.py
+MAX_BEACON_BYTES: Final = 4 * KIB  # one relay's answer, or one chain's description
+MAX_BEACON_ROUND: Final = (1 << 53) - 1  # a round number: what every JSON reader takes exactly
+MAX_BEACON_PERIOD_MS: Final = 86_400_000  # milliseconds between two rounds: a day
+MAX_TIME_MS: Final = (1 << 47) - 1  # milliseconds since the epoch: beyond the year 6000, exact in a float64 of microseconds
+
+# object stores
+MAX_OBJECT_PATH_BYTES: Final = 900  # UTF-8 bytes of a path; S3 takes 1,024 in all
+MAX_OBJECT_PART_BYTES: Final = 200  # UTF-8 bytes between two slashes; file systems take 255

@@ -1,0 +1,103 @@
+"""Any causal language model of transformers as pure functions of its weights: the general path behind model.build."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from grailnode.policy import PolicyError
+
+
+class _Cache:
+    """transformers' DynamicCache behind the Cache interface."""
+
+    def __init__(self, config: Any) -> None:
+        self.states = DynamicCache(config=config)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows only."""
+        self.states.batch_select_indices(rows)
+
+
+class TransformersModel:
+    """A CausalModel (grailnode/engine/model.py).
+
+    Args:
+        directory: a checkpoint directory; only its config.json is read, and none of its code is run.
+        device: where it will compute.
+
+    Raises:
+        PolicyError: transformers does not know the architecture, or the config does not fit it.
+    """
+
+    def __init__(self, directory: Path, device: torch.device | None = None) -> None:
+        try:
+            config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            with torch.device("meta"):
+                module = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        except (OSError, ValueError, KeyError) as error:
+            raise PolicyError(f"{directory}: transformers cannot build this model ({error})") from error
+        _rebuild_buffers(module, config, device)
+        self._config = config
+        self._module = module.eval()
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Every tensor by name; a tied one once."""
+        return self._shapes
+
+    @property
+    def vocabulary(self) -> int:
+        """V."""
+        return int(self._config.vocab_size)
+
+    def cache(self) -> _Cache:
+        """An empty cache."""
+        return _Cache(self._config)
+
+    def hidden(
+        self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: _Cache | None = None
+    ) -> Tensor:
+        """Final hidden states [B, S, D], after the last norm."""
+        prefix = self._module.base_model_prefix + "."
+        inner = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+        arguments = {
+            "input_ids": ids,
+            "attention_mask": mask.to(torch.int64),
+            "position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :],
+            "past_key_values": None if cache is None else cache.states,
+            "use_cache": cache is not None,
+        }
+        output = functional_call(self._module.base_model, inner, kwargs=arguments)
+        states = output.last_hidden_state
+        assert isinstance(states, Tensor)
+        return states
+
+    def logits(self, weights: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
+        """Output projection: float32 [..., V]."""
+        head = self._module.get_output_embeddings()
+        tied = next(name for name, parameter in self._module.named_parameters() if parameter is head.weight)
+        tensors = {"weight": weights[tied]}
+        if head.bias is not None:
+            tensors["bias"] = weights["lm_head.bias"]
+        logits = functional_call(head, tensors, (hidden,))
+        assert isinstance(logits, Tensor)
+        return logits.to(torch.float32)
+
+
+def _rebuild_buffers(module: torch.nn.Module, config: Any, device: torch.device | None) -> None:
+    """Make real the buffers that are computed from the config (rotary frequencies): weights never carry them."""
+    for owner in list(module.modules()):
+        for name, child in list(owner.named_children()):
+            if any(True for _ in child.parameters()) or not any(buffer.is_meta for buffer in child.buffers()):
+                continue
+            try:
+                fresh = type(child)(config=config, device=device)
+            except TypeError as error:
+                raise PolicyError(f"the buffers of {type(child).__name__} cannot be computed from its config") from error
+            setattr(owner, name, fresh)

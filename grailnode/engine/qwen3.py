@@ -1,0 +1,205 @@
+"""Qwen3 as pure functions of its weights.
+
+Operation by operation what transformers' modeling_qwen3.py computes, and equal to it bit for bit on the same device
+(tests/engine/test_qwen3.py). It exists because importing that file takes three times as long as importing torch, in each of
+the processes of a node (docs/log.md); it computes no faster.
+
+Shapes: B sequences, S new tokens, P cached tokens, K = P + S, H query heads, C key-value heads, E head size, D width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Qwen3Config:
+    """The numbers of a Qwen3 config.json, by transformers' names."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    tie_word_embeddings: bool
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self | None:
+        """The config if it is a plain Qwen3 (no scaled RoPE, sliding window, bias or quantization); None for any other."""
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        theta = rope.get("rope_theta", config.get("rope_theta"))
+        plain = (
+            config.get("model_type") == "qwen3"
+            and rope.get("rope_type", rope.get("type", "default")) == "default"
+            and not config.get("use_sliding_window")
+            and not config.get("attention_bias")
+            and config.get("quantization_config") is None
+            and config.get("hidden_act", "silu") == "silu"
+            and theta is not None
+        )
+        counts = (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+        )
+        if not plain or not all(isinstance(config.get(name), int) for name in counts):
+            return None
+        return cls(
+            **{name: config[name] for name in counts},
+            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rope_theta=float(theta),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        )
+
+
+class KeyValueCache:
+    """Keys and values of each layer: [B, C, P, E] pairs."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Append [B, C, S, E] keys and values; all of that layer's come back."""
+        if layer in self._layers:
+            old_keys, old_values = self._layers[layer]
+            keys, values = torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
+        self._layers[layer] = keys, values
+        return keys, values
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows only."""
+        self._layers = {layer: (k[rows], v[rows]) for layer, (k, v) in self._layers.items()}
+
+
+def _rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * gain over the last dimension, the division in float32."""
+    x32 = x.to(torch.float32)
+    return gain * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of [B, H, S, E] with cos, sin [B, 1, S, E]."""
+    left, right = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-right, left], dim=-1) * sin
+
+
+def _visible(mask: Tensor, new: int) -> Tensor:
+    """bool [B, 1, S, K]: keys that each of the last `new` tokens sees: real ones up to itself.
+
+    A pad sees itself, or its softmax over nothing would be NaN.
+    """
+    total = mask.shape[1]
+    queries = torch.arange(total - new, total, device=mask.device)[:, None]
+    keys = torch.arange(total, device=mask.device)[None, :]
+    return (((keys <= queries) & mask[:, None, :]) | (keys == queries))[:, None]
+
+
+class Qwen3:
+    """A CausalModel (grailnode/engine/model.py)."""
+
+    def __init__(self, config: Qwen3Config, device: torch.device | None = None) -> None:
+        self._config = config
+        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).to(torch.float32) / config.head_dim
+        self._frequencies = (1.0 / config.rope_theta**exponents).to(device)
+        self._shapes = _shapes(config)
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Every tensor by name."""
+        return self._shapes
+
+    @property
+    def vocabulary(self) -> int:
+        """V."""
+        return self._config.vocab_size
+
+    def cache(self) -> KeyValueCache:
+        """An empty cache."""
+        return KeyValueCache()
+
+    def hidden(self, weights: Weights, ids: Tensor, mask: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        """Final hidden states [B, S, D], after the last norm."""
+        config, new = self._config, ids.shape[1]
+        x = functional.embedding(ids, weights["model.embed_tokens.weight"])
+        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -new:]
+        angles = positions[:, None, :, None].to(torch.float32) * self._frequencies
+        angles = torch.cat([angles, angles], dim=-1)
+        rotation = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        visible = _visible(mask, new)
+        for layer in range(config.num_hidden_layers):
+            prefix = f"model.layers.{layer}."
+            normed = _rms_norm(x, weights[prefix + "input_layernorm.weight"], config.rms_norm_eps)
+            x = x + self._attention(weights, layer, normed, rotation, visible, cache)
+            normed = _rms_norm(x, weights[prefix + "post_attention_layernorm.weight"], config.rms_norm_eps)
+            gate = functional.linear(normed, weights[prefix + "mlp.gate_proj.weight"])
+            up = functional.linear(normed, weights[prefix + "mlp.up_proj.weight"])
+            x = x + functional.linear(functional.silu(gate) * up, weights[prefix + "mlp.down_proj.weight"])
+        return _rms_norm(x, weights["model.norm.weight"], config.rms_norm_eps)
+
+    def _attention(
+        self,
+        weights: Weights,
+        layer: int,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        visible: Tensor,
+        cache: KeyValueCache | None,
+    ) -> Tensor:
+        """Grouped-query attention with normed queries and keys: [B, S, D] to [B, S, D]."""
+        config, prefix = self._config, f"model.layers.{layer}.self_attn."
+        B, S, _ = x.shape
+
+        def heads(name: str) -> Tensor:
+            return functional.linear(x, weights[f"{prefix}{name}_proj.weight"]).view(B, S, -1, config.head_dim)
+
+        queries = _rms_norm(heads("q"), weights[prefix + "q_norm.weight"], config.rms_norm_eps).transpose(1, 2)
+        keys = _rms_norm(heads("k"), weights[prefix + "k_norm.weight"], config.rms_norm_eps).transpose(1, 2)
+        values = heads("v").transpose(1, 2)
+        queries, keys = _rotate(queries, *rotation), _rotate(keys, *rotation)
+        if cache is not None:
+            keys, values = cache.extend(layer, keys, values)
+        mixed = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, enable_gqa=True)
+        return functional.linear(mixed.transpose(1, 2).reshape(B, S, -1), weights[prefix + "o_proj.weight"])
+
+    def logits(self, weights: Weights, hidden: Tensor) -> Tensor:
+        """Output projection: float32 [..., V]."""
+        name = "model.embed_tokens.weight" if self._config.tie_word_embeddings else "lm_head.weight"
+        return functional.linear(hidden, weights[name]).to(torch.float32)
+
+
+def _shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
+    D, F, E = config.hidden_size, config.intermediate_size, config.head_dim
+    queries, pairs = config.num_attention_heads * E, config.num_key_value_heads * E
+    layer = {
+        "input_layernorm.weight": (D,),
+        "self_attn.q_proj.weight": (queries, D),
+        "self_attn.k_proj.weight": (pairs, D),
+        "self_attn.v_proj.weight": (pairs, D),
+        "self_attn.o_proj.weight": (D, queries),
+        "self_attn.q_norm.weight": (E,),
+        "self_attn.k_norm.weight": (E,),
+        "post_attention_layernorm.weight": (D,),
+        "mlp.gate_proj.weight": (F, D),
+        "mlp.up_proj.weight": (F, D),
+        "mlp.down_proj.weight": (D, F),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, D), "model.norm.weight": (D,)}
+    for index in range(config.num_hidden_layers):
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, D)
+    return shapes

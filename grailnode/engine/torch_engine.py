@@ -1,0 +1,238 @@
+"""The reference engine: torch, batched, with a key-value cache (implements roles.ports.Engine).
+
+Computation is a pure function of the weights, so staging is a conversion beside what is served and committing swaps one
+reference: requests that began keep the policy they began with. The arithmetic runs through `run_sync`, by default in one of
+trio's worker threads, a batch at a time, so that cancellation takes effect between two batches.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import trio
+from torch import Tensor
+
+from grailnode.engine.model import CausalModel
+from protocol.digest import Weights
+from protocol.sampling import SamplingParams, choose, seed_words
+from roles.ports import EngineError, Forward, Generation, Request
+from roles.sequences import Tokens, pad, split
+
+RunSync = Callable[..., Awaitable[Any]]
+"""`await run_sync(function, *arguments)` returns what the function returns."""
+
+DEFAULT_BATCH_TOKENS: Final = 8192
+"""Padded tokens of one batch: bounds the memory of activations, cache and logits."""
+
+
+@dataclass(frozen=True)
+class _Policy:
+    """A policy version with its weights as they are computed with: one dtype, one device."""
+
+    version: int
+    weights: dict[str, Tensor]
+
+
+@dataclass
+class _Decoding:
+    """Rows of a batch that have not ended yet: their index in the batch, attention mask [B, K] and noise seeds [B, 4]."""
+
+    rows: Tensor
+    mask: Tensor
+    seeds: Tensor | None
+
+
+class TorchEngine:
+    """Samples and checks a policy with torch.
+
+    Args:
+        model: what the weights mean.
+        device: where it computes.
+        dtype: what the BF16 weights are widened to: float32 on a CPU, where BF16 arithmetic is slow and rounds more.
+        max_batch_tokens: padded tokens in one batch.
+        run_sync: runs a function off the event loop; a test passes one that calls it in place.
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        *,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        max_batch_tokens: int = DEFAULT_BATCH_TOKENS,
+        run_sync: RunSync = trio.to_thread.run_sync,
+    ) -> None:
+        self._model = model
+        self._device = torch.device(device)
+        self._dtype = dtype
+        self._max_batch_tokens = max_batch_tokens
+        self._run_sync = run_sync
+        self._serving: _Policy | None = None
+        self._staged: _Policy | None = None
+
+    @property
+    def version(self) -> int | None:
+        """The version that is served."""
+        return self._serving.version if self._serving is not None else None
+
+    async def stage(self, version: int, weights: Weights) -> None:
+        """Prepare a policy beside the one being served.
+
+        Raises:
+            EngineError: a tensor is missing, unknown or of another shape, or there is no memory for it.
+        """
+        self._check(weights)
+        self._staged = _Policy(version, await self._compute(self._convert, weights))
+
+    async def commit(self) -> None:
+        """Serve what was staged.
+
+        Raises:
+            EngineError: nothing is staged.
+        """
+        if self._staged is None:
+            raise EngineError("nothing is staged")
+        self._serving, self._staged = self._staged, None
+
+    async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
+        """Sample one completion for each request, in order.
+
+        Raises:
+            EngineError: no policy is served, or the device failed.
+            ValueError: a prompt without tokens, a seed that is not 16 bytes, or a token id outside the vocabulary.
+        """
+        return await self._decode([request.prompt for request in requests], [r.seed for r in requests], params)
+
+    async def greedy(self, prompts: Sequence[Tokens], params: SamplingParams) -> list[Tokens]:
+        """The most likely completion of each prompt, in order.
+
+        Raises:
+            EngineError, ValueError: as for `generate`.
+        """
+        return [generation.tokens for generation in await self._decode(prompts, None, params)]
+
+    async def forward(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
+        """One prefill over each prompt with its completion, in order.
+
+        Raises:
+            EngineError: no policy is served, or the device failed.
+            ValueError: a prompt without tokens, or a token id outside the vocabulary.
+        """
+        policy = self._policy()
+        self._check_ids([*prompts, *completions])
+        results: list[Forward | None] = [None] * len(prompts)
+        lengths = [len(p) + len(c) for p, c in zip(prompts, completions, strict=True)]
+        for batch in split(lengths, self._max_batch_tokens):
+            chosen = [prompts[i] for i in batch], [completions[i] for i in batch]
+            for index, result in zip(batch, await self._compute(self._prefill, policy, *chosen), strict=True):
+                results[index] = result
+        return [result for result in results if result is not None]
+
+    async def _decode(
+        self, prompts: Sequence[Tokens], seeds: Sequence[bytes] | None, params: SamplingParams
+    ) -> list[Generation]:
+        policy = self._policy()
+        self._check_ids(prompts)
+        results: list[Generation | None] = [None] * len(prompts)
+        lengths = [len(prompt) + params.max_tokens for prompt in prompts]
+        for batch in split(lengths, self._max_batch_tokens):
+            own_seeds = None if seeds is None else [seeds[i] for i in batch]
+            generations = await self._compute(
+                self._sample, policy, [prompts[i] for i in batch], own_seeds, params
+            )
+            for index, generation in zip(batch, generations, strict=True):
+                results[index] = generation
+        return [result for result in results if result is not None]
+
+    def _policy(self) -> _Policy:
+        if self._serving is None:
+            raise EngineError("no policy has been committed")
+        return self._serving
+
+    def _check(self, weights: Weights) -> None:
+        shapes = self._model.shapes
+        if weights.keys() != shapes.keys():
+            name = min(weights.keys() ^ shapes.keys())
+            raise EngineError(f"{name}: {'unknown to the model' if name in weights else 'missing from the weights'}")
+        for name, tensor in weights.items():
+            if tuple(tensor.shape) != shapes[name]:
+                raise EngineError(f"{name}: shape {tuple(tensor.shape)} where the model has {shapes[name]}")
+
+    def _check_ids(self, sequences: Sequence[Tokens]) -> None:
+        top = self._model.vocabulary
+        if any(not 0 <= token < top for sequence in sequences for token in sequence):
+            raise ValueError(f"a token id outside the vocabulary of {top}")
+
+    async def _compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return await self._run_sync(function, *arguments)
+        except RuntimeError as error:  # torch's own: out of memory, a device that broke
+            raise EngineError(f"torch failed: {error}") from error
+
+    def _convert(self, weights: Weights) -> dict[str, Tensor]:
+        """Copies, so that the caller may go on changing what it gave."""
+        return {name: tensor.to(self._device, self._dtype, copy=True) for name, tensor in weights.items()}
+
+    @torch.inference_mode()
+    def _prefill(self, policy: _Policy, prompts: list[Tokens], completions: list[Tokens]) -> list[Forward]:
+        batch = pad(prompts, completions, self._device)
+        states = self._model.hidden(policy.weights, batch.ids, batch.mask)[batch.rows, batch.columns]
+        logits = self._model.logits(policy.weights, states).cpu().split(batch.lengths)
+        hidden = states.to(torch.float32).cpu().split(batch.lengths)
+        return [Forward(logits=row, hidden=state) for row, state in zip(logits, hidden, strict=True)]
+
+    @torch.inference_mode()
+    def _sample(
+        self, policy: _Policy, prompts: list[Tokens], seeds: list[bytes] | None, params: SamplingParams
+    ) -> list[Generation]:
+        """One batch from prompts to the last end of sequence; `seeds` None for the most likely tokens."""
+        ids, mask = _left_padded(prompts, self._device)
+        cache = self._model.cache()
+        words = None if seeds is None else seed_words(seeds, self._device)
+        active = _Decoding(torch.arange(len(prompts), device=self._device), mask, words)
+        tokens: list[list[int]] = [[] for _ in prompts]
+        states: list[list[Tensor]] = [[] for _ in prompts]
+        for position in range(params.max_tokens):
+            hidden = self._model.hidden(policy.weights, ids, active.mask, cache)[:, -1]
+            chosen = self._choose(self._model.logits(policy.weights, hidden), active.seeds, position, params)
+            on_host = hidden.to(torch.float32).cpu()
+            for place, (row, token) in enumerate(zip(active.rows.tolist(), chosen.tolist(), strict=True)):
+                tokens[row].append(token)
+                states[row].append(on_host[place])
+            going = (chosen != params.eos).nonzero().squeeze(1)
+            if not len(going):
+                break
+            if len(going) < len(chosen):
+                active = _Decoding(
+                    active.rows[going],
+                    active.mask[going],
+                    None if active.seeds is None else active.seeds[going],
+                )
+                cache.keep(going)
+            active.mask = torch.cat([active.mask, active.mask.new_ones(len(going), 1)], dim=1)
+            ids = chosen[going, None]
+        return [Generation(tuple(t), torch.stack(s)) for t, s in zip(tokens, states, strict=True)]
+
+    def _choose(self, logits: Tensor, seeds: Tensor | None, position: int, params: SamplingParams) -> Tensor:
+        if seeds is None:
+            return logits.argmax(dim=-1)
+        positions = torch.full((len(logits),), position, dtype=torch.int64, device=logits.device)
+        return choose(logits, seeds, positions, params.temperature)
+
+
+def _left_padded(prompts: Sequence[Tokens], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Prompts whose last tokens stand in one column, where generation goes on: ids int64 [B, S], mask bool [B, S].
+
+    Raises:
+        ValueError: a prompt without tokens.
+    """
+    if not all(prompts):
+        raise ValueError("a prompt has at least one token")
+    width = max(map(len, prompts), default=0)
+    ids = torch.zeros(len(prompts), width, dtype=torch.int64)
+    mask = torch.zeros(len(prompts), width, dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.tensor(prompt, dtype=torch.int64)
+        mask[row, width - len(prompt) :] = True
+    return ids.to(device), mask.to(device)

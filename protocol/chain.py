@@ -1,0 +1,345 @@
+"""The chain verifier: hostile bytes in, a trusted chain and a plan of what to fetch out (docs/spec/chain.md). No I/O.
+
+The head is the only object that is ever replaced, and it is what makes a version visible: it is written after the data and
+the manifests it speaks of, lists the digest of every manifest that is kept, and says which anchors are complete.
+
+Order of checks on a head: size, form, signer, signature, fields, run, expiry, epoch, version, then that it holds the very
+manifest that this node trusts for its trusted version. On a manifest: the digest that the head lists, form, signer,
+signature, fields, run, version, its link to the manifest before, the tensor table, and that epochs and windows never go back.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field, model_validator
+
+from protocol import limits
+from protocol.digest import Weights, type_name
+from protocol.encoding import Record
+from protocol.errors import ChainError, ExpiredError, ForkError, GapError, MalformedError, RollbackError
+from protocol.rollout import Version, Window
+from protocol.run import RunManifest
+from protocol.signing import Digest, Signed, open_signed
+from protocol.window import Round
+
+Epoch = Annotated[int, Field(ge=0, lt=1 << 53)]
+TensorRow = tuple[
+    Annotated[str, Field(max_length=limits.MAX_NAME_BYTES)],
+    Annotated[str, Field(max_length=16)],
+    Annotated[tuple[Annotated[int, Field(ge=0, le=limits.MAX_ELEMENTS)], ...], Field(max_length=limits.MAX_RANK)],
+]
+
+
+class ObjectRef(Record):
+    """An object by its SHA-256 and its size in bytes."""
+
+    kind: ClassVar[str] = "object"
+    digest: Digest
+    size: Annotated[int, Field(ge=0, le=limits.MAX_SHARD_BYTES)]
+
+
+class PatchRef(Record):
+    """The patch from the version before: the object, and how many elements it changes."""
+
+    kind: ClassVar[str] = "patch"
+    object: ObjectRef
+    changed: Annotated[int, Field(ge=0)]
+
+
+class Manifest(Record):
+    """What a policy version is.
+
+    Attributes:
+        previous: SHA-256 of the body of the manifest of version - 1; empty for version 0.
+        weights: digest of the weights (protocol/digest.py).
+        tensors: (name, dtype, shape) of every tensor, in order of name; the same in every version of a run.
+        patch: from version - 1; None where there is only an anchor.
+        anchor: shards of the full checkpoint, safetensors; empty where there is none.
+        optimizer_step: optimizer steps taken when it was made; beacon_round: the newest round then.
+        first_window: the first window that it serves.
+        epoch: the writer's fencing epoch.
+    """
+
+    kind: ClassVar[str] = "manifest"
+    run: Digest
+    version: Version
+    previous: Annotated[bytes, Field(max_length=32)]
+    weights: Digest
+    tensors: Annotated[tuple[TensorRow, ...], Field(min_length=1, max_length=limits.MAX_TENSORS)]
+    patch: PatchRef | None
+    anchor: Annotated[tuple[ObjectRef, ...], Field(max_length=limits.MAX_ANCHOR_SHARDS)]
+    optimizer_step: Annotated[int, Field(ge=0, lt=1 << 53)]
+    beacon_round: Round
+    first_window: Window
+    epoch: Epoch
+
+    @model_validator(mode="after")
+    def _reachable(self) -> "Manifest":
+        if self.version == 0 and (self.previous or self.patch or not self.anchor):
+            raise ValueError("version 0 has an anchor, no patch and nothing before it")
+        if self.version > 0 and (len(self.previous) != 32 or not (self.patch or self.anchor)):
+            raise ValueError("a version has a manifest before it, and a patch or an anchor")
+        return self
+
+    @property
+    def elements(self) -> int:
+        """Elements of all tensors."""
+        total = 0
+        for _, _, shape in self.tensors:
+            count = 1
+            for size in shape:
+                count *= size
+            total += count
+        return total
+
+    def check_table(self, weights: Weights) -> None:
+        """Refuse weights of another table.
+
+        Raises:
+            MalformedError: other names, dtypes or shapes.
+        """
+        if tensor_table(weights) != self.tensors:
+            raise MalformedError("other tensors than its table lists", f"version {self.version}")
+
+
+def tensor_table(weights: Weights) -> tuple[TensorRow, ...]:
+    """(name, dtype, shape) of every tensor, in order of name."""
+    return tuple((name, type_name(weights[name].dtype), tuple(weights[name].shape)) for name in sorted(weights))
+
+
+class Head(Record):
+    """The signed pointer to the newest version.
+
+    Attributes:
+        base: the oldest version whose manifest is kept.
+        manifests: SHA-256 of the bodies of the manifests of versions base, base + 1, ..., the newest.
+        anchors: the versions whose anchor is complete and kept, ascending.
+        oldest_patch: the oldest version whose patch is kept.
+        expires_ms: after this (milliseconds since the Unix epoch) the head counts no more.
+    """
+
+    kind: ClassVar[str] = "head"
+    max_bytes: ClassVar[int] = limits.MAX_HEAD_BYTES
+    run: Digest
+    epoch: Epoch
+    base: Version
+    manifests: Annotated[tuple[Digest, ...], Field(min_length=1, max_length=limits.MAX_CHAIN)]
+    anchors: Annotated[tuple[Version, ...], Field(min_length=1, max_length=limits.MAX_CHAIN)]
+    oldest_patch: Version
+    expires_ms: Annotated[int, Field(ge=0, lt=1 << 53)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Head":
+        if list(self.anchors) != sorted(set(self.anchors)) or not self.base <= self.anchors[0] <= self.oldest_patch:
+            raise ValueError("anchors ascend from base, and the oldest kept patch hangs on a kept anchor")
+        if self.anchors[-1] > self.version:
+            raise ValueError("an anchor newer than the newest version")
+        return self
+
+    @property
+    def version(self) -> int:
+        """The newest version."""
+        return self.base + len(self.manifests) - 1
+
+    def digest(self, version: int) -> bytes:
+        """The digest of a kept version's manifest."""
+        return self.manifests[version - self.base]
+
+
+class Trust(Record):
+    """What a node remembers on disk before it acts on it: it never follows anything older."""
+
+    kind: ClassVar[str] = "trust"
+    run: Digest
+    epoch: Epoch
+    version: Version
+    digest: Digest
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to reach a version: start from an anchor (or from the weights held), then patches in order.
+
+    Attributes:
+        anchor: the manifest whose anchor to load; None on the fast path.
+        patches: manifests whose patches to apply, in order.
+    """
+
+    anchor: Manifest | None
+    patches: tuple[Manifest, ...]
+
+
+class ChainVerifier:
+    """The trusted chain of one run.
+
+    Use: `accept_head`, then fetch what `missing` names and `accept_manifest` each, then `plan`. The caller persists `trust`
+    before it uses a plan.
+    """
+
+    def __init__(self, run_id: bytes, run: RunManifest, trust: Trust | None = None) -> None:
+        if trust is not None and trust.run != run_id:
+            raise ValueError("the remembered trust is of another run")
+        self._run_id = run_id
+        self._run = run
+        self._trust = trust
+        self._head: Head | None = None
+        self._manifests: dict[int, Signed[Manifest]] = {}
+
+    @property
+    def trust(self) -> Trust | None:
+        """The highest (epoch, version, digest) trusted so far."""
+        return self._trust
+
+    @property
+    def head(self) -> Head | None:
+        """The newest head that was accepted."""
+        return self._head
+
+    def accept_head(self, data: bytes, now: float) -> Head:
+        """Check a head; follow it if it is newer.
+
+        Args:
+            data: hostile bytes.
+            now: seconds since the Unix epoch.
+
+        Raises:
+            LimitError, MalformedError, SignatureError: not a head that a trainer of this run signed.
+            ExpiredError: nobody renewed it.
+            RollbackError: it shows an older epoch or version than this node trusts.
+            ForkError: it shows another manifest for a version that this node trusts.
+        """
+        head = open_signed(data, Head, self._run.trainers).record
+        if head.run != self._run_id:
+            raise ChainError("a head of another run", "head")
+        if now * 1000.0 >= head.expires_ms:
+            raise ExpiredError(f"expired {now - head.expires_ms / 1000.0:.0f} s ago", "head")
+        trust = self._trust
+        if trust is not None:
+            if (head.epoch, head.version) < (trust.epoch, trust.version) or head.version < trust.version:
+                raise RollbackError(
+                    f"epoch {head.epoch} version {head.version}, but epoch {trust.epoch} version {trust.version} is trusted",
+                    "head",
+                )
+            if trust.version >= head.base and head.digest(trust.version) != trust.digest:
+                raise ForkError(f"another manifest for trusted version {trust.version}", "head")
+        for version, signed in self._manifests.items():
+            if head.base <= version and head.digest(version) != signed.digest:
+                raise ForkError(f"another manifest for version {version}", "head")
+        self._head = head
+        self._manifests = {version: kept for version, kept in self._manifests.items() if version >= head.base}
+        return head
+
+    def missing(self) -> list[tuple[int, bytes]]:
+        """(version, digest) of the manifests that the head lists and this node has not seen, oldest first."""
+        if self._head is None:
+            return []
+        versions = range(self._head.base, self._head.version + 1)
+        return [(version, self._head.digest(version)) for version in versions if version not in self._manifests]
+
+    def accept_manifest(self, version: int, data: bytes) -> Manifest:
+        """Check a manifest that `missing` named; in ascending order of version.
+
+        Raises:
+            LimitError, MalformedError, SignatureError: not a manifest that a trainer of this run signed.
+            ChainError: not the manifest that the head lists, or one that does not continue the chain.
+        """
+        head = self._head
+        if head is None or not head.base <= version <= head.version:
+            raise ValueError(f"version {version} is not one that the head lists")
+        signed = open_signed(data, Manifest, self._run.trainers)
+        place = f"manifest {version}"
+        if signed.digest != head.digest(version):
+            raise ChainError("not the one that the head lists", place)
+        manifest = signed.record
+        if (manifest.run, manifest.version) != (self._run_id, version) or manifest.epoch > head.epoch:
+            raise ChainError("of another run, version or epoch", place)
+        if version == 0 and manifest.weights != self._run.model.genesis:
+            raise ChainError("not the genesis weights that the run names", place)
+        before = self._manifests.get(version - 1)
+        if before is not None:
+            self._check_link(before, manifest, place)
+        self._manifests[version] = signed
+        self._raise_trust()
+        return manifest
+
+    @staticmethod
+    def _check_link(before: Signed[Manifest], manifest: Manifest, place: str) -> None:
+        if manifest.previous != before.digest:
+            raise ForkError("does not continue the manifest before it", place)
+        if manifest.tensors != before.record.tensors:
+            raise ChainError("other tensors than the version before", place)
+        if manifest.epoch < before.record.epoch or manifest.first_window < before.record.first_window:
+            raise ChainError("an epoch or a window that goes back", place)
+
+    def _raise_trust(self) -> None:
+        """Trust the newest version once every manifest up to it is linked."""
+        if self._head is None or self.missing():
+            return
+        head = self._head
+        self._trust = Trust(
+            run=self._run_id, epoch=head.epoch, version=head.version, digest=head.digest(head.version)
+        )
+
+    def manifest(self, version: int) -> Manifest:
+        """A verified manifest.
+
+        Raises:
+            GapError: not kept, or not fetched yet.
+        """
+        try:
+            return self._manifests[version].record
+        except KeyError:
+            raise GapError("its manifest is not at hand", f"version {version}") from None
+
+    def manifests(self) -> Iterator[Manifest]:
+        """All verified manifests, oldest first."""
+        return (self._manifests[version].record for version in sorted(self._manifests))
+
+    def version_for(self, window: int) -> int:
+        """The newest version that serves a window.
+
+        Raises:
+            GapError: no version that is kept serves it yet.
+        """
+        serving = [m.version for m in self.manifests() if m.first_window <= window]
+        if not serving:
+            raise GapError("no kept version serves it", f"window {window}")
+        return max(serving)
+
+    def plan(self, held: int | None, target: int) -> Plan:
+        """The cheapest way to a version.
+
+        Args:
+            held: the version whose verified weights are at hand; None for none.
+            target: the version wanted.
+
+        Raises:
+            GapError: no path: a patch on the way was never made or is no longer kept, and no kept anchor helps.
+        """
+        if held is not None and held <= target and self._patched(held, target):
+            return Plan(None, tuple(self.manifest(version) for version in range(held + 1, target + 1)))
+        return self.slow_plan(target)
+
+    def slow_plan(self, target: int) -> Plan:
+        """The way from the newest complete anchor that leads to a version.
+
+        Raises:
+            GapError: no kept anchor leads there.
+        """
+        if self._head is None:
+            raise GapError("no head was accepted yet", f"version {target}")
+        for anchor in reversed(self._head.anchors):
+            if anchor <= target and self._patched(anchor, target):
+                patches = tuple(self.manifest(version) for version in range(anchor + 1, target + 1))
+                return Plan(self.manifest(anchor), patches)
+        raise GapError("no kept anchor leads there", f"version {target}")
+
+    def _patched(self, held: int, target: int) -> bool:
+        """Whether every version behind `held` up to `target` has a patch that is kept."""
+        if self._head is None or (held < target and held + 1 < self._head.oldest_patch):
+            return False
+        return all(
+            version in self._manifests and self._manifests[version].record.patch is not None
+            for version in range(held + 1, target + 1)
+        )

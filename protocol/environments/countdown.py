@@ -1,0 +1,132 @@
+"""Countdown: make a target from given numbers with + - * / and brackets (docs/spec/environments.md).
+
+'3 7 25>46=' is continued by '25+3*7'. Every number has to be used exactly once; division is exact (rational).
+
+Grammar of a completion, read by hand and never by `eval`:
+
+    sum     := product (('+' | '-') product)*
+    product := atom (('*' | '/') atom)*
+    atom    := digit{1,4} | '(' sum ')'
+"""
+
+from fractions import Fraction
+from typing import Final
+
+from protocol.environments.base import Problem
+from protocol.environments.draws import Draws, is_held_out
+
+MAX_COMPLETION_CHARS: Final = 64
+"""A longer completion earns nothing: three numbers need no more, and it bounds the parser's time and depth."""
+
+_MAX_DIGITS: Final = 4
+_NUMBERS: Final = 3
+_MAX_NUMBER: Final = 25
+_MAX_TARGET: Final = 99
+_WELL_FORMED_REWARD: Final = 0.1
+
+
+class _NoExpressionError(Exception):
+    """The text is not in the grammar, or divides by zero."""
+
+
+class _Parser:
+    """Reads one completion: `value` is what it comes to, `numbers` what it was made from."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self.numbers: list[int] = []
+        self.value = self._sum()
+        if self._at != len(text):
+            raise _NoExpressionError
+
+    def _peek(self) -> str:
+        return self._text[self._at] if self._at < len(self._text) else ""
+
+    def _take(self, allowed: str) -> str:
+        """The next character if it is one of `allowed`, else the empty string."""
+        character = self._peek()
+        if not character or character not in allowed:
+            return ""
+        self._at += 1
+        return character
+
+    def _sum(self) -> Fraction:
+        value = self._product()
+        while sign := self._take("+-"):
+            term = self._product()
+            value = value + term if sign == "+" else value - term
+        return value
+
+    def _product(self) -> Fraction:
+        value = self._atom()
+        while sign := self._take("*/"):
+            factor = self._atom()
+            if sign == "/" and factor == 0:
+                raise _NoExpressionError
+            value = value * factor if sign == "*" else value / factor
+        return value
+
+    def _atom(self) -> Fraction:
+        if self._take("("):
+            value = self._sum()
+            if not self._take(")"):
+                raise _NoExpressionError
+            return value
+        digits = ""
+        while digit := self._take("0123456789"):
+            digits += digit
+        if not 1 <= len(digits) <= _MAX_DIGITS:
+            raise _NoExpressionError
+        self.numbers.append(int(digits))
+        return Fraction(int(digits))
+
+
+def _draw(draws: Draws) -> tuple[tuple[int, ...], int]:
+    """Numbers and a target in 1..99 that a random expression from left to right reaches."""
+    while True:
+        numbers = tuple(draws.between(1, _MAX_NUMBER) for _ in range(_NUMBERS))
+        value = Fraction(numbers[0])
+        for number in numbers[1:]:
+            choices = (value + number, value - number, value * number, value / number)
+            value = choices[draws.below(len(choices))]
+        if value.denominator == 1 and 1 <= value <= _MAX_TARGET:
+            return tuple(sorted(numbers)), int(value)
+
+
+def _problem(numbers: tuple[int, ...], target: int) -> Problem:
+    given = " ".join(map(str, numbers))
+    return Problem(prompt=f"{given}>{target}=", reference=f"{given}>{target}")
+
+
+class Countdown:
+    """Reach the target: 1.0 for reaching it, 0.1 for another value from the right numbers, 0.0 for any other text."""
+
+    name = "countdown"
+
+    def problem(self, seed: bytes) -> Problem:
+        """The training problem of a seed; a solution exists."""
+        return self._first(Draws("countdown", seed), held_out=False)
+
+    def held_out(self, index: int) -> Problem:
+        """The held-out problem of an index; a solution exists."""
+        return self._first(Draws("countdown held-out", str(index).encode()), held_out=True)
+
+    def _first(self, draws: Draws, *, held_out: bool) -> Problem:
+        while True:
+            problem = _problem(*_draw(draws))
+            if is_held_out(f"countdown {problem.reference}") == held_out:
+                return problem
+
+    def reward(self, problem: Problem, completion: str) -> float:
+        """Judges any text in bounded time."""
+        if len(completion) > MAX_COMPLETION_CHARS:
+            return 0.0
+        try:
+            parsed = _Parser(completion)
+        except _NoExpressionError:
+            return 0.0
+        given, _, target = problem.reference.partition(">")
+        if sorted(parsed.numbers) != sorted(map(int, given.split(" "))):
+            return 0.0
+        return 1.0 if parsed.value == int(target) else _WELL_FORMED_REWARD

@@ -1,0 +1,127 @@
+"""Where every object lies (docs/spec/paths.md). A path is built here or nowhere.
+
+The first part names the only writer: a participant's public key. No path is a prefix-directory of another object's path.
+"""
+
+from typing import Final
+
+from protocol.errors import MalformedError
+
+_WINDOW_DIGITS: Final = 10
+_KEY_DIGITS: Final = 64
+
+
+def _number(value: int) -> str:
+    return f"{value:0{_WINDOW_DIGITS}d}"
+
+
+def run(run_id: bytes) -> str:
+    """The signed run manifest."""
+    return f"runs/{run_id.hex()}"
+
+
+def participants() -> str:
+    """Prefix of the announcements."""
+    return "participants/"
+
+
+def participant(key: bytes) -> str:
+    """The signed announcement of one participant."""
+    return f"{participants()}{key.hex()}"
+
+
+def file(writer: bytes, digest: bytes) -> str:
+    """A file of the model bundle (config, tokenizer), by its SHA-256."""
+    return f"{writer.hex()}/files/{digest.hex()}"
+
+
+def head(trainer: bytes) -> str:
+    """The signed pointer to the newest version: the only object of a trainer that is ever replaced."""
+    return f"{trainer.hex()}/head"
+
+
+def manifests(trainer: bytes) -> str:
+    """Prefix of a trainer's manifests."""
+    return f"{trainer.hex()}/manifests/"
+
+
+def manifest(trainer: bytes, version: int, digest: bytes) -> str:
+    """The signed manifest of a version."""
+    return f"{manifests(trainer)}{_number(version)}-{digest.hex()}"
+
+
+def patches(trainer: bytes) -> str:
+    """Prefix of a trainer's patches."""
+    return f"{trainer.hex()}/patches/"
+
+
+def patch(trainer: bytes, digest: bytes) -> str:
+    """A patch, by its SHA-256."""
+    return f"{patches(trainer)}{digest.hex()}"
+
+
+def anchors(trainer: bytes) -> str:
+    """Prefix of a trainer's anchor shards."""
+    return f"{trainer.hex()}/anchors/"
+
+
+def anchor(trainer: bytes, digest: bytes) -> str:
+    """One shard of an anchor, by its SHA-256."""
+    return f"{anchors(trainer)}{digest.hex()}"
+
+
+def commitment(miner: bytes, window: int) -> str:
+    """The signed commitment of a miner for a window."""
+    return f"{miner.hex()}/commitments/{_number(window)}"
+
+
+def batch(miner: bytes, window: int, digest: bytes) -> str:
+    """A miner's groups of a window, one frame behind another, by the SHA-256 of the whole."""
+    return f"{miner.hex()}/batches/{_number(window)}-{digest.hex()}"
+
+
+def verdicts(validator: bytes, window: int) -> str:
+    """Prefix of a validator's verdicts of a window."""
+    return f"{validator.hex()}/verdicts/{_number(window)}-"
+
+
+def verdict(validator: bytes, window: int, miner: bytes) -> str:
+    """A validator's signed verdict on a miner's window."""
+    return f"{verdicts(validator, window)}{miner.hex()}"
+
+
+def summary(validator: bytes, window: int) -> str:
+    """A validator's signed summary of a window: scores, evaluation, alarms."""
+    return f"{validator.hex()}/summaries/{_number(window)}"
+
+
+def windowed(writer: bytes, kind: str) -> str:
+    """Prefix of a writer's objects that are ordered by window: 'commitments', 'batches', 'verdicts' or 'summaries'."""
+    return f"{writer.hex()}/{kind}/"
+
+
+def window_of(path: str) -> int:
+    """The window in the last part of a windowed path.
+
+    Raises:
+        MalformedError: no window there.
+    """
+    digits = path.rsplit("/", 1)[-1][:_WINDOW_DIGITS]
+    if len(digits) != _WINDOW_DIGITS or not (digits.isascii() and digits.isdigit()):
+        raise MalformedError("no window in the path", path[:200])
+    return int(digits)
+
+
+def key_at_end(path: str) -> bytes:
+    """The public key that a path ends with.
+
+    Raises:
+        MalformedError: it ends with no key.
+    """
+    try:
+        key = bytes.fromhex(path[-_KEY_DIGITS:])
+    except ValueError:
+        key = b""
+    if len(key) != _KEY_DIGITS // 2 or path[-_KEY_DIGITS:] != key.hex():
+        raise MalformedError("no public key at the end of the path", path[:200])
+    return key

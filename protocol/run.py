@@ -1,0 +1,140 @@
+"""The run manifest: everything that all nodes of a run must agree on, signed by its root keys (docs/spec/run.md).
+
+A run is named by the SHA-256 of the manifest's body, so nodes that have the same id have the same rules.
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from protocol import limits
+from protocol.encoding import Record
+from protocol.sampling import SamplingParams
+from protocol.signing import Digest, Key, check_public_key
+from protocol.window import Schedule
+
+Keys = Annotated[tuple[Key, ...], Field(min_length=1, max_length=limits.MAX_KEYS)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class FileRef(Record):
+    """A file of the model bundle, found by its digest in the trainer's space."""
+
+    kind: ClassVar[str] = "file"
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$")]
+    digest: Digest
+    size: Annotated[int, Field(ge=0, le=limits.MAX_MODEL_FILE_BYTES)]
+
+
+class ModelSpec(Record):
+    """The policy's architecture and tokenizer (as `transformers` lays them out), and the digest of version 0's weights."""
+
+    kind: ClassVar[str] = "model"
+    files: Annotated[tuple[FileRef, ...], Field(min_length=1, max_length=16)]
+    genesis: Digest
+
+
+class BeaconSpec(Record):
+    """The source of public randomness: a drand chain of scheme bls-unchained-g1-rfc9380, or a local one of the same scheme."""
+
+    kind: ClassVar[str] = "beacon"
+    public_key: Annotated[bytes, Field(min_length=96, max_length=96)]
+    genesis_ms: Annotated[int, Field(ge=0, lt=1 << 53)]
+    period_ms: Annotated[int, Field(ge=10, le=86_400_000)]
+    group_hash: Digest
+
+
+class SamplingSpec(Record):
+    """How completions are drawn."""
+
+    kind: ClassVar[str] = "sampling"
+    temperature: Annotated[float, Field(gt=0.0, le=100.0)]
+    max_tokens: Annotated[int, Field(ge=1, le=limits.MAX_COMPLETION_TOKENS)]
+    eos: Annotated[int, Field(ge=0, lt=1 << 31)]
+
+    def params(self) -> SamplingParams:
+        """As the engine and the check take it."""
+        return SamplingParams(self.temperature, self.max_tokens, self.eos)
+
+
+class ProofSpec(Record):
+    """Thresholds of the check, as `grailnode calibrate` measured them for this model.
+
+    Attributes:
+        sketch: the kind of sketch.
+        sketch_tolerance: largest difference of a value that counts as agreement, in sketch units.
+        sketch_share: share of a group's positions that must agree.
+        margin: largest shortfall of a chosen token's score that honest noise explains, in units of logits / temperature.
+        margin_share: share of a group's tokens that must lie within `margin`.
+        audit_ppm: share of a miner's groups that is audited, in millionths.
+    """
+
+    kind: ClassVar[str] = "proof"
+    sketch: Literal["projection", "topk"]
+    sketch_tolerance: Annotated[int, Field(ge=0, le=64)]
+    sketch_share: Share
+    margin: Annotated[float, Field(ge=0.0, le=100.0)]
+    margin_share: Share
+    audit_ppm: Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class ScoringSpec(Record):
+    """How verdicts become scores.
+
+    Attributes:
+        exponent: superlinearity across miners; splitting oneself in two earns less.
+        penalty: accepted groups that one rejected group costs.
+        windows: how many windows back count.
+    """
+
+    kind: ClassVar[str] = "scoring"
+    exponent: Annotated[float, Field(ge=1.0, le=8.0)]
+    penalty: Annotated[float, Field(ge=1.0, le=1e6)]
+    windows: Annotated[int, Field(ge=1, le=100_000)]
+
+
+class RunManifest(Record):
+    """The rules of a run.
+
+    Attributes:
+        roots, root_threshold: the keys that sign this manifest, and how many must.
+        trainers, validators, quorum: the keys that may publish policies and verdicts, and how many validators must accept.
+        group_size: rollouts of a group; groups: most groups of a miner in a window.
+        head_ttl: seconds after which a head that was not renewed is refused.
+    """
+
+    kind: ClassVar[str] = "run"
+    max_bytes: ClassVar[int] = limits.MAX_RUN_BYTES
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    roots: Keys
+    root_threshold: Annotated[int, Field(ge=1, le=limits.MAX_SIGNATURES)]
+    trainers: Keys
+    validators: Keys
+    quorum: Annotated[int, Field(ge=1, le=limits.MAX_KEYS)]
+    model: ModelSpec
+    environment: Annotated[str, Field(min_length=1, max_length=64)]
+    sampling: SamplingSpec
+    group_size: Annotated[int, Field(ge=2, le=limits.MAX_GROUP_SIZE)]
+    groups: Annotated[int, Field(ge=1, le=limits.MAX_GROUPS)]
+    schedule: Schedule
+    beacon: BeaconSpec
+    proof: ProofSpec
+    scoring: ScoringSpec
+    head_ttl: Annotated[int, Field(ge=1, le=86_400 * 30)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "RunManifest":
+        if self.root_threshold > len(self.roots):
+            raise ValueError("root_threshold exceeds the number of roots")
+        if self.quorum > len(self.validators):
+            raise ValueError("quorum exceeds the number of validators")
+        return self
+
+    def check_keys(self) -> None:
+        """Refuse unsound keys.
+
+        Raises:
+            SignatureError: a key of small order or not canonical.
+        """
+        for key in (*self.roots, *self.trainers, *self.validators):
+            check_public_key(key)

@@ -1,0 +1,176 @@
+"""Ed25519 envelopes with domain separation (docs/spec/encoding.md).
+
+An envelope carries a record's canonical bytes, the record's kind, and signatures over both. Checks, in order: size, form,
+kind, number of signers that may sign, each key's soundness, each signature; only then is the body parsed.
+
+`cryptography` (OpenSSL) accepts public keys of small order, under which one signature can verify for many messages, and
+encodings that are not canonical; both are refused here.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Final, Generic, TypeVar
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pydantic import Field
+
+from protocol import limits
+from protocol.digest import content_digest
+from protocol.encoding import Record
+from protocol.errors import LimitError, MalformedError, SignatureError
+
+KEY_BYTES: Final = 32
+SIGNATURE_BYTES: Final = 64
+_DOMAIN: Final = b"grailnode/1"
+
+_P: Final = 2**255 - 19
+_TORSION_Y: Final = (
+    0,  # order 4
+    1,  # order 1
+    _P - 1,  # order 2
+    0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7,  # order 8
+    0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826,  # order 8
+)
+"""The y coordinates of the eight points whose order divides the cofactor."""
+
+Key = Annotated[bytes, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+"""A public key: 32 bytes, RFC 8032."""
+Digest = Annotated[bytes, Field(min_length=32, max_length=32)]
+"""A SHA-256 or BLAKE3 digest: 32 bytes."""
+
+
+def check_public_key(key: bytes) -> bytes:
+    """The key itself, if it may be used.
+
+    Raises:
+        SignatureError: wrong length, not canonical, or of small order.
+    """
+    if len(key) != KEY_BYTES:
+        raise SignatureError(f"a public key has {KEY_BYTES} bytes, this one {len(key)}")
+    y = int.from_bytes(key, "little") & ((1 << 255) - 1)
+    if y >= _P:
+        raise SignatureError("the public key is not canonically encoded")
+    if y in _TORSION_Y:
+        raise SignatureError("the public key has small order")
+    return key
+
+
+class SigningKey:
+    """A secret Ed25519 key. Its representation never shows the secret."""
+
+    def __init__(self, secret: bytes) -> None:
+        if len(secret) != KEY_BYTES:
+            raise ValueError(f"a secret key has {KEY_BYTES} bytes, this one {len(secret)}")
+        self._key = Ed25519PrivateKey.from_private_bytes(secret)
+        self.public: bytes = self._key.public_key().public_bytes_raw()
+
+    def __repr__(self) -> str:
+        return f"SigningKey(public={self.public.hex()})"
+
+    def sign(self, message: bytes) -> bytes:
+        """The 64-byte signature of a message."""
+        return self._key.sign(message)
+
+
+class Signature(Record):
+    """One signer's public key and signature."""
+
+    kind: ClassVar[str] = "signature"
+    key: Key
+    value: Annotated[bytes, Field(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+
+
+class Envelope(Record):
+    """The wire form of a signed record: the body stays opaque bytes until the signatures hold."""
+
+    kind: ClassVar[str] = "envelope"
+    max_bytes: ClassVar[int] = limits.MAX_VERDICT_BYTES + limits.MAX_ENVELOPE_BYTES
+    body: bytes
+    of: Annotated[str, Field(max_length=32)]
+    signatures: Annotated[tuple[Signature, ...], Field(min_length=1, max_length=limits.MAX_SIGNATURES)]
+
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True)
+class Signed(Generic[R]):
+    """A record whose signatures were checked.
+
+    Attributes:
+        record: the parsed body.
+        signers: the public keys whose signatures hold, in ascending order.
+        digest: SHA-256 of the body, the record's name: signatures may be added without changing it.
+        data: the envelope's bytes.
+    """
+
+    record: R
+    signers: tuple[bytes, ...]
+    digest: bytes
+    data: bytes
+
+    @property
+    def signer(self) -> bytes:
+        """The signing key of a record that has one signer."""
+        return self.signers[0]
+
+
+def _message(kind: str, body: bytes) -> bytes:
+    return b"\x00".join((_DOMAIN, kind.encode(), body))
+
+
+def sign(record: Record, *keys: SigningKey) -> bytes:
+    """The envelope of a record, signed by one key or several."""
+    body = record.to_bytes()
+    message = _message(record.kind, body)
+    signatures = tuple(
+        Signature(key=key.public, value=key.sign(message)) for key in sorted(keys, key=lambda key: key.public)
+    )
+    return Envelope(body=body, of=record.kind, signatures=signatures).to_bytes()
+
+
+def open_signed(data: bytes, record_type: type[R], signers: Collection[bytes], threshold: int = 1) -> Signed[R]:
+    """Check an envelope and parse what it holds.
+
+    Args:
+        data: hostile bytes.
+        record_type: what it must hold.
+        signers: the keys that may sign it.
+        threshold: how many of them must have.
+
+    Raises:
+        LimitError, MalformedError: not an envelope of that kind, or its body is not such a record.
+        SignatureError: too few of the signers signed it, or any signature in it does not hold.
+    """
+    if len(data) > record_type.max_bytes + limits.MAX_ENVELOPE_BYTES:
+        raise LimitError(f"{len(data)} bytes are too many", record_type.kind)
+    envelope = Envelope.from_bytes(data)
+    if envelope.of != record_type.kind:
+        raise MalformedError(f"holds a {envelope.of!r}", record_type.kind)
+    keys = [signature.key for signature in envelope.signatures]
+    if keys != sorted(set(keys)):
+        raise MalformedError("signatures not in ascending order of key", record_type.kind)
+    if len(keys) < threshold or not set(keys) <= set(signers):
+        raise SignatureError("not signed by a key that may sign it", record_type.kind)
+    message = _message(envelope.of, envelope.body)
+    for signature in envelope.signatures:
+        key = Ed25519PublicKey.from_public_bytes(check_public_key(signature.key))
+        try:
+            key.verify(signature.value, message)
+        except InvalidSignature:
+            raise SignatureError("the signature does not hold", record_type.kind) from None
+    record = record_type.from_bytes(envelope.body)
+    return Signed(record, tuple(keys), content_digest(envelope.body), data)
+
+
+def open_announced(data: bytes, record_type: type[R]) -> Signed[R]:
+    """Check an envelope that any one key may have signed; the caller decides what that key may do.
+
+    Raises:
+        LimitError, MalformedError, SignatureError: as `open_signed`.
+    """
+    if len(data) > record_type.max_bytes + limits.MAX_ENVELOPE_BYTES:
+        raise LimitError(f"{len(data)} bytes are too many", record_type.kind)
+    signatures = Envelope.from_bytes(data).signatures
+    return open_signed(data, record_type, [signatures[0].key])

@@ -1,0 +1,97 @@
+"""Sketches of hidden states: 4 bytes a token that only the right policy's forward pass makes (docs/spec/sketch.md).
+
+Two kinds, both keyed by the window's randomness so that nothing can be prepared before it opens:
+
+- `projection`: four full-width +-1 projections of the RMS-normalized state. Each is close to a standard normal variable;
+  32 units make one standard deviation.
+- `topk`: the 32 largest dimensions in magnitude (arXiv 2602.03839, E.3), their values in signed logarithmic buckets, four sums with
+  coefficients keyed by *dimension*, scaled likewise. Keying by rank would let a constant pass.
+
+Values saturate at +-127. Comparison is per position and robust: the share of positions at which all four values agree within
+a tolerance, and the median and the largest difference.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protocol.challenge import stream
+from protocol.errors import MalformedError
+
+SketchKind = Literal["projection", "topk"]
+BYTES_PER_TOKEN: Final = 4
+TOP_K: Final = 32
+_SCALE: Final = 32.0  # units per standard deviation
+_BUCKETS_PER_OCTAVE: Final = 2.0
+_LARGEST: Final = 127
+
+
+def _projection(hidden: Tensor, seed: bytes) -> Tensor:
+    T, D = hidden.shape
+    bits = np.unpackbits(np.frombuffer(stream(seed, "projection", -(-4 * D // 8)), dtype=np.uint8))[: 4 * D]
+    signs = torch.from_numpy(bits.astype(np.float32) * 2.0 - 1.0).reshape(D, 4).to(hidden.device)
+    norm = hidden.square().mean(dim=-1, keepdim=True).sqrt().clamp_min(1e-12)
+    return (hidden / norm) @ signs * (_SCALE / D**0.5)
+
+
+def _top_k(hidden: Tensor, seed: bytes) -> Tensor:
+    T, D = hidden.shape
+    k = min(TOP_K, D)
+    raw = np.frombuffer(stream(seed, "topk", 4 * D), dtype=np.int8).astype(np.float32)
+    coefficients = torch.from_numpy(raw / 74.0).reshape(D, 4).to(hidden.device)  # 74: standard deviation of an int8
+    norm = hidden.square().mean(dim=-1, keepdim=True).sqrt().clamp_min(1e-12)
+    values, dimensions = torch.topk(hidden.abs() / norm, k, dim=-1)
+    buckets = torch.round(torch.log2(values.clamp_min(1e-12)) * _BUCKETS_PER_OCTAVE).clamp(-8, 24) + 9
+    signed = buckets * torch.gather(hidden, -1, dimensions).sign()
+    sums = torch.einsum("tk,tkj->tj", signed, coefficients[dimensions])
+    return sums * _SCALE / signed.square().sum(dim=-1, keepdim=True).sqrt().clamp_min(1e-12)
+
+
+def commit(kind: SketchKind, hidden: Tensor, seed: bytes) -> bytes:
+    """The sketch of a completion.
+
+    Args:
+        hidden: float32 [T, D], the final hidden state from which each token was drawn.
+        seed: the window's 32-byte sketch seed.
+
+    Returns:
+        4 * T bytes: int8 [T, 4], row-major.
+    """
+    hidden = hidden.to(torch.float32)
+    values = _projection(hidden, seed) if kind == "projection" else _top_k(hidden, seed)
+    saturated = values.round().clamp(-_LARGEST, _LARGEST).to(torch.int8)
+    return saturated.cpu().contiguous().numpy().tobytes()
+
+
+@dataclass(frozen=True)
+class SketchDistance:
+    """How a claimed sketch differs from the one that was recomputed.
+
+    Attributes:
+        share_within: share of positions at which all four values lie within the tolerance, in [0, 1]; 1 where there are none.
+        median: median over positions of the largest of the four absolute differences, in sketch units.
+        largest: the largest absolute difference, in sketch units.
+    """
+
+    share_within: float
+    median: float
+    largest: int
+
+
+def compare(claimed: bytes, recomputed: bytes, tolerance: int) -> SketchDistance:
+    """Compare two sketches of equally many tokens.
+
+    Raises:
+        MalformedError: the claimed sketch has another length.
+    """
+    if len(claimed) != len(recomputed):
+        raise MalformedError(f"a sketch of {len(claimed)} bytes where {len(recomputed)} are due")
+    if not claimed:
+        return SketchDistance(1.0, 0.0, 0)
+    a = np.frombuffer(claimed, dtype=np.int8).astype(np.int16).reshape(-1, BYTES_PER_TOKEN)
+    b = np.frombuffer(recomputed, dtype=np.int8).astype(np.int16).reshape(-1, BYTES_PER_TOKEN)
+    worst = np.abs(a - b).max(axis=1)
+    return SketchDistance(float((worst <= tolerance).mean()), float(np.median(worst)), int(worst.max()))

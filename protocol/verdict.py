@@ -1,0 +1,161 @@
+"""Verdicts, summaries, and the ledger's arithmetic (docs/spec/verdict.md)."""
+
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from protocol import limits
+from protocol.encoding import Record
+from protocol.rollout import Version, Window
+from protocol.run import ScoringSpec
+from protocol.signing import Digest, Key
+
+
+class Reason(enum.StrEnum):
+    """Why a group was rejected. The first check that fails, in this order, names the reason."""
+
+    MISSING = "missing"  # the promised bytes are not in storage
+    MALFORMED = "malformed"  # the bytes are not a group of this commitment
+    QUOTA = "over-quota"  # more groups, or other group sizes, than the run allows
+    VERSION = "wrong-version"  # not a version that may serve this window
+    COPIED = "copied"  # another miner's work, or this miner's earlier work
+    PROMPT = "wrong-prompt"  # not the prompt that the seed gives
+    TOKENS = "bad-tokens"  # an id outside the vocabulary, or an end that is not where the policy would end
+    SKETCH = "wrong-sketch"  # not the hidden states of this policy
+    SAMPLING = "wrong-sampling"  # not the tokens that this policy and this noise give
+    REWARD = "wrong-reward"  # not what the environment pays
+
+
+ReasonCode = Annotated[str, Field(max_length=32)]
+Statistic = Annotated[float, Field(ge=0.0, le=1e6)]
+
+
+class Judgement(Record):
+    """What a validator found of one group.
+
+    Attributes:
+        index: the group's number; digest: SHA-256 of its frame.
+        reason: empty where it was accepted, else a Reason.
+        sketch_share, margin_share: the statistics that the thresholds are held against; 1 where that check was not reached.
+        worst_margin: the largest sampling shortfall, in units of logits / temperature.
+        rewards: recomputed, one a rollout; empty where rejected.
+        logprobs: float32 little-endian, the recomputed log-probability of every completion token, rollouts one behind another;
+            empty where rejected.
+    """
+
+    kind: ClassVar[str] = "judgement"
+    index: Annotated[int, Field(ge=0, lt=limits.MAX_GROUPS)]
+    digest: Digest
+    reason: ReasonCode
+    sketch_share: Annotated[float, Field(ge=0.0, le=1.0)]
+    margin_share: Annotated[float, Field(ge=0.0, le=1.0)]
+    worst_margin: Statistic
+    tokens: Annotated[int, Field(ge=0)]
+    rewards: Annotated[
+        tuple[Annotated[float, Field(ge=-1e6, le=1e6)], ...], Field(max_length=limits.MAX_GROUP_SIZE)
+    ]
+    logprobs: bytes
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the group may be trained on."""
+        return self.reason == ""
+
+
+class Verdict(Record):
+    """A validator's judgements on one miner's window.
+
+    Attributes:
+        commitment: SHA-256 of the commitment's body that was judged.
+        submitted: groups that were committed to; judgements cover the audited ones, in order of index.
+        seen_ms: when the validator first saw the commitment, milliseconds since the Unix epoch by its own clock.
+    """
+
+    kind: ClassVar[str] = "verdict"
+    max_bytes: ClassVar[int] = limits.MAX_VERDICT_BYTES
+    run: Digest
+    window: Window
+    version: Version
+    miner: Key
+    validator: Key
+    commitment: Digest
+    submitted: Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
+    judgements: Annotated[tuple[Judgement, ...], Field(max_length=limits.MAX_GROUPS)]
+    seen_ms: Annotated[int, Field(ge=0, lt=1 << 53)]
+
+
+class Evaluation(Record):
+    """Greedy decoding of held-out problems: how many of `problems` got full reward under `version`."""
+
+    kind: ClassVar[str] = "evaluation"
+    version: Version
+    problems: Annotated[int, Field(ge=1)]
+    solved: Annotated[int, Field(ge=0)]
+
+
+class Summary(Record):
+    """A validator's account of a window.
+
+    Attributes:
+        verdicts: (miner, SHA-256 of the verdict's body) of each verdict given on the window.
+        scores: (miner, share) over the windows that count, computed from this validator's verdicts; shares sum to 1 or to 0.
+        evaluation: of the version that serves the window, where one was made.
+        weights: digest of the weights that the validator rebuilt for the window's version.
+        verified_tokens, verify_ms: completion tokens checked, and the milliseconds that it took.
+        alarms: one clear line each.
+    """
+
+    kind: ClassVar[str] = "summary"
+    run: Digest
+    window: Window
+    version: Version
+    validator: Key
+    weights: Digest
+    verdicts: Annotated[tuple[tuple[Key, Digest], ...], Field(max_length=limits.MAX_PARTICIPANTS)]
+    scores: Annotated[
+        tuple[tuple[Key, Annotated[float, Field(ge=0.0, le=1.0)]], ...], Field(max_length=limits.MAX_PARTICIPANTS)
+    ]
+    evaluation: Evaluation | None
+    verified_tokens: Annotated[int, Field(ge=0)]
+    verify_ms: Annotated[int, Field(ge=0)]
+    alarms: Annotated[tuple[Annotated[str, Field(max_length=500)], ...], Field(max_length=100)]
+
+
+def unpack_logprobs(data: bytes, lengths: Iterable[int]) -> list[np.ndarray]:
+    """The log-probabilities of each rollout: float32 [T] each; None of the lengths may exceed what is there.
+
+    Raises:
+        ValueError: the bytes are not those of completions of these lengths.
+    """
+    lengths = list(lengths)
+    if len(data) != 4 * sum(lengths):
+        raise ValueError("as many log-probabilities as tokens")
+    flat = np.frombuffer(data, dtype="<f4")
+    return np.split(flat, np.cumsum(lengths)[:-1])
+
+
+def tally(verdicts: Iterable[Verdict]) -> dict[bytes, tuple[int, int]]:
+    """Groups (accepted, rejected) of each miner over some verdicts of one validator."""
+    counts: dict[bytes, tuple[int, int]] = {}
+    for verdict in verdicts:
+        accepted = sum(judgement.accepted for judgement in verdict.judgements)
+        before = counts.get(verdict.miner, (0, 0))
+        counts[verdict.miner] = (before[0] + accepted, before[1] + len(verdict.judgements) - accepted)
+    return counts
+
+
+def shares(counts: Mapping[bytes, tuple[int, int]], scoring: ScoringSpec) -> dict[bytes, float]:
+    """Each miner's share of the reward: superlinear in accepted groups less `penalty` for each rejected one, never negative.
+
+    Args:
+        counts: (accepted, rejected) groups of each miner over the windows that count.
+    """
+    weights = {
+        miner: max(0.0, accepted - scoring.penalty * rejected) ** scoring.exponent
+        for miner, (accepted, rejected) in sorted(counts.items())
+    }
+    total = sum(weights.values())
+    return {miner: weight / total if total else 0.0 for miner, weight in weights.items()}

@@ -1,0 +1,64 @@
+"""Window arithmetic (docs/spec/window.md): beacon rounds to windows, and the rounds inside one.
+
+Window w opens with round R0(w); commitments must lie in storage before the deadline's round; round R1(w), later than the
+deadline, picks what is audited. All in whole rounds, so that every node computes the same.
+"""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field, model_validator
+
+from protocol.encoding import Record
+
+Round = Annotated[int, Field(ge=1, lt=1 << 53)]
+
+
+class Schedule(Record):
+    """How windows lie on the beacon's rounds.
+
+    Attributes:
+        first_round: the round that opens window 0.
+        rounds: beacon rounds in a window.
+        commit_rounds: rounds from the opening to the deadline of commitments.
+        audit_rounds: rounds from the opening to R1; later than the deadline.
+        verdict_rounds: rounds from the opening after which verdicts are no longer waited for.
+        lead: windows from the one in which a version is made to the first that it serves.
+        max_lag: versions that a miner may be behind the one that serves the window.
+    """
+
+    kind: ClassVar[str] = "schedule"
+    first_round: Round
+    rounds: Annotated[int, Field(ge=3, le=1 << 20)]
+    commit_rounds: Annotated[int, Field(ge=1, le=1 << 20)]
+    audit_rounds: Annotated[int, Field(ge=2, le=1 << 20)]
+    verdict_rounds: Annotated[int, Field(ge=3, le=1 << 24)]
+    lead: Annotated[int, Field(ge=1, le=1024)]
+    max_lag: Annotated[int, Field(ge=0, le=1024)]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "Schedule":
+        if not self.commit_rounds < self.audit_rounds < self.verdict_rounds:
+            raise ValueError("commit_rounds < audit_rounds < verdict_rounds must hold")
+        if self.audit_rounds > self.rounds:
+            raise ValueError("audit_rounds must lie within the window")
+        return self
+
+    def opening(self, window: int) -> int:
+        """The round R0 that opens a window."""
+        return self.first_round + window * self.rounds
+
+    def deadline(self, window: int) -> int:
+        """The round at whose time commitments must be in storage."""
+        return self.opening(window) + self.commit_rounds
+
+    def audit(self, window: int) -> int:
+        """The round R1 that picks what is audited."""
+        return self.opening(window) + self.audit_rounds
+
+    def verdict(self, window: int) -> int:
+        """The round after which verdicts on a window are no longer waited for."""
+        return self.opening(window) + self.verdict_rounds
+
+    def window_at(self, round_number: int) -> int:
+        """The window in which a round lies; negative before window 0."""
+        return (round_number - self.first_round) // self.rounds

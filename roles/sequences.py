@@ -1,0 +1,78 @@
+"""Token sequences of different lengths as one padded batch, for a prefill: the validator's check and the trainer's loss.
+
+Padding is on the right: under a causal mask a pad comes after everything that matters, so a sequence's values do not depend
+on its neighbours (up to the rounding of differently shaped matrix products).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PaddedBatch:
+    """B prompts with their completions; N completion tokens in all, row after row.
+
+    Attributes:
+        ids: int64 [B, S].
+        mask: bool [B, S], False at pads.
+        rows, columns: int64 [N], where the state stands from which each completion token is drawn: one place before it.
+        targets: int64 [N], the completion tokens.
+        lengths: completion tokens of each row, N in sum.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    rows: Tensor
+    columns: Tensor
+    targets: Tensor
+    lengths: tuple[int, ...]
+
+
+def pad(prompts: Sequence[Tokens], completions: Sequence[Tokens], device: torch.device | None = None) -> PaddedBatch:
+    """Prompts with their completions as one right-padded batch.
+
+    Raises:
+        ValueError: a prompt without tokens, or not one completion for each prompt.
+    """
+    if not all(prompts):
+        raise ValueError("a prompt has at least one token")
+    pairs = list(zip(prompts, completions, strict=True))
+    width = max((len(prompt) + len(completion) for prompt, completion in pairs), default=0)
+    ids = torch.zeros(len(pairs), width, dtype=torch.int64)
+    mask = torch.zeros(len(pairs), width, dtype=torch.bool)
+    rows: list[int] = []
+    columns: list[int] = []
+    for row, (prompt, completion) in enumerate(pairs):
+        sequence = prompt + completion
+        ids[row, : len(sequence)] = torch.tensor(sequence, dtype=torch.int64)
+        mask[row, : len(sequence)] = True
+        rows += [row] * len(completion)
+        columns += range(len(prompt) - 1, len(sequence) - 1)
+    targets = [token for _, completion in pairs for token in completion]
+    return PaddedBatch(
+        ids=ids.to(device),
+        mask=mask.to(device),
+        rows=torch.tensor(rows, dtype=torch.int64, device=device),
+        columns=torch.tensor(columns, dtype=torch.int64, device=device),
+        targets=torch.tensor(targets, dtype=torch.int64, device=device),
+        lengths=tuple(len(completion) for _, completion in pairs),
+    )
+
+
+def split(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Indices of sequences in batches of at most `max_tokens` padded tokens, shortest first to waste few of them.
+
+    A sequence longer than `max_tokens` gets a batch of its own.
+    """
+    batches: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if batches and (len(batches[-1]) + 1) * lengths[index] <= max_tokens:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches
