@@ -195,9 +195,7 @@ def parse_round(data: bytes, round_number: int) -> bytes:
         MalformedError: not JSON, a field missing or of the wrong form, or another round than the one asked for.
     """
     if len(data) > limits.MAX_BEACON_BYTES:
-        raise LimitError(
-            f"{len(data)} bytes where at most {limits.MAX_BEACON_BYTES} are allowed", "beacon answer"
-        )
+        raise LimitError(f"{len(data)} bytes where at most {limits.MAX_BEACON_BYTES} are allowed", "beacon answer")
     try:
         answer = json.loads(data, object_pairs_hook=_no_duplicates)
     except RecursionError as error:

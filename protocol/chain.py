@@ -277,9 +277,7 @@ class ChainVerifier:
         if self._head is None or self.missing():
             return
         head = self._head
-        self._trust = Trust(
-            run=self._run_id, epoch=head.epoch, version=head.version, digest=head.digest(head.version)
-        )
+        self._trust = Trust(run=self._run_id, epoch=head.epoch, version=head.version, digest=head.digest(head.version))
 
     def manifest(self, version: int) -> Manifest:
         """A verified manifest.

@@ -47,7 +47,7 @@ def raw_bytes(tensor: torch.Tensor) -> memoryview:
     """
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise ValueError("digests are taken of contiguous CPU tensors")
-    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
 def tensor_digest(tensor: torch.Tensor) -> bytes:

@@ -55,7 +55,7 @@ MAX_ANNOUNCEMENT_BYTES: Final = 4 * KIB  # one announcement
 MAX_BEACON_BYTES: Final = 4 * KIB  # one relay's answer, or one chain's description
 MAX_BEACON_ROUND: Final = (1 << 53) - 1  # a round number: what every JSON reader takes exactly
 MAX_BEACON_PERIOD_MS: Final = 86_400_000  # milliseconds between two rounds: a day
-MAX_TIME_MS: Final = (1 << 47) - 1  # milliseconds since the epoch: beyond the year 6000, exact in a float64 of microseconds
+MAX_TIME_MS: Final = (1 << 43) - 1  # milliseconds since the epoch: the year 2248; float64 counts its microseconds
 
 # object stores
 MAX_OBJECT_PATH_BYTES: Final = 900  # UTF-8 bytes of a path; S3 takes 1,024 in all

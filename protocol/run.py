@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from protocol import limits
+from protocol.beacon import ChainInfo
 from protocol.encoding import Record
 from protocol.sampling import SamplingParams
 from protocol.signing import Digest, Key, check_public_key
@@ -32,16 +33,6 @@ class ModelSpec(Record):
     kind: ClassVar[str] = "model"
     files: Annotated[tuple[FileRef, ...], Field(min_length=1, max_length=16)]
     genesis: Digest
-
-
-class BeaconSpec(Record):
-    """The source of public randomness: a drand chain of scheme bls-unchained-g1-rfc9380, or a local one of the same scheme."""
-
-    kind: ClassVar[str] = "beacon"
-    public_key: Annotated[bytes, Field(min_length=96, max_length=96)]
-    genesis_ms: Annotated[int, Field(ge=0, lt=1 << 53)]
-    period_ms: Annotated[int, Field(ge=10, le=86_400_000)]
-    group_hash: Digest
 
 
 class SamplingSpec(Record):
@@ -117,7 +108,7 @@ class RunManifest(Record):
     group_size: Annotated[int, Field(ge=2, le=limits.MAX_GROUP_SIZE)]
     groups: Annotated[int, Field(ge=1, le=limits.MAX_GROUPS)]
     schedule: Schedule
-    beacon: BeaconSpec
+    beacon: ChainInfo
     proof: ProofSpec
     scoring: ScoringSpec
     head_ttl: Annotated[int, Field(ge=1, le=86_400 * 30)]
@@ -129,6 +120,18 @@ class RunManifest(Record):
         if self.quorum > len(self.validators):
             raise ValueError("quorum exceeds the number of validators")
         return self
+
+    def opening_time(self, window: int) -> float:
+        """When a window opens: seconds since the Unix epoch."""
+        return self.beacon.due(self.schedule.opening(window))
+
+    def deadline_time(self, window: int) -> float:
+        """When commitments must be in storage: seconds since the Unix epoch."""
+        return self.beacon.due(self.schedule.deadline(window))
+
+    def window_at(self, moment: float) -> int:
+        """The window at a moment (seconds since the Unix epoch); negative before window 0 opens."""
+        return self.schedule.window_at(self.beacon.round_at(moment))
 
     def check_keys(self) -> None:
         """Refuse unsound keys.

@@ -106,7 +106,9 @@ def seed_words(seeds: list[bytes], device: torch.device | None = None) -> Tensor
     """Seeds of 16 bytes as four little-endian 32-bit words each: int64 [B, 4]."""
     if any(len(seed) != SEED_BYTES for seed in seeds):
         raise ValueError(f"a seed has {SEED_BYTES} bytes")
-    flat = torch.frombuffer(bytearray(b"".join(seeds)), dtype=torch.int32) if seeds else torch.empty(0, dtype=torch.int32)
+    flat = (
+        torch.frombuffer(bytearray(b"".join(seeds)), dtype=torch.int32) if seeds else torch.empty(0, dtype=torch.int32)
+    )
     return (flat.to(torch.int64) & _WORD).reshape(len(seeds), 4).to(device)
 
 

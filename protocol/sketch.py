@@ -11,6 +11,7 @@ Values saturate at +-127. Comparison is per position and robust: the share of po
 a tolerance, and the median and the largest difference.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -29,25 +30,29 @@ _BUCKETS_PER_OCTAVE: Final = 2.0
 _LARGEST: Final = 127
 
 
+def _normalized(hidden: Tensor) -> Tensor:
+    """The states divided by their root mean square: float32 [T, D]."""
+    return hidden / hidden.square().mean(dim=-1, keepdim=True).sqrt().clamp_min(1e-12)
+
+
 def _projection(hidden: Tensor, seed: bytes) -> Tensor:
-    T, D = hidden.shape
+    D = hidden.shape[-1]
     bits = np.unpackbits(np.frombuffer(stream(seed, "projection", -(-4 * D // 8)), dtype=np.uint8))[: 4 * D]
     signs = torch.from_numpy(bits.astype(np.float32) * 2.0 - 1.0).reshape(D, 4).to(hidden.device)
-    norm = hidden.square().mean(dim=-1, keepdim=True).sqrt().clamp_min(1e-12)
-    return (hidden / norm) @ signs * (_SCALE / D**0.5)
+    projected: Tensor = _normalized(hidden) @ signs
+    return projected * (_SCALE / math.sqrt(D))
 
 
 def _top_k(hidden: Tensor, seed: bytes) -> Tensor:
-    T, D = hidden.shape
+    D = hidden.shape[-1]
     k = min(TOP_K, D)
     raw = np.frombuffer(stream(seed, "topk", 4 * D), dtype=np.int8).astype(np.float32)
     coefficients = torch.from_numpy(raw / 74.0).reshape(D, 4).to(hidden.device)  # 74: standard deviation of an int8
-    norm = hidden.square().mean(dim=-1, keepdim=True).sqrt().clamp_min(1e-12)
-    values, dimensions = torch.topk(hidden.abs() / norm, k, dim=-1)
+    values, dimensions = torch.topk(_normalized(hidden).abs(), k, dim=-1)
     buckets = torch.round(torch.log2(values.clamp_min(1e-12)) * _BUCKETS_PER_OCTAVE).clamp(-8, 24) + 9
     signed = buckets * torch.gather(hidden, -1, dimensions).sign()
-    sums = torch.einsum("tk,tkj->tj", signed, coefficients[dimensions])
-    return sums * _SCALE / signed.square().sum(dim=-1, keepdim=True).sqrt().clamp_min(1e-12)
+    sums: Tensor = torch.einsum("tk,tkj->tj", signed, coefficients[dimensions])
+    return sums * (_SCALE / signed.square().sum(dim=-1, keepdim=True).sqrt().clamp_min(1e-12))
 
 
 def commit(kind: SketchKind, hidden: Tensor, seed: bytes) -> bytes:

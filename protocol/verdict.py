@@ -54,9 +54,7 @@ class Judgement(Record):
     margin_share: Annotated[float, Field(ge=0.0, le=1.0)]
     worst_margin: Statistic
     tokens: Annotated[int, Field(ge=0)]
-    rewards: Annotated[
-        tuple[Annotated[float, Field(ge=-1e6, le=1e6)], ...], Field(max_length=limits.MAX_GROUP_SIZE)
-    ]
+    rewards: Annotated[tuple[Annotated[float, Field(ge=-1e6, le=1e6)], ...], Field(max_length=limits.MAX_GROUP_SIZE)]
     logprobs: bytes
 
     @property

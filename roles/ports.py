@@ -145,7 +145,9 @@ class Engine(Protocol):
             EngineError: no policy, or it broke.
         """
 
-    async def forward(self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]) -> list[Forward]:
+    async def forward(
+        self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]
+    ) -> list[Forward]:
         """One prefill over each prompt with its completion, in order.
 
         Raises:
@@ -177,3 +179,16 @@ class Beacon(Protocol):
         Raises:
             BeaconError: no true answer within the adapter's deadline; trying again may help.
         """
+
+
+class Telemetry(Protocol):
+    """What a node says of itself, for people and for Prometheus. It never raises and never waits."""
+
+    def event(self, name: str, **fields: str | int | float) -> None:
+        """Something happened: a structured log line."""
+
+    def gauge(self, name: str, value: float) -> None:
+        """A quantity now stands at a value."""
+
+    def count(self, name: str, amount: float = 1.0) -> None:
+        """A quantity that only grows grew."""

@@ -97,7 +97,7 @@ def _rebuild_buffers(module: torch.nn.Module, config: Any, device: torch.device 
             if any(True for _ in child.parameters()) or not any(buffer.is_meta for buffer in child.buffers()):
                 continue
             try:
-                fresh = type(child)(config=config, device=device)
+                fresh = type(child)(config=config).to(device)
             except TypeError as error:
                 raise PolicyError(f"the buffers of {type(child).__name__} cannot be computed from its config") from error
             setattr(owner, name, fresh)

@@ -58,26 +58,24 @@ def share_axis(values: Sequence[float], start: float, end: float, least: float =
         if inside:
             shift = max(0.0, -low) - max(0.0, high - 1)
             low, high = low + shift, high + shift
-    step = _round_step((high - low) / 4)
+    step = _round_step((high - low) / 5)
     first, last = math.floor(low / step + 1e-6), math.ceil(high / step - 1e-6)
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     return Axis(first * step, last * step, start, end, _every(step, first, last, lambda v: f"{v:.{digits}f}"))
 
 
 def byte_axis(values: Sequence[int], start: float, end: float) -> Axis:
-    """A logarithmic axis for sizes: powers of ten, with 2 and 5 between them where they are few."""
+    """A logarithmic axis for sizes, with room over the largest; marked at powers of ten, and at 2 and 5 where these are few."""
     positive = [value for value in values if value > 0] or [1, 1000]
-    low, high = 10.0 ** math.floor(math.log10(min(positive))), 10.0 ** math.ceil(math.log10(max(positive)))
-    if high / max(positive) < 1.3:  # room for what is written above the highest line
-        high *= 2
-    if low == high:
-        high *= 10
+    low, high = 1 / _round_step(2 / min(positive)), _round_step(1.6 * max(positive))
     decades = math.log10(high / low)
     every = 1 if decades <= 6 else math.ceil(decades / 6)
     factors = (1, 2, 5) if decades <= 1.5 else (1,)
-    exponents = range(round(math.log10(low)), math.floor(math.log10(high) + 1e-9) + 1, every)
+    exponents = range(math.floor(math.log10(low) + 1e-9), math.floor(math.log10(high) + 1e-9) + 1, every)
     marks = [factor * 10.0**exponent for exponent in exponents for factor in factors]
-    ticks = tuple((mark, byte_text(round(mark))) for mark in marks if low <= mark <= high)
+    ticks = tuple(
+        (mark, byte_text(round(mark)).replace(".0 ", " ")) for mark in marks if low * 0.999 < mark < high * 1.001
+    )
     return Axis(low, high, start, end, ticks, log=True)
 
 

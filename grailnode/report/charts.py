@@ -51,7 +51,9 @@ def patches(report: Report, findings: Findings) -> Markup:
         "patch",
         "first",
         list(zip(report.version_index, report.patch_bytes, strict=True)),
-        lambda at, size: f"version {at}: {byte_text(round(size))} = {part_text(round(size), report.full_bytes)} of full",
+        lambda at, size: (
+            f"version {at}: {byte_text(round(size))} = {part_text(round(size), report.full_bytes)} of full"
+        ),
     )
     typical = "none was published"
     if findings.patch_bytes is not None:

@@ -50,6 +50,15 @@ def duration_text(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def duration_words(seconds: float) -> str:
+    """Seconds as '42 s', '3 min 5 s' or '2 h 10 min'."""
+    minutes, rest = divmod(round(max(seconds, 0.0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
 def share_text(share: float) -> str:
     """A share in [0, 1] to three digits, and to more where three would round it up to 1."""
     for digits in (3, 4, 5, 6):

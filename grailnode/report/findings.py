@@ -17,8 +17,8 @@ class Change:
 
     @property
     def gain(self) -> float:
-        """Last minus first."""
-        return self.last - self.first
+        """Last minus first, both to two decimals as they are shown: 0.44 to 0.78 is 0.34 to every reader."""
+        return round(round(self.last, 2) - round(self.first, 2), 2)
 
     @classmethod
     def of(cls, values: list[float | None]) -> Self | None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 from typing import Final
 
 from grailnode.report.axes import Axis
@@ -11,7 +12,7 @@ from grailnode.report.markup import Markup, element, join, number
 # One size for every plot. Margins leave room for the larger letters that phones get.
 WIDTH: Final = 520.0
 HEIGHT: Final = 300.0
-LEFT: Final = 68.0
+LEFT: Final = 74.0
 RIGHT: Final = 506.0
 TOP: Final = 14.0
 BOTTOM: Final = 250.0
@@ -51,9 +52,7 @@ def drawing(identity: str, title: str, description: str, *body: Markup, height: 
 
 def grid(x: Axis, y: Axis, x_label: str) -> Markup:
     """Horizontal rules with their values, marks along the foot, and the name of the foot."""
-    rules = [
-        element("line", class_="rule", x1=LEFT, x2=RIGHT, y1=y.at(value), y2=y.at(value)) for value, _ in y.ticks
-    ]
+    rules = [element("line", class_="rule", x1=LEFT, x2=RIGHT, y1=y.at(value), y2=y.at(value)) for value, _ in y.ticks]
     left = [
         element("text", label, class_="tick", x=LEFT - 8, y=y.at(value), dy="0.35em", text_anchor="end")
         for value, label in y.ticks
@@ -68,12 +67,14 @@ def grid(x: Axis, y: Axis, x_label: str) -> Markup:
 
 
 def line(series: Series, x: Axis, y: Axis) -> Markup:
-    """A series: solid where consecutive values are known, dashed across gaps, a dot at each value."""
+    """A series: solid at its usual spacing (some figures are measured every few windows), dashed across longer gaps."""
     measured = [(position, at, value) for position, (at, value) in enumerate(series.points) if value is not None]
-    solid, dashed = [], []
+    usual = median([after - before for (before, *_), (after, *_) in pairwise(measured)] or [1])
+    solid: list[str] = []
+    dashed: list[str] = []
     for (before, x0, y0), (after, x1, y1) in pairwise(measured):
         move = f"M{number(x.at(x0))} {number(y.at(y0))}L{number(x.at(x1))} {number(y.at(y1))}"
-        (solid if after == before + 1 else dashed).append(move)
+        (solid if after - before <= usual else dashed).append(move)
     few = len(measured) <= _MOST_DOTS
     dots = [
         element(

@@ -62,9 +62,9 @@ def _row(miner: MinerGroups, place: int, widest: int, css: dict[str, str]) -> Ma
     for name, words, count in parts:
         if count:
             tell = element("title", f"{clean(miner.name)}: {count} {clean(words)}")
-            bars.append(
-                element("rect", tell, class_=name, x=at, y=top + 18, width=max(count * scale, 0.5), height=_BAR)
-            )
+            width = max(count * scale, 1.5)
+            css_class = name if width > 4 else f"{name} thin"
+            bars.append(element("rect", tell, class_=css_class, x=at, y=top + 18, width=width, height=_BAR))
         at += count * scale
     kind = element("tspan", f"  {miner.kind}", class_=f"kind {miner.kind}")
     return element(

@@ -1,0 +1,105 @@
+"""Workload A: the BF16 view of FP32 AdamW masters before and after one update, as GRPO makes them.
+
+    python -m bench.checkpoints --rows 4096 --columns 4096
+
+Weights are N(0, 0.0147); the gradient of a step is (mu + N(0, 1)) times lognormal row and column scales drawn anew each step;
+AdamW with betas (0.9, 0.95), a learning-rate warm-up of 20 steps, 60 steps. Gradients do not depend on the weights here, so
+the masters are `start + rate * drift` for any learning rate: one simulation serves every target, and the rate that makes the
+wanted share of BF16 elements change in the last update is found by bisection.
+"""
+
+import argparse
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from protocol.patch.values import bits_of
+
+TARGETS: Final = {"A1": 0.010, "A2": 0.006, "A3": 0.05, "A4": 0.30}
+"""Share of the elements that the update changes."""
+
+STEPS: Final = 60
+WARM_UP: Final = 20
+WEIGHT_DEVIATION: Final = 0.0147
+SCALE_DEVIATION: Final = 0.5  # of the logarithm of a row's or a column's scale
+MEAN_DEVIATION: Final = 0.1  # of mu, each element's mean gradient, in units of the noise
+BETAS: Final = (0.9, 0.95)
+EPSILON: Final = 1e-8
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Masters of one tensor as a function of the learning rate: `start + rate * drift`, FP32."""
+
+    start: torch.Tensor
+    before: torch.Tensor
+    after: torch.Tensor
+
+    def views(self, rate: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """The BF16 views before and after the last update."""
+        old = (self.start + rate * self.before).to(torch.bfloat16)
+        new = (self.start + rate * self.after).to(torch.bfloat16)
+        return old, new
+
+    def density(self, rate: float) -> float:
+        """Share of BF16 elements that the last update changes."""
+        old, new = self.views(rate)
+        return float((bits_of(old) != bits_of(new)).mean())
+
+
+def simulate(rows: int, columns: int, seed: int) -> Trajectory:
+    """Sixty AdamW steps of one tensor of `rows` x `columns`."""
+    random = torch.Generator().manual_seed(seed)
+    shape = (rows, columns)
+    start = torch.randn(shape, generator=random).mul_(WEIGHT_DEVIATION)
+    mean = torch.randn(shape, generator=random).mul_(MEAN_DEVIATION)
+    first, second, drift = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
+    before = drift
+    for step in range(1, STEPS + 1):
+        gradient = torch.randn(shape, generator=random).add_(mean)
+        gradient *= torch.exp(SCALE_DEVIATION * torch.randn((rows, 1), generator=random))
+        gradient *= torch.exp(SCALE_DEVIATION * torch.randn((1, columns), generator=random))
+        first.lerp_(gradient, 1 - BETAS[0])
+        second.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+        scale = (second / (1 - BETAS[1] ** step)).sqrt_().add_(EPSILON)
+        warm_up = min(1.0, step / WARM_UP)
+        if step == STEPS:
+            before = drift.clone()
+        drift.addcdiv_(first, scale, value=-warm_up / (1 - BETAS[0] ** step))
+    return Trajectory(start, before, drift)
+
+
+def find_rate(trajectory: Trajectory, density: float) -> float:
+    """The learning rate at which the last update changes `density` of the BF16 elements."""
+    low, high = 1e-9, 1e-1
+    for _ in range(40):
+        middle = (low * high) ** 0.5
+        if trajectory.density(middle) < density:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def checkpoint_pair(target: str, rows: int, columns: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """The views before and after the last update of workload `target` ("A1".."A4"): two BF16 tensors of `rows` x `columns`."""
+    trajectory = simulate(rows, columns, seed)
+    return trajectory.views(find_rate(trajectory, TARGETS[target]))
+
+
+def main() -> None:
+    """Print the learning rate and the density of each target."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1024)
+    parser.add_argument("--columns", type=int, default=4096)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    trajectory = simulate(arguments.rows, arguments.columns, arguments.seed)
+    for target, wanted in TARGETS.items():
+        rate = find_rate(trajectory, wanted)
+        print(f"{target}  wanted {wanted:.3%}  changed {trajectory.density(rate):.3%}  learning rate {rate:.2e}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Durable files, and what the disk's errors mean in one clear line each."""
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from roles.ports import StoreError
+
+_advice: Final = {
+    errno.ENOSPC: "no space left on the disk: free some, or move the store",
+    errno.EDQUOT: "the disk quota is used up: raise it, or move the store",
+    errno.EIO: "the disk reports an input/output error: check its health",
+    errno.EROFS: "the file system is read-only: mount it for writing",
+    errno.EACCES: "permission denied: check the owner and mode of the store's directory",
+    errno.EPERM: "operation not permitted: check the owner and mode of the store's directory",
+    errno.EMFILE: "too many open files in this process: raise its limit (ulimit -n)",
+    errno.ENFILE: "too many open files on this machine: raise fs.file-max",
+    errno.EISDIR: "is a folder of other objects",
+    errno.ENOTEMPTY: "is a folder of other objects",
+    errno.ENOTDIR: "a part of this path is an object, not a folder",
+    errno.EEXIST: "a part of this path is an object, not a folder",
+    errno.ELOOP: "is a symbolic link, which this store does not follow",
+}
+
+
+@contextmanager
+def disk_errors(where: str) -> Iterator[None]:
+    """Turn an OSError into a StoreError that says what to do.
+
+    Raises:
+        StoreError: what was inside raised an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        advice = _advice.get(error.errno or 0, error.strerror or type(error).__name__)
+        raise StoreError(f"{where}: {advice}") from error
+
+
+@contextmanager
+def locked_file(path: Path) -> Iterator[int]:
+    """A new file, open for writing, that no sweep removes while this process lives: its descriptor.
+
+    Raises:
+        OSError: it exists, or cannot be made.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def write_through(descriptor: int, data: bytes) -> None:
+    """Write all of `data` and wait until the disk holds it.
+
+    Raises:
+        OSError: it does not.
+    """
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+    os.fsync(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk holds the folder's list of names.
+
+    Raises:
+        OSError: it does not.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, durably; none is made twice.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def sweep(folder: Path) -> int:
+    """Remove the files of `folder` that no living process holds a lock on: how many.
+
+    Raises:
+        OSError: the folder cannot be read, or a file cannot be removed.
+    """
+    removed = 0
+    for path in folder.iterdir():
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+            removed += 1
+        except BlockingIOError:
+            pass  # its writer is alive
+        finally:
+            os.close(descriptor)
+    return removed

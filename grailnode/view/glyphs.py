@@ -1,0 +1,86 @@
+"""Pictures made of characters: sparklines, columns, bars; and the plain characters they become where Unicode is missing."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
+
+_LEVELS: Final = " ▁▂▃▄▅▆▇█"
+_PARTS: Final = " ▏▎▍▌▋▊▉█"
+_PLAIN: Final = str.maketrans(
+    dict(zip(_LEVELS, " __..-=##", strict=True))
+    | dict(zip(_PARTS[1:8], "..---==", strict=True))
+    | {"━": "=", "─": "-", "→": ">", "·": "|", "…": "."}
+)
+
+
+def columns(values: Sequence[float | None], width: int, height: int = 1, expected: int = 0) -> list[str]:
+    """A chart of `height` lines, top first, each `width` cells, scaled from the smallest value to the largest.
+
+    Gaps are closed: this is the series of what was measured. Longer series are averaged into `width` columns.
+
+    Args:
+        expected: how many values there will be in the end; the chart fills up as they come. 0: it is always full.
+    """
+    known = [value for value in values if value is not None]
+    if not known or width <= 0:
+        return [" " * width] * height
+    span = max(len(known), round(expected * len(known) / len(values)))
+    low, high = min(known), max(known)
+    heights = [_level(mean, low, high, height) for mean in _resampled(known, span, width)]
+    lines = []
+    for row in range(height - 1, -1, -1):
+        cells = (_LEVELS[min(max(level - 8 * row, 0), 8)] for level in heights)
+        lines.append("".join(cells).ljust(width))
+    return lines
+
+
+def bar(share: float, width: int) -> str:
+    """A bar of `share` in [0, 1] of `width` cells, to an eighth of a cell; anything above nothing shows."""
+    eighths = min(max(math.ceil(share * width * 8 - 1e-9), 0), width * 8)
+    whole, rest = divmod(eighths, 8)
+    return ("█" * whole + (_PARTS[rest] if rest else "")).ljust(width)
+
+
+def progress(share: float, width: int) -> tuple[str, str]:
+    """A thin bar in two pieces, done and to do, together `width` cells."""
+    done = min(max(round(share * width), 0), width)
+    return "━" * done, "─" * (width - done)
+
+
+class Legible:
+    """What it wraps, in ASCII where the console cannot write Unicode; nothing changes its width."""
+
+    def __init__(self, inner: RenderableType) -> None:
+        self._inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        segments: Iterable[Segment] = console.render(self._inner, options)
+        if not options.ascii_only:
+            yield from segments
+            return
+        for text, style, control in segments:
+            plain = text.translate(_PLAIN).encode("ascii", "replace").decode("ascii")
+            yield Segment(text if control else plain, style, control)
+
+
+def _level(value: float, low: float, high: float, height: int) -> int:
+    """1 to 8 * height eighths of a line: the lowest value still shows, to tell it from no value."""
+    if high <= low:
+        return 4 * height
+    return 1 + round((value - low) / (high - low) * (8 * height - 1))
+
+
+def _resampled(values: Sequence[float], span: int, width: int) -> list[float]:
+    """The mean of the values that fall into each column, for as many columns as there are values for."""
+    means = []
+    for column in range(width):
+        first = column * span // width
+        last = max(first + 1, -(-(column + 1) * span // width))
+        bucket = values[first:last]
+        if not bucket:
+            break
+        means.append(sum(bucket) / len(bucket))
+    return means

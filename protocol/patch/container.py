@@ -1,0 +1,266 @@
+"""The container: preamble, table, frames (docs/spec/patch.md, section 2). Reader and writer mirror each other.
+
+The table is checked whole before any frame is touched: names in strictly ascending order (so none twice), sizes within
+protocol/limits.py, no more bytes in a frame than its tensor could need, and frames that end where the patch ends.
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import torch
+
+from protocol import limits
+from protocol.compression import compress, decompress
+from protocol.digest import dtypes, type_names
+from protocol.errors import LimitError, MalformedError, PatchError
+
+MAGIC: Final = b"GRP1"
+PREAMBLE: Final = struct.Struct("<4sBxxxI32s32s")
+CHECK_BYTES: Final = 8
+FRAME_SLACK: Final = 64  # bytes that a frame may have beyond its tensor's own
+
+_PROFILES: Final = ("compact", "fast")
+_DTYPE_CODES: Final = tuple(sorted(type_names.values()))
+
+
+class Mode(IntEnum):
+    """How a tensor's frame says what changed."""
+
+    UNCHANGED = 0
+    SPARSE = 1
+    STEP_PLANES = 2
+    VALUE_PLANES = 3
+    STORED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One tensor of the table.
+
+    Attributes:
+        changed: elements whose bits differ.
+        size: bytes of the frame.
+        check: the first 8 bytes of the BLAKE3 of the tensor's new bytes; empty when the tensor is unchanged.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    mode: Mode
+    changed: int
+    size: int
+    check: bytes
+
+    @property
+    def elements(self) -> int:
+        """Elements of the tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return self.elements * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a patch says before its frames.
+
+    Attributes:
+        base: the weights digest that the patch applies to.
+        result: the weights digest that it leads to.
+        rows: every tensor of the weights, by ascending name.
+        frames_begin: the offset of the first frame.
+    """
+
+    profile: str
+    base: bytes
+    result: bytes
+    rows: tuple[Row, ...]
+    frames_begin: int
+
+    @property
+    def patch_bytes(self) -> int:
+        """Bytes of the whole patch."""
+        return self.frames_begin + sum(row.size for row in self.rows)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+class Cursor:
+    """Reads fields off bytes; every read says what it wanted when the bytes end."""
+
+    def __init__(self, data: bytes | memoryview, where: str) -> None:
+        self._data = memoryview(data)
+        self._where = where
+        self.offset = 0
+
+    def take(self, count: int) -> bytes:
+        """The next `count` bytes."""
+        end = self.offset + count
+        if end > len(self._data):
+            raise MalformedError(f"cut off at byte {self.offset}", self._where)
+        taken = bytes(self._data[self.offset : end])
+        self.offset = end
+        return taken
+
+    def byte(self) -> int:
+        """The next byte."""
+        return self.take(1)[0]
+
+    def varint(self, largest: int) -> int:
+        """An unsigned LEB128 integer in its shortest form, at most `largest`."""
+        value = shift = 0
+        while True:
+            byte = self.byte()
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+            if shift > 63:
+                raise LimitError(f"an integer of more than 64 bits at byte {self.offset}", self._where)
+        if byte == 0 and shift:
+            raise MalformedError(f"an integer that is not in its shortest form at byte {self.offset}", self._where)
+        if value > largest:
+            raise LimitError(f"{value} where at most {largest} is allowed, at byte {self.offset}", self._where)
+        return value
+
+    def finish(self) -> None:
+        """Nothing may be left."""
+        if self.offset != len(self._data):
+            raise MalformedError(f"{len(self._data) - self.offset} bytes behind the end", self._where)
+
+
+def _write_row(row: Row) -> bytes:
+    name = row.name.encode()
+    if len(name) > limits.MAX_NAME_BYTES or len(row.shape) > limits.MAX_RANK:
+        raise LimitError("a name or a rank over its cap", row.name[:64])
+    parts = [_varint(len(name)), name, bytes((_DTYPE_CODES.index(type_names[row.dtype]), len(row.shape)))]
+    parts += [_varint(size) for size in row.shape]
+    parts.append(bytes((row.mode,)))
+    if row.mode != Mode.UNCHANGED:
+        parts += [_varint(row.changed), _varint(row.size), row.check]
+    return b"".join(parts)
+
+
+def _read_shape(cursor: Cursor, name: str) -> tuple[int, ...]:
+    rank = cursor.byte()
+    if rank > limits.MAX_RANK:
+        raise LimitError(f"{rank} dimensions", name)
+    shape = tuple(cursor.varint(limits.MAX_ELEMENTS) for _ in range(rank))
+    if math.prod(shape) > limits.MAX_ELEMENTS:
+        raise LimitError(f"{math.prod(shape)} elements", name)
+    return shape
+
+
+def _read_name(cursor: Cursor) -> str:
+    length = cursor.varint(limits.MAX_NAME_BYTES)
+    try:
+        return cursor.take(length).decode()
+    except UnicodeDecodeError as error:
+        raise MalformedError("a name that is not UTF-8", "patch table") from error
+
+
+def _read_row(cursor: Cursor) -> Row:
+    name = _read_name(cursor)
+    code = cursor.byte()
+    if code >= len(_DTYPE_CODES):
+        raise MalformedError(f"no dtype has the code {code}", name)
+    dtype = dtypes[_DTYPE_CODES[code]]
+    shape = _read_shape(cursor, name)
+    mode = cursor.byte()
+    if mode not in Mode.__members__.values():
+        raise MalformedError(f"no mode has the code {mode}", name)
+    if mode == Mode.UNCHANGED:
+        return Row(name, dtype, shape, Mode.UNCHANGED, 0, 0, b"")
+    elements = math.prod(shape)
+    changed = cursor.varint(limits.MAX_ELEMENTS)
+    if not 1 <= changed <= elements:
+        raise PatchError(f"{changed} of {elements} elements changed", name)
+    size = cursor.varint(limits.MAX_PATCH_BYTES)
+    if size > elements * dtype.itemsize + FRAME_SLACK:
+        raise PatchError(f"a frame of {size} bytes for {elements * dtype.itemsize} bytes of weights", name)
+    return Row(name, dtype, shape, Mode(mode), changed, size, cursor.take(CHECK_BYTES))
+
+
+def write_container(profile: str, base: bytes, result: bytes, rows: Sequence[Row], frames: Sequence[bytes]) -> bytes:
+    """The patch of a table and its frames, both by ascending name."""
+    table = _varint(len(rows)) + b"".join(_write_row(row) for row in rows)
+    if len(table) > limits.MAX_PATCH_HEADER_BYTES or len(rows) > limits.MAX_TENSORS:
+        raise LimitError(f"a table of {len(table)} bytes and {len(rows)} tensors")
+    packed = compress(table)
+    preamble = PREAMBLE.pack(MAGIC, _PROFILES.index(profile), len(packed), base, result)
+    return b"".join((preamble, packed, *frames))
+
+
+def header_bytes(data: bytes | memoryview) -> int:
+    """Bytes of preamble and table, told by the preamble: what a streaming reader waits for.
+
+    Raises:
+        MalformedError: no preamble, or not this format's.
+        LimitError: a table larger than the cap.
+    """
+    if len(data) < PREAMBLE.size:
+        raise MalformedError("shorter than a preamble", "patch")
+    magic, profile, packed, _, _ = PREAMBLE.unpack_from(data)
+    if magic != MAGIC or bytes(data[5:8]) != bytes(3):
+        raise MalformedError("not a patch", "patch")
+    if profile >= len(_PROFILES):
+        raise MalformedError(f"no profile has the code {profile}", "patch")
+    if packed > limits.MAX_PATCH_HEADER_BYTES:
+        raise LimitError(f"a table of {packed} bytes", "patch")
+    return PREAMBLE.size + int(packed)
+
+
+def read_header(data: bytes | memoryview) -> Header:
+    """Preamble and table; the frames may not have arrived yet.
+
+    Raises:
+        MalformedError, LimitError: not what docs/spec/patch.md says, or more than protocol/limits.py allows.
+        PatchError: a table that contradicts itself.
+    """
+    end = header_bytes(data)
+    _, profile, _, base, result = PREAMBLE.unpack_from(data)
+    if len(data) < end:
+        raise MalformedError(f"cut off at byte {len(data)}", "patch table")
+    table = decompress(bytes(data[PREAMBLE.size : end]), limits.MAX_PATCH_HEADER_BYTES)
+    cursor = Cursor(table, "patch table")
+    rows: list[Row] = []
+    for _ in range(cursor.varint(limits.MAX_TENSORS)):
+        row = _read_row(cursor)
+        if rows and row.name <= rows[-1].name:
+            raise MalformedError("a tensor twice, or names out of order", row.name)
+        rows.append(row)
+    cursor.finish()
+    return Header(_PROFILES[profile], base, result, tuple(rows), end)
+
+
+def split_frames(data: bytes | memoryview, header: Header) -> list[memoryview]:
+    """One frame for each row.
+
+    Raises:
+        LimitError: a patch larger than any may be.
+        MalformedError: bytes missing or left over.
+    """
+    if header.patch_bytes > limits.MAX_PATCH_BYTES:
+        raise LimitError(f"a patch of {header.patch_bytes} bytes", "patch")
+    if len(data) != header.patch_bytes:
+        raise MalformedError(f"{len(data)} bytes where the table says {header.patch_bytes}", "patch")
+    view = memoryview(data)
+    frames = []
+    offset = header.frames_begin
+    for row in header.rows:
+        frames.append(view[offset : offset + row.size])
+        offset += row.size
+    return frames

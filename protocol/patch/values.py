@@ -1,0 +1,83 @@
+"""Elements as integers: bit patterns, their order, their exponents (docs/spec/patch.md, section 1).
+
+Floats are sign-magnitude, so their bit patterns, turned over for negative numbers, are ordered like the numbers, and a step
+of 1 is one unit in the last place. -0.0 lies one step below 0.0, NaNs beyond the infinities: every pattern has its own place.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Bits = NDArray[Any]
+"""A tensor's elements, flat, as uint8, uint16 or uint32."""
+
+_unsigned: Final[dict[int, Any]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+_unsigned_torch: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a dtype keeps what the codec looks at.
+
+    Attributes:
+        bits: width of an element.
+        mantissa: bits below the exponent.
+        exponents: how many exponents there are; 1 for integers, which have none.
+        signed: a float (sign-magnitude) or a two's complement integer; False for uint8.
+    """
+
+    bits: int
+    mantissa: int
+    exponents: int
+    is_float: bool
+    signed: bool
+
+
+_layouts: Final[dict[torch.dtype, Layout]] = {
+    torch.bfloat16: Layout(16, 7, 256, True, True),
+    torch.float16: Layout(16, 10, 32, True, True),
+    torch.float32: Layout(32, 23, 256, True, True),
+    torch.float8_e4m3fn: Layout(8, 3, 16, True, True),
+    torch.float8_e5m2: Layout(8, 2, 32, True, True),
+    torch.int8: Layout(8, 0, 1, False, True),
+    torch.uint8: Layout(8, 0, 1, False, False),
+    torch.int16: Layout(16, 0, 1, False, True),
+    torch.int32: Layout(32, 0, 1, False, True),
+}
+
+
+def layout_of(dtype: torch.dtype) -> Layout:
+    """The layout of a dtype that may travel (protocol.digest.type_names)."""
+    return _layouts[dtype]
+
+
+def bits_of(tensor: torch.Tensor) -> Bits:
+    """The tensor's bit patterns, flat; shares its memory.
+
+    Raises:
+        ValueError: the tensor is not contiguous or not on the CPU.
+    """
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise ValueError("patches are made of contiguous CPU tensors")
+    width = tensor.dtype.itemsize
+    flat = tensor.detach().reshape(-1).view(_unsigned_torch[width]).numpy()
+    return flat.view(_unsigned[width])
+
+
+def ordered(bits: Bits, layout: Layout) -> Bits:
+    """Bit patterns to ordered unsigned integers of the same width."""
+    top = bits.dtype.type(1 << (layout.bits - 1))
+    if layout.is_float:
+        return np.where(bits & top, ~bits, bits | top)
+    return bits ^ top if layout.signed else bits.copy()
+
+
+def unordered(keys: Bits, layout: Layout) -> Bits:
+    """The inverse of `ordered`."""
+    top = keys.dtype.type(1 << (layout.bits - 1))
+    if layout.is_float:
+        return np.where(keys & top, keys ^ top, ~keys)
+    return keys ^ top if layout.signed else keys.copy()

@@ -1,0 +1,224 @@
+"""store -> chain -> weights: the follower that miners and validators share (docs/spec/chain.md).
+
+It holds one version of the weights that verified, and the few before it. A step to another version is transactional: new
+tensors are built beside the held ones, digested, compared with the manifest, and only then held. Whatever goes wrong, the
+node keeps its last good version and the caller learns why.
+"""
+
+from dataclasses import dataclass
+
+import trio
+
+from protocol import paths, safetensors
+from protocol.chain import ChainVerifier, Manifest, ObjectRef, Plan, Trust
+from protocol.digest import Weights, content_digest, tensor_digest, weights_digest
+from protocol.errors import ChainError, GapError, ProtocolError
+from protocol.limits import MAX_ENVELOPE_BYTES, MAX_HEAD_BYTES, MAX_RECORD_BYTES
+from protocol.patch import apply
+from roles.gather import gather
+from roles.node import Node
+from roles.ports import NotFoundError, StoreError
+
+TRUST_PATH = "trust"
+_PREFETCHED = 8  # patches
+
+
+@dataclass(frozen=True)
+class Held:
+    """Verified weights of one version.
+
+    Attributes:
+        digests: BLAKE3 of each tensor; digest: of the weights, equal to the manifest's.
+    """
+
+    version: int
+    weights: Weights
+    digests: dict[str, bytes]
+    digest: bytes
+
+
+def verified(manifest: Manifest, weights: Weights, digests: dict[str, bytes]) -> Held:
+    """Weights that are what their manifest says.
+
+    Raises:
+        ChainError: they are not.
+    """
+    digest = weights_digest(digests, weights)
+    if digest != manifest.weights:
+        raise ChainError("the rebuilt weights are not those that the trainer signed", f"version {manifest.version}")
+    return Held(manifest.version, weights, digests, digest)
+
+
+def step(held: Held, manifest: Manifest, patch: bytes) -> Held:
+    """The version after `held`, verified. Tensors that did not change are shared, and so are their digests.
+
+    Raises:
+        ProtocolError: the patch does not fit, or does not lead to the signed weights; `held` is untouched.
+    """
+    weights = apply(held.weights, patch)
+    digests = {
+        name: held.digests[name] if tensor is held.weights[name] else tensor_digest(tensor)
+        for name, tensor in weights.items()
+    }
+    return verified(manifest, weights, digests)
+
+
+def load_anchor(manifest: Manifest, files: list[bytes]) -> Held:
+    """A version from the shards of its anchor, verified.
+
+    Raises:
+        ProtocolError: the shards are not safetensors, or not the signed weights.
+    """
+    tensors = {name: tensor for data in files for name, tensor in safetensors.read(data).items()}
+    manifest.check_table(tensors)
+    return verified(manifest, tensors, {name: tensor_digest(tensor) for name, tensor in tensors.items()})
+
+
+class Follower:
+    """Follows the chain of a run.
+
+    Args:
+        node: whose store and state to use.
+        chain: what is trusted so far.
+        keep: how many versions of weights stay at hand, the newest included.
+    """
+
+    def __init__(self, node: Node, chain: ChainVerifier, keep: int) -> None:
+        self._node = node
+        self._chain = chain
+        self._keep = keep
+        self._trainer = node.run.trainers[0]
+        self._held: dict[int, Held] = {}
+        self._patches: dict[int, bytes] = {}
+        self._refreshing = trio.Lock()
+        self._holding = trio.Lock()
+
+    @classmethod
+    async def open(cls, node: Node, keep: int = 1) -> "Follower":
+        """A follower that remembers what this node trusted before.
+
+        Raises:
+            ProtocolError: the remembered trust is damaged; StoreError: it cannot be read. Neither is safe to ignore.
+        """
+        try:
+            trust = Trust.from_bytes(await node.state.get(TRUST_PATH, Trust.max_bytes))
+        except NotFoundError:
+            trust = None
+        return cls(node, ChainVerifier(node.run_id, node.run, trust), keep)
+
+    @property
+    def chain(self) -> ChainVerifier:
+        """The trusted chain."""
+        return self._chain
+
+    @property
+    def newest(self) -> Held | None:
+        """The weights of the newest version held; None before the first."""
+        return self._held[max(self._held)] if self._held else None
+
+    async def refresh(self) -> None:
+        """Look for a newer head, verify what it lists, remember it on disk, and fetch the patches that come next.
+
+        Raises:
+            StoreError: the store did not answer; what is held stays good.
+            ProtocolError: the store shows something that must not be followed; what is held stays good.
+        """
+        async with self._refreshing:
+            before = self._chain.trust
+            await self._accept_newest_head()
+            missing = self._chain.missing()
+            for (version, _), data in zip(missing, await gather(self._fetch_manifest, missing), strict=True):
+                self._chain.accept_manifest(version, data)
+            if self._chain.trust is not None and self._chain.trust != before:
+                await self._node.state.put(TRUST_PATH, self._chain.trust.to_bytes())
+            await self._prefetch()
+
+    async def _accept_newest_head(self) -> None:
+        """Follow the first trainer of the run whose head holds.
+
+        Raises:
+            StoreError, ProtocolError: the first failure, where none does.
+        """
+        failures: list[Exception] = []
+        for trainer in self._node.run.trainers:
+            try:
+                data = await self._node.store.get(paths.head(trainer), MAX_HEAD_BYTES + MAX_ENVELOPE_BYTES)
+                self._chain.accept_head(data, self._node.clock.now())
+            except (StoreError, ProtocolError) as error:
+                failures.append(error)
+            else:
+                self._trainer = trainer
+                return
+        raise failures[0]
+
+    async def _fetch_manifest(self, wanted: tuple[int, bytes]) -> bytes:
+        path = paths.manifest(self._trainer, *wanted)
+        return await self._node.store.get(path, MAX_RECORD_BYTES + MAX_ENVELOPE_BYTES)
+
+    async def _fetch_object(self, path: str, ref: ObjectRef) -> bytes:
+        data = await self._node.store.get(path, ref.size)
+        if content_digest(data) != ref.digest:
+            raise ChainError("not the bytes that the manifest names", path)
+        return data
+
+    async def _fetch_patch(self, manifest: Manifest) -> None:
+        if manifest.version not in self._patches:
+            assert manifest.patch is not None
+            ref = manifest.patch.object
+            self._patches[manifest.version] = await self._fetch_object(paths.patch(self._trainer, ref.digest), ref)
+
+    async def _fetch_shard(self, ref: ObjectRef) -> bytes:
+        return await self._fetch_object(paths.anchor(self._trainer, ref.digest), ref)
+
+    async def _prefetch(self) -> None:
+        """Fetch the patches between what is held and the head, so that a window's opening waits for none of them."""
+        newest, head = self.newest, self._chain.head
+        if newest is None or head is None or newest.version >= head.version:
+            return
+        try:
+            plan = self._chain.plan(newest.version, head.version)
+        except GapError:
+            return  # whoever holds a version next learns of it
+        if plan.anchor is None:
+            await gather(self._fetch_patch, plan.patches[:_PREFETCHED])
+
+    async def hold(self, version: int) -> Held:
+        """Rebuild a version, verified; it and the newest few stay at hand.
+
+        Raises:
+            StoreError, ProtocolError: it cannot be had now; what was held is still held.
+        """
+        async with self._holding:
+            if version in self._held:
+                return self._held[version]
+            base = max((held for held in self._held if held < version), default=None)
+            plan = self._chain.plan(base, version)
+            try:
+                held = await self._follow(plan, base)
+            except (StoreError, ProtocolError) as error:
+                if plan.anchor is not None:
+                    raise
+                self._node.telemetry.event("fast-path-failed", version=version, error=str(error))
+                held = await self._follow(self._chain.slow_plan(version), None)
+            self._remember(held)
+            return held
+
+    def _remember(self, held: Held) -> None:
+        self._held[held.version] = held
+        while len(self._held) > self._keep:
+            del self._held[min(self._held)]
+        newest = max(self._held)
+        self._patches = {version: data for version, data in self._patches.items() if version > newest}
+
+    async def _follow(self, plan: Plan, base: int | None) -> Held:
+        """Carry out a plan, fetching the next patches while one is applied."""
+        if plan.anchor is not None:
+            files = await gather(self._fetch_shard, plan.anchor.anchor)
+            held: Held = await self._node.run_sync(load_anchor, plan.anchor, files)
+        else:
+            assert base is not None
+            held = self._held[base]
+        for place, manifest in enumerate(plan.patches):
+            await gather(self._fetch_patch, plan.patches[place : place + _PREFETCHED])
+            held = await self._node.run_sync(step, held, manifest, self._patches.pop(manifest.version))
+        return held

@@ -1,0 +1,77 @@
+"""What every role is given: the run's rules, this node's key and state, and the ports."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from protocol import paths
+from protocol.participant import Announcement, Role
+from protocol.run import RunManifest
+from protocol.signing import SigningKey, sign
+from roles.ports import Beacon, BeaconError, Clock, ObjectStore, StoreError, Telemetry
+
+_RETRY_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class Node:
+    """One participant of a run.
+
+    Attributes:
+        run_id, run: the rules, already checked against the root keys.
+        key: signs what this node says; name: what it calls itself.
+        store: the shared medium, which may lie; state: this node's own durable storage, which does not.
+        run_sync: runs a function that computes for long, off the event loop's thread (inline in a simulation).
+    """
+
+    run_id: bytes
+    run: RunManifest
+    key: SigningKey
+    name: str
+    store: ObjectStore
+    state: ObjectStore
+    clock: Clock
+    beacon: Beacon
+    telemetry: Telemetry
+    run_sync: Callable[..., Awaitable[Any]]
+
+    def window(self) -> int:
+        """The current window; negative before window 0 opens."""
+        return self.run.window_at(self.clock.now())
+
+    async def randomness(self, round_number: int) -> bytes:
+        """The randomness of a round, however long the beacon's outage lasts: windows are delayed, never weakened."""
+        while True:
+            try:
+                return await self.beacon.randomness(round_number)
+            except BeaconError as error:
+                self.telemetry.event("beacon-late", round=round_number, error=str(error))
+                await trio.sleep(_RETRY_SECONDS)
+
+    async def publish(self, path: str, data: bytes) -> None:
+        """Put an object until the store takes it; the store's decorators space the tries."""
+        while True:
+            try:
+                return await self.store.put(path, data)
+            except StoreError as error:
+                self.telemetry.event("put-failed", path=path, error=str(error))
+                await trio.sleep(_RETRY_SECONDS)
+
+    async def announce(self, role: Role, seconds: float) -> None:
+        """Make this node known for some seconds."""
+        record = Announcement(
+            run=self.run_id,
+            key=self.key.public,
+            role=role,
+            name=self.name,
+            expires_ms=int((self.clock.now() + seconds) * 1000),
+        )
+        await self.publish(paths.participant(self.key.public), sign(record, self.key))
+
+    async def keep_announced(self, role: Role, seconds: float) -> None:
+        """Announce this node now, and again in time, for ever."""
+        while True:
+            await self.announce(role, seconds)
+            await self.clock.sleep_until(self.clock.now() + seconds / 3)

@@ -1,0 +1,144 @@
+"""What the publisher has published, durably: manifests as they were signed, which anchors are complete, the last weights.
+
+chain/epoch                   the fencing epoch of the newest start
+chain/manifests/{version}     signed manifests, written before anything of the version is uploaded: after a crash the very
+                              same bytes are uploaded again, so no version ever has two manifests
+chain/anchors/{version}       an empty note: this anchor is complete in storage
+chain/shards/{digest}         anchor shards that are still to be uploaded
+chain/published/{version}     the weights of the newest published version (safetensors)
+"""
+
+from protocol import limits, safetensors
+from protocol.chain import Head, Manifest, ObjectRef
+from protocol.digest import Weights
+from protocol.run import RunManifest
+from protocol.signing import Signed, open_signed
+from roles.ports import NotFoundError, ObjectStore
+from roles.trainer.spool import PUBLISHED, last_published
+
+_EPOCH = "chain/epoch"
+_MANIFESTS = "chain/manifests/"
+_ANCHORS = "chain/anchors/"
+_SHARDS = "chain/shards/"
+
+
+class History:
+    """The publisher's own record of its chain."""
+
+    def __init__(self, state: ObjectStore, run: RunManifest) -> None:
+        self._state = state
+        self._run = run
+        self.manifests: dict[int, Signed[Manifest]] = {}
+        self.anchors: set[int] = set()
+        self.epoch = 0
+        self.published = -1
+
+    @classmethod
+    async def open(cls, state: ObjectStore, run: RunManifest) -> "History":
+        """The record as the last run left it.
+
+        Raises:
+            StoreError, ProtocolError: the state is damaged.
+        """
+        history = cls(state, run)
+        async for item in state.list(_MANIFESTS):
+            signed = history._parse(await state.get(item.path, limits.MAX_RECORD_BYTES * 2))
+            history.manifests[signed.record.version] = signed
+        async for item in state.list(_ANCHORS):
+            history.anchors.add(int(item.path.removeprefix(_ANCHORS)))
+        try:
+            history.epoch = int(await state.get(_EPOCH, 32))
+        except NotFoundError:
+            history.epoch = 0
+        history.published = await last_published(state)
+        return history
+
+    def _parse(self, data: bytes) -> Signed[Manifest]:
+        return open_signed(data, Manifest, self._run.trainers)
+
+    async def begin_epoch(self, epoch: int) -> None:
+        """Remember the fencing epoch of this start."""
+        await self._state.put(_EPOCH, str(epoch).encode())
+        self.epoch = epoch
+
+    async def promise(self, data: bytes) -> Signed[Manifest]:
+        """Remember a signed manifest before any of its version is uploaded."""
+        signed = self._parse(data)
+        await self._state.put(f"{_MANIFESTS}{signed.record.version:010d}", data)
+        self.manifests[signed.record.version] = signed
+        return signed
+
+    async def keep_shards(self, manifest: Manifest, shards: tuple[bytes, ...]) -> None:
+        """Keep an anchor's shards until they are uploaded."""
+        for ref, data in zip(manifest.anchor, shards, strict=True):
+            await self._state.put(f"{_SHARDS}{ref.digest.hex()}", data)
+
+    async def shard(self, ref: ObjectRef) -> bytes:
+        """A shard that was kept."""
+        return await self._state.get(f"{_SHARDS}{ref.digest.hex()}", ref.size)
+
+    async def complete_anchor(self, manifest: Manifest) -> None:
+        """Remember that an anchor is complete in storage; its shards need not be kept."""
+        await self._state.put(f"{_ANCHORS}{manifest.version:010d}", b"")
+        self.anchors.add(manifest.version)
+        for ref in manifest.anchor:
+            await self._state.delete(f"{_SHARDS}{ref.digest.hex()}")
+
+    def unfinished_anchors(self) -> list[Manifest]:
+        """Published manifests whose anchor is not complete yet."""
+        return [
+            signed.record
+            for version, signed in sorted(self.manifests.items())
+            if signed.record.anchor and version not in self.anchors and version <= self.published
+        ]
+
+    async def finish(self, version: int, weights: Weights) -> None:
+        """Remember that a version is published, and its weights, from which the next is diffed."""
+        await self._state.put(f"{PUBLISHED}/{version:010d}", safetensors.write(weights))
+        if self.published >= 0 and self.published != version:
+            await self._state.delete(f"{PUBLISHED}/{self.published:010d}")
+        self.published = version
+
+    async def weights(self) -> Weights:
+        """The weights of the newest published version.
+
+        Raises:
+            StoreError, ProtocolError: the state is damaged.
+        """
+        return safetensors.read(await self._state.get(f"{PUBLISHED}/{self.published:010d}", limits.MAX_SHARD_BYTES))
+
+    async def forget_before(self, base: int) -> None:
+        """Drop what concerns versions before `base`."""
+        for version in [version for version in self.manifests if version < base]:
+            await self._state.delete(f"{_MANIFESTS}{version:010d}")
+            await self._state.delete(f"{_ANCHORS}{version:010d}")
+            del self.manifests[version]
+            self.anchors.discard(version)
+
+
+def kept_range(published: int, anchors: set[int], patches: int, most_anchors: int) -> tuple[tuple[int, ...], int]:
+    """Retention: the anchors that are kept, ascending, and the oldest patch that is kept.
+
+    Kept are the last `patches` patches, the last `most_anchors` anchors, and the anchor that the oldest kept patch hangs on
+    (with the patches between, so that it leads somewhere).
+    """
+    wanted = max(0, published - patches)
+    hung_on = max((version for version in anchors if version <= wanted), default=min(anchors))
+    kept = sorted({hung_on, *sorted(anchors)[-most_anchors:]})
+    return tuple(kept), hung_on + 1
+
+
+def make_head(history: History, run_id: bytes, newest: int, patches: int, anchors: int, expires_ms: int) -> Head:
+    """The head that shows everything up to a version."""
+    complete = {version for version in history.anchors if version <= newest}
+    kept, oldest_patch = kept_range(newest, complete, patches, anchors)
+    base = kept[0]
+    return Head(
+        run=run_id,
+        epoch=history.epoch,
+        base=base,
+        manifests=tuple(history.manifests[version].digest for version in range(base, newest + 1)),
+        anchors=kept,
+        oldest_patch=oldest_patch,
+        expires_ms=expires_ms,
+    )

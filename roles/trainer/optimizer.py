@@ -1,0 +1,119 @@
+"""AdamW over FP32 masters (Loshchilov & Hutter 2019), written out: it reads like the formula, its state is plain tensors by
+name, and torch.optim would import torch's compiler at a cost of half a second in every process.
+
+A step smaller than half a BF16 unit in the last place stays in the master and shows in the BF16 view only once enough of them
+have added up: that is where the sparsity of patches comes from (shared with PULSE, section A.2).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+_FIRST: Final = "first_moment/"
+_SECOND: Final = "second_moment/"
+_MASTER: Final = "master/"
+_STEPS: Final = "steps"
+
+
+@dataclass(frozen=True)
+class AdamWSettings:
+    """The usual letters.
+
+    Attributes:
+        learning_rate: eta; the largest change of a weight in a step is about 1.4 of it.
+        warmup_steps: eta rises linearly over these; 0 for none.
+        beta1, beta2: decay of the moments (PULSE, Table 8: 0.9, 0.95).
+        epsilon: added to the root of the second moment.
+        weight_decay: decoupled, per step and learning rate.
+        max_grad_norm: the gradient is scaled down to this L2 norm (PULSE, Table 8: 1.0).
+    """
+
+    learning_rate: float = 1e-6
+    warmup_steps: int = 0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+
+
+class AdamW:
+    """FP32 masters with their moments.
+
+    Args:
+        weights: where the masters start, any floating-point dtype; copied.
+        settings: constants.
+        device: where the masters live.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, Tensor], settings: AdamWSettings, device: torch.device | None = None
+    ) -> None:
+        self._settings = settings
+        self.steps = 0
+        self._masters = {name: tensor.detach().to(device, torch.float32, copy=True) for name, tensor in weights.items()}
+        self._first = {name: torch.zeros_like(master) for name, master in self._masters.items()}
+        self._second = {name: torch.zeros_like(master) for name, master in self._masters.items()}
+
+    @property
+    def masters(self) -> Mapping[str, Tensor]:
+        """The FP32 weights; changed in place by `step`."""
+        return self._masters
+
+    @torch.no_grad()
+    def step(self, gradients: Mapping[str, Tensor]) -> float:
+        """One update from float32 gradients by name; returns their L2 norm before clipping.
+
+        Raises:
+            ValueError: a gradient is missing, or the norm is not finite; nothing has changed.
+        """
+        if gradients.keys() != self._masters.keys():
+            raise ValueError(f"gradients do not match the weights: {sorted(gradients.keys() ^ self._masters.keys())}")
+        norm = float(torch.stack([gradient.norm() for gradient in gradients.values()]).norm())
+        if not norm < float("inf"):
+            raise ValueError(f"the gradient's norm is {norm}")
+        s = self._settings
+        self.steps += 1
+        scale = min(1.0, s.max_grad_norm / norm) if norm > 0 else 1.0
+        rate = s.learning_rate * min(1.0, self.steps / s.warmup_steps if s.warmup_steps else 1.0)
+        correction1, correction2 = 1 - s.beta1**self.steps, 1 - s.beta2**self.steps
+        for name, theta in self._masters.items():
+            g = gradients[name] * scale
+            m = self._first[name].mul_(s.beta1).add_(g, alpha=1 - s.beta1)
+            v = self._second[name].mul_(s.beta2).addcmul_(g, g, value=1 - s.beta2)
+            denominator = (v / correction2).sqrt_().add_(s.epsilon)
+            theta.mul_(1 - rate * s.weight_decay).addcdiv_(m, denominator, value=-rate / correction1)
+        return norm
+
+    def bf16_view(self) -> dict[str, Tensor]:
+        """The published weights: masters rounded to BF16 (nearest, ties to even); contiguous CPU copies."""
+        return {name: master.to(torch.bfloat16).cpu().contiguous() for name, master in self._masters.items()}
+
+    def state(self) -> dict[str, Tensor]:
+        """Masters, moments and the step count as tensors by name: contiguous CPU copies for a safetensors file."""
+        parts = {_MASTER: self._masters, _FIRST: self._first, _SECOND: self._second}
+        state = {
+            prefix + name: tensor.to("cpu", copy=True).contiguous()
+            for prefix, tensors in parts.items()
+            for name, tensor in tensors.items()
+        }
+        return state | {_STEPS: torch.tensor(self.steps, dtype=torch.int64)}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a saved state, bit for bit.
+
+        Raises:
+            ValueError: it is not the state of these weights; nothing has changed.
+        """
+        parts = {_MASTER: self._masters, _FIRST: self._first, _SECOND: self._second}
+        expected = {prefix + name: tensor for prefix, tensors in parts.items() for name, tensor in tensors.items()}
+        if state.keys() != expected.keys() | {_STEPS} or any(
+            state[name].shape != tensor.shape or state[name].dtype != tensor.dtype for name, tensor in expected.items()
+        ):
+            raise ValueError("a saved state of another model")
+        for name, tensor in expected.items():
+            tensor.copy_(state[name])
+        self.steps = int(state[_STEPS])

@@ -1,0 +1,147 @@
+"""The check of one group against the policy, the randomness and the rules (docs/spec/verdict.md).
+
+Order: version, quota and form, prompt, tokens and ending, sketch, sampling, reward. The sketch comes before sampling, so that
+'wrong-sketch' means another policy computed this, and 'wrong-sampling' that the right one did but drew other tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from protocol import challenge, sampling, sketch
+from protocol.rollout import Group
+from protocol.verdict import Judgement, Reason
+from roles.assignment import Assignment, Task, ends_as_due
+from roles.ports import Engine, Forward
+
+_REWARD_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What the thresholds of the run are held against; the best there is where a check was not reached."""
+
+    sketch_share: float = 1.0
+    margin_share: float = 1.0
+    worst_margin: float = 0.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found of a group: why it is rejected, or its rewards and log-probabilities (float32 little-endian)."""
+
+    reason: Reason | None
+    statistics: Statistics = Statistics()
+    rewards: tuple[float, ...] = ()
+    logprobs: bytes = b""
+
+
+class Judge:
+    """Checks groups of one window with an engine that serves their version."""
+
+    def __init__(self, task: Task, engine: Engine, window: int, randomness: bytes) -> None:
+        self._task = task
+        self._engine = engine
+        self._window = window
+        self._randomness = randomness
+        self._sketch_seed = challenge.sketch_seed(task.run_id, window, randomness)
+
+    async def judge(self, groups: Sequence[tuple[Group, bytes]]) -> list[Judgement]:
+        """Judge groups, each given with the digest of its frame; in order.
+
+        Raises:
+            EngineError: the engine broke; nothing was judged.
+        """
+        assignments = [
+            self._task.assign(self._window, self._randomness, group.miner, group.index) for group, _ in groups
+        ]
+        reasons = [self._form(group, due) for (group, _), due in zip(groups, assignments, strict=True)]
+        sound = [place for place, reason in enumerate(reasons) if reason is None]
+        prompts = [assignments[place].prompt for place in sound for _ in groups[place][0].rollouts]
+        completions = [rollout.tokens for place in sound for rollout in groups[place][0].rollouts]
+        forwards = iter(await self._engine.forward(prompts, completions) if prompts else [])
+        judgements = []
+        for (group, digest), due, reason in zip(groups, assignments, reasons, strict=True):
+            found = Found(reason)
+            if reason is None:
+                found = self._compute(group, due, [next(forwards) for _ in group.rollouts])
+            judgements.append(_judgement(group, digest, found))
+        return judgements
+
+    def _form(self, group: Group, due: Assignment) -> Reason | None:
+        """Everything that needs no computation by the policy."""
+        if len(group.rollouts) != self._task.run.group_size:
+            return Reason.QUOTA
+        if group.prompt_tokens != due.prompt:
+            return Reason.PROMPT
+        params = self._task.run.sampling.params()
+        for rollout in group.rollouts:
+            tokens = rollout.tokens
+            if max(tokens, default=0) >= self._task.vocabulary or not ends_as_due(tokens, params):
+                return Reason.TOKENS
+        return None
+
+    def _compute(self, group: Group, due: Assignment, forwards: Sequence[Forward]) -> Found:
+        """What the prefill says: the group's statistics over all its tokens, against the run's thresholds."""
+        proof, temperature = self._task.run.proof, self._task.run.sampling.temperature
+        claimed = b"".join(rollout.sketch for rollout in group.rollouts)
+        hidden = torch.cat([forward.hidden for forward in forwards])
+        distance = sketch.compare(
+            claimed, sketch.commit(proof.sketch, hidden, self._sketch_seed), proof.sketch_tolerance
+        )
+        tokens = [torch.tensor(rollout.tokens) for rollout in group.rollouts]
+        margins = torch.cat(
+            [
+                sampling.margins(forward.logits, ids, seed, temperature)
+                for forward, ids, seed in zip(forwards, tokens, due.seeds, strict=True)
+            ]
+        )
+        margin_share = float((margins <= proof.margin).float().mean())
+        statistics = Statistics(distance.share_within, margin_share, min(float(margins.max()), 1e6))
+        if distance.share_within < proof.sketch_share:
+            return Found(Reason.SKETCH, statistics)
+        if margin_share < proof.margin_share:
+            return Found(Reason.SAMPLING, statistics)
+        rewards = tuple(self._task.reward(due.problem, rollout.tokens) for rollout in group.rollouts)
+        claims = [rollout.reward for rollout in group.rollouts]
+        if any(abs(claim - reward) > _REWARD_TOLERANCE for claim, reward in zip(claims, rewards, strict=True)):
+            return Found(Reason.REWARD, statistics)
+        logprobs = torch.cat(
+            [
+                sampling.log_probabilities(forward.logits, ids, temperature)
+                for forward, ids in zip(forwards, tokens, strict=True)
+            ]
+        )
+        packed = logprobs.to(torch.float32).numpy().astype(np.dtype("<f4")).tobytes()
+        return Found(None, statistics, rewards, packed)
+
+
+def _judgement(group: Group, digest: bytes, found: Found) -> Judgement:
+    return Judgement(
+        index=group.index,
+        digest=digest,
+        reason=found.reason.value if found.reason else "",
+        sketch_share=found.statistics.sketch_share,
+        margin_share=found.statistics.margin_share,
+        worst_margin=found.statistics.worst_margin,
+        tokens=sum(len(rollout.completion) // 4 for rollout in group.rollouts),
+        rewards=found.rewards,
+        logprobs=found.logprobs,
+    )
+
+
+def rejected(index: int, digest: bytes, reason: Reason) -> Judgement:
+    """The judgement on a group that no computation was spent on."""
+    return Judgement(
+        index=index,
+        digest=digest,
+        reason=reason.value,
+        sketch_share=1.0,
+        margin_share=1.0,
+        worst_margin=0.0,
+        tokens=0,
+        rewards=(),
+        logprobs=b"",
+    )
