@@ -121,11 +121,6 @@ class Policy:
             raise PolicyError(f"{self.directory / _CONFIG}: vocab_size is missing")
         return size
 
-    def completion_text(self, tokens: Sequence[int]) -> str:
-        """What an environment judges: the completion's text without the end-of-sequence token that ends it."""
-        ended = bool(tokens) and tokens[-1] == self.eos
-        return self.tokenizer.decode(tokens[:-1] if ended else tokens)
-
 
 def load_weights(directory: Path) -> dict[str, Tensor]:
     """The weights as they travel: contiguous BF16 tensors on the CPU, by the names of the files.

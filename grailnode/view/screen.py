@@ -20,6 +20,7 @@ from grailnode.view.tables import lines_of, miners, nodes
 _SPACIOUS_WIDTH: Final = 100
 _SPACIOUS_HEIGHT: Final = 34
 _MOST_ALARMS: Final = 3
+_LEAST_TABLE: Final = 3  # lines: a heading, a row, and how many more there are
 
 
 @dataclass(frozen=True)
@@ -45,28 +46,28 @@ class Screen:
 
 
 def _compact(title: str, state: NetworkState, width: int, height: int) -> RenderableType:
-    """Everything on few lines. What is short of room gives way in this order: blank lines, nodes, miners."""
+    """Everything on few lines. What is short of room gives way in this order: blank lines, miners, nodes."""
     warnings = alarms(state.alarms, width, _MOST_ALARMS)
-    fixed = 2 + len(warnings) + 4 + 1
-    wanted = lines_of(len(state.miners)) + lines_of(len(state.nodes))
-    spare = height - fixed - wanted
-    tall = 3 if spare >= 9 else 1
-    spare -= 2 * (tall - 1)
-    left = max(height - fixed - (0 if spare < 0 else wanted), 0)
-    for_miners = min(lines_of(len(state.miners)), max(height - fixed, 0))
-    for_nodes = max(min(lines_of(len(state.nodes)), height - fixed - for_miners), 0)
-    if spare < 0:  # nodes keep a heading, a line and a rest, or go altogether
-        for_nodes = for_nodes if for_nodes >= 3 else 0
+    room = max(height - 2 - len(warnings) - 4 - 1, 0)
+    all_miners, all_nodes = lines_of(len(state.miners)), lines_of(len(state.nodes))
+    spare = max(room - all_miners - all_nodes, 0)
+    tall = 3 if spare >= 10 else 1
+    judged = verification(state, width, lines=2 if spare >= 1 else 1)
+    blanks = max(spare - 2 * 2 * (tall > 1) - (len(judged) - 1), 0)
+    for_miners = min(all_miners, max(room - all_nodes, room // 2))
+    if for_miners < min(all_miners, _LEAST_TABLE):
+        for_miners = min(all_miners, room)
+    for_nodes = min(all_nodes, room - for_miners)
     parts: list[list[RenderableType]] = [[heading(title, state, width)]]
     if warnings:
         parts.append(list(warnings))
     parts.append([figures(learning(state), width, tall), figures(publication(state), width)])
-    parts.append([verification(state, width)])
-    if for_miners >= 2:
+    parts.append(list(judged))
+    if for_miners >= min(all_miners, _LEAST_TABLE) > 0:
         parts.append([miners(state.miners, width, for_miners)])
-    if for_nodes >= 2:
+    if for_nodes >= min(all_nodes, _LEAST_TABLE) > 0:
         parts.append([nodes(state.nodes, width, for_nodes)])
-    return _spread(parts, min(left, max(spare, 0)))
+    return _spread(parts, blanks)
 
 
 def _spread(parts: Sequence[Sequence[RenderableType]], blanks: int) -> Group:
@@ -96,7 +97,7 @@ def _spacious(title: str, state: NetworkState, width: int, height: int) -> Rende
         parts.append(_frame("alarms", Group(*warnings), "red"))
     parts += [_pair(learning(state), width, tall), _pair(publication(state), width, low)]
     inside = width - 4
-    body = Group(verification(state, inside), Text(""), miners(state.miners, inside, for_miners))
+    body = Group(*verification(state, inside), Text(""), miners(state.miners, inside, for_miners))
     parts.append(_frame("verification", body, note=rates(state)))
     if for_nodes >= 2:
         parts.append(_frame("nodes", nodes(state.nodes, inside, for_nodes)))

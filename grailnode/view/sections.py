@@ -16,6 +16,7 @@ from grailnode.view.series import Trace
 _LABEL: Final = 15
 _WORDS: Final = 26
 _WIDEST_SPARK: Final = 64
+_ENDLESS: Final = 1 << 20
 
 
 def line(*parts: str | tuple[str, str] | Text) -> Text:
@@ -83,15 +84,17 @@ def figures(traces: Sequence[Trace], width: int, height: int = 1) -> RenderableT
     return grid
 
 
-def verification(state: NetworkState, width: int) -> Text:
-    """One line: groups verified and rejected, with the reasons that fit."""
+def verification(state: NetworkState, width: int, lines: int = 1) -> list[Text]:
+    """Groups verified and rejected, with the reasons that fit into this line, or into one of their own where `lines` is 2."""
     accepted = sum(row.accepted for row in state.miners)
     reasons = merged([row.rejected for row in state.miners])
     text = line("groups  ", (f"{accepted:,} verified", "green"), "  ", (f"{sum(reasons.values()):,} rejected", "red"))
     room = width - text.cell_len - 2
+    if lines > 1 and cell_len(reasons_text(reasons, _ENDLESS)) > room:
+        return [text, line((" " * 8 + reasons_text(reasons, max(width - 8, 1)), "dim"))]
     if reasons and room >= 8:
-        text.append("  ").append(reasons_text(reasons, room, " · "), style="dim")
-    return text
+        text.append("  ").append(reasons_text(reasons, room), style="dim")
+    return [text]
 
 
 def rates(state: NetworkState) -> str:

@@ -31,11 +31,11 @@ class _Status:
         state, width = self._state, min(options.max_width, _WIDEST)
         parts: list[RenderableType] = [heading("status", state, width)]
         parts += alarms(state.alarms, width, _ALL)
-        parts += [Text(""), _head(state)]
+        parts += [Text(""), *_head(state)]
         if state.windows:
             parts += [figures(learning(state), width), figures(publication(state), width)]
             parts += [Text(""), _windows(state, width)]
-        parts += [Text(""), verification(state, width)]
+        parts += [Text(""), *verification(state, width, lines=2)]
         if state.miners:
             parts += [Text(""), miners(state.miners, width, _ALL)]
         if lines_of(len(state.nodes)):
@@ -43,21 +43,22 @@ class _Status:
         yield from console.render(Group(*parts), options.update(width=width))
 
 
-def _head(state: NetworkState) -> Text:
-    """One line on the newest version, and on the anchor that newcomers start from."""
+def _head(state: NetworkState) -> list[Text]:
+    """A line on the newest version, and one on the anchor that newcomers start from."""
     if not state.versions:
-        return line(("no version has been published yet", "dim"))
+        return [line(("no version has been published yet", "dim"))]
     newest = state.versions[-1]
-    parts = [f"head v{newest.version}, optimizer step {newest.optimizer_step}"]
+    parts = [f"head    v{newest.version}, optimizer step {newest.optimizer_step}"]
     if newest.patch_bytes is not None:
         parts.append(
             f"patch {byte_text(newest.patch_bytes)} = {part_text(newest.patch_bytes, state.full_bytes)} of full"
         )
         parts.append(f"sparsity {share_text(newest.sparsity)}")
+    lines = [line(", ".join(parts))]
     anchor = next((row for row in reversed(state.versions) if row.anchor_bytes is not None), None)
     if anchor is not None and anchor.anchor_bytes is not None:
-        parts.append(f"anchor v{anchor.version} {byte_text(anchor.anchor_bytes)}")
-    return line(" · ".join(parts))
+        lines.append(line(f"anchor  v{anchor.version}, {byte_text(anchor.anchor_bytes)}"))
+    return lines
 
 
 def _windows(state: NetworkState, width: int) -> Table:

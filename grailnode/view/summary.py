@@ -50,7 +50,7 @@ class _Summary:
 def _figures(report: Report, findings: Findings, width: int) -> Table:
     """The figures, a line each; a sparkline stands behind the two that learning is judged by."""
     grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
-    label = min(_LABEL, max(width // 3, 4))
+    label = min(_LABEL, max(width // 2, 4))
     grid.add_column(width=label, no_wrap=True)
     grid.add_column(width=max(width - label - 2, 4), no_wrap=True)
     room = min(width - label - 2 - _CHANGE - 2, _WIDEST_SPARK)

@@ -29,25 +29,26 @@ class Column:
 def miners(rows: Sequence[MinerRow], width: int, most: int, *, scored: bool = True) -> RenderableType:
     """One line a miner: name, kind, submitted, accepted, rejected by reason, score. At most `most` lines with the heading.
 
-    Below 72 cells the kind goes (its colour stays on the name), below 58 what was submitted, below 46 the score's bar.
+    Below 72 cells the kind goes (its colour stays on the name), below 58 what was sent, below 46 the score's bar.
     """
     shown = _ranked(rows, most - 1)
     name = max([cell_len(clean(row.name, 16)) for row in shown] + [5])
     kind, submitted, drawn = width >= 72, width >= 58, width >= 46
-    score = (14 if drawn else 5) if scored else 0
-    fixed = name + (8 if kind else 0) + (9 if submitted else 0) + 8 + score
+    drawing = (12 if width >= 100 else 4) if drawn else 0
+    score = (drawing + 5 if drawn else 5) if scored else 0
+    fixed = name + (8 if kind else 0) + (6 if submitted else 0) + 8 + score
     gaps = _GAP * (2 + kind + submitted + scored)
     why = max(width - fixed - gaps, 4)
     table = fitted(
         [
             Column("miner", name, right=False),
             Column("kind", 8, right=False) if kind else None,
-            Column("submitted", 9) if submitted else None,
+            Column("sent", 6) if submitted else None,
             Column("accepted", 8),
             Column("rejected", why, right=False),
             Column("score", score, right=False) if scored else None,
         ],
-        [_miner(row, why, named=kind, drawn=drawn) for row in shown],
+        [_miner(row, why, named=kind, drawing=drawing) for row in shown],
     )
     return _with_rest(table, len(rows) - len(shown), "miner")
 
@@ -84,7 +85,7 @@ def fitted(columns: Sequence[Column | None], rows: Sequence[Sequence[Text]]) -> 
     return table
 
 
-def _miner(row: MinerRow, why: int, *, named: bool, drawn: bool) -> list[Text]:
+def _miner(row: MinerRow, why: int, *, named: bool, drawing: int) -> list[Text]:
     """A miner's cells, all six; its name carries the colour of its kind where the kind has no column."""
     style = KIND_STYLE.get(row.kind, "")
     return [
@@ -93,7 +94,7 @@ def _miner(row: MinerRow, why: int, *, named: bool, drawn: bool) -> list[Text]:
         Text(f"{row.submitted:,}"),
         Text(f"{row.accepted:,}", style="green" if row.accepted else ""),
         _rejected(row, why),
-        _score(row.score, drawn),
+        _score(row.score, drawing),
     ]
 
 
@@ -117,16 +118,16 @@ def _rejected(row: MinerRow, cells: int) -> Text:
         return Text("-", style="dim")
     count = f"{total:,}"
     text = Text(count, style="red")
-    room = cells - len(count) - 2
+    room = cells - len(count) - 1
     if room >= 6:
-        text.append(f"  {reasons_text(row.rejected, room)}", style="dim")
+        text.append(f" {reasons_text(row.rejected, room)}", style="dim")
     return text
 
 
-def _score(score: float, drawn: bool) -> Text:
-    if not drawn:
+def _score(score: float, drawing: int) -> Text:
+    if not drawing:
         return Text(f"{score:.2f}")
-    return Text.assemble((bar(score, 8), "green"), f"  {score:.2f}")
+    return Text.assemble((bar(score, drawing), "green"), f" {score:.2f}")
 
 
 def _version(row: NodeRow) -> str:

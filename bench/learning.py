@@ -1,0 +1,232 @@
+"""The network's learning dynamics in one process, without I/O: which settings make the demo learn, and what they cost.
+
+    python -m bench.learning --windows 60 --seed 1
+
+Window by window: miners sample with the policy that was published `lag` windows ago, a prefill recomputes the log-probabilities
+as a validator does, groups enter the replay buffer, the trainer steps and publishes. Costs are process CPU seconds of one
+thread, so that neighbours on the machine do not count.
+"""
+
+import argparse
+import hashlib
+import json
+import statistics
+import time
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grailnode import genesis
+from grailnode.engine.model import build
+from grailnode.engine.torch_engine import TorchEngine
+from grailnode.policy import Policy, load_weights
+from protocol import environments
+from protocol.sampling import SamplingParams, log_probabilities
+from roles.ports import Request
+from roles.trainer.learner import Learner, LearnerSettings
+from roles.trainer.optimizer import AdamWSettings
+from roles.trainer.replay import ReplayBuffer, ReplaySettings, TrainingGroup
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is varied. A window's rollouts are `groups` (of all miners together) times `group_size`."""
+
+    policy: str = str(genesis.PACKAGED)
+    windows: int = 60
+    seed: int = 0
+    lag: int = 3
+    groups: int = 32
+    group_size: int = 16
+    steps: int = 1
+    groups_per_step: int = 0  # 0: as many as a window brings, divided by the steps
+    learning_rate: float = 1e-5
+    warmup: int = 0
+    temperature: float = 1.0
+    max_uses: int = 1
+    decay: float = 0.7
+    max_staleness: int = 8
+    held_out: int = 256
+    json: str = ""
+
+
+@dataclass
+class Costs:
+    """CPU seconds by phase."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def of(self, phase: str) -> Iterator[None]:
+        """Add what happens inside to a phase."""
+        start = time.process_time()
+        yield
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.process_time() - start
+
+
+async def _inline(function: Any, *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    raise RuntimeError("it waited")
+
+
+class Simulation:
+    """One run of the network."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.costs = Costs()
+        self._policy = Policy.load(Path(setup.policy))
+        model = build(self._policy)
+        start = load_weights(Path(setup.policy))
+        self._engine = TorchEngine(model, run_sync=_inline)
+        self._environment = environments.get("addition")
+        self._params = SamplingParams(setup.temperature, 5, self._policy.eos)
+        optimizer = AdamWSettings(learning_rate=setup.learning_rate, warmup_steps=setup.warmup)
+        self._learner = Learner(model, start, LearnerSettings(setup.temperature, optimizer=optimizer))
+        bounds = ReplaySettings(
+            decay=setup.decay, max_staleness=setup.max_staleness, max_uses=setup.max_uses
+        )
+        self.replay = ReplayBuffer(bounds, setup.seed)
+        self._versions: list[dict[str, Tensor]] = [start]
+        self.tokens = 0
+
+    def window(self, number: int) -> dict[str, float]:
+        """Play one window: what came of it, by name."""
+        setup = self.setup
+        version = max(0, len(self._versions) - 1 - setup.lag)
+        self._serve(version)
+        groups = self._mine(number, version)
+        for group in groups:
+            self.replay.add(group)
+        row = {"reward": statistics.fmean(r for group in groups for r in group.rewards)}
+        with self.costs.of("training"):
+            reports = []
+            for _ in range(setup.steps):
+                drawn = self.replay.draw(setup.groups_per_step or max(1, setup.groups // setup.steps))
+                if drawn:
+                    reports.append(self._learner.step(drawn))
+            view = self._learner.bf16_view()
+        row["sparsity"] = 1 - _changed(self._versions[-1], view)
+        self._versions.append(view)
+        self.replay.advance(len(self._versions) - 1)
+        if reports:
+            row |= {name: getattr(reports[-1], name) for name in ("grad_norm", "clip_fraction", "entropy")}
+        self._serve(len(self._versions) - 1)
+        row["pass_at_1"] = self.pass_at_1()
+        return row
+
+    def _serve(self, version: int) -> None:
+        with self.costs.of("staging"):
+            _run(self._engine.stage(version, self._versions[version]))
+            _run(self._engine.commit())
+
+    def _mine(self, number: int, version: int) -> list[TrainingGroup]:
+        setup, policy = self.setup, self._policy
+        seeds = [
+            hashlib.sha256(f"{setup.seed} {number} {group}".encode()).digest() for group in range(setup.groups)
+        ]
+        problems = [self._environment.problem(seed) for seed in seeds]
+        prompts = [policy.tokenizer.encode(problem.prompt) for problem in problems]
+        requests = [
+            Request(prompt, hashlib.sha256(seed + bytes([rollout])).digest()[:16])
+            for prompt, seed in zip(prompts, seeds, strict=True)
+            for rollout in range(setup.group_size)
+        ]
+        with self.costs.of("generation"):
+            completions = [g.tokens for g in _run(self._engine.generate(requests, self._params))]
+        self.tokens += sum(map(len, completions))
+        with self.costs.of("verification"):
+            checked = _run(self._engine.forward([request.prompt for request in requests], completions))
+        groups = []
+        for index, problem in enumerate(problems):
+            own = slice(index * setup.group_size, (index + 1) * setup.group_size)
+            rewards = tuple(self._reward(problem, tokens) for tokens in completions[own])
+            logprobs = tuple(
+                log_probabilities(result.logits, torch.tensor(tokens), setup.temperature)
+                for result, tokens in zip(checked[own], completions[own], strict=True)
+            )
+            groups.append(
+                TrainingGroup(
+                    seeds[index], b"miner", number, version, prompts[index], tuple(completions[own]), logprobs, rewards
+                )
+            )
+        return groups
+
+    def pass_at_1(self) -> float:
+        """Share of held-out problems that the policy being served solves greedily."""
+        problems = [self._environment.held_out(index) for index in range(self.setup.held_out)]
+        prompts = [self._policy.tokenizer.encode(problem.prompt) for problem in problems]
+        with self.costs.of("evaluation"):
+            answers = _run(self._engine.greedy(prompts, self._params))
+        return statistics.fmean(self._reward(p, tokens) for p, tokens in zip(problems, answers, strict=True))
+
+    def _reward(self, problem: environments.Problem, tokens: tuple[int, ...]) -> float:
+        text = tokens[:-1] if tokens[-1] == self._policy.eos else tokens
+        return self._environment.reward(problem, self._policy.tokenizer.decode(text))
+
+
+def _changed(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> float:
+    """Share of elements whose bits differ."""
+    differing = sum(int((old[name].view(torch.int16) != new[name].view(torch.int16)).sum()) for name in old)
+    return differing / sum(tensor.numel() for tensor in old.values())
+
+
+def run(setup: Setup) -> dict[str, Any]:
+    """Play a run, a line for each window, and sum it up."""
+    simulation = Simulation(setup)
+    simulation._serve(0)
+    first = simulation.pass_at_1()
+    print(f"genesis pass@1 {first:.3f}")
+    rows = []
+    for number in range(setup.windows):
+        row = simulation.window(number)
+        rows.append(row)
+        print(f"window {number:3d}  " + "  ".join(f"{name} {value:.4f}" for name, value in row.items()), flush=True)
+    return _summary(simulation, first, rows)
+
+
+def _summary(simulation: Simulation, first: float, rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    setup, curve = simulation.setup, [row["pass_at_1"] for row in rows]
+    sparsity = [row["sparsity"] for row in rows]
+    return {
+        "first": first,
+        "last": curve[-1],
+        "rise": curve[-1] - first,
+        "pass_at_1": {str(n): curve[n - 1] for n in range(10, len(curve) + 1, 10)},
+        "reward": [rows[0]["reward"], rows[-1]["reward"]],
+        "sparsity_mean": statistics.fmean(sparsity),
+        "sparsity_min": min(sparsity),
+        "cpu_seconds_per_window": {k: round(v / setup.windows, 4) for k, v in simulation.costs.seconds.items()},
+        "tokens_per_window": simulation.tokens / setup.windows,
+        "fates": {str(fate): count for fate, count in simulation.replay.fates.items()},
+    }
+
+
+def main() -> None:
+    """Read the options, play, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    for option in fields(Setup):
+        parser.add_argument(f"--{option.name.replace('_', '-')}", type=type(option.default), default=option.default)
+    setup = Setup(**vars(parser.parse_args()))
+    torch.set_num_threads(1)
+    summary = run(setup)
+    print(json.dumps(summary, indent=2))
+    if setup.json:
+        Path(setup.json).write_text(json.dumps({"setup": setup.__dict__, "summary": summary}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

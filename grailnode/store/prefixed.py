@@ -1,0 +1,43 @@
+"""A store below a prefix of another: each participant writes only to its own."""
+
+from collections.abc import AsyncIterator
+
+from grailnode.store.names import check_path, check_prefix
+from roles.ports import ObjectInfo, ObjectStore
+
+
+class PrefixedStore:
+    """What lies below `prefix`, as a store of its own.
+
+    Args:
+        store: the whole.
+        prefix: ends with '/'.
+
+    Raises:
+        ValueError: not a prefix, or one that does not end with '/'.
+    """
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        if not check_prefix(prefix).endswith("/"):
+            raise ValueError(f"a store's prefix ends with '/': {prefix!r}")
+        self._store = store
+        self._prefix = prefix
+
+    async def put(self, path: str, data: bytes) -> None:
+        """Implements ObjectStore.put."""
+        await self._store.put(self._prefix + check_path(path), data)
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        """Implements ObjectStore.get."""
+        return await self._store.get(self._prefix + check_path(path), max_bytes, offset=offset, size=size)
+
+    async def delete(self, path: str) -> None:
+        """Implements ObjectStore.delete."""
+        await self._store.delete(self._prefix + check_path(path))
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Implements ObjectStore.list."""
+        start = self._prefix + after if after else ""
+        async for info in self._store.list(self._prefix + check_prefix(prefix), after=start):
+            if info.path.startswith(self._prefix):
+                yield ObjectInfo(info.path.removeprefix(self._prefix), info.size)

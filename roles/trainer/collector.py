@@ -1,0 +1,181 @@
+"""The download process: verdicts in, verified groups for the learner out.
+
+For every miner's window: read the validators' verdicts, decide, fetch what enough of them accept, check its digest again, and
+hand it over; then write the account. The harvest lies at a path of its own and is complete or not there, so doing this twice
+after a crash changes nothing: the learner refuses a group that it has seen.
+"""
+
+from dataclasses import dataclass
+
+import trio
+
+from protocol import limits, paths
+from protocol.errors import MalformedError, ProtocolError
+from protocol.rollout import Commitment, open_group
+from protocol.signing import Signed, open_signed
+from protocol.verdict import Verdict
+from roles.gather import gather
+from roles.node import Node
+from roles.ports import NotFoundError, StoreError
+from roles.trainer.harvest import USED, Account, Harvest, HarvestedGroup, harvested
+from roles.trainer.quorum import Decision, decide
+from roles.trainer.spool import COLLECTED, INBOX
+
+
+@dataclass(frozen=True)
+class CollectorSettings:
+    """What a trainer's operator decides.
+
+    Attributes:
+        poll_seconds: how often to look for verdicts.
+        keep_accounts: windows whose accounts stay in the node's state.
+    """
+
+    poll_seconds: float = 0.25
+    keep_accounts: int = 1000
+
+
+def _name(window: int, miner: bytes) -> str:
+    return f"{window:010d}-{miner.hex()}"
+
+
+class Collector:
+    """Collects the verified groups of one run for one trainer."""
+
+    def __init__(self, node: Node, settings: CollectorSettings) -> None:
+        self._node = node
+        self._settings = settings
+        self._verdicts: dict[int, dict[bytes, dict[bytes, Verdict]]] = {}  # window -> miner -> validator
+        self._done: dict[int, set[bytes]] = {}
+
+    async def run(self) -> None:
+        """Collect for ever.
+
+        Raises:
+            StoreError: this node's own state cannot be read or written.
+        """
+        node = self._node
+        async for item in node.state.list(COLLECTED):
+            path = item.path.removeprefix(COLLECTED)
+            self._done.setdefault(paths.window_of(path), set()).add(paths.key_at_end(path))
+        oldest = max(0, node.window() - self._windows_open())
+        while True:
+            now = node.window()
+            for window in range(oldest, now + 1):
+                await self._collect(window)
+            while oldest < now and self._closed(oldest) and self._verdicts.get(oldest, {}).keys() <= self._done[oldest]:
+                self._verdicts.pop(oldest, None)
+                oldest += 1
+            await self._forget(now - self._settings.keep_accounts)
+            await trio.sleep(self._settings.poll_seconds)
+
+    def _windows_open(self) -> int:
+        schedule = self._node.run.schedule
+        return -(-schedule.verdict_rounds // schedule.rounds)
+
+    def _closed(self, window: int) -> bool:
+        return self._node.clock.now() >= self._node.run.beacon.due(self._node.run.schedule.verdict(window))
+
+    async def _collect(self, window: int) -> None:
+        """Look at a window's new verdicts and settle every miner whose groups are all decided."""
+        run = self._node.run
+        closed = self._closed(window)  # asked before reading, so that the last look comes after the end
+        done = self._done.setdefault(window, set())
+        try:
+            for validator in run.validators:
+                await self._read_verdicts(window, validator)
+            for miner, verdicts in self._verdicts.get(window, {}).items():
+                if miner in done:
+                    continue
+                outstanding = 0 if closed else len(run.validators) - len(verdicts)
+                decisions = decide(list(verdicts.values()), run.quorum, outstanding)
+                if not any(decision.open for decision in decisions):
+                    await self._settle(window, miner, decisions, closed)
+                    done.add(miner)
+        except StoreError as error:
+            self._node.telemetry.event("collect-failed", window=window, error=str(error))
+
+    async def _read_verdicts(self, window: int, validator: bytes) -> None:
+        known = self._verdicts.setdefault(window, {})
+        prefix = paths.verdicts(validator, window)
+        seen = {paths.verdict(validator, window, miner) for miner, by in known.items() if validator in by}
+        new = [item.path async for item in self._node.store.list(prefix) if item.path not in seen]
+
+        async def read(path: str) -> Verdict | None:
+            try:
+                data = await self._node.store.get(path, limits.MAX_VERDICT_BYTES + limits.MAX_ENVELOPE_BYTES)
+                verdict = open_signed(data, Verdict, [validator]).record
+                claimed = (verdict.run, verdict.window, verdict.validator, verdict.miner)
+                if claimed != (self._node.run_id, window, validator, paths.key_at_end(path)):
+                    raise MalformedError("of another run, window, validator or miner", path)
+            except ProtocolError as error:
+                self._node.telemetry.event("verdict-refused", path=path, error=str(error))
+                return None
+            return verdict
+
+        for verdict in await gather(read, new):
+            if verdict is not None:
+                known.setdefault(verdict.miner, {})[validator] = verdict
+
+    async def _settle(self, window: int, miner: bytes, decisions: list[Decision], closed: bool) -> None:
+        """Fetch what is accepted, hand it over, and account for everything.
+
+        Raises:
+            StoreError: the storage did not answer; nothing is settled yet.
+        """
+        accepted = [decision for decision in decisions if not decision.reason]
+        outcomes = [(decision.digest, decision.reason) for decision in decisions if decision.reason]
+        groups: list[HarvestedGroup] = []
+        commitment = await self._commitment(window, miner) if accepted else None
+        for decision in accepted:
+            group = await self._fetch(commitment, decision, closed)
+            if isinstance(group, HarvestedGroup):
+                groups.append(group)
+            outcomes.append((decision.digest, USED if isinstance(group, HarvestedGroup) else group))
+        if groups and commitment is not None:
+            harvest = Harvest(window=window, version=commitment.record.version, miner=miner, groups=tuple(groups))
+            await self._node.state.put(INBOX + _name(window, miner), harvest.to_bytes())
+        account = Account(window=window, miner=miner, outcomes=tuple(outcomes))
+        await self._node.state.put(COLLECTED + _name(window, miner), account.to_bytes())
+        self._node.telemetry.event(
+            "collected", window=window, miner=miner.hex()[:8], used=len(groups), left=len(outcomes) - len(groups)
+        )
+
+    async def _commitment(self, window: int, miner: bytes) -> Signed[Commitment] | None:
+        """The miner's commitment as storage shows it now; None where it is none."""
+        path = paths.commitment(miner, window)
+        try:
+            data = await self._node.store.get(path, limits.MAX_COMMITMENT_BYTES + limits.MAX_ENVELOPE_BYTES)
+            return open_signed(data, Commitment, [miner])
+        except (NotFoundError, ProtocolError) as error:
+            self._node.telemetry.event("commitment-refused", path=path, error=str(error))
+            return None
+
+    async def _fetch(
+        self, commitment: Signed[Commitment] | None, decision: Decision, closed: bool
+    ) -> HarvestedGroup | str:
+        """An accepted group, its bytes checked against the digest that the verdicts name; or why it is not used.
+
+        Raises:
+            StoreError: the storage did not answer, or (while the window is open) does not show the batch yet.
+        """
+        if commitment is None or commitment.digest != decision.commitment:
+            return "commitment-changed"
+        record = commitment.record
+        path = paths.batch(record.miner, record.window, record.batch)
+        offset, size = record.extent(decision.index)
+        try:
+            frame = await self._node.store.get(path, size, offset=offset, size=size)
+            group = open_group(frame, record, decision.index)
+        except NotFoundError:
+            if closed:
+                return "missing-after-verdict"
+            raise
+        except ProtocolError:
+            return "changed-after-verdict"
+        return harvested(group, decision.digest, decision.accepting) or "verdict-does-not-fit"
+
+    async def _forget(self, before: int) -> None:
+        for window in [window for window in self._done if window < before]:
+            for miner in self._done.pop(window):
+                await self._node.state.delete(COLLECTED + _name(window, miner))

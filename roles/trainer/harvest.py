@@ -1,0 +1,76 @@
+"""Verified groups on their way from the collector to the learner, and the account of what became of every judged group."""
+
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from protocol import limits
+from protocol.encoding import Record
+from protocol.rollout import Group, Version, Window
+from protocol.signing import Digest, Key
+from protocol.verdict import Judgement
+
+USED = "used"
+
+
+class HarvestedGroup(Record):
+    """A group that enough validators accepted, with the numbers that they recomputed.
+
+    Attributes:
+        digest: SHA-256 of its frame: what the verdicts named and what was fetched.
+        logprobs: float32 little-endian, every completion token: the median over the accepting validators.
+        rewards: as recomputed, one a rollout.
+    """
+
+    kind: ClassVar[str] = "harvested-group"
+    digest: Digest
+    prompt: bytes
+    completions: tuple[bytes, ...]
+    logprobs: bytes
+    rewards: tuple[float, ...]
+
+
+class Harvest(Record):
+    """One miner's verified groups of a window."""
+
+    kind: ClassVar[str] = "harvest"
+    max_bytes: ClassVar[int] = limits.MAX_BATCH_BYTES
+    window: Window
+    version: Version
+    miner: Key
+    groups: tuple[HarvestedGroup, ...]
+
+
+class Account(Record):
+    """What became of each judged group of a miner's window: (SHA-256, 'used' or the reason why not)."""
+
+    kind: ClassVar[str] = "account"
+    window: Window
+    miner: Key
+    outcomes: tuple[tuple[Digest, Annotated[str, Field(max_length=64)]], ...]
+
+
+def harvested(group: Group, digest: bytes, accepting: tuple[Judgement, ...]) -> HarvestedGroup | None:
+    """An accepted group with the validators' numbers; None where those do not fit the group."""
+    tokens = sum(len(rollout.completion) // 4 for rollout in group.rollouts)
+    rewards = tuple(rollout.reward for rollout in group.rollouts)
+    fitting = [
+        judgement
+        for judgement in accepting
+        if len(judgement.logprobs) == 4 * tokens
+        and len(judgement.rewards) == len(rewards)
+        and np.allclose(judgement.rewards, rewards, rtol=0.0, atol=1e-6)
+    ]
+    if not fitting:
+        return None
+    logprobs = np.median([np.frombuffer(judgement.logprobs, dtype="<f4") for judgement in fitting], axis=0)
+    if not np.isfinite(logprobs).all() or (logprobs > 1e-3).any():
+        return None
+    return HarvestedGroup(
+        digest=digest,
+        prompt=group.prompt,
+        completions=tuple(rollout.completion for rollout in group.rollouts),
+        logprobs=logprobs.astype("<f4").tobytes(),
+        rewards=rewards,
+    )

@@ -1,0 +1,84 @@
+"""Group-relative policy optimization as pure functions of tensors.
+
+From PULSE, appendix H.1 (equations 23-25) and F.4, without the KL term. Two departures, both standard: the mean is taken over
+tokens rather than first over each completion (DAPO, Yu et al. 2025), so a token of a long completion weighs as much as one of
+a short one; and the importance ratio is taken against the *behaviour* policy, which may be some versions old, and is
+truncated, so that no token that the policy has since come to favour can dominate a step (dual clip, Ye et al. 2020).
+
+Shapes: N tokens of all completions of the batch, laid end to end; R rollouts of one group; V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+_NO_SPREAD: Final = 1e-6
+"""A group whose rewards' standard deviation is below this says nothing about which rollout was better."""
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """The constants of equation 23.
+
+    Attributes:
+        clip_low, clip_high: epsilon_low and epsilon_high, the asymmetric clip (PULSE, F.4).
+        truncation: the importance ratio is cut off here; above 1 + clip_high.
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    truncation: float = 3.0
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """The loss with what one watches beside it.
+
+    Attributes:
+        value: float32 scalar with a gradient, to be minimized; the sum over N tokens, for the caller to divide.
+        clipped: tokens whose ratio was outside of what the clip lets through, so that they gave no gradient.
+    """
+
+    value: Tensor
+    clipped: int
+
+
+def advantages(rewards: Tensor) -> Tensor:
+    """Equation 25: (r_i - mean) / std over one group, std being the population's.
+
+    Args:
+        rewards: float32 [R].
+
+    Returns:
+        float32 [R]; all zero where the rewards do not differ.
+    """
+    spread = rewards.std(correction=0)
+    if spread < _NO_SPREAD:
+        return torch.zeros_like(rewards)
+    return (rewards - rewards.mean()) / spread
+
+
+def policy_loss(log_probs: Tensor, behaviour: Tensor, advantage: Tensor, settings: LossSettings) -> PolicyLoss:
+    """Equations 23 and 24, negated and summed: -sum_t min(r_t A_t, clip(r_t, 1 - eps_low, 1 + eps_high) A_t).
+
+    Args:
+        log_probs: float32 [N], log pi_theta of each token, with gradient.
+        behaviour: float32 [N], log pi_old of each token, of the policy that drew it.
+        advantage: float32 [N], each token's completion's advantage.
+        settings: the constants.
+    """
+    ratio = (log_probs - behaviour).exp().clamp(max=settings.truncation)
+    bounded = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+    objective = torch.minimum(ratio * advantage, bounded * advantage)
+    too_high = (ratio > 1 + settings.clip_high) & (advantage > 0)
+    too_low = (ratio < 1 - settings.clip_low) & (advantage < 0)
+    cut_off = ratio >= settings.truncation
+    return PolicyLoss(value=-objective.sum(), clipped=int((too_high | too_low | cut_off).sum()))
+
+
+def entropy(logits: Tensor, temperature: float) -> Tensor:
+    """Entropy of the sampled distribution in nats: [N] from logits [N, V]."""
+    log_p = torch.log_softmax(logits / temperature, dim=-1)
+    return -(log_p.exp() * log_p).sum(dim=-1)
