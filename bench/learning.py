@@ -96,9 +96,7 @@ class Simulation:
         self._params = SamplingParams(setup.temperature, 5, self._policy.eos)
         optimizer = AdamWSettings(learning_rate=setup.learning_rate, warmup_steps=setup.warmup)
         self._learner = Learner(model, start, LearnerSettings(setup.temperature, optimizer=optimizer))
-        bounds = ReplaySettings(
-            decay=setup.decay, max_staleness=setup.max_staleness, max_uses=setup.max_uses
-        )
+        bounds = ReplaySettings(decay=setup.decay, max_staleness=setup.max_staleness, max_uses=setup.max_uses)
         self.replay = ReplayBuffer(bounds, setup.seed)
         self._versions: list[dict[str, Tensor]] = [start]
         self.tokens = 0
@@ -135,9 +133,7 @@ class Simulation:
 
     def _mine(self, number: int, version: int) -> list[TrainingGroup]:
         setup, policy = self.setup, self._policy
-        seeds = [
-            hashlib.sha256(f"{setup.seed} {number} {group}".encode()).digest() for group in range(setup.groups)
-        ]
+        seeds = [hashlib.sha256(f"{setup.seed} {number} {group}".encode()).digest() for group in range(setup.groups)]
         problems = [self._environment.problem(seed) for seed in seeds]
         prompts = [policy.tokenizer.encode(problem.prompt) for problem in problems]
         requests = [

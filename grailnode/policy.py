@@ -36,7 +36,9 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise PolicyError(f"{path}: cannot be read ({error}); a policy is a Hugging Face checkpoint directory") from error
+        raise PolicyError(
+            f"{path}: cannot be read ({error}); a policy is a Hugging Face checkpoint directory"
+        ) from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -62,7 +64,7 @@ class Tokenizer:
     def __init__(self, text: str) -> None:
         try:
             self._tokenizer = _Tokenizer.from_str(text)
-        except Exception as error:  # noqa: BLE001 - the library raises Exception itself for every fault of the file
+        except Exception as error:  # what the library raises itself
             raise PolicyError(f"{_TOKENIZER}: not a tokenizer ({error})") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()

@@ -165,12 +165,11 @@ def open_signed(data: bytes, record_type: type[R], signers: Collection[bytes], t
 
 
 def open_announced(data: bytes, record_type: type[R]) -> Signed[R]:
-    """Check an envelope that any one key may have signed; the caller decides what that key may do.
+    """Check an envelope that any keys may have signed; the caller decides what those keys may do.
 
     Raises:
         LimitError, MalformedError, SignatureError: as `open_signed`.
     """
     if len(data) > record_type.max_bytes + limits.MAX_ENVELOPE_BYTES:
         raise LimitError(f"{len(data)} bytes are too many", record_type.kind)
-    signatures = Envelope.from_bytes(data).signatures
-    return open_signed(data, record_type, [signatures[0].key])
+    return open_signed(data, record_type, [signature.key for signature in Envelope.from_bytes(data).signatures])

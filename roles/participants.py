@@ -39,6 +39,6 @@ def _checked(node: Node, path: str, data: bytes) -> Announcement | None:
     """
     signed = open_announced(data, Announcement)
     record = signed.record
-    if record.key != signed.signer or paths.key_at_end(path) != record.key or record.run != node.run_id:
+    if signed.signers != (record.key,) or paths.key_at_end(path) != record.key or record.run != node.run_id:
         raise MalformedError("not of this key or run", path)
     return record if record.expires_ms > node.clock.now() * 1000 else None

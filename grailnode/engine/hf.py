@@ -38,7 +38,7 @@ class TransformersModel:
         try:
             config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
             with torch.device("meta"):
-                module = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+                module = AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
         except (OSError, ValueError, KeyError) as error:
             raise PolicyError(f"{directory}: transformers cannot build this model ({error})") from error
         _rebuild_buffers(module, config, device)
@@ -60,9 +60,7 @@ class TransformersModel:
         """An empty cache."""
         return _Cache(self._config)
 
-    def hidden(
-        self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: _Cache | None = None
-    ) -> Tensor:
+    def hidden(self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: _Cache | None = None) -> Tensor:
         """Final hidden states [B, S, D], after the last norm."""
         prefix = self._module.base_model_prefix + "."
         inner = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
@@ -99,5 +97,7 @@ def _rebuild_buffers(module: torch.nn.Module, config: Any, device: torch.device 
             try:
                 fresh = type(child)(config=config).to(device)
             except TypeError as error:
-                raise PolicyError(f"the buffers of {type(child).__name__} cannot be computed from its config") from error
+                raise PolicyError(
+                    f"the buffers of {type(child).__name__} cannot be computed from its config"
+                ) from error
             setattr(owner, name, fresh)

@@ -37,7 +37,7 @@ class Qwen3Config:
     def of(cls, config: Mapping[str, Any]) -> Self | None:
         """The config if it is a plain Qwen3 (no scaled RoPE, sliding window, bias or quantization); None for any other."""
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        theta = rope.get("rope_theta", config.get("rope_theta"))
+        theta = rope.get("rope_theta", config.get("rope_theta", 0.0))
         plain = (
             config.get("model_type") == "qwen3"
             and rope.get("rope_type", rope.get("type", "default")) == "default"
@@ -45,7 +45,7 @@ class Qwen3Config:
             and not config.get("attention_bias")
             and config.get("quantization_config") is None
             and config.get("hidden_act", "silu") == "silu"
-            and theta is not None
+            and theta > 0
         )
         counts = (
             "vocab_size",
@@ -197,7 +197,10 @@ def _shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
         "mlp.up_proj.weight": (F, D),
         "mlp.down_proj.weight": (D, F),
     }
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, D), "model.norm.weight": (D,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.vocab_size, D),
+        "model.norm.weight": (D,),
+    }
     for index in range(config.num_hidden_layers):
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
     if not config.tie_word_embeddings:

@@ -138,9 +138,7 @@ class TorchEngine:
         lengths = [len(prompt) + params.max_tokens for prompt in prompts]
         for batch in split(lengths, self._max_batch_tokens):
             own_seeds = None if seeds is None else [seeds[i] for i in batch]
-            generations = await self._compute(
-                self._sample, policy, [prompts[i] for i in batch], own_seeds, params
-            )
+            generations = await self._compute(self._sample, policy, [prompts[i] for i in batch], own_seeds, params)
             for index, generation in zip(batch, generations, strict=True):
                 results[index] = generation
         return [result for result in results if result is not None]
@@ -178,8 +176,8 @@ class TorchEngine:
     def _prefill(self, policy: _Policy, prompts: list[Tokens], completions: list[Tokens]) -> list[Forward]:
         batch = pad(prompts, completions, self._device)
         states = self._model.hidden(policy.weights, batch.ids, batch.mask)[batch.rows, batch.columns]
-        logits = self._model.logits(policy.weights, states).cpu().split(batch.lengths)
-        hidden = states.to(torch.float32).cpu().split(batch.lengths)
+        logits = self._model.logits(policy.weights, states).cpu().split(batch.lengths)  # type: ignore[no-untyped-call]
+        hidden = states.to(torch.float32).cpu().split(batch.lengths)  # type: ignore[no-untyped-call]
         return [Forward(logits=row, hidden=state) for row, state in zip(logits, hidden, strict=True)]
 
     @torch.inference_mode()

@@ -5,7 +5,7 @@ from string import Template
 
 from grailnode.report.charts import learning, patches, sparsity
 from grailnode.report.figures import byte_text, clean, duration_words, part_text, percent_text, rate_text, share_text
-from grailnode.report.findings import Findings, judgement_text
+from grailnode.report.findings import Change, Findings, judgement_text
 from grailnode.report.markup import Markup, element, join, text
 from grailnode.report.model import Report
 from grailnode.report.tables import data, digests, miners
@@ -70,20 +70,11 @@ def _facts(report: Report) -> Markup:
 
 def _tiles(report: Report, findings: Findings) -> Markup:
     """The figures on top: (what, figure, what it means)."""
-    learned, rewarded = findings.pass_at_1, findings.reward
     full = byte_text(report.full_bytes)
     judged = findings.accepted + findings.rejected
     tiles = [
-        (
-            "held-out pass@1",
-            f"{learned.first:.2f} → {learned.last:.2f}" if learned else "-",
-            f"{learned.gain:+.2f}, greedy" if learned else "not measured",
-        ),
-        (
-            "mean reward",
-            f"{rewarded.first:.2f} → {rewarded.last:.2f}" if rewarded else "-",
-            f"{rewarded.gain:+.2f}, verified rollouts" if rewarded else "not measured",
-        ),
+        _change_tile("held-out pass@1", findings.pass_at_1, "greedy"),
+        _change_tile("mean reward", findings.reward, "verified rollouts"),
         (
             "median patch",
             byte_text(findings.patch_bytes) if findings.patch_bytes is not None else "-",
@@ -111,6 +102,12 @@ def _tiles(report: Report, findings: Findings) -> Markup:
     ]
     items = [element("li", element("span", a), element("b", b), element("small", c)) for a, b, c in tiles]
     return element("ul", *items, class_="tiles")
+
+
+def _change_tile(name: str, change: Change | None, what: str) -> tuple[str, str, str]:
+    if change is None:
+        return name, "-", "not measured"
+    return name, f"{change.first:.2f} → {change.last:.2f}", f"{change.gain:+.2f}, {what}"
 
 
 def _how(report: Report) -> Markup:

@@ -59,7 +59,7 @@ class Past:
     """What the store's writers wrote, for stale answers.
 
     Attributes:
-        before: by path, the object that the latest put replaced.
+        before: by path, the object that the latest put replaced; current: the one it put.
         recent: the paths put last.
     """
 

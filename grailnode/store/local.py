@@ -110,15 +110,10 @@ class LocalStore:
                 descriptor = os.open(self._root / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             except (FileNotFoundError, NotADirectoryError) as error:
                 raise NotFoundError(f"{path}: no such object") from error
-            with os.fdopen(descriptor, "rb", buffering=0) as file:
-                status = os.fstat(descriptor)
-                if not stat.S_ISREG(status.st_mode):
-                    raise NotFoundError(f"{path}: no such object")
-                wanted = max(0, status.st_size - offset) if size is None else min(size, status.st_size - offset)
-                if wanted > max_bytes:
-                    raise TooLargeError(f"{path}: {wanted} bytes where at most {max_bytes} are wanted")
-                file.seek(offset)
-                return _read(file.read, wanted)
+            try:
+                return _read(descriptor, path, max_bytes, offset, size)
+            finally:
+                os.close(descriptor)
 
     def _delete(self, path: str) -> None:
         target = self._root / path
@@ -167,10 +162,19 @@ def _children(root: Path, folder: str) -> list[str]:
     return sorted(paths, reverse=True)
 
 
-def _read(read: Callable[[int], bytes | None], size: int) -> bytes:
-    """`size` bytes, or fewer where the file ends."""
+def _read(descriptor: int, path: str, max_bytes: int, offset: int, size: int | None) -> bytes:
+    """The range of an open file, if it is one and the range is not too large."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise NotFoundError(f"{path}: no such object")
+    wanted = max(0, status.st_size - offset)
+    if size is not None:
+        wanted = min(size, wanted)
+    if wanted > max_bytes:
+        raise TooLargeError(f"{path}: {wanted} bytes where at most {max_bytes} are wanted")
     pieces = []
-    while size > 0 and (piece := read(size)):
+    while wanted > 0 and (piece := os.pread(descriptor, wanted, offset)):
         pieces.append(piece)
-        size -= len(piece)
+        wanted -= len(piece)
+        offset += len(piece)
     return b"".join(pieces)

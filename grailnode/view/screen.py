@@ -85,9 +85,10 @@ def _spacious(title: str, state: NetworkState, width: int, height: int) -> Rende
     """Frames: learning beside publication, then verification with the miners, then the nodes."""
     warnings = alarms(state.alarms, width - 4, _MOST_ALARMS)
     top = 3 + (len(warnings) + 2 if warnings else 0)
-    most = height - top - 2 * 5  # two rows of charts, framed, three lines high at the least
-    for_miners = min(lines_of(len(state.miners)), max(most - 7 - 3, 2))
-    for_nodes = min(lines_of(len(state.nodes)), max(most - for_miners - 2 - 3, 0))
+    # Two rows of charts want five lines each at the least; the two frames below them take six beside their tables.
+    most = max(height - top - 2 * 5 - 6, 0)
+    for_nodes = min(lines_of(len(state.nodes)), most // 2)
+    for_miners = min(lines_of(len(state.miners)), most - for_nodes)
     framed = for_miners + 2 + 2 + (for_nodes + 2 if for_nodes else 0)
     room = height - top - framed - 4
     tall = min(max(room * 3 // 5, 3), 10)

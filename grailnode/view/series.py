@@ -44,8 +44,10 @@ def publication(state: NetworkState) -> tuple[Trace, Trace]:
     sizes: list[float | None] = [row.patch_bytes for row in rows]
     planned = state.windows_planned or 0
     return (
-        Trace("sparsity", "blue", sparsity, planned, _sparsity_text(sparsity), _sparsity_text(sparsity, short=True)),
-        Trace("patch", "blue", sizes, planned, _patch_text(sizes, state.full_bytes), _patch_text(sizes, 0)),
+        Trace(
+            "sparsity", "bright_blue", sparsity, planned, _sparsity_text(sparsity), _sparsity_text(sparsity, short=True)
+        ),
+        Trace("patch", "bright_blue", sizes, planned, _patch_text(sizes, state.full_bytes), _patch_text(sizes, 0)),
     )
 
 

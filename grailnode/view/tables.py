@@ -117,7 +117,7 @@ def _rejected(row: MinerRow, cells: int) -> Text:
     if not total:
         return Text("-", style="dim")
     count = f"{total:,}"
-    text = Text(count, style="red")
+    text = Text.assemble((count, "red"))
     room = cells - len(count) - 1
     if room >= 6:
         text.append(f" {reasons_text(row.rejected, room)}", style="dim")

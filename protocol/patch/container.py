@@ -89,7 +89,8 @@ class Header:
         return self.frames_begin + sum(row.size for row in self.rows)
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """Unsigned LEB128."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -146,11 +147,11 @@ def _write_row(row: Row) -> bytes:
     name = row.name.encode()
     if len(name) > limits.MAX_NAME_BYTES or len(row.shape) > limits.MAX_RANK:
         raise LimitError("a name or a rank over its cap", row.name[:64])
-    parts = [_varint(len(name)), name, bytes((_DTYPE_CODES.index(type_names[row.dtype]), len(row.shape)))]
-    parts += [_varint(size) for size in row.shape]
+    parts = [varint(len(name)), name, bytes((_DTYPE_CODES.index(type_names[row.dtype]), len(row.shape)))]
+    parts += [varint(size) for size in row.shape]
     parts.append(bytes((row.mode,)))
     if row.mode != Mode.UNCHANGED:
-        parts += [_varint(row.changed), _varint(row.size), row.check]
+        parts += [varint(row.changed), varint(row.size), row.check]
     return b"".join(parts)
 
 
@@ -196,7 +197,7 @@ def _read_row(cursor: Cursor) -> Row:
 
 def write_container(profile: str, base: bytes, result: bytes, rows: Sequence[Row], frames: Sequence[bytes]) -> bytes:
     """The patch of a table and its frames, both by ascending name."""
-    table = _varint(len(rows)) + b"".join(_write_row(row) for row in rows)
+    table = varint(len(rows)) + b"".join(_write_row(row) for row in rows)
     if len(table) > limits.MAX_PATCH_HEADER_BYTES or len(rows) > limits.MAX_TENSORS:
         raise LimitError(f"a table of {len(table)} bytes and {len(rows)} tensors")
     packed = compress(table)

@@ -9,7 +9,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def kernel(*signatures: str, inline: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def kernel(*signatures: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Compile a function without the GIL, for the given signatures; without any, when another kernel needs it.
 
     The machine code is cached beside the source or, where that cannot be written, in the user's cache folder; where neither
@@ -17,7 +17,7 @@ def kernel(*signatures: str, inline: bool = False) -> Callable[[Callable[P, R]],
     """
 
     def compiled(function: Callable[P, R]) -> Callable[P, R]:
-        arguments = {"nogil": True, "error_model": "numpy", "inline": "always" if inline else "never"}
+        arguments = {"nogil": True, "error_model": "numpy", "inline": "never" if signatures else "always"}
         try:
             dispatcher = numba.njit(list(signatures) or None, cache=True, **arguments)(function)
         except RuntimeError:  # "cannot cache function: no locator available"

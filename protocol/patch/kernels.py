@@ -91,7 +91,7 @@ def key_of(bits: Any, top: Any, flip_positive: Any, flip_negative: Any) -> Any:
 @kernel()
 def bits_at(key: Any, top: Any, flip_positive: Any, flip_negative: Any) -> Any:
     """The bit pattern at a place in the order of its dtype."""
-    return key ^ (flip_positive if key & flip_positive & top else flip_negative)
+    return key ^ (flip_positive if key & top else flip_negative)
 
 
 def scan(old: Any, new: Any, shift: Any, classes: Any, weights: Any, survival: Any, listed: Any, out: Any, at: Any) -> Any:
@@ -258,8 +258,7 @@ def stepped(bits: Any, size: Any, down: Any, order: Any) -> Any:
 
 
 def get_listed(
-    old: Any, new: Any, count: Any, back: Any, shift: Any, classes: Any, order: Any, weight: Any, survival: Any,
-    waits: Any, rates: Any, odds: Any, seen: Any, steps: Any, raw: Any
+    old: Any, new: Any, count: Any, back: Any, order: Any, weight: Any, survival: Any, waits: Any, rates: Any, odds: Any, seen: Any, steps: Any, raw: Any
 ) -> Any:  # fmt: skip
     """Decode `count` listed changes of `old` into `new`, steps turned round when `back`; returns 0 or what is wrong."""
     value, at_word = first_word(waits)
@@ -287,9 +286,8 @@ def get_listed(
         index += gap
         if index >= old.size:
             return I(PAST_THE_END)
-        base = I(classes[U(old[index]) >> shift]) * I(CONTEXTS) * I(0)
         step_value, step_width, at_step, bits, size, down = get_step(
-            step_value, step_width, steps, at_step, raw, bits, odds, seen, rates, base
+            step_value, step_width, steps, at_step, raw, bits, odds, seen, rates, I(0)
         )
         if bits < 0:
             return I(NO_SIGNS)
@@ -380,3 +378,42 @@ def count_groups(old: Any, new: Any, shift: Any, stride: Any, elements: Any, cha
                 crossings[0] += I(U(new[index]) >> shift != group)
         start += I(4096) * stride
     return I(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The kernels of one element width."""
+
+    scan: Callable[..., tuple[int, int, int]]
+    find: Callable[..., int]
+    put_waits: Callable[..., int]
+    put_steps: Callable[..., tuple[int, int]]
+    get_listed: Callable[..., int]
+    get_classed: Callable[..., int]
+    count_groups: Callable[..., int]
+
+
+@cache
+def kernels_for(itemsize: int) -> Kernels:
+    """Compile the kernels for elements of `itemsize` bytes, or load them from numba's cache."""
+    element, byte, half, index, table, count = (
+        f"uint{8 * itemsize}[::1]", "uint8[::1]", "uint16[::1]", "uint32[::1]", "uint64[::1]", "int64[::1]",
+    )  # fmt: skip
+    parts = f"{table}, {half}, {table}, {half}, {byte}, {half}, {byte}"
+
+    def compiled(function: Callable[..., Any], *arguments: str) -> Callable[..., Any]:
+        return kernel(f"({', '.join(arguments)})")(function)
+
+    return Kernels(
+        scan=compiled(scan, element, element, "uint64", byte, table, table, index, half, index),
+        find=compiled(find, element, element, index),
+        put_waits=compiled(put_waits, index, "int64", "uint64", table, half),
+        put_steps=compiled(
+            put_steps, element, element, index, "int64", "uint64", byte, table, table, half, byte, half, byte
+        ),
+        get_listed=compiled(get_listed, element, element, "int64", "boolean", table, "int64", parts),
+        get_classed=compiled(
+            get_classed, element, element, "int64", "boolean", "uint64", byte, table, table, parts
+        ),
+        count_groups=compiled(count_groups, element, element, "uint64", "int64", count, count, count),
+    )

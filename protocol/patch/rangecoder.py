@@ -145,13 +145,12 @@ def finish(low: Any, width: Any, out: Any, position: Any) -> Any:
         if distance < width:
             break
     low = advance(low, distance, out, position)
-    for _ in range(keep):
-        out[position] = low >> U(48)
-        position += 1
+    for word in range(keep):
+        out[position + word] = low >> U(48)
         low = low << U(16)
-    while position > 0 and out[position - 1] == 0:
-        position -= 1
-    return position
+    while keep > 0 and out[position + keep - 1] == 0:
+        keep -= 1
+    return position + keep
 
 
 @kernel()

@@ -35,6 +35,23 @@ class Layout:
     is_float: bool
     signed: bool
 
+    @property
+    def group_shift(self) -> int:
+        """How far a bit pattern is shifted to leave sign and exponent; integers are all in one group."""
+        return self.mantissa if self.is_float else self.bits
+
+    @property
+    def groups(self) -> int:
+        """Values that are left after the shift."""
+        return 2 * self.exponents if self.is_float else 1
+
+    @property
+    def order(self) -> NDArray[np.uint64]:
+        """What a kernel needs to put patterns in order: top bit, flips of positive and of negative ones, largest: uint64[4]."""
+        top, largest = 1 << (self.bits - 1), (1 << self.bits) - 1
+        positive = top if self.signed else 0
+        return np.array((top, positive, largest if self.is_float else positive, largest), dtype=np.uint64)
+
 
 _layouts: Final[dict[torch.dtype, Layout]] = {
     torch.bfloat16: Layout(16, 7, 256, True, True),
@@ -55,7 +72,7 @@ def layout_of(dtype: torch.dtype) -> Layout:
 
 
 def bits_of(tensor: torch.Tensor) -> Bits:
-    """The tensor's bit patterns, flat; shares its memory.
+    """The tensor's bit patterns, flat; shares its memory where that is aligned.
 
     Raises:
         ValueError: the tensor is not contiguous or not on the CPU.
@@ -64,7 +81,8 @@ def bits_of(tensor: torch.Tensor) -> Bits:
         raise ValueError("patches are made of contiguous CPU tensors")
     width = tensor.dtype.itemsize
     flat = tensor.detach().reshape(-1).view(_unsigned_torch[width]).numpy()
-    return flat.view(_unsigned[width])
+    bits = flat.view(_unsigned[width])
+    return bits if bits.flags.aligned else bits.copy()
 
 
 def ordered(bits: Bits, layout: Layout) -> Bits:

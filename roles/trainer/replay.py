@@ -119,8 +119,8 @@ class ReplayBuffer:
         return len(self._entries)
 
     @property
-    def bytes(self) -> int:
-        """What the groups take, about."""
+    def size(self) -> int:
+        """Bytes that the groups take, about."""
         return self._bytes
 
     @property

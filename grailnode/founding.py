@@ -1,0 +1,161 @@
+"""Founding a run: the manifest from a policy and a few choices, signed by the root keys, and the files it names."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from grailnode import policy as policies
+from protocol import paths
+from protocol.beacon import ChainInfo
+from protocol.digest import content_digest, digest_weights
+from protocol.errors import ProtocolError, SignatureError
+from protocol.run import FileRef, ModelSpec, ProofSpec, RunManifest, SamplingSpec, ScoringSpec
+from protocol.signing import Signed, SigningKey, open_announced, open_signed, sign
+from protocol.window import Schedule
+from roles.ports import ObjectStore
+
+MODEL_FILES = ("config.json", "tokenizer.json", "generation_config.json")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a founder decides beside the model; the defaults are the demo's.
+
+    Attributes:
+        windows are counted in beacon rounds: see protocol/window.py.
+    """
+
+    name: str = "demo"
+    environment: str = "addition"
+    temperature: float = 1.0
+    max_tokens: int = 8
+    group_size: int = 16
+    groups: int = 16
+    rounds: int = 8
+    commit_rounds: int = 5
+    audit_rounds: int = 6
+    verdict_rounds: int = 24
+    first_round: int = 1
+    lead: int = 1
+    max_lag: int = 2
+    quorum: int = 1
+    head_ttl: int = 3600
+
+
+PROOF = ProofSpec(
+    sketch="projection",
+    sketch_tolerance=2,
+    sketch_share=0.98,
+    margin=0.02,
+    margin_share=0.995,
+    audit_ppm=1_000_000,
+)
+"""Thresholds for one engine on one kind of machine: docs/spec/verdict.md says how they were chosen."""
+
+SCORING = ScoringSpec(exponent=2.0, penalty=10.0, windows=100)
+
+
+def model_files(directory: Path) -> dict[str, bytes]:
+    """The files of a policy directory that every node needs, by name."""
+    return {name: (directory / name).read_bytes() for name in MODEL_FILES if (directory / name).is_file()}
+
+
+def draft(
+    choices: Choices,
+    directory: Path,
+    beacon: ChainInfo,
+    *,
+    roots: Sequence[bytes],
+    trainers: Sequence[bytes],
+    validators: Sequence[bytes],
+) -> RunManifest:
+    """A run manifest for the policy in a directory.
+
+    Raises:
+        PolicyError: the directory holds no policy.
+        ValueError: the choices contradict each other.
+    """
+    policy = policies.Policy.load(directory)
+    files = model_files(directory)
+    genesis = digest_weights(policies.load_weights(directory))
+    return RunManifest(
+        name=choices.name,
+        roots=tuple(roots),
+        root_threshold=1,
+        trainers=tuple(trainers),
+        validators=tuple(validators),
+        quorum=choices.quorum,
+        model=ModelSpec(
+            files=tuple(
+                FileRef(name=name, digest=content_digest(data), size=len(data)) for name, data in files.items()
+            ),
+            genesis=genesis,
+        ),
+        environment=choices.environment,
+        sampling=SamplingSpec(temperature=choices.temperature, max_tokens=choices.max_tokens, eos=policy.eos),
+        group_size=choices.group_size,
+        groups=choices.groups,
+        schedule=Schedule(
+            first_round=choices.first_round,
+            rounds=choices.rounds,
+            commit_rounds=choices.commit_rounds,
+            audit_rounds=choices.audit_rounds,
+            verdict_rounds=choices.verdict_rounds,
+            lead=choices.lead,
+            max_lag=choices.max_lag,
+        ),
+        beacon=beacon,
+        proof=PROOF,
+        scoring=SCORING,
+        head_ttl=choices.head_ttl,
+    )
+
+
+async def publish_files(store: ObjectStore, writer: bytes, files: Mapping[str, bytes]) -> None:
+    """Put the model's files where the manifest's readers look for them."""
+    for data in files.values():
+        await store.put(paths.file(writer, content_digest(data)), data)
+
+
+def seal(manifest: RunManifest, *roots: SigningKey) -> Signed[RunManifest]:
+    """The signed manifest."""
+    return open_signed(sign(manifest, *roots), RunManifest, manifest.roots, manifest.root_threshold)
+
+
+def open_run(data: bytes, run_id: bytes | None = None) -> Signed[RunManifest]:
+    """A run manifest, signed by as many of its own roots as it asks for.
+
+    Args:
+        data: hostile bytes.
+        run_id: the id that must come out; None to trust the file.
+
+    Raises:
+        ProtocolError: it is not such a manifest, or of another run.
+    """
+    signed = open_announced(data, RunManifest)
+    roots, threshold = signed.record.roots, signed.record.root_threshold
+    if not set(signed.signers) <= set(roots) or len(signed.signers) < threshold:
+        raise SignatureError(f"not signed by {threshold} of its own roots", "run manifest")
+    signed.record.check_keys()
+    if run_id is not None and signed.digest != run_id:
+        raise ProtocolError(f"is run {signed.digest.hex()}, not {run_id.hex()}", "run manifest")
+    return signed
+
+
+async def fetch_model(store: ObjectStore, run: RunManifest, directory: Path) -> policies.Policy:
+    """The run's model files, checked, in a directory; then the policy they make.
+
+    Raises:
+        StoreError, ProtocolError: a file is not to be had, or not the one that the run names.
+        PolicyError: the files make no policy.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    for ref in run.model.files:
+        target = directory / ref.name
+        if target.is_file() and content_digest(target.read_bytes()) == ref.digest:
+            continue
+        data = await store.get(paths.file(run.trainers[0], ref.digest), ref.size)
+        if content_digest(data) != ref.digest:
+            raise ProtocolError("not the file that the run names", ref.name)
+        target.write_bytes(data)
+    return policies.Policy.load(directory)

@@ -1,0 +1,68 @@
+"""What a node says of itself: events as JSON lines in a file, and in short on the terminal; numbers for Prometheus."""
+
+import json
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import IO
+
+Field = str | int | float
+
+
+class Telemetry:
+    """Implements the Telemetry port.
+
+    Args:
+        name: of the node's process, in every line.
+        file: takes every event as a JSON line; None for nowhere.
+        terminal: takes a short line for every event; None for nowhere.
+    """
+
+    def __init__(self, name: str, file: IO[str] | None = None, terminal: IO[str] | None = None) -> None:
+        self._name = name
+        self._file = file
+        self._terminal = terminal
+        self._values: dict[str, float] = defaultdict(float)
+
+    @classmethod
+    def to_file(cls, name: str, path: Path, terminal: IO[str] | None = None) -> "Telemetry":
+        """Telemetry into a file that grows; its directory is made."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return cls(name, path.open("a", encoding="utf-8", buffering=1), terminal)
+
+    def event(self, name: str, **fields: Field) -> None:
+        """Something happened."""
+        moment = time.time()
+        if self._file is not None:
+            line = {"time": round(moment, 3), "node": self._name, "event": name, **fields}
+            self._write(self._file, json.dumps(line) + "\n")
+        if self._terminal is not None:
+            clock = time.strftime("%H:%M:%S", time.localtime(moment))
+            details = " ".join(f"{key}={_short(value)}" for key, value in fields.items())
+            self._write(self._terminal, f"{clock} {self._name} {name} {details}\n")
+
+    @staticmethod
+    def _write(file: IO[str], line: str) -> None:
+        try:
+            file.write(line)
+            file.flush()
+        except (OSError, ValueError):
+            return  # a full disk or a closed terminal must not stop a node
+
+    def gauge(self, name: str, value: float) -> None:
+        """A quantity now stands at a value."""
+        self._values[name] = value
+
+    def count(self, name: str, amount: float = 1.0) -> None:
+        """A quantity that only grows grew."""
+        self._values[name] += amount
+
+    def exposition(self) -> str:
+        """The numbers in Prometheus' text format."""
+        return "".join(
+            f'grailnode_{name}{{node="{self._name}"}} {value!r}\n' for name, value in sorted(self._values.items())
+        )
+
+
+def _short(value: Field) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

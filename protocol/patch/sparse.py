@@ -1,0 +1,268 @@
+"""Sparse frames: a model, a directory of chunks, the chunks (docs/spec/patch.md, section 3).
+
+A chunk is up to 2^20 elements that never span a boundary between rows that two shards may hold, and is coded by itself. It
+has a listed and a classed part, each of three sections: waits, steps, raw bits.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import PatchError
+from protocol.patch import kernels
+from protocol.patch.container import Cursor, varint
+from protocol.patch.kernels import CONTEXTS, Kernels, kernels_for
+from protocol.patch.model import Model, parse_model, write_model
+from protocol.patch.rangecoder import rate_table, survival_table
+from protocol.patch.values import Bits, Layout
+
+CHUNK_ELEMENTS: Final = 1 << 20
+MAX_SHARDS: Final = 8
+MIN_SHARD_ELEMENTS: Final = 1 << 19
+
+_survival: Final = survival_table()
+_rates: Final = rate_table()
+
+_reasons: Final = {
+    kernels.PAST_THE_END: "a gap past the end",
+    kernels.CUT_OFF: "a section that is cut off",
+    kernels.NOT_A_CODE: "bytes that no encoder writes",
+    kernels.LEAVES_CLASS: "a step out of its class",
+    kernels.LEAVES_DTYPE: "a step out of the dtype",
+    kernels.LEFT_OVER: "bytes left over in a section",
+    kernels.NO_SIGNS: "signs that are cut off",
+}
+
+
+def shards_of(shape: Sequence[int]) -> int:
+    """How many equal ranges of rows can be decoded apart from each other."""
+    elements, rows = math.prod(shape), shape[0] if shape else 1
+    shards = MAX_SHARDS
+    while shards > 1 and (rows % shards or elements < shards * MIN_SHARD_ELEMENTS):
+        shards //= 2
+    return shards
+
+
+def chunks_of(shape: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The chunks of a tensor: (first element, behind last)."""
+    elements = math.prod(shape)
+    shard = elements // shards_of(shape)
+    for begin in range(0, elements, max(1, shard)):
+        for start in range(begin, begin + shard, CHUNK_ELEMENTS):
+            yield start, min(start + CHUNK_ELEMENTS, begin + shard)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The changes of one kind in one chunk: how many, and where their sections lie in the frame's data."""
+
+    count: int
+    waits: int
+    steps: int
+    raw: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the three sections."""
+        return 2 * self.waits + 2 * self.steps + self.raw
+
+
+@dataclass(frozen=True, slots=True)
+class Sections:
+    """The changes of one kind in one chunk."""
+
+    count: int
+    waits: NDArray[np.uint16]
+    steps: NDArray[np.uint16]
+    raw: NDArray[np.uint8]
+
+    def directory(self) -> bytes:
+        """The count and, unless it is 0, the sections' lengths."""
+        if self.count == 0:
+            return varint(0)
+        return b"".join(varint(n) for n in (self.count, self.waits.size, self.steps.size, self.raw.size))
+
+    def data(self) -> bytes:
+        """The sections' bytes."""
+        return self.waits.astype("<u2").tobytes() + self.steps.astype("<u2").tobytes() + self.raw.tobytes()
+
+
+_nothing: Final = Sections(0, np.empty(0, np.uint16), np.empty(0, np.uint16), np.empty(0, np.uint8))
+
+
+class Workspace:
+    """Scratch memory of one worker: 8 MiB, whatever the tensors' sizes."""
+
+    def __init__(self) -> None:
+        self.listed = np.empty(CHUNK_ELEMENTS, np.uint32)
+        self.at = np.empty(CHUNK_ELEMENTS, np.uint32)
+
+
+def _adaptive_bits(contexts: int) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
+    return np.full(contexts * CONTEXTS, 1 << 15, np.uint16), np.zeros(contexts * CONTEXTS, np.uint8)
+
+
+class OutOfRoom(Exception):
+    """Our own: the changes need more bytes than the elements themselves; the tensor is better sent dense."""
+
+
+class _Encoder:
+    """Codes the chunks of one tensor."""
+
+    def __init__(self, model: Model, itemsize: int, workspace: Workspace) -> None:
+        self._model = model
+        self._kernels: Kernels = kernels_for(itemsize)
+        self._space = workspace
+        self._zeros = np.zeros(model.layout.groups, np.uint8)
+        self._order = model.layout.order
+
+    def _steps(
+        self, old: Bits, new: Bits, at: NDArray[np.uint32], count: int, classes: NDArray[np.uint8], contexts: int
+    ) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
+        out = np.empty(3 * count + 128, np.uint16)
+        raw = np.zeros(count * old.itemsize + 64, np.uint8)
+        shift = self._model.layout.group_shift
+        words, bits = self._kernels.put_steps(
+            old, new, at, count, shift, classes, self._order, _rates, *_adaptive_bits(contexts), out, raw
+        )
+        if words == kernels.OUT_OF_ROOM:
+            raise OutOfRoom
+        return out[:words].copy(), raw[: (bits + 7) // 8].copy()
+
+    def _listed(self, old: Bits, new: Bits, count: int) -> Sections:
+        if count == 0:
+            return _nothing
+        out = np.empty(3 * count + 128, np.uint16)
+        words = self._kernels.put_waits(self._space.listed, count, self._model.listed_weight, _survival, out)
+        if words == kernels.OUT_OF_ROOM:
+            raise OutOfRoom
+        steps, raw = self._steps(old, new, self._space.listed, count, self._zeros, 1)
+        return Sections(count, out[:words].copy(), steps, raw)
+
+    def chunk(self, old: Bits, new: Bits) -> tuple[Sections, Sections]:
+        """The listed and the classed part of one chunk."""
+        model, space = self._model, self._space
+        if not model.firsts:
+            return self._listed(old, new, self._kernels.find(old, new, space.listed)), _nothing
+        out = np.empty(old.size // 2 + 128, np.uint16)
+        shift = model.layout.group_shift
+        listed, classed, words = self._kernels.scan(
+            old, new, shift, model.classes, model.weights, _survival, space.listed, out, space.at
+        )
+        if words == kernels.OUT_OF_ROOM:
+            raise OutOfRoom
+        if classed == 0:
+            return self._listed(old, new, listed), _nothing
+        steps, raw = self._steps(old, new, space.at, classed, model.classes, model.contexts)
+        return self._listed(old, new, listed), Sections(classed, out[:words].copy(), steps, raw)
+
+
+def encode_sparse(
+    old: Bits, new: Bits, shape: Sequence[int], model: Model, workspace: Workspace
+) -> tuple[int, bytes]:
+    """A sparse frame: how many elements it changes, and its bytes.
+
+    Raises:
+        OutOfRoom: the tensor is better sent dense.
+    """
+    encoder = _Encoder(model, old.itemsize, workspace)
+    directory, data, changed = [write_model(model)], [], 0
+    for begin, end in chunks_of(shape):
+        for part in encoder.chunk(old[begin:end], new[begin:end]):
+            directory.append(part.directory())
+            data.append(part.data())
+            changed += part.count
+    return changed, b"".join(directory + data)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One chunk of a frame: its elements, its parts and where their data begin."""
+
+    begin: int
+    end: int
+    listed: Part
+    classed: Part
+    offset: int
+
+
+def _read_part(cursor: Cursor, elements: int, itemsize: int) -> Part:
+    count = cursor.varint(elements)
+    if count == 0:
+        return Part(0, 0, 0, 0)
+    longest = elements * itemsize + 128
+    return Part(count, cursor.varint(longest), cursor.varint(longest), cursor.varint(longest))
+
+
+def read_directory(frame: memoryview, shape: Sequence[int], changed: int, layout: Layout) -> tuple[Model, list[Chunk]]:
+    """The model and the chunks of a sparse frame.
+
+    Raises:
+        MalformedError, LimitError: not the form that docs/spec/patch.md gives.
+        PatchError: counts or lengths that do not add up.
+    """
+    cursor = Cursor(frame, "sparse frame")
+    pairs = [(cursor.byte(), cursor.byte()) for _ in range(cursor.byte())]
+    model = parse_model(layout, tuple(p[0] for p in pairs), tuple(p[1] for p in pairs), cursor.byte())
+    parts = []
+    for begin, end in chunks_of(shape):
+        listed = _read_part(cursor, end - begin, layout.bits // 8)
+        classed = _read_part(cursor, end - begin if model.firsts else 0, layout.bits // 8)
+        parts.append((begin, end, listed, classed))
+    counted = sum(listed.count + classed.count for _, _, listed, classed in parts)
+    if counted != changed:
+        raise PatchError(f"{counted} changes in the chunks where the table says {changed}")
+    offset, chunks = cursor.offset, []
+    for begin, end, listed, classed in parts:
+        chunks.append(Chunk(begin, end, listed, classed, offset))
+        offset += listed.nbytes + classed.nbytes
+    if offset != len(frame):
+        raise PatchError(f"sections of {offset} bytes in a frame of {len(frame)}")
+    return model, chunks
+
+
+def _sections(frame: memoryview, offset: int, part: Part) -> Sections:
+    waits, steps = offset + 2 * part.waits, offset + 2 * part.waits + 2 * part.steps
+    return Sections(
+        part.count,
+        np.frombuffer(bytes(frame[offset:waits]), "<u2").astype(np.uint16),
+        np.frombuffer(bytes(frame[waits:steps]), "<u2").astype(np.uint16),
+        np.frombuffer(bytes(frame[steps : steps + part.raw]), np.uint8).copy(),
+    )
+
+
+def decode_chunk(frame: memoryview, chunk: Chunk, model: Model, old: Bits, new: Bits, *, back: bool = False) -> None:
+    """Write the changes of one chunk into `new`, which holds the chunk's elements already.
+
+    Args:
+        old: the chunk's previous elements; when `back`, `new` itself: the steps are then taken back, which leaves the previous
+            elements (the listed ones first, so that every class is what it was when the waits of the others were counted).
+
+    Raises:
+        PatchError: sections that do not fit the elements.
+    """
+    compiled = kernels_for(old.itemsize)
+    layout, order = model.layout, model.layout.order
+    if chunk.listed.count:
+        part = _sections(frame, chunk.offset, chunk.listed)
+        state = (_rates, *_adaptive_bits(1), part.steps, part.raw)
+        status = compiled.get_listed(
+            old, new, part.count, back, order, model.listed_weight, _survival, part.waits, *state
+        )
+        _check(status, chunk)
+    if chunk.classed.count:
+        part = _sections(frame, chunk.offset + chunk.listed.nbytes, chunk.classed)
+        state = (_rates, *_adaptive_bits(model.contexts), part.steps, part.raw)
+        status = compiled.get_classed(
+            old, new, part.count, back, layout.group_shift, model.classes, order, model.weights, _survival, part.waits, *state
+        )  # fmt: skip
+        _check(status, chunk)
+
+
+def _check(status: int, chunk: Chunk) -> None:
+    if status:
+        raise PatchError(f"{_reasons[status]}, in elements {chunk.begin} to {chunk.end}")

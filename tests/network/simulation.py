@@ -1,0 +1,155 @@
+"""A whole network in one process on trio's virtual clock: the real roles, protocol and engine over a store in memory.
+
+Nothing here runs in a thread, so the same seed gives the same trace.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from grailnode import founding, genesis
+from grailnode.beacon import StoreBeacon, publish_rounds
+from grailnode.clock import TrioClock
+from grailnode.engine import model as models
+from grailnode.policy import Policy, load_weights
+from grailnode.store.memory import MemoryStore
+from grailnode.wiring import (
+    Compute,
+    TrainerSettings,
+    run_collector,
+    run_miner,
+    run_publisher,
+    run_training,
+    run_validator,
+)
+from protocol import paths
+from protocol.beacon import LocalKey
+from protocol.digest import digest_weights
+from protocol.run import RunManifest
+from protocol.signing import Signed, SigningKey
+from roles.miner.node import MinerSettings
+from roles.miner.produce import HonestProducer
+from roles.node import Node
+from roles.ports import ObjectStore
+from roles.trainer.learner import LearnerSettings
+from roles.trainer.optimizer import AdamWSettings
+from roles.trainer.publisher import PublisherSettings
+from roles.trainer.training import TrainingSettings
+from roles.validator.node import ValidatorSettings
+
+BEGIN = 1_750_000_000.0
+PERIOD_MS = 250
+
+
+async def inline(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Compute in place, where virtual time stands still."""
+    await trio.lowlevel.checkpoint()
+    return function(*arguments)
+
+
+def key(name: str) -> SigningKey:
+    """A key that follows from its name."""
+    return SigningKey(random.Random(name).randbytes(32))
+
+
+@dataclass
+class Log:
+    """Events of a node, kept."""
+
+    name: str
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def event(self, name: str, **fields: Any) -> None:
+        self.events.append((name, fields))
+
+    def gauge(self, name: str, value: float) -> None:
+        pass
+
+    def count(self, name: str, amount: float = 1.0) -> None:
+        pass
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        """The fields of every event of a name."""
+        return [fields for event, fields in self.events if event == name]
+
+
+class Network:
+    """The run, its store, and the nodes that were started."""
+
+    def __init__(self, choices: founding.Choices, validators: int = 1, quorum: int = 1) -> None:
+        self.clock = TrioClock(BEGIN)
+        self.store = MemoryStore()
+        self.logs: dict[str, Log] = {}
+        self.states: dict[str, MemoryStore] = {}
+        self.policy = Policy.load(genesis.PACKAGED)
+        self.weights = load_weights(genesis.PACKAGED)
+        self.compute = Compute(models.build(self.policy))
+        self.beacon_key = LocalKey.from_seed(b"simulated beacon")
+        self.validators = [f"validator-{number}" for number in range(validators)]
+        manifest = founding.draft(
+            founding.Choices(**{**choices.__dict__, "quorum": quorum}),
+            genesis.PACKAGED,
+            self.beacon_key.chain(PERIOD_MS, int(BEGIN * 1000) + 1000),
+            roots=[key("root").public],
+            trainers=[key("trainer").public],
+            validators=[key(name).public for name in self.validators],
+        )
+        self.signed: Signed[RunManifest] = founding.seal(manifest, key("root"))
+
+    @property
+    def run(self) -> RunManifest:
+        return self.signed.record
+
+    def node(self, name: str, process: str = "", store: ObjectStore | None = None) -> Node:
+        """A node of a name; processes of one name share its state."""
+        store = store if store is not None else self.store
+        log = self.logs.setdefault(name + process, Log(name + process))
+        return Node(
+            run_id=self.signed.digest,
+            run=self.run,
+            key=key(name),
+            name=name,
+            store=store,
+            state=self.states.setdefault(name, MemoryStore()),
+            clock=self.clock,
+            beacon=StoreBeacon(store, self.run.beacon, self.clock),
+            telemetry=log,
+            run_sync=inline,
+        )
+
+    async def run_beacon(self) -> None:
+        await publish_rounds(self.beacon_key, self.run.beacon, self.store, self.clock, keep=200)
+
+    async def run_trainer(self, name: str = "trainer", **publisher: Any) -> None:
+        """The three processes as three tasks."""
+        settings = TrainerSettings(
+            training=TrainingSettings(groups_per_step=4, steps_per_version=1),
+            learner=LearnerSettings(optimizer=AdamWSettings(learning_rate=2e-5)),
+            publisher=PublisherSettings(**{"anchor_interval": 4, **publisher}),
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run_training, self.node(name, "/training"), lambda: self.weights, self.compute, settings)
+            nursery.start_soon(run_publisher, self.node(name, "/upload"), settings.publisher)
+            nursery.start_soon(run_collector, self.node(name, "/download"), settings.collector)
+
+    async def run_miner(self, name: str, groups: int = 4, producer: Any = HonestProducer) -> None:
+        settings = MinerSettings(groups=groups, chunk=2, share=0.7, poll_seconds=0.2)
+        await run_miner(self.node(name), self.policy, self.compute, settings, producer)
+
+    async def run_validator(self, name: str = "validator-0") -> None:
+        await run_validator(self.node(name), self.policy, self.compute, ValidatorSettings(16, 0.2))
+
+    async def until_window(self, window: int) -> None:
+        """Virtual time passes until a window opens."""
+        await self.clock.sleep_until(self.run.opening_time(window))
+
+
+def published_digest(network: Network, version_path: str) -> bytes:
+    return digest_weights(network.weights) if version_path == paths.head(b"") else b""
+
+
+PACKAGED: Path = genesis.PACKAGED

@@ -1,0 +1,96 @@
+"""A small HTTP/1.1 server on loopback whose every answer a test decides, down to where the connection breaks."""
+
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+
+import trio
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: `target` is the raw path and query, header names are in lower case."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer.
+
+    Attributes:
+        length: what Content-Length claims; None for the truth.
+        cut: bytes of the body after which the connection is reset without a word.
+        piece, pause: the body is sent in pieces of so many bytes with so many seconds between them.
+    """
+
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    length: int | None = None
+    cut: int | None = None
+    piece: int = 1 << 16
+    pause: float = 0.0
+
+
+Answer = Callable[[Asked], Reply]
+
+
+async def serve(answer: Answer, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
+    """Serve until cancelled; reports its URL, such as 'http://127.0.0.1:40123'."""
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listeners[0].socket.getsockname()[1]
+    task_status.started(f"http://127.0.0.1:{port}")
+    handler: Callable[[trio.SocketStream], Awaitable[object]] = partial(_connection, answer)
+    await trio.serve_listeners(handler, listeners)
+
+
+async def _connection(answer: Answer, stream: trio.SocketStream) -> None:
+    try:
+        async with stream:
+            buffer = b""
+            while asked := await _read(stream, buffer):
+                request, buffer = asked
+                if not await _send(stream, answer(request), request.method == "HEAD"):
+                    return
+    except trio.BrokenResourceError:
+        pass  # the client has had enough
+
+
+async def _read(stream: trio.SocketStream, buffer: bytes) -> tuple[Asked, bytes] | None:
+    while b"\r\n\r\n" not in buffer:
+        piece = await stream.receive_some()
+        if not piece:
+            return None
+        buffer += piece
+    head, _, buffer = buffer.partition(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").split("\r\n")
+    method, target, _ = first.split(" ")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if headers.get("expect"):
+        await stream.send_all(b"HTTP/1.1 100 Continue\r\n\r\n")
+    size = int(headers.get("content-length", "0"))
+    while len(buffer) < size:
+        buffer += await stream.receive_some()
+    return Asked(method, target, headers, buffer[:size]), buffer[size:]
+
+
+async def _send(stream: trio.SocketStream, reply: Reply, head_only: bool) -> bool:
+    """Whether the connection lives on."""
+    length = len(reply.body) if reply.length is None else reply.length
+    head = f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}\r\nContent-Length: {length}\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in reply.headers.items())
+    await stream.send_all(head.encode() + b"\r\n")
+    if head_only:
+        return True
+    stop = len(reply.body) if reply.cut is None else reply.cut
+    for number in range(math.ceil(stop / reply.piece)):
+        if number and reply.pause:
+            await trio.sleep(reply.pause)
+        await stream.send_all(reply.body[number * reply.piece : min(stop, (number + 1) * reply.piece)])
+    return reply.cut is None and length == len(reply.body)

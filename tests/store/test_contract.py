@@ -1,0 +1,114 @@
+"""The contract suite, for every store and for the decorators that must be transparent."""
+
+import random
+from pathlib import Path
+
+import httpx
+import pytest
+import trio
+
+import grailnode.store.local
+import grailnode.store.memory
+import grailnode.store.s3
+from grailnode.store.faulty import FaultyStore
+from grailnode.store.https import HttpsStore, open_client
+from grailnode.store.limiting import LimitedStore, Limits
+from grailnode.store.local import LocalStore
+from grailnode.store.memory import MemoryStore
+from grailnode.store.metering import MeteredStore, StoreMeter
+from grailnode.store.prefixed import PrefixedStore
+from grailnode.store.retrying import RetryingStore
+from grailnode.store.s3 import S3Store
+from roles.ports import ObjectStore
+from tests.store.loopback import serve
+from tests.store.served_files import FileServer
+from tests.store_contract import ReadContract, Seed, StoreContract
+
+
+class TestMemory(StoreContract):
+    @pytest.fixture
+    def store(self) -> ObjectStore:
+        return MemoryStore()
+
+    @pytest.fixture
+    def small_pages(self, monkeypatch):
+        monkeypatch.setattr(grailnode.store.memory, "PAGE", 4)
+
+
+class TestLocal(StoreContract):
+    @pytest.fixture(params=[False, True], ids=["threads", "inline"])
+    def store(self, tmp_path: Path, request) -> ObjectStore:
+        return LocalStore(tmp_path / "store", inline=request.param)
+
+    @pytest.fixture
+    def small_pages(self, monkeypatch):
+        monkeypatch.setattr(grailnode.store.local, "PAGE", 4)
+
+
+class TestDecorated(StoreContract):
+    """Every decorator at once, none of them in the way."""
+
+    @pytest.fixture
+    def store(self) -> ObjectStore:
+        whole = MemoryStore()
+        rng = random.Random(1)
+        limits = Limits(concurrency=3, rate=1e6, burst=1000, max_put_bytes=10**6, max_get_bytes=10**6)
+        limited = LimitedStore(FaultyStore(whole, rng), limits)
+        return PrefixedStore(MeteredStore(RetryingStore(limited, rng), StoreMeter()), "participant/one/")
+
+    @pytest.fixture
+    def small_pages(self, monkeypatch):
+        monkeypatch.setattr(grailnode.store.memory, "PAGE", 4)
+
+
+class S3Contract(StoreContract):
+    @pytest.fixture
+    def store(self, bucket):
+        store = S3Store(*bucket)
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def small_pages(self, monkeypatch):
+        monkeypatch.setattr(grailnode.store.s3, "PAGE", 4)
+
+
+class TestS3OfRclone(S3Contract):
+    @pytest.fixture
+    def bucket(self, rclone_bucket):
+        return rclone_bucket
+
+
+class TestS3OfMoto(S3Contract):
+    @pytest.fixture
+    def bucket(self, moto_bucket):
+        return moto_bucket
+
+    @pytest.fixture
+    def refuses_folders(self) -> bool:
+        return False
+
+    # a service that allows objects below objects finds this one missing as well
+
+
+class TestHttps(ReadContract):
+    @pytest.fixture
+    def served(self) -> FileServer:
+        return FileServer()
+
+    @pytest.fixture
+    async def client(self):
+        async with open_client() as client:
+            yield client
+
+    @pytest.fixture
+    async def store(self, served: FileServer, client: httpx.AsyncClient, nursery: trio.Nursery) -> ObjectStore:
+        url = await nursery.start(serve, served.answer)
+        return HttpsStore(f"{url}/public", client, plain_http=True)
+
+    @pytest.fixture
+    def seed(self, served: FileServer) -> Seed:
+        async def put(path: str, data: bytes) -> None:
+            served.objects[f"/public/{path}"] = data
+
+        return put

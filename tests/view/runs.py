@@ -1,0 +1,78 @@
+"""Made-up runs for the tests of what people see."""
+
+from dataclasses import replace
+
+from grailnode.network import MinerRow, NetworkState, NodeRow, VersionRow, WindowRow
+from grailnode.report import Report, RunFacts
+
+HOSTILE = (
+    "<script>alert('x')</script>\x1b[31m\u202e\r\n&amp;\"" + "W" * 300 + "\N{FULLWIDTH LATIN CAPITAL LETTER A}" * 50
+)
+TOTAL = 806_400
+
+
+def network(windows: int = 12, planned: int | None = 30, strangers: int = 0) -> NetworkState:
+    """A run with two honest miners and a cheating one, after `windows` judged windows."""
+    versions = [VersionRow(0, 0, 0, None, 2 * TOTAL + 900, 0, TOTAL)]
+    versions += [VersionRow(v, 4 * v, v + 1, 19_200 + 37 * v, None, 22_000 + 40 * v, TOTAL) for v in range(1, windows)]
+    rows = [
+        WindowRow(w, max(w - 1, 0), 8, 2, 0.4 + 0.3 * min(w, 30) / 30, None if w % 3 else min(0.43 + w / 80, 0.97))
+        for w in range(windows)
+    ]
+    miners = [
+        MinerRow("a1" * 32, "miner-1", "honest", 4 * windows, 4 * windows, {}, 0.5),
+        MinerRow("a2" * 32, "miner-2", "honest", 4 * windows, 4 * windows, {}, 0.5),
+        MinerRow("a3" * 32, "cheater", "cheating", 2 * windows, 0, {"sampling": windows, "duplicate": windows}, 0.0),
+    ]
+    miners += [MinerRow(f"{n:064x}", f"{n:08x}", "unknown", 5, 4, {"late": 1}, 0.01) for n in range(strangers)]
+    nodes = [NodeRow("trainer", windows, "training"), NodeRow("validator", None, "checking group 5 of 10 of window 3")]
+    return NetworkState(
+        run_id="3f9a2c71" * 8,
+        run_name="demo",
+        seconds=6.0 * windows,
+        window=windows,
+        windows_planned=planned,
+        window_seconds=6.0,
+        window_elapsed=2.5,
+        full_bytes=2 * TOTAL,
+        versions=tuple(versions),
+        windows=tuple(rows),
+        miners=tuple(miners),
+        nodes=tuple(nodes),
+        tokens_generated=90_000,
+        tokens_verified=70_000,
+    )
+
+
+def empty() -> NetworkState:
+    """A run of which nothing is known yet."""
+    return NetworkState("ab" * 32, "", 0.0, None, None, 6.0, 0.0, 0)
+
+
+def hostile() -> NetworkState:
+    """A run in which every word that a stranger chooses is an attack."""
+    state = network(strangers=1)
+    miner = MinerRow("ff" * 32, HOSTILE, "unknown", 9, 1, {HOSTILE: 5, "b" + HOSTILE: 3}, 1.0)
+    node = NodeRow(HOSTILE, 3, HOSTILE)
+    return replace(
+        state, run_name=HOSTILE, miners=(*state.miners, miner), nodes=(*state.nodes, node), alarms=(HOSTILE,)
+    )
+
+
+def facts(**changes: object) -> RunFacts:
+    """What the one who ran it knows."""
+    known: dict[str, object] = {
+        "command": "grailnode demo --seed 7 --out out",
+        "seed": 7,
+        "environment": "addition",
+        "model_parameters": TOTAL,
+        "weights_digest": {"trainer": "5d" * 32, "miner-1": "5d" * 32, "validator": "5d" * 32},
+        "trainer_io_wait_fraction": 0.0003,
+        "trainer_data_wait_fraction": 0.31,
+    }
+    return RunFacts.model_validate(known | changes)
+
+
+def report(state: NetworkState | None = None, **changes: object) -> Report:
+    """The report of a run."""
+    return Report.of(state or network(), facts(**changes))

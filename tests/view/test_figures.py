@@ -1,0 +1,97 @@
+"""Numbers and words as people read them, and the pictures made of characters."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from grailnode.report.axes import byte_axis, count_axis, share_axis
+from grailnode.report.figures import byte_text, clean, duration_text, part_text, percent_text, reasons_text, share_text
+from grailnode.view.glyphs import bar, columns
+
+finite = st.floats(-1e6, 1e6)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (19_200, "19.2 KB"),
+        (999_700, "1.0 MB"),
+        (1_612_800, "1.6 MB"),
+        (14 * 10**12, "14.0 TB"),
+    ],
+)
+def test_bytes(size: int, text: str):
+    assert byte_text(size) == text
+
+
+def test_parts_and_shares():
+    assert part_text(19_200, 1_600_000) == "1/83"
+    assert part_text(400, 1_600) == "1/4.0"
+    assert part_text(2_000, 1_600) == "1.2 times"
+    assert part_text(0, 1_600) == "-"
+    assert share_text(0.9996) == "0.9996"
+    assert share_text(1.0) == "1.000"
+    assert percent_text(0.0001) == "<0.1%"
+    assert duration_text(3_725.9) == "1:02:05"
+
+
+@given(st.text(max_size=300), st.integers(2, 60))
+def test_cleaned_words_are_printable_and_fit(text: str, cells: int):
+    shown = clean(text, cells)
+    assert shown.isprintable()
+    assert cell_len(shown) <= cells
+
+
+@given(st.dictionaries(st.text(max_size=12), st.integers(0, 999), max_size=6), st.integers(1, 60))
+def test_reasons_fit(rejected: dict[str, int], cells: int):
+    assert cell_len(reasons_text(rejected, cells)) <= max(cells, 4)
+
+
+def test_reasons_come_by_count():
+    assert reasons_text({"b": 1, "a": 1, "c": 5, "none": 0}, 40) == "c 5, a 1, b 1"
+    assert reasons_text({"sampling": 9, "sketch": 4, "late": 1}, 16) == "sampling 9, +2"
+
+
+@given(st.lists(st.none() | finite, max_size=200), st.integers(0, 80), st.integers(1, 5), st.integers(0, 100))
+def test_charts_have_the_size_asked_for(values: list[float | None], width: int, height: int, expected: int):
+    lines = columns(values, width, height, expected)
+    assert [len(line) for line in lines] == [width] * height
+
+
+def test_sparkline_rises_and_fills_up():
+    assert columns([0.0, 0.5, 1.0], 3) == ["▁▅█"]
+    assert columns([0.0, 1.0], 8, expected=4) == ["▁▁██    "]
+    assert columns([0.3, 0.3], 2) == ["▄▄"]
+
+
+def test_bar_shows_whatever_is_above_nothing():
+    assert bar(0.0, 4) == "    "
+    assert bar(0.001, 4) == "▏   "
+    assert bar(1.0, 4) == "████"
+
+
+@given(st.lists(finite, max_size=20))
+def test_share_axis_holds_its_values(values: list[float]):
+    axis = share_axis(values, 0, 100)
+    assert axis.low < axis.high
+    slack = 1e-5 * (axis.high - axis.low)  # a hair beyond an end is drawn on it
+    assert all(axis.low - slack <= value <= axis.high + slack for value in values)
+    assert 2 <= len(axis.ticks) <= 12
+
+
+@given(st.lists(st.integers(0, 10**15), max_size=20))
+def test_byte_axis_holds_its_values(values: list[int]):
+    axis = byte_axis(values, 0, 100)
+    assert all(axis.low <= value <= axis.high for value in values if value)
+    assert axis.ticks
+    assert all(0 <= axis.at(value) <= 100 for value, _ in axis.ticks)
+
+
+@given(st.lists(st.integers(0, 10**9), max_size=20))
+def test_count_axis_is_marked_at_whole_numbers(values: list[int]):
+    axis = count_axis(values, 0, 100)
+    assert axis.ticks
+    assert all(value == int(value) for value, _ in axis.ticks)

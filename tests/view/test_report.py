@@ -1,0 +1,136 @@
+"""report.json keeps what it is given; report.html shows it to anyone, alone, and lets no stranger's word act on it."""
+
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from grailnode.report import Report, read_report, write_report
+from grailnode.report.page import page
+from tests.view import runs
+
+STATES = {
+    "usual": runs.network(),
+    "empty": runs.empty(),
+    "one": runs.network(windows=1),
+    "two": runs.network(windows=2),
+    "hundreds": runs.network(windows=700, strangers=40),
+    "hostile": runs.hostile(),
+}
+
+
+class Tags(HTMLParser):
+    """The elements of a page, its attributes, and whether every element is closed."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.attributes += attrs
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_report_round_trips(tmp_path: Path):
+    report = runs.report()
+    as_json, as_html = write_report(report, tmp_path / "new" / "directory")
+    assert read_report(as_json) == report
+    assert as_html.read_text("utf-8") == page(report)
+    assert {file.name for file in as_json.parent.iterdir()} == {"report.json", "report.html"}
+
+
+def test_report_keeps_the_figures_of_the_state():
+    report = runs.report()
+    assert report.windows == 12
+    assert report.version_index == list(range(12))
+    assert report.patch_bytes[:2] == [None, 19_237]
+    assert report.pass_at_1[:4] == [0.43, None, None, pytest.approx(0.4675)]
+    assert report.groups[2].rejected == {"sampling": 12, "duplicate": 12}
+    assert report.tokens_per_second.generated == 1250
+
+
+def test_lists_of_unequal_length_are_refused():
+    fields = runs.report().model_dump() | {"reward": [0.5]}
+    with pytest.raises(ValidationError, match="reward has 1 entries, window_index has 12"):
+        Report.model_validate(fields)
+
+
+def test_a_number_that_json_lacks_is_refused():
+    with pytest.raises(ValidationError, match="finite"):
+        Report.model_validate(runs.report().model_dump() | {"seconds": float("nan")})
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_page_needs_no_network_and_no_scripts(name: str):
+    html = page(runs.report(STATES[name]))
+    assert set(re.findall(r"https?://[^\"'\s<]+", html)) <= {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"@import|url\(", html)
+    tags = Tags(html)
+    assert tags.open == []
+    assert not {"script", "link", "img", "iframe"} & set(tags.seen)
+    assert not [key for key, _ in tags.attributes if key.startswith("on") or key in {"href", "src", "style"}]
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_every_plot_is_wellformed_and_announced(name: str):
+    plots = re.findall(r"<svg.*?</svg>", page(runs.report(STATES[name])), re.DOTALL)
+    assert len(plots) == 4
+    for plot in plots:
+        image = ET.fromstring(plot)
+        identities = {child.get("id") for child in image[:2]}
+        assert identities == set(image.get("aria-labelledby", "").split())
+        assert all(child.text for child in image[:2])
+        assert "nan" not in plot.lower().replace("unchanged", "")
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_same_report_gives_the_same_page(name: str):
+    assert page(runs.report(STATES[name])) == page(runs.report(STATES[name]))
+
+
+def test_strangers_words_stay_words():
+    html = page(runs.report(runs.hostile(), command=runs.HOSTILE, environment=runs.HOSTILE))
+    assert "<script" not in html
+    assert "&lt;script&gt;" in html
+    assert not {"\x1b", "\u202e", "\r"} & set(html)
+
+
+def test_a_differing_digest_is_marked():
+    digests = {"trainer": "5d" * 32, "miner-1": "5d" * 32, "miner-2": "00" * 32}
+    html = page(runs.report(weights_digest=digests))
+    assert html.count("✓ equal") == 2
+    assert html.count("✗ differs") == 1
+    assert "Only 2 of 3 nodes ended with the same weights." in html
+
+
+def test_page_tells_how_to_check_it():
+    html = page(runs.report(verify_command="grailnode verify --run out/run.toml"))
+    words = re.sub(r"</?span>", "", html)
+    assert "grailnode verify --run out/run.toml" in words
+
+
+def test_judgement_is_only_claimed_where_it_holds():
+    state = runs.network()
+    praise = "Every judged group of a cheating miner was rejected"
+    assert praise in page(runs.report(state))
+    honest = replace(state.miners[0], rejected={"sketch": 1})
+    assert praise not in page(runs.report(replace(state, miners=(honest, *state.miners[1:]))))
+
+
+def test_a_failed_write_leaves_the_older_report_whole(tmp_path: Path):
+    (tmp_path / "report.json").mkdir()  # cannot be renamed over
+    with pytest.raises(OSError, match=r"report\.json"):
+        write_report(runs.report(), tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
