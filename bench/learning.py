@@ -2,9 +2,9 @@
 
     python -m bench.learning --windows 60 --seed 1
 
-Window by window: miners sample with the policy that was published `lag` windows ago, a prefill recomputes the log-probabilities
-as a validator does, groups enter the replay buffer, the trainer steps and publishes. Costs are process CPU seconds of one
-thread, so that neighbours on the machine do not count.
+Window by window: miners sample with the policy that was newest `lag` windows ago, a prefill recomputes the log-probabilities as a
+validator does, groups enter the replay buffer, the trainer steps as often as there are groups for it, and publishes. Costs are
+process CPU seconds of one thread, so that neighbours on the machine do not count.
 """
 
 import argparse
@@ -43,8 +43,8 @@ class Setup:
     lag: int = 3
     groups: int = 32
     group_size: int = 16
-    steps: int = 1
-    groups_per_step: int = 0  # 0: as many as a window brings, divided by the steps
+    groups_per_step: int = 16
+    steps_per_version: int = 1
     learning_rate: float = 1e-5
     warmup: int = 0
     temperature: float = 1.0
@@ -99,34 +99,38 @@ class Simulation:
         bounds = ReplaySettings(decay=setup.decay, max_staleness=setup.max_staleness, max_uses=setup.max_uses)
         self.replay = ReplayBuffer(bounds, setup.seed)
         self._versions: list[dict[str, Tensor]] = [start]
+        self._newest_at: list[int] = []  # version, by window
+        self.sparsity: list[float] = []  # by version, from 1 on
         self.tokens = 0
 
     def window(self, number: int) -> dict[str, float]:
         """Play one window: what came of it, by name."""
-        setup = self.setup
-        version = max(0, len(self._versions) - 1 - setup.lag)
-        self._serve(version)
+        version = self._newest_at[number - self.setup.lag] if number >= self.setup.lag else 0
+        self.serve(version)
         groups = self._mine(number, version)
         for group in groups:
             self.replay.add(group)
-        row = {"reward": statistics.fmean(r for group in groups for r in group.rewards)}
-        with self.costs.of("training"):
-            reports = []
-            for _ in range(setup.steps):
-                drawn = self.replay.draw(setup.groups_per_step or max(1, setup.groups // setup.steps))
-                if drawn:
-                    reports.append(self._learner.step(drawn))
-            view = self._learner.bf16_view()
-        row["sparsity"] = 1 - _changed(self._versions[-1], view)
-        self._versions.append(view)
-        self.replay.advance(len(self._versions) - 1)
-        if reports:
-            row |= {name: getattr(reports[-1], name) for name in ("grad_norm", "clip_fraction", "entropy")}
-        self._serve(len(self._versions) - 1)
-        row["pass_at_1"] = self.pass_at_1()
-        return row
+        row = {"reward": statistics.fmean(r for group in groups for r in group.rewards)} | self._learn()
+        self._newest_at.append(len(self._versions) - 1)
+        self.serve(self._newest_at[-1])
+        return row | {"version": self._newest_at[-1], "pass_at_1": self.pass_at_1()}
 
-    def _serve(self, version: int) -> None:
+    def _learn(self) -> dict[str, float]:
+        """Step while there are groups for it: the last step's figures, and the sparsity of the last version published."""
+        figures: dict[str, float] = {}
+        while len(self.replay) >= self.setup.groups_per_step:
+            with self.costs.of("training"):
+                report = self._learner.step(self.replay.draw(self.setup.groups_per_step))
+            figures = {name: getattr(report, name) for name in ("grad_norm", "clip_fraction", "entropy")}
+            if report.step % self.setup.steps_per_version == 0:
+                view = self._learner.bf16_view()
+                self.sparsity.append(1 - _changed(self._versions[-1], view))
+                self._versions.append(view)
+                self.replay.advance(len(self._versions) - 1)
+        return figures | {"sparsity": self.sparsity[-1] if self.sparsity else 1.0}
+
+    def serve(self, version: int) -> None:
+        """Have the engine serve a version."""
         with self.costs.of("staging"):
             _run(self._engine.stage(version, self._versions[version]))
             _run(self._engine.commit())
@@ -183,7 +187,7 @@ def _changed(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> float:
 def run(setup: Setup) -> dict[str, Any]:
     """Play a run, a line for each window, and sum it up."""
     simulation = Simulation(setup)
-    simulation._serve(0)
+    simulation.serve(0)
     first = simulation.pass_at_1()
     print(f"genesis pass@1 {first:.3f}")
     rows = []
@@ -196,15 +200,15 @@ def run(setup: Setup) -> dict[str, Any]:
 
 def _summary(simulation: Simulation, first: float, rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     setup, curve = simulation.setup, [row["pass_at_1"] for row in rows]
-    sparsity = [row["sparsity"] for row in rows]
     return {
         "first": first,
         "last": curve[-1],
         "rise": curve[-1] - first,
         "pass_at_1": {str(n): curve[n - 1] for n in range(10, len(curve) + 1, 10)},
         "reward": [rows[0]["reward"], rows[-1]["reward"]],
-        "sparsity_mean": statistics.fmean(sparsity),
-        "sparsity_min": min(sparsity),
+        "versions": len(simulation.sparsity),
+        "sparsity_mean": statistics.fmean(simulation.sparsity),
+        "sparsity_min": min(simulation.sparsity),
         "cpu_seconds_per_window": {k: round(v / setup.windows, 4) for k, v in simulation.costs.seconds.items()},
         "tokens_per_window": simulation.tokens / setup.windows,
         "fates": {str(fate): count for fate, count in simulation.replay.fates.items()},

@@ -95,9 +95,7 @@ async def run_validator(node: Node, policy: Policy, compute: Compute, settings: 
     await Validator(node, follower, engine, make_task(node, policy), ledger, settings).run()
 
 
-async def run_training(
-    node: Node, genesis: Callable[[], Weights], compute: Compute, settings: TrainerSettings
-) -> None:
+async def run_training(node: Node, genesis: Callable[[], Weights], compute: Compute, settings: TrainerSettings) -> None:
     """Train for ever: the training process."""
     learner = Learner(
         compute.model, genesis(), settings.learner, device=torch.device(compute.device), dtype=compute.dtype

@@ -8,7 +8,7 @@ from roles.node import Node
 from roles.ports import Engine, StoreError
 
 
-async def serve(engine: Engine, held: Held) -> None:
+async def serve(node: Node, engine: Engine, held: Held) -> None:
     """Have the engine serve these weights.
 
     Raises:
@@ -17,6 +17,7 @@ async def serve(engine: Engine, held: Held) -> None:
     if engine.version != held.version:
         await engine.stage(held.version, held.weights)
         await engine.commit()
+        node.telemetry.event("serving", version=held.version, weights=held.digest.hex())
 
 
 async def keep_fresh(node: Node, follower: Follower, poll_seconds: float) -> None:

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import boto3.session
@@ -18,6 +19,7 @@ from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.config import Config
 from botocore.exceptions import HTTPClientError
 from botocore.httpsession import URLLib3Session
+from botocore.loaders import Loader, create_loader
 
 from protocol.limits import MIB
 
@@ -140,6 +142,12 @@ class S3Session:
         self._http.close()
 
 
+@cache
+def _service_models() -> Loader:
+    """botocore's description of S3, read once: it takes a quarter of a second, and a node opens many buckets."""
+    return create_loader()
+
+
 def _client(location: S3Location, credentials: S3Credentials | None) -> "S3Client":
     # the first two are what boto3 would read from the environment and the home directory before anything else
     isolated = botocore.session.Session(
@@ -149,6 +157,7 @@ def _client(location: S3Location, credentials: S3Credentials | None) -> "S3Clien
             "credentials_file": (None, None, os.devnull, None),
         }
     )
+    isolated.register_component("data_loader", _service_models())
     options: dict[str, Any] = {"ignore_configured_endpoint_urls": True}  # not in the stubs
     config = Config(
         connect_timeout=location.connect_timeout,

@@ -2,7 +2,8 @@
 
 A change is *listed* (its wait counted in elements, all alike) when its class differs before and after, *classed* otherwise (its
 wait counted in ticks, each element as many as its class is likely to change). Every index is checked before it is used:
-numba does not check.
+numba does not check. Elements are compared a 64-bit word at a time; table look-ups stay scalar, because gather instructions
+are many times slower on processors with the fix for gather data sampling.
 """
 
 from collections.abc import Callable
@@ -19,14 +20,12 @@ from protocol.patch.rangecoder import (
     TAIL_WORDS,
     WIDE,
     WINDOW,
-    advance,
     finish,
     get_bit,
     put_bit,
     put_wait,
     refill,
     surviving,
-    widen,
 )
 
 U = numba.uint64
@@ -37,6 +36,8 @@ CONTEXTS: Final = 128
 
 MAX_LENGTH: Final = 31
 """Bits below the leading one of the largest step, 2^32 - 1."""
+
+FULL: Final = 0xFFFFFFFFFFFFFFFF
 
 OUT_OF_ROOM: Final = -1
 PAST_THE_END: Final = -2
@@ -51,7 +52,7 @@ NO_SIGNS: Final = -8
 @kernel()
 def put_raw(raw: Any, count: Any, bit: Any) -> Any:
     """Append one bit, least significant first, to zeroed bytes."""
-    raw[count >> I(3)] |= np.uint8(bit << U(count & I(7)))
+    raw[U(count) >> U(3)] |= np.uint8(bit << U(count & I(7)))
     return count + I(1)
 
 
@@ -63,22 +64,23 @@ def put_step(
     """A step: sign raw, length in unary and the two bits below the leading one by odds, the rest raw."""
     count = put_raw(raw, count, U(negative))
     length = I(0)
-    while (size >> U(length + 1)) != U(0):
-        length += 1
-        low, width, position = put_bit(low, width, out, position, odds, seen, rates, base + length - 1, True)
-    if length < MAX_LENGTH:
-        low, width, position = put_bit(low, width, out, position, odds, seen, rates, base + length, False)
-    if length >= 1:
-        first = (size >> U(length - 1)) & U(1)
-        low, width, position = put_bit(
-            low, width, out, position, odds, seen, rates, base + 32 + length, first == U(1)
-        )
-        if length >= 2:
-            second = (size >> U(length - 2)) & U(1)
-            context = base + 64 + 2 * length + I(first)
-            low, width, position = put_bit(low, width, out, position, odds, seen, rates, context, second == U(1))
-            for bit in range(length - 2):
-                count = put_raw(raw, count, (size >> U(bit)) & U(1))
+    while (size >> U(length + I(1))) != U(0):
+        length += I(1)
+    unary = min(length + I(1), I(MAX_LENGTH))
+    context = base
+    for number in range(unary + min(length, I(2))):
+        if number < unary:
+            bit = number < length
+            context = base + number
+        elif number == unary:
+            bit = (size >> U(length - I(1))) & U(1) != U(0)
+            context = base + I(32) + length
+        else:
+            context = base + I(64) + I(2) * length + I(bit)
+            bit = (size >> U(length - I(2))) & U(1) != U(0)
+        low, width, position = put_bit(low, width, out, position, odds, seen, rates, context, bit)
+    for below in range(length - I(2)):
+        count = put_raw(raw, count, (size >> U(below)) & U(1))
     return low, width, position, count
 
 
@@ -94,65 +96,86 @@ def bits_at(key: Any, top: Any, flip_positive: Any, flip_negative: Any) -> Any:
     return key ^ (flip_positive if key & top else flip_negative)
 
 
-def scan(old: Any, new: Any, shift: Any, classes: Any, weights: Any, survival: Any, listed: Any, out: Any, at: Any) -> Any:
-    """Find the changes; code the waits of those that keep their class, note the others.
+def scanner(lanes: int) -> Callable[..., tuple[int, int, int]]:
+    """`scan` for words of `lanes` elements."""
+    bits = 64 // lanes
+    element = (1 << bits) - 1
 
-    Returns:
-        changes listed, changes classed (their indices in `at`), words written to `out` (or OUT_OF_ROOM).
-    """
-    low, width, position = U(0), U(0xFFFFFFFFFFFFFFFF), I(0)
-    wait = U(0)
-    n_listed, n_classed = I(0), I(0)
-    room = out.size - 16
-    index = I(0)
-    while index < old.size:
-        before = old[index]
-        after = new[index]
-        group = U(before) >> shift
-        if before == after:
-            wait += weights[group]
-        elif classes[group] != classes[U(after) >> shift]:
-            listed[n_listed] = index
-            n_listed += 1
-            wait += weights[group]
-        else:
-            low, width, position = put_wait(low, width, out, position, survival, wait, weights[group])
-            if position > room:
-                return n_listed, n_classed, I(OUT_OF_ROOM)
-            at[n_classed] = index
-            n_classed += 1
-            wait = U(0)
-        index += 1
-    if n_classed == 0:
-        return n_listed, n_classed, I(0)
-    return n_listed, n_classed, finish(low, width, out, position)
+    def scan(
+        old: Any, new: Any, old_words: Any, new_words: Any, shift: Any, classes: Any, weights: Any, survival: Any,
+        listed: Any, out: Any, at: Any
+    ) -> Any:  # fmt: skip
+        """Find the changes; code the waits of those that keep their class, note the others.
+
+        Returns:
+            changes listed (indices in `listed`), changes classed (indices in `at`), words of `out` (or OUT_OF_ROOM).
+        """
+        low, width, position = U(0), U(FULL), I(0)
+        wait = U(0)
+        n_listed, n_classed = I(0), I(0)
+        room = out.size - 16
+        mask = U(weights.size - 1)
+        for number in range(old_words.size + 1):
+            if number < old_words.size:
+                before, after = old_words[number], new_words[number]
+            else:
+                before, after = U(0), U(0)
+                for lane in range(old.size - number * lanes):
+                    before |= U(old[number * lanes + lane]) << U(lane * bits)
+                    after |= U(new[number * lanes + lane]) << U(lane * bits)
+            if before == after:
+                for lane in range(lanes):
+                    wait += weights[(before >> U(lane * bits)) >> shift & mask]
+                continue
+            for lane in range(lanes):
+                was, becomes = before & U(element), after & U(element)
+                before >>= U(bits)
+                after >>= U(bits)
+                group = was >> shift
+                if was == becomes:
+                    wait += weights[group]
+                elif classes[group] != classes[becomes >> shift]:
+                    listed[n_listed] = number * lanes + lane
+                    n_listed += I(1)
+                    wait += weights[group]
+                else:
+                    low, width, position = put_wait(low, width, out, position, survival, wait, weights[group])
+                    if position > room:
+                        return n_listed, n_classed, I(OUT_OF_ROOM)
+                    at[n_classed] = number * lanes + lane
+                    n_classed += I(1)
+                    wait = U(0)
+        return n_listed, n_classed, finish(low, width, out, position)
+
+    return scan
 
 
-def find(old: Any, new: Any, listed: Any) -> Any:
-    """The indices of all changes, into `listed` (room for one more than there are); returns how many."""
-    count = U(0)
-    start = U(0)
-    block = U(32)
-    size = U(old.size)
-    while start + block <= size:
-        differs = old[start] ^ new[start]
-        for offset in range(32):
-            differs |= old[start + U(offset)] ^ new[start + U(offset)]
-        if differs:
-            for offset in range(32):
-                listed[count] = start + U(offset)
-                count += U(old[start + U(offset)] != new[start + U(offset)])
-        start += block
-    while start < size:
-        listed[count] = start
-        count += U(old[start] != new[start])
-        start += U(1)
-    return I(count)
+def finder(lanes: int) -> Callable[..., int]:
+    """`find` for words of `lanes` elements."""
+    bits = 64 // lanes
+    element = (1 << bits) - 1
+
+    def find(old: Any, new: Any, old_words: Any, new_words: Any, listed: Any) -> Any:
+        """The indices of all changes, into `listed`, which has room for every element; returns how many."""
+        count = U(0)
+        for number in range(old_words.size):
+            differs = old_words[number] ^ new_words[number]
+            if differs != U(0):
+                for lane in range(lanes):
+                    listed[count] = U(number) * U(lanes) + U(lane)
+                    count += U((differs >> U(lane * bits)) & U(element) != U(0))
+        for index in range(old_words.size * lanes, old.size):
+            if old[index] != new[index]:
+                listed[count] = index
+                count += U(1)
+        return I(count)
+
+    return find
 
 
 def put_waits(at: Any, count: Any, weight: Any, survival: Any, out: Any) -> Any:
     """Code the waits of listed changes; returns the words written, or OUT_OF_ROOM."""
-    low, width, position = U(0), U(0xFFFFFFFFFFFFFFFF), I(0)
+    low, width, position = U(0), U(FULL), I(0)
     room = out.size - 16
     start = U(0)
     for number in range(count):
@@ -169,14 +192,15 @@ def put_steps(
     out: Any, raw: Any
 ) -> Any:  # fmt: skip
     """Code the steps of the changes at `at`; returns the words and the raw bits written, or OUT_OF_ROOM."""
-    low, width, position = U(0), U(0xFFFFFFFFFFFFFFFF), I(0)
+    low, width, position = U(0), U(FULL), I(0)
     bits = I(0)
-    room = out.size - 40
-    room_bits = 8 * raw.size - 40
+    room = out.size - 64
+    room_bits = I(8) * raw.size - I(64)
+    top, flip_positive, flip_negative = order[0], order[1], order[2]
     for number in range(count):
-        index = at[number]
-        before = key_of(U(old[index]), order[0], order[1], order[2])
-        after = key_of(U(new[index]), order[0], order[1], order[2])
+        index = U(at[number])
+        before = key_of(U(old[index]), top, flip_positive, flip_negative)
+        after = key_of(U(new[index]), top, flip_positive, flip_negative)
         negative = after < before
         size = before - after if negative else after - before
         base = I(classes[U(old[index]) >> shift]) * I(CONTEXTS)
@@ -189,30 +213,38 @@ def put_steps(
 
 
 @kernel()
-def first_word(words: Any) -> Any:
-    """The decoder's first value."""
-    value, _, position = refill(U(0), U(1), words, I(0), U(NARROW))
-    low_half, _, position = refill(U(0), U(1), words, position, U(NARROW))
-    return (value << U(32)) | low_half, position
+def first_value(words: Any) -> Any:
+    """The first four words, as the decoder's first value."""
+    value = U(0)
+    for position in range(4):
+        value = (value << U(16)) | (U(words[position]) if position < words.size else U(0))
+    return value
 
 
 @kernel()
-def about(value: Any, unit: Any) -> Any:
-    """Ticks that surely pass before the coded one: the inverse of `surviving`, rounded down generously."""
-    ticks = np.log2(float(unit) * 4294967296.0 / (float(value) + 1.0)) * 1048576.0 - 16.0
-    return I(ticks) if ticks > 0.0 else I(0)
+def logarithm(number: Any, logarithms: Any) -> Any:
+    """log2 of a positive integer in ticks, good to a few ticks."""
+    bits = U(np.float64(number).view(np.int64))
+    index = (bits >> U(42)) & U(1023)
+    below = logarithms[index]
+    rest = I((bits >> U(32)) & U(1023))
+    return (I(bits >> U(52)) << I(20)) + below + (((logarithms[index + U(1)] - below) * rest) >> I(10))
 
 
 @kernel()
-def pass_windows(value: Any, width: Any, words: Any, position: Any, survival: Any, wait: Any) -> Any:
+def sure_ticks(value: Any, unit: Any, logarithms: Any) -> Any:
+    """Ticks that surely pass before the coded one: the inverse of `surviving`, a few ticks short."""
+    ticks = logarithm(unit, logarithms) + I(32 << 20) - logarithm(value + U(1), logarithms) - I(16)
+    return max(ticks, I(0))
+
+
+@kernel()
+def pass_windows(value: Any, width: Any, words: Any, position: Any, wait: Any) -> Any:
     """Read the windows that pass without a change; `wait` falls by one window for each."""
     value, width, position = refill(value, width, words, position, U(WIDE))
-    wall = surviving(survival, width >> U(32), U(WINDOW))
-    while value < wall and position <= words.size + TAIL_WORDS:
-        width = wall
+    while value < (width >> U(32)) << U(16) and position <= words.size + TAIL_WORDS:
         wait -= I(WINDOW)
-        value, width, position = refill(value, width, words, position, U(WIDE))
-        wall = surviving(survival, width >> U(32), U(WINDOW))
+        value, width, position = refill(value, (width >> U(32)) << U(16), words, position, U(WIDE))
     return value, width, position, wait
 
 
@@ -221,30 +253,29 @@ def get_step(
     value: Any, width: Any, words: Any, position: Any, raw: Any, count: Any, odds: Any, seen: Any, rates: Any, base: Any
 ) -> Any:
     """The mirror of put_step; `count` turns negative when the raw bits run out."""
-    length = I(0)
-    more = True
-    while more and length < MAX_LENGTH:
-        value, width, position, more = get_bit(value, width, words, position, odds, seen, rates, base + length)
-        length += I(more)
-    size = U(1)
-    if length >= 1:
-        value, width, position, first = get_bit(
-            value, width, words, position, odds, seen, rates, base + 32 + length
-        )
-        size = size * U(2) + U(first)
-        if length >= 2:
-            context = base + 64 + 2 * length + I(first)
-            value, width, position, second = get_bit(value, width, words, position, odds, seen, rates, context)
-            size = size * U(2) + U(second)
-    rest = max(length - 2, I(0))
-    if count + 1 + rest > 8 * raw.size:
+    length, size, left = I(0), U(1), I(1)
+    unary = True
+    context = base
+    while left > 0:
+        value, width, position, bit = get_bit(value, width, words, position, odds, seen, rates, context)
+        if unary:
+            length += I(bit)
+            unary = bit and length < MAX_LENGTH
+            left = I(1) if unary else min(length, I(2))
+            context = base + length if unary else base + I(32) + length
+        else:
+            size = size * U(2) + U(bit)
+            left -= I(1)
+            context = base + I(64) + I(2) * length + I(bit)
+    rest = max(length - I(2), I(0))
+    if count + I(1) + rest > I(8) * raw.size:
         return value, width, position, I(-1), size, False
-    negative = (raw[count >> I(3)] >> np.uint8(count & I(7))) & np.uint8(1) != np.uint8(0)
-    count += 1
+    negative = (raw[U(count) >> U(3)] >> np.uint8(count & I(7))) & np.uint8(1) != np.uint8(0)
+    count += I(1)
     below = U(0)
-    for bit in range(rest):
-        below |= U((raw[count >> I(3)] >> np.uint8(count & I(7))) & np.uint8(1)) << U(bit)
-        count += 1
+    for bit_number in range(rest):
+        below |= U((raw[U(count) >> U(3)] >> np.uint8(count & I(7))) & np.uint8(1)) << U(bit_number)
+        count += I(1)
     return value, width, position, count, (size << U(rest)) | below, negative
 
 
@@ -257,89 +288,90 @@ def stepped(bits: Any, size: Any, down: Any, order: Any) -> Any:
     return bits_at(other & order[3], order[0], order[1], order[2]), inside
 
 
+@kernel()
+def after_last(waits: Any, at_word: Any, steps: Any, at_step: Any, raw: Any, bits: Any) -> Any:
+    """Whether the sections end where the decoder does: 0 or what is wrong."""
+    if at_word > waits.size + TAIL_WORDS or at_step > steps.size + TAIL_WORDS:
+        return I(CUT_OFF)
+    if at_word < waits.size or at_step < steps.size or (bits + I(7)) // I(8) != raw.size:
+        return I(LEFT_OVER)
+    return I(0)
+
+
 def get_listed(
-    old: Any, new: Any, count: Any, back: Any, order: Any, weight: Any, survival: Any, waits: Any, rates: Any, odds: Any, seen: Any, steps: Any, raw: Any
+    old: Any, new: Any, count: Any, back: Any, order: Any, weight: Any, survival: Any, logarithms: Any, waits: Any,
+    rates: Any, odds: Any, seen: Any, steps: Any, raw: Any
 ) -> Any:  # fmt: skip
     """Decode `count` listed changes of `old` into `new`, steps turned round when `back`; returns 0 or what is wrong."""
-    value, at_word = first_word(waits)
-    step_value, at_step = first_word(steps)
-    width = step_width = U(0xFFFFFFFFFFFFFFFF)
-    bits = I(0)
-    index = I(0)
+    value, at_word = first_value(waits), I(4)
+    step_value, at_step = first_value(steps), I(4)
+    width = step_width = U(FULL)
+    bits, index = I(0), I(0)
     for _ in range(count):
-        value, width, at_word, behind = pass_windows(value, width, waits, at_word, survival, I(0))
+        value, width, at_word, behind = pass_windows(value, width, waits, at_word, I(0))
         if at_word > waits.size + TAIL_WORDS:
             return I(CUT_OFF)
         unit = width >> U(32)
-        gap = (about(value, unit) - behind) // weight
-        while True:
-            start = max(gap * weight + behind, I(0))
-            end = min(gap * weight + behind + weight, I(WINDOW))
-            left = surviving(survival, unit, U(end))
-            if left <= value or end == WINDOW:
-                break
-            gap += 1
-        above = surviving(survival, unit, U(start))
-        if value >= above or value < left:
+        gap = max(I(float(sure_ticks(value, unit, logarithms) - behind) / float(weight)) - I(1), I(0))
+        left = value + U(1)
+        while left > value and gap <= old.size:
+            end = min((gap + I(1)) * weight + behind, I(WINDOW))
+            left = surviving(survival, unit, U(max(end, I(0))))
+            gap += I(1)
+        index += gap - I(1)
+        if index >= old.size or left > value:
+            return I(PAST_THE_END)
+        above = surviving(survival, unit, U(min(max((gap - I(1)) * weight + behind, I(0)), I(WINDOW))))
+        if value >= above:
             return I(NOT_A_CODE)
         value, width = value - left, above - left
-        index += gap
-        if index >= old.size:
-            return I(PAST_THE_END)
         step_value, step_width, at_step, bits, size, down = get_step(
             step_value, step_width, steps, at_step, raw, bits, odds, seen, rates, I(0)
         )
         if bits < 0:
             return I(NO_SIGNS)
-        after, inside = stepped(U(old[index]), size, down != back, order)
+        after, inside = stepped(U(old[U(index)]), size, down != back, order)
         if not inside:
             return I(LEAVES_DTYPE)
-        new[index] = after
-        index += 1
-    if at_word > waits.size + TAIL_WORDS or at_step > steps.size + TAIL_WORDS:
-        return I(CUT_OFF)
-    if at_word < waits.size or at_step < steps.size or (bits + 7) // 8 != raw.size:
-        return I(LEFT_OVER)
-    return I(0)
+        new[U(index)] = after
+        index += I(1)
+    return after_last(waits, at_word, steps, at_step, raw, bits)
 
 
 def get_classed(
-    old: Any, new: Any, count: Any, back: Any, shift: Any, classes: Any, order: Any, weights: Any, survival: Any,
-    waits: Any, rates: Any, odds: Any, seen: Any, steps: Any, raw: Any
+    old: Any, new: Any, count: Any, back: Any, order: Any, shift: Any, classes: Any, weights: Any, survival: Any,
+    logarithms: Any, waits: Any, rates: Any, odds: Any, seen: Any, steps: Any, raw: Any
 ) -> Any:  # fmt: skip
     """Decode `count` classed changes of `old` into `new`, steps turned round when `back`; returns 0 or what is wrong."""
-    value, at_word = first_word(waits)
-    step_value, at_step = first_word(steps)
-    width = step_width = U(0xFFFFFFFFFFFFFFFF)
+    value, at_word = first_value(waits), I(4)
+    step_value, at_step = first_value(steps), I(4)
+    width = step_width = U(FULL)
     bits = I(0)
-    index = I(0)
-    whole_blocks = old.size - 7
+    index, size_ = U(0), U(old.size)
     for _ in range(count):
-        value, width, at_word, wait = pass_windows(value, width, waits, at_word, survival, I(0))
+        value, width, at_word, wait = pass_windows(value, width, waits, at_word, I(0))
         if at_word > waits.size + TAIL_WORDS:
             return I(CUT_OFF)
         unit = width >> U(32)
-        sure = about(value, unit)
-        while index < whole_blocks:
-            block = weights[U(old[index]) >> shift] + weights[U(old[index + 1]) >> shift]
-            block += weights[U(old[index + 2]) >> shift] + weights[U(old[index + 3]) >> shift]
-            block += weights[U(old[index + 4]) >> shift] + weights[U(old[index + 5]) >> shift]
-            block += weights[U(old[index + 6]) >> shift] + weights[U(old[index + 7]) >> shift]
+        sure = sure_ticks(value, unit, logarithms)
+        while index + U(8) <= size_:
+            block = U(0)
+            for offset in range(8):
+                block += weights[U(old[index + U(offset)]) >> shift]
             if wait + I(block) > sure:
                 break
             wait += I(block)
-            index += 8
+            index += U(8)
         left = value + U(1)
-        end = wait
-        while index < old.size:
+        while index < size_:
             end = wait + I(weights[U(old[index]) >> shift])
             if end > sure:
                 left = surviving(survival, unit, U(min(end, I(WINDOW))))
                 if left <= value:
                     break
             wait = end
-            index += 1
-        if index >= old.size:
+            index += U(1)
+        if index >= size_:
             return I(PAST_THE_END)
         above = surviving(survival, unit, U(min(max(wait, I(0)), I(WINDOW))))
         if value >= above:
@@ -358,25 +390,19 @@ def get_classed(
         if classes[after >> shift] != classes[group]:
             return I(LEAVES_CLASS)
         new[index] = after
-        index += 1
-    if at_word > waits.size + TAIL_WORDS or at_step > steps.size + TAIL_WORDS:
-        return I(CUT_OFF)
-    if at_word < waits.size or at_step < steps.size or (bits + 7) // 8 != raw.size:
-        return I(LEFT_OVER)
-    return I(0)
+        index += U(1)
+    return after_last(waits, at_word, steps, at_step, raw, bits)
 
 
 def count_groups(old: Any, new: Any, shift: Any, stride: Any, elements: Any, changes: Any, crossings: Any) -> Any:
     """Of one block of 4096 elements in `stride`: elements and changes by group, changes that leave the group; adds up."""
-    start = I(0)
-    while start < old.size:
-        for index in range(start, min(start + I(4096), old.size)):
+    for start in range(I(0), old.size, I(4096) * stride):
+        for index in range(U(start), U(min(start + I(4096), old.size))):
             group = U(old[index]) >> shift
             elements[group] += 1
             if old[index] != new[index]:
                 changes[group] += 1
-                crossings[0] += I(U(new[index]) >> shift != group)
-        start += I(4096) * stride
+                crossings[U(0)] += I(U(new[index]) >> shift != group)
     return I(0)
 
 
@@ -399,21 +425,23 @@ def kernels_for(itemsize: int) -> Kernels:
     element, byte, half, index, table, count = (
         f"uint{8 * itemsize}[::1]", "uint8[::1]", "uint16[::1]", "uint32[::1]", "uint64[::1]", "int64[::1]",
     )  # fmt: skip
-    parts = f"{table}, {half}, {table}, {half}, {byte}, {half}, {byte}"
+    sections = (half, table, half, byte, half, byte)
+    lanes = 8 // itemsize
 
     def compiled(function: Callable[..., Any], *arguments: str) -> Callable[..., Any]:
         return kernel(f"({', '.join(arguments)})")(function)
 
+    decoded = (element, element, "int64", "boolean", table)
     return Kernels(
-        scan=compiled(scan, element, element, "uint64", byte, table, table, index, half, index),
-        find=compiled(find, element, element, index),
+        scan=compiled(
+            scanner(lanes), element, element, table, table, "uint64", byte, table, table, index, half, index
+        ),
+        find=compiled(finder(lanes), element, element, table, table, index),
         put_waits=compiled(put_waits, index, "int64", "uint64", table, half),
         put_steps=compiled(
             put_steps, element, element, index, "int64", "uint64", byte, table, table, half, byte, half, byte
         ),
-        get_listed=compiled(get_listed, element, element, "int64", "boolean", table, "int64", parts),
-        get_classed=compiled(
-            get_classed, element, element, "int64", "boolean", "uint64", byte, table, table, parts
-        ),
+        get_listed=compiled(get_listed, *decoded, "int64", table, count, *sections),
+        get_classed=compiled(get_classed, *decoded, "uint64", byte, table, table, count, *sections),
         count_groups=compiled(count_groups, element, element, "uint64", "int64", count, count, count),
     )

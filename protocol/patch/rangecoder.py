@@ -53,6 +53,15 @@ def survival_table() -> NDArray[np.uint64]:
     return np.array(table, dtype=np.uint64)
 
 
+def logarithm_table() -> NDArray[np.int64]:
+    """HALF_LIFE * log2(1 + i/1024) for i in 0..1024, less the exponent bias of a float64: int64[1025].
+
+    Only a first guess that exact integer comparisons correct: its last bits do not matter.
+    """
+    ticks = np.log2(1.0 + np.arange(1025) / 1024.0) * HALF_LIFE
+    return np.rint(ticks).astype(np.int64) - 1023 * HALF_LIFE
+
+
 def rate_table() -> NDArray[np.uint64]:
     """How far an adaptive bit moves after n observations, of 65536: uint64[256]."""
     return np.array([65536 * 10 // (10 * count + 16) for count in range(256)], dtype=np.uint64)
@@ -99,7 +108,7 @@ def put_wait(low: Any, width: Any, out: Any, position: Any, survival: Any, start
     while start >= U(WINDOW):
         if position + 8 > out.size:
             return low, width, position
-        width = surviving(survival, width >> U(32), U(WINDOW))
+        width = (width >> U(32)) << U(16)
         low, width, position = widen(low, width, out, position, U(WIDE))
         start -= U(WINDOW)
     unit = width >> U(32)

@@ -17,7 +17,7 @@ from protocol.patch import kernels
 from protocol.patch.container import Cursor, varint
 from protocol.patch.kernels import CONTEXTS, Kernels, kernels_for
 from protocol.patch.model import Model, parse_model, write_model
-from protocol.patch.rangecoder import rate_table, survival_table
+from protocol.patch.rangecoder import logarithm_table, rate_table, survival_table
 from protocol.patch.values import Bits, Layout
 
 CHUNK_ELEMENTS: Final = 1 << 20
@@ -26,6 +26,7 @@ MIN_SHARD_ELEMENTS: Final = 1 << 19
 
 _survival: Final = survival_table()
 _rates: Final = rate_table()
+_logarithms: Final = logarithm_table()
 
 _reasons: Final = {
     kernels.PAST_THE_END: "a gap past the end",
@@ -94,6 +95,12 @@ class Sections:
 _nothing: Final = Sections(0, np.empty(0, np.uint16), np.empty(0, np.uint16), np.empty(0, np.uint8))
 
 
+def _words(bits: Bits) -> NDArray[np.uint64]:
+    """The elements' memory as 64-bit words, without a last incomplete one; a copy where it is not aligned."""
+    whole = bits.size * bits.itemsize // 8 * 8 // bits.itemsize
+    return np.require(bits[:whole].view(np.uint64), requirements="A")
+
+
 class Workspace:
     """Scratch memory of one worker: 8 MiB, whatever the tensors' sizes."""
 
@@ -147,11 +154,11 @@ class _Encoder:
         """The listed and the classed part of one chunk."""
         model, space = self._model, self._space
         if not model.firsts:
-            return self._listed(old, new, self._kernels.find(old, new, space.listed)), _nothing
+            return self._listed(old, new, self._kernels.find(old, new, _words(old), _words(new), space.listed)), _nothing
         out = np.empty(old.size // 2 + 128, np.uint16)
         shift = model.layout.group_shift
         listed, classed, words = self._kernels.scan(
-            old, new, shift, model.classes, model.weights, _survival, space.listed, out, space.at
+            old, new, _words(old), _words(new), shift, model.classes, model.weights, _survival, space.listed, out, space.at
         )
         if words == kernels.OUT_OF_ROOM:
             raise OutOfRoom
@@ -251,14 +258,15 @@ def decode_chunk(frame: memoryview, chunk: Chunk, model: Model, old: Bits, new: 
         part = _sections(frame, chunk.offset, chunk.listed)
         state = (_rates, *_adaptive_bits(1), part.steps, part.raw)
         status = compiled.get_listed(
-            old, new, part.count, back, order, model.listed_weight, _survival, part.waits, *state
+            old, new, part.count, back, order, model.listed_weight, _survival, _logarithms, part.waits, *state
         )
         _check(status, chunk)
     if chunk.classed.count:
         part = _sections(frame, chunk.offset + chunk.listed.nbytes, chunk.classed)
         state = (_rates, *_adaptive_bits(model.contexts), part.steps, part.raw)
         status = compiled.get_classed(
-            old, new, part.count, back, layout.group_shift, model.classes, order, model.weights, _survival, part.waits, *state
+            old, new, part.count, back, order, layout.group_shift, model.classes, model.weights, _survival, _logarithms,
+            part.waits, *state
         )  # fmt: skip
         _check(status, chunk)
 

@@ -61,7 +61,7 @@ class Miner:
         randomness = await node.randomness(node.run.schedule.opening(window))
         try:
             version = self._follower.chain.version_for(window)
-            await serve(self._engine, await self._follower.hold(version))
+            await serve(node, self._engine, await self._follower.hold(version))
             turn = Turn(window, randomness, version, node.key.public)
             groups = await self._generate(turn)
         except (StoreError, ProtocolError, EngineError) as error:

@@ -106,7 +106,7 @@ class Validator:
                 reason = Reason.VERSION if held is None else Reason.QUOTA
                 verdicts.append(await self._publish(condemned(node, case, draw, reason)))
                 continue
-            await serve(self._engine, held)
+            await serve(node, self._engine, held)
             verdict, strange = await auditor.audit(case)
             if strange:
                 undecided.append((verdict, strange))
@@ -158,7 +158,7 @@ class Validator:
         task = self._task
         problems = [task.environment.held_out(index) for index in range(count)]
         prompts = [task.tokenizer.encode(problem.prompt) for problem in problems]
-        await serve(self._engine, weights)
+        await serve(self._node, self._engine, weights)
         completions = await self._engine.greedy(prompts, task.run.sampling.params())
         solved = sum(task.reward(problem, tokens) >= 1.0 for problem, tokens in zip(problems, completions, strict=True))
         self._evaluation = Evaluation(version=weights.version, problems=count, solved=solved)

@@ -10,10 +10,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
 import pytest
 
-from grailnode.store.s3_session import S3Credentials, S3Location
+from grailnode.store.s3_session import S3Credentials, S3Location, S3Session
 
 CREDENTIALS = S3Credentials("loopback-access", "loopback-secret")
 START_SECONDS = 20.0
@@ -29,15 +28,15 @@ def _rclone_program() -> str:
 
 
 @pytest.fixture(scope="session")
-def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The URL of a running `rclone serve s3`, and the directory whose subdirectories are its buckets."""
+def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a running `rclone serve s3`."""
     data = tmp_path_factory.mktemp("rclone")
     environment = {"PATH": os.defpath, "HOME": str(data), "RCLONE_CONFIG": "/dev/null"}
     process = subprocess.Popen(
         [
             *(_rclone_program(), "serve", "s3", "--addr", "127.0.0.1:0"),
             *("--auth-key", f"{CREDENTIALS.access_key},{CREDENTIALS.secret_key}"),
-            *("--dir-cache-time", "0s", "--vfs-cache-mode", "off", str(data / "buckets")),
+            str(data / "buckets"),
         ],
         env=environment,
         stderr=subprocess.PIPE,
@@ -45,7 +44,7 @@ def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     )
     (data / "buckets").mkdir()
     try:
-        yield _announced_url(process), data / "buckets"
+        yield _announced_url(process)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(10)
@@ -65,11 +64,16 @@ def _announced_url(process: "subprocess.Popen[str]") -> str:
 
 
 @pytest.fixture
-def rclone_bucket(rclone: tuple[str, Path]) -> Bucket:
-    url, folder = rclone
-    name = f"b{secrets.token_hex(6)}"
-    (folder / name).mkdir()
-    return S3Location(name, url, addressing="path"), CREDENTIALS
+def rclone_bucket(rclone: str) -> Bucket:
+    return _new_bucket(rclone, connections=16)
+
+
+def _new_bucket(url: str, connections: int) -> Bucket:
+    location = S3Location(f"b{secrets.token_hex(6)}", url, addressing="path", connections=connections)
+    session = S3Session(location, CREDENTIALS)
+    session.client.create_bucket(Bucket=location.bucket)
+    session.close()
+    return location, CREDENTIALS
 
 
 @pytest.fixture(scope="session")
@@ -86,12 +90,5 @@ def moto() -> Iterator[str]:
 
 @pytest.fixture
 def moto_bucket(moto: str) -> Bucket:
-    name = f"b{secrets.token_hex(6)}"
-    boto3.client(
-        "s3",
-        endpoint_url=moto,
-        region_name="us-east-1",
-        aws_access_key_id=CREDENTIALS.access_key,
-        aws_secret_access_key=CREDENTIALS.secret_key,
-    ).create_bucket(Bucket=name)
-    return S3Location(name, moto, addressing="path"), CREDENTIALS
+    # moto's own answer to a put reads what another put to the same key may have closed: one connection keeps it sane
+    return _new_bucket(moto, connections=1)

@@ -1,0 +1,122 @@
+"""The command line. Exit codes: 0 done, 1 it failed (one line says why), 2 the command line is wrong, 130 Ctrl-C."""
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+ROLES = ("trainer", "miner", "validator")
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="grailnode")
+@click.option("--role", type=click.Choice(ROLES), help="Run a node of this role until Ctrl-C.")
+@click.option("--run", "run_file", type=click.Path(path_type=Path), help="The run.toml of the run.")
+@click.option("--name", help="The node's name: its key and state. Default: the role (for a miner, miner-1).")
+@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a key of run.toml.")
+@click.pass_context
+def cli(
+    context: click.Context, role: str | None, run_file: Path | None, name: str | None, overrides: tuple[str, ...]
+) -> None:
+    """Trainer, miner and validator for decentralized RL post-training.
+
+    Start with `grailnode demo`: the whole network on this machine, in about three minutes.
+    """
+    if context.invoked_subcommand is not None:
+        if role is not None:
+            raise click.UsageError("give either --role or a command")
+        return
+    if role is None:
+        click.echo(context.get_help())
+        return
+    if run_file is None:
+        raise click.UsageError("--role needs --run FILE; `grailnode init DIR` makes one")
+    from grailnode.commands import run_role  # noqa: PLC0415 - imports torch: not for --help
+
+    run_role(role, run_file, name, overrides)
+
+
+def _option_run(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--run", "run_file", type=click.Path(path_type=Path), required=True, help="The run.toml of the run."
+    )(function)
+
+
+@cli.command()
+@click.option(
+    "--windows", type=click.IntRange(1, 10_000), default=None, help="How many windows. Default: 3 minutes' worth."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of all keys, hence of prompts and noise.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("grailnode-demo"),
+    show_default=True,
+    help="Where report.json and report.html go.",
+)
+@click.option("--keep", is_flag=True, help="Keep the run's directory (store, keys, logs) in --out.")
+def demo(windows: int | None, seed: int, out: Path, keep: bool) -> None:
+    """The whole network on this machine: 1 trainer, 2 miners, 1 validator and 1 cheat, as processes of their own."""
+    from grailnode.commands import run_demo  # noqa: PLC0415
+
+    run_demo(windows, seed, out, keep, command=shlex.join(["grailnode", *sys.argv[1:]]))
+
+
+@cli.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--policy",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="A Hugging Face checkpoint directory. Default: the packaged genesis.",
+)
+@click.option("--environment", default="addition", show_default=True, help="The task.")
+def init(directory: Path, policy: Path | None, environment: str) -> None:
+    """Make a run in DIRECTORY: a commented run.toml, its keys, and the signed manifest."""
+    from grailnode.commands import init_run  # noqa: PLC0415
+
+    init_run(directory, policy, environment)
+
+
+@cli.command()
+@_option_run
+def status(run_file: Path) -> None:
+    """Print a run's head, windows, miners and scores, read from its store."""
+    from grailnode.commands import print_status  # noqa: PLC0415
+
+    print_status(run_file)
+
+
+@cli.command()
+@_option_run
+def verify(run_file: Path) -> None:
+    """Check a run's chain from its oldest anchor to the head; exit 1 at the first lie."""
+    from grailnode.commands import verify_run  # noqa: PLC0415
+
+    verify_run(run_file)
+
+
+def main() -> None:
+    """The console script. Every failure that a user can mend is one line on stderr."""
+    from grailnode.failures import explain  # noqa: PLC0415
+
+    try:
+        cli.main(prog_name="grailnode", standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(EXIT_INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except BaseException as error:
+        line = explain(error)
+        if line is None:
+            raise
+        if line:
+            click.echo(f"grailnode: {line}", err=True)
+            sys.exit(EXIT_FAILED)
+        sys.exit(EXIT_INTERRUPTED)

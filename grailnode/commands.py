@@ -1,0 +1,102 @@
+"""What the command line's verbs do."""
+
+import sys
+from pathlib import Path
+from typing import get_args
+
+import click
+import trio
+from rich.console import Console
+
+from grailnode import genesis, keys, workspace
+from grailnode.config import Config, load
+from grailnode.demo.run import DemoSettings
+from grailnode.demo.run import run_demo as run_demo_network
+from grailnode.founding import Choices
+from grailnode.node_process import Kind, Launch, main, make_node, make_spectator
+from grailnode.observe import Observer
+from grailnode.processes import ProcessSpec, Supervisor
+from grailnode.telemetry import Telemetry
+from grailnode.verification import verify_chain
+from grailnode.view import render_status, render_summary
+
+DEFAULT_WINDOWS = 72
+
+_PROCESSES: dict[str, tuple[Kind, ...]] = {
+    "trainer": ("training", "upload", "download"),
+    "miner": ("miner",),
+    "validator": ("validator",),
+}
+
+
+def run_role(role: str, run_file: Path, name: str | None, overrides: tuple[str, ...]) -> None:
+    """Run a node until Ctrl-C."""
+    config = load(run_file, overrides)
+    name = name or ("miner-1" if role == "miner" else role)
+    kinds = _PROCESSES[role]
+    if role == "trainer" and config.beacon.key:
+        kinds = ("beacon", *kinds)
+    assert set(kinds) <= set(get_args(Kind))
+    _check(config, role, name)
+    specs = [ProcessSpec(f"{name}/{kind}", main, (Launch(config, kind, name),)) for kind in kinds]
+    supervisor = Supervisor(lambda line: click.echo(line, err=True))
+    try:
+        trio.run(supervisor.keep, specs)
+    except KeyboardInterrupt:
+        click.echo(f"{name}: stopped", err=True)
+
+
+def _check(config: Config, role: str, name: str) -> None:
+    """Refuse what cannot work before any process starts."""
+    node = make_node(config, name, Telemetry(name))
+    allowed = {"trainer": node.run.trainers, "validator": node.run.validators}
+    if role in allowed and node.key.public not in allowed[role]:
+        path = config.at(config.node.keys) / f"{name}{keys.SUFFIX}"
+        raise keys.KeyFileError(f"{path}: not a {role} key of this run; use --name for the node whose key is")
+
+
+def run_demo(windows: int | None, seed: int, out: Path, keep: bool, command: str) -> None:
+    """The demo, and its summary."""
+    if (out / "network").exists():
+        raise workspace.WorkspaceError(f"{out / 'network'}: a run was kept there; choose another --out, or remove it")
+    settings = DemoSettings(windows or DEFAULT_WINDOWS, seed, out, keep, command)
+    report = trio.run(run_demo_network, settings, Choices(), workspace.Pace())
+    console = Console()
+    console.print(render_summary(report))
+    console.print(f"report: {out / 'report.html'}  {out / 'report.json'}")
+
+
+def init_run(directory: Path, policy: Path | None, environment: str) -> None:
+    """A new run on this machine."""
+    made = workspace.create(
+        directory, Choices(environment=environment), workspace.Pace(), policy=policy or genesis.PACKAGED
+    )
+    click.echo(f"run {made.run_id.hex()[:16]} in {made.config}")
+    click.echo("start it in four terminals:")
+    for role, name in (("trainer", ""), ("validator", ""), ("miner", ""), ("miner", " --name miner-2")):
+        click.echo(f"  grailnode --role {role} --run {made.config}{name}")
+
+
+def print_status(run_file: Path) -> None:
+    """What the store shows of a run."""
+    config = load(run_file)
+
+    async def show() -> None:
+        node = make_spectator(config)
+        observer = Observer(node, max(0, node.window() - 50))
+        await observer.refresh()
+        Console().print(render_status(observer.state()))
+
+    trio.run(show)
+
+
+def verify_run(run_file: Path) -> None:
+    """Check a run's chain."""
+    config = load(run_file)
+
+    async def check() -> None:
+        held = await verify_chain(make_spectator(config), click.echo)
+        click.echo(f"version {held.version} holds: weights {held.digest.hex()}")
+
+    trio.run(check)
+    sys.stdout.flush()

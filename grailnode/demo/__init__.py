@@ -1,0 +1,1 @@
+"""The whole network on one machine, with a cheat in it."""

@@ -1,0 +1,165 @@
+"""The demo's cheat: a miner that makes a different kind of false rollout in every window, and follows the rules otherwise.
+
+It is a program of its own, put together from the miner's parts as anybody could; no part of the node knows of it.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from grailnode.engine.torch_engine import TorchEngine
+from grailnode.policy import Policy
+from grailnode.wiring import Compute, make_task
+from protocol import limits, paths
+from protocol.digest import Weights
+from protocol.errors import ProtocolError
+from protocol.rollout import Commitment, Group, Rollout, open_group
+from protocol.signing import open_signed
+from protocol.verdict import Reason
+from roles.assignment import Assignment, Task
+from roles.follower import Follower
+from roles.miner.node import Miner, MinerSettings
+from roles.miner.produce import HonestProducer, Turn
+from roles.node import Node
+from roles.participants import participants
+from roles.ports import StoreError
+
+KINDS = ("own-noise", "perturbed-model", "edited-tokens", "false-reward", "copied", "constant-sketch")
+"""What it does in window w: KINDS[w % 6]."""
+
+DUE_REASON = {
+    "own-noise": Reason.SAMPLING,
+    "perturbed-model": Reason.SKETCH,
+    "edited-tokens": Reason.SAMPLING,
+    "false-reward": Reason.REWARD,
+    "copied": Reason.COPIED,
+    "constant-sketch": Reason.SKETCH,
+}
+"""The reason that a validator has to give for each."""
+
+_PERTURBATION = 0.03
+_LOOK_BACK = 8  # windows in which to look for somebody else's work
+
+
+class KeepingEngine(TorchEngine):
+    """An engine that keeps the weights it was given."""
+
+    weights: Weights
+
+    async def stage(self, version: int, weights: Weights) -> None:
+        """Stage as usual, and keep the weights."""
+        await super().stage(version, weights)
+        self.weights = weights
+
+
+class Cheater(HonestProducer):
+    """Makes false groups, in a new way every window."""
+
+    engine: KeepingEngine
+
+    def __init__(self, task: Task, engine: KeepingEngine, node: Node, compute: Compute) -> None:
+        super().__init__(task, engine)
+        self._node = node
+        self._random = random.Random(node.key.public)  # noqa: S311 - a cheat needs no good randomness
+        self._other = TorchEngine(compute.model, run_sync=node.run_sync)
+
+    async def produce(self, turn: Turn, indices: Sequence[int]) -> list[Group]:
+        """False groups of these numbers."""
+        kind = KINDS[turn.window % len(KINDS)]
+        assignments = self.assignments(turn, indices)
+        if kind == "perturbed-model":
+            return await self._with_perturbed_model(turn, indices)
+        if kind == "copied":
+            copies = await self._copies(turn, indices)
+            if copies:
+                return copies
+        if kind in ("own-noise", "copied"):
+            return await self._with_own_noise(turn, assignments)
+        groups = await super().produce(turn, indices)
+        if kind == "edited-tokens":
+            return [await self._edited(turn, *pair) for pair in zip(groups, assignments, strict=True)]
+        return [self._falsified(group, kind) for group in groups]
+
+    async def _with_perturbed_model(self, turn: Turn, indices: Sequence[int]) -> list[Group]:
+        """Rollouts of a policy that is a little off, sketch and all."""
+        if self._other.version != turn.version:
+            noise = torch.Generator().manual_seed(turn.version)
+            weights = {
+                name: tensor * (1 + _PERTURBATION * torch.randn(tensor.shape, generator=noise)).to(tensor.dtype)
+                for name, tensor in self.engine.weights.items()
+            }
+            await self._other.stage(turn.version, weights)
+            await self._other.commit()
+        return await HonestProducer(self.task, self._other).produce(turn, indices)
+
+    async def _with_own_noise(self, turn: Turn, assignments: Sequence[Assignment]) -> list[Group]:
+        """The right policy, but samples of the miner's choosing (drawn again where they are the due ones by chance)."""
+        groups = []
+        for assignment in assignments:
+            due = [item.tokens for item in (await self.generate([assignment]))[0]]
+            own = due
+            while own == due:
+                seeds = tuple(self._random.randbytes(16) for _ in assignment.seeds)
+                generations = (await self.generate([replace(assignment, seeds=seeds)]))[0]
+                own = [item.tokens for item in generations]
+            rollouts = [self.rollout(turn, assignment, item.tokens, item.hidden) for item in generations]
+            groups.append(self.group(turn, assignment, rollouts))
+        return groups
+
+    async def _edited(self, turn: Turn, group: Group, assignment: Assignment) -> Group:
+        """One token of one rollout made a better one, with the sketch that the right policy gives for it."""
+        rollouts = list(group.rollouts)
+        tokens = list(rollouts[0].tokens)
+        tokens[0] = self._random.choice([token for token in self._digits() if token != tokens[0]])
+        forward = (await self.engine.forward([assignment.prompt], [tuple(tokens)]))[0]
+        rollouts[0] = self.rollout(turn, assignment, tuple(tokens), forward.hidden)
+        return group.model_copy(update={"rollouts": tuple(rollouts)})
+
+    def _digits(self) -> list[int]:
+        return [token for digit in "123456789" for token in self.task.tokenizer.encode(digit)]
+
+    def _falsified(self, group: Group, kind: str) -> Group:
+        """Rewards turned round, or a sketch of no work at all."""
+
+        def falsify(rollout: Rollout) -> Rollout:
+            if kind == "false-reward":
+                return rollout.model_copy(update={"reward": 1.0 - rollout.reward})
+            return rollout.model_copy(update={"sketch": bytes(len(rollout.sketch))})
+
+        return group.model_copy(update={"rollouts": tuple(falsify(rollout) for rollout in group.rollouts)})
+
+    async def _copies(self, turn: Turn, indices: Sequence[int]) -> list[Group]:
+        """Another miner's newest groups under this miner's name."""
+        node = self._node
+        for window in range(turn.window, max(-1, turn.window - _LOOK_BACK), -1):
+            for other in await participants(node, "miner"):
+                if other.key == node.key.public:
+                    continue
+                try:
+                    return await self._copy(turn, indices, window, other.key)
+                except (StoreError, ProtocolError):
+                    continue
+        return []
+
+    async def _copy(self, turn: Turn, indices: Sequence[int], window: int, other: bytes) -> list[Group]:
+        store = self._node.store
+        data = await store.get(paths.commitment(other, window), limits.MAX_COMMITMENT_BYTES)
+        commitment = open_signed(data, Commitment, [other]).record
+        batch = await store.get(paths.batch(other, window, commitment.batch), limits.MAX_BATCH_BYTES)
+        groups = []
+        for index in indices:
+            offset, size = commitment.extent(index % len(commitment.groups))
+            source = open_group(batch[offset : offset + size], commitment, index % len(commitment.groups))
+            mine = {"window": turn.window, "version": turn.version, "miner": turn.miner, "index": index}
+            groups.append(source.model_copy(update=mine))
+        return groups
+
+
+async def run_cheater(node: Node, policy: Policy, compute: Compute, settings: MinerSettings) -> None:
+    """Cheat for ever."""
+    engine = KeepingEngine(compute.model, run_sync=node.run_sync, max_batch_tokens=compute.max_batch_tokens)
+    follower = await Follower.open(node)
+    producer = Cheater(make_task(node, policy), engine, node, compute)
+    await Miner(node, follower, engine, producer, settings).run()

@@ -1,0 +1,27 @@
+"""Which failures are a user's to mend, and what to tell them in one line."""
+
+from grailnode.config import ConfigError
+from grailnode.keys import KeyFileError
+from grailnode.policy import PolicyError
+from grailnode.processes import ProcessError
+from grailnode.workspace import WorkspaceError
+from protocol.errors import ProtocolError
+from roles.ports import StoreError
+
+_TOLD = (ConfigError, KeyFileError, PolicyError, ProcessError, WorkspaceError, ProtocolError, StoreError)
+
+
+def explain(error: BaseException) -> str | None:
+    """The line to print; empty for an interruption; None for a fault of our own, whose traceback is wanted."""
+    if isinstance(error, BaseExceptionGroup):
+        lines = [explain(inner) for inner in error.exceptions]
+        if any(line is None for line in lines):
+            return None
+        return next((line for line in lines if line), "")
+    if isinstance(error, KeyboardInterrupt):
+        return ""
+    if isinstance(error, _TOLD):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror.lower()}" if error.filename else error.strerror.lower()
+    return None

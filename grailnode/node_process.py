@@ -1,0 +1,211 @@
+"""The mains of a node's processes. Imported by the fork server, so it imports what they all need."""
+
+import fcntl
+import secrets
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Literal
+
+import torch
+import trio
+
+from grailnode import founding, genesis, keys
+from grailnode.beacon import StoreBeacon, publish_rounds
+from grailnode.clock import SystemClock
+from grailnode.config import Config, miner_settings, trainer_settings, validator_settings
+from grailnode.demo.cheater import run_cheater
+from grailnode.engine import model as models
+from grailnode.policy import Policy, load_weights
+from grailnode.processes import run_process
+from grailnode.store.local import LocalStore
+from grailnode.store.memory import MemoryStore
+from grailnode.telemetry import Telemetry
+from grailnode.wiring import Compute, run_collector, run_miner, run_publisher, run_training, run_validator
+from protocol.beacon import LocalKey
+from protocol.signing import SigningKey
+from roles.node import Node
+from roles.ports import ObjectStore, StoreError
+
+Kind = Literal["beacon", "training", "upload", "download", "miner", "validator", "cheater"]
+_LOCK_SECONDS = 5.0
+_RETRY_SECONDS = 0.5
+_CONFIG_NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class StateInUseError(Exception):
+    """Another process of this name runs on this state."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a process is told.
+
+    Attributes:
+        kind: which of a node's processes it is; name: of the node, which names its key and its state.
+        echo: whether events also go to the terminal.
+    """
+
+    config: Config
+    kind: Kind
+    name: str
+    echo: bool = True
+
+
+def main(launch: Launch) -> None:
+    """A node's process, until it is told to stop."""
+    torch.set_num_threads(launch.config.engine.threads)
+    run_process(partial(_run, launch))
+
+
+def lock_state(directory: Path, kind: str) -> IO[str]:
+    """Hold a state directory for one kind of process, as long as the returned file is open.
+
+    Raises:
+        StateInUseError: another process holds it, for longer than a dying one would.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = (directory / f".{kind}.lock").open("w")
+    end = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() > end:
+                raise StateInUseError(f"{directory}: in use by another {kind} process; use another --name") from None
+            time.sleep(0.1)
+        else:
+            return file
+
+
+async def _run(launch: Launch) -> None:
+    config, kind = launch.config, launch.kind
+    state = config.at(config.node.state) / launch.name
+    process = launch.name if launch.name.startswith(kind) else f"{launch.name}/{kind}"
+    log = config.at(config.node.logs) / f"{process.replace('/', '-')}.jsonl"
+    telemetry = Telemetry.to_file(process, log, sys.stderr if launch.echo else None)
+    with lock_state(state, kind):
+        telemetry.event("started", kind=kind)
+        node = make_node(config, launch.name, telemetry)
+        await _MAINS[kind](node, launch)
+
+
+def make_node(config: Config, name: str, telemetry: Telemetry) -> Node:
+    """A node of this machine, with the key and the state of its name.
+
+    Raises:
+        OSError, ProtocolError, KeyFileError, StoreError: manifest, key, state or store cannot be used.
+    """
+    key = keys.read_or_create(config.at(config.node.keys) / f"{name}{keys.SUFFIX}")
+    state = LocalStore(config.at(config.node.state) / name / "objects")
+    return _node(config, name, key, state, telemetry)
+
+
+def make_spectator(config: Config) -> Node:
+    """A node that only looks: a key that nobody knows, and a state that nobody keeps.
+
+    Raises:
+        OSError, ProtocolError, StoreError: manifest or store cannot be used.
+    """
+    return _node(config, "spectator", SigningKey(secrets.token_bytes(32)), MemoryStore(), Telemetry("spectator"))
+
+
+def _node(config: Config, name: str, key: SigningKey, state: ObjectStore, telemetry: Telemetry) -> Node:
+    signed = founding.open_run(
+        config.at(config.run.manifest).read_bytes(), bytes.fromhex(config.run.id) if config.run.id else None
+    )
+    store = LocalStore(config.at(config.store.path))
+    clock = SystemClock()
+    return Node(
+        run_id=signed.digest,
+        run=signed.record,
+        key=key,
+        name=name,
+        store=store,
+        state=state,
+        clock=clock,
+        beacon=StoreBeacon(store, signed.record.beacon, clock),
+        telemetry=telemetry,
+        run_sync=trio.to_thread.run_sync,
+    )
+
+
+async def _policy(node: Node, config: Config, name: str) -> Policy:
+    """The run's model files, as soon as the trainer has put them into the store."""
+    directory = config.at(config.node.state) / name / "model"
+    while True:
+        try:
+            return await founding.fetch_model(node.store, node.run, directory)
+        except StoreError as error:
+            node.telemetry.event("model-not-there", error=str(error))
+            await trio.sleep(_RETRY_SECONDS)
+
+
+def _compute(policy: Policy, config: Config) -> Compute:
+    engine = config.engine
+    return Compute(
+        models.build(policy, torch.device(engine.device)),
+        device=engine.device,
+        dtype=_CONFIG_NAMES[engine.dtype],
+        max_batch_tokens=engine.max_batch_tokens,
+    )
+
+
+async def _beacon(node: Node, launch: Launch) -> None:
+    config = launch.config
+    secret = keys.read(config.at(config.node.keys) / f"{config.beacon.key}{keys.SUFFIX}")
+    key = LocalKey.from_seed(secret)
+    await publish_rounds(key, node.run.beacon, node.store, node.clock, keep=config.beacon.keep_rounds)
+
+
+def policy_directory(config: Config) -> Path:
+    """Where the trainer's policy of version 0 lies: the packaged genesis, or the operator's directory."""
+    name = config.trainer.policy
+    return genesis.PACKAGED if name == "genesis" else config.at(Path(name))
+
+
+async def _training(node: Node, launch: Launch) -> None:
+    config = launch.config
+    directory = policy_directory(config)
+    policy = Policy.load(directory)
+    settings = trainer_settings(config, node.run.sampling.temperature)
+    await run_training(node, partial(load_weights, directory), _compute(policy, config), settings)
+
+
+async def _upload(node: Node, launch: Launch) -> None:
+    config = launch.config
+    files = founding.model_files(policy_directory(config))
+    await founding.publish_files(node.store, node.key.public, files)
+    await run_publisher(node, trainer_settings(config, node.run.sampling.temperature).publisher)
+
+
+async def _download(node: Node, launch: Launch) -> None:
+    await run_collector(node, trainer_settings(launch.config, node.run.sampling.temperature).collector)
+
+
+async def _miner(node: Node, launch: Launch) -> None:
+    policy = await _policy(node, launch.config, launch.name)
+    await run_miner(node, policy, _compute(policy, launch.config), miner_settings(launch.config))
+
+
+async def _cheater(node: Node, launch: Launch) -> None:
+    policy = await _policy(node, launch.config, launch.name)
+    await run_cheater(node, policy, _compute(policy, launch.config), miner_settings(launch.config))
+
+
+async def _validator(node: Node, launch: Launch) -> None:
+    policy = await _policy(node, launch.config, launch.name)
+    await run_validator(node, policy, _compute(policy, launch.config), validator_settings(launch.config))
+
+
+_MAINS = {
+    "beacon": _beacon,
+    "training": _training,
+    "upload": _upload,
+    "download": _download,
+    "miner": _miner,
+    "validator": _validator,
+    "cheater": _cheater,
+}

@@ -1,0 +1,213 @@
+"""A bystander's eyes: the state of a run from public objects alone, every one of them checked (see grailnode/network.py)."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from grailnode.network import MinerRow, NetworkState, NodeRow, VersionRow, WindowRow
+from protocol import limits, paths
+from protocol.chain import ChainVerifier, Manifest
+from protocol.errors import ProtocolError
+from protocol.signing import open_signed
+from protocol.verdict import Summary, Verdict
+from roles.gather import gather
+from roles.node import Node
+from roles.participants import participants
+from roles.ports import NotFoundError, StoreError
+
+_DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I16": 2}
+
+
+@dataclass
+class _Miner:
+    """Counts of one miner so far."""
+
+    submitted: int = 0
+    accepted: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What only the operator of a network knows: names and kinds by public key, its processes, its plan."""
+
+    names: Mapping[bytes, str] = field(default_factory=dict)
+    kinds: Mapping[bytes, str] = field(default_factory=dict)
+    windows_planned: int | None = None
+
+
+class Observer:
+    """Reads a run's public objects, the new ones at every `refresh`.
+
+    Args:
+        node: whose store is read; nothing is written.
+        first_window: windows before it are not looked at.
+        known: what the operator adds.
+    """
+
+    def __init__(self, node: Node, first_window: int, known: Known | None = None) -> None:
+        self._node = node
+        self._known = known or Known()
+        self._chain = ChainVerifier(node.run_id, node.run)
+        self._began = node.clock.now()
+        self._next = first_window
+        self._first_window = first_window
+        self._verdicts: dict[tuple[int, bytes], Verdict] = {}
+        self._summaries: dict[int, Summary] = {}
+        self._names: dict[bytes, str] = {}
+        self._alarms: list[str] = []
+
+    async def refresh(self) -> None:
+        """Look at what is new. What cannot be read now is read later; what is no good becomes an alarm."""
+        try:
+            await self._read_chain()
+            for announcement in await participants(self._node, "miner"):
+                self._names[announcement.key] = announcement.name
+            now = self._node.window()
+            for window in range(self._next, now + 1):
+                await self._read_window(window)
+            open_for = -(-self._node.run.schedule.verdict_rounds // self._node.run.schedule.rounds)
+            self._next = max(self._next, now - open_for)
+        except (NotFoundError, StoreError):
+            return
+        except ProtocolError as error:
+            self._alarm(str(error))
+
+    def _alarm(self, line: str) -> None:
+        if line not in self._alarms:
+            self._alarms.append(line)
+
+    async def _read_chain(self) -> None:
+        node, trainer = self._node, self._node.run.trainers[0]
+        data = await node.store.get(paths.head(trainer), limits.MAX_HEAD_BYTES + limits.MAX_ENVELOPE_BYTES)
+        self._chain.accept_head(data, node.clock.now())
+        for version, digest in self._chain.missing():
+            path = paths.manifest(trainer, version, digest)
+            self._chain.accept_manifest(version, await node.store.get(path, limits.MAX_RECORD_BYTES))
+
+    async def _read_window(self, window: int) -> None:
+        for validator in self._node.run.validators:
+            listed = self._node.store.list(paths.verdicts(validator, window))
+            known = {paths.verdict(validator, window, miner) for w, miner in self._verdicts if w == window}
+            for verdict in await gather(self._read_verdict, [i.path async for i in listed if i.path not in known]):
+                self._verdicts.setdefault((window, verdict.miner), verdict)
+            if window not in self._summaries:
+                await self._read_summary(window, validator)
+
+    async def _read_verdict(self, path: str) -> Verdict:
+        data = await self._node.store.get(path, limits.MAX_VERDICT_BYTES + limits.MAX_ENVELOPE_BYTES)
+        return open_signed(data, Verdict, self._node.run.validators).record
+
+    async def _read_summary(self, window: int, validator: bytes) -> None:
+        try:
+            data = await self._node.store.get(paths.summary(validator, window), limits.MAX_RECORD_BYTES)
+        except NotFoundError:
+            return
+        summary = open_signed(data, Summary, [validator]).record
+        self._summaries[window] = summary
+        for alarm in summary.alarms:
+            self._alarm(alarm)
+
+    def state(self, nodes: tuple[NodeRow, ...] = ()) -> NetworkState:
+        """What is known now."""
+        node, run = self._node, self._node.run
+        now = node.clock.now()
+        window = node.window()
+        manifests = tuple(self._chain.manifests())
+        seconds = run.schedule.rounds * run.beacon.period_ms / 1000
+        return NetworkState(
+            run_id=node.run_id.hex(),
+            run_name=run.name,
+            seconds=now - self._began,
+            window=window if window >= 0 else None,
+            windows_planned=self._known.windows_planned,
+            window_seconds=seconds,
+            window_elapsed=max(0.0, now - run.opening_time(window)) if window >= 0 else 0.0,
+            full_bytes=full_bytes(manifests[-1]) if manifests else 0,
+            versions=tuple(_version_row(manifest) for manifest in manifests),
+            windows=self._window_rows(),
+            miners=self._miner_rows(),
+            nodes=nodes,
+            tokens_generated=sum(j.tokens for verdict in self._verdicts.values() for j in verdict.judgements),
+            tokens_verified=sum(
+                j.tokens for verdict in self._verdicts.values() for j in verdict.judgements if j.accepted
+            ),
+            alarms=tuple(self._alarms),
+        )
+
+    def weights_digest(self) -> bytes:
+        """The digest of the newest version's weights, as the trainer signed it; empty before the first."""
+        manifests = list(self._chain.manifests())
+        return manifests[-1].weights if manifests else b""
+
+    def verify_rate(self) -> float:
+        """Completion tokens that a validator checked in a second of checking; 0 before the first summary."""
+        tokens = sum(summary.verified_tokens for summary in self._summaries.values())
+        milliseconds = sum(summary.verify_ms for summary in self._summaries.values())
+        return 1000.0 * tokens / milliseconds if milliseconds else 0.0
+
+    def _window_rows(self) -> tuple[WindowRow, ...]:
+        rows = []
+        for window in sorted(self._summaries):
+            summary = self._summaries[window]
+            judgements = [j for (w, _), verdict in self._verdicts.items() if w == window for j in verdict.judgements]
+            rewards = [reward for judgement in judgements for reward in judgement.rewards]
+            accepted = sum(judgement.accepted for judgement in judgements)
+            evaluation = summary.evaluation
+            rows.append(
+                WindowRow(
+                    window=window,
+                    version=summary.version,
+                    accepted=accepted,
+                    rejected=len(judgements) - accepted,
+                    reward=sum(rewards) / len(rewards) if rewards else None,
+                    pass_at_1=evaluation.solved / evaluation.problems if evaluation else None,
+                )
+            )
+        return tuple(rows)
+
+    def _miner_rows(self) -> tuple[MinerRow, ...]:
+        miners: dict[bytes, _Miner] = {}
+        for (_, key), verdict in sorted(self._verdicts.items()):
+            miner = miners.setdefault(key, _Miner())
+            miner.submitted += verdict.submitted
+            miner.accepted += sum(judgement.accepted for judgement in verdict.judgements)
+            miner.rejected.update(judgement.reason for judgement in verdict.judgements if judgement.reason)
+        newest = self._summaries[max(self._summaries)] if self._summaries else None
+        scores = dict(newest.scores) if newest else {}
+        rows = [
+            MinerRow(
+                key=key.hex(),
+                name=self._known.names.get(key) or self._names.get(key) or key.hex()[:8],
+                kind=self._known.kinds.get(key, "unknown"),
+                submitted=miner.submitted,
+                accepted=miner.accepted,
+                rejected=dict(sorted(miner.rejected.items())),
+                score=scores.get(key, 0.0),
+            )
+            for key, miner in miners.items()
+        ]
+        return tuple(sorted(rows, key=lambda row: row.name))
+
+
+def full_bytes(manifest: Manifest) -> int:
+    """Size of a full checkpoint: the tensors' bytes."""
+    total = 0
+    for _, dtype, shape in manifest.tensors:
+        elements = 1
+        for size in shape:
+            elements *= size
+        total += elements * _DTYPE_BYTES.get(dtype, 1)
+    return total
+
+
+def _version_row(manifest: Manifest) -> VersionRow:
+    return VersionRow(
+        version=manifest.version,
+        optimizer_step=manifest.optimizer_step,
+        first_window=manifest.first_window,
+        patch_bytes=manifest.patch.object.size if manifest.patch else None,
+        anchor_bytes=sum(ref.size for ref in manifest.anchor) if manifest.anchor else None,
+        changed=manifest.patch.changed if manifest.patch else 0,
+        total=manifest.elements,
+    )

@@ -1,0 +1,68 @@
+"""`grailnode verify`: follow a published chain from its oldest anchor to the head and believe nothing."""
+
+from collections.abc import Callable
+
+from protocol import limits, paths
+from protocol.chain import ChainVerifier, Manifest
+from protocol.digest import content_digest
+from protocol.errors import ChainError, ExpiredError
+from roles.follower import Held, load_anchor, step
+from roles.node import Node
+from roles.ports import ObjectStore
+
+
+async def verify_chain(node: Node, say: Callable[[str], None]) -> Held:
+    """Check every kept manifest, anchor and patch of a run.
+
+    Args:
+        say: told of progress, one line each.
+
+    Returns:
+        The newest version's weights.
+
+    Raises:
+        ProtocolError: the first lie.
+        StoreError: an object that the head promises is not to be had.
+    """
+    trainer = node.run.trainers[0]
+    chain = ChainVerifier(node.run_id, node.run)
+    data = await node.store.get(paths.head(trainer), limits.MAX_HEAD_BYTES + limits.MAX_ENVELOPE_BYTES)
+    try:
+        head = chain.accept_head(data, node.clock.now())
+    except ExpiredError as error:
+        say(f"note: {error}; nobody renews it, as after the end of a run")
+        head = chain.accept_head(data, 0.0)
+    for version, digest in chain.missing():
+        path = paths.manifest(trainer, version, digest)
+        chain.accept_manifest(version, await node.store.get(path, limits.MAX_RECORD_BYTES * 2))
+    say(f"manifests {head.base} to {head.version}: signed, linked, complete")
+    held: Held | None = None
+    for manifest in chain.manifests():
+        if manifest.version in head.anchors:
+            files = [
+                await _object(node.store, paths.anchor(trainer, r.digest), r.digest, r.size) for r in manifest.anchor
+            ]
+            anchored = load_anchor(manifest, files)
+            say(f"version {manifest.version}: anchor of {sum(map(len, files))} bytes is {anchored.digest.hex()[:16]}")
+            held = held or (anchored if manifest.version >= head.oldest_patch - 1 else None)
+        if held is not None and held.version == manifest.version - 1 and manifest.patch is not None:
+            held = await _patched(node, trainer, held, manifest)
+            say(
+                f"version {held.version}: patch of {manifest.patch.object.size} bytes leads to {held.digest.hex()[:16]}"
+            )
+    if held is None or held.version != head.version:
+        raise ChainError("no way from a kept anchor to the newest version", f"version {head.version}")
+    return held
+
+
+async def _patched(node: Node, trainer: bytes, held: Held, manifest: Manifest) -> Held:
+    assert manifest.patch is not None
+    ref = manifest.patch.object
+    return step(held, manifest, await _object(node.store, paths.patch(trainer, ref.digest), ref.digest, ref.size))
+
+
+async def _object(store: ObjectStore, path: str, digest: bytes, size: int) -> bytes:
+    data = await store.get(path, size)
+    if content_digest(data) != digest:
+        raise ChainError("not the bytes that the manifest names", path)
+    return data

@@ -1,0 +1,144 @@
+"""A run's directory on one machine: run.toml, the signed manifest, keys, store, state, logs."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from grailnode import founding, genesis, keys
+from grailnode.founding import Choices
+from protocol.beacon import LocalKey
+from protocol.challenge import stream
+from protocol.signing import SigningKey
+
+MINERS = ("miner-1", "miner-2")
+
+_TEMPLATE = """\
+# A grailnode run on this machine. Four terminals make the network:
+#   grailnode --role trainer   --run {path}
+#   grailnode --role miner     --run {path}
+#   grailnode --role miner     --run {path} --name miner-2
+#   grailnode --role validator --run {path}
+# Any key can be overridden for one start: --set miner.groups=8
+# Paths are relative to this file. Secrets are not in it: they lie in keys/, readable by their owner alone.
+
+[run]
+manifest = "run.manifest"  # the signed rules that all nodes share
+id = "{run_id}"
+
+[store]
+kind = "local"  # a directory that all nodes of this machine share
+path = "store"
+
+[node]
+keys = "keys"    # one file for each name
+state = "state"  # one directory for each name: never share one between two processes
+logs = "logs"    # one file of JSON lines for each process
+
+[beacon]
+key = "beacon"  # the trainer's node runs this run's local beacon with keys/beacon.key
+
+[engine]
+device = "cpu"      # or "cuda"
+dtype = "float32"   # what BF16 weights are widened to; "bfloat16" on a GPU
+threads = 1         # of torch, for each process
+
+[trainer]
+policy = "genesis"        # the packaged policy, or a directory with a Hugging Face checkpoint
+learning_rate = {learning_rate}
+groups_per_step = {groups_per_step}      # groups of one optimizer step
+steps_per_version = {steps_per_version}     # optimizer steps between two published versions
+max_uses = {max_uses}              # times that a group is trained on
+decay = {decay}               # weight of a group for each version that it is behind
+max_staleness = {max_staleness}         # versions behind after which it is dropped
+anchor_interval = {anchor_interval}      # versions between two full checkpoints
+
+[miner]
+groups = {groups}  # a window, at most what the run allows
+
+[validator]
+evaluation_problems = {evaluation_problems}  # held-out problems solved greedily for every version
+"""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a run on one machine goes, and how it learns. The defaults are the demo's: bench/learning.py found them.
+
+    Attributes:
+        period_ms: of the beacon; choices.rounds of these make a window.
+    """
+
+    period_ms: int = 250
+    learning_rate: float = 1e-5
+    groups_per_step: int = 16
+    steps_per_version: int = 1
+    max_uses: int = 2
+    decay: float = 0.9
+    max_staleness: int = 8
+    anchor_interval: int = 25
+    groups: int = 16
+    evaluation_problems: int = 256
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What was made: the directory, run.toml in it, the run's id, and the public keys by name."""
+
+    directory: Path
+    config: Path
+    run_id: bytes
+    keys: dict[str, bytes]
+
+
+class WorkspaceError(Exception):
+    """A run that cannot be made here: says why and what to do."""
+
+
+def create(
+    directory: Path,
+    choices: Choices,
+    pace: Pace,
+    *,
+    policy: Path = genesis.PACKAGED,
+    miners: tuple[str, ...] = MINERS,
+    seed: int | None = None,
+    begin: float | None = None,
+) -> Workspace:
+    """Make a run.
+
+    Args:
+        seed: keys follow from it, so that a demo can be repeated; None for random ones.
+        begin: when window 0 opens, seconds since the Unix epoch; None for now.
+
+    Raises:
+        WorkspaceError: there is a run already.
+        PolicyError, KeyFileError, OSError: the policy or the directory cannot be used.
+    """
+    config = directory / "run.toml"
+    if config.exists():
+        raise WorkspaceError(f"{config}: there is a run already; choose another directory")
+    names = ("root", "trainer", "validator", *miners)
+    signing = {name: SigningKey(_secret(directory, name, seed)) for name in names}
+    beacon = LocalKey.from_seed(_secret(directory, "beacon", seed))
+    genesis_ms = int((time.time() if begin is None else begin) * 1000)
+    manifest = founding.draft(
+        choices,
+        policy,
+        beacon.chain(pace.period_ms, genesis_ms),
+        roots=[signing["root"].public],
+        trainers=[signing["trainer"].public],
+        validators=[signing["validator"].public],
+    )
+    signed = founding.seal(manifest, signing["root"])
+    (directory / "run.manifest").write_bytes(signed.data)
+    values = {**pace.__dict__, "run_id": signed.digest.hex(), "path": config}
+    text = _TEMPLATE.format(**values)
+    if policy != genesis.PACKAGED:
+        text = text.replace('policy = "genesis"', f"policy = {str(policy.absolute())!r}")
+    config.write_text(text, encoding="utf-8")
+    return Workspace(directory, config, signed.digest, {name: key.public for name, key in signing.items()})
+
+
+def _secret(directory: Path, name: str, seed: int | None) -> bytes:
+    derived = None if seed is None else stream(seed.to_bytes(8, "little", signed=True), f"demo key {name}", 32)
+    return keys.create(directory / "keys" / f"{name}{keys.SUFFIX}", derived)

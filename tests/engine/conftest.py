@@ -1,0 +1,28 @@
+"""The policies that the engine's tests share."""
+
+from pathlib import Path
+
+import pytest
+
+from grailnode.engine.model import CausalModel, build
+from tests.engine.policies import write_policy
+
+
+@pytest.fixture(scope="session")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy directory with random weights."""
+    path: Path = tmp_path_factory.mktemp("policy")
+    write_policy(path)
+    return path
+
+
+@pytest.fixture(scope="session", params=["qwen3", "transformers"])
+def model(request: pytest.FixtureRequest, directory: Path) -> CausalModel:
+    """The same policy through each implementation of CausalModel."""
+    if request.param == "transformers":
+        from grailnode.engine.hf import TransformersModel
+
+        return TransformersModel(directory)
+    from grailnode.policy import Policy
+
+    return build(Policy.load(directory))

@@ -1,0 +1,193 @@
+"""What every Engine owes (roles/ports.py), shown by the torch engine over both implementations of the model."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from grailnode.engine.model import CausalModel
+from grailnode.engine.torch_engine import TorchEngine
+from protocol.sampling import SamplingParams, margins
+from roles.ports import EngineError, Request
+from tests.engine.policies import PARAMS, engine_of, inline, random_weights
+
+pytestmark = pytest.mark.trio
+
+NOISE = 1e-4
+"""Largest difference that the order of float32 additions explains here; measured: under 1e-5."""
+
+
+def requests_of_many_lengths(count: int = 24) -> list[Request]:
+    chance = random.Random(5)
+    return [
+        Request(tuple(chance.randrange(2, 22) for _ in range(chance.randrange(1, 12))), chance.randbytes(16))
+        for _ in range(count)
+    ]
+
+
+async def test_a_prefill_agrees_with_generation(model: CausalModel) -> None:
+    engine = await engine_of(model, random_weights(model))
+    requests = requests_of_many_lengths()
+    generations = await engine.generate(requests, PARAMS)
+    checked = await engine.forward([r.prompt for r in requests], [g.tokens for g in generations])
+    for request, generation, result in zip(requests, generations, checked, strict=True):
+        tokens = torch.tensor(generation.tokens)
+        assert margins(result.logits, tokens, request.seed, PARAMS.temperature).max() < NOISE
+        assert result.logits.shape == (len(tokens), model.vocabulary)
+        assert result.logits.dtype == result.hidden.dtype == generation.hidden.dtype == torch.float32
+        torch.testing.assert_close(generation.hidden, result.hidden, rtol=0, atol=NOISE)
+
+
+async def test_neighbours_in_a_batch_do_not_matter(model: CausalModel) -> None:
+    engine = await engine_of(model, random_weights(model))
+    requests = requests_of_many_lengths()
+    together = await engine.generate(requests, PARAMS)
+    for request, generation in zip(requests, together, strict=True):
+        (alone,) = await engine.generate([request], PARAMS)
+        assert alone.tokens == generation.tokens
+        torch.testing.assert_close(alone.hidden, generation.hidden, rtol=0, atol=NOISE)
+    whole = await engine.forward([r.prompt for r in requests], [g.tokens for g in together])
+    for request, generation, result in zip(requests, together, whole, strict=True):
+        (single,) = await engine.forward([request.prompt], [generation.tokens])
+        torch.testing.assert_close(single.logits, result.logits, rtol=0, atol=NOISE)
+
+
+@pytest.mark.parametrize("max_batch_tokens", [1, 40])
+async def test_splitting_keeps_the_order(model: CausalModel, max_batch_tokens: int) -> None:
+    weights = random_weights(model)
+    whole, parts = await engine_of(model, weights), await engine_of(model, weights, max_batch_tokens=max_batch_tokens)
+    requests = requests_of_many_lengths(8)
+    expected = [g.tokens for g in await whole.generate(requests, PARAMS)]
+    assert [g.tokens for g in await parts.generate(requests, PARAMS)] == expected
+    prompts = [r.prompt for r in requests]
+    for one, other in zip(await whole.forward(prompts, expected), await parts.forward(prompts, expected), strict=True):
+        torch.testing.assert_close(one.hidden, other.hidden, rtol=0, atol=NOISE)
+
+
+async def test_completions_end_at_their_first_eos_or_at_the_limit(model: CausalModel) -> None:
+    engine = await engine_of(model, random_weights(model))
+    hot = SamplingParams(temperature=20.0, max_tokens=40, eos=1)  # nearly uniform: eos comes after some 30 tokens
+    lengths = set()
+    for generation in await engine.generate(requests_of_many_lengths(), hot):
+        assert hot.eos not in generation.tokens[:-1]
+        assert generation.tokens[-1] == hot.eos or len(generation.tokens) == hot.max_tokens
+        assert len(generation.hidden) == len(generation.tokens)
+        lengths.add(len(generation.tokens))
+    assert len(lengths) > 3
+
+
+async def test_seeds_bind(model: CausalModel) -> None:
+    engine = await engine_of(model, random_weights(model))
+    prompt = (5, 6, 7)
+    same = await engine.generate([Request(prompt, b"a" * 16)] * 2, PARAMS)
+    assert same[0].tokens == same[1].tokens
+    drawn = await engine.generate([Request(prompt, bytes([i]) * 16) for i in range(16)], PARAMS)
+    assert len({generation.tokens for generation in drawn}) > 8
+
+
+async def test_sampling_follows_the_softmax(model: CausalModel) -> None:
+    engine = await engine_of(model, random_weights(model))
+    one = SamplingParams(temperature=1.5, max_tokens=1, eos=1)
+    count = 4000
+    seeds = [index.to_bytes(16, "little") for index in range(count)]
+    drawn = await engine.generate([Request((5, 6, 7), seed) for seed in seeds], one)
+    (result,) = await engine.forward([(5, 6, 7)], [(0,)])
+    expected = torch.softmax(result.logits[0] / one.temperature, dim=-1)
+    seen = torch.bincount(torch.tensor([g.tokens[0] for g in drawn]), minlength=model.vocabulary) / count
+    assert (seen - expected).abs().max() < 0.03  # over four standard deviations
+
+
+async def test_greedy_takes_the_most_likely(model: CausalModel) -> None:
+    engine = await engine_of(model, random_weights(model))
+    prompts = [request.prompt for request in requests_of_many_lengths(8)]
+    for prompt, tokens in zip(prompts, await engine.greedy(prompts, PARAMS), strict=True):
+        (result,) = await engine.forward([prompt], [tokens])
+        best = result.logits.max(dim=-1).values
+        chosen = result.logits.gather(-1, torch.tensor(tokens)[:, None]).squeeze(-1)
+        assert (best - chosen).max() < NOISE
+
+
+async def test_no_requests_and_no_completion(model: CausalModel) -> None:
+    engine = await engine_of(model, random_weights(model))
+    assert await engine.generate([], PARAMS) == []
+    assert await engine.forward([], []) == []
+    (empty,) = await engine.forward([(5, 6)], [()])
+    assert empty.logits.shape == (0, model.vocabulary)
+
+
+class TestWeights:
+    """Staging and committing."""
+
+    async def test_nothing_is_served_before_the_first_commit(self, model: CausalModel) -> None:
+        engine = TorchEngine(model, run_sync=inline)
+        await engine.stage(3, random_weights(model))
+        assert engine.version is None
+        with pytest.raises(EngineError, match="no policy"):
+            await engine.generate([Request((5,), bytes(16))], PARAMS)
+        await engine.commit()
+        assert engine.version == 3
+
+    async def test_staging_changes_nothing_until_the_commit(self, model: CausalModel) -> None:
+        engine = await engine_of(model, random_weights(model, 0))
+        request = Request((5, 6, 7, 8), b"s" * 16)
+        (before,) = await engine.generate([request], PARAMS)
+        await engine.stage(1, random_weights(model, 1))
+        (during,) = await engine.generate([request], PARAMS)
+        assert torch.equal(before.hidden, during.hidden)
+        assert engine.version == 0
+        await engine.commit()
+        (after,) = await engine.generate([request], PARAMS)
+        assert not torch.equal(before.hidden[0], after.hidden[0])
+        assert engine.version == 1
+
+    async def test_what_is_staged_is_a_copy(self, model: CausalModel) -> None:
+        weights = random_weights(model)
+        engine = await engine_of(model, weights)
+        request = Request((5, 6, 7, 8), b"s" * 16)
+        (before,) = await engine.generate([request], PARAMS)
+        for tensor in weights.values():
+            tensor.zero_()
+        (after,) = await engine.generate([request], PARAMS)
+        assert torch.equal(before.hidden, after.hidden)
+
+    async def test_a_commit_needs_something_staged(self, model: CausalModel) -> None:
+        engine = await engine_of(model, random_weights(model))
+        with pytest.raises(EngineError, match="nothing is staged"):
+            await engine.commit()
+        assert engine.version == 0
+
+    @pytest.mark.parametrize("fault", ["missing", "unknown", "shape"])
+    async def test_misfits_are_refused(self, model: CausalModel, fault: str) -> None:
+        engine = await engine_of(model, random_weights(model))
+        weights: dict[str, Tensor] = random_weights(model)
+        if fault == "missing":
+            del weights["model.norm.weight"]
+        elif fault == "unknown":
+            weights["model.extra.weight"] = torch.zeros(1, dtype=torch.bfloat16)
+        else:
+            weights["model.norm.weight"] = torch.zeros(1, dtype=torch.bfloat16)
+        with pytest.raises(EngineError, match=r"model\."):
+            await engine.stage(1, weights)
+        assert engine.version == 0
+        with pytest.raises(EngineError, match="nothing is staged"):
+            await engine.commit()
+
+
+@pytest.mark.parametrize("bad", [(), (32,), (-1,)])
+async def test_prompts_that_cannot_be(model: CausalModel, bad: tuple[int, ...]) -> None:
+    engine = await engine_of(model, random_weights(model))
+    with pytest.raises(ValueError, match=r"token"):
+        await engine.generate([Request(bad, bytes(16))], PARAMS)
+    with pytest.raises(ValueError, match=r"token"):
+        await engine.forward([bad], [(1,)])
+
+
+async def test_a_fault_of_torch_is_an_engine_error(model: CausalModel) -> None:
+    async def broken(function: Any, *arguments: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    engine = TorchEngine(model, run_sync=broken)
+    with pytest.raises(EngineError, match="out of memory"):
+        await engine.stage(0, random_weights(model))

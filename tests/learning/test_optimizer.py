@@ -1,0 +1,89 @@
+"""AdamW against torch's own, and its state."""
+
+import pytest
+import torch
+
+from roles.trainer.optimizer import AdamW, AdamWSettings
+
+
+def _weights() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {"a": torch.randn(5, 3, generator=generator), "b": torch.randn(7, generator=generator)}
+
+
+def _gradients(step: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step + 1)
+    return {name: torch.randn(tensor.shape, generator=generator) for name, tensor in _weights().items()}
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("max_norm", [1e9, 0.5])
+def test_equals_torch(decay: float, max_norm: float) -> None:
+    own = AdamW(_weights(), AdamWSettings(learning_rate=1e-2, weight_decay=decay, max_grad_norm=max_norm))
+    theirs = {name: tensor.requires_grad_() for name, tensor in _weights().items()}
+    reference = torch.optim.AdamW(theirs.values(), lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=decay)
+    for step in range(20):
+        for name, gradient in _gradients(step).items():
+            theirs[name].grad = gradient
+        expected_norm = torch.nn.utils.clip_grad_norm_(theirs.values(), max_norm)
+        reference.step()
+        assert own.step(_gradients(step)) == pytest.approx(float(expected_norm), rel=1e-5)
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(own.masters[name], tensor.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_first_step_is_the_learning_rate() -> None:
+    """m_hat / sqrt(v_hat) is the gradient's sign; warming up over 4 steps, the first takes a quarter."""
+    own = AdamW({"w": torch.zeros(3)}, AdamWSettings(learning_rate=0.4, warmup_steps=4))
+    own.step({"w": torch.tensor([1e-3, -2e-3, 0.0])})
+    torch.testing.assert_close(own.masters["w"], torch.tensor([-0.1, 0.1, 0.0]), rtol=1e-3, atol=0)
+
+
+def test_small_steps_add_up_unseen() -> None:
+    """A hundredth of a BF16 unit in the last place is lost to the view, and kept by the master."""
+    own = AdamW({"w": torch.ones(1)}, AdamWSettings(learning_rate=2.0**-8 / 100))
+    views = []
+    for _ in range(60):
+        own.step({"w": torch.ones(1)})
+        views.append(float(own.bf16_view()["w"]))
+    assert views[0] == 1.0
+    assert views[-1] < 1.0
+    assert len(set(views)) == 2
+
+
+def test_a_restored_state_goes_on_bit_for_bit() -> None:
+    one, other = AdamW(_weights(), AdamWSettings(1e-2)), AdamW(_weights(), AdamWSettings(1e-2))
+    for step in range(3):
+        one.step(_gradients(step))
+    other.restore(one.state())
+    for optimizer in (one, other):
+        optimizer.step(_gradients(3))
+    assert other.steps == one.steps == 4
+    for name, tensor in one.state().items():
+        assert torch.equal(tensor, other.state()[name]), name
+
+
+def test_a_state_does_not_change_afterwards() -> None:
+    optimizer = AdamW(_weights(), AdamWSettings(1e-2))
+    state = optimizer.state()
+    view = optimizer.bf16_view()
+    before = {name: tensor.clone() for name, tensor in (state | view).items()}
+    optimizer.step(_gradients(0))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in (state | view).items())
+
+
+def test_other_states_are_refused() -> None:
+    optimizer = AdamW(_weights(), AdamWSettings(1e-2))
+    state = optimizer.state()
+    for broken in ({}, state | {"master/c": torch.zeros(1)}, state | {"master/a": torch.zeros(1)}):
+        with pytest.raises(ValueError, match="another model"):
+            optimizer.restore(broken)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_gradients_that_are_not_finite_change_nothing(bad: float) -> None:
+    optimizer = AdamW(_weights(), AdamWSettings(1e-2))
+    before = optimizer.state()
+    with pytest.raises(ValueError, match="norm"):
+        optimizer.step(_gradients(0) | {"b": torch.full((7,), bad)})
+    assert all(torch.equal(tensor, before[name]) for name, tensor in optimizer.state().items())
