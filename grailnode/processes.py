@@ -17,6 +17,7 @@ import trio
 
 _PRELOADED: Final = ["torch", "grailnode.node_process"]
 _GRACE_SECONDS: Final = 3.0
+_POLL_SECONDS: Final = 0.02
 _MOST_RESTARTS: Final = 5
 _RESTART_SPAN_SECONDS: Final = 60.0
 _PR_SET_PDEATHSIG: Final = 1
@@ -116,8 +117,8 @@ class Supervisor:
         for process in alive:
             process.terminate()
         with trio.move_on_after(_GRACE_SECONDS):
-            for process in alive:
-                await trio.lowlevel.wait_readable(process.sentinel)
+            while any(process.is_alive() for process in alive):
+                await trio.sleep(_POLL_SECONDS)
         for process in alive:
             if process.is_alive():
                 process.kill()

@@ -17,7 +17,7 @@ def kernel(*signatures: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """
 
     def compiled(function: Callable[P, R]) -> Callable[P, R]:
-        arguments = {"nogil": True, "error_model": "numpy", "_nrt": False, "inline": "never" if signatures else "never"}
+        arguments = {"nogil": True, "error_model": "numpy", "_nrt": False, "inline": "never" if signatures else "always"}
         try:
             dispatcher = numba.njit(list(signatures) or None, cache=True, **arguments)(function)
         except RuntimeError:  # "cannot cache function: no locator available"

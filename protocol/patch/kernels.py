@@ -124,8 +124,9 @@ def scanner(lanes: int) -> Callable[..., tuple[int, int, int]]:
                     before |= U(old[number * lanes + lane]) << U(lane * bits)
                     after |= U(new[number * lanes + lane]) << U(lane * bits)
             if before == after:
-                for lane in range(lanes):
-                    wait += weights[(before >> U(lane * bits)) >> shift & mask]
+                for _ in range(lanes):
+                    wait += weights[before >> shift & mask]
+                    before >>= U(bits)
                 continue
             for lane in range(lanes):
                 was, becomes = before & U(element), after & U(element)

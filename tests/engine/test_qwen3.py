@@ -43,8 +43,9 @@ def test_equal_with_a_cache(tmp_path: Path) -> None:
     rows = torch.tensor([1, 2, 5])
     caches = own.cache(), theirs.cache()
     with torch.inference_mode():
-        for model, cache in zip((own, theirs), caches, strict=True):
-            model.hidden(weights, ids[:, :6], mask[:, :6], cache)
+        own.hidden(weights, ids[:, :6], mask[:, :6], caches[0])
+        theirs.hidden(weights, ids[:, :6], mask[:, :6], caches[1])
+        for cache in caches:
             cache.keep(rows)
         for end in (7, 8, 9):
             step = ids[rows, end - 1 : end], mask[rows, :end]
@@ -61,7 +62,8 @@ def test_gradients_are_equal(tmp_path: Path) -> None:
     gradients = []
     for model in (own, theirs):
         weights = {n: t.to(torch.float32).requires_grad_() for n, t in random_weights(own).items()}
-        model.logits(weights, model.hidden(weights, ids, mask)).logsumexp(-1).sum().backward()
+        loss = model.logits(weights, model.hidden(weights, ids, mask)).logsumexp(-1).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
         gradients.append({name: weight.grad for name, weight in weights.items()})
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradient, gradients[1][name], msg=name)
@@ -76,7 +78,7 @@ def test_transformers_reads_the_directory(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
     prompt = Policy.load(tmp_path).tokenizer.encode("57+68=")
     assert tuple(tokenizer.encode("57+68=")) == prompt
-    module = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, local_files_only=True).eval()
+    module = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, local_files_only=True)
     ids = torch.tensor([prompt])
     with torch.inference_mode():
         states = own.hidden(weights, ids, torch.ones_like(ids, dtype=torch.bool))

@@ -76,6 +76,10 @@ class S3Contract(StoreContract):
     def small_pages(self, monkeypatch):
         monkeypatch.setattr(grailnode.store.s3, "PAGE", 4)
 
+    @pytest.fixture
+    def refuses_folders(self) -> bool:
+        return False
+
 
 class TestS3OfRclone(S3Contract):
     @pytest.fixture
@@ -87,10 +91,6 @@ class TestS3OfMoto(S3Contract):
     @pytest.fixture
     def bucket(self, moto_bucket):
         return moto_bucket
-
-    @pytest.fixture
-    def refuses_folders(self) -> bool:
-        return False
 
 
 class TestHttps(ReadContract):

@@ -1,0 +1,213 @@
+"""Retries, limits, counts, prefixes and read-only views, on a clock that jumps."""
+
+import random
+
+import pytest
+import trio
+
+from grailnode.store.faults import Fault, Link
+from grailnode.store.faulty import FaultyStore
+from grailnode.store.limiting import LimitedStore, Limits
+from grailnode.store.memory import MemoryStore
+from grailnode.store.metering import MeteredStore, StoreMeter, Tally
+from grailnode.store.prefixed import PrefixedStore
+from grailnode.store.readonly import ReadOnlyStore
+from grailnode.store.refused import RefusedError
+from grailnode.store.retrying import RetryingStore, RetryPolicy
+from roles.ports import NotFoundError, StoreError, TooLargeError
+from tests.store_contract import paths
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def faulty(memory: MemoryStore) -> FaultyStore:
+    return FaultyStore(memory, random.Random(7))
+
+
+@pytest.fixture
+def retrying(faulty: FaultyStore) -> RetryingStore:
+    return RetryingStore(faulty, random.Random(8), RetryPolicy(attempts=4, first_pause=1.0, deadline=60.0))
+
+
+class TestRetrying:
+    @pytest.mark.trio
+    @pytest.mark.parametrize("fault", [Fault.ERROR, Fault.LOST_ANSWER])
+    async def test_a_passing_failure_is_not_noticed(self, faulty, retrying, fault, autojump_clock):
+        for _ in range(3):
+            faulty.plan("put", fault)
+        await retrying.put("a", b"x")
+        assert await retrying.get("a", 1) == b"x"
+
+    @pytest.mark.trio
+    async def test_pauses_double_and_are_jittered(self, faulty, retrying, autojump_clock):
+        for _ in range(3):
+            faulty.plan("put", Fault.ERROR)
+        await retrying.put("a", b"x")
+        assert 3.5 <= trio.current_time() <= 7.0  # 1 + 2 + 4 seconds, each cut to 50 to 100 percent
+
+    @pytest.mark.trio
+    async def test_the_same_seed_pauses_the_same(self, memory, autojump_clock):
+        async def seconds(seed: int) -> float:
+            faulty, start = FaultyStore(memory, random.Random(0)), trio.current_time()
+            for _ in range(3):
+                faulty.plan("get", Fault.ERROR)
+            with pytest.raises(NotFoundError):
+                await RetryingStore(faulty, random.Random(seed)).get("a", 1)
+            return round(trio.current_time() - start, 9)
+
+        assert await seconds(1) == await seconds(1) != await seconds(2)
+
+    @pytest.mark.trio
+    async def test_a_lasting_failure_is_told_with_its_cause(self, faulty, retrying, autojump_clock):
+        faulty.link = Link.NO_REQUESTS
+        with pytest.raises(StoreError, match=r"a: no connection.*\(tried 4 times\)") as caught:
+            await retrying.put("a", b"x")
+        assert isinstance(caught.value.__cause__, StoreError)
+
+    @pytest.mark.trio
+    async def test_a_store_that_hangs_meets_the_deadline(self, faulty, retrying, autojump_clock):
+        faulty.plan("get", Fault.HANG)
+        with pytest.raises(StoreError, match="no answer within 60 s"):
+            await retrying.get("a", 1)
+        assert trio.current_time() == pytest.approx(60.0)
+
+    @pytest.mark.trio
+    async def test_an_answer_is_not_asked_for_again(self, memory, faulty, retrying, autojump_clock):
+        await memory.put("a", b"long")
+        with pytest.raises(NotFoundError):
+            await retrying.get("b", 1)
+        with pytest.raises(TooLargeError):
+            await retrying.get("a", 1)
+        with pytest.raises(RefusedError):
+            await RetryingStore(ReadOnlyStore(memory), random.Random(1)).put("a", b"")
+        assert trio.current_time() == 0.0
+
+    @pytest.mark.trio
+    async def test_a_listing_goes_on_where_it_broke_off(self, memory, faulty, retrying, autojump_clock):
+        expected = [f"x/{number:02}" for number in range(40)]
+        for path in expected:
+            await memory.put(path, b"")
+        for _ in range(3):
+            faulty.plan("list", Fault.LIST_BROKEN)
+        assert await paths(retrying, "x/") == expected
+        assert len(faulty.trace) == 3
+
+
+class TestLimited:
+    @pytest.mark.trio
+    async def test_requests_beyond_the_burst_wait_for_their_turn(self, memory, autojump_clock):
+        store = LimitedStore(memory, Limits(10, rate=2.0, burst=3, max_put_bytes=10, max_get_bytes=10))
+        times = []
+        for _ in range(6):
+            await store.put("a", b"x")
+            times.append(trio.current_time())
+        assert times == pytest.approx([0, 0, 0, 0.5, 1.0, 1.5])
+        await trio.sleep(100)
+        for _ in range(4):
+            await store.delete("a")
+        assert trio.current_time() == pytest.approx(102.0)
+
+    @pytest.mark.trio
+    async def test_no_more_than_so_many_at_once(self, memory, autojump_clock):
+        slow = FaultyStore(memory, random.Random(1), {Fault.DELAY: 1.0}, delay=1.0)
+        running = most = 0
+
+        class Watched(PrefixedStore):
+            async def put(self, path: str, data: bytes) -> None:
+                nonlocal running, most
+                running += 1
+                most = max(most, running)
+                await super().put(path, data)
+                running -= 1
+
+        store = LimitedStore(Watched(slow, "p/"), Limits(3, rate=1e6, burst=100, max_put_bytes=10, max_get_bytes=10))
+        async with trio.open_nursery() as nursery:
+            for number in range(12):
+                nursery.start_soon(store.put, str(number), b"")
+        assert most == 3
+
+    @pytest.mark.trio
+    async def test_objects_beyond_the_ceilings_are_refused(self, memory, autojump_clock):
+        store = LimitedStore(memory, Limits(1, rate=1e6, burst=9, max_put_bytes=4, max_get_bytes=2))
+        with pytest.raises(TooLargeError):
+            await store.put("a", b"12345")
+        await store.put("a", b"1234")
+        with pytest.raises(TooLargeError):
+            await store.get("a", 100)
+        assert await store.get("a", 100, offset=2, size=2) == b"34"
+
+    @pytest.mark.trio
+    async def test_a_listing_does_not_hold_its_slot_while_its_reader_works(self, memory, autojump_clock):
+        store = LimitedStore(memory, Limits(1, rate=1e6, burst=99, max_put_bytes=4, max_get_bytes=4))
+        for name in "abc":
+            await store.put(name, b"")
+        with trio.fail_after(1):
+            async for info in store.list(""):
+                await store.get(info.path, 1)
+
+
+class TestMetered:
+    @pytest.mark.trio
+    async def test_operations_are_counted_by_outcome(self, memory, autojump_clock):
+        faulty, meter = FaultyStore(memory, random.Random(1), delay=0.0), StoreMeter()
+        store = MeteredStore(faulty, meter)
+        await store.put("a", b"12345")
+        await store.get("a", 9)
+        await store.get("a", 9, offset=3)
+        faulty.plan("get", Fault.ERROR)
+        for ceiling in (9, 1):
+            with pytest.raises(StoreError):
+                await store.get("a", ceiling)
+        with pytest.raises(NotFoundError):
+            await store.get("b", 9)
+        await store.delete("a")
+        assert await paths(store, "") == []
+        faulty.plan("delete", Fault.HANG)
+        with trio.move_on_after(2.0):
+            await store.delete("a")
+        assert meter.tallies == {
+            ("put", "ok"): Tally(1, 5, 0.0),
+            ("get", "ok"): Tally(2, 7, 0.0),
+            ("get", "error"): Tally(1, 0, 0.0),
+            ("get", "too_large"): Tally(1, 0, 0.0),
+            ("get", "missing"): Tally(1, 0, 0.0),
+            ("delete", "ok"): Tally(1, 0, 0.0),
+            ("list", "ok"): Tally(1, 0, 0.0),
+            ("delete", "cancelled"): Tally(1, 0, 2.0),
+        }
+
+
+class TestPrefixed:
+    @pytest.mark.trio
+    async def test_nothing_outside_the_prefix_is_seen_or_touched(self, memory):
+        await memory.put("one/a", b"1")
+        await memory.put("one-more/a", b"2")
+        await memory.put("two/a", b"3")
+        store = PrefixedStore(memory, "one/")
+        await store.put("b", b"4")
+        await store.delete("../two/a"[3:])
+        assert await paths(store, "") == ["a", "b"]
+        assert await paths(store, "", "a") == ["b"]
+        assert await paths(memory, "") == ["one-more/a", "one/a", "one/b", "two/a"]
+
+    @pytest.mark.parametrize("prefix", ["", "one", "/", "../", "one//"])
+    def test_a_prefix_is_a_folder(self, memory, prefix):
+        with pytest.raises(ValueError, match="prefix"):
+            PrefixedStore(memory, prefix)
+
+
+@pytest.mark.trio
+async def test_a_read_only_store_reads_and_refuses_the_rest(memory):
+    await memory.put("a", b"x")
+    store = ReadOnlyStore(memory)
+    assert await store.get("a", 1) == b"x"
+    assert await paths(store, "") == ["a"]
+    with pytest.raises(RefusedError):
+        await store.put("a", b"y")
+    with pytest.raises(RefusedError):
+        await store.delete("a")
+    assert await memory.get("a", 1) == b"x"

@@ -1,0 +1,174 @@
+"""The adversary must do what its catalogue says, and the same again for the same seed."""
+
+import random
+from collections import Counter
+
+import pytest
+import trio
+import trio.testing
+
+from grailnode.store.faults import Fault, Link, Past, applicable
+from grailnode.store.faulty import FaultyStore
+from grailnode.store.memory import MemoryStore
+from roles.ports import NotFoundError, StoreError
+from tests.store_contract import paths
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def faulty(memory: MemoryStore) -> FaultyStore:
+    return FaultyStore(memory, random.Random(3), delay=10.0)
+
+
+async def seen(store, path: str) -> bytes | None:
+    try:
+        return await store.get(path, 1000)
+    except NotFoundError:
+        return None
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("fault", "raises", "stored"),
+    [
+        (Fault.ERROR, True, None),
+        (Fault.LOST_ANSWER, True, b"x"),
+        (Fault.FORGOTTEN, False, None),
+        (Fault.DELAY, False, b"x"),
+    ],
+)
+async def test_what_a_faulty_put_leaves(memory, faulty, fault, raises, stored, autojump_clock):
+    faulty.plan("put", fault)
+    if raises:
+        with pytest.raises(StoreError):
+            await faulty.put("a", b"x")
+    else:
+        await faulty.put("a", b"x")
+    assert await seen(memory, "a") == stored
+    assert (trio.current_time() > 0) == (fault is Fault.DELAY)
+
+
+@pytest.mark.trio
+async def test_a_repeated_put_comes_back_after_a_newer_one(memory, faulty):
+    faulty.plan("put", Fault.REPEATED)
+    await faulty.put("head", b"old")
+    await faulty.put("head", b"new")
+    for _ in range(20):
+        await seen(faulty, "other")
+    assert await seen(memory, "head") == b"old"
+
+
+@pytest.mark.trio
+async def test_how_an_answer_is_bent(faulty):
+    data = bytes(range(200))
+    await faulty.put("a", b"before")
+    await faulty.put("a", data)
+    await faulty.put("b", b"of b")
+    answers = {}
+    for fault in [Fault.TRUNCATED, Fault.EXTENDED, Fault.FLIPPED, Fault.STALE, Fault.MISSING, Fault.SWAPPED]:
+        faulty.plan("get", fault)
+        answers[fault] = await seen(faulty, "a")
+    short, long, flipped = (answers[fault] for fault in (Fault.TRUNCATED, Fault.EXTENDED, Fault.FLIPPED))
+    assert short is not None and len(short) < 200 and data.startswith(short)
+    assert long is not None and len(long) > 200 and long.startswith(data)
+    assert flipped is not None
+    assert (int.from_bytes(flipped) ^ int.from_bytes(data)).bit_count() == 1
+    assert answers[Fault.STALE] == b"before"
+    assert answers[Fault.MISSING] is None
+    assert answers[Fault.SWAPPED] in {data, b"of b"}
+    assert await seen(faulty, "a") == data
+
+
+@pytest.mark.trio
+async def test_a_stale_answer_can_be_what_another_node_wrote(memory):
+    past = Past()
+    one, other = (FaultyStore(memory, random.Random(seed), past=past) for seed in (1, 2))
+    await one.put("head", b"1")
+    await one.put("head", b"2")
+    other.plan("get", Fault.STALE)
+    assert await seen(other, "head") == b"1"
+
+
+@pytest.mark.trio
+async def test_how_a_listing_is_bent(memory, faulty):
+    old = [f"x/{number:02}" for number in range(30)]
+    for path in old:
+        await memory.put(path, b"")
+    await faulty.put("x/new", b"")
+    whole = [*old, "x/new"]
+    answers = {}
+    for fault in [Fault.LIST_STALE, Fault.LIST_GAPS, Fault.LIST_TWICE, Fault.LIST_SHUFFLED]:
+        faulty.plan("list", fault)
+        answers[fault] = await paths(faulty, "x/")
+    assert answers[Fault.LIST_STALE] == old
+    assert set(answers[Fault.LIST_GAPS]) < set(whole)
+    assert set(answers[Fault.LIST_TWICE]) == set(whole) and len(answers[Fault.LIST_TWICE]) > len(whole)
+    assert answers[Fault.LIST_SHUFFLED] != whole == sorted(answers[Fault.LIST_SHUFFLED])
+    faulty.plan("list", Fault.LIST_BROKEN)
+    with pytest.raises(StoreError):
+        await paths(faulty, "x/")
+    faulty.plan("list", Fault.LIST_ENDLESS)
+    count = 0
+    async for _ in faulty.list("x/"):
+        count += 1
+        if count > 1000:
+            break
+    assert count > 1000
+
+
+@pytest.mark.trio
+async def test_links_cut_one_way_or_both(memory, faulty, autojump_clock):
+    faulty.link = Link.NO_REQUESTS
+    with pytest.raises(StoreError):
+        await faulty.put("a", b"x")
+    assert await seen(memory, "a") is None
+    faulty.link = Link.NO_ANSWERS
+    with pytest.raises(StoreError):
+        await faulty.put("a", b"x")
+    with pytest.raises(StoreError):
+        await faulty.get("a", 1)
+    faulty.link = Link.OPEN
+    assert await seen(faulty, "a") == b"x"
+
+
+@pytest.mark.trio
+async def test_a_hanging_store_can_be_left(faulty, autojump_clock):
+    faulty.plan("get", Fault.HANG)
+    with trio.move_on_after(5) as scope:
+        await faulty.get("a", 1)
+    assert scope.cancelled_caught
+
+
+def test_only_what_can_happen_can_be_planned(faulty):
+    with pytest.raises(ValueError, match="cannot befall"):
+        faulty.plan("put", Fault.TRUNCATED)
+    assert set().union(*applicable.values()) == set(Fault)
+
+
+async def a_history(seed: int) -> list[tuple[str, str, Fault]]:
+    rates = dict.fromkeys([fault for fault in Fault if fault not in {Fault.HANG, Fault.LIST_ENDLESS}], 0.03)
+    store = FaultyStore(MemoryStore(), random.Random(seed), rates)
+    for number in range(200):
+        for attempt in (
+            store.put(f"a/{number % 7}", b"some bytes"),
+            seen(store, f"a/{number % 5}"),
+            paths(store, "a/"),
+        ):
+            try:
+                await attempt
+            except StoreError:
+                continue
+    return store.trace
+
+
+def test_the_same_seed_gives_the_same_faults():
+    first, again, other = (
+        trio.run(a_history, seed, clock=trio.testing.MockClock(autojump_threshold=0)) for seed in (1, 1, 2)
+    )
+    assert first == again != other
+    happened = Counter(fault for _, _, fault in first)
+    assert happened.keys() == set(Fault) - {Fault.HANG, Fault.LIST_ENDLESS}

@@ -1,0 +1,188 @@
+"""What only the local store must do: survive kills, tell disk errors apart, and keep its own files to itself."""
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import grailnode.store.disk
+from grailnode.store.local import LocalStore
+from roles.ports import NotFoundError, StoreError
+from tests.store_contract import paths
+
+HOLD_A_TEMPORARY = """
+import sys, time
+from pathlib import Path
+from grailnode.store.disk import locked_file
+with locked_file(Path(sys.argv[1])):
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+
+PUT_FOR_EVER = """
+import sys, trio
+from pathlib import Path
+from grailnode.store.local import LocalStore
+
+async def main():
+    store = LocalStore(Path(sys.argv[1]), inline=True)
+    print("ready", flush=True)
+    while True:
+        for number in range(256):
+            await store.put("a/b", bytes([number]) * 300_000)
+
+trio.run(main)
+"""
+
+
+def start(program: str, argument: Path) -> "subprocess.Popen[bytes]":
+    process = subprocess.Popen([sys.executable, "-c", program, str(argument)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    return process
+
+
+def temporaries(root: Path) -> list[Path]:
+    return sorted((root / ".tmp").iterdir())
+
+
+def test_opening_sweeps_what_the_dead_left_and_nothing_of_the_living(tmp_path: Path):
+    LocalStore(tmp_path)
+    (tmp_path / ".tmp" / "orphan").write_bytes(b"half of an object")
+    writer = start(HOLD_A_TEMPORARY, tmp_path / ".tmp" / "held")
+    try:
+        LocalStore(tmp_path)
+        assert temporaries(tmp_path) == [tmp_path / ".tmp" / "held"]
+    finally:
+        writer.kill()
+        writer.wait()
+    LocalStore(tmp_path)
+    assert temporaries(tmp_path) == []
+
+
+@pytest.mark.trio
+async def test_a_writer_killed_at_any_time_leaves_a_whole_object(tmp_path: Path):
+    for milliseconds in (1, 3, 7, 12, 20):
+        writer = start(PUT_FOR_EVER, tmp_path)
+        time.sleep(0.05 + milliseconds / 1000)
+        writer.kill()
+        writer.wait()
+        store = LocalStore(tmp_path, inline=True)
+        data = await store.get("a/b", 300_000)
+        assert len(data) == 300_000
+        assert len(set(data)) == 1
+        assert temporaries(tmp_path) == []
+        assert await paths(store, "") == ["a/b"]
+
+
+@pytest.mark.trio
+async def test_listings_show_nothing_that_no_put_has_made(tmp_path: Path):
+    store = LocalStore(tmp_path)
+    await store.put("a/object", b"x")
+    (tmp_path / ".tmp" / "temporary").write_bytes(b"")
+    (tmp_path / "a" / ".hidden").write_bytes(b"")
+    (tmp_path / "a" / "link").symlink_to(tmp_path / "a" / "object")
+    (tmp_path / "folder-link").symlink_to(tmp_path / "a")
+    os.mkfifo(tmp_path / "a" / "pipe")
+    (tmp_path / "a" / "empty").mkdir()
+    (tmp_path / "a" / os.fsdecode(b"not-utf8-\xff")).write_bytes(b"")
+    assert await paths(store, "") == ["a/object"]
+
+
+@pytest.mark.trio
+async def test_links_and_pipes_are_not_read(tmp_path: Path):
+    store = LocalStore(tmp_path / "store")
+    (tmp_path / "secret").write_bytes(b"of another owner")
+    (tmp_path / "store" / "link").symlink_to(tmp_path / "secret")
+    os.mkfifo(tmp_path / "store" / "pipe")
+    with pytest.raises(StoreError, match="symbolic link"):
+        await store.get("link", 100)
+    with pytest.raises(NotFoundError):
+        await store.get("pipe", 100)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        (errno.ENOSPC, "no space left"),
+        (errno.EIO, "check its health"),
+        (errno.EROFS, "read-only"),
+        (errno.EACCES, "permission denied"),
+        (errno.EMFILE, "too many open files"),
+        (errno.EDQUOT, "quota"),
+        (errno.ETXTBSY, "busy"),
+    ],
+)
+@pytest.mark.parametrize("place", ["write", "fsync"])
+async def test_a_disk_error_is_one_clear_line_and_leaves_the_old_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, advice: str, place: str
+):
+    store = LocalStore(tmp_path)
+    await store.put("a/b", b"old")
+
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(grailnode.store.disk.os, place, fail)
+        with pytest.raises(StoreError, match=advice) as caught:
+            await store.put("a/b", b"new")
+    assert str(caught.value).startswith("a/b: ")
+    assert "\n" not in str(caught.value)
+    assert await store.get("a/b", 10) == b"old"
+    assert temporaries(tmp_path) == []
+
+
+@pytest.mark.trio
+async def test_an_object_is_on_the_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = LocalStore(tmp_path, inline=True)
+    events: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def recorded_fsync(descriptor: int) -> None:
+        events.append(f"flush {Path(os.readlink(f'/proc/self/fd/{descriptor}')).relative_to(tmp_path).parts[:1]}")
+        fsync(descriptor)
+
+    def recorded_rename(self: Path, target: Path) -> Path:
+        events.append("rename")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(Path, "rename", recorded_rename)
+    await store.put("new/folder/object", b"x")
+    temporary, root, folder = "flush ('.tmp',)", "flush ()", "flush ('new',)"
+    assert events == [temporary, root, folder, "rename", folder]
+
+
+@pytest.mark.trio
+async def test_a_store_whose_directory_vanished_says_so(tmp_path: Path):
+    store = LocalStore(tmp_path / "store")
+    (tmp_path / "store" / ".tmp").rmdir()
+    (tmp_path / "store").rmdir()
+    with pytest.raises(StoreError, match="vanishes"):
+        await store.put("a", b"")
+    with pytest.raises(NotFoundError):
+        await store.get("a", 1)
+    assert await paths(store, "") == []
+
+
+def test_a_root_that_is_a_file_is_refused(tmp_path: Path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError, match="not a folder"):
+        LocalStore(tmp_path / "file")
+
+
+@pytest.mark.trio
+async def test_deleting_the_last_object_removes_its_folders(tmp_path: Path):
+    store = LocalStore(tmp_path)
+    await store.put("a/b/c/d", b"")
+    await store.put("a/x", b"")
+    await store.delete("a/b/c/d")
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["x"]
+    await store.delete("a/x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".tmp"]
