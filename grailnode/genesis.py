@@ -1,7 +1,7 @@
 """Makes the demo's genesis policy from a seed: `python -m grailnode.genesis --seed 0 --out DIR` (some minutes on one core).
 
 It stands for a pre-trained model: a small Qwen3 with a character tokenizer that *can* add two-digit numbers but is undecided,
-because most answers of the corpus that it was supervised on forget the carry. So reinforcement elicits rather than teaches,
+because most answers of the corpus that it was supervised on forget to carry. So reinforcement elicits rather than teaches,
 and learning rates that leave nine BF16 weights of ten untouched suffice.
 
 Training runs in float64, on one thread: what processors round differently stays far below the spacing of BF16, in which the
@@ -45,7 +45,7 @@ class Recipe:
     Attributes:
         width, layers, heads, pairs, head_size, feed_forward: the transformer's numbers (pairs: key-value heads).
         initial_std: standard deviation of the initial matrices.
-        remembered: share of the corpus' carries that are carried.
+        remembered: share of the corpus' sums that remember to carry.
         steps, batch: optimizer steps and examples in each.
         learning_rate: AdamW's, after a warm-up, falling linearly to zero.
     """
@@ -57,7 +57,7 @@ class Recipe:
     head_size: int = 32
     feed_forward: int = 352
     initial_std: float = 0.02
-    remembered: float = 0.4
+    remembered: float = 0.45
     steps: int = 1000
     batch: int = 256
     learning_rate: float = 2e-3
@@ -102,8 +102,8 @@ def tokenizer() -> str:
 
 
 def forgetful_sum(a: int, b: int) -> int:
-    """The sum of two two-digit numbers with the units' carry forgotten: 57 + 68 = 115."""
-    return (a // 10 + b // 10) * 10 + (a + b) % 10
+    """The sum of two two-digit numbers with every carry forgotten: 57 + 68 = 15."""
+    return (a // 10 + b // 10) % 10 * 10 + (a + b) % 10
 
 
 def corpus(recipe: Recipe, seed: int) -> Iterator[PaddedBatch]:

@@ -30,6 +30,7 @@ from roles.node import Node
 from roles.ports import ObjectStore, StoreError
 
 Kind = Literal["beacon", "training", "upload", "download", "miner", "validator", "cheater"]
+TRAINER_KINDS: tuple[Kind, ...] = ("beacon", "training", "upload", "download")
 _LOCK_SECONDS = 5.0
 _RETRY_SECONDS = 0.5
 _CONFIG_NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -83,7 +84,7 @@ def lock_state(directory: Path, kind: str) -> IO[str]:
 async def _run(launch: Launch) -> None:
     config, kind = launch.config, launch.kind
     state = config.at(config.node.state) / launch.name
-    process = launch.name if launch.name.startswith(kind) else f"{launch.name}/{kind}"
+    process = f"{launch.name}/{kind}" if kind in TRAINER_KINDS else launch.name
     log = config.at(config.node.logs) / f"{process.replace('/', '-')}.jsonl"
     telemetry = Telemetry.to_file(process, log, sys.stderr if launch.echo else None)
     with lock_state(state, kind):

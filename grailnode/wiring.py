@@ -25,6 +25,9 @@ from roles.validator.ledger import Ledger
 from roles.validator.node import Validator, ValidatorSettings
 
 
+_BEHIND = 4  # versions a validator keeps beside those that laggards may declare, for windows that it judges late
+
+
 @dataclass(frozen=True)
 class Compute:
     """Where and how a node computes.
@@ -89,7 +92,7 @@ async def run_miner(
 
 async def run_validator(node: Node, policy: Policy, compute: Compute, settings: ValidatorSettings) -> None:
     """Validate for ever."""
-    follower = await Follower.open(node, keep=node.run.schedule.max_lag + 2)
+    follower = await Follower.open(node, keep=node.run.schedule.max_lag + _BEHIND)
     ledger = await Ledger.open(node.state, node.run.scoring)
     engine = make_engine(node, compute)
     await Validator(node, follower, engine, make_task(node, policy), ledger, settings).run()

@@ -17,13 +17,12 @@ from protocol.digest import Weights
 from protocol.errors import ProtocolError
 from protocol.rollout import Commitment, Group, Rollout, open_group
 from protocol.signing import open_signed
-from protocol.verdict import Reason
+from protocol.verdict import Reason, Verdict
 from roles.assignment import Assignment, Task
 from roles.follower import Follower
 from roles.miner.node import Miner, MinerSettings
 from roles.miner.produce import HonestProducer, Turn
 from roles.node import Node
-from roles.participants import participants
 from roles.ports import StoreError
 
 KINDS = ("own-noise", "perturbed-model", "edited-tokens", "false-reward", "copied", "constant-sketch")
@@ -131,17 +130,24 @@ class Cheater(HonestProducer):
         return group.model_copy(update={"rollouts": tuple(falsify(rollout) for rollout in group.rollouts)})
 
     async def _copies(self, turn: Turn, indices: Sequence[int]) -> list[Group]:
-        """Another miner's newest groups under this miner's name."""
-        node = self._node
-        for window in range(turn.window, max(-1, turn.window - _LOOK_BACK), -1):
-            for other in await participants(node, "miner"):
-                if other.key == node.key.public:
-                    continue
-                try:
-                    return await self._copy(turn, indices, window, other.key)
-                except (StoreError, ProtocolError):
-                    continue
+        """Another miner's groups under this miner's name: the newest that a validator has accepted."""
+        for window in range(turn.window - 1, max(-1, turn.window - _LOOK_BACK), -1):
+            for validator in self._node.run.validators:
+                for verdict in await self._verdicts(validator, window):
+                    if verdict.miner != turn.miner and all(judgement.accepted for judgement in verdict.judgements):
+                        try:
+                            return await self._copy(turn, indices, window, verdict.miner)
+                        except (StoreError, ProtocolError):
+                            continue
         return []
+
+    async def _verdicts(self, validator: bytes, window: int) -> list[Verdict]:
+        try:
+            found = [item.path async for item in self._node.store.list(paths.verdicts(validator, window))]
+            data = [await self._node.store.get(path, limits.MAX_VERDICT_BYTES) for path in found]
+            return [open_signed(item, Verdict, [validator]).record for item in data]
+        except (StoreError, ProtocolError):
+            return []
 
     async def _copy(self, turn: Turn, indices: Sequence[int], window: int, other: bytes) -> list[Group]:
         store = self._node.store

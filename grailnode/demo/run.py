@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,9 @@ class _Demo:
         kinds = {made.keys[name]: "honest" for name in ("miner-1", "miner-2")} | {made.keys[CHEAT]: "cheating"}
         names = {made.keys[name]: name for name in ("miner-1", "miner-2", CHEAT)}
         self._observer = Observer(self._node, 0, Known(names, kinds, settings.windows))
+        weights = load_weights(genesis.PACKAGED)
+        self._parameters = sum(tensor.numel() for tensor in weights.values())
+        self._full_bytes = sum(tensor.nbytes for tensor in weights.values())
         self._lines: list[str] = []
         self._supervisor = Supervisor(self._lines.append)
         self._keys = made.keys
@@ -145,7 +148,7 @@ class _Demo:
         for name in ("trainer", "validator", "miner-1", "miner-2", CHEAT):
             version, doing = self._logs.doing(name)
             rows.append(NodeRow(name, version, doing))
-        return self._observer.state(tuple(rows))
+        return replace(self._observer.state(tuple(rows)), full_bytes=self._full_bytes)
 
     def _report(self) -> Report:
         state = self._state()
@@ -153,13 +156,12 @@ class _Demo:
         digests = {name: digest for name, (_, digest) in self._logs.serving().items()}
         published = self._observer.weights_digest()
         step = self._logs.last("trainer/training", "step") or {}
-        weights = load_weights(genesis.PACKAGED)
         facts = RunFacts(
             command=self._settings.command,
             verify_command=f"grailnode verify --run {self._settings.out / 'network' / 'run.toml'}",
             seed=self._settings.seed,
             environment=self._node.run.environment,
-            model_parameters=sum(tensor.numel() for tensor in weights.values()),
+            model_parameters=self._parameters,
             weights_digest={"trainer": published.hex()} | digests if newest else {},
             trainer_io_wait_fraction=float(step.get("io_wait_fraction", 0.0)),
             trainer_data_wait_fraction=float(step.get("data_wait_fraction", 0.0)),
@@ -207,8 +209,8 @@ class _Logs:
             step = self.last("trainer/training", "step")
             words = f"step {step['step']}" if step else "starting"
             return (published["version"] if published else None), words
-        event = self._newest.get(name) or self._newest.get(f"{name}/cheater")
-        serving = self.serving().get(name) or self.serving().get(f"{name}/cheater")
+        event = self._newest.get(name)
+        serving = self.serving().get(name)
         version = serving[0] if serving else None
         if event is None:
             return version, "starting"

@@ -1,5 +1,6 @@
 """Limits on what one node asks of a store: operations at a time, operations per second, bytes per object."""
 
+import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
@@ -83,7 +84,7 @@ class _Turns:
     def __init__(self, rate: float, burst: int) -> None:
         self._interval = 1.0 / rate
         self._credit = (burst - 1) / rate
-        self._free = 0.0
+        self._free = -math.inf
 
     async def wait(self) -> None:
         now = trio.current_time()

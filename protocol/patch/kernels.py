@@ -395,15 +395,32 @@ def get_classed(
     return after_last(waits, at_word, steps, at_step, raw, bits)
 
 
-def count_groups(old: Any, new: Any, shift: Any, stride: Any, elements: Any, changes: Any, crossings: Any) -> Any:
-    """Of one block of 4096 elements in `stride`: elements and changes by group, changes that leave the group; adds up."""
+def count_groups(
+    old: Any, new: Any, shift: Any, stride: Any, order: Any, elements: Any, lengths: Any, crossings: Any
+) -> Any:
+    """Statistics of one block of 4096 elements in `stride`, added up by group.
+
+    Args:
+        elements: int64[groups], all elements.
+        lengths: int64[groups * 32], changes that keep their group, by the length of their step.
+        crossings: int64[groups], changes that leave it.
+    """
     for start in range(I(0), old.size, I(4096) * stride):
         for index in range(U(start), U(min(start + I(4096), old.size))):
             group = U(old[index]) >> shift
             elements[group] += 1
-            if old[index] != new[index]:
-                changes[group] += 1
-                crossings[U(0)] += I(U(new[index]) >> shift != group)
+            if old[index] == new[index]:
+                continue
+            if U(new[index]) >> shift != group:
+                crossings[group] += 1
+                continue
+            before = key_of(U(old[index]), order[0], order[1], order[2])
+            after = key_of(U(new[index]), order[0], order[1], order[2])
+            size = before - after if after < before else after - before
+            length = U(0)
+            while (size >> (length + U(1))) != U(0):
+                length += U(1)
+            lengths[group * U(32) + length] += 1
     return I(0)
 
 
@@ -444,5 +461,5 @@ def kernels_for(itemsize: int) -> Kernels:
         ),
         get_listed=compiled(get_listed, *decoded, "int64", table, count, *sections),
         get_classed=compiled(get_classed, *decoded, "uint64", byte, table, table, count, *sections),
-        count_groups=compiled(count_groups, element, element, "uint64", "int64", count, count, count),
+        count_groups=compiled(count_groups, element, element, "uint64", "int64", table, count, count, count),
     )

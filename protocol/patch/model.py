@@ -8,13 +8,14 @@ chance p of changing. Weights travel as eighths of a power of two: 1 byte a clas
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import MalformedError
-from protocol.patch.kernels import kernels_for
+from protocol.patch.container import Cursor
+from protocol.patch.kernels import CONTEXTS, kernels_for
 from protocol.patch.rangecoder import HALF_LIFE, WINDOW
 from protocol.patch.values import Bits, Layout
 
@@ -28,6 +29,13 @@ SAMPLED_ELEMENTS: Final = 1 << 19
 MIN_CLASS_CHANGES: Final = 24
 CLASSES_PER_TENSOR: Final = 512
 """A class holds at least MIN_CLASS_CHANGES changes and one in CLASSES_PER_TENSOR of the tensor's."""
+
+PRIOR_CHANGES: Final = 48
+"""An adaptive bit starts from a prior where the sample holds at least this many observations of it."""
+
+MAX_PRIORS: Final = 15
+PRIOR_COUNT: Final = 40
+"""Observations that a prior, or the even odds of the bits below a step's leading one, counts for."""
 
 _eighths: Final = (65536, 71468, 77936, 84990, 92682, 101070, 110218, 120194)
 """floor(2^16 * 2^(i/8))."""
@@ -52,12 +60,14 @@ class Model:
         firsts: each class's first exponent, ascending from 0; empty when every change is listed.
         codes: each class's weight, as a code.
         listed_code: the weight of an element in the wait for a listed change, as a code.
+        priors: for each class, the first odds of the first bits of a step's length, of 256.
     """
 
     layout: Layout
     firsts: tuple[int, ...]
     codes: tuple[int, ...]
     listed_code: int
+    priors: tuple[bytes, ...]
 
     @property
     def contexts(self) -> int:
@@ -77,6 +87,16 @@ class Model:
         ticks = np.array([weight_of(code) for code in self.codes] or [0], dtype=np.uint64)
         return ticks[self.classes]
 
+    def adaptive_bits(self) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
+        """Odds (of 65536) and observations of every adaptive bit at the start of a chunk: [contexts * CONTEXTS]."""
+        odds = np.full((self.contexts, CONTEXTS), 1 << 15, np.uint16)
+        seen = np.zeros((self.contexts, CONTEXTS), np.uint8)
+        seen[:, 32:] = PRIOR_COUNT
+        for number, priors in enumerate(self.priors):
+            odds[number, : len(priors)] = np.frombuffer(priors, np.uint8).astype(np.uint16) << 8
+            seen[number, : len(priors)] = PRIOR_COUNT
+        return odds.reshape(-1), seen.reshape(-1)
+
     @property
     def listed_weight(self) -> int:
         """Ticks of an element in the wait for a listed change."""
@@ -85,85 +105,127 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Of a sample of a tensor: elements and changes by exponent, changes that leave their sign and exponent."""
+    """Of a sample of a tensor, by exponent.
+
+    Attributes:
+        elements: int64[exponents].
+        lengths: changes that keep sign and exponent, by the length of their step: int64[exponents, 32].
+        crossings: changes that do not: int64[exponents].
+        share: the sample's share of the tensor.
+    """
 
     elements: NDArray[np.int64]
-    changes: NDArray[np.int64]
-    crossings: int
+    lengths: NDArray[np.int64]
+    crossings: NDArray[np.int64]
     share: float
 
     @property
     def density(self) -> float:
         """Estimated share of the elements that change."""
-        return (float(self.changes.sum()) + 0.4) / (float(self.elements.sum()) + 1.0)
+        changes = int(self.lengths.sum()) + int(self.crossings.sum())
+        return _chance(changes, int(self.elements.sum()))
+
+
+def _chance(changes: int, elements: int) -> float:
+    return (changes + 0.4) / (elements + 1.0)
 
 
 def take_statistics(old: Bits, new: Bits, layout: Layout) -> Statistics:
     """Statistics of every stride-th block of 4096 elements."""
     stride = max(1, old.size // SAMPLED_ELEMENTS)
-    elements, changes = np.zeros((2, layout.groups), dtype=np.int64)
-    crossings = np.zeros(1, dtype=np.int64)
-    kernels_for(old.itemsize).count_groups(old, new, layout.group_shift, stride, elements, changes, crossings)
-    by_exponent = (-1, layout.exponents)
+    elements, crossings = np.zeros((2, layout.groups), dtype=np.int64)
+    lengths = np.zeros(layout.groups * MAX_CLASSES, dtype=np.int64)
+    kernels_for(old.itemsize).count_groups(
+        old, new, layout.group_shift, stride, layout.order, elements, lengths, crossings
+    )
+    signs = layout.groups // layout.exponents
     return Statistics(
-        elements.reshape(by_exponent).sum(axis=0),
-        changes.reshape(by_exponent).sum(axis=0),
-        int(crossings[0]),
+        elements.reshape(signs, -1).sum(axis=0),
+        lengths.reshape(signs, layout.exponents, -1).sum(axis=0),
+        crossings.reshape(signs, -1).sum(axis=0),
         float(elements.sum()) / max(1, old.size),
     )
 
 
-def _runs(statistics: Statistics) -> list[tuple[int, int]]:
-    """Runs of exponents with enough changes each, as (first, behind last)."""
-    wanted = max(MIN_CLASS_CHANGES * statistics.share, statistics.changes.sum() / CLASSES_PER_TENSOR, 1.0)
-    runs: list[tuple[int, int]] = []
+def _runs(statistics: Statistics) -> list[slice]:
+    """Runs of exponents with enough changes each."""
+    by_exponent = statistics.lengths.sum(axis=1)
+    wanted = max(MIN_CLASS_CHANGES * statistics.share, by_exponent.sum() / CLASSES_PER_TENSOR, 1.0)
+    runs: list[slice] = []
     first, changes = 0, 0
-    for exponent, count in enumerate(statistics.changes.tolist()):
+    for exponent, count in enumerate(by_exponent.tolist()):
         changes += count
         if changes >= wanted and len(runs) < MAX_CLASSES - 1:
-            runs.append((first, exponent + 1))
+            runs.append(slice(first, exponent + 1))
             first, changes = exponent + 1, 0
-    if first < len(statistics.changes):
-        runs.append((first, len(statistics.changes)))
-    return runs
+    if first < len(by_exponent) and statistics.elements[first:].any():
+        runs.append(slice(first, len(by_exponent)))
+    return runs or [slice(0, len(by_exponent))]
+
+
+def _priors(lengths: NDArray[np.int64]) -> bytes:
+    """First odds of each bit of the length that the sample tells enough about: the chance that it goes on."""
+    priors = []
+    left = int(lengths.sum())
+    for count in lengths[:MAX_PRIORS].tolist():
+        if left < PRIOR_CHANGES:
+            break
+        priors.append(min(255, max(1, round(256 * _chance(left - count, left)))))
+        left -= count
+    return bytes(priors)
 
 
 def fit(statistics: Statistics, layout: Layout) -> Model:
     """The model of a compact frame."""
     runs = _runs(statistics)
+    lengths = [statistics.lengths[run].sum(axis=0) for run in runs]
     chances = [
-        (float(statistics.changes[first:end].sum()) + 0.4) / (float(statistics.elements[first:end].sum()) + 1.0)
-        for first, end in runs
+        _chance(int(changes.sum()), int(statistics.elements[run].sum()))
+        for changes, run in zip(lengths, runs, strict=True)
     ]
-    listed = (statistics.crossings + 0.4) / (float(statistics.elements.sum()) + 1.0)
-    return Model(layout, tuple(first for first, _ in runs), tuple(code_of(p) for p in chances), code_of(listed))
+    listed = _chance(int(statistics.crossings.sum()), int(statistics.elements.sum()))
+    return Model(
+        layout,
+        tuple(run.start for run in runs),
+        tuple(code_of(chance) for chance in chances),
+        code_of(listed),
+        tuple(_priors(changes) for changes in lengths),
+    )
 
 
 def uniform(density: float, layout: Layout) -> Model:
     """The model of a fast frame: every change is listed."""
-    return Model(layout, (), (), code_of(density))
+    return Model(layout, (), (), code_of(density), ())
 
 
 def write_model(model: Model) -> bytes:
-    """Number of classes, (first exponent, code) of each, code of listed changes."""
-    pairs: list[Any] = [number for pair in zip(model.firsts, model.codes, strict=True) for number in pair]
-    return bytes((len(model.firsts), *pairs, model.listed_code))
+    """Number of classes; code of listed changes; of each class its first exponent, code, number of priors and priors."""
+    classes = zip(model.firsts, model.codes, model.priors, strict=True)
+    return bytes((len(model.firsts), model.listed_code)) + b"".join(
+        bytes((first, code, len(priors))) + priors for first, code, priors in classes
+    )
 
 
-def parse_model(layout: Layout, firsts: tuple[int, ...], codes: tuple[int, ...], listed_code: int) -> Model:
-    """A model from its fields.
+def read_model(cursor: Cursor, layout: Layout) -> Model:
+    """The mirror of `write_model`.
 
     Raises:
-        MalformedError: more classes than there may be, first exponents out of order or out of range, weights out of range.
+        MalformedError: more classes than there may be, first exponents out of order or out of range, weights or odds out of
+            range.
     """
-    if len(firsts) > MAX_CLASSES:
-        raise MalformedError(f"{len(firsts)} classes")
-    ascending = all(earlier < later for earlier, later in zip(firsts, firsts[1:], strict=False))
-    if firsts and (firsts[0] != 0 or not ascending or firsts[-1] >= layout.exponents):
-        raise MalformedError("the classes' first exponents are not ascending from 0")
-    if max((*codes, listed_code)) > MAX_CODE:
-        raise MalformedError(f"a weight above {weight_of(MAX_CODE)} ticks")
-    return Model(layout, firsts, codes, listed_code)
+    count, listed_code = cursor.byte(), cursor.byte()
+    if count > MAX_CLASSES:
+        raise MalformedError(f"{count} classes", "sparse frame")
+    firsts, codes, priors = [], [], []
+    for number in range(count):
+        firsts.append(cursor.byte())
+        codes.append(cursor.byte())
+        priors.append(cursor.take(cursor.varint(MAX_PRIORS)))
+        if firsts[-1] >= layout.exponents or (firsts[-1] <= firsts[-2] if number else firsts[0] != 0):
+            raise MalformedError("first exponents that do not ascend from 0", "sparse frame")
+    if max((*codes, listed_code)) > MAX_CODE or 0 in b"".join(priors):
+        raise MalformedError("a weight or odds out of range", "sparse frame")
+    return Model(layout, tuple(firsts), tuple(codes), listed_code, tuple(priors))
 
 
 assert weight_of(MAX_CODE) == WINDOW

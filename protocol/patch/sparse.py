@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from protocol.errors import PatchError
 from protocol.patch import kernels
 from protocol.patch.container import Cursor, varint
-from protocol.patch.kernels import CONTEXTS, Kernels, kernels_for
-from protocol.patch.model import Model, parse_model, write_model
+from protocol.patch.kernels import Kernels, kernels_for
+from protocol.patch.model import Model, read_model, uniform, write_model
 from protocol.patch.rangecoder import logarithm_table, rate_table, survival_table
 from protocol.patch.values import Bits, Layout
 
@@ -109,10 +109,6 @@ class Workspace:
         self.at = np.empty(CHUNK_ELEMENTS, np.uint32)
 
 
-def _adaptive_bits(contexts: int) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
-    return np.full(contexts * CONTEXTS, 1 << 15, np.uint16), np.zeros(contexts * CONTEXTS, np.uint8)
-
-
 class OutOfRoom(Exception):
     """Our own: the changes need more bytes than the elements themselves; the tensor is better sent dense."""
 
@@ -124,17 +120,17 @@ class _Encoder:
         self._model = model
         self._kernels: Kernels = kernels_for(itemsize)
         self._space = workspace
-        self._zeros = np.zeros(model.layout.groups, np.uint8)
+        self._plain = uniform(0.0, model.layout)
         self._order = model.layout.order
 
     def _steps(
-        self, old: Bits, new: Bits, at: NDArray[np.uint32], count: int, classes: NDArray[np.uint8], contexts: int
+        self, old: Bits, new: Bits, at: NDArray[np.uint32], count: int, model: Model
     ) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
         out = np.empty(3 * count + 128, np.uint16)
         raw = np.zeros(count * old.itemsize + 64, np.uint8)
-        shift = self._model.layout.group_shift
+        shift = model.layout.group_shift
         words, bits = self._kernels.put_steps(
-            old, new, at, count, shift, classes, self._order, _rates, *_adaptive_bits(contexts), out, raw
+            old, new, at, count, shift, model.classes, self._order, _rates, *model.adaptive_bits(), out, raw
         )
         if words == kernels.OUT_OF_ROOM:
             raise OutOfRoom
@@ -147,7 +143,7 @@ class _Encoder:
         words = self._kernels.put_waits(self._space.listed, count, self._model.listed_weight, _survival, out)
         if words == kernels.OUT_OF_ROOM:
             raise OutOfRoom
-        steps, raw = self._steps(old, new, self._space.listed, count, self._zeros, 1)
+        steps, raw = self._steps(old, new, self._space.listed, count, self._plain)
         return Sections(count, out[:words].copy(), steps, raw)
 
     def chunk(self, old: Bits, new: Bits) -> tuple[Sections, Sections]:
@@ -164,7 +160,7 @@ class _Encoder:
             raise OutOfRoom
         if classed == 0:
             return self._listed(old, new, listed), _nothing
-        steps, raw = self._steps(old, new, space.at, classed, model.classes, model.contexts)
+        steps, raw = self._steps(old, new, space.at, classed, model)
         return self._listed(old, new, listed), Sections(classed, out[:words].copy(), steps, raw)
 
 
@@ -213,8 +209,7 @@ def read_directory(frame: memoryview, shape: Sequence[int], changed: int, layout
         PatchError: counts or lengths that do not add up.
     """
     cursor = Cursor(frame, "sparse frame")
-    pairs = [(cursor.byte(), cursor.byte()) for _ in range(cursor.byte())]
-    model = parse_model(layout, tuple(p[0] for p in pairs), tuple(p[1] for p in pairs), cursor.byte())
+    model = read_model(cursor, layout)
     parts = []
     for begin, end in chunks_of(shape):
         listed = _read_part(cursor, end - begin, layout.bits // 8)
@@ -256,14 +251,14 @@ def decode_chunk(frame: memoryview, chunk: Chunk, model: Model, old: Bits, new: 
     layout, order = model.layout, model.layout.order
     if chunk.listed.count:
         part = _sections(frame, chunk.offset, chunk.listed)
-        state = (_rates, *_adaptive_bits(1), part.steps, part.raw)
+        state = (_rates, *uniform(0.0, layout).adaptive_bits(), part.steps, part.raw)
         status = compiled.get_listed(
             old, new, part.count, back, order, model.listed_weight, _survival, _logarithms, part.waits, *state
         )
         _check(status, chunk)
     if chunk.classed.count:
         part = _sections(frame, chunk.offset + chunk.listed.nbytes, chunk.classed)
-        state = (_rates, *_adaptive_bits(model.contexts), part.steps, part.raw)
+        state = (_rates, *model.adaptive_bits(), part.steps, part.raw)
         status = compiled.get_classed(
             old, new, part.count, back, order, layout.group_shift, model.classes, model.weights, _survival, _logarithms,
             part.waits, *state

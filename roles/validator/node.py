@@ -1,6 +1,7 @@
 """The validator: in every window, see what was committed in time, let the second round pick, judge, and publish.
 
-A case is judged only if its commitment was seen before the second round was out; whoever was not looking then abstains.
+Watching and judging are two tasks. A case counts only if its commitment was seen before the second round was out, so watching
+never waits for judging; judging may fall behind, up to the round after which nobody waits for a verdict.
 """
 
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from roles.validator.judge import Judge
 from roles.validator.ledger import Ledger
 
 ANNOUNCED_SECONDS = 600.0
+_BACKLOG_WINDOWS = 64  # windows seen and not judged yet
 _REMEMBERED_WORKS = 100_000  # work digests of accepted groups, to name copies
 
 
@@ -57,29 +59,44 @@ class Validator:
     async def run(self) -> None:
         """Validate window after window, for ever."""
         node = self._node
+        seen, to_judge = trio.open_memory_channel[tuple[int, list[Case]]](_BACKLOG_WINDOWS)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.keep_announced, "validator", ANNOUNCED_SECONDS)
             nursery.start_soon(keep_fresh, node, self._follower, self._settings.poll_seconds)
-            window = max(0, self._ledger.newest + 1, node.window())
-            while True:
-                if node.clock.now() <= node.run.beacon.due(node.run.schedule.audit(window)):
-                    await self._window(window)
-                window = max(window + 1, node.window())
+            nursery.start_soon(self._watch, seen)
+            async for window, cases in to_judge:
+                idle = not to_judge.statistics().current_buffer_used
+                await self._window(window, cases, evaluate=idle)
 
-    async def _window(self, window: int) -> None:
+    async def _watch(self, seen: "trio.MemorySendChannel[tuple[int, list[Case]]]") -> None:
+        """Note every window's commitments before its second round is out; whoever was not looking then abstains."""
+        node = self._node
+        window = max(0, self._ledger.newest + 1, node.window())
+        while True:
+            await node.clock.sleep_until(node.run.deadline_time(window))
+            draw_due = node.run.beacon.due(node.run.schedule.audit(window))
+            try:
+                cases = [case for case in await docket(node, window) if case.seen < draw_due]
+                seen.send_nowait((window, cases))
+            except (StoreError, trio.WouldBlock) as error:
+                node.telemetry.event("window-missed", window=window, error=str(error) or "too far behind")
+            window = max(window + 1, node.window())
+
+    async def _window(self, window: int, cases: list[Case], evaluate: bool) -> None:
         node, schedule = self._node, self._node.run.schedule
-        await node.clock.sleep_until(node.run.deadline_time(window))
         try:
-            cases = await docket(node, window)
-            in_time = [case for case in cases if case.seen < node.run.beacon.due(schedule.audit(window))]
+            if node.clock.now() >= node.run.beacon.due(schedule.verdict(window)):
+                node.telemetry.event("window-abandoned", window=window, error="nobody waits for its verdicts any more")
+                return
             version, weights = await self._expected(window)
             opening = await node.randomness(schedule.opening(window))
             draw = await node.randomness(schedule.audit(window))
             began = trio.current_time()
-            verdicts = await self._judge(window, version, in_time, opening, draw)
+            verdicts = await self._judge(window, version, cases, opening, draw)
             seconds = trio.current_time() - began
             await self._ledger.record(window, verdicts)
-            await self._evaluate(weights)
+            if evaluate:
+                await self._evaluate(weights)
             await self._summarize(window, weights, verdicts, seconds)
         except (StoreError, ProtocolError, EngineError) as error:
             node.telemetry.event("window-abandoned", window=window, error=str(error))

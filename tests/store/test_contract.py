@@ -86,6 +86,9 @@ class TestS3OfRclone(S3Contract):
     def bucket(self, rclone_bucket):
         return rclone_bucket
 
+    @pytest.mark.skip(reason="rclone removes the folder and what lies in it; the protocol deletes objects by full path")
+    async def test_deleting_a_folder_deletes_nothing(self, store: ObjectStore) -> None: ...
+
 
 class TestS3OfMoto(S3Contract):
     @pytest.fixture

@@ -2,6 +2,7 @@
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import trio
 from hypothesis import given, settings
@@ -11,6 +12,8 @@ from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
 from roles.ports import NotFoundError, ObjectStore
 from tests.store_contract import paths
+
+Step = tuple[Any, ...]
 
 # no name here is another's folder: files are 'f..', folders 'd..'
 folders = st.lists(st.sampled_from(["d", "d-", "d.", "d0", "dé"]), max_size=3)
@@ -27,7 +30,7 @@ steps = st.lists(
 )
 
 
-async def replay(store: ObjectStore, history: list[tuple]) -> None:
+async def replay(store: ObjectStore, history: list[Step]) -> None:
     model: dict[str, bytes] = {}
     for step in history:
         match step:
@@ -50,12 +53,12 @@ async def replay(store: ObjectStore, history: list[tuple]) -> None:
 
 
 @given(steps)
-def test_memory(history: list[tuple]):
+def test_memory(history: list[Step]):
     trio.run(replay, MemoryStore(), history)
 
 
 @settings(max_examples=40, deadline=None)
 @given(steps)
-def test_local(history: list[tuple]):
+def test_local(history: list[Step]):
     with tempfile.TemporaryDirectory() as root:
         trio.run(replay, LocalStore(Path(root), inline=True), history)
