@@ -44,8 +44,8 @@ class Choices:
 
 PROOF = ProofSpec(
     sketch="projection",
-    sketch_tolerance=2,
-    sketch_share=0.98,
+    sketch_tolerance=1,
+    sketch_share=0.95,
     margin=0.02,
     margin_share=0.995,
     audit_ppm=1_000_000,

@@ -58,7 +58,7 @@ class Launch:
 def main(launch: Launch) -> None:
     """A node's process, until it is told to stop."""
     torch.set_num_threads(launch.config.engine.threads)
-    run_process(partial(_run, launch))
+    run_process(f"{launch.name}/{launch.kind}", partial(_run, launch))
 
 
 def lock_state(directory: Path, kind: str) -> IO[str]:

@@ -21,6 +21,7 @@ _POLL_SECONDS: Final = 0.02
 _MOST_RESTARTS: Final = 5
 _RESTART_SPAN_SECONDS: Final = 60.0
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
 
 
 class ProcessError(Exception):
@@ -131,9 +132,15 @@ def _how(exit_code: int | None) -> str:
     return f"exit code {exit_code}"
 
 
-def run_process(main: Callable[[], Awaitable[None]]) -> None:
-    """Run a child's async main until SIGTERM; Ctrl-C is the supervisor's business. The child dies with its parent."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def run_process(name: str, main: Callable[[], Awaitable[None]]) -> None:
+    """Run a child's async main until SIGTERM; Ctrl-C is the supervisor's business. The child dies with its parent.
+
+    Args:
+        name: shown by `ps -o comm` (its first 15 bytes).
+    """
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(_PR_SET_NAME, name.encode())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     trio.run(_until_told, main)
 

@@ -24,7 +24,6 @@ from roles.trainer.training import Training, TrainingSettings
 from roles.validator.ledger import Ledger
 from roles.validator.node import Validator, ValidatorSettings
 
-
 _BEHIND = 4  # versions a validator keeps beside those that laggards may declare, for windows that it judges late
 
 

@@ -1,8 +1,13 @@
-"""zstd with a ceiling. A frame that declares its size ignores zstandard's `max_output_size`, so the declared size is read
-first, checked, and then compared with what came out."""
+"""zstd with a ceiling (docs/spec/rollout.md).
+
+A frame that declares its size ignores zstandard's `max_output_size`, so the declared size is read and checked first. The
+content is then decompressed in one step into a buffer of that size: a stream would grow with whatever the blocks hold (4 bytes
+make 128 KiB) and compare sizes only behind the last of them.
+"""
 
 import zstandard
 
+from protocol import limits
 from protocol.errors import LimitError, MalformedError
 
 
@@ -24,10 +29,12 @@ def decompress(frame: bytes, max_bytes: int) -> bytes:
             raise MalformedError("a zstd frame that does not declare its size")
         if header.content_size > max_bytes:
             raise LimitError(f"{header.content_size} bytes declared where at most {max_bytes} are allowed")
-        engine = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
-        data = engine.decompress(frame)
+        if header.window_size == 0 and header.content_size > 0:
+            raise MalformedError("a skippable frame")
+        engine = zstandard.ZstdDecompressor(max_window_size=limits.MAX_ZSTD_WINDOW_BYTES)
+        data = engine.decompress(frame, max_output_size=1, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise MalformedError("not a zstd frame") from error
-    if not engine.eof or engine.unused_data or len(data) != header.content_size:
-        raise MalformedError("not one complete zstd frame")
+        raise MalformedError("not one complete zstd frame") from error
+    if len(data) != header.content_size:
+        raise MalformedError("not the size that the zstd frame declares")
     return data

@@ -5,12 +5,11 @@
     ├── LimitError             larger, longer or deeper than protocol/limits.py allows
     ├── SignatureError         not signed by the key that had to sign it
     ├── PatchError             a patch that does not fit the weights it is applied to, or itself
-    ├── ChainError             a chain that must not be followed
-    │   ├── RollbackError      older than what this node already trusts
-    │   ├── ForkError          two signed histories for one version
-    │   ├── ExpiredError       a head that nobody renewed in time
-    │   └── GapError           an object that the chain needs is not there
-    └── RolloutError           a group that must not be trained on (carries a reason code)
+    └── ChainError             a chain that must not be followed
+        ├── RollbackError      older than what this node already trusts
+        ├── ForkError          two signed histories for one version
+        ├── ExpiredError       a head that nobody renewed in time
+        └── GapError           an object that the chain needs is not there
 
 A fault of our own (a wrong argument, a broken invariant) is a ValueError, TypeError or AssertionError, never one of these.
 """

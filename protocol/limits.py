@@ -8,8 +8,9 @@ GIB: Final = 1 << 30
 
 # encoding.py
 MAX_DEPTH: Final = 16  # nested containers in one canonical object
-MAX_RECORD_BYTES: Final = 8 * MIB  # one signed record (manifest, head, commitment, verdict)
-MAX_ITEMS: Final = 1 << 20  # elements of one array or map
+MAX_RECORD_BYTES: Final = 8 * MIB  # one record, where its kind does not say otherwise
+MAX_ITEMS: Final = 1 << 21  # values in one canonical object: containers, map keys and scalars together
+MAX_STRING_BYTES: Final = 4 * KIB  # UTF-8 bytes of one string
 
 # signing.py
 MAX_SIGNATURES: Final = 16  # signatures of one envelope
@@ -25,7 +26,7 @@ MAX_TENSORS: Final = 1 << 17  # tensors of one model
 MAX_NAME_BYTES: Final = 512  # UTF-8 bytes of a tensor's name
 MAX_RANK: Final = 8  # dimensions of a tensor
 MAX_ELEMENTS: Final = 1 << 40  # elements of one tensor
-MAX_SAFETENSORS_HEADER_BYTES: Final = 64 * MIB  # JSON header of one safetensors file
+MAX_SAFETENSORS_HEADER_BYTES: Final = 16 * MIB  # JSON header of one safetensors file
 MAX_ANCHOR_SHARDS: Final = 4096  # shards of one anchor
 MAX_SHARD_BYTES: Final = 64 * GIB  # one anchor shard
 
@@ -43,6 +44,8 @@ MAX_GROUPS: Final = 4096  # groups of one miner in one window
 MAX_PROMPT_TOKENS: Final = 1 << 16  # tokens of one prompt
 MAX_COMPLETION_TOKENS: Final = 1 << 17  # tokens of one completion
 MAX_GROUP_BYTES: Final = 64 * MIB  # one encoded group
+MAX_GROUP_ITEMS: Final = 1 << 12  # values in one encoded group
+MAX_ZSTD_WINDOW_BYTES: Final = 128 * MIB  # what a zstd frame may ask its reader to hold
 MAX_BATCH_BYTES: Final = 1 * GIB  # one miner's batch of one window
 MAX_COMMITMENT_BYTES: Final = 512 * KIB  # one commitment
 

@@ -12,6 +12,7 @@ integer linear interpolation (largest error 2e-6 on a scale where 1.0 changes a 
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -140,7 +141,7 @@ def choose(logits: Tensor, seeds: Tensor, positions: Tensor, temperature: float)
 
 
 def margins(logits: Tensor, tokens: Tensor, seed: bytes, temperature: float) -> Tensor:
-    """How far each token fell short of the best one: 0 where it is the one that had to be chosen.
+    """How far each token of a completion fell short of the best one: 0 where it is the one that had to be chosen.
 
     Args:
         logits: float32 [T, V], row t being the logits from which token t was drawn.
@@ -150,9 +151,26 @@ def margins(logits: Tensor, tokens: Tensor, seed: bytes, temperature: float) -> 
     Returns:
         float32 [T], non-negative, in units of logits / temperature.
     """
-    positions = torch.arange(len(tokens), device=logits.device)
-    seeds = seed_words([seed], logits.device).expand(len(tokens), 4)
-    scores = logits / temperature + noise(seeds, positions, logits.shape[-1])
+    return batch_margins(logits, tokens, [seed], [len(tokens)], temperature)
+
+
+def batch_margins(
+    logits: Tensor, tokens: Tensor, seeds: Sequence[bytes], lengths: Sequence[int], temperature: float
+) -> Tensor:
+    """`margins` of several completions, one behind another.
+
+    Args:
+        logits: float32 [N, V]; tokens: int64 [N], N tokens in all.
+        seeds: 16 bytes for each completion; lengths: its tokens, N in sum.
+
+    Returns:
+        float32 [N].
+    """
+    counts = torch.tensor(lengths, dtype=torch.int64, device=logits.device)
+    words = seed_words(list(seeds), logits.device).repeat_interleave(counts, dim=0)
+    begins = (counts.cumsum(0) - counts).repeat_interleave(counts)
+    positions = torch.arange(len(tokens), device=logits.device) - begins
+    scores = logits / temperature + noise(words, positions, logits.shape[-1])
     return scores.max(dim=-1).values - scores.gather(-1, tokens[:, None]).squeeze(-1)
 
 

@@ -224,7 +224,7 @@ class StoreContract(ReadContract):
                 assert await store.get("contended", 40_000) in bodies
 
     @pytest.mark.trio
-    async def test_writers_and_deleters_share_a_folder(self, store: ObjectStore):
+    async def test_writers_and_deleters_share_a_folder(self, store: ObjectStore) -> None:
         async def come_and_go(name: str) -> None:
             for _ in range(8):
                 await store.put(f"shared/folder/{name}", name.encode())

@@ -23,7 +23,7 @@ from roles.follower import Follower
 from roles.miner.node import Miner, MinerSettings
 from roles.miner.produce import HonestProducer, Turn
 from roles.node import Node
-from roles.ports import StoreError
+from roles.ports import Generation, StoreError
 
 KINDS = ("own-noise", "perturbed-model", "edited-tokens", "false-reward", "copied", "constant-sketch")
 """What it does in window w: KINDS[w % 6]."""
@@ -38,7 +38,7 @@ DUE_REASON = {
 }
 """The reason that a validator has to give for each."""
 
-_PERTURBATION = 0.03
+_PERTURBATION = 0.05  # of every weight: about what a 4-bit copy is off
 _LOOK_BACK = 8  # windows in which to look for somebody else's work
 
 
@@ -103,8 +103,7 @@ class Cheater(HonestProducer):
                 seeds = tuple(self._random.randbytes(16) for _ in assignment.seeds)
                 generations = (await self.generate([replace(assignment, seeds=seeds)]))[0]
                 own = [item.tokens for item in generations]
-            rollouts = [self.rollout(turn, assignment, item.tokens, item.hidden) for item in generations]
-            groups.append(self.group(turn, assignment, rollouts))
+            groups.append(self.group(turn, assignment, self.rollouts(turn, assignment, generations)))
         return groups
 
     async def _edited(self, turn: Turn, group: Group, assignment: Assignment) -> Group:
@@ -113,7 +112,8 @@ class Cheater(HonestProducer):
         tokens = list(rollouts[0].tokens)
         tokens[0] = self._random.choice([token for token in self._digits() if token != tokens[0]])
         forward = (await self.engine.forward([assignment.prompt], [tuple(tokens)]))[0]
-        rollouts[0] = self.rollout(turn, assignment, tuple(tokens), forward.hidden)
+        edited = Generation(tuple(tokens), forward.hidden)
+        rollouts[0] = self.rollouts(turn, assignment, [edited])[0]
         return group.model_copy(update={"rollouts": tuple(rollouts)})
 
     def _digits(self) -> list[int]:

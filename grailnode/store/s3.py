@@ -82,17 +82,16 @@ class S3Store:
         """
         check_prefix(prefix)
         token: str | None = None
-        empty = 0
+        latest, empty = "", 0
         while True:
             page = await self._page(prefix, after, token)
             keys = [(item.get("Key", ""), item.get("Size", 0)) for item in page.get("Contents", [])]
             for key, size in keys:
-                if key <= after:
-                    if token is None:
-                        continue  # a service that ignores StartAfter
+                if key <= latest:
                     raise StoreError(f"{self._name(prefix)}: the listing runs backwards at {key[:80]!r}")
-                after = key
-                if key.startswith(prefix) and is_path(key):
+                latest = key
+                # a service may ignore where to begin, and hold keys that no put could have made
+                if key > after and key.startswith(prefix) and is_path(key):
                     yield ObjectInfo(key, size)
             token = page.get("NextContinuationToken") if page.get("IsTruncated") else None
             if token is None:

@@ -65,11 +65,12 @@ class Uploads:
         upload = await self._open(path, data, parts)
         try:
             await self._send_missing(path, data, parts, upload)
-            await self._complete(path, upload)
         except UnknownUploadError:
             del self._unfinished[path]
             raise
+        # whether this succeeds or not: an upload whose answer was lost may be complete, and must not be asked for again
         del self._unfinished[path]
+        await self._complete(path, upload)
 
     async def abort_older(self, prefix: str, before: float) -> int:
         """Abort uploads below `prefix` that began before a moment (seconds since the epoch): how many."""

@@ -13,19 +13,20 @@ from protocol.patch.values import Bits, Layout, ordered, unordered
 
 
 def _zigzag(steps: Bits, bits: int) -> Bits:
-    one = steps.dtype.type(1)
-    negative = (steps >> steps.dtype.type(bits - 1)).astype(steps.dtype)
-    return (steps << one) ^ (steps.dtype.type(0) - negative)
+    one, top = steps.dtype.type(1), steps.dtype.type(bits - 1)
+    doubled: Bits = (steps << one) ^ (steps.dtype.type(0) - (steps >> top))
+    return doubled
 
 
 def _unzigzag(values: Bits) -> Bits:
     one = values.dtype.type(1)
-    return (values >> one) ^ (values.dtype.type(0) - (values & one))
+    steps: Bits = (values >> one) ^ (values.dtype.type(0) - (values & one))
+    return steps
 
 
 def _to_planes(values: Bits) -> bytes:
     big_endian = values.astype(values.dtype.newbyteorder(">"))
-    return np.ascontiguousarray(big_endian.view(np.uint8).reshape(values.size, -1).T).tobytes()
+    return np.ascontiguousarray(big_endian.view(np.uint8).reshape(-1, values.itemsize).T).tobytes()
 
 
 def _from_planes(data: bytes, like: Bits) -> Bits:
@@ -34,33 +35,35 @@ def _from_planes(data: bytes, like: Bits) -> Bits:
     return packed.view(like.dtype.newbyteorder(">")).astype(like.dtype)
 
 
-def encode_dense(old: Bits, new: Bits, layout: Layout, mode: Mode, level: int = 1) -> bytes:
-    """A dense frame of the given mode."""
-    if mode == Mode.STORED:
-        return new.tobytes()
+def planes_of(old: Bits, new: Bits, layout: Layout, mode: Mode) -> bytes:
+    """The planes that a dense mode sends, before compression."""
     if mode == Mode.VALUE_PLANES:
-        return compress(_to_planes(new), level)
-    steps = ordered(new, layout) - ordered(old, layout)
-    return compress(_to_planes(_zigzag(steps, layout.bits)), level)
+        return _to_planes(new)
+    return _to_planes(_zigzag(ordered(new, layout) - ordered(old, layout), layout.bits))
 
 
-def decode_dense(old: Bits, frame: bytes, layout: Layout, mode: Mode) -> Bits:
-    """The new bit patterns of a dense frame.
+def encode_dense(old: Bits, new: Bits, layout: Layout, mode: Mode, level: int) -> bytes:
+    """A dense frame of the given mode; STORED is step planes without compression."""
+    planes = planes_of(old, new, layout, mode)
+    return planes if mode == Mode.STORED else compress(planes, level)
+
+
+def decode_dense(old: Bits, frame: bytes, layout: Layout, mode: Mode, *, back: bool = False) -> Bits:
+    """The new bit patterns of a dense frame; when `back`, the older patterns from the newer ones.
 
     Raises:
-        PatchError: a size that is not the tensor's.
+        PatchError: a size that is not the tensor's; value planes when `back`: they do not tell the older values.
         MalformedError: not a zstd frame.
     """
-    if mode == Mode.STORED:
-        if len(frame) != old.nbytes:
-            raise PatchError(f"{len(frame)} bytes stored for a tensor of {old.nbytes}")
-        return np.frombuffer(frame, old.dtype).copy()
-    planes = decompress(frame, old.nbytes)
+    if mode not in (Mode.STORED, Mode.STEP_PLANES, Mode.VALUE_PLANES):
+        raise MalformedError(f"{mode.name} is not a dense mode")
+    planes = frame if mode == Mode.STORED else decompress(frame, old.nbytes)
     if len(planes) != old.nbytes:
         raise PatchError(f"planes of {len(planes)} bytes for a tensor of {old.nbytes}")
     values = _from_planes(planes, old)
-    if mode == Mode.VALUE_PLANES:
-        return values
-    if mode != Mode.STEP_PLANES:
-        raise MalformedError(f"{mode.name} is not a dense mode")
-    return unordered(ordered(old, layout) + _unzigzag(values), layout)
+    if mode != Mode.VALUE_PLANES:
+        steps = _unzigzag(values)
+        return unordered(ordered(old, layout) - steps if back else ordered(old, layout) + steps, layout)
+    if back:
+        raise PatchError("a tensor that was sent whole: the patch does not tell its older values")
+    return values

@@ -62,7 +62,7 @@ def put_step(
     base: Any, size: Any, negative: Any
 ) -> Any:  # fmt: skip
     """A step: sign raw, length in unary and the two bits below the leading one by odds, the rest raw."""
-    count = put_raw(raw, count, U(negative))
+    count = put_raw(raw, count, negative)
     length = I(0)
     while (size >> U(length + I(1))) != U(0):
         length += I(1)
@@ -85,15 +85,24 @@ def put_step(
 
 
 @kernel()
-def key_of(bits: Any, top: Any, flip_positive: Any, flip_negative: Any) -> Any:
-    """A bit pattern's place in the order of its dtype."""
-    return bits ^ (flip_negative if bits & top else flip_positive)
+def key_of(bits: Any, order: Any) -> Any:
+    """A bit pattern's place in the order of its dtype (values.Layout.order), without a branch to guess."""
+    sign = (bits >> order[0]) & U(1)
+    return bits ^ order[1] ^ ((U(0) - sign) & order[2])
 
 
 @kernel()
-def bits_at(key: Any, top: Any, flip_positive: Any, flip_negative: Any) -> Any:
+def bits_at(key: Any, order: Any) -> Any:
     """The bit pattern at a place in the order of its dtype."""
-    return key ^ (flip_positive if key & top else flip_negative)
+    sign = U(1) - ((key >> order[0]) & U(1))
+    return key ^ order[1] ^ ((U(0) - sign) & order[2])
+
+
+@kernel()
+def distance(before: Any, after: Any) -> Any:
+    """How far apart two places are, and whether the way goes down."""
+    down = U(after < before)
+    return ((after - before) ^ (U(0) - down)) + down, down
 
 
 def scanner(lanes: int) -> Callable[..., tuple[int, int, int]]:
@@ -138,7 +147,6 @@ def scanner(lanes: int) -> Callable[..., tuple[int, int, int]]:
                 elif classes[group] != classes[becomes >> shift]:
                     listed[n_listed] = number * lanes + lane
                     n_listed += I(1)
-                    wait += weights[group]
                 else:
                     low, width, position = put_wait(low, width, out, position, survival, wait, weights[group])
                     if position > room:
@@ -197,13 +205,9 @@ def put_steps(
     bits = I(0)
     room = out.size - 64
     room_bits = I(8) * raw.size - I(64)
-    top, flip_positive, flip_negative = order[0], order[1], order[2]
     for number in range(count):
         index = U(at[number])
-        before = key_of(U(old[index]), top, flip_positive, flip_negative)
-        after = key_of(U(new[index]), top, flip_positive, flip_negative)
-        negative = after < before
-        size = before - after if negative else after - before
+        size, negative = distance(key_of(U(old[index]), order), key_of(U(new[index]), order))
         base = I(classes[U(old[index]) >> shift]) * I(CONTEXTS)
         low, width, position, bits = put_step(
             low, width, out, position, raw, bits, odds, seen, rates, base, size, negative
@@ -270,12 +274,12 @@ def get_step(
             context = base + I(64) + I(2) * length + I(bit)
     rest = max(length - I(2), I(0))
     if count + I(1) + rest > I(8) * raw.size:
-        return value, width, position, I(-1), size, False
-    negative = (raw[U(count) >> U(3)] >> np.uint8(count & I(7))) & np.uint8(1) != np.uint8(0)
+        return value, width, position, I(-1), size, U(0)
+    negative = (U(raw[U(count) >> U(3)]) >> U(count & I(7))) & U(1)
     count += I(1)
     below = U(0)
     for bit_number in range(rest):
-        below |= U((raw[U(count) >> U(3)] >> np.uint8(count & I(7))) & np.uint8(1)) << U(bit_number)
+        below |= ((U(raw[U(count) >> U(3)]) >> U(count & I(7))) & U(1)) << U(bit_number)
         count += I(1)
     return value, width, position, count, (size << U(rest)) | below, negative
 
@@ -283,10 +287,8 @@ def get_step(
 @kernel()
 def stepped(bits: Any, size: Any, down: Any, order: Any) -> Any:
     """The pattern `size` steps away, and whether the dtype has it."""
-    key = key_of(bits, order[0], order[1], order[2])
-    other = key - size if down else key + size
-    inside = key >= size if down else other <= order[3]
-    return bits_at(other & order[3], order[0], order[1], order[2]), inside
+    key = key_of(bits, order) + ((size ^ (U(0) - down)) + down)
+    return bits_at(key & order[3], order), key <= order[3]
 
 
 @kernel()
@@ -300,15 +302,18 @@ def after_last(waits: Any, at_word: Any, steps: Any, at_step: Any, raw: Any, bit
 
 
 def get_listed(
-    old: Any, new: Any, count: Any, back: Any, order: Any, weight: Any, survival: Any, logarithms: Any, waits: Any,
-    rates: Any, odds: Any, seen: Any, steps: Any, raw: Any
+    old: Any, new: Any, count: Any, back: Any, order: Any, listed: Any, weight: Any, survival: Any, logarithms: Any,
+    waits: Any, rates: Any, odds: Any, seen: Any, steps: Any, raw: Any
 ) -> Any:  # fmt: skip
-    """Decode `count` listed changes of `old` into `new`, steps turned round when `back`; returns 0 or what is wrong."""
+    """Decode `count` listed changes of `old` into `new`, steps turned round when `back` is 1; returns 0 or what is wrong.
+
+    Their indices go to `listed`, which has room for `count` and one more: the number of elements stands behind the last.
+    """
     value, at_word = first_value(waits), I(4)
     step_value, at_step = first_value(steps), I(4)
     width = step_width = U(FULL)
     bits, index = I(0), I(0)
-    for _ in range(count):
+    for number in range(count):
         value, width, at_word, behind = pass_windows(value, width, waits, at_word, I(0))
         if at_word > waits.size + TAIL_WORDS:
             return I(CUT_OFF)
@@ -331,48 +336,60 @@ def get_listed(
         )
         if bits < 0:
             return I(NO_SIGNS)
-        after, inside = stepped(U(old[U(index)]), size, down != back, order)
+        after, inside = stepped(U(old[U(index)]), size, down ^ back, order)
         if not inside:
             return I(LEAVES_DTYPE)
         new[U(index)] = after
+        listed[number] = index
         index += I(1)
+    listed[count] = old.size
     return after_last(waits, at_word, steps, at_step, raw, bits)
 
 
 def get_classed(
-    old: Any, new: Any, count: Any, back: Any, order: Any, shift: Any, classes: Any, weights: Any, survival: Any,
-    logarithms: Any, waits: Any, rates: Any, odds: Any, seen: Any, steps: Any, raw: Any
+    old: Any, new: Any, count: Any, back: Any, order: Any, listed: Any, shift: Any, classes: Any, weights: Any,
+    survival: Any, logarithms: Any, waits: Any, rates: Any, odds: Any, seen: Any, steps: Any, raw: Any
 ) -> Any:  # fmt: skip
-    """Decode `count` classed changes of `old` into `new`, steps turned round when `back`; returns 0 or what is wrong."""
+    """Decode `count` classed changes of `old` into `new`, steps turned round when `back` is 1; returns 0 or what is wrong.
+
+    The elements in `listed` are passed over: nothing waits for them. The number of elements stands behind the last of them.
+    """
     value, at_word = first_value(waits), I(4)
     step_value, at_step = first_value(steps), I(4)
     width = step_width = U(FULL)
     bits = I(0)
-    index, size_ = U(0), U(old.size)
+    index, elements = U(0), U(old.size)
+    passed, stop = U(0), U(listed[0])
     for _ in range(count):
         value, width, at_word, wait = pass_windows(value, width, waits, at_word, I(0))
         if at_word > waits.size + TAIL_WORDS:
             return I(CUT_OFF)
         unit = width >> U(32)
         sure = sure_ticks(value, unit, logarithms)
-        while index + U(8) <= size_:
-            block = U(0)
-            for offset in range(8):
-                block += weights[U(old[index + U(offset)]) >> shift]
-            if wait + I(block) > sure:
-                break
-            wait += I(block)
-            index += U(8)
         left = value + U(1)
-        while index < size_:
-            end = wait + I(weights[U(old[index]) >> shift])
-            if end > sure:
-                left = surviving(survival, unit, U(min(end, I(WINDOW))))
-                if left <= value:
+        while True:
+            while index + U(8) <= stop:
+                block = U(0)
+                for offset in range(8):
+                    block += weights[U(old[index + U(offset)]) >> shift]
+                if wait + I(block) > sure:
                     break
-            wait = end
-            index += U(1)
-        if index >= size_:
+                wait += I(block)
+                index += U(8)
+            while index < stop:
+                end = wait + I(weights[U(old[index]) >> shift])
+                if end > sure:
+                    left = surviving(survival, unit, U(min(end, I(WINDOW))))
+                    if left <= value:
+                        break
+                wait = end
+                index += U(1)
+            if index < stop or stop == elements:
+                break
+            index = stop + U(1)
+            passed += U(1)
+            stop = U(listed[passed])
+        if index >= stop:
             return I(PAST_THE_END)
         above = surviving(survival, unit, U(min(max(wait, I(0)), I(WINDOW))))
         if value >= above:
@@ -385,7 +402,7 @@ def get_classed(
         )
         if bits < 0:
             return I(NO_SIGNS)
-        after, inside = stepped(U(old[index]), size, down != back, order)
+        after, inside = stepped(U(old[index]), size, down ^ back, order)
         if not inside:
             return I(LEAVES_DTYPE)
         if classes[after >> shift] != classes[group]:
@@ -414,9 +431,7 @@ def count_groups(
             if U(new[index]) >> shift != group:
                 crossings[group] += 1
                 continue
-            before = key_of(U(old[index]), order[0], order[1], order[2])
-            after = key_of(U(new[index]), order[0], order[1], order[2])
-            size = before - after if after < before else after - before
+            size, _ = distance(key_of(U(old[index]), order), key_of(U(new[index]), order))
             length = U(0)
             while (size >> (length + U(1))) != U(0):
                 length += U(1)
@@ -449,7 +464,7 @@ def kernels_for(itemsize: int) -> Kernels:
     def compiled(function: Callable[..., Any], *arguments: str) -> Callable[..., Any]:
         return kernel(f"({', '.join(arguments)})")(function)
 
-    decoded = (element, element, "int64", "boolean", table)
+    decoded = (element, element, "int64", "uint64", table, index)
     return Kernels(
         scan=compiled(
             scanner(lanes), element, element, table, table, "uint64", byte, table, table, index, half, index

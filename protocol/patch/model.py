@@ -94,6 +94,7 @@ class Model:
         seen[:, 32:] = PRIOR_COUNT
         for number, priors in enumerate(self.priors):
             odds[number, : len(priors)] = np.frombuffer(priors, np.uint8).astype(np.uint16) << 8
+            odds[number, len(priors) : 32] = priors[-1] << 8 if priors else 1 << 15
             seen[number, : len(priors)] = PRIOR_COUNT
         return odds.reshape(-1), seen.reshape(-1)
 

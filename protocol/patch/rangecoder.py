@@ -78,7 +78,12 @@ def surviving(survival: Any, unit: Any, ticks: Any) -> Any:
 
 @kernel()
 def widen(low: Any, width: Any, out: Any, position: Any, least: Any) -> Any:
-    """Write words until the interval is at least `least` wide."""
+    """Write words until the interval is at least `least` wide; the first of them without a branch to guess."""
+    out[position] = low >> U(48)
+    narrow = U(width < least)
+    position += numba.int64(narrow)
+    low = low << (narrow << U(4))
+    width = width << (narrow << U(4))
     while width < least:
         out[position] = low >> U(48)
         position += 1
@@ -164,7 +169,12 @@ def finish(low: Any, width: Any, out: Any, position: Any) -> Any:
 
 @kernel()
 def refill(value: Any, width: Any, words: Any, position: Any, least: Any) -> Any:
-    """Read words until the interval is at least `least` wide; beyond the end they are zero."""
+    """Read words until the interval is at least `least` wide, the first without a branch; beyond the end they are zero."""
+    narrow = U(width < least)
+    next_word = U(words[position]) if position < words.size else U(0)
+    value = (value << (narrow << U(4))) | (next_word & (U(0) - narrow))
+    width = width << (narrow << U(4))
+    position += numba.int64(narrow)
     while width < least:
         word = U(0)
         if position < words.size:

@@ -105,7 +105,7 @@ class Workspace:
     """Scratch memory of one worker: 8 MiB, whatever the tensors' sizes."""
 
     def __init__(self) -> None:
-        self.listed = np.empty(CHUNK_ELEMENTS, np.uint32)
+        self.listed = np.empty(CHUNK_ELEMENTS + 1, np.uint32)
         self.at = np.empty(CHUNK_ELEMENTS, np.uint32)
 
 
@@ -249,18 +249,20 @@ def decode_chunk(frame: memoryview, chunk: Chunk, model: Model, old: Bits, new: 
     """
     compiled = kernels_for(old.itemsize)
     layout, order = model.layout, model.layout.order
+    listed = np.empty(chunk.listed.count + 1, np.uint32)
+    listed[0] = old.size
     if chunk.listed.count:
         part = _sections(frame, chunk.offset, chunk.listed)
         state = (_rates, *uniform(0.0, layout).adaptive_bits(), part.steps, part.raw)
         status = compiled.get_listed(
-            old, new, part.count, back, order, model.listed_weight, _survival, _logarithms, part.waits, *state
+            old, new, part.count, int(back), order, listed, model.listed_weight, _survival, _logarithms, part.waits, *state
         )
         _check(status, chunk)
     if chunk.classed.count:
         part = _sections(frame, chunk.offset + chunk.listed.nbytes, chunk.classed)
         state = (_rates, *model.adaptive_bits(), part.steps, part.raw)
         status = compiled.get_classed(
-            old, new, part.count, back, order, layout.group_shift, model.classes, model.weights, _survival, _logarithms,
+            old, new, part.count, int(back), order, listed, layout.group_shift, model.classes, model.weights, _survival, _logarithms,
             part.waits, *state
         )  # fmt: skip
         _check(status, chunk)

@@ -47,10 +47,15 @@ class Layout:
 
     @property
     def order(self) -> NDArray[np.uint64]:
-        """What a kernel needs to put patterns in order: top bit, flips of positive and of negative ones, largest: uint64[4]."""
-        top, largest = 1 << (self.bits - 1), (1 << self.bits) - 1
+        """What a kernel puts patterns in order with: uint64[4].
+
+        The place of the top bit, the bits that a positive pattern flips, those that a negative one flips otherwise, the last
+        place in the order.
+        """
+        top, last = 1 << (self.bits - 1), (1 << self.bits) - 1
         positive = top if self.signed else 0
-        return np.array((top, positive, largest if self.is_float else positive, largest), dtype=np.uint64)
+        negative = last if self.is_float else positive
+        return np.array((self.bits - 1, positive, positive ^ negative, last), dtype=np.uint64)
 
 
 _layouts: Final[dict[torch.dtype, Layout]] = {

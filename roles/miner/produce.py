@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
+import torch
 
 from protocol import challenge, sketch
 from protocol.rollout import Group, Rollout, pack_tokens
@@ -56,14 +56,22 @@ class HonestProducer:
         size = self.task.run.group_size
         return [generations[start : start + size] for start in range(0, len(generations), size)]
 
-    def rollout(self, turn: Turn, assignment: Assignment, tokens: tuple[int, ...], hidden: Tensor) -> Rollout:
-        """A completion with its sketch and reward."""
+    def rollouts(self, turn: Turn, assignment: Assignment, done: Sequence[Generation]) -> list[Rollout]:
+        """Completions of one group with their sketches and rewards."""
         seed = challenge.sketch_seed(self.task.run_id, turn.window, turn.randomness)
-        return Rollout(
-            completion=pack_tokens(tokens),
-            sketch=sketch.commit(self.task.run.proof.sketch, hidden, seed),
-            reward=self.task.reward(assignment.problem, tokens),
-        )
+        sketches = sketch.commit(self.task.run.proof.sketch, torch.cat([item.hidden for item in done]), seed)
+        rollouts, begin = [], 0
+        for item in done:
+            end = begin + sketch.BYTES_PER_TOKEN * len(item.tokens)
+            rollouts.append(
+                Rollout(
+                    completion=pack_tokens(item.tokens),
+                    sketch=sketches[begin:end],
+                    reward=self.task.reward(assignment.problem, item.tokens),
+                )
+            )
+            begin = end
+        return rollouts
 
     def group(self, turn: Turn, assignment: Assignment, rollouts: Sequence[Rollout]) -> Group:
         """The record of a finished group."""
@@ -82,6 +90,5 @@ class HonestProducer:
         assignments = self.assignments(turn, indices)
         groups = []
         for assignment, generations in zip(assignments, await self.generate(assignments), strict=True):
-            rollouts = [self.rollout(turn, assignment, item.tokens, item.hidden) for item in generations]
-            groups.append(self.group(turn, assignment, rollouts))
+            groups.append(self.group(turn, assignment, self.rollouts(turn, assignment, generations)))
         return groups

@@ -91,13 +91,10 @@ class Judge:
         distance = sketch.compare(
             claimed, sketch.commit(proof.sketch, hidden, self._sketch_seed), proof.sketch_tolerance
         )
-        tokens = [torch.tensor(rollout.tokens) for rollout in group.rollouts]
-        margins = torch.cat(
-            [
-                sampling.margins(forward.logits, ids, seed, temperature)
-                for forward, ids, seed in zip(forwards, tokens, due.seeds, strict=True)
-            ]
-        )
+        tokens = torch.tensor([token for rollout in group.rollouts for token in rollout.tokens])
+        logits = torch.cat([forward.logits for forward in forwards])
+        lengths = [len(forward.logits) for forward in forwards]
+        margins = sampling.batch_margins(logits, tokens, due.seeds, lengths, temperature)
         margin_share = float((margins <= proof.margin).float().mean())
         statistics = Statistics(distance.share_within, margin_share, min(float(margins.max()), 1e6))
         if distance.share_within < proof.sketch_share:
@@ -108,12 +105,7 @@ class Judge:
         claims = [rollout.reward for rollout in group.rollouts]
         if any(abs(claim - reward) > _REWARD_TOLERANCE for claim, reward in zip(claims, rewards, strict=True)):
             return Found(Reason.REWARD, statistics)
-        logprobs = torch.cat(
-            [
-                sampling.log_probabilities(forward.logits, ids, temperature)
-                for forward, ids in zip(forwards, tokens, strict=True)
-            ]
-        )
+        logprobs = sampling.log_probabilities(logits, tokens, temperature)
         packed = logprobs.to(torch.float32).numpy().astype(np.dtype("<f4")).tobytes()
         return Found(None, statistics, rewards, packed)
 

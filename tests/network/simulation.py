@@ -6,7 +6,6 @@ Nothing here runs in a thread, so the same seed gives the same trace.
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import trio
@@ -14,6 +13,7 @@ import trio
 from grailnode import founding, genesis
 from grailnode.beacon import StoreBeacon, publish_rounds
 from grailnode.clock import TrioClock
+from grailnode.demo.cheater import run_cheater
 from grailnode.engine import model as models
 from grailnode.policy import Policy, load_weights
 from grailnode.store.memory import MemoryStore
@@ -28,9 +28,9 @@ from grailnode.wiring import (
 )
 from protocol import paths
 from protocol.beacon import LocalKey
-from protocol.digest import digest_weights
+from protocol.chain import Head
 from protocol.run import RunManifest
-from protocol.signing import Signed, SigningKey
+from protocol.signing import Signed, SigningKey, open_signed
 from roles.miner.node import MinerSettings
 from roles.miner.produce import HonestProducer
 from roles.node import Node
@@ -140,16 +140,31 @@ class Network:
         settings = MinerSettings(groups=groups, chunk=2, share=0.7, poll_seconds=0.2)
         await run_miner(self.node(name), self.policy, self.compute, settings, producer)
 
+    async def run_cheat(self, name: str = "cheat", groups: int = 2) -> None:
+        settings = MinerSettings(groups=groups, chunk=2, share=0.7, poll_seconds=0.2)
+        await run_cheater(self.node(name), self.policy, self.compute, settings)
+
     async def run_validator(self, name: str = "validator-0") -> None:
         await run_validator(self.node(name), self.policy, self.compute, ValidatorSettings(16, 0.2))
+
+    def start(self, nursery: trio.Nursery, *, miners: int = 2) -> None:
+        """The beacon, a trainer, validators and honest miners."""
+        nursery.start_soon(self.run_beacon)
+        nursery.start_soon(self.run_trainer)
+        for name in self.validators:
+            nursery.start_soon(self.run_validator, name)
+        for number in range(1, miners + 1):
+            nursery.start_soon(self.run_miner, f"miner-{number}")
+
+    def events(self, name: str, event: str) -> list[dict[str, Any]]:
+        """The fields of a process's events of one name."""
+        return self.logs[name].named(event)
+
+    async def head(self) -> Head:
+        """The head as storage shows it."""
+        data = await self.store.get(paths.head(key("trainer").public), 1 << 20)
+        return open_signed(data, Head, self.run.trainers).record
 
     async def until_window(self, window: int) -> None:
         """Virtual time passes until a window opens."""
         await self.clock.sleep_until(self.run.opening_time(window))
-
-
-def published_digest(network: Network, version_path: str) -> bytes:
-    return digest_weights(network.weights) if version_path == paths.head(b"") else b""
-
-
-PACKAGED: Path = genesis.PACKAGED

@@ -89,6 +89,9 @@ class TestS3OfRclone(S3Contract):
     @pytest.mark.skip(reason="rclone removes the folder and what lies in it; the protocol deletes objects by full path")
     async def test_deleting_a_folder_deletes_nothing(self, store: ObjectStore) -> None: ...
 
+    @pytest.mark.skip(reason="rclone answers 500 for long where one client empties the folder another writes to")
+    async def test_writers_and_deleters_share_a_folder(self, store: ObjectStore) -> None: ...
+
 
 class TestS3OfMoto(S3Contract):
     @pytest.fixture

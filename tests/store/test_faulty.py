@@ -155,7 +155,7 @@ def test_only_what_can_happen_can_be_planned(faulty):
 
 
 async def a_history(seed: int) -> list[tuple[str, str, Fault]]:
-    rates = {fault: 0.03 for fault in Fault if fault not in {Fault.HANG, Fault.LIST_ENDLESS}}
+    rates: dict[Fault, float] = {fault: 0.03 for fault in Fault if fault not in {Fault.HANG, Fault.LIST_ENDLESS}}
     store = FaultyStore(MemoryStore(), random.Random(seed), rates)
     for number in range(200):
         for attempt in (

@@ -1,0 +1,111 @@
+"""One tensor's frame: the cheapest way to say what changed, and the way back (docs/spec/patch.md, sections 3 and 4)."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import torch
+
+from protocol.compression import compress
+from protocol.errors import ProtocolError
+from protocol.patch.container import Mode, Row
+from protocol.patch.dense import decode_dense, encode_dense, planes_of
+from protocol.patch.model import fit, take_statistics, uniform
+from protocol.patch.sparse import OutOfRoom, Workspace, chunks_of, decode_chunk, encode_sparse, read_directory
+from protocol.patch.values import Bits, Layout, bits_of, layout_of
+
+PROBE_BLOCKS: Final = 8
+PROBE_ELEMENTS: Final = 4096
+"""Elements of each of the blocks that dense modes are tried on before a whole tensor is."""
+
+PROBE_MARGIN: Final = 1.25
+"""A dense mode is tried in full when the probe promises less than this many times the sparse frame."""
+
+ZSTD_LEVELS: Final = {"compact": 3, "fast": 1}
+
+
+def _probe(old: Bits, new: Bits) -> tuple[Bits, Bits]:
+    """Evenly spaced blocks of the tensor; all of it when it is small."""
+    if old.size <= PROBE_BLOCKS * PROBE_ELEMENTS:
+        return old, new
+    starts = np.linspace(0, old.size - PROBE_ELEMENTS, PROBE_BLOCKS).astype(np.int64)
+    pieces = [slice(start, start + PROBE_ELEMENTS) for start in starts.tolist()]
+    return np.concatenate([old[piece] for piece in pieces]), np.concatenate([new[piece] for piece in pieces])
+
+
+def _dense_modes(old: Bits, new: Bits, layout: Layout, best: int) -> list[Mode]:
+    """The dense modes that may be shorter than `best` bytes."""
+    some_old, some_new = _probe(old, new)
+    share = some_old.size / old.size
+    return [
+        mode
+        for mode in (Mode.STEP_PLANES, Mode.VALUE_PLANES)
+        if len(compress(planes_of(some_old, some_new, layout, mode), 1)) < PROBE_MARGIN * best * share + 64
+    ]
+
+
+def encode_frame(
+    old: torch.Tensor, new: torch.Tensor, profile: str, workspace: Workspace
+) -> tuple[Mode, int, bytes]:
+    """The cheapest frame of one tensor: its mode, how many elements change, its bytes."""
+    before, after = bits_of(old), bits_of(new)
+    if torch.equal(old.detach().view(-1).view(torch.uint8), new.detach().view(-1).view(torch.uint8)):
+        return Mode.UNCHANGED, 0, b""
+    layout = layout_of(old.dtype)
+    statistics = take_statistics(before, after, layout)
+    few_classes = profile == "fast" or layout.exponents == 1
+    model = uniform(statistics.density, layout) if few_classes else fit(statistics, layout)
+    frames: list[tuple[Mode, bytes]] = []
+    changed = -1
+    try:
+        changed, sparse = encode_sparse(before, after, tuple(old.shape), model, workspace)
+        frames.append((Mode.SPARSE, sparse))
+    except OutOfRoom:
+        changed = int((before != after).sum())
+    best = min([len(frame) for _, frame in frames] + [before.nbytes])
+    for mode in _dense_modes(before, after, layout, best):
+        frames.append((mode, encode_dense(before, after, layout, mode, ZSTD_LEVELS[profile])))
+    if not frames or min(len(frame) for _, frame in frames) > before.nbytes:
+        frames.append((Mode.STORED, encode_dense(before, after, layout, Mode.STORED, 0)))
+    mode, frame = min(frames, key=lambda candidate: len(candidate[1]))
+    return mode, changed, frame
+
+
+def decode_frame(
+    row: Row, frame: memoryview, old: Bits, target: Bits | None = None, *, back: bool = False
+) -> Iterator[tuple[int, Bits]]:
+    """The new elements of a changed tensor, piece by piece.
+
+    Args:
+        old: the previous elements, flat; the newer ones when `back`, which then yields the previous ones.
+        target: where the new elements go; without it, each piece is good only until the next is asked for.
+
+    Yields:
+        The offset of a piece and its new elements.
+
+    Raises:
+        PatchError, MalformedError, LimitError: a frame that does not fit; the error names the tensor.
+    """
+    try:
+        yield from _decode(row, frame, old, target, back)
+    except ProtocolError as error:
+        raise type(error)(error.what, f"{row.name}, {error.where}" if error.where else row.name) from error
+
+
+def _decode(row: Row, frame: memoryview, old: Bits, target: Bits | None, back: bool) -> Iterator[tuple[int, Bits]]:
+    layout = layout_of(row.dtype)
+    if row.mode != Mode.SPARSE:
+        new = decode_dense(old, bytes(frame), layout, row.mode, back=back)
+        if target is not None:
+            np.copyto(target, new)
+        yield 0, new
+        return
+    model, chunks = read_directory(frame, row.shape, row.changed, layout)
+    longest = max(end - begin for begin, end in chunks_of(row.shape))
+    scratch = np.empty(longest, old.dtype) if target is None else old
+    for chunk in chunks:
+        before = old[chunk.begin : chunk.end]
+        after = scratch[: chunk.end - chunk.begin] if target is None else target[chunk.begin : chunk.end]
+        np.copyto(after, before)
+        decode_chunk(frame, chunk, model, after if back else before, after, back=back)
+        yield chunk.begin, after

@@ -1,0 +1,169 @@
+"""Whole networks on a virtual clock: what honest nodes achieve, and what liars do not."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from grailnode.demo.cheater import DUE_REASON, KINDS
+from grailnode.founding import Choices
+from grailnode.observe import Observer
+from grailnode.verification import verify_chain
+from protocol import limits, paths
+from protocol.signing import open_signed
+from protocol.verdict import Verdict
+from tests.network.simulation import Network, key
+
+CHOICES = Choices(groups=4, group_size=8)
+
+
+def simulate(scenario: Callable[[], Awaitable[None]]) -> None:
+    """Run a scenario on a clock that jumps to the next thing that happens."""
+    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+
+
+@asynccontextmanager
+async def running(network: Network, **options: int) -> AsyncIterator[trio.Nursery]:
+    """The network's nodes, stopped at the end of the block."""
+    async with trio.open_nursery() as nursery:
+        network.start(nursery, **options)
+        yield nursery
+        nursery.cancel_scope.cancel()
+
+
+async def verdicts(network: Network, miner: str, windows: range) -> dict[int, Verdict]:
+    """The first validator's verdicts on a miner, by window."""
+    validator = key("validator-0").public
+    found = {}
+    for window in windows:
+        path = paths.verdict(validator, window, key(miner).public)
+        listed = [item.path async for item in network.store.list(path)]
+        if listed:
+            data = await network.store.get(path, limits.MAX_VERDICT_BYTES)
+            found[window] = open_signed(data, Verdict, [validator]).record
+    return found
+
+
+def test_honest_work_is_accepted_trained_on_once_and_every_follower_holds_the_trainers_weights():
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        async with running(network):
+            await network.until_window(8)
+        for miner in ("miner-1", "miner-2"):
+            judged = await verdicts(network, miner, range(7))
+            assert len(judged) >= 6
+            assert all(judgement.accepted for verdict in judged.values() for judgement in verdict.judgements)
+        head = await network.head()
+        assert head.version >= 5
+        published = await verify_chain(network.node("checker"), lambda line: None)
+        digests = {m["version"]: m["weights"] for m in network.events("validator-0", "serving")}
+        for name in ("miner-1", "miner-2", "validator-0"):
+            served = {m["version"]: m["weights"] for m in network.events(name, "serving")}
+            assert served.items() <= (digests | {published.version: published.digest.hex()}).items()
+        steps = network.events("trainer/training", "step")
+        used = sum(event["used"] for event in network.events("trainer/download", "collected"))
+        assert 4 * len(steps) <= used  # four groups a step, each at most once
+
+    simulate(scenario)
+
+
+def test_every_kind_of_false_rollout_is_rejected_for_its_own_reason_and_no_honest_group_is():
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        async with running(network) as nursery:
+            nursery.start_soon(network.run_cheat)
+            await network.until_window(2 * len(KINDS) + 1)
+        cheats = await verdicts(network, "cheat", range(1, 2 * len(KINDS)))
+        assert {KINDS[window % len(KINDS)] for window in cheats} == set(KINDS)
+        for window, verdict in cheats.items():
+            due = DUE_REASON[KINDS[window % len(KINDS)]]
+            assert {judgement.reason for judgement in verdict.judgements} == {due}, (window, KINDS[window % len(KINDS)])
+        for miner in ("miner-1", "miner-2"):
+            honest = await verdicts(network, miner, range(2 * len(KINDS)))
+            assert all(judgement.accepted for verdict in honest.values() for judgement in verdict.judgements)
+        observer = Observer(network.node("bystander"), 0)
+        await observer.refresh()
+        scores = {row.key: row.score for row in observer.state().miners}
+        assert scores[key("cheat").public.hex()] == 0.0
+        assert sum(scores.values()) == pytest.approx(1.0)
+
+    simulate(scenario)
+
+
+def test_the_same_seed_gives_the_same_trace():
+    def trace() -> list[tuple[str, object]]:
+        seen: list[tuple[str, object]] = []
+
+        async def scenario() -> None:
+            network = Network(CHOICES)
+            async with running(network, miners=1):
+                await network.until_window(4)
+            seen.extend((name, event) for name, log in sorted(network.logs.items()) for event in log.events)
+
+        simulate(scenario)
+        return seen
+
+    assert trace() == trace()
+
+
+def test_a_late_miner_catches_up_from_an_anchor_and_its_work_counts():
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        async with running(network, miners=1) as nursery:
+            await network.until_window(7)
+            nursery.start_soon(network.run_miner, "late")
+            await network.until_window(10)
+        first = network.events("late", "serving")[0]
+        assert first["version"] >= 5
+        late = await verdicts(network, "late", range(7, 10))
+        assert late
+        assert all(judgement.accepted for verdict in late.values() for judgement in verdict.judgements)
+
+    simulate(scenario)
+
+
+def test_a_group_is_trained_on_only_if_a_quorum_accepts_it():
+    async def scenario() -> None:
+        network = Network(CHOICES, validators=3, quorum=2)
+        network.validators = ["validator-0"]  # two of three stay away
+        async with running(network, miners=1):
+            await network.until_window(6)
+        assert not network.events("trainer/training", "step")
+        settled = network.events("trainer/download", "collected")
+        assert settled
+        assert all(event["used"] == 0 for event in settled)  # each with its reason, once nobody else can speak
+
+        network = Network(CHOICES, validators=3, quorum=2)
+        network.validators = ["validator-0", "validator-2"]
+        async with running(network, miners=1):
+            await network.until_window(6)
+        assert network.events("trainer/training", "step")
+
+    simulate(scenario)
+
+
+def test_a_validator_that_was_away_abstains_and_goes_on():
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        network.validators = []
+        async with running(network, miners=1) as nursery:
+            first = trio.CancelScope()
+
+            async def until_cancelled() -> None:
+                with first:
+                    await network.run_validator()
+
+            nursery.start_soon(until_cancelled)
+            await network.until_window(3)
+            first.cancel()  # in mid-window
+            await network.until_window(6)
+            nursery.start_soon(network.run_validator)
+            await network.until_window(9)
+        judged = await verdicts(network, "miner-1", range(9))
+        assert {0, 1} <= set(judged)
+        assert not {3, 4} & set(judged)
+        assert {6, 7} <= set(judged)
+
+    simulate(scenario)

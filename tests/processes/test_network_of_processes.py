@@ -1,0 +1,105 @@
+"""The network as real processes over a real directory, killed with kill -9 in mid-window."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grailnode import workspace
+from grailnode.founding import Choices
+from tests.processes.programs import Program, eventually, grailnode, members
+
+CHOICES = Choices(group_size=8, groups=6)
+PACE = workspace.Pace(period_ms=250, groups_per_step=4, groups=6, evaluation_problems=16, anchor_interval=5)
+
+
+class Site:
+    """A run's directory and the programs started on it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.made = workspace.create(directory, CHOICES, PACE)
+        self.programs: dict[str, Program] = {}
+
+    def start(self, role: str, name: str) -> Program:
+        log = self.made.directory / f"{name}.terminal"
+        program = Program("--role", role, "--run", str(self.made.config), "--name", name, log=log)
+        self.programs[name] = program
+        return program
+
+    def events(self, process: str, event: str) -> list[dict[str, Any]]:
+        file = self.made.directory / "logs" / f"{process}.jsonl"
+        if not file.exists():
+            return []
+        found = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
+        return [item for item in found if item["event"] == event]
+
+    def published(self) -> int:
+        return max((event["version"] for event in self.events("trainer-upload", "published")), default=-1)
+
+    def verdicts(self) -> int:
+        return len(self.events("validator", "verdict"))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path)
+    yield site
+    for program in site.programs.values():
+        program.end()
+
+
+def test_every_role_survives_kill_9_and_the_chain_stays_whole(site: Site):
+    roles = {"trainer": "trainer", "validator": "validator", "miner-1": "miner", "miner-2": "miner"}
+    for name, role in roles.items():
+        site.start(role, name)
+    eventually(lambda: site.published() >= 2, 60, "the first versions")
+
+    for name in ("miner-1", "validator", "trainer"):
+        killed = site.programs[name]
+        killed.kill()
+        eventually(lambda killed=killed: not members(killed.session), 5, f"{name}'s processes die with it")
+        version, verdicts = site.published(), site.verdicts()
+        site.start(roles[name], name)
+        eventually(lambda v=version: site.published() >= v + 2, 60, f"new versions after {name} came back")
+        eventually(lambda v=verdicts: site.verdicts() > v, 60, f"new verdicts after {name} came back")
+
+    training = max(members(site.programs["trainer"].session))  # the newest process: one that the supervisor started
+    os.kill(training, signal.SIGKILL)
+    version = site.published()
+    eventually(lambda: site.published() >= version + 2, 60, "new versions after a process of the trainer was killed")
+
+    for program in site.programs.values():
+        program.interrupt()
+    for name, program in site.programs.items():
+        program.wait(5)
+        eventually(lambda program=program: not members(program.session), 5, f"{name} leaves no process behind")
+
+    checked = grailnode("verify", "--run", str(site.made.config))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert f"version {site.published()} holds" in checked.stdout
+    versions = [event["version"] for event in site.events("trainer-upload", "published")]
+    assert versions == sorted(versions)
+    assert set(versions) == set(range(versions[-1] + 1))
+    verdicts = site.events("validator", "verdict")
+    assert verdicts
+    assert all(verdict["rejected"] == 0 for verdict in verdicts)
+    digests: dict[int, set[str]] = {}
+    for name in ("miner-1", "miner-2", "validator"):
+        for event in site.events(name, "serving"):
+            digests.setdefault(event["version"], set()).add(event["weights"])
+    assert all(len(found) == 1 for found in digests.values())
+
+    (patch, *_) = sorted((site.made.directory / "store").glob("*/patches/*"))
+    patch.write_bytes(patch.read_bytes()[:-1] + b"\x00")
+    caught = grailnode("verify", "--run", str(site.made.config))
+    assert caught.returncode == 1
+    assert "not the bytes that the manifest names" in caught.stderr
+    assert len(caught.stderr.splitlines()) == 1
+
+    shown = grailnode("status", "--run", str(site.made.config))
+    assert shown.returncode == 0, shown.stderr
+    assert "miner-1" in shown.stdout

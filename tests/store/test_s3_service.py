@@ -1,0 +1,255 @@
+"""A service that fails, lies or crawls: each ends in one clear StoreError, in bounded time and memory."""
+
+import re
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import trio
+
+from grailnode.store import s3, s3_session
+from grailnode.store.s3 import S3Store
+from grailnode.store.s3_session import S3Credentials, S3Location
+from protocol.limits import MIB
+from roles.ports import NotFoundError, StoreError, TooLargeError
+from tests.store.loopback import Asked, Reply, serve
+from tests.store_contract import paths
+
+CREDENTIALS = S3Credentials("some-access-key", "some-secret-key", "some-token")
+
+Serving = Callable[..., "trio.lowlevel.Task"]
+
+
+class Service:
+    """Answers every request with `reply`, or with what `answer` makes of it."""
+
+    def __init__(self) -> None:
+        self.reply = Reply()
+        self.answer: Callable[[Asked], Reply] | None = None
+        self.asked: list[Asked] = []
+
+    def __call__(self, asked: Asked) -> Reply:
+        self.asked.append(asked)
+        return self.answer(asked) if self.answer else self.reply
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+@pytest.fixture
+async def location(service: Service, nursery: trio.Nursery) -> S3Location:
+    url = await nursery.start(serve, service)
+    return S3Location("bucket", url, addressing="path", read_timeout=0.3, patience=0.6, min_rate=1e6)
+
+
+@pytest.fixture
+async def store(location: S3Location) -> AsyncIterator[S3Store]:
+    store = S3Store(location, CREDENTIALS)
+    yield store
+    store.close()
+
+
+def refusal(status: int, code: str) -> Reply:
+    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>a long story\nin lines</Message></Error>"
+    return Reply(status, body.encode(), {"Content-Type": "application/xml"})
+
+
+def listing(keys: list[str], token: str | None = None) -> Reply:
+    items = "".join(f"<Contents><Key>{key}</Key><Size>1</Size></Contents>" for key in keys)
+    more = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
+    truncated = "true" if token else "false"
+    xml = f"<ListBucketResult>{items}<IsTruncated>{truncated}</IsTruncated>{more}</ListBucketResult>"
+    return Reply(200, xml.encode(), {"Content-Type": "application/xml"})
+
+
+async def fails(action, match: str, kind: type[StoreError] = StoreError) -> None:
+    with pytest.raises(kind, match=match) as caught:
+        await action
+    assert "\n" not in str(caught.value)
+    assert "some-secret-key" not in str(caught.value)
+    assert str(caught.value).startswith("s3://bucket/")
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("status", "code", "match"),
+    [
+        (500, "InternalError", "refused or failed"),
+        (503, "SlowDown", "fewer requests"),
+        (503, "", "unavailable"),
+        (429, "TooManyRequests", "fewer requests"),
+        (403, "AccessDenied", "policy"),
+        (403, "InvalidAccessKeyId", "access key"),
+        (403, "SignatureDoesNotMatch", "secret key"),
+        (403, "RequestTimeTooSkewed", "clock"),
+        (409, "OperationAborted", "refused or failed"),
+        (412, "PreconditionFailed", "refused or failed"),
+        (301, "PermanentRedirect", "another region"),
+        (404, "NoSuchBucket", "no such bucket"),
+        (418, "x" * 5000, "refused or failed"),
+    ],
+)
+async def test_refusals_are_told_in_one_line(store, service, status, code, match):
+    service.reply = refusal(status, code)
+    await fails(store.put("a", b"x"), match)
+    await fails(store.get("a", 1), match)
+    await fails(store.delete("a"), match)
+    await fails(paths(store, "a"), match)
+    assert all(len(asked.target) < 200 for asked in service.asked)
+
+
+@pytest.mark.trio
+async def test_an_object_that_is_not_there(store, service):
+    service.reply = refusal(404, "NoSuchKey")
+    await fails(store.get("a", 1), "no such object", NotFoundError)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    "body", [b"", b"<", b"not xml", b"<a/>" * 100, b"\xff\xfe", b'<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>']
+)
+async def test_answers_that_are_no_listing(store, service, body):
+    service.reply = Reply(200, body, {"Content-Type": "application/xml"})
+    try:
+        assert await paths(store, "a") == []
+    except StoreError as error:
+        assert "\n" not in str(error)
+
+
+@pytest.mark.trio
+async def test_nothing_is_asked_twice_by_botocore(store, service):
+    service.reply = refusal(500, "InternalError")
+    await fails(store.put("a", b"x"), "refused")
+    await fails(store.get("a", 1), "refused")
+    assert [asked.method for asked in service.asked] == ["PUT", "GET"]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("claims_its_length", [True, False])
+async def test_an_object_beyond_the_ceiling_is_not_read(store, service, claims_its_length):
+    body = bytes(8 * MIB)
+    chunked = {"Connection": "close"}
+    service.reply = Reply(200, body) if claims_its_length else Reply(200, body, chunked, length=None, cut=None)
+    await fails(store.get("a", 1000), "1000", TooLargeError)
+
+
+@pytest.mark.trio
+async def test_a_cut_or_crawling_object_fails(store, service):
+    service.reply = Reply(200, b"x" * 1000, cut=400)
+    await fails(store.get("a", 1000), "s3://bucket/a: .")
+    service.reply = Reply(200, b"x" * 1000, piece=1, pause=0.02)
+    await fails(store.get("a", 1000), "slower than|no answer within")
+    service.reply = Reply(200, b"x" * 1000, piece=500, pause=5.0)
+    await fails(store.get("a", 1000), "[Tt]imed? ?out|no answer within")
+
+
+@pytest.mark.trio
+async def test_another_range_than_was_asked_for(store, service):
+    for reply in [
+        Reply(200, b"0123456789"),
+        Reply(206, b"0123", {"Content-Range": "bytes 0-3/10"}),
+        Reply(206, b"0123", {"Content-Range": "a story"}),
+        Reply(206, b"0123"),
+    ]:
+        service.reply = reply
+        await fails(store.get("a", 10, offset=2, size=4), "range")
+    service.reply = Reply(206, b"2345", {"Content-Range": "bytes 2-5/10"})
+    assert await store.get("a", 10, offset=2, size=4) == b"2345"
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("status", [200, 500])
+async def test_an_endless_answer_that_is_no_object_is_not_read_to_its_end(store, service, monkeypatch, status):
+    monkeypatch.setattr(s3_session, "MAX_ANSWER_BYTES", 100_000)
+    service.reply = Reply(status, b"<ListBucketResult>" + b" " * (4 * MIB), {"Content-Type": "application/xml"})
+    await fails(paths(store, "a"), "more than 100000 bytes")
+
+
+@pytest.mark.trio
+async def test_a_listing_that_runs_in_circles(store, service):
+    service.reply = listing(["a/1", "a/2"], token="again")
+    await fails(paths(store, "a/"), "backwards")
+    assert len(service.asked) == 2
+
+
+@pytest.mark.trio
+async def test_a_listing_that_promises_more_for_ever(store, service):
+    service.reply = listing([], token="again")
+    await fails(paths(store, "a/"), "promises more")
+    assert len(service.asked) <= s3._EMPTY_PAGES + 2
+
+
+@pytest.mark.trio
+async def test_what_a_listing_leaves_out(store, service):
+    keys = ["0", "a/", "a/.hidden", "a//b", "a/1", "a/2/../3", "a/4", "b"]
+    service.reply = listing(keys)
+    assert await paths(store, "a/") == ["a/1", "a/4"]
+    service.reply = listing(["a/1", "a/2", "a/3"])  # a service that ignores where to start
+    assert await paths(store, "a/", "a/1") == ["a/2", "a/3"]
+    service.reply = listing(["a/2", "a/1"])
+    with pytest.raises(StoreError, match="backwards"):
+        await paths(store, "a/")
+
+
+@pytest.mark.trio
+async def test_a_part_without_an_etag(location, service):
+    store = S3Store(location, CREDENTIALS)
+
+    def answer(asked: Asked) -> Reply:
+        if "uploadId" in asked.target:
+            return Reply(200)
+        xml = "<R><UploadId>1</UploadId></R>" if asked.method == "POST" else "<R></R>"
+        return Reply(200, xml.encode(), {"Content-Type": "application/xml"})
+
+    service.answer = answer
+    await fails(store.put("a", bytes(17 * MIB)), "no ETag")
+    store.close()
+
+
+@pytest.mark.trio
+async def test_an_upload_whose_completion_fails_with_status_200(location, service):
+    store = S3Store(location, CREDENTIALS)
+
+    def answer(asked: Asked) -> Reply:
+        if asked.method == "PUT":
+            return Reply(200, b"", {"ETag": '"1"'})
+        if asked.method == "POST" and "uploadId" in asked.target:
+            return Reply(200, refusal(200, "InternalError").body, {"Content-Type": "application/xml"})
+        xml = "<R><UploadId>1</UploadId></R>" if asked.method == "POST" else "<R></R>"
+        return Reply(200, xml.encode(), {"Content-Type": "application/xml"})
+
+    service.answer = answer
+    await fails(store.put("a", bytes(17 * MIB)), "InternalError")
+    store.close()
+
+
+@pytest.mark.trio
+async def test_nobody_there():
+    for endpoint in ["http://127.0.0.1:1", "http://no-such-host.invalid"]:
+        location = S3Location("bucket", endpoint, addressing="path", connect_timeout=0.5, patience=5.0)
+        store = S3Store(location, CREDENTIALS)
+        await fails(store.get("a", 1), re.escape(endpoint))
+        store.close()
+
+
+@pytest.mark.trio
+async def test_a_request_is_signed_by_the_given_keys_and_reads_no_environment(service, location, monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of-the-environment")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    for credentials in (CREDENTIALS, None):
+        store = S3Store(location, credentials)
+        await store.put("a", b"x")
+        store.close()
+    signed, unsigned = (asked.headers for asked in service.asked)
+    assert "some-access-key" in signed["authorization"]
+    assert signed["x-amz-security-token"] == "some-token"
+    assert "authorization" not in unsigned
+    assert not [name for name in signed if "checksum" in name or name == "expect"]
+
+
+def test_secrets_are_not_printed():
+    assert "some-secret-key" not in repr(CREDENTIALS)
+    assert "some-token" not in repr(CREDENTIALS)
