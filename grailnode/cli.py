@@ -103,8 +103,6 @@ def verify(run_file: Path) -> None:
 
 def main() -> None:
     """The console script. Every failure that a user can mend is one line on stderr."""
-    from grailnode.failures import explain  # noqa: PLC0415
-
     try:
         cli.main(prog_name="grailnode", standalone_mode=False)
     except click.exceptions.Abort:
@@ -113,6 +111,8 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except BaseException as error:
+        from grailnode.failures import explain  # noqa: PLC0415 - imports what can fail: not for --help
+
         line = explain(error)
         if line is None:
             raise

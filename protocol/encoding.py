@@ -5,10 +5,10 @@ Decoding checks the size, then walks the bytes and counts (values, depth, length
 encodes again: bytes that differ are not canonical and are refused, so a digest or a signature speaks of one value only.
 """
 
-from typing import Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
 import msgpack
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from protocol import limits
 from protocol.errors import LimitError, MalformedError
@@ -16,76 +16,75 @@ from protocol.errors import LimitError, MalformedError
 Value = None | bool | int | float | str | bytes | tuple["Value", ...] | dict[str, "Value"]
 """What canonical msgpack can say; arrays are tuples."""
 
-_SIZED: Final = {  # first byte: (bytes of the length that follows, unit: 0 bytes, 1 string, 2 array, 3 map)
-    **{0xC4 + i: (1 << i, 0) for i in range(3)},
-    **{0xD9 + i: (1 << i, 1) for i in range(3)},
-    **{0xDC + i: (2 << i, 2) for i in range(2)},
-    **{0xDE + i: (2 << i, 3) for i in range(2)},
+Line = Annotated[str, Field(pattern=r"^\P{C}*$")]
+"""Text that people are shown: no control characters, which a terminal would obey, and no other invisible ones."""
+
+_WHOLE: Final = {  # first byte of a value whose size it tells: bytes of the whole value
+    **dict.fromkeys(range(0x80), 1),  # small integers
+    **dict.fromkeys(range(0xE0, 0x100), 1),
+    **{0xA0 + size: 1 + size for size in range(32)},  # short strings
+    **dict.fromkeys((0xC0, 0xC2, 0xC3), 1),  # nil, false, true
+    **{first: 1 + (1 << i) for i in range(4) for first in (0xCC + i, 0xD0 + i)},  # integers
+    0xCB: 9,  # float64
 }
-_SCALAR: Final = {  # first byte: bytes that follow
-    **dict.fromkeys(range(0x80), 0),
-    **dict.fromkeys(range(0xE0, 0x100), 0),
-    0xC0: 0,
-    0xC2: 0,
-    0xC3: 0,
-    0xCB: 8,
-    **{0xCC + i: 1 << i for i in range(4)},
-    **{0xD0 + i: 1 << i for i in range(4)},
+_BYTES, _STRING, _ARRAY, _MAP = range(4)
+_SIZED: Final = {  # first byte of a value whose size follows: (bytes of that size, what is counted)
+    **{first + i: (1 << i, kind) for i in range(3) for first, kind in ((0xC4, _BYTES), (0xD9, _STRING))},
+    **{first + i: (2 << i, kind) for i in range(2) for first, kind in ((0xDC, _ARRAY), (0xDE, _MAP))},
 }
 
 
-def _head(data: bytes, place: int) -> tuple[int, int, int]:
-    """The value that begins at `place`: where what follows its head begins, bytes to skip there, values inside (-1: none)."""
+def _head(data: bytes, place: int) -> tuple[int, int]:
+    """The sized value at `place`: where it goes on (a container: its first item; else the value behind it), and its items.
+
+    Items are -1 where it is no container.
+    """
     first = data[place]
-    place += 1
-    if first in _SCALAR:
-        return place, _SCALAR[first], -1
-    if first in _SIZED:
-        width, unit = _SIZED[first]
-        size = int.from_bytes(data[place : place + width], "big")
-        place += width
-    elif first & 0xE0 == 0xA0:
-        size, unit = first & 0x1F, 1
-    elif first & 0xF0 == 0x90:
-        size, unit = first & 0x0F, 2
-    elif first & 0xF0 == 0x80:
-        size, unit = first & 0x0F, 3
-    else:
-        raise MalformedError("an extension type or a float32", f"byte {place - 1}")
-    if unit == 1 and size > limits.MAX_STRING_BYTES:
+    if 0x80 <= first <= 0x9F:
+        return place + 1, (first & 0x0F) * (2 if first < 0x90 else 1)
+    if first not in _SIZED:
+        raise MalformedError("an extension type or a float32", f"byte {place}")
+    width, kind = _SIZED[first]
+    begin = place + 1 + width
+    size = int.from_bytes(data[place + 1 : begin], "big")
+    if kind == _STRING and size > limits.MAX_STRING_BYTES:
         raise LimitError(f"a string of {size} bytes", f"byte {place}")
-    if unit >= 2:
-        return place, 0, size * (unit - 1)
-    return place, size, -1
+    if kind in (_BYTES, _STRING):
+        return begin + size, -1
+    return begin, size * (2 if kind == _MAP else 1)
 
 
 def _survey(data: bytes, max_items: int) -> None:
-    """Walk the bytes of one value without building it: a byte of msgpack can stand for a hundred bytes of Python objects.
+    """Walk the bytes of one value without building it: one byte of msgpack can stand for a hundred of Python's.
 
     Raises:
         LimitError: more than `max_items` values, a longer string, or nested deeper than limits allow.
         MalformedError: cut off, bytes behind the value, or a type that is not canonical.
     """
-    due = [1]  # values still to come in each open container
-    place, items, end = 0, 0, len(data)
-    while due:
-        if due[-1] == 0:
-            due.pop()
+    outer: list[int] = []  # for each open container, the values still to come around it
+    left, place, items, end = 1, 0, 1, len(data)
+    while left or outer:
+        if left == 0:
+            left = outer.pop()
             continue
-        due[-1] -= 1
         if place >= end:
             raise MalformedError("cut off", f"byte {end}")
-        place, skip, inside = _head(data, place)
-        place += skip
-        items += 1 + max(0, inside) if len(due) == 1 else max(0, inside)
-        if items > max_items:
-            raise LimitError(f"more than {max_items} values")
+        left -= 1
+        size = _WHOLE.get(data[place])
+        if size is not None:
+            place += size
+            continue
+        place, inside = _head(data, place)
         if inside >= 0:
-            if len(due) > limits.MAX_DEPTH:
+            items += inside
+            outer.append(left)
+            left = inside
+            if items > max_items:
+                raise LimitError(f"more than {max_items} values")
+            if len(outer) > limits.MAX_DEPTH:
                 raise LimitError(f"nested deeper than {limits.MAX_DEPTH}")
-            due.append(inside)
     if place != end:
-        raise MalformedError("cut off or bytes behind the value", f"byte {min(place, end)}")
+        raise MalformedError("cut off, or bytes behind the value", f"byte {min(place, end)}")
 
 
 def _sorted_maps(value: Any, depth: int) -> Any:

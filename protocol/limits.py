@@ -9,7 +9,7 @@ GIB: Final = 1 << 30
 # encoding.py
 MAX_DEPTH: Final = 16  # nested containers in one canonical object
 MAX_RECORD_BYTES: Final = 8 * MIB  # one record, where its kind does not say otherwise
-MAX_ITEMS: Final = 1 << 21  # values in one canonical object: containers, map keys and scalars together
+MAX_ITEMS: Final = 1 << 20  # values in one canonical object: containers, map keys and scalars together
 MAX_STRING_BYTES: Final = 4 * KIB  # UTF-8 bytes of one string
 
 # signing.py

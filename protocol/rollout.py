@@ -77,6 +77,7 @@ class Group(Record):
 
     kind: ClassVar[str] = "group"
     max_bytes: ClassVar[int] = limits.MAX_GROUP_BYTES
+    max_items: ClassVar[int] = limits.MAX_GROUP_ITEMS
     run: Digest
     window: Window
     version: Version
@@ -130,6 +131,12 @@ class Commitment(Record):
         tuple[tuple[Digest, Annotated[int, Field(ge=1, le=limits.MAX_GROUP_BYTES)]], ...],
         Field(max_length=limits.MAX_GROUPS),
     ]
+
+    @model_validator(mode="after")
+    def _deliverable(self) -> "Commitment":
+        if self.batch_bytes > limits.MAX_BATCH_BYTES:
+            raise ValueError(f"a batch of {self.batch_bytes} bytes")
+        return self
 
     @property
     def batch_bytes(self) -> int:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from protocol import limits
 from protocol.beacon import ChainInfo
-from protocol.encoding import Record
+from protocol.encoding import Line, Record
 from protocol.sampling import SamplingParams
 from protocol.signing import Digest, Key, check_public_key
 from protocol.window import Schedule
@@ -22,7 +22,7 @@ class FileRef(Record):
     """A file of the model bundle, found by its digest in the trainer's space."""
 
     kind: ClassVar[str] = "file"
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$")]
     digest: Digest
     size: Annotated[int, Field(ge=0, le=limits.MAX_MODEL_FILE_BYTES)]
 
@@ -33,6 +33,12 @@ class ModelSpec(Record):
     kind: ClassVar[str] = "model"
     files: Annotated[tuple[FileRef, ...], Field(min_length=1, max_length=16)]
     genesis: Digest
+
+    @model_validator(mode="after")
+    def _distinct(self) -> "ModelSpec":
+        if len({file.name for file in self.files}) < len(self.files):
+            raise ValueError("two files of one name")
+        return self
 
 
 class SamplingSpec(Record):
@@ -96,14 +102,14 @@ class RunManifest(Record):
 
     kind: ClassVar[str] = "run"
     max_bytes: ClassVar[int] = limits.MAX_RUN_BYTES
-    name: Annotated[str, Field(min_length=1, max_length=64)]
+    name: Annotated[Line, Field(min_length=1, max_length=64)]
     roots: Keys
     root_threshold: Annotated[int, Field(ge=1, le=limits.MAX_SIGNATURES)]
     trainers: Keys
     validators: Keys
     quorum: Annotated[int, Field(ge=1, le=limits.MAX_KEYS)]
     model: ModelSpec
-    environment: Annotated[str, Field(min_length=1, max_length=64)]
+    environment: Annotated[Line, Field(min_length=1, max_length=64)]
     sampling: SamplingSpec
     group_size: Annotated[int, Field(ge=2, le=limits.MAX_GROUP_SIZE)]
     groups: Annotated[int, Field(ge=1, le=limits.MAX_GROUPS)]
@@ -115,6 +121,8 @@ class RunManifest(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> "RunManifest":
+        if any(len(set(keys)) < len(keys) for keys in (self.roots, self.trainers, self.validators)):
+            raise ValueError("a key twice in one role")
         if self.root_threshold > len(self.roots):
             raise ValueError("root_threshold exceeds the number of roots")
         if self.quorum > len(self.validators):

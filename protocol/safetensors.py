@@ -4,6 +4,7 @@ The format is the published one (8-byte little-endian header length, JSON header
 """
 
 import json
+import math
 from typing import Any, Final
 
 import safetensors.torch
@@ -32,7 +33,8 @@ def _parse_header(data: bytes) -> dict[str, Any]:
     if length > len(data) - _LENGTH_BYTES:
         raise MalformedError("the safetensors header is cut off")
     try:
-        header = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length], object_pairs_hook=_unique)
+        text = data[_LENGTH_BYTES : _LENGTH_BYTES + length].decode("utf-8")  # json.loads of bytes would take UTF-16, too
+        header = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise MalformedError("the safetensors header is not JSON") from error
     if not isinstance(header, dict):
@@ -46,6 +48,15 @@ def _natural_numbers(value: Any, largest: int) -> list[int]:
     return value
 
 
+def _check_name(name: str) -> None:
+    try:
+        size = len(name.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise MalformedError("a tensor's name is not Unicode", ascii(name[:64])) from None
+    if size > limits.MAX_NAME_BYTES:
+        raise LimitError("a tensor's name is too long", name[:64])
+
+
 def _read_tensor(name: str, entry: Any, body: memoryview, begin: int) -> torch.Tensor:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise MalformedError("not a tensor's entry", name)
@@ -57,7 +68,10 @@ def _read_tensor(name: str, entry: Any, body: memoryview, begin: int) -> torch.T
         raise LimitError(f"{len(shape)} dimensions", name)
     elements = 1
     for size in shape:
-        elements *= size
+        elements *= max(1, size)  # zeros aside, so that strides stay within what a tensor can have
+    if elements > limits.MAX_ELEMENTS:
+        raise LimitError("too many elements", name)
+    elements = math.prod(shape)
     end = begin + elements * dtype.itemsize
     if _natural_numbers(entry["data_offsets"], 1 << 62) != [begin, end] or end > len(body):
         raise MalformedError("its data are not where its shape says", name)
@@ -81,8 +95,7 @@ def read(data: bytes) -> dict[str, torch.Tensor]:
     entries = []
     for name, entry in header.items():
         offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
-        if len(name.encode("utf-8", "surrogatepass")) > limits.MAX_NAME_BYTES:
-            raise LimitError("a tensor's name is too long", name[:64])
+        _check_name(name)
         entries.append((_natural_numbers(offsets, 1 << 62), name, entry))
     weights: dict[str, torch.Tensor] = {}
     begin = 0

@@ -1,14 +1,15 @@
 """Verdicts, summaries, and the ledger's arithmetic (docs/spec/verdict.md)."""
 
 import enum
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Annotated, ClassVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 
 from protocol import limits
-from protocol.encoding import Record
+from protocol.encoding import Line, Record
 from protocol.rollout import Version, Window
 from protocol.run import ScoringSpec
 from protocol.signing import Digest, Key
@@ -29,7 +30,13 @@ class Reason(enum.StrEnum):
     REWARD = "wrong-reward"  # not what the environment pays
 
 
-ReasonCode = Annotated[str, Field(max_length=32)]
+def _known(reason: str) -> str:
+    if reason and reason not in {known.value for known in Reason}:
+        raise ValueError("not a reason")
+    return reason
+
+
+ReasonCode = Annotated[str, AfterValidator(_known)]
 Statistic = Annotated[float, Field(ge=0.0, le=1e6)]
 
 
@@ -57,6 +64,14 @@ class Judgement(Record):
     rewards: Annotated[tuple[Annotated[float, Field(ge=-1e6, le=1e6)], ...], Field(max_length=limits.MAX_GROUP_SIZE)]
     logprobs: bytes
 
+    @model_validator(mode="after")
+    def _consistent(self) -> "Judgement":
+        if self.reason and (self.rewards or self.logprobs):
+            raise ValueError("rewards or log-probabilities of a rejected group")
+        if not self.reason and len(self.logprobs) != 4 * self.tokens:
+            raise ValueError("not one log-probability for each token")
+        return self
+
     @property
     def accepted(self) -> bool:
         """Whether the group may be trained on."""
@@ -83,6 +98,13 @@ class Verdict(Record):
     submitted: Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
     judgements: Annotated[tuple[Judgement, ...], Field(max_length=limits.MAX_GROUPS)]
     seen_ms: Annotated[int, Field(ge=0, lt=1 << 53)]
+
+    @model_validator(mode="after")
+    def _once_each(self) -> "Verdict":
+        indices = [judgement.index for judgement in self.judgements]
+        if indices != sorted(set(indices)) or (indices and indices[-1] >= self.submitted):
+            raise ValueError("judgements ascend, one for a group, within what was submitted")
+        return self
 
 
 class Evaluation(Record):
@@ -119,11 +141,11 @@ class Summary(Record):
     evaluation: Evaluation | None
     verified_tokens: Annotated[int, Field(ge=0)]
     verify_ms: Annotated[int, Field(ge=0)]
-    alarms: Annotated[tuple[Annotated[str, Field(max_length=500)], ...], Field(max_length=100)]
+    alarms: Annotated[tuple[Annotated[Line, Field(max_length=500)], ...], Field(max_length=100)]
 
 
 def unpack_logprobs(data: bytes, lengths: Iterable[int]) -> list[np.ndarray]:
-    """The log-probabilities of each rollout: float32 [T] each; None of the lengths may exceed what is there.
+    """The log-probabilities of each rollout: float32 [T] each.
 
     Raises:
         ValueError: the bytes are not those of completions of these lengths.
@@ -132,7 +154,8 @@ def unpack_logprobs(data: bytes, lengths: Iterable[int]) -> list[np.ndarray]:
     if len(data) != 4 * sum(lengths):
         raise ValueError("as many log-probabilities as tokens")
     flat = np.frombuffer(data, dtype="<f4")
-    return np.split(flat, np.cumsum(lengths)[:-1])
+    ends = list(itertools.accumulate(lengths))
+    return [flat[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
 def tally(verdicts: Iterable[Verdict]) -> dict[bytes, tuple[int, int]]:

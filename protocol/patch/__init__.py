@@ -1,32 +1,40 @@
 """Weight patches: from one version of the weights to the next, bit for bit (docs/spec/patch.md)."""
 
-from protocol.patch.codec import (
+from protocol.patch.applying import (
     Applied,
-    Encoded,
-    PatchSummary,
     apply,
     apply_in_place,
+    apply_in_place_with_digests,
     apply_with_digests,
-    encode,
-    encode_with_digests,
-    invert,
-    squash,
-    summary,
 )
+from protocol.patch.codec import Digests, Encoded, PatchSummary, encode, encode_with_digests, summary
 from protocol.patch.container import Mode, Row
+from protocol.patch.history import invert, squash
+from protocol.patch.kernels import warm_up
+from protocol.patch.partial import StreamingApply, apply_rows, row_edges
+from protocol.patch.profiles import Choice, Rates, choose_profile
 
 __all__ = [
     "Applied",
+    "Choice",
+    "Digests",
     "Encoded",
     "Mode",
     "PatchSummary",
+    "Rates",
     "Row",
+    "StreamingApply",
     "apply",
     "apply_in_place",
+    "apply_in_place_with_digests",
+    "apply_rows",
     "apply_with_digests",
+    "choose_profile",
     "encode",
     "encode_with_digests",
     "invert",
+    "row_edges",
     "squash",
     "summary",
+    "warm_up",
 ]

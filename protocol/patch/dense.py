@@ -29,8 +29,8 @@ def _to_planes(values: Bits) -> bytes:
     return np.ascontiguousarray(big_endian.view(np.uint8).reshape(-1, values.itemsize).T).tobytes()
 
 
-def _from_planes(data: bytes, like: Bits) -> Bits:
-    planes = np.frombuffer(data, np.uint8).reshape(like.itemsize, like.size)
+def _from_planes(data: bytes, like: Bits, first: int) -> Bits:
+    planes = np.frombuffer(data, np.uint8).reshape(like.itemsize, -1)[:, first : first + like.size]
     packed = np.ascontiguousarray(planes.T).reshape(-1)
     return packed.view(like.dtype.newbyteorder(">")).astype(like.dtype)
 
@@ -48,8 +48,13 @@ def encode_dense(old: Bits, new: Bits, layout: Layout, mode: Mode, level: int) -
     return planes if mode == Mode.STORED else compress(planes, level)
 
 
-def decode_dense(old: Bits, frame: bytes, layout: Layout, mode: Mode, *, back: bool = False) -> Bits:
+def decode_dense(
+    old: Bits, frame: bytes, layout: Layout, mode: Mode, *, back: bool = False, first: int = 0, of: int | None = None
+) -> Bits:
     """The new bit patterns of a dense frame; when `back`, the older patterns from the newer ones.
+
+    Args:
+        old: the elements from `first` on, of a tensor of `of` elements; by default all of it.
 
     Raises:
         PatchError: a size that is not the tensor's; value planes when `back`: they do not tell the older values.
@@ -57,10 +62,11 @@ def decode_dense(old: Bits, frame: bytes, layout: Layout, mode: Mode, *, back: b
     """
     if mode not in (Mode.STORED, Mode.STEP_PLANES, Mode.VALUE_PLANES):
         raise MalformedError(f"{mode.name} is not a dense mode")
-    planes = frame if mode == Mode.STORED else decompress(frame, old.nbytes)
-    if len(planes) != old.nbytes:
-        raise PatchError(f"planes of {len(planes)} bytes for a tensor of {old.nbytes}")
-    values = _from_planes(planes, old)
+    nbytes = old.itemsize * (old.size if of is None else of)
+    planes = frame if mode == Mode.STORED else decompress(frame, nbytes)
+    if len(planes) != nbytes:
+        raise PatchError(f"planes of {len(planes)} bytes for a tensor of {nbytes}")
+    values = _from_planes(planes, old, first)
     if mode != Mode.VALUE_PLANES:
         steps = _unzigzag(values)
         return unordered(ordered(old, layout) - steps if back else ordered(old, layout) + steps, layout)

@@ -109,3 +109,24 @@ def _decode(row: Row, frame: memoryview, old: Bits, target: Bits | None, back: b
         np.copyto(after, before)
         decode_chunk(frame, chunk, model, after if back else before, after, back=back)
         yield chunk.begin, after
+
+
+def decode_range(row: Row, frame: memoryview, old: Bits, new: Bits, first: int) -> None:
+    """The new elements `first`, `first` + 1, ... of a changed tensor, from the previous ones; both flat, between chunks.
+
+    Raises:
+        PatchError, MalformedError, LimitError: a frame that does not fit; the error names the tensor.
+    """
+    layout = layout_of(row.dtype)
+    try:
+        if row.mode != Mode.SPARSE:
+            new[:] = decode_dense(old, bytes(frame), layout, row.mode, first=first, of=row.elements)
+            return
+        model, chunks = read_directory(frame, row.shape, row.changed, layout)
+        for chunk in chunks:
+            if chunk.begin >= first and chunk.end <= first + old.size:
+                piece = slice(chunk.begin - first, chunk.end - first)
+                np.copyto(new[piece], old[piece])
+                decode_chunk(frame, chunk, model, old[piece], new[piece])
+    except ProtocolError as error:
+        raise type(error)(error.what, f"{row.name}, {error.where}" if error.where else row.name) from error

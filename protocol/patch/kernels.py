@@ -478,3 +478,8 @@ def kernels_for(itemsize: int) -> Kernels:
         get_classed=compiled(get_classed, *decoded, "uint64", byte, table, table, count, *sections),
         count_groups=compiled(count_groups, element, element, "uint64", "int64", table, count, count, count),
     )
+
+
+def warm_up() -> None:
+    """Compile the kernels for 16-bit elements, or load them: seconds the first time on a machine, a moment after that."""
+    kernels_for(2)

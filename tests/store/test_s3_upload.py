@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from botocore.exceptions import ConnectionClosedError
@@ -38,7 +39,7 @@ class Wire:
     def _on_request(self, event_name: str, request: Any, **_: Any) -> None:
         operation = event_name.rpartition(".")[2]
         self.count[operation] += 1
-        part = request.params.get("partNumber")
+        part = parse_qs(urlsplit(request.url).query).get("partNumber", [""])[0]
         if operation in self.unsent or f"{operation} {part}" in self.unsent:
             raise ConnectionClosedError(endpoint_url="the wire")
 
@@ -158,7 +159,7 @@ async def test_orphans_are_aborted_when_they_are_old_enough(store):
     for path in ("mine/a", "theirs/a"):
         with pytest.raises(StoreError):
             await store.put(path, OBJECT)
-    assert await store.abort_uploads("mine/", time.time() - 3600) == 0
+    assert await store.abort_uploads("mine/", 0.0) == 0
     assert await store.abort_uploads("mine/", time.time() + 60) == 1
     assert await store.abort_uploads("mine/", time.time() + 60) == 0
     assert await store.abort_uploads("theirs/", time.time() + 60) == 1

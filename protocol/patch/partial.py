@@ -1,0 +1,116 @@
+"""A patch for a node that gets it bit by bit, or that holds only some rows (docs/spec/patch.md, section 5)."""
+
+import math
+
+import torch
+
+from protocol.digest import Weights, weights_digest
+from protocol.errors import PatchError
+from protocol.patch.applying import Applied, apply_frame, check_fit, check_result
+from protocol.patch.codec import Digests, digest_tensor
+from protocol.patch.container import PREAMBLE, Header, Mode, Row, header_bytes, read_header, split_frames
+from protocol.patch.frames import decode_range
+from protocol.patch.sparse import chunks_of
+from protocol.patch.values import bits_of
+
+
+def row_edges(shape: tuple[int, ...]) -> list[int]:
+    """The rows at which a range for `apply_rows` may begin or end: at least every eighth of a large tensor's rows."""
+    width = max(1, math.prod(shape[1:]))
+    edges = {0, *(edge for chunk in chunks_of(shape) for edge in chunk)}
+    return sorted(edge // width for edge in edges if edge % width == 0)
+
+
+def apply_rows(rows: torch.Tensor, patch: bytes, name: str, first_row: int) -> torch.Tensor:
+    """The new rows of one tensor, for a node that holds only these, as in tensor parallelism.
+
+    Args:
+        rows: rows first_row, first_row + 1, ... of the tensor: [R, ...]; begins and ends at one of its `row_edges`.
+
+    Returns:
+        The new rows, [R, ...]. No digest covers a part of a tensor: the manifest's digest of the patch has to do.
+
+    Raises:
+        PatchError, MalformedError, LimitError: a patch that does not fit.
+        ValueError: rows that begin or end elsewhere.
+    """
+    header = read_header(patch)
+    for row, frame in zip(header.rows, split_frames(patch, header), strict=True):
+        if row.name == name:
+            return _new_rows(rows, row, frame, first_row)
+    raise PatchError("a tensor that the patch does not have", name)
+
+
+def _new_rows(rows: torch.Tensor, row: Row, frame: memoryview, first_row: int) -> torch.Tensor:
+    if row.dtype != rows.dtype or row.shape[1:] != tuple(rows.shape[1:]):
+        raise PatchError(f"{row.dtype} {row.shape} does not have rows of {tuple(rows.shape[1:])}", row.name)
+    edges = row_edges(row.shape)
+    if first_row not in edges or first_row + len(rows) not in edges:
+        raise ValueError(f"rows {first_row} to {first_row + len(rows)} of {row.name} do not lie between edges")
+    if row.mode == Mode.UNCHANGED:
+        return rows
+    new = torch.empty_like(rows, requires_grad=False)
+    decode_range(row, frame, bits_of(rows), bits_of(new), first_row * math.prod(row.shape[1:]))
+    return new
+
+
+class StreamingApply:
+    """Applies a patch while it arrives: bytes in, finished tensors out. Holds one frame at a time."""
+
+    def __init__(self, weights: Weights, *, digests: Digests | None = None) -> None:
+        self._weights = weights
+        self._known = digests
+        self._buffer = bytearray()
+        self._header: Header | None = None
+        self._next = 0
+        self._result = Applied({}, {})
+
+    def feed(self, data: bytes) -> list[str]:
+        """Take the next bytes; returns the names of the tensors that they complete.
+
+        Raises:
+            As `apply`, as soon as the bytes at hand show it.
+        """
+        self._buffer += data
+        if self._header is None:
+            if len(self._buffer) < PREAMBLE.size or len(self._buffer) < header_bytes(self._buffer):
+                return []
+            self._header = self._read_table()
+        rows = self._header.rows
+        finished = []
+        while self._next < len(rows) and len(self._buffer) >= rows[self._next].size:
+            finished.append(self._take(rows[self._next]))
+            self._next += 1
+        if self._next == len(rows) and self._buffer:
+            raise PatchError(f"{len(self._buffer)} bytes behind the end", "patch")
+        return finished
+
+    def finish(self) -> Applied:
+        """The new weights, once every byte was fed.
+
+        Raises:
+            PatchError: the patch is cut off, or does not lead to the weights that it promises.
+        """
+        if self._header is None or self._next < len(self._header.rows):
+            raise PatchError("cut off", "patch")
+        check_result(self._result.weights, self._result.digests, self._header)
+        return self._result
+
+    def _read_table(self) -> Header:
+        header = read_header(bytes(self._buffer))
+        check_fit(self._weights, header)
+        if self._known is not None and weights_digest(self._known, self._weights) != header.base:
+            raise PatchError("made for other weights than these")
+        del self._buffer[: header.frames_begin]
+        return header
+
+    def _take(self, row: Row) -> str:
+        frame = memoryview(bytes(self._buffer[: row.size]))
+        del self._buffer[: row.size]
+        old = self._weights[row.name]
+        if row.mode == Mode.UNCHANGED:
+            new, digest = old, self._known[row.name] if self._known is not None else digest_tensor(old)
+        else:
+            new, digest = apply_frame(old, row, frame)
+        self._result.weights[row.name], self._result.digests[row.name] = new, digest
+        return row.name
