@@ -95,7 +95,7 @@ class MinerSection(_Section):
 
     groups: Count = 16
     chunk: Count = 8
-    share: Annotated[float, Field(gt=0, le=1)] = 0.6
+    share: Annotated[float, Field(gt=0, le=1)] = 0.8
     poll_seconds: Positive = 0.2
 
 

@@ -3,19 +3,22 @@
 The head is the only object that is ever replaced, and it is what makes a version visible: it is written after the data and
 the manifests it speaks of, lists the digest of every manifest that is kept, and says which anchors are complete.
 
-Order of checks on a head: size, form, signer, signature, fields, run, expiry, epoch, version, then that it holds the very
-manifest that this node trusts for its trusted version. On a manifest: the digest that the head lists, form, signer,
-signature, fields, run, version, its link to the manifest before, the tensor table, and that epochs and windows never go back.
+Order of checks on a head: size, form, signer, signature, fields, run, expiry; epoch and version against what this node trusts
+and against the head that it follows; then that it lists the very manifests that either of them does. On a manifest: size,
+form, signer, signature, fields, the digest that the head lists, run, version, epoch, genesis, then against the manifests on
+either side: the link, the tensor table, and that epochs and windows never go back.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
 from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
 from protocol import limits
-from protocol.digest import Weights, type_name
+from protocol.digest import Weights, dtypes, type_name
 from protocol.encoding import Record
 from protocol.errors import ChainError, ExpiredError, ForkError, GapError, MalformedError, RollbackError
 from protocol.rollout import Version, Window
@@ -82,16 +85,19 @@ class Manifest(Record):
             raise ValueError("a version has a manifest before it, and a patch or an anchor")
         return self
 
+    @model_validator(mode="after")
+    def _table(self) -> "Manifest":
+        if any(left[0] >= right[0] for left, right in pairwise(self.tensors)):
+            raise ValueError("tensors do not ascend by name")
+        for name, dtype, shape in self.tensors:
+            if dtype not in dtypes or prod(shape) > limits.MAX_ELEMENTS or len(name.encode()) > limits.MAX_NAME_BYTES:
+                raise ValueError("a tensor that no weights can have")
+        return self
+
     @property
     def elements(self) -> int:
         """Elements of all tensors."""
-        total = 0
-        for _, _, shape in self.tensors:
-            count = 1
-            for size in shape:
-                count *= size
-            total += count
-        return total
+        return sum(prod(shape) for _, _, shape in self.tensors)
 
     def check_table(self, weights: Weights) -> None:
         """Refuse weights of another table.
@@ -133,8 +139,8 @@ class Head(Record):
     def _consistent(self) -> "Head":
         if list(self.anchors) != sorted(set(self.anchors)) or not self.base <= self.anchors[0] <= self.oldest_patch:
             raise ValueError("anchors ascend from base, and the oldest kept patch hangs on a kept anchor")
-        if self.anchors[-1] > self.version:
-            raise ValueError("an anchor newer than the newest version")
+        if self.anchors[-1] > self.version or self.oldest_patch > self.version + 1:
+            raise ValueError("an anchor or a patch newer than the newest version")
         return self
 
     @property
@@ -143,7 +149,7 @@ class Head(Record):
         return self.base + len(self.manifests) - 1
 
     def digest(self, version: int) -> bytes:
-        """The digest of a kept version's manifest."""
+        """The digest of the manifest of a version from `base` to the newest."""
         return self.manifests[version - self.base]
 
 
@@ -205,29 +211,33 @@ class ChainVerifier:
 
         Raises:
             LimitError, MalformedError, SignatureError: not a head that a trainer of this run signed.
+            ChainError: it is of another run.
             ExpiredError: nobody renewed it.
-            RollbackError: it shows an older epoch or version than this node trusts.
-            ForkError: it shows another manifest for a version that this node trusts.
+            RollbackError: it shows an older epoch or version than this node trusts, or than the head that it follows.
+            ForkError: it shows another manifest for a version that this node trusts, or that the head it follows lists.
         """
         head = open_signed(data, Head, self._run.trainers).record
         if head.run != self._run_id:
             raise ChainError("a head of another run", "head")
         if now * 1000.0 >= head.expires_ms:
             raise ExpiredError(f"expired {now - head.expires_ms / 1000.0:.0f} s ago", "head")
-        trust = self._trust
-        if trust is not None:
-            if (head.epoch, head.version) < (trust.epoch, trust.version) or head.version < trust.version:
+        for known in (self._trust, self._head):
+            if known is not None and (head.epoch < known.epoch or head.version < known.version):
                 raise RollbackError(
-                    f"epoch {head.epoch} version {head.version}, but epoch {trust.epoch} version {trust.version} is trusted",
+                    f"epoch {head.epoch} version {head.version} behind epoch {known.epoch} version {known.version}",
                     "head",
                 )
-            if trust.version >= head.base and head.digest(trust.version) != trust.digest:
-                raise ForkError(f"another manifest for trusted version {trust.version}", "head")
-        for version, signed in self._manifests.items():
-            if head.base <= version and head.digest(version) != signed.digest:
-                raise ForkError(f"another manifest for version {version}", "head")
+        trust = self._trust
+        if trust is not None and trust.version >= head.base and head.digest(trust.version) != trust.digest:
+            raise ForkError(f"another manifest for trusted version {trust.version}", "head")
+        followed = self._head
+        if followed is not None:
+            for version in range(max(head.base, followed.base), followed.version + 1):
+                if head.digest(version) != followed.digest(version):
+                    raise ForkError(f"another manifest for version {version}", "head")
         self._head = head
         self._manifests = {version: kept for version, kept in self._manifests.items() if version >= head.base}
+        self._raise_trust()
         return head
 
     def missing(self) -> list[tuple[int, bytes]]:
@@ -238,7 +248,7 @@ class ChainVerifier:
         return [(version, self._head.digest(version)) for version in versions if version not in self._manifests]
 
     def accept_manifest(self, version: int, data: bytes) -> Manifest:
-        """Check a manifest that `missing` named; in ascending order of version.
+        """Check a manifest that `missing` named.
 
         Raises:
             LimitError, MalformedError, SignatureError: not a manifest that a trainer of this run signed.
@@ -256,9 +266,11 @@ class ChainVerifier:
             raise ChainError("of another run, version or epoch", place)
         if version == 0 and manifest.weights != self._run.model.genesis:
             raise ChainError("not the genesis weights that the run names", place)
-        before = self._manifests.get(version - 1)
+        before, after = self._manifests.get(version - 1), self._manifests.get(version + 1)
         if before is not None:
             self._check_link(before, manifest, place)
+        if after is not None:
+            self._check_link(signed, after.record, f"manifest {version + 1}")
         self._manifests[version] = signed
         self._raise_trust()
         return manifest
@@ -274,10 +286,14 @@ class ChainVerifier:
 
     def _raise_trust(self) -> None:
         """Trust the newest version once every manifest up to it is linked."""
-        if self._head is None or self.missing():
-            return
         head = self._head
+        if head is None or not self._complete():
+            return
         self._trust = Trust(run=self._run_id, epoch=head.epoch, version=head.version, digest=head.digest(head.version))
+
+    def _complete(self) -> bool:
+        """Whether every manifest that the head lists is at hand; none but those ever is."""
+        return self._head is not None and len(self._manifests) == len(self._head.manifests)
 
     def manifest(self, version: int) -> Manifest:
         """A verified manifest.
@@ -294,12 +310,21 @@ class ChainVerifier:
         """All verified manifests, oldest first."""
         return (self._manifests[version].record for version in sorted(self._manifests))
 
+    def branch(self) -> "ChainVerifier":
+        """A verifier in the same state that goes its own way: what it learns is kept by keeping it, or forgotten with it."""
+        other = ChainVerifier(self._run_id, self._run, self._trust)
+        other._head = self._head
+        other._manifests = dict(self._manifests)
+        return other
+
     def version_for(self, window: int) -> int:
         """The newest version that serves a window.
 
         Raises:
-            GapError: no version that is kept serves it yet.
+            GapError: no version that is kept serves it yet, or not every manifest is at hand: a newer version may serve it.
         """
+        if not self._complete():
+            raise GapError("not every manifest that the head lists is at hand", f"window {window}")
         serving = [m.version for m in self.manifests() if m.first_window <= window]
         if not serving:
             raise GapError("no kept version serves it", f"window {window}")
@@ -315,7 +340,7 @@ class ChainVerifier:
         Raises:
             GapError: no path: a patch on the way was never made or is no longer kept, and no kept anchor helps.
         """
-        if held is not None and held <= target and self._patched(held, target):
+        if held is not None and self._reach(target) <= held <= target:
             return Plan(None, tuple(self.manifest(version) for version in range(held + 1, target + 1)))
         return self.slow_plan(target)
 
@@ -327,17 +352,19 @@ class ChainVerifier:
         """
         if self._head is None:
             raise GapError("no head was accepted yet", f"version {target}")
+        reach = self._reach(target)
         for anchor in reversed(self._head.anchors):
-            if anchor <= target and self._patched(anchor, target):
+            if reach <= anchor <= target and self.manifest(anchor).anchor:
                 patches = tuple(self.manifest(version) for version in range(anchor + 1, target + 1))
                 return Plan(self.manifest(anchor), patches)
         raise GapError("no kept anchor leads there", f"version {target}")
 
-    def _patched(self, held: int, target: int) -> bool:
-        """Whether every version behind `held` up to `target` has a patch that is kept."""
-        if self._head is None or (held < target and held + 1 < self._head.oldest_patch):
-            return False
-        return all(
-            version in self._manifests and self._manifests[version].record.patch is not None
-            for version in range(held + 1, target + 1)
-        )
+    def _reach(self, target: int) -> int:
+        """The oldest version from which patches lead to `target` that were made and are kept."""
+        oldest_patch = self._head.oldest_patch if self._head is not None else target + 1
+        version = target
+        while (
+            version >= oldest_patch and version in self._manifests and self._manifests[version].record.patch is not None
+        ):
+            version -= 1
+        return version

@@ -42,7 +42,9 @@ def stream(seed: bytes, context: str, length: int) -> bytes:
     return _derive(context, (seed,), length)
 
 
-def audited(run: bytes, window: int, randomness: bytes, miner: bytes, *, groups: int, share_ppm: int) -> tuple[int, ...]:
+def audited(
+    run: bytes, window: int, randomness: bytes, miner: bytes, *, groups: int, share_ppm: int
+) -> tuple[int, ...]:
     """The group indices that a window's second round picks from a miner's batch, in ascending order.
 
     Args:

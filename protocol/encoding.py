@@ -87,7 +87,12 @@ def _survey(data: bytes, max_items: int) -> None:
         raise MalformedError("cut off, or bytes behind the value", f"byte {min(place, end)}")
 
 
+_PLAIN: Final = frozenset((int, bool, bytes, type(None)))  # types of values that need no look
+
+
 def _sorted_maps(value: Any, depth: int) -> Any:
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, dict | tuple | list):
         if depth == limits.MAX_DEPTH:
             raise LimitError(f"nested deeper than {limits.MAX_DEPTH}")
@@ -100,7 +105,7 @@ def _sorted_maps(value: Any, depth: int) -> Any:
         raise MalformedError("a float that is not finite")
     if isinstance(value, str) and len(value.encode()) > limits.MAX_STRING_BYTES:
         raise LimitError(f"a string longer than {limits.MAX_STRING_BYTES} bytes")
-    if value is None or isinstance(value, bool | int | float | str | bytes):
+    if isinstance(value, int | float | str | bytes):
         return value
     raise MalformedError(f"{type(value).__name__} has no canonical encoding")
 

@@ -33,7 +33,9 @@ def _parse_header(data: bytes) -> dict[str, Any]:
     if length > len(data) - _LENGTH_BYTES:
         raise MalformedError("the safetensors header is cut off")
     try:
-        text = data[_LENGTH_BYTES : _LENGTH_BYTES + length].decode("utf-8")  # json.loads of bytes would take UTF-16, too
+        text = data[_LENGTH_BYTES : _LENGTH_BYTES + length].decode(
+            "utf-8"
+        )  # json.loads of bytes would take UTF-16, too
         header = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise MalformedError("the safetensors header is not JSON") from error

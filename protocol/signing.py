@@ -152,7 +152,7 @@ def open_signed(data: bytes, record_type: type[R], signers: Collection[bytes], t
     if keys != sorted(set(keys)):
         raise MalformedError("signatures not in ascending order of key", record_type.kind)
     if len(keys) < threshold or not set(keys) <= set(signers):
-        raise SignatureError("not signed by a key that may sign it", record_type.kind)
+        raise SignatureError("not signed by keys that may sign it, or by too few", record_type.kind)
     message = _message(envelope.of, envelope.body)
     for signature in envelope.signatures:
         key = Ed25519PublicKey.from_public_bytes(check_public_key(signature.key))

@@ -68,7 +68,9 @@ def commit(kind: SketchKind, hidden: Tensor, seed: bytes) -> bytes:
     hidden = hidden.to(torch.float32)
     values = _projection(hidden, seed) if kind == "projection" else _top_k(hidden, seed)
     # What is no number becomes 0: converting NaN to an integer gives what the processor likes.
-    saturated = values.nan_to_num(0.0, posinf=_LARGEST, neginf=-_LARGEST).round().clamp(-_LARGEST, _LARGEST).to(torch.int8)
+    saturated = (
+        values.nan_to_num(0.0, posinf=_LARGEST, neginf=-_LARGEST).round().clamp(-_LARGEST, _LARGEST).to(torch.int8)
+    )
     return saturated.cpu().contiguous().numpy().tobytes()
 
 

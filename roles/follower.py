@@ -5,6 +5,7 @@ tensors are built beside the held ones, digested, compared with the manifest, an
 node keeps its last good version and the caller learns why.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import trio
@@ -124,36 +125,39 @@ class Follower:
             ProtocolError: the store shows something that must not be followed; what is held stays good.
         """
         async with self._refreshing:
-            before = self._chain.trust
-            await self._accept_newest_head()
-            missing = self._chain.missing()
-            for (version, _), data in zip(missing, await gather(self._fetch_manifest, missing), strict=True):
-                self._chain.accept_manifest(version, data)
-            if self._chain.trust is not None and self._chain.trust != before:
-                await self._node.state.put(TRUST_PATH, self._chain.trust.to_bytes())
+            chain, trainer = await self._newest_chain()
+            missing = chain.missing()
+            for (version, _), data in zip(missing, await gather(self._fetch_manifest(trainer), missing), strict=True):
+                chain.accept_manifest(version, data)
+            if chain.trust is not None and chain.trust != self._chain.trust:
+                await self._node.state.put(TRUST_PATH, chain.trust.to_bytes())
+            self._chain, self._trainer = chain, trainer
             await self._prefetch()
 
-    async def _accept_newest_head(self) -> None:
-        """Follow the first trainer of the run whose head holds.
+    async def _newest_chain(self) -> tuple[ChainVerifier, bytes]:
+        """The chain after the first trainer's head that holds, its manifests not fetched yet; and that trainer.
 
         Raises:
-            StoreError, ProtocolError: the first failure, where none does.
+            StoreError, ProtocolError: the first failure, where no trainer's head holds.
         """
         failures: list[Exception] = []
         for trainer in self._node.run.trainers:
+            chain = self._chain.branch()
             try:
                 data = await self._node.store.get(paths.head(trainer), MAX_HEAD_BYTES + MAX_ENVELOPE_BYTES)
-                self._chain.accept_head(data, self._node.clock.now())
+                chain.accept_head(data, self._node.clock.now())
             except (StoreError, ProtocolError) as error:
                 failures.append(error)
             else:
-                self._trainer = trainer
-                return
+                return chain, trainer
         raise failures[0]
 
-    async def _fetch_manifest(self, wanted: tuple[int, bytes]) -> bytes:
-        path = paths.manifest(self._trainer, *wanted)
-        return await self._node.store.get(path, MAX_RECORD_BYTES + MAX_ENVELOPE_BYTES)
+    def _fetch_manifest(self, trainer: bytes) -> Callable[[tuple[int, bytes]], Awaitable[bytes]]:
+        async def fetch(wanted: tuple[int, bytes]) -> bytes:
+            path = paths.manifest(trainer, *wanted)
+            return await self._node.store.get(path, MAX_RECORD_BYTES + MAX_ENVELOPE_BYTES)
+
+        return fetch
 
     async def _fetch_object(self, path: str, ref: ObjectRef) -> bytes:
         data = await self._node.store.get(path, ref.size)

@@ -36,6 +36,7 @@ _PROCESSES: tuple[tuple[str, Kind], ...] = (
 )
 _START_SECONDS = 6.0  # from the founding to the opening of window 0: the processes start meanwhile
 _REFRESH_SECONDS = 0.5
+_SETTLE_SECONDS = 30.0  # at most, for the last verdicts and the last version to arrive everywhere
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class _Demo:
     async def _watch(self, view: View) -> None:
         """Show the network until its last window is judged and every follower holds the last version."""
         last = self._settings.windows
-        end = self._node.run.opening_time(last) + 4 * (self._node.run.opening_time(1) - self._node.run.opening_time(0))
+        end = self._node.run.opening_time(last) + _SETTLE_SECONDS
         while True:
             await self._observer.refresh()
             state = self._state()

@@ -85,10 +85,15 @@ class KeyValueCache:
         self._layers = {layer: (k[rows], v[rows]) for layer, (k, v) in self._layers.items()}
 
 
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What norms and rotations are computed in: float32, or float64 where everything is."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def _rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * gain over the last dimension, the division in float32."""
-    x32 = x.to(torch.float32)
-    return gain * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+    """x / rms(x) * gain over the last dimension, the division in float32 at least."""
+    wide = x.to(_wide(x.dtype))
+    return gain * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -137,7 +142,7 @@ class Qwen3:
         x = functional.embedding(ids, weights["model.embed_tokens.weight"])
         positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -new:]
         angles = positions[:, None, :, None].to(torch.float32) * self._frequencies
-        angles = torch.cat([angles, angles], dim=-1)
+        angles = torch.cat([angles, angles], dim=-1).to(_wide(x.dtype))
         rotation = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         visible = _visible(mask, new)
         for layer in range(config.num_hidden_layers):

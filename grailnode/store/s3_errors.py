@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
 from roles.ports import NotFoundError, StoreError
@@ -16,7 +17,6 @@ _advice: Final = {
     "SignatureDoesNotMatch": "the secret key does not belong to the access key",
     "ExpiredToken": "the session token has expired",
     "RequestTimeTooSkewed": "this machine's clock differs too much from the service's: set it",
-    "PermanentRedirect": "the bucket lies in another region: set it",
     "AuthorizationHeaderMalformed": "the request was signed for another region: set the bucket's own",
     "SlowDown": "the service asks for fewer requests",
     "TooManyRequests": "the service asks for fewer requests",
@@ -24,7 +24,6 @@ _advice: Final = {
 }
 
 _by_status: Final = {
-    301: _advice["PermanentRedirect"],
     403: _advice["AccessDenied"],
     429: _advice["SlowDown"],
     503: "the service is unavailable or asks for fewer requests",
@@ -54,8 +53,11 @@ def s3_errors(where: str) -> Iterator[None]:
         yield
     except ClientError as error:
         raise _refusal(error, where) from error
-    except (BotoCoreError, HTTPError, OSError) as error:
+    except (BotoCoreError, ResponseParserError, HTTPError, OSError) as error:
         raise StoreError(f"{where}: {_one_line(error)}") from error
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
+        # botocore takes the numbers and dates in headers and XML on trust, and falls over those that are none
+        raise StoreError(f"{where}: not an answer of S3 ({_one_line(error)})") from error
 
 
 def _refusal(error: ClientError, where: str) -> StoreError:

@@ -18,6 +18,7 @@ import botocore.session
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.config import Config
 from botocore.exceptions import HTTPClientError
+from botocore.handlers import add_expect_header
 from botocore.httpsession import URLLib3Session
 from botocore.loaders import Loader, create_loader
 
@@ -119,6 +120,9 @@ class _BoundedHttp:
         is_object = bool(request.stream_output)
         request.stream_output = True  # otherwise the session reads the whole body at once
         answer = self._session.send(request)
+        if 300 <= answer.status_code < 400:
+            # botocore would look for the bucket's region with a request that is redirected as well, without end
+            raise HTTPClientError(error="redirected elsewhere: set the bucket's own region and endpoint")
         ceiling = None if is_object and answer.status_code < 300 else MAX_ANSWER_BYTES
         headers: Any = answer.headers
         return AWSResponse(answer.url, answer.status_code, headers, _BoundedBody(answer.raw, self._location, ceiling))
@@ -133,6 +137,8 @@ class S3Session:
     def __init__(self, location: S3Location, credentials: S3Credentials | None) -> None:
         self._http = _BoundedHttp(location)
         self.client: S3Client = _client(location, credentials)
+        # one round trip less for every put; redirects, which the header is meant for, are not followed
+        self.client.meta.events.unregister("before-call.s3", add_expect_header)
         send: Any = self._http.send  # an answer that is returned stands in for botocore's own; the stubs expect None
         self.client.meta.events.register_first("before-send.s3", send)
 

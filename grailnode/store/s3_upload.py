@@ -63,10 +63,12 @@ class Uploads:
         size = _part_size(len(data), self._location.part_bytes)
         parts = {number + 1: (start, size) for number, start in enumerate(range(0, len(data), size))}
         upload = await self._open(path, data, parts)
+        arrived = len(upload.etags)
         try:
             await self._send_missing(path, data, parts, upload)
-        except UnknownUploadError:
-            del self._unfinished[path]
+        except StoreError:
+            if len(upload.etags) == arrived:  # perhaps it is the service's memory of this upload that is broken
+                del self._unfinished[path]
             raise
         # whether this succeeds or not: an upload whose answer was lost may be complete, and must not be asked for again
         del self._unfinished[path]

@@ -10,9 +10,9 @@ from protocol.patch.applying import (
 from protocol.patch.codec import Digests, Encoded, PatchSummary, encode, encode_with_digests, summary
 from protocol.patch.container import Mode, Row
 from protocol.patch.history import invert, squash
-from protocol.patch.kernels import warm_up
 from protocol.patch.partial import StreamingApply, apply_rows, row_edges
 from protocol.patch.profiles import Choice, Rates, choose_profile
+from protocol.patch.sparse import warm_up
 
 __all__ = [
     "Applied",

@@ -72,7 +72,7 @@ def apply_frame(old: torch.Tensor, row: Row, frame: memoryview) -> tuple[torch.T
     new = torch.empty_like(old, requires_grad=False)
     hasher = blake3()
     for _, piece in decode_frame(row, frame, bits_of(old), bits_of(new)):
-        hasher.update(memoryview(piece.view("u1")))
+        hasher.update(piece.data.cast("B"))
     digest = hasher.digest()
     _check_tensor(row, digest)
     return new, digest
@@ -81,7 +81,7 @@ def apply_frame(old: torch.Tensor, row: Row, frame: memoryview) -> tuple[torch.T
 def _check_in_scratch(old: torch.Tensor, row: Row, frame: memoryview) -> bytes:
     hasher = blake3()
     for _, piece in decode_frame(row, frame, bits_of(old)):
-        hasher.update(memoryview(piece.view("u1")))
+        hasher.update(piece.data.cast("B"))
     digest = hasher.digest()
     _check_tensor(row, digest)
     return digest
@@ -96,9 +96,7 @@ def _for_each(
         return list(pool.map(work, items))
 
 
-def apply_with_digests(
-    weights: Weights, patch: bytes, *, digests: Digests | None = None, threads: int = 1
-) -> Applied:
+def apply_with_digests(weights: Weights, patch: bytes, *, digests: Digests | None = None, threads: int = 1) -> Applied:
     """Like `apply`; takes the tensors' digests where they are known, gives the new ones back.
 
     Args:

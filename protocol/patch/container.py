@@ -102,7 +102,7 @@ def varint(value: int) -> bytes:
 class Cursor:
     """Reads fields off bytes; every read says what it wanted when the bytes end."""
 
-    def __init__(self, data: bytes | memoryview, where: str) -> None:
+    def __init__(self, data: bytes | bytearray | memoryview, where: str) -> None:
         self._data = memoryview(data)
         self._where = where
         self.offset = 0
@@ -205,7 +205,7 @@ def write_container(profile: str, base: bytes, result: bytes, rows: Sequence[Row
     return b"".join((preamble, packed, *frames))
 
 
-def header_bytes(data: bytes | memoryview) -> int:
+def header_bytes(data: bytes | bytearray | memoryview) -> int:
     """Bytes of preamble and table, told by the preamble: what a streaming reader waits for.
 
     Raises:
@@ -224,7 +224,7 @@ def header_bytes(data: bytes | memoryview) -> int:
     return PREAMBLE.size + int(packed)
 
 
-def read_header(data: bytes | memoryview) -> Header:
+def read_header(data: bytes | bytearray | memoryview) -> Header:
     """Preamble and table; the frames may not have arrived yet.
 
     Raises:
@@ -247,7 +247,7 @@ def read_header(data: bytes | memoryview) -> Header:
     return Header(_PROFILES[profile], base, result, tuple(rows), end)
 
 
-def split_frames(data: bytes | memoryview, header: Header) -> list[memoryview]:
+def split_frames(data: bytes | bytearray | memoryview, header: Header) -> list[memoryview]:
     """One frame for each row.
 
     Raises:

@@ -11,7 +11,7 @@ from protocol.errors import ProtocolError
 from protocol.patch.container import Mode, Row
 from protocol.patch.dense import decode_dense, encode_dense, planes_of
 from protocol.patch.model import fit, take_statistics, uniform
-from protocol.patch.sparse import OutOfRoom, Workspace, chunks_of, decode_chunk, encode_sparse, read_directory
+from protocol.patch.sparse import OutOfRoomError, Workspace, chunks_of, decode_chunk, encode_sparse, read_directory
 from protocol.patch.values import Bits, Layout, bits_of, layout_of
 
 PROBE_BLOCKS: Final = 8
@@ -44,9 +44,7 @@ def _dense_modes(old: Bits, new: Bits, layout: Layout, best: int) -> list[Mode]:
     ]
 
 
-def encode_frame(
-    old: torch.Tensor, new: torch.Tensor, profile: str, workspace: Workspace
-) -> tuple[Mode, int, bytes]:
+def encode_frame(old: torch.Tensor, new: torch.Tensor, profile: str, workspace: Workspace) -> tuple[Mode, int, bytes]:
     """The cheapest frame of one tensor: its mode, how many elements change, its bytes."""
     before, after = bits_of(old), bits_of(new)
     if torch.equal(old.detach().view(-1).view(torch.uint8), new.detach().view(-1).view(torch.uint8)):
@@ -60,7 +58,7 @@ def encode_frame(
     try:
         changed, sparse = encode_sparse(before, after, tuple(old.shape), model, workspace)
         frames.append((Mode.SPARSE, sparse))
-    except OutOfRoom:
+    except OutOfRoomError:
         changed = int((before != after).sum())
     best = min([len(frame) for _, frame in frames] + [before.nbytes])
     for mode in _dense_modes(before, after, layout, best):

@@ -1,6 +1,7 @@
 """Patches that lead back, and several patches as one (docs/spec/patch.md, section 6). One tensor's memory at a time."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 
@@ -69,7 +70,7 @@ def squash(weights: Weights, patches: Sequence[bytes]) -> bytes:
     frames = [split_frames(patch, header) for patch, header in zip(patches, headers, strict=True)]
     for header in headers:
         check_fit(weights, header)
-    for earlier, later in zip(headers, headers[1:], strict=False):
+    for earlier, later in pairwise(headers):
         if earlier.result != later.base:
             raise PatchError("a patch that does not begin where the one before it ends")
     workspace = Workspace()

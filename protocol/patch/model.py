@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from protocol.errors import MalformedError
 from protocol.patch.container import Cursor
-from protocol.patch.kernels import CONTEXTS, kernels_for
-from protocol.patch.rangecoder import HALF_LIFE, WINDOW
+from protocol.patch.encoding import coders_for
+from protocol.patch.rangecoder import CONTEXTS, HALF_LIFE, WINDOW
 from protocol.patch.values import Bits, Layout
 
 MAX_CLASSES: Final = 32
@@ -136,7 +136,7 @@ def take_statistics(old: Bits, new: Bits, layout: Layout) -> Statistics:
     stride = max(1, old.size // SAMPLED_ELEMENTS)
     elements, crossings = np.zeros((2, layout.groups), dtype=np.int64)
     lengths = np.zeros(layout.groups * MAX_CLASSES, dtype=np.int64)
-    kernels_for(old.itemsize).count_groups(
+    coders_for(old.itemsize).count_groups(
         old, new, layout.group_shift, stride, layout.order, elements, lengths, crossings
     )
     signs = layout.groups // layout.exponents

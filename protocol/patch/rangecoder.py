@@ -1,8 +1,10 @@
-"""The range coder's steps, as kernels that others inline (docs/spec/patch.md, section 3).
+"""The range coder's numbers, and the formulas that both its sides share (docs/spec/patch.md, section 3).
 
 A coder's state is (low, width, position): the interval [low, low + width) of 64-bit integers, and the next 16-bit word. The
 decoder keeps `value`, the code's distance from `low`, instead of `low`. Renormalization shifts out whole words. Waiting times
 follow the exact law of a process with a half-life: R(x) of the interval is left after x ticks without a change.
+
+numba's cache sees changes of the file that a kernel stands in, not of this one: delete `__pycache__` after changing a formula.
 """
 
 from math import isqrt
@@ -14,7 +16,17 @@ from numpy.typing import NDArray
 
 from protocol.patch.jit import kernel
 
-U = numba.uint64
+U: Any = numba.uint64
+I: Any = numba.int64  # noqa: E741
+
+FULL: Final = 0xFFFFFFFFFFFFFFFF
+"""Width of the interval at the beginning."""
+
+CONTEXTS: Final = 128
+"""Adaptive bits of one class: 0..31 for the length of a step, 32..63 and 64..127 for the two bits below its leading one."""
+
+MAX_LENGTH: Final = 31
+"""Bits below the leading one of the largest step, 2^32 - 1."""
 
 HALF_LIFE_BITS: Final = 20
 HALF_LIFE: Final = 1 << HALF_LIFE_BITS
@@ -59,7 +71,8 @@ def logarithm_table() -> NDArray[np.int64]:
     Only a first guess that exact integer comparisons correct: its last bits do not matter.
     """
     ticks = np.log2(1.0 + np.arange(1025) / 1024.0) * HALF_LIFE
-    return np.rint(ticks).astype(np.int64) - 1023 * HALF_LIFE
+    table: NDArray[np.int64] = np.rint(ticks).astype(np.int64) - 1023 * HALF_LIFE
+    return table
 
 
 def rate_table() -> NDArray[np.uint64]:
@@ -77,132 +90,14 @@ def surviving(survival: Any, unit: Any, ticks: Any) -> Any:
 
 
 @kernel()
-def widen(low: Any, width: Any, out: Any, position: Any, least: Any) -> Any:
-    """Write words until the interval is at least `least` wide; the first of them without a branch to guess."""
-    out[position] = low >> U(48)
-    narrow = U(width < least)
-    position += numba.int64(narrow)
-    low = low << (narrow << U(4))
-    width = width << (narrow << U(4))
-    while width < least:
-        out[position] = low >> U(48)
-        position += 1
-        low = low << U(16)
-        width = width << U(16)
-    return low, width, position
+def key_of(bits: Any, order: Any) -> Any:
+    """A bit pattern's place in the order of its dtype (values.Layout.order), without a branch to guess."""
+    sign = (bits >> order[0]) & U(1)
+    return bits ^ order[1] ^ ((U(0) - sign) & order[2])
 
 
 @kernel()
-def advance(low: Any, distance: Any, out: Any, position: Any) -> Any:
-    """low + distance; a carry runs into the words already written."""
-    total = low + distance
-    if total < low:
-        back = position - 1
-        while back >= 0:
-            out[back] += np.uint16(1)
-            if out[back] != np.uint16(0):
-                break
-            back -= 1
-    return total
-
-
-@kernel()
-def put_wait(low: Any, width: Any, out: Any, position: Any, survival: Any, start: Any, weight: Any) -> Any:
-    """Code that the change falls on the element that spans ticks [start, start + weight)."""
-    low, width, position = widen(low, width, out, position, U(WIDE))
-    while start >= U(WINDOW):
-        if position + 8 > out.size:
-            return low, width, position
-        width = (width >> U(32)) << U(16)
-        low, width, position = widen(low, width, out, position, U(WIDE))
-        start -= U(WINDOW)
-    unit = width >> U(32)
-    end = min(start + weight, U(WINDOW))
-    left = surviving(survival, unit, end)
-    low = advance(low, left, out, position)
-    return low, surviving(survival, unit, start) - left, position
-
-
-@kernel()
-def put_bit(
-    low: Any, width: Any, out: Any, position: Any, odds: Any, seen: Any, rates: Any, context: Any, bit: Any
-) -> Any:
-    """Code one bit by its context's odds, which learn from it."""
-    low, width, position = widen(low, width, out, position, U(NARROW))
-    odd = U(odds[context])
-    split = (width >> U(16)) * odd
-    count = seen[context]
-    if bit:
-        width = split
-        odd = min(odd + (((U(65536) - odd) * rates[count]) >> U(16)), U(65504))
-    else:
-        low = advance(low, split, out, position)
-        width -= split
-        odd = max(odd - ((odd * rates[count]) >> U(16)), U(32))
-    odds[context] = odd
-    if count < 255:
-        seen[context] = count + 1
-    return low, width, position
-
-
-@kernel()
-def finish(low: Any, width: Any, out: Any, position: Any) -> Any:
-    """Write the fewest words that name a number of the interval; returns the section's length in words."""
-    for keep in range(5):
-        drop = U(64 - 16 * keep)
-        if keep == 0:
-            distance = U(0) - low
-        elif keep == 4:
-            distance = U(0)
-        else:
-            distance = (U(0) - low) & ((U(1) << drop) - U(1))
-        if distance < width:
-            break
-    low = advance(low, distance, out, position)
-    for word in range(keep):
-        out[position + word] = low >> U(48)
-        low = low << U(16)
-    while keep > 0 and out[position + keep - 1] == 0:
-        keep -= 1
-    return position + keep
-
-
-@kernel()
-def refill(value: Any, width: Any, words: Any, position: Any, least: Any) -> Any:
-    """Read words until the interval is at least `least` wide, the first without a branch; beyond the end they are zero."""
-    narrow = U(width < least)
-    next_word = U(words[position]) if position < words.size else U(0)
-    value = (value << (narrow << U(4))) | (next_word & (U(0) - narrow))
-    width = width << (narrow << U(4))
-    position += numba.int64(narrow)
-    while width < least:
-        word = U(0)
-        if position < words.size:
-            word = U(words[position])
-        position += 1
-        value = (value << U(16)) | word
-        width = width << U(16)
-    return value, width, position
-
-
-@kernel()
-def get_bit(
-    value: Any, width: Any, words: Any, position: Any, odds: Any, seen: Any, rates: Any, context: Any
-) -> Any:
-    """The mirror of put_bit."""
-    value, width, position = refill(value, width, words, position, U(NARROW))
-    odd = U(odds[context])
-    split = (width >> U(16)) * odd
-    count = seen[context]
-    bit = value < split
-    if bit:
-        width = split
-        odd = min(odd + (((U(65536) - odd) * rates[count]) >> U(16)), U(65504))
-    else:
-        value -= split
-        width -= split
-        odd = max(odd - ((odd * rates[count]) >> U(16)), U(32))
-    odds[context] = odd
-    if count < 255:
-        seen[context] = count + 1
-    return value, width, position, bit
+def bits_at(key: Any, order: Any) -> Any:
+    """The bit pattern at a place in the order of its dtype."""
+    sign = U(1) - ((key >> order[0]) & U(1))
+    return key ^ order[1] ^ ((U(0) - sign) & order[2])

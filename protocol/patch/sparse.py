@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import PatchError
-from protocol.patch import kernels
 from protocol.patch.container import Cursor, varint
-from protocol.patch.kernels import Kernels, kernels_for
+from protocol.patch.decoding import decoders_for, reasons
+from protocol.patch.encoding import OUT_OF_ROOM, Coders, coders_for
 from protocol.patch.model import Model, read_model, uniform, write_model
 from protocol.patch.rangecoder import logarithm_table, rate_table, survival_table
 from protocol.patch.values import Bits, Layout
@@ -27,16 +27,6 @@ MIN_SHARD_ELEMENTS: Final = 1 << 19
 _survival: Final = survival_table()
 _rates: Final = rate_table()
 _logarithms: Final = logarithm_table()
-
-_reasons: Final = {
-    kernels.PAST_THE_END: "a gap past the end",
-    kernels.CUT_OFF: "a section that is cut off",
-    kernels.NOT_A_CODE: "bytes that no encoder writes",
-    kernels.LEAVES_CLASS: "a step out of its class",
-    kernels.LEAVES_DTYPE: "a step out of the dtype",
-    kernels.LEFT_OVER: "bytes left over in a section",
-    kernels.NO_SIGNS: "signs that are cut off",
-}
 
 
 def shards_of(shape: Sequence[int]) -> int:
@@ -109,7 +99,7 @@ class Workspace:
         self.at = np.empty(CHUNK_ELEMENTS, np.uint32)
 
 
-class OutOfRoom(Exception):
+class OutOfRoomError(Exception):
     """Our own: the changes need more bytes than the elements themselves; the tensor is better sent dense."""
 
 
@@ -118,7 +108,7 @@ class _Encoder:
 
     def __init__(self, model: Model, itemsize: int, workspace: Workspace) -> None:
         self._model = model
-        self._kernels: Kernels = kernels_for(itemsize)
+        self._kernels: Coders = coders_for(itemsize)
         self._space = workspace
         self._plain = uniform(0.0, model.layout)
         self._order = model.layout.order
@@ -132,8 +122,8 @@ class _Encoder:
         words, bits = self._kernels.put_steps(
             old, new, at, count, shift, model.classes, self._order, _rates, *model.adaptive_bits(), out, raw
         )
-        if words == kernels.OUT_OF_ROOM:
-            raise OutOfRoom
+        if words == OUT_OF_ROOM:
+            raise OutOfRoomError
         return out[:words].copy(), raw[: (bits + 7) // 8].copy()
 
     def _listed(self, old: Bits, new: Bits, count: int) -> Sections:
@@ -141,8 +131,8 @@ class _Encoder:
             return _nothing
         out = np.empty(3 * count + 128, np.uint16)
         words = self._kernels.put_waits(self._space.listed, count, self._model.listed_weight, _survival, out)
-        if words == kernels.OUT_OF_ROOM:
-            raise OutOfRoom
+        if words == OUT_OF_ROOM:
+            raise OutOfRoomError
         steps, raw = self._steps(old, new, self._space.listed, count, self._plain)
         return Sections(count, out[:words].copy(), steps, raw)
 
@@ -150,27 +140,37 @@ class _Encoder:
         """The listed and the classed part of one chunk."""
         model, space = self._model, self._space
         if not model.firsts:
-            return self._listed(old, new, self._kernels.find(old, new, _words(old), _words(new), space.listed)), _nothing
+            return self._listed(
+                old, new, self._kernels.find(old, new, _words(old), _words(new), space.listed)
+            ), _nothing
         out = np.empty(old.size // 2 + 128, np.uint16)
         shift = model.layout.group_shift
         listed, classed, words = self._kernels.scan(
-            old, new, _words(old), _words(new), shift, model.classes, model.weights, _survival, space.listed, out, space.at
+            old,
+            new,
+            _words(old),
+            _words(new),
+            shift,
+            model.classes,
+            model.weights,
+            _survival,
+            space.listed,
+            out,
+            space.at,
         )
-        if words == kernels.OUT_OF_ROOM:
-            raise OutOfRoom
+        if words == OUT_OF_ROOM:
+            raise OutOfRoomError
         if classed == 0:
             return self._listed(old, new, listed), _nothing
         steps, raw = self._steps(old, new, space.at, classed, model)
         return self._listed(old, new, listed), Sections(classed, out[:words].copy(), steps, raw)
 
 
-def encode_sparse(
-    old: Bits, new: Bits, shape: Sequence[int], model: Model, workspace: Workspace
-) -> tuple[int, bytes]:
+def encode_sparse(old: Bits, new: Bits, shape: Sequence[int], model: Model, workspace: Workspace) -> tuple[int, bytes]:
     """A sparse frame: how many elements it changes, and its bytes.
 
     Raises:
-        OutOfRoom: the tensor is better sent dense.
+        OutOfRoomError: the tensor is better sent dense.
     """
     encoder = _Encoder(model, old.itemsize, workspace)
     directory, data, changed = [write_model(model)], [], 0
@@ -247,7 +247,7 @@ def decode_chunk(frame: memoryview, chunk: Chunk, model: Model, old: Bits, new: 
     Raises:
         PatchError: sections that do not fit the elements.
     """
-    compiled = kernels_for(old.itemsize)
+    compiled = decoders_for(old.itemsize)
     layout, order = model.layout, model.layout.order
     listed = np.empty(chunk.listed.count + 1, np.uint32)
     listed[0] = old.size
@@ -255,19 +255,35 @@ def decode_chunk(frame: memoryview, chunk: Chunk, model: Model, old: Bits, new: 
         part = _sections(frame, chunk.offset, chunk.listed)
         state = (_rates, *uniform(0.0, layout).adaptive_bits(), part.steps, part.raw)
         status = compiled.get_listed(
-            old, new, part.count, int(back), order, listed, model.listed_weight, _survival, _logarithms, part.waits, *state
+            old,
+            new,
+            part.count,
+            int(back),
+            order,
+            listed,
+            model.listed_weight,
+            _survival,
+            _logarithms,
+            part.waits,
+            *state,
         )
         _check(status, chunk)
     if chunk.classed.count:
         part = _sections(frame, chunk.offset + chunk.listed.nbytes, chunk.classed)
         state = (_rates, *model.adaptive_bits(), part.steps, part.raw)
         status = compiled.get_classed(
-            old, new, part.count, int(back), order, listed, layout.group_shift, model.classes, model.weights, _survival, _logarithms,
-            part.waits, *state
+            old, new, part.count, int(back), order, listed, layout.group_shift, model.classes, model.weights, _survival,
+            _logarithms, part.waits, *state
         )  # fmt: skip
         _check(status, chunk)
 
 
 def _check(status: int, chunk: Chunk) -> None:
     if status:
-        raise PatchError(f"{_reasons[status]}, in elements {chunk.begin} to {chunk.end}")
+        raise PatchError(f"{reasons[status]}, in elements {chunk.begin} to {chunk.end}")
+
+
+def warm_up() -> None:
+    """Compile the kernels for 16-bit elements, or load them: seconds the first time on a machine, a moment after that."""
+    coders_for(2)
+    decoders_for(2)

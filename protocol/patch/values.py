@@ -86,7 +86,7 @@ def bits_of(tensor: torch.Tensor) -> Bits:
         raise ValueError("patches are made of contiguous CPU tensors")
     width = tensor.dtype.itemsize
     flat = tensor.detach().reshape(-1).view(_unsigned_torch[width]).numpy()
-    bits = flat.view(_unsigned[width])
+    bits: Bits = flat.view(_unsigned[width])
     return bits if bits.flags.aligned else bits.copy()
 
 
@@ -94,7 +94,8 @@ def ordered(bits: Bits, layout: Layout) -> Bits:
     """Bit patterns to ordered unsigned integers of the same width."""
     top = bits.dtype.type(1 << (layout.bits - 1))
     if layout.is_float:
-        return np.where(bits & top, ~bits, bits | top)
+        turned: Bits = np.where(bits & top, ~bits, bits | top)
+        return turned
     return bits ^ top if layout.signed else bits.copy()
 
 
@@ -102,5 +103,6 @@ def unordered(keys: Bits, layout: Layout) -> Bits:
     """The inverse of `ordered`."""
     top = keys.dtype.type(1 << (layout.bits - 1))
     if layout.is_float:
-        return np.where(keys & top, keys ^ top, ~keys)
+        turned: Bits = np.where(keys & top, keys ^ top, ~keys)
+        return turned
     return keys ^ top if layout.signed else keys.copy()

@@ -25,7 +25,7 @@ class MinerSettings:
     Attributes:
         groups: groups to aim for in a window, at most the run's quota.
         chunk: groups generated at a time; after each the clock is looked at.
-        share: of the time to the deadline after which no new chunk begins; the rest is for the upload.
+        share: of the time to the deadline that generating may take; the rest is for the upload.
         poll_seconds: how often to look for a newer version.
     """
 
@@ -46,6 +46,7 @@ class Miner:
         self._engine = engine
         self._producer = producer
         self._settings = settings
+        self._chunk_seconds = 0.0  # of the slowest of the last few chunks, by which the next is planned
 
     async def run(self) -> None:
         """Mine window after window, for ever."""
@@ -71,16 +72,17 @@ class Miner:
             await self._deliver(window, groups)
 
     async def _generate(self, turn: Turn) -> list[Group]:
-        """Groups 0, 1, 2, ... until the quota is full or the time is up."""
+        """Groups 0, 1, 2, ... until the quota is full or another chunk would not be done in time."""
         run, clock = self._node.run, self._node.clock
         opening, deadline = run.opening_time(turn.window), run.deadline_time(turn.window)
-        last_start = opening + (deadline - opening) * self._settings.share
+        stop = opening + (deadline - opening) * self._settings.share
         quota = min(self._settings.groups, run.groups)
         groups: list[Group] = []
-        while len(groups) < quota and clock.now() < last_start:
+        while len(groups) < quota and (not groups or clock.now() + self._chunk_seconds < stop):
             chunk = range(len(groups), min(quota, len(groups) + self._settings.chunk))
+            began = clock.now()
             groups += await self._producer.produce(turn, chunk)
-            self._node.telemetry.count("generated_tokens", sum(_tokens(group) for group in groups[chunk.start :]))
+            self._chunk_seconds = max(clock.now() - began, 0.8 * self._chunk_seconds)
         return groups
 
     async def _deliver(self, window: int, groups: Sequence[Group]) -> None:

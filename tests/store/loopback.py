@@ -8,6 +8,8 @@ from http import HTTPStatus
 
 import trio
 
+UNSAID = -1
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -24,7 +26,7 @@ class Reply:
     """An answer.
 
     Attributes:
-        length: what Content-Length claims; None for the truth.
+        length: what Content-Length claims; None for the truth, UNSAID for no claim (the body ends with the connection).
         cut: bytes of the body after which the connection is reset without a word.
         piece, pause: the body is sent in pieces of so many bytes with so many seconds between them.
     """
@@ -83,7 +85,8 @@ async def _read(stream: trio.SocketStream, buffer: bytes) -> tuple[Asked, bytes]
 async def _send(stream: trio.SocketStream, reply: Reply, head_only: bool) -> bool:
     """Whether the connection lives on."""
     length = len(reply.body) if reply.length is None else reply.length
-    head = f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}\r\nContent-Length: {length}\r\n"
+    head = f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}\r\n"
+    head += "Connection: close\r\n" if length == UNSAID else f"Content-Length: {length}\r\n"
     head += "".join(f"{name}: {value}\r\n" for name, value in reply.headers.items())
     await stream.send_all(head.encode() + b"\r\n")
     if head_only:

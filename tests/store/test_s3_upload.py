@@ -147,7 +147,7 @@ async def test_an_upload_that_was_aborted_meanwhile_starts_anew(store, bucket):
         await store.put("a", OBJECT)
     wire.unsent = set()
     assert await store.abort_uploads("", time.time() + 60) == 1
-    with pytest.raises(StoreError, match="forgotten"):
+    with pytest.raises(StoreError):
         await store.put("a", OBJECT)
     await store.put("a", OBJECT)
     assert await store.get("a", len(OBJECT)) == OBJECT

@@ -1,0 +1,242 @@
+"""Reading over HTTPS from servers that break off, bend, crawl or send elsewhere."""
+
+from collections.abc import AsyncIterator, Callable
+
+import httpx
+import pytest
+import trio
+
+from grailnode.store.https import HttpsStore, Pace, open_client
+from grailnode.store.refused import RefusedError
+from protocol.limits import MIB
+from roles.ports import NotFoundError, StoreError, TooLargeError
+from tests.store.loopback import UNSAID, Asked, Reply, serve
+from tests.store.served_files import FileServer
+
+OBJECT = bytes(range(256)) * 4000
+
+
+class Server(FileServer):
+    """An honest file server, until a test bends its answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.objects["/o"] = OBJECT
+        self.bend: Callable[[Asked, Reply], Reply] = lambda _, reply: reply
+
+    def answer(self, asked: Asked) -> Reply:
+        return self.bend(asked, super().answer(asked))
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+async def url(server: Server, nursery: trio.Nursery) -> str:
+    return await nursery.start(serve, server.answer)
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    async with open_client(connect=2.0, silence=2.0) as client:
+        yield client
+
+
+@pytest.fixture
+def store(url: str, client: httpx.AsyncClient) -> HttpsStore:
+    return HttpsStore(url, client, plain_http=True, pace=Pace(resumptions=3))
+
+
+def replaced(reply: Reply, **changes) -> Reply:
+    return Reply(**{**reply.__dict__, **changes})
+
+
+async def fails(action, match: str, kind: type[StoreError] = StoreError) -> None:
+    with pytest.raises(kind, match=match) as caught:
+        await action
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("http://127.0.0.1:")
+
+
+@pytest.mark.trio
+async def test_a_transfer_goes_on_from_where_it_broke_off(store, server):
+    server.bend = lambda asked, reply: replaced(reply, cut=300_000)
+    assert await store.get("o", len(OBJECT)) == OBJECT
+    ranges = [asked.headers.get("range") for asked in server.asked]
+    assert ranges[0] is None
+    assert len(ranges) == 4
+    assert all(asked.headers["if-range"].startswith('"') for asked in server.asked[1:])
+
+
+@pytest.mark.trio
+async def test_a_range_goes_on_too(store, server):
+    server.bend = lambda asked, reply: replaced(reply, cut=100_000)
+    assert await store.get("o", MIB, offset=1000, size=250_000) == OBJECT[1000:251_000]
+    assert [asked.headers["range"].rpartition("-")[2] for asked in server.asked] == ["250999"] * 3
+
+
+@pytest.mark.trio
+async def test_two_objects_are_never_mixed(store, server):
+    other = OBJECT[::-1]
+
+    def bend(asked: Asked, reply: Reply) -> Reply:
+        if len(server.asked) == 1:
+            server.objects["/o"] = other
+            return replaced(reply, cut=300_000)
+        return reply
+
+    server.bend = bend
+    assert await store.get("o", len(OBJECT)) == other
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("etag", [None, 'W/"weak"', "unquoted"])
+async def test_without_a_strong_etag_a_transfer_starts_over(store, server, etag):
+    def bend(asked: Asked, reply: Reply) -> Reply:
+        headers = {name: value for name, value in reply.headers.items() if name != "ETag"}
+        if etag:
+            headers["ETag"] = etag
+        return replaced(reply, headers=headers, cut=300_000 if len(server.asked) == 1 else None)
+
+    server.bend = bend
+    assert await store.get("o", len(OBJECT)) == OBJECT
+    assert [asked.headers.get("range") for asked in server.asked] == [None, None]
+
+
+@pytest.mark.trio
+async def test_resumptions_end_when_they_get_nowhere(store, server):
+    server.bend = lambda asked, reply: replaced(reply, cut=0)
+    await fails(store.get("o", len(OBJECT)), "peer closed|disconnected|incomplete")
+    assert len(server.asked) == 1
+    server.bend = lambda asked, reply: replaced(reply, cut=100)
+    await fails(store.get("o", len(OBJECT)), "peer closed|disconnected|incomplete")
+    assert len(server.asked) == 1 + 4
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("length", [None, UNSAID, 5])
+async def test_more_than_allowed_is_not_read(store, server, length):
+    server.objects["/o"] = bytes(32 * MIB)
+    server.bend = lambda asked, reply: replaced(reply, length=length)
+    if length == 5:
+        assert await store.get("o", 1000) == bytes(5)  # what follows belongs to no answer
+    else:
+        await fails(store.get("o", 1000), "1000", TooLargeError)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+async def test_redirects_are_not_followed(store, server, url, status):
+    server.bend = lambda asked, reply: Reply(status, b"", {"Location": f"{url}/o"})
+    await fails(store.get("o", 10), "redirects", RefusedError)
+    assert len(server.asked) == 1
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("status", "match"), [(403, "not public"), (429, "fewer"), (500, "500"), (503, "unavailable"), (204, "204")]
+)
+async def test_other_answers(store, server, status, match):
+    server.bend = lambda asked, reply: Reply(status, b"")
+    await fails(store.get("o", 10), match)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("status", [404, 410])
+async def test_gone(store, server, status):
+    server.bend = lambda asked, reply: Reply(status, b"<html>")
+    await fails(store.get("o", 10), "no such object", NotFoundError)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("content_range", ["", "bytes 1-4/10", "bytes x", "items 2-5/10", "bytes 2-5/10 or so"])
+async def test_another_range_than_was_asked_for(store, server, content_range):
+    server.bend = lambda asked, reply: Reply(206, b"2345", {"Content-Range": content_range})
+    await fails(store.get("o", 10, offset=2, size=4), "range")
+
+
+@pytest.mark.trio
+async def test_a_server_without_ranges(store, server):
+    server.bend = lambda asked, reply: Reply(200, OBJECT)
+    assert await store.get("o", 4, size=4) == OBJECT[:4]
+    assert await store.get("o", 0, size=0) == b""
+    await fails(store.get("o", 4, offset=2, size=4), "ranges", RefusedError)
+
+
+@pytest.mark.trio
+async def test_a_server_that_sends_more_than_the_range(store, server):
+    server.bend = lambda asked, reply: Reply(206, OBJECT[2:], {"Content-Range": "bytes 2-9999/10000"})
+    assert await store.get("o", 4, offset=2, size=4) == OBJECT[2:6]
+
+
+@pytest.mark.trio
+async def test_compressed_answers_are_refused(store, server):
+    server.bend = lambda asked, reply: replaced(reply, headers={"Content-Encoding": "gzip"})
+    await fails(store.get("o", len(OBJECT)), "compresses")
+    assert server.asked[0].headers["accept-encoding"] == "identity"
+
+
+@pytest.mark.trio
+async def test_a_crawling_server_is_left(url, client, server):
+    store = HttpsStore(url, client, plain_http=True, pace=Pace(grace=0.1, min_rate=1e6))
+    server.bend = lambda asked, reply: replaced(reply, piece=10, pause=0.02)
+    await fails(store.get("o", len(OBJECT)), "slower than")
+
+
+@pytest.mark.trio
+async def test_the_deadline_holds_for_everything(url, client, server):
+    store = HttpsStore(url, client, plain_http=True, pace=Pace(deadline=0.1, grace=60.0))
+    server.bend = lambda asked, reply: replaced(reply, piece=1000, pause=0.02)
+    await fails(store.get("o", len(OBJECT)), "not finished in 0.1 s")
+
+
+@pytest.mark.trio
+async def test_silence_is_an_error(url, server):
+    async with open_client(connect=2.0, silence=0.1) as client:
+        store = HttpsStore(url, client, plain_http=True)
+        server.bend = lambda asked, reply: replaced(reply, piece=1000, pause=60.0)
+        await fails(store.get("o", len(OBJECT)), "ReadTimeout")
+
+
+@pytest.mark.trio
+async def test_nobody_there(client):
+    for base in ["http://127.0.0.1:1", "http://no-such-host.invalid"]:
+        with pytest.raises(StoreError, match=base):
+            await HttpsStore(base, client, plain_http=True).get("o", 1)
+
+
+@pytest.mark.trio
+async def test_it_is_for_reading_only(store, server):
+    await fails(store.put("a", b""), "reading only", RefusedError)
+    await fails(store.delete("a"), "reading only", RefusedError)
+    with pytest.raises(RefusedError, match="no listings"):
+        store.list("a")
+    assert server.asked == []
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    "base",
+    [
+        "http://host/",
+        "ftp://host/",
+        "https://",
+        "host/path",
+        "https://user:secret@host/",
+        "https://h/?q=1",
+        "https://h/#f",
+    ],
+)
+async def test_base_urls_that_are_refused(client, base):
+    with pytest.raises(ValueError, match="base URL"):
+        HttpsStore(base, client)
+
+
+@pytest.mark.trio
+async def test_the_environment_is_not_read(url, server, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    async with open_client() as client:
+        assert await HttpsStore(url, client, plain_http=True).get("o", MIB, size=3) == OBJECT[:3]
