@@ -1,6 +1,7 @@
 """What the command line's verbs do."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -15,7 +16,7 @@ from grailnode.demo.run import run_demo as run_demo_network
 from grailnode.founding import Choices
 from grailnode.node_process import Kind, Launch, main, make_node, make_spectator
 from grailnode.observe import Observer
-from grailnode.processes import ProcessSpec, Supervisor
+from grailnode.processes import ProcessSpec, Supervisor, run_until_interrupted
 from grailnode.telemetry import Telemetry
 from grailnode.verification import verify_chain
 from grailnode.view import render_status, render_summary
@@ -40,10 +41,8 @@ def run_role(role: str, run_file: Path, name: str | None, overrides: tuple[str, 
     _check(config, role, name)
     specs = [ProcessSpec(f"{name}/{kind}", main, (Launch(config, kind, name),)) for kind in kinds]
     supervisor = Supervisor(lambda line: click.echo(line, err=True))
-    try:
-        trio.run(supervisor.keep, specs)
-    except KeyboardInterrupt:
-        click.echo(f"{name}: stopped", err=True)
+    run_until_interrupted(partial(supervisor.keep, specs))
+    click.echo(f"{name}: stopped", err=True)
 
 
 def _check(config: Config, role: str, name: str) -> None:
@@ -60,7 +59,9 @@ def run_demo(windows: int | None, seed: int, out: Path, keep: bool, command: str
     if (out / "network").exists():
         raise workspace.WorkspaceError(f"{out / 'network'}: a run was kept there; choose another --out, or remove it")
     settings = DemoSettings(windows or DEFAULT_WINDOWS, seed, out, keep, command)
-    report = trio.run(run_demo_network, settings, Choices(), workspace.Pace())
+    report = run_until_interrupted(partial(run_demo_network, settings, Choices(), workspace.Pace()))
+    if report is None:
+        raise click.exceptions.Abort
     console = Console()
     console.print(render_summary(report))
     console.print(f"report: {out / 'report.html'}  {out / 'report.json'}")

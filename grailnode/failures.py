@@ -7,8 +7,24 @@ from grailnode.processes import ProcessError
 from grailnode.workspace import WorkspaceError
 from protocol.errors import ProtocolError
 from roles.ports import StoreError
+from roles.trainer.publisher import FencedError
 
-_TOLD = (ConfigError, KeyFileError, PolicyError, ProcessError, WorkspaceError, ProtocolError, StoreError)
+
+class StateInUseError(Exception):
+    """Another process of this name runs on this state."""
+
+
+_TOLD = (
+    FencedError,
+    StateInUseError,
+    ConfigError,
+    KeyFileError,
+    PolicyError,
+    ProcessError,
+    WorkspaceError,
+    ProtocolError,
+    StoreError,
+)
 
 
 def explain(error: BaseException) -> str | None:

@@ -18,8 +18,9 @@ from grailnode.clock import SystemClock
 from grailnode.config import Config, miner_settings, trainer_settings, validator_settings
 from grailnode.demo.cheater import run_cheater
 from grailnode.engine import model as models
+from grailnode.failures import StateInUseError, explain
 from grailnode.policy import Policy, load_weights
-from grailnode.processes import run_process
+from grailnode.processes import EXIT_HOPELESS, run_process
 from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
 from grailnode.telemetry import Telemetry
@@ -34,10 +35,6 @@ TRAINER_KINDS: tuple[Kind, ...] = ("beacon", "training", "upload", "download")
 _LOCK_SECONDS = 5.0
 _RETRY_SECONDS = 0.5
 _CONFIG_NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-class StateInUseError(Exception):
-    """Another process of this name runs on this state."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +84,16 @@ async def _run(launch: Launch) -> None:
     process = f"{launch.name}/{kind}" if kind in TRAINER_KINDS else launch.name
     log = config.at(config.node.logs) / f"{process.replace('/', '-')}.jsonl"
     telemetry = Telemetry.to_file(process, log, sys.stderr if launch.echo else None)
-    with lock_state(state, kind):
-        telemetry.event("started", kind=kind)
-        node = make_node(config, launch.name, telemetry)
-        await _MAINS[kind](node, launch)
+    try:
+        with lock_state(state, kind):
+            telemetry.event("started", kind=kind)
+            await _MAINS[kind](make_node(config, launch.name, telemetry), launch)
+    except Exception as error:
+        line = explain(error)
+        if line is None:
+            raise  # a fault of our own: its traceback is wanted, and starting again may help
+        telemetry.event("failed", error=line)
+        sys.exit(EXIT_HOPELESS if not isinstance(error, StoreError) else 1)
 
 
 def make_node(config: Config, name: str, telemetry: Telemetry) -> Node:

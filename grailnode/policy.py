@@ -172,3 +172,4 @@ def save(directory: Path, config: Mapping[str, Any], tokenizer: str, weights: Ma
     (directory / _CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     (directory / _TOKENIZER).write_text(tokenizer, encoding="utf-8")
     save_file(dict(weights), directory / _WEIGHTS, metadata={"format": "pt"})
+    (directory / _WEIGHTS).chmod(0o644)  # safetensors makes it private; the other files are not

@@ -6,22 +6,28 @@ and forks, and never computes. A process dies with its supervisor, even with one
 
 import ctypes
 import multiprocessing
+import os
 import signal
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext, ForkServerProcess
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import trio
 
 _PRELOADED: Final = ["torch", "grailnode.node_process"]
+EXIT_HOPELESS: Final = 3
+"""The exit code of a process that starting again would not help; it has said why."""
+
 _GRACE_SECONDS: Final = 3.0
 _POLL_SECONDS: Final = 0.02
 _MOST_RESTARTS: Final = 5
 _RESTART_SPAN_SECONDS: Final = 60.0
-_PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
+
+
+Result = TypeVar("Result")
 
 
 class ProcessError(Exception):
@@ -104,6 +110,8 @@ class Supervisor:
             process.join()
             if spec.name in self._unwanted:
                 return
+            if process.exitcode == EXIT_HOPELESS:
+                raise ProcessError(f"{spec.name} cannot go on; its last line says why")
             now = trio.current_time()
             if len(ends) == _MOST_RESTARTS and now - ends[0] < _RESTART_SPAN_SECONDS:
                 raise ProcessError(f"{spec.name} ended {_MOST_RESTARTS + 1} times within a minute; see its log")
@@ -132,28 +140,52 @@ def _how(exit_code: int | None) -> str:
     return f"exit code {exit_code}"
 
 
+def run_until_interrupted(main: Callable[[], Awaitable[Result]]) -> Result | None:
+    """Run a supervisor's async main; Ctrl-C (or SIGTERM) cancels it in good order, wherever it is.
+
+    Returns:
+        What `main` returned; None where it was interrupted.
+    """
+
+    async def run() -> Result | None:
+        result: list[Result] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_stop_at_signal, nursery.cancel_scope, signal.SIGINT, signal.SIGTERM)
+            result.append(await main())
+            nursery.cancel_scope.cancel()
+        return result[0] if result else None
+
+    return trio.run(run)
+
+
 def run_process(name: str, main: Callable[[], Awaitable[None]]) -> None:
-    """Run a child's async main until SIGTERM; Ctrl-C is the supervisor's business. The child dies with its parent.
+    """Run a child's async main until SIGTERM; Ctrl-C is the supervisor's business. The child dies with its supervisor.
 
     Args:
         name: shown by `ps -o comm` (its first 15 bytes).
     """
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    libc.prctl(_PR_SET_NAME, name.encode())
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     trio.run(_until_told, main)
 
 
 async def _until_told(main: Callable[[], Awaitable[None]]) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM) as signals:
-        async with trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_die_with_parent)
+        nursery.start_soon(_stop_at_signal, nursery.cancel_scope, signal.SIGTERM)
+        await main()
+        nursery.cancel_scope.cancel()
 
-            async def stop() -> None:
-                async for _ in signals:
-                    nursery.cancel_scope.cancel()
-                    return
 
-            nursery.start_soon(stop)
-            await main()
-            nursery.cancel_scope.cancel()
+async def _stop_at_signal(scope: trio.CancelScope, *which: signal.Signals) -> None:
+    with trio.open_signal_receiver(*which) as signals:
+        async for _ in signals:
+            scope.cancel()
+
+
+async def _die_with_parent() -> None:
+    """End at once when the supervisor is gone, as if killed with it: nobody is left to report to."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    await trio.lowlevel.wait_readable(parent.sentinel)
+    os._exit(1)

@@ -191,16 +191,14 @@ def parse_round(data: bytes, round_number: int) -> bytes:
     """The signature (48 bytes, unverified) in a relay's answer for one round.
 
     Raises:
-        LimitError: more than MAX_BEACON_BYTES, or nested too deep.
+        LimitError: more than MAX_BEACON_BYTES.
         MalformedError: not JSON, a field missing or of the wrong form, or another round than the one asked for.
     """
     if len(data) > limits.MAX_BEACON_BYTES:
         raise LimitError(f"{len(data)} bytes where at most {limits.MAX_BEACON_BYTES} are allowed", "beacon answer")
     try:
         answer = json.loads(data, object_pairs_hook=_no_duplicates)
-    except RecursionError as error:
-        raise LimitError("JSON nested too deep", "beacon answer") from error
-    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, or a number of too many digits
+    except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, and numbers of too many digits
         raise MalformedError("not JSON", "beacon answer") from error
     if not isinstance(answer, dict):
         raise MalformedError("not a JSON object", "beacon answer")

@@ -7,7 +7,7 @@ with the policy's logits can tell whether the chosen token is the one that had t
 The noise is made from integer operations on 32-bit words (held in int64, so that they run the same on every device) and one
 exact integer-to-float64 conversion; it is a multiple of 2**-19 below 2**24 units, hence exact in float32. No logarithm is
 taken at run time: a table made once covers the 32 octaves on either side of one half with 256 segments each, read with
-integer linear interpolation (largest error 2e-6 on a scale where 1.0 changes a probability by a factor e).
+integer linear interpolation (error below 4e-6 on a scale where 1.0 changes a probability by a factor e).
 """
 
 import functools

@@ -115,6 +115,12 @@ class Evaluation(Record):
     problems: Annotated[int, Field(ge=1)]
     solved: Annotated[int, Field(ge=0)]
 
+    @model_validator(mode="after")
+    def _at_most_all(self) -> "Evaluation":
+        if self.solved > self.problems:
+            raise ValueError("more problems solved than there were")
+        return self
+
 
 class Summary(Record):
     """A validator's account of a window.

@@ -1,28 +1,69 @@
 """The tasks that a run manifest can name. A new one is a module with a class and a line here."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from protocol.environments.addition import Addition
-from protocol.environments.base import Environment, Problem
+from protocol.environments.base import Environment, Problem, Sandbox
 from protocol.environments.countdown import Countdown
+from protocol.environments.mathematics import Mathematics
+from protocol.environments.programming import Programming
+from protocol.environments.sat import Sat
 
-__all__ = ["Environment", "Problem", "get", "names"]
+__all__ = ["Environment", "Needs", "Problem", "Sandbox", "get", "names", "needs"]
 
-_ENVIRONMENTS: Final[dict[str, Environment]] = {
-    environment.name: environment for environment in (Addition(), Countdown())
-}
+_DRAWN: Final[dict[str, Environment]] = {environment.name: environment for environment in (Addition(), Countdown(), Sat())}
+_READ: Final[dict[str, Callable[[bytes], Environment]]] = {Mathematics.name: Mathematics}
+_RUN: Final = {f"code-{python}": python for python in ("3.11", "3.12", "3.13", "3.14")}
 
-names: Final = tuple(sorted(_ENVIRONMENTS))
+names: Final = tuple(sorted((*_DRAWN, *_READ, *_RUN)))
 """Every environment's name."""
 
 
-def get(name: str) -> Environment:
-    """The environment of a name.
+@dataclass(frozen=True)
+class Needs:
+    """What an environment cannot be made without.
+
+    Attributes:
+        data: whether it reads its problems from a data file.
+        python: the version of Python that its sandbox has to have; empty where it runs no programs.
+    """
+
+    data: bool = False
+    python: str = ""
+
+
+def needs(name: str) -> Needs:
+    """What `get` has to be given for an environment.
 
     Raises:
-        ValueError: there is none; the message lists those there are.
+        ValueError: there is none of this name; the message lists those there are.
     """
-    try:
-        return _ENVIRONMENTS[name]
-    except KeyError:
-        raise ValueError(f"unknown environment {name!r}; there are: {', '.join(names)}") from None
+    if name not in names:
+        raise ValueError(f"unknown environment {name!r}; there are: {', '.join(names)}")
+    return Needs(data=name not in _DRAWN, python=_RUN.get(name, ""))
+
+
+def get(name: str, data: bytes | None = None, sandbox: Sandbox | None = None) -> Environment:
+    """The environment of a name.
+
+    Args:
+        name: as a run manifest has it.
+        data: the file of problems (JSON Lines), for one that reads it.
+        sandbox: for one that runs programs.
+
+    Raises:
+        ValueError: there is none of this name, or it needs what it was not given, or has no use for what it was.
+        MalformedError, LimitError: the data is not such a file.
+    """
+    needed = needs(name)
+    if (data is not None) != needed.data:
+        raise ValueError(f"environment {name!r} {'needs a data file' if needed.data else 'takes no data file'}")
+    if data is None:
+        return _DRAWN[name]
+    if not needed.python:
+        return _READ[name](data)
+    if sandbox is None or sandbox.python != needed.python:
+        raise ValueError(f"environment {name!r} needs a sandbox with Python {needed.python}")
+    return Programming(data, sandbox)

@@ -187,7 +187,7 @@ def get_listed(
         if at_word > waits.size + TAIL_WORDS or value >= width:
             return I(CUT_OFF)
         unit = width >> U(32)
-        gap = max(I(float(sure_ticks(value, unit, logarithms) - behind) / float(weight)) - I(1), I(0))
+        gap = max(I(float(sure_ticks(value, unit, logarithms) - behind) / float(weight)), I(0))
         left = value + U(1)
         while left > value and gap <= old.size:
             end = min((gap + I(1)) * weight + behind, I(WINDOW))

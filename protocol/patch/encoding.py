@@ -160,12 +160,16 @@ def scanner(lanes: int) -> Callable[..., tuple[int, int, int]]:
 
     def scan(
         old: Any, new: Any, old_words: Any, new_words: Any, shift: Any, classes: Any, weights: Any, survival: Any,
-        listed: Any, out: Any, at: Any
+        out: Any, at: Any, listed: Any, classed: Any
     ) -> Any:  # fmt: skip
         """Find the changes; code the waits of those that keep their class, note the others.
 
+        Args:
+            at: room for the indices of the listed changes.
+            listed, classed: room for the old and the new patterns of the changes of each kind: [2, elements].
+
         Returns:
-            changes listed (indices in `listed`), changes classed (indices in `at`), words of `out` (or OUT_OF_ROOM).
+            changes listed, changes classed, words of `out` (or OUT_OF_ROOM).
         """
         low, width, position = U(0), U(FULL), I(0)
         wait = U(0)
@@ -193,13 +197,14 @@ def scanner(lanes: int) -> Callable[..., tuple[int, int, int]]:
                 if was == becomes:
                     wait += weights[group]
                 elif classes[group] != classes[becomes >> shift]:
-                    listed[n_listed] = number * lanes + lane
+                    at[n_listed] = number * lanes + lane
+                    listed[0, n_listed], listed[1, n_listed] = was, becomes
                     n_listed += I(1)
                 else:
                     low, width, position = put_wait(low, width, out, position, survival, wait, weights[group])
                     if position > room:
                         return n_listed, n_classed, I(OUT_OF_ROOM)
-                    at[n_classed] = number * lanes + lane
+                    classed[0, n_classed], classed[1, n_classed] = was, becomes
                     n_classed += I(1)
                     wait = U(0)
         return n_listed, n_classed, finish(low, width, out, position)
@@ -212,19 +217,24 @@ def finder(lanes: int) -> Callable[..., int]:
     bits = 64 // lanes
     element = (1 << bits) - 1
 
-    def find(old: Any, new: Any, old_words: Any, new_words: Any, listed: Any) -> Any:
-        """The indices of all changes, into `listed`, which has room for every element; returns how many."""
+    def find(old: Any, new: Any, old_words: Any, new_words: Any, at: Any, listed: Any) -> Any:
+        """The indices of all changes, into `at`, their old and new patterns into `listed`; returns how many.
+
+        Both have room for every element.
+        """
         count = U(0)
         for number in range(old_words.size):
-            differs = old_words[number] ^ new_words[number]
-            if differs != U(0):
+            before, after = old_words[number], new_words[number]
+            if before != after:
                 for lane in range(lanes):
-                    listed[count] = U(number) * U(lanes) + U(lane)
-                    count += U((differs >> U(lane * bits)) & U(element) != U(0))
+                    was, becomes = before >> U(lane * bits) & U(element), after >> U(lane * bits) & U(element)
+                    at[count] = U(number) * U(lanes) + U(lane)
+                    listed[U(0), count], listed[U(1), count] = was, becomes
+                    count += U(was != becomes)
         for index in range(old_words.size * lanes, old.size):
-            if old[index] != new[index]:
-                listed[count] = index
-                count += U(1)
+            at[count] = index
+            listed[U(0), count], listed[U(1), count] = old[index], new[index]
+            count += U(old[index] != new[index])
         return I(count)
 
     return find
@@ -245,18 +255,17 @@ def put_waits(at: Any, count: Any, weight: Any, survival: Any, out: Any) -> Any:
 
 
 def put_steps(
-    old: Any, new: Any, at: Any, count: Any, shift: Any, classes: Any, order: Any, rates: Any, odds: Any, seen: Any,
-    out: Any, raw: Any
-) -> Any:  # fmt: skip
-    """Code the steps of the changes at `at`; returns the words and the raw bits written, or OUT_OF_ROOM."""
+    changes: Any, count: Any, shift: Any, classes: Any, order: Any, rates: Any, odds: Any, seen: Any, out: Any, raw: Any
+) -> Any:
+    """Code the steps of the first `count` of `changes` ([2, elements]); returns words and raw bits, or OUT_OF_ROOM."""
     low, width, position = U(0), U(FULL), I(0)
     bits = I(0)
     room = out.size - 64
     room_bits = I(8) * raw.size - I(64)
     for number in range(count):
-        index = U(at[number])
-        size, negative = distance(key_of(U(old[index]), order), key_of(U(new[index]), order))
-        base = I(classes[U(old[index]) >> shift]) * I(CONTEXTS)
+        before = U(changes[0, number])
+        size, negative = distance(key_of(before, order), key_of(U(changes[1, number]), order))
+        base = I(classes[before >> shift]) * I(CONTEXTS)
         low, width, position, bits = put_step(
             low, width, out, position, raw, bits, odds, seen, rates, base, size, negative
         )
@@ -311,11 +320,12 @@ def coders_for(itemsize: int) -> Coders:
     )  # fmt: skip
     lanes = 8 // itemsize
     words = (element, element, table, table)
+    changes = f"uint{8 * itemsize}[:, ::1]"
     adaptive = (table, half, byte)
     return Coders(
-        scan=kernel(*words, "uint64", byte, table, table, index, half, index)(scanner(lanes)),
-        find=kernel(*words, index)(finder(lanes)),
+        scan=kernel(*words, "uint64", byte, table, table, half, index, changes, changes)(scanner(lanes)),
+        find=kernel(*words, index, changes)(finder(lanes)),
         put_waits=kernel(index, "int64", "uint64", table, half)(put_waits),
-        put_steps=kernel(element, element, index, "int64", "uint64", byte, table, *adaptive, half, byte)(put_steps),
+        put_steps=kernel(changes, "int64", "uint64", byte, table, *adaptive, half, byte)(put_steps),
         count_groups=kernel(element, element, "uint64", "int64", table, count, count, count)(count_groups),
     )

@@ -21,11 +21,12 @@ def row_edges(shape: tuple[int, ...]) -> list[int]:
     return sorted(edge // width for edge in edges if edge % width == 0)
 
 
-def apply_rows(rows: torch.Tensor, patch: bytes, name: str, first_row: int) -> torch.Tensor:
+def apply_rows(rows: torch.Tensor, patch: bytes, name: str, first_row: int, of: int) -> torch.Tensor:
     """The new rows of one tensor, for a node that holds only these, as in tensor parallelism.
 
     Args:
         rows: rows first_row, first_row + 1, ... of the tensor: [R, ...]; begins and ends at one of its `row_edges`.
+        of: rows of the whole tensor.
 
     Returns:
         The new rows, [R, ...]. No digest covers a part of a tensor: the manifest's digest of the patch has to do.
@@ -37,13 +38,14 @@ def apply_rows(rows: torch.Tensor, patch: bytes, name: str, first_row: int) -> t
     header = read_header(patch)
     for row, frame in zip(header.rows, split_frames(patch, header), strict=True):
         if row.name == name:
-            return _new_rows(rows, row, frame, first_row)
+            return _new_rows(rows, row, frame, first_row, of)
     raise PatchError("a tensor that the patch does not have", name)
 
 
-def _new_rows(rows: torch.Tensor, row: Row, frame: memoryview, first_row: int) -> torch.Tensor:
-    if row.dtype != rows.dtype or row.shape[1:] != tuple(rows.shape[1:]):
-        raise PatchError(f"{row.dtype} {row.shape} does not have rows of {tuple(rows.shape[1:])}", row.name)
+def _new_rows(rows: torch.Tensor, row: Row, frame: memoryview, first_row: int, of: int) -> torch.Tensor:
+    whole = (of, *rows.shape[1:])
+    if row.dtype != rows.dtype or row.shape != whole:
+        raise PatchError(f"{row.dtype} {row.shape} where the tensor is {rows.dtype} {whole}", row.name)
     edges = row_edges(row.shape)
     if first_row not in edges or first_row + len(rows) not in edges:
         raise ValueError(f"rows {first_row} to {first_row + len(rows)} of {row.name} do not lie between edges")

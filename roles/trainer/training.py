@@ -14,7 +14,8 @@ import torch
 import trio
 from torch import Tensor
 
-from protocol.digest import Weights
+from protocol.digest import Weights, digest_weights
+from protocol.errors import ChainError
 from protocol.limits import MAX_SHARD_BYTES
 from protocol.rollout import unpack_tokens
 from protocol.verdict import unpack_logprobs
@@ -186,6 +187,19 @@ class Training:
         self._consumed.append(path)
         self._arrived.set()
 
+    def _checked_genesis(self) -> Weights:
+        """The weights of version 0.
+
+        Raises:
+            ChainError: they are not those that the run names.
+        """
+        weights = self._genesis()
+        if digest_weights(weights) != self._node.run.model.genesis:
+            raise ChainError(
+                "this policy is not the genesis that the run names; use the one it was founded with", "policy"
+            )
+        return weights
+
     async def _restore(self) -> None:
         """Go on from the checkpoint; from genesis where there is none."""
         node = self._node
@@ -193,7 +207,7 @@ class Training:
             data = await node.state.get(CHECKPOINT, MAX_SHARD_BYTES)
         except NotFoundError:
             if await next_version(node.state) == 0:
-                await put_snapshot(node.state, SnapshotName(0, 0), self._genesis())
+                await put_snapshot(node.state, SnapshotName(0, 0), self._checked_genesis())
             self._version = await next_version(node.state) - 1
             self._buffer.advance(self._version)
             return

@@ -4,7 +4,7 @@ Nothing here runs in a thread, so the same seed gives the same trace.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +77,21 @@ class Log:
         return [fields for event, fields in self.events if event == name]
 
 
+BEACON_KEY = LocalKey.from_seed(b"simulated beacon")
+
+
+def draft(choices: founding.Choices, validators: Sequence[str]) -> RunManifest:
+    """The rules of a simulated run."""
+    return founding.draft(
+        choices,
+        genesis.PACKAGED,
+        BEACON_KEY.chain(PERIOD_MS, int(BEGIN * 1000) + 1000),
+        roots=[key("root").public],
+        trainers=[key("trainer").public],
+        validators=[key(name).public for name in validators],
+    )
+
+
 class Network:
     """The run, its store, and the nodes that were started."""
 
@@ -88,16 +103,8 @@ class Network:
         self.policy = Policy.load(genesis.PACKAGED)
         self.weights = load_weights(genesis.PACKAGED)
         self.compute = Compute(models.build(self.policy))
-        self.beacon_key = LocalKey.from_seed(b"simulated beacon")
         self.validators = [f"validator-{number}" for number in range(validators)]
-        manifest = founding.draft(
-            founding.Choices(**{**choices.__dict__, "quorum": quorum}),
-            genesis.PACKAGED,
-            self.beacon_key.chain(PERIOD_MS, int(BEGIN * 1000) + 1000),
-            roots=[key("root").public],
-            trainers=[key("trainer").public],
-            validators=[key(name).public for name in self.validators],
-        )
+        manifest = draft(founding.Choices(**{**choices.__dict__, "quorum": quorum}), self.validators)
         self.signed: Signed[RunManifest] = founding.seal(manifest, key("root"))
 
     @property
@@ -122,7 +129,7 @@ class Network:
         )
 
     async def run_beacon(self) -> None:
-        await publish_rounds(self.beacon_key, self.run.beacon, self.store, self.clock, keep=200)
+        await publish_rounds(BEACON_KEY, self.run.beacon, self.store, self.clock, keep=200)
 
     async def run_trainer(self, name: str = "trainer", **publisher: Any) -> None:
         """The three processes as three tasks."""

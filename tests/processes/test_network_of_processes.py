@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,19 @@ class Site:
     def published(self) -> int:
         return max((event["version"] for event in self.events("trainer-upload", "published")), default=-1)
 
-    def verdicts(self) -> int:
-        return len(self.events("validator", "verdict"))
+    def progress(self) -> tuple[int, int]:
+        """The newest version, and how many verdicts there are."""
+        return self.published(), len(self.events("validator", "verdict"))
+
+    def is_beyond(self, before: tuple[int, int]) -> bool:
+        """Whether two versions and a verdict have come since."""
+        version, verdicts = self.progress()
+        return version >= before[0] + 2 and verdicts > before[1]
+
+
+def gone(program: Program) -> None:
+    """Wait until nothing of a program is left."""
+    eventually(lambda: not members(program.session), 5, f"no process of {program.log.stem} is left")
 
 
 @pytest.fixture
@@ -61,22 +73,21 @@ def test_every_role_survives_kill_9_and_the_chain_stays_whole(site: Site):
     for name in ("miner-1", "validator", "trainer"):
         killed = site.programs[name]
         killed.kill()
-        eventually(lambda killed=killed: not members(killed.session), 5, f"{name}'s processes die with it")
-        version, verdicts = site.published(), site.verdicts()
+        gone(killed)
+        progress = site.progress()
         site.start(roles[name], name)
-        eventually(lambda v=version: site.published() >= v + 2, 60, f"new versions after {name} came back")
-        eventually(lambda v=verdicts: site.verdicts() > v, 60, f"new verdicts after {name} came back")
+        eventually(partial(site.is_beyond, progress), 60, f"new versions and verdicts after {name} came back")
 
     training = max(members(site.programs["trainer"].session))  # the newest process: one that the supervisor started
+    progress = site.progress()
     os.kill(training, signal.SIGKILL)
-    version = site.published()
-    eventually(lambda: site.published() >= version + 2, 60, "new versions after a process of the trainer was killed")
+    eventually(partial(site.is_beyond, progress), 60, "progress after a process of the trainer was killed")
 
     for program in site.programs.values():
         program.interrupt()
-    for name, program in site.programs.items():
+    for program in site.programs.values():
         program.wait(5)
-        eventually(lambda program=program: not members(program.session), 5, f"{name} leaves no process behind")
+        gone(program)
 
     checked = grailnode("verify", "--run", str(site.made.config))
     assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -35,7 +35,8 @@ def server() -> Server:
 
 @pytest.fixture
 async def url(server: Server, nursery: trio.Nursery) -> str:
-    return await nursery.start(serve, server.answer)
+    base: str = await nursery.start(serve, server.answer)
+    return base
 
 
 @pytest.fixture

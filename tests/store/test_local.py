@@ -41,6 +41,7 @@ async def check():
     assert not list((root / ".tmp").iterdir()), "not swept"
     assert [info.path async for info in store.list("")] == ["a/b"], "listed"
 
+trio.run(LocalStore(root, inline=True).put, "a/b", bytes(300_000))
 for number in range(25):
     writer = os.fork()
     if writer == 0:

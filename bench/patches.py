@@ -1,0 +1,334 @@
+"""Weight patches against the published formats, on one core, in one run.
+
+    python -m bench.patches compare --rows 4096 --columns 4096     bits, ratios, rates, memory, bound
+    python -m bench.patches edges                                   workload C: routing against the alternatives
+    python -m bench.patches cores                                   one core and two
+    python -m bench.patches growth --elements 1024                  16M to 1024M elements
+    python -m bench.patches projection                              a 7B model at 400 Mbit/s
+    python -m bench.patches digest                                  BLAKE3
+    python -m bench.patches start                                   import and first use
+
+Rates are bytes of BF16 weights a second; the best of `--repeats`, since other work only ever slows a run down.
+"""
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench.checkpoints import TARGETS, find_rate, simulate
+from bench.formats import FORMATS
+from protocol import patch
+from protocol.patch.inspection import bound_bits
+from protocol.patch.values import bits_of
+
+Weights = dict[str, torch.Tensor]
+PROFILES = ("compact", "fast")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One row: bytes on the wire, seconds each way, peak extra bytes."""
+
+    name: str
+    nbytes: int
+    encode: float
+    apply: float
+    extra: int
+
+
+def best_of(work: Callable[[], object], repeats: int) -> float:
+    """The least seconds of several runs."""
+    seconds = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
+
+
+def extra_memory(work: Callable[[], object]) -> int:
+    """Peak resident bytes above those before, as the kernel saw them (Linux resets the mark)."""
+    try:
+        with open("/proc/self/clear_refs", "w") as mark:  # noqa: PTH123
+            mark.write("5")
+    except OSError:
+        return 0
+    before = _status("VmRSS")
+    work()
+    return max(0, _status("VmHWM") - before)
+
+
+def _status(field: str) -> int:
+    with open("/proc/self/status") as status:  # noqa: PTH123
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field))
+
+
+def measure_ours(old: torch.Tensor, new: torch.Tensor, profile: str, repeats: int) -> list[Measured]:
+    """This codec: the codec alone (digests known, as a trainer and a follower know them), and with every digest computed."""
+    before, after = {"w": old}, {"w": new}
+    known = {"w": bytes(32)}
+    data = patch.encode(before, after, profile=profile)
+    digests = patch.encode_with_digests(before, before).digests
+    from protocol.patch import frames  # noqa: PLC0415
+    from protocol.patch.container import read_header, split_frames  # noqa: PLC0415
+    from protocol.patch.sparse import Workspace  # noqa: PLC0415
+
+    workspace = Workspace()
+    header = read_header(data)
+    row, frame = header.rows[0], split_frames(data, header)[0]
+    target = torch.empty_like(new)
+
+    def code() -> object:
+        return frames.encode_frame(old, new, profile, workspace)
+
+    def decode() -> object:
+        return [None for _ in frames.decode_frame(row, frame, bits_of(old), bits_of(target))]
+
+    assert known.keys() == digests.keys()
+    return [
+        Measured(
+            f"grailnode {profile}", len(data), best_of(code, repeats), best_of(decode, repeats), extra_memory(code)
+        ),
+        Measured(
+            f"grailnode {profile}, with digests",
+            len(data),
+            best_of(lambda: patch.encode_with_digests(before, after, profile=profile, base_digests=digests), repeats),
+            best_of(lambda: patch.apply_with_digests(before, data, digests=digests), repeats),
+            extra_memory(lambda: patch.apply_with_digests(before, data, digests=digests)),
+        ),
+    ]
+
+
+def measure_published(old: torch.Tensor, new: torch.Tensor, repeats: int) -> list[Measured]:
+    """Every published format, without digests; each is checked bit for bit."""
+    before, after, columns = bits_of(old), bits_of(new), old.shape[-1]
+    rows = []
+    for form in FORMATS:
+        data = form.encode(before, after, columns)
+        assert np.array_equal(form.decode(before, data, columns), after), form.name
+        encode = best_of(lambda: form.encode(before, after, columns), repeats)  # noqa: B023
+        apply = best_of(lambda: form.decode(before, data, columns), repeats)  # noqa: B023
+        extra = extra_memory(lambda: form.encode(before, after, columns))  # noqa: B023
+        rows.append(Measured(form.name, len(data), encode, apply, extra))
+    return rows
+
+
+def print_table(title: str, rows: list[Measured], weight_bytes: int, changed: int, bound: float) -> None:
+    """The rows beside the bound."""
+    table = Table(title=title)
+    for column in (
+        "format",
+        "bits/change",
+        "of bound",
+        "of PULSE zstd-1",
+        "x full",
+        "encode GB/s",
+        "apply GB/s",
+        "extra MB",
+    ):
+        table.add_column(column, justify="left" if column == "format" else "right")
+    pulse = next((row.nbytes for row in rows if row.name == "PULSE COO + zstd-1"), 0)
+    for row in rows:
+        bits = row.nbytes * 8 / max(1, changed)
+        table.add_row(
+            row.name, f"{bits:.3f}", f"{bits / bound:.3f}" if bound else "-", f"{row.nbytes / pulse:.3f}" if pulse else "-",
+            f"{weight_bytes / row.nbytes:.1f}", f"{weight_bytes / 1e9 / row.encode:.2f}",
+            f"{weight_bytes / 1e9 / row.apply:.2f}", f"{row.extra / 1e6:.1f}",
+        )  # fmt: skip
+    Console(width=140).print(table)
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Workload A, every format."""
+    trajectory = simulate(arguments.rows, arguments.columns, arguments.seed)
+    for target in arguments.targets.split(","):
+        old, new = trajectory.views(find_rate(trajectory, TARGETS[target]))
+        changed = int((bits_of(old) != bits_of(new)).sum())
+        bound = bound_bits(old, new)
+        rows = [row for profile in PROFILES for row in measure_ours(old, new, profile, arguments.repeats)]
+        rows += measure_published(old, new, 1 if arguments.quick else 2)
+        title = f"{target}: {arguments.rows} x {arguments.columns} BF16, {changed / old.numel():.3%} changed, "
+        print_table(title + f"bound {bound:.3f} bits a change", rows, old.nbytes, changed, bound)
+
+
+def edge_cases(seed: int = 0) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Workload C: what a chain also meets."""
+    random = torch.Generator().manual_seed(seed)
+    base = (torch.randn((1024, 1024), generator=random) * 0.0147).bfloat16()
+    noise = torch.randint(-(2**15), 2**15, base.shape, generator=random).to(torch.int16).view(torch.bfloat16)
+    rows = base.clone()
+    rows[::37] = (rows[::37].float() * 1.01).bfloat16()
+    single = base.clone()
+    single[3, 5] += 1
+    return {
+        "one element": (base, single),
+        "reset to zeros": (base, torch.zeros_like(base)),
+        "from zeros (LoRA B)": (torch.zeros_like(base), (base.float() * 1e-3).bfloat16()),
+        "fresh noise": (base, noise),
+        "rows of an embedding": (base, rows),
+        "all one step up": (base, (base.view(torch.int16) + 1).view(torch.bfloat16)),
+        "scaled by 1.01": (base, (base.float() * 1.01).bfloat16()),
+        "first step, lr 1e-3": (base, (base.float() + 1e-3 * torch.randn(base.shape, generator=random)).bfloat16()),
+        "signs flipped": (base, -base),
+    }
+
+
+def edges(arguments: argparse.Namespace) -> None:
+    """Workloads A3, A4 and C: this codec against the best alternative of each case."""
+    trajectory = simulate(1024, 1024, 0)
+    cases = {name: trajectory.views(find_rate(trajectory, TARGETS[name])) for name in ("A3", "A4")} | edge_cases()
+    table = Table(title="bytes of a 1024 x 1024 BF16 tensor (2097152 bytes)")
+    for column in ("case", "compact", "mode", "fast", "best alternative", "its name", "compact / best"):
+        table.add_column(column)
+    for name, (old, new) in cases.items():
+        compact, fast = (patch.encode({"w": old}, {"w": new}, profile=profile) for profile in PROFILES)
+        sizes = {"full tensor": old.nbytes}
+        for form in FORMATS:
+            try:
+                sizes[form.name] = len(form.encode(bits_of(old), bits_of(new), old.shape[-1]))
+            except ValueError:
+                continue
+        best = min(sizes, key=lambda key: sizes[key])
+        mode = patch.summary(compact).rows[0].mode.name.lower()
+        table.add_row(
+            name, str(len(compact)), mode, str(len(fast)), str(sizes[best]), best, f"{len(compact) / sizes[best]:.3f}"
+        )  # fmt: skip
+    Console(width=140).print(table)
+
+
+def cores(arguments: argparse.Namespace) -> None:
+    """The same tensors on one thread and on two."""
+    trajectory = simulate(2048, 4096, 0)
+    old, new = trajectory.views(find_rate(trajectory, TARGETS["A1"]))
+    before = {f"layer.{i}": old.clone() for i in range(8)}
+    after = {f"layer.{i}": new.clone() for i in range(8)}
+    nbytes = 8 * old.nbytes
+    digests = patch.encode_with_digests(before, before).digests
+    for threads in (1, 2):
+        data = patch.encode(before, after)
+        encode = best_of(
+            lambda: patch.encode_with_digests(before, after, base_digests=digests, threads=threads),  # noqa: B023
+            arguments.repeats,
+        )
+        apply = best_of(
+            lambda: patch.apply_with_digests(before, data, digests=digests, threads=threads),  # noqa: B023
+            arguments.repeats,
+        )
+        print(
+            f"{threads} threads: encode {nbytes / 1e9 / encode:.2f} GB/s, verify and apply {nbytes / 1e9 / apply:.2f} GB/s"
+        )
+
+
+def growth(arguments: argparse.Namespace) -> None:
+    """Time for each element from 16M elements up; 16M-element tensors, each with memory of its own."""
+    trajectory = simulate(4096, 4096, 0)
+    old, new = trajectory.views(find_rate(trajectory, TARGETS["A1"]))
+    count = 1
+    while count * 16 <= arguments.elements:
+        before = {f"layer.{i:03}": old.clone() for i in range(count)}
+        after = {f"layer.{i:03}": new.clone() for i in range(count)}
+        digests = patch.encode_with_digests(before, before).digests
+        data = b""
+
+        def encode() -> None:
+            nonlocal data
+            data = patch.encode_with_digests(before, after, base_digests=digests).patch  # noqa: B023
+
+        seconds = best_of(encode, 2)
+        del after
+        apply = best_of(lambda: patch.apply_in_place_with_digests(dict(before), data, digests=digests), 1)  # noqa: B023
+        elements = count * old.numel()
+        print(
+            f"{elements / 2**20:6.0f}M elements: encode {seconds:6.2f} s ({seconds / elements * 1e9:.2f} ns each), "
+            f"verify and apply in place {apply:6.2f} s ({apply / elements * 1e9:.2f} ns each), {len(data) / 1e6:.1f} MB"
+        )
+        count *= 4
+
+
+def projection(arguments: argparse.Namespace) -> None:
+    """A 7B model (15.2 GB of BF16 weights) at 400 Mbit/s, from rates measured here, beside PULSE's table 14."""
+    trajectory = simulate(4096, 4096, 0)
+    elements, link, cores_ = 7.6e9, 400e6 / 8, arguments.cores
+    table = Table(title=f"7B model, 400 Mbit/s, {cores_} cores (rates of one core measured here, times {cores_})")
+    for column in (
+        "workload",
+        "profile",
+        "patch MB",
+        "transfer s",
+        "verify + apply s",
+        "fast path s",
+        "PULSE, table 14",
+    ):
+        table.add_column(column)
+    for target in ("A1", "A2"):
+        old, new = trajectory.views(find_rate(trajectory, TARGETS[target]))
+        for profile in PROFILES:
+            row = measure_ours(old, new, profile, arguments.repeats)[1]
+            scale = elements / old.numel()
+            transfer, apply = row.nbytes * scale / link, row.apply * scale / cores_
+            table.add_row(
+                target, profile, f"{row.nbytes * scale / 1e6:.0f}", f"{transfer:.2f}", f"{apply:.2f}",
+                f"{transfer + apply:.2f}", "2.2 + 0.6 + 0.3 + 0.8 = 3.9",
+            )  # fmt: skip
+    Console(width=140).print(table)
+
+
+def digest(arguments: argparse.Namespace) -> None:
+    """BLAKE3 of 256 MiB on one thread and on all."""
+    from blake3 import blake3  # noqa: PLC0415
+
+    data = np.random.default_rng(0).integers(0, 256, 1 << 28, dtype=np.uint8)
+    for name, threads in (("one thread", 1), ("all threads", blake3.AUTO)):
+        seconds = best_of(lambda: blake3(data, max_threads=threads).digest(), arguments.repeats)  # noqa: B023
+        print(f"BLAKE3, {name}: {data.nbytes / 1e9 / seconds:.2f} GB/s")
+
+
+def start(arguments: argparse.Namespace) -> None:
+    """Import and first use in a fresh process, with a fresh kernel cache and with a warm one."""
+    code = (
+        "import time; t = time.perf_counter(); import torch; a = time.perf_counter() - t\n"
+        "from protocol import patch; b = time.perf_counter() - t - a\n"
+        "patch.warm_up(); c = time.perf_counter() - t - a - b\n"
+        "print(f'torch {a:.2f} s, protocol.patch {b:.2f} s, kernels {c:.2f} s')"
+    )
+    import tempfile  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("fresh cache", "warm cache"):
+            print(name, end=": ", flush=True)
+            environment = os.environ | {"NUMBA_CACHE_DIR": folder}
+            subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+def main() -> None:
+    """Run one benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    benchmarks = {f.__name__: f for f in (compare, edges, cores, growth, projection, digest, start)}
+    parser.add_argument("benchmark", choices=sorted(benchmarks))
+    parser.add_argument("--rows", type=int, default=4096)
+    parser.add_argument("--columns", type=int, default=4096)
+    parser.add_argument("--targets", default="A1,A2,A3,A4")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--elements", type=int, default=256, help="largest set of `growth`, in millions")
+    parser.add_argument("--cores", type=int, default=8, help="cores of `projection`")
+    parser.add_argument("--quick", action="store_true", help="measure the published formats once")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    resource.getrusage(resource.RUSAGE_SELF)
+    patch.warm_up()
+    benchmarks[arguments.benchmark](arguments)
+
+
+if __name__ == "__main__":
+    main()

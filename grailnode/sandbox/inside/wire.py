@@ -1,0 +1,151 @@
+"""What passes between a tester and the solution that it tests: calls one way, plain values the other, never objects.
+
+A frame is 4 bytes of length (big-endian), one byte of kind, and JSON. A value is JSON's null, true, false or string, or a list of a tag and
+contents: what arrives has built-in types only, so that a solution cannot bring its own idea of equality along.
+"""
+
+import json
+import os
+import resource
+from typing import Any, Final
+
+MAX_FRAME_BYTES: Final = 1 << 20
+MAX_DEPTH: Final = 64
+MAX_VALUES: Final = 100_000
+
+HELLO: Final = b"h"
+COMPILED: Final = b"c"
+REFUSED: Final = b"s"
+LOADED: Final = b"l"
+CALL: Final = b"k"
+VALUE: Final = b"v"
+RAISED: Final = b"e"
+
+
+class GoneError(BaseException):
+    """The other side is gone, or sends what is no frame. No test can catch it by accident."""
+
+
+class UnsendableError(TypeError):
+    """A value that is not plain, or is too large."""
+
+
+def limit(cpu_seconds: int, memory_bytes: int, file_bytes: int, files: int) -> None:
+    """Bind this process for good, before it reads anything foreign."""
+    for what, value in (
+        (resource.RLIMIT_CPU, cpu_seconds),
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_FSIZE, file_bytes),
+        (resource.RLIMIT_NOFILE, files),
+        (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_STACK, 8 << 20),
+    ):
+        resource.setrlimit(what, (value, value))
+
+
+def send(channel: int, kind: bytes, value: object = None) -> None:
+    """Write a frame.
+
+    Raises:
+        UnsendableError: the value is not plain, or too large.
+        GoneError: nobody reads.
+    """
+    payload = json.dumps(_Packer().pack(value, 0)).encode()
+    if len(payload) >= MAX_FRAME_BYTES:
+        raise UnsendableError("too large")
+    frame = memoryview((len(payload) + 1).to_bytes(4, "big") + kind + payload)
+    while frame:
+        try:
+            frame = frame[os.write(channel, frame) :]
+        except OSError as error:
+            raise GoneError from error
+
+
+def receive(channel: int) -> tuple[bytes, Any]:
+    """Read a frame: its kind and its value.
+
+    Raises:
+        GoneError: there is none.
+    """
+    size = int.from_bytes(_read(channel, 4), "big")
+    if not 1 <= size <= MAX_FRAME_BYTES:
+        raise GoneError
+    frame = _read(channel, size)
+    try:
+        return frame[:1], _unpack(json.loads(frame[1:]))
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
+        raise GoneError from error
+
+
+def _read(channel: int, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        try:
+            piece = os.read(channel, size - len(data))
+        except OSError as error:
+            raise GoneError from error
+        if not piece:
+            raise GoneError
+        data += piece
+    return bytes(data)
+
+
+class _Packer:
+    """Turns one plain value into what JSON can carry. Integers travel in hexadecimal, which has no limit on digits."""
+
+    def __init__(self) -> None:
+        self._left = MAX_VALUES
+
+    def pack(self, value: object, depth: int) -> object:
+        self._left -= 1
+        if depth > MAX_DEPTH or self._left < 0:
+            raise UnsendableError("too deep or too many values")
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            return str.__str__(value)
+        return self._pack_number(value) or self._pack_container(value, depth)
+
+    @staticmethod
+    def _pack_number(value: object) -> list[object]:
+        if isinstance(value, int):
+            return ["i", f"{int.__index__(value):x}"]
+        if isinstance(value, float):
+            return ["f", float.hex(value)]
+        if isinstance(value, complex):
+            return ["c", float.hex(value.real), float.hex(value.imag)]
+        if isinstance(value, bytes | bytearray):
+            return ["b", value.hex()]
+        return []
+
+    def _pack_container(self, value: object, depth: int) -> list[object]:
+        for tag, kind in (("l", list), ("t", tuple), ("s", set), ("z", frozenset)):
+            if isinstance(value, kind):
+                return [tag, *(self.pack(item, depth + 1) for item in value)]
+        if isinstance(value, dict):
+            return ["d", *(self.pack(part, depth + 1) for pair in value.items() for part in pair)]
+        if isinstance(value, range):
+            return ["r", *(f"{part:x}" for part in (value.start, value.stop, value.step))]
+        raise UnsendableError(f"{type(value).__name__} is not plain")
+
+
+def _unpack(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    tag, *parts = value
+    if tag == "i":
+        return int(parts[0], 16)
+    if tag == "f":
+        return float.fromhex(parts[0])
+    if tag == "c":
+        return complex(float.fromhex(parts[0]), float.fromhex(parts[1]))
+    if tag == "b":
+        return bytes.fromhex(parts[0])
+    if tag == "r":
+        return range(*(int(part, 16) for part in parts))
+    items = [_unpack(part) for part in parts]
+    if tag == "d":
+        return dict(zip(items[::2], items[1::2], strict=True))
+    return {"l": list, "t": tuple, "s": set, "z": frozenset}[tag](items)

@@ -1,0 +1,187 @@
+"""When two final answers of a mathematical problem say the same (docs/spec/environments.md).
+
+Two steps: an answer is brought into a plain form (`normalize`), then forms are compared as texts, as lists piece by piece, and as
+exact values. Nothing here is floating-point, evaluates text, or takes time that the text could choose: both are cut off by length.
+"""
+
+import re
+from typing import Final
+
+from protocol.environments.expressions import value_of
+from protocol.environments.polynomials import NoValueError
+
+MAX_ANSWER_CHARS: Final = 512
+"""A longer answer equals nothing but its own text."""
+
+_WRAPPERS: Final = ("boxed", "fbox", "text", "textbf", "textit", "textrm", "mathrm", "mathbf", "mathit", "mbox", "operatorname")
+_DELIMITERS: Final = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+_REPLACED: Final = (
+    (r"\dfrac", r"\frac"),
+    (r"\tfrac", r"\frac"),
+    (r"\cfrac", r"\frac"),
+    (r"\left", ""),
+    (r"\right", ""),
+    (r"\displaystyle", ""),
+    (r"\quad", " "),
+    (r"\%", ""),
+    ("%", ""),
+    (r"\$", ""),
+    (r"^{\circ}", ""),
+    (r"^\circ", ""),
+    ("°", ""),
+    ("{,}", ","),
+    (r"\!", ""),
+    (r"\,", " "),
+    (r"\;", " "),
+    (r"\:", " "),
+    (r"\ ", " "),
+    ("~", " "),
+    (r"\{", "\x01"),
+    (r"\}", "\x02"),
+    (r"\cdot", "*"),
+    (r"\times", "*"),
+    ("×", "*"),
+    ("−", "-"),
+    (r"\pi", "π"),
+    (r"\leq", "≤"),
+    (r"\le", "≤"),
+    (r"\geq", "≥"),
+    (r"\ge", "≥"),
+    (r"\infty", "∞"),
+)
+_UNITS: Final = re.compile(
+    r"(?<=[0-9})])\s*(?:square|cubic|sq)?\s*"
+    r"(?:mm|cm|km|meters?|metres?|m|inch(?:es)?|in|feet|foot|ft|yards?|miles?|mph|units?|degrees?|dollars?|cents?|percent|"
+    r"hours?|minutes?|seconds?|days?|weeks?|months?|years?|kg|grams?|g|pounds?|lbs?|liters?|litres?|points?|people|ways)"
+    r"(?:\^\{?[23]\}?)?\.?$"
+)
+_THOUSANDS: Final = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
+_NAMED: Final = re.compile(r"^[A-Za-z](?:\([a-z]\))?\s*(?:=|\\in(?![a-z]))")
+_OPENING: Final = "([{\x01"
+_CLOSING: Final = ")]}\x02"
+
+
+def equivalent(gold: str, answer: str) -> bool:
+    """Whether an answer (any text) says what the gold answer says."""
+    if gold == answer:
+        return True
+    if max(len(gold), len(answer)) > MAX_ANSWER_CHARS:
+        return False
+    return _same(normalize(gold), normalize(answer))
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What stands in the last \boxed{...} of a text; None where there is none that ends."""
+    at = max(text.rfind(r"\boxed{"), text.rfind(r"\fbox{"))
+    return _braced(text, text.index("{", at))[0] if at >= 0 else None
+
+
+def normalize(answer: str) -> str:
+    """An answer without what does not bear on its meaning: wrappers, units, spacing, separators of thousands."""
+    text = _unwrap(answer.strip())
+    for old, new in _REPLACED:
+        text = text.replace(old, new)
+    text = _UNITS.sub("", _drop_wrappers(text).strip().rstrip(".").strip())
+    text = _NAMED.sub("", text).strip()
+    if _THOUSANDS.fullmatch(text):
+        text = text.replace(",", "")
+    text = "".join(text.split())
+    if len(text) == 3 and text[0] == "(" and text[2] == ")" and text[1].isalpha():
+        text = text[1]  # the letter of a choice
+    return text.casefold() if text.isalpha() and len(text) > 1 else text
+
+
+def _unwrap(text: str) -> str:
+    """Without the mathematics delimiters around the whole."""
+    for opening, closing in _DELIMITERS:
+        inside = text[len(opening) : -len(closing)]
+        if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening + closing) and closing not in inside:
+            return inside.strip()
+    return text
+
+
+def _drop_wrappers(text: str) -> str:
+    r"""\text{cm} becomes ' cm', for every command that only sets its argument in another font."""
+    for name in _WRAPPERS:
+        command = f"\\{name}{{"
+        at = text.find(command)
+        while at >= 0:
+            inside, end = _braced(text, at + len(command) - 1)
+            if inside is None:
+                break
+            text = f"{text[:at]} {inside}{text[end:]}"
+            at = text.find(command)
+    return text
+
+
+def _braced(text: str, opening: int) -> tuple[str | None, int]:
+    """What stands in the braces that open at an index, and the index behind them; None where they do not close."""
+    depth = 0
+    for at in range(opening, len(text)):
+        if text[at] == "{":
+            depth += 1
+        elif text[at] == "}":
+            depth -= 1
+            if depth == 0:
+                return text[opening + 1 : at], at + 1
+    return None, len(text)
+
+
+def _same(gold: str, answer: str) -> bool:
+    if gold == answer:
+        return True
+    parts, other = _split(gold), _split(answer)
+    if parts is None or other is None:
+        return False
+    (brackets, pieces), (other_brackets, other_pieces) = parts, other
+    if brackets != other_brackets or len(pieces) != len(other_pieces):
+        return False
+    if brackets in ("", "\x01\x02"):  # a bare list or a set: any order
+        return _same_in_any_order(pieces, other_pieces)
+    return all(_same_piece(left, right) for left, right in zip(pieces, other_pieces, strict=True))
+
+
+def _same_in_any_order(pieces: list[str], others: list[str]) -> bool:
+    rest = list(others)
+    for piece in pieces:
+        match = next((other for other in rest if _same_piece(piece, other)), None)
+        if match is None:
+            return False
+        rest.remove(match)
+    return True
+
+
+def _same_piece(gold: str, answer: str) -> bool:
+    if gold == answer:
+        return True
+    try:
+        return value_of(gold) == value_of(answer)
+    except NoValueError:
+        return False
+
+
+def _split(text: str) -> tuple[str, list[str]] | None:
+    """The brackets around a list ('' for none) and its pieces; None where brackets do not match."""
+    ends, commas, depth = [], [], 0
+    for at, character in enumerate(text):
+        if character in _OPENING:
+            depth += 1
+        elif character in _CLOSING:
+            depth -= 1
+            if depth < 0:
+                return None
+            if depth == 0:
+                ends.append(at)
+        elif character == "," and depth < 2:
+            commas.append((depth, at))
+    if depth:
+        return None
+    outside = [at for level, at in commas if level == 0]
+    if outside or not commas or ends != [len(text) - 1] or text[0] not in _OPENING:
+        return "", _pieces(text, outside)
+    return text[0] + text[-1], _pieces(text[1:-1], [at - 1 for _, at in commas])
+
+
+def _pieces(text: str, commas: list[int]) -> list[str]:
+    starts = [0, *(at + 1 for at in commas)]
+    return [text[start:end] for start, end in zip(starts, [*commas, len(text)], strict=True)]

@@ -1,0 +1,77 @@
+"""Mathematical problems with one final answer, from MATH or GSM8K data files (docs/spec/environments.md).
+
+A line is of one form or the other:
+    {"problem": ..., "solution": "... \\boxed{answer} ..."}        MATH (an 'answer' field, where there is one, goes first)
+    {"question": ..., "answer": "... #### answer"}                 GSM8K
+
+Reward (PULSE, appendix F.5): 0.7 correct + 0.15 format + 0.1 thinking + 0.05 nothing behind the answer.
+"""
+
+from fractions import Fraction
+from typing import Final
+
+from protocol.environments import answers
+from protocol.environments.base import Problem
+from protocol.environments.completion import INSTRUCTION, Completion
+from protocol.environments.dataset import Dataset, Fields, text
+from protocol.errors import MalformedError
+
+_CORRECT: Final = Fraction(70, 100)
+_FORMAT: Final = Fraction(15, 100)
+_THINKING: Final = Fraction(10, 100)
+_NO_TRAILING: Final = Fraction(5, 100)
+
+
+def _read(fields: Fields) -> Problem:
+    if "problem" in fields:
+        question = text(fields, "problem")
+        solution = text(fields, "solution", default="")
+        gold = text(fields, "answer", default=answers.last_boxed(solution) or "")
+    else:
+        question = text(fields, "question")
+        _, mark, gold = text(fields, "answer").rpartition("####")
+        if not mark:
+            raise MalformedError("no '####' in 'answer'")
+    if not answers.normalize(gold[: answers.MAX_ANSWER_CHARS]):
+        raise MalformedError("no final answer")
+    prompt = f"{question.strip()}\n\n{INSTRUCTION} The solution is the final answer alone.\n"
+    return Problem(prompt, gold.strip())
+
+
+class Mathematics:
+    """Problems of a data file.
+
+    Args:
+        data: JSON Lines.
+
+    Raises:
+        MalformedError, LimitError: not such a file; the message gives the line.
+    """
+
+    name = "math"
+
+    def __init__(self, data: bytes) -> None:
+        self._dataset = Dataset(self.name, data, _read, lambda problem: problem.prompt)
+
+    def problem(self, seed: bytes) -> Problem:
+        """The training problem of a seed."""
+        return self._dataset.problem(seed)
+
+    def held_out(self, index: int) -> Problem:
+        """The held-out problem of an index; behind the last they repeat."""
+        return self._dataset.held_out(index)
+
+    def reward(self, problem: Problem, completion: str) -> float:
+        """Judges any text: the last solution block, or else the last \\boxed{...}, is its answer."""
+        parts = Completion.read(completion)
+        answer = parts.solution if parts.solution is not None else answers.last_boxed(completion)
+        correct = answer is not None and answers.equivalent(problem.reference, _bare(answer))
+        return float(
+            _CORRECT * correct + _FORMAT * parts.formatted + _THINKING * parts.thinks + _NO_TRAILING * parts.brevity
+        )
+
+
+def _bare(answer: str) -> str:
+    """An answer without a box around it."""
+    boxed = answers.last_boxed(answer) if len(answer) <= answers.MAX_ANSWER_CHARS else None
+    return (answer if boxed is None else boxed).strip()

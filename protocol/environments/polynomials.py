@@ -1,0 +1,126 @@
+"""Exact values of answers: sums of rational multiples of square roots and symbols, pi among them (docs/spec/environments.md).
+
+1/sqrt(2) and sqrt(2)/2 are one value, and so are (x+1)^2 and 1+2x+x^2. No floating-point arithmetic, no search, and every size is bounded,
+so that all nodes agree in bounded time: what grows past a bound has no value.
+"""
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Final
+
+MAX_TERMS: Final = 16
+MAX_BITS: Final = 512
+MAX_RADICAND: Final = 10**8  # under a root; finding its squares takes 10**4 steps
+MAX_EXPONENT: Final = 32
+
+Powers = tuple[tuple[str, int], ...]
+Monomial = tuple[int, Powers]
+"""A squarefree radicand (1 for none), and symbols with their exponents, sorted, none of them 0."""
+
+_ONE: Final[Monomial] = (1, ())
+
+
+class NoValueError(Exception):
+    """The text has no value that this module can hold."""
+
+
+class Value:
+    """A sum of monomials with rational coefficients; equal values are equal objects."""
+
+    def __init__(self, terms: Mapping[Monomial, Fraction]) -> None:
+        self._terms = {monomial: factor for monomial, factor in terms.items() if factor}
+        if len(self._terms) > MAX_TERMS:
+            raise NoValueError
+        for (root, _), factor in self._terms.items():
+            if max(root.bit_length(), factor.numerator.bit_length(), factor.denominator.bit_length()) > MAX_BITS:
+                raise NoValueError
+
+    @classmethod
+    def number(cls, value: Fraction | int) -> "Value":
+        """A rational number."""
+        return cls({_ONE: Fraction(value)})
+
+    @classmethod
+    def symbol(cls, name: str) -> "Value":
+        """A variable, or a constant such as pi."""
+        return cls({(1, ((name, 1),)): Fraction(1)})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Value) and self._terms == other._terms
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._terms.items()))
+
+    def __add__(self, other: "Value") -> "Value":
+        terms = dict(self._terms)
+        for monomial, factor in other._terms.items():
+            terms[monomial] = terms.get(monomial, Fraction(0)) + factor
+        return Value(terms)
+
+    def __neg__(self) -> "Value":
+        return Value({monomial: -factor for monomial, factor in self._terms.items()})
+
+    def __mul__(self, other: "Value") -> "Value":
+        terms: dict[Monomial, Fraction] = {}
+        for (root, powers), factor in self._terms.items():
+            for (other_root, other_powers), other_factor in other._terms.items():
+                common = math.gcd(root, other_root)  # both are squarefree, so this is all that leaves the root
+                monomial = (root * other_root // common**2, _join(powers, other_powers))
+                terms[monomial] = terms.get(monomial, Fraction(0)) + factor * other_factor * common
+        return Value(terms)
+
+    def __truediv__(self, other: "Value") -> "Value":
+        if len(other._terms) != 1:
+            raise NoValueError
+        (((root, powers), factor),) = other._terms.items()
+        inverse = (root, tuple((name, -exponent) for name, exponent in powers))
+        return self * Value({inverse: 1 / (factor * root)})
+
+    def __pow__(self, exponent: int) -> "Value":
+        if abs(exponent) > MAX_EXPONENT:
+            raise NoValueError
+        result = Value.number(1)
+        for _ in range(abs(exponent)):
+            result = result * self
+        return result if exponent >= 0 else Value.number(1) / result
+
+    def rational(self) -> Fraction:
+        """The rational number that this is.
+
+        Raises:
+            NoValueError: it is none.
+        """
+        if set(self._terms) <= {_ONE}:
+            return self._terms.get(_ONE, Fraction(0))
+        raise NoValueError
+
+    def root(self) -> "Value":
+        """The square root of a rational number that is not negative."""
+        value = self.rational()
+        if value < 0:
+            raise NoValueError
+        outside, inside = _squarefree(value.numerator * value.denominator)
+        return Value({(inside, ()): Fraction(outside, value.denominator)})
+
+
+def _squarefree(number: int) -> tuple[int, int]:
+    """(a, b) with number = a * a * b and b squarefree."""
+    if number > MAX_RADICAND:
+        raise NoValueError
+    outside, divisor = 1, 2
+    while divisor * divisor <= number:
+        while number % (divisor * divisor) == 0:
+            number //= divisor * divisor
+            outside *= divisor
+        divisor += 1
+    return outside, number
+
+
+def _join(left: Powers, right: Powers) -> Powers:
+    powers = dict(left)
+    for name, exponent in right:
+        powers[name] = powers.get(name, 0) + exponent
+    if any(abs(exponent) > MAX_EXPONENT for exponent in powers.values()):
+        raise NoValueError
+    return tuple(sorted((name, exponent) for name, exponent in powers.items() if exponent))

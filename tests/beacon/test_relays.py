@@ -1,0 +1,243 @@
+"""Getting rounds from relays that are late, silent or false, and publishing a local chain, on a clock that jumps."""
+
+import json
+import logging
+import random
+
+import pytest
+import trio
+
+from grailnode.beacon import Patience, Relay, RelayBeacon, StoreBeacon, publish_rounds
+from grailnode.store.faults import Fault, Link
+from grailnode.store.faulty import FaultyStore
+from grailnode.store.https import HttpsStore, open_client
+from grailnode.store.local import LocalStore
+from grailnode.store.memory import MemoryStore
+from protocol.beacon import LocalKey, open_round
+from roles.ports import BeaconError
+from tests.store.loopback import serve
+from tests.store.served_files import FileServer
+from tests.store_contract import paths
+
+KEY = LocalKey.from_seed(b"a seed for tests alone")
+EPOCH = 1_700_000_000
+CHAIN = KEY.chain(250, EPOCH * 1000)
+TRUTH = [open_round(CHAIN, number, KEY.answer(number)) for number in range(1, 12)]
+
+
+class MockTime:
+    """The Clock port on trio's own clock, which tests let jump; round 1 is due at its start."""
+
+    def now(self) -> float:
+        return EPOCH + trio.current_time()
+
+    async def sleep_until(self, moment: float) -> None:
+        await trio.sleep_until(moment - EPOCH)
+
+
+@pytest.fixture
+def clock() -> MockTime:
+    return MockTime()
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    return MemoryStore()
+
+
+HONEST = {number: KEY.answer(number) for number in range(1, 12)}
+LIAR = {
+    number: json.dumps({"round": number, "signature": KEY.sign(number + 1).hex()}).encode() for number in range(1, 12)
+}
+OTHER_ROUND = {number: KEY.answer(number + 1) for number in range(1, 12)}
+GARBAGE = dict.fromkeys(range(1, 12), b"<html>sign in to the hotel's network</html>")
+ENDLESS = dict.fromkeys(range(1, 12), bytes(1_000_000))
+
+
+class TestRelays:
+    @pytest.mark.trio
+    async def test_a_round_is_not_had_before_it_is_due(self, autojump_clock, clock):
+        beacon = RelayBeacon([relay_of(HONEST)], CHAIN, clock)
+        assert await beacon.randomness(9) == TRUTH[8]
+        assert trio.current_time() == pytest.approx(2.0)
+
+    @pytest.mark.trio
+    @pytest.mark.parametrize(
+        "bad", [LIAR, OTHER_ROUND, GARBAGE, ENDLESS, {}], ids=["liar", "other", "garbage", "endless", "empty"]
+    )
+    async def test_one_good_relay_is_enough(self, autojump_clock, clock, bad):
+        relays = [relay_of(bad), relay_of(bad), relay_of(HONEST)]
+        assert await RelayBeacon(relays, CHAIN, clock).randomness(1) == TRUTH[0]
+        assert trio.current_time() == pytest.approx(0.0)
+
+    @pytest.mark.trio
+    async def test_a_relay_that_lies_is_named_and_asked_last(self, autojump_clock, clock, caplog):
+        beacon = RelayBeacon([relay_of(LIAR, "liar"), relay_of(HONEST, "honest")], CHAIN, clock)
+        with caplog.at_level(logging.WARNING):
+            for number in (1, 2, 3):
+                assert await beacon.randomness(number) == TRUTH[number - 1]
+        assert [record.getMessage().split()[2] for record in caplog.records] == ["liar"]
+
+    @pytest.mark.trio
+    async def test_a_relay_that_hangs_costs_its_head_start(self, autojump_clock, clock):
+        silent = FaultyStore(MemoryStore(), random.Random(1), {Fault.HANG: 1.0})
+        beacon = RelayBeacon([Relay("silent", silent), relay_of(HONEST)], CHAIN, clock)
+        assert await beacon.randomness(1) == TRUTH[0]
+        assert trio.current_time() == pytest.approx(Patience().head_start)
+
+    @pytest.mark.trio
+    async def test_without_a_true_answer_there_is_none(self, autojump_clock, clock):
+        silent = FaultyStore(MemoryStore(), random.Random(1), {Fault.HANG: 1.0})
+        cut = FaultyStore(MemoryStore(), random.Random(1))
+        cut.link = Link.NO_REQUESTS
+        relays = [relay_of(LIAR, "liar"), Relay("silent", silent), Relay("cut", cut), relay_of({}, "empty")]
+        beacon = RelayBeacon(relays, CHAIN, clock, patience=Patience(deadline=30.0))
+        with pytest.raises(BeaconError) as caught:
+            await beacon.randomness(5)
+        assert trio.current_time() == pytest.approx(31.0)
+        for said in ("round 5", "liar: false answer", "silent: no answer", "cut: ", "empty: round not there yet"):
+            assert said in str(caught.value)
+
+    @pytest.mark.trio
+    async def test_a_late_round_is_waited_for(self, autojump_clock, clock, memory):
+        beacon = StoreBeacon(memory, CHAIN, clock)
+        got: list[bytes] = []
+
+        async def wait() -> None:
+            got.append(await beacon.randomness(1))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await trio.sleep(20.0)
+            assert got == []
+            await memory.put(CHAIN.path(1), KEY.answer(1))
+        assert got == [TRUTH[0]]
+        assert trio.current_time() < 20.0 + 2 * Patience().longest_pause
+
+    @pytest.mark.trio
+    async def test_a_round_once_had_is_remembered(self, autojump_clock, clock, memory):
+        await memory.put(CHAIN.path(1), KEY.answer(1))
+        beacon = StoreBeacon(memory, CHAIN, clock)
+        assert await beacon.randomness(1) == TRUTH[0]
+        await memory.delete(CHAIN.path(1))
+        assert await beacon.randomness(1) == TRUTH[0]
+
+    def test_nobody_to_ask(self):
+        with pytest.raises(ValueError, match="at least one relay"):
+            RelayBeacon([], CHAIN, MockTime())
+
+    @pytest.mark.trio
+    async def test_a_static_file_server_is_a_relay(self, nursery):
+        served = FileServer()
+        served.objects = {f"/{CHAIN.path(number)}": answer for number, answer in HONEST.items()}
+        url = await nursery.start(serve, served.answer)
+        async with open_client() as client:
+            relays = [Relay("file server", HttpsStore(url, client, plain_http=True))]
+            assert await RelayBeacon(relays, CHAIN, Yesterday()).randomness(4) == TRUTH[3]
+
+
+class Yesterday(MockTime):
+    """Every round is due already."""
+
+    async def sleep_until(self, moment: float) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+def relay_of(answers: dict[int, bytes], name: str = "relay") -> Relay:
+    return Relay(name, _Answers(answers))
+
+
+class _Answers(MemoryStore):
+    """A store that holds answers from the start."""
+
+    def __init__(self, answers: dict[int, bytes]) -> None:
+        super().__init__()
+        self._paths = sorted(CHAIN.path(number) for number in answers)
+        self._objects = {CHAIN.path(number): answer for number, answer in answers.items()}
+
+
+class TestPublishing:
+    @pytest.mark.trio
+    async def test_each_round_appears_when_it_is_due(self, autojump_clock, clock, memory, nursery):
+        nursery.start_soon(lambda: publish_rounds(KEY, CHAIN, memory, clock, keep=100))
+        beacon = StoreBeacon(memory, CHAIN, clock)
+        for number in range(1, 12):
+            assert await beacon.randomness(number) == TRUTH[number - 1]
+            assert CHAIN.due(number) <= clock.now() <= CHAIN.due(number) + 0.1
+
+    @pytest.mark.trio
+    async def test_old_rounds_are_removed(self, autojump_clock, clock, memory, nursery):
+        nursery.start_soon(lambda: publish_rounds(KEY, CHAIN, memory, clock, keep=4))
+        await trio.sleep(5.1)
+        assert sorted(await paths(memory, "")) == sorted(CHAIN.path(number) for number in (18, 19, 20, 21))
+
+    @pytest.mark.trio
+    async def test_after_a_restart_the_newest_comes_first_and_only_what_matters(self, autojump_clock, clock, memory):
+        order: list[int] = []
+
+        class Watched(MemoryStore):
+            async def put(self, path: str, data: bytes) -> None:
+                order.append(int(path.rpartition("/")[2]))
+                await super().put(path, data)
+
+        store = Watched()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: publish_rounds(KEY, CHAIN, store, clock, keep=6))
+            await trio.sleep(1.1)
+            nursery.cancel_scope.cancel()
+        assert order == [1, 2, 3, 4, 5]
+        order.clear()
+        await trio.sleep(1.0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: publish_rounds(KEY, CHAIN, store, clock, keep=6))
+            await trio.sleep(0.05)
+            nursery.cancel_scope.cancel()
+        assert order == [9, 8, 7, 6]
+        assert sorted(await paths(store, "")) == [CHAIN.path(number) for number in (4, 5, 6, 7, 8, 9)]
+
+    @pytest.mark.trio
+    async def test_nothing_is_published_before_genesis(self, autojump_clock, memory, nursery):
+        chain = KEY.chain(250, (EPOCH + 10) * 1000)
+        nursery.start_soon(lambda: publish_rounds(KEY, chain, memory, MockTime(), keep=4))
+        await trio.sleep(9.9)
+        assert await paths(memory, "") == []
+        await trio.sleep(0.2)
+        assert await paths(memory, "") == [chain.path(1)]
+
+    @pytest.mark.trio
+    async def test_a_store_that_fails_delays_rounds_and_loses_none(self, autojump_clock, clock, memory, nursery):
+        rates = {Fault.ERROR: 0.2, Fault.LOST_ANSWER: 0.1, Fault.DELAY: 0.1, Fault.LIST_BROKEN: 0.3}
+        faulty = FaultyStore(memory, random.Random(11), rates, delay=0.2)
+        nursery.start_soon(lambda: publish_rounds(KEY, CHAIN, faulty, clock, keep=200))
+        await trio.sleep(5.0)
+        faulty.link = Link.NO_REQUESTS
+        await trio.sleep(5.0)
+        faulty.link = Link.OPEN
+        beacon = StoreBeacon(faulty, CHAIN, clock)
+        for number in range(1, 60):
+            assert await beacon.randomness(number) == open_round(CHAIN, number, KEY.answer(number))
+        assert faulty.trace
+
+    @pytest.mark.trio
+    async def test_foreign_names_are_left_alone(self, autojump_clock, clock, memory, nursery):
+        foreign = [f"{CHAIN.rounds_prefix}{name}" for name in ("latest", "007", "-3", "٣", "1" * 60, "1.json")]
+        for path in foreign:
+            await memory.put(path, b"")
+        nursery.start_soon(lambda: publish_rounds(KEY, CHAIN, memory, clock, keep=2))
+        await trio.sleep(5.0)
+        assert set(foreign) < set(await paths(memory, ""))
+
+    @pytest.mark.trio
+    async def test_a_key_of_another_chain_is_our_own_fault(self, autojump_clock, clock, memory):
+        other = LocalKey.from_seed(b"another seed, for tests")
+        with pytest.raises(ValueError, match="does not sign"):
+            await publish_rounds(other, CHAIN, memory, clock, keep=4)
+        with pytest.raises(ValueError, match="at least"):
+            await publish_rounds(KEY, CHAIN, memory, clock, keep=1)
+
+    @pytest.mark.trio
+    async def test_over_a_local_directory(self, autojump_clock, clock, tmp_path, nursery):
+        writer, reader = LocalStore(tmp_path, inline=True), LocalStore(tmp_path, inline=True)
+        nursery.start_soon(lambda: publish_rounds(KEY, CHAIN, writer, clock, keep=10))
+        assert await StoreBeacon(reader, CHAIN, clock).randomness(3) == TRUTH[2]
+        assert (tmp_path / CHAIN.path(3)).read_bytes() == KEY.answer(3)

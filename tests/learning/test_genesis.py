@@ -1,0 +1,98 @@
+"""The genesis that ships: what it is, that it loads, and that its recipe is repeatable (it is not made again here)."""
+
+import itertools
+import statistics
+from pathlib import Path
+
+import pytest
+import torch
+
+from grailnode import genesis
+from grailnode.engine.model import build
+from grailnode.policy import Policy, load_weights
+from protocol import environments
+from protocol.digest import digest_weights
+from protocol.sampling import SamplingParams
+from roles.ports import Request
+from tests.engine.policies import engine_of, finished
+
+TINY = genesis.Recipe(width=16, layers=1, heads=2, pairs=1, head_size=8, feed_forward=16, steps=30, batch=16, warmup=5)
+
+
+def test_shipped_files() -> None:
+    files = {path.name: path.stat().st_size for path in genesis.PACKAGED.iterdir()}
+    assert set(files) == {"config.json", "tokenizer.json", "model.safetensors"}
+    assert sum(files.values()) < 3_000_000
+
+
+def test_shipped_weights() -> None:
+    weights = load_weights(genesis.PACKAGED)
+    assert {name: tuple(tensor.shape) for name, tensor in weights.items()} == build(
+        Policy.load(genesis.PACKAGED)
+    ).shapes
+    assert digest_weights(weights).hex() == SHIPPED_DIGEST, "not what `python -m grailnode.genesis --seed 0` makes"
+
+
+def test_shipped_config_and_tokenizer_are_the_recipe_s() -> None:
+    assert Policy.load(genesis.PACKAGED).config == genesis.Recipe().config()
+    assert (genesis.PACKAGED / "tokenizer.json").read_text() == genesis.tokenizer()
+
+
+def test_shipped_policy_is_undecided() -> None:
+    """It forgets to carry more often than not, and knows better often enough to be reinforced."""
+    policy, addition = Policy.load(genesis.PACKAGED), environments.get("addition")
+    engine = finished(engine_of(build(policy), load_weights(genesis.PACKAGED)))
+    problems = [addition.held_out(index) for index in range(200)]
+    prompts = [policy.tokenizer.encode(problem.prompt) for problem in problems]
+    params = SamplingParams(1.0, 5, policy.eos)
+    requests = [Request(prompt, index.to_bytes(16, "little")) for index, prompt in enumerate(prompts)]
+    sampled = [generation.tokens for generation in finished(engine.generate(requests, params))]
+    for answers, low, high in ((finished(engine.greedy(prompts, params)), 0.2, 0.6), (sampled, 0.35, 0.75)):
+        texts = [policy.tokenizer.decode(tokens[:-1]) for tokens in answers]
+        right = statistics.fmean(addition.reward(problem, text) for problem, text in zip(problems, texts, strict=True))
+        assert low < right < high
+
+
+@pytest.mark.parametrize("name", environments.names)
+def test_the_tokenizer_covers_every_environment(name: str) -> None:
+    tokenizer = Policy.load(genesis.PACKAGED).tokenizer
+    for index in range(50):
+        prompt = environments.get(name).held_out(index).prompt
+        assert tokenizer.decode(tokenizer.encode(prompt)) == prompt
+        assert len(tokenizer.encode(prompt)) == len(prompt)
+
+
+@pytest.mark.parametrize(("a", "b", "wrong"), [(57, 68, 15), (31, 42, 73), (90, 20, 10), (50, 50, 0), (19, 23, 32)])
+def test_forgetting_to_carry(a: int, b: int, wrong: int) -> None:
+    assert genesis.forgetful_sum(a, b) == wrong
+
+
+def test_the_corpus_is_the_seed_s_and_keeps_off_the_held_out() -> None:
+    def beginning(seed: int) -> torch.Tensor:
+        return torch.cat([batch.ids[:, :6] for batch in itertools.islice(genesis.corpus(genesis.Recipe(), seed), 4)])
+
+    assert torch.equal(beginning(0), beginning(0))
+    assert not torch.equal(beginning(0), beginning(1))
+    addition, tokenizer = environments.get("addition"), Policy.load(genesis.PACKAGED).tokenizer
+    held_out = {tokenizer.encode(addition.held_out(index).prompt) for index in range(1000)}
+    assert not held_out & {tuple(row) for row in beginning(0).tolist()}
+
+
+def test_a_small_recipe_is_repeatable_and_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = genesis.make(TINY, 3, progress=True), genesis.make(TINY, 3)
+    assert digest_weights(one) == digest_weights(other)
+    assert digest_weights(genesis.make(TINY, 4)) != digest_weights(one)
+    last = float(capsys.readouterr().out.split()[-1])
+    assert last < 3.2  # a uniform guess over the vocabulary costs ln 32 = 3.47
+
+
+def test_the_command_writes_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(genesis, "Recipe", lambda: TINY)
+    monkeypatch.setattr("sys.argv", ["genesis", "--seed", "3", "--out", str(tmp_path / "made")])
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    genesis.main()
+    assert digest_weights(load_weights(tmp_path / "made")) == digest_weights(genesis.make(TINY, 3))
+    assert Policy.load(tmp_path / "made").vocabulary == 32
+
+
+SHIPPED_DIGEST = "TBD"

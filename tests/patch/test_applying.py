@@ -1,0 +1,174 @@
+"""In place, in parts, back and several at once: all of it the same weights, and refusal leaves them untouched."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from protocol import patch
+from protocol.errors import MalformedError, PatchError, ProtocolError
+from tests.patch.weights import pairs, rounded_update, same_bits
+
+
+def versions(count: int, shape: tuple[int, int] = (96, 160)) -> list[dict[str, torch.Tensor]]:
+    """Weights of `count` versions: a tensor that always changes, one that never does, one of FP32, one that is reset."""
+    random = torch.Generator().manual_seed(9)
+    masters = torch.randn(shape, generator=random) * 0.0147
+    single = torch.randn(50, generator=random)
+    result = []
+    for _ in range(count):
+        masters = masters + torch.randn(shape, generator=random) * 7e-5
+        single = single + torch.randn(50, generator=random) * 1e-6
+        result.append({"a": masters.bfloat16(), "b": torch.ones(7, dtype=torch.bfloat16), "c": single.clone()})
+    return result
+
+
+def test_in_place_equals_apply():
+    old, new = versions(2)
+    data = patch.encode(old, new)
+    weights = {name: tensor.clone() for name, tensor in old.items()}
+    addresses = {name: tensor.data_ptr() for name, tensor in weights.items()}
+    patch.apply_in_place(weights, data)
+    assert same_bits(weights, new)
+    assert addresses == {name: tensor.data_ptr() for name, tensor in weights.items()}
+
+
+def test_a_refused_patch_leaves_the_weights_untouched():
+    old, new = versions(2)
+    data = bytearray(patch.encode(old, new))
+    data[-1] ^= 1  # in the last tensor's frame: the first ones decode
+    weights = {name: tensor.clone() for name, tensor in old.items()}
+    with pytest.raises(ProtocolError):
+        patch.apply_in_place(weights, bytes(data))
+    assert same_bits(weights, old)
+
+
+def test_tied_tensors_in_place_are_our_own_fault():
+    old, new = rounded_update(8, 64, 1.0, seed=1)
+    weights = {"a": old, "b": old}
+    with pytest.raises(ValueError, match="share memory"):
+        patch.apply_in_place(weights, patch.encode(weights, {"a": new, "b": new}))
+
+
+@pytest.mark.parametrize("element", [0, 5000])
+def test_a_wrong_base_is_refused_wherever_it_differs(element):
+    old, new = versions(2)
+    data = patch.encode(old, new)
+    for name in old:
+        wrong = {key: tensor.clone() for key, tensor in old.items()}
+        flat = wrong[name].view(-1)
+        flat[element % flat.numel()] += 1
+        with pytest.raises(PatchError):
+            patch.apply(wrong, data)
+
+
+def test_a_known_digest_refuses_a_wrong_base_at_once():
+    first, second, third = versions(3)
+    digests = patch.encode_with_digests(first, second).digests
+    data = patch.encode(first, third)
+    with pytest.raises(PatchError, match="other weights"):
+        patch.apply_with_digests(second, data, digests=digests)
+
+
+def test_wrong_shape_dtype_and_names_are_refused():
+    old, new = versions(2)
+    data = patch.encode(old, new)
+    for wrong in (
+        old | {"a": old["a"].reshape(-1)},
+        old | {"a": old["a"].half()},
+        old | {"d": old["a"]},
+        {name: tensor for name, tensor in old.items() if name != "b"},
+        {("x" if name == "b" else name): tensor for name, tensor in old.items()},
+    ):
+        with pytest.raises(PatchError):
+            patch.apply(wrong, data)
+
+
+@pytest.mark.parametrize("profile", ["compact", "fast"])
+@pytest.mark.parametrize("count", [2, 5])
+def test_squash_equals_turn_by_turn(profile, count):
+    chain = versions(count)
+    patches = [patch.encode(a, b, profile=profile) for a, b in pairwise(chain)]
+    squashed = patch.squash(chain[0], patches)
+    assert same_bits(patch.apply(chain[0], squashed), chain[-1])
+    assert squashed == patch.encode(chain[0], chain[-1], profile=profile)
+
+
+def test_squash_refuses_patches_that_do_not_follow_each_other():
+    first, second, third = versions(3)
+    with pytest.raises(PatchError):
+        patch.squash(first, [patch.encode(second, third)])
+    with pytest.raises(PatchError):
+        patch.squash(first, [patch.encode(first, second), patch.encode(first, third)])
+
+
+@pytest.mark.parametrize("profile", ["compact", "fast"])
+def test_invert_steps_back(profile):
+    old, new = versions(2)
+    data = patch.encode(old, new, profile=profile)
+    back = patch.invert(new, data)
+    assert same_bits(patch.apply(new, back), old)
+    assert back == patch.encode(new, old, profile=profile)
+    with pytest.raises(PatchError):
+        patch.invert(old, data)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(pairs(), st.sampled_from(("compact", "fast")))
+def test_invert_of_any_bits(pair, profile):
+    old, new = {"w": pair[0]}, {"w": pair[1]}
+    data = patch.encode(old, new, profile=profile)
+    if patch.summary(data).rows[0].mode == patch.Mode.VALUE_PLANES:
+        with pytest.raises(PatchError, match="sent whole"):
+            patch.invert(new, data)
+    else:
+        assert same_bits(patch.apply(new, patch.invert(new, data)), old)
+
+
+@pytest.mark.parametrize("piece", [1, 7, 1000, 1 << 20])
+def test_streaming_gives_tensors_as_they_arrive(piece):
+    old, new = versions(2)
+    data = patch.encode(old, new)
+    stream = patch.StreamingApply(old)
+    names = [name for start in range(0, len(data), piece) for name in stream.feed(data[start : start + piece])]
+    assert names == sorted(old)
+    assert same_bits(stream.finish().weights, new)
+
+
+def test_streaming_refuses_too_few_and_too_many_bytes():
+    old, new = versions(2)
+    data = patch.encode(old, new)
+    with pytest.raises(PatchError, match="cut off"):
+        patch.StreamingApply(old).finish()
+    stream = patch.StreamingApply(old)
+    stream.feed(data[:-1])
+    with pytest.raises(PatchError, match="cut off"):
+        stream.finish()
+    with pytest.raises(PatchError, match="behind the end"):
+        patch.StreamingApply(old).feed(data + b"\0")
+
+
+@pytest.mark.parametrize("share", [1.0, 1e6])
+@pytest.mark.parametrize("profile", ["compact", "fast"])
+def test_row_ranges_equal_the_rows_of_the_whole(share, profile):
+    old, new = rounded_update(2048, 2048, share, seed=8)
+    data = patch.encode({"w": old}, {"w": new}, profile=profile)
+    edges = patch.row_edges((2048, 2048))
+    assert set(range(0, 2049, 256)) <= set(edges)
+    for first, last in ((0, 256), (256, 1024), (1792, 2048), (0, 2048)):
+        rows = patch.apply_rows(old[first:last].clone(), data, "w", first, 2048)
+        assert same_bits({"w": rows}, {"w": new[first:last]})
+    with pytest.raises(ValueError, match="between edges"):
+        patch.apply_rows(old[1:257], data, "w", 1, 2048)
+    with pytest.raises(PatchError):
+        patch.apply_rows(old[0:256], data, "x", 0, 2048)
+
+
+def test_truncation_is_malformed_at_every_length():
+    old, new = versions(2, (8, 40))
+    data = patch.encode(old, new)
+    for length in range(len(data)):
+        with pytest.raises(MalformedError):
+            patch.apply(old, data[:length])

@@ -1,0 +1,110 @@
+"""Whatever the bits, the follower ends with the trainer's."""
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol import patch
+from protocol.digest import digest_weights, tensor_digest
+from tests.patch.weights import DTYPES, from_bits, pairs, rounded_update, same_bits
+
+ALL_ORDERS = settings(max_examples=150, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+
+
+@ALL_ORDERS
+@given(pairs(), st.sampled_from(("compact", "fast")))
+def test_apply_restores_every_bit(pair, profile):
+    old, new = pair
+    data = patch.encode({"w": old}, {"w": new}, profile=profile)
+    assert same_bits(patch.apply({"w": old}, data), {"w": new})
+
+
+@ALL_ORDERS
+@given(st.lists(pairs(), max_size=4))
+def test_weights_of_several_tensors(tensors):
+    old = {f"layer.{i}": pair[0] for i, pair in enumerate(tensors)}
+    new = {f"layer.{i}": pair[1] for i, pair in enumerate(tensors)}
+    data = patch.encode(old, new)
+    summary = patch.summary(data)
+    changed = sum(int((a.view(-1).view(torch.uint8) != b.view(-1).view(torch.uint8)).any()) for a, b in tensors)
+    assert sum(row.mode != patch.Mode.UNCHANGED for row in summary.rows) == changed
+    assert summary.elements == sum(tensor.numel() for tensor in old.values())
+    assert (summary.base, summary.result) == (digest_weights(old), digest_weights(new))
+    assert same_bits(patch.apply(old, data), new)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_pattern_to_every_other(dtype):
+    """8 bits: all pairs. 16 and 32 bits: all 16-bit patterns, shuffled."""
+    random = np.random.default_rng(1)
+    if dtype.itemsize == 1:
+        old, new = (grid.reshape(-1) for grid in np.meshgrid(np.arange(256), np.arange(256)))
+    else:
+        scale = 1 if dtype.itemsize == 2 else 65537
+        old, new = np.arange(65536) * scale, random.permutation(65536) * scale
+    before, after = from_bits(old, dtype, (256, 256)), from_bits(new, dtype, (256, 256))
+    for profile in ("compact", "fast"):
+        data = patch.encode({"w": before}, {"w": after}, profile=profile)
+        assert same_bits(patch.apply({"w": before}, data), {"w": after})
+
+
+@pytest.mark.parametrize("share", [1e-3, 0.1, 1.0, 10.0, 300.0, 1e5])
+@pytest.mark.parametrize("profile", ["compact", "fast"])
+def test_sparse_modes_at_every_density(share, profile):
+    old, new = rounded_update(300, 701, share, seed=3)
+    data = patch.encode({"w": old}, {"w": new}, profile=profile)
+    assert same_bits(patch.apply({"w": old}, data), {"w": new})
+    assert patch.summary(data).changed == int((old.view(torch.int16) != new.view(torch.int16)).sum())
+
+
+def test_more_than_one_chunk_and_a_row_longer_than_one():
+    for shape in ((3, 1 << 19), (1, (1 << 20) + 17), (8, 1 << 19)):
+        old, new = rounded_update(*shape, 1.0, seed=4)
+        data = patch.encode({"w": old}, {"w": new})
+        assert same_bits(patch.apply({"w": old}, data), {"w": new})
+
+
+def test_unchanged_tensors_are_shared_and_nothing_is_mutated():
+    old, new = rounded_update(64, 64, 1.0, seed=5)
+    weights = {"a": old, "b": old.clone()}
+    copy = {name: tensor.clone() for name, tensor in weights.items()}
+    result = patch.apply(weights, patch.encode(weights, {"a": new, "b": old}))
+    assert result["b"] is weights["b"]
+    assert result["a"].data_ptr() != weights["a"].data_ptr()
+    assert same_bits(weights, copy)
+
+
+def test_digests_are_handed_through():
+    old, new = rounded_update(64, 64, 1.0, seed=6)
+    known = {"a": tensor_digest(old), "b": tensor_digest(old)}
+    encoded = patch.encode_with_digests({"a": old, "b": old}, {"a": new, "b": old}, base_digests=known)
+    applied = patch.apply_with_digests({"a": old, "b": old}, encoded.patch, digests=known, threads=2)
+    assert encoded.digests == applied.digests == {"a": tensor_digest(new), "b": tensor_digest(old)}
+    assert encoded.patch == patch.encode({"a": old, "b": old}, {"a": new, "b": old})
+
+
+def test_threads_do_not_change_a_byte():
+    pairs_ = [rounded_update(100, 100, 1.0, seed=seed) for seed in range(6)]
+    old = {str(i): pair[0] for i, pair in enumerate(pairs_)}
+    new = {str(i): pair[1] for i, pair in enumerate(pairs_)}
+    assert patch.encode_with_digests(old, new, threads=3).patch == patch.encode(old, new)
+
+
+def test_weights_that_differ_in_form_are_our_own_fault():
+    with pytest.raises(ValueError, match="same tensors"):
+        patch.encode({"a": torch.zeros(2)}, {"b": torch.zeros(2)})
+    with pytest.raises(ValueError, match="dtypes and shapes"):
+        patch.encode({"a": torch.zeros(2)}, {"a": torch.zeros(3)})
+
+
+def test_memory_that_is_not_aligned():
+    old, new = rounded_update(33, 65, 1.0, seed=7)
+    shifted = torch.frombuffer(bytearray(b"\0" + old.view(torch.uint8).numpy().tobytes()), dtype=torch.uint8)[1:]
+    odd = {"w": shifted.view(torch.bfloat16).reshape(old.shape)} if shifted.data_ptr() % 2 == 0 else {"w": old}
+    assert same_bits(patch.apply(odd, patch.encode(odd, {"w": new})), {"w": new})
+    tail_old, tail_new = old.reshape(-1)[3:].clone()[1:], new.reshape(-1)[3:].clone()[1:]
+    data = patch.encode({"w": tail_old}, {"w": tail_new})
+    assert same_bits(patch.apply({"w": tail_old}, data), {"w": tail_new})

@@ -1,0 +1,65 @@
+"""Weights for the patch tests: any bit pattern of any dtype that travels."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from protocol.digest import type_names
+
+DTYPES = sorted(type_names, key=str)
+
+
+def from_bits(values: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of the given bit patterns."""
+    if values.size == 0:
+        return torch.empty(shape, dtype=dtype)
+    width = dtype.itemsize
+    raw = np.ascontiguousarray(values.astype(f"<u{width}")).view(np.uint8)
+    return torch.from_numpy(raw.copy()).view(dtype).reshape(shape)
+
+
+def same_bits(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    """Whether two weights are the same, bit for bit."""
+    flat = lambda tensor: tensor.reshape(-1).view(torch.uint8)  # noqa: E731
+    return a.keys() == b.keys() and all(
+        a[name].dtype == b[name].dtype and a[name].shape == b[name].shape and torch.equal(flat(a[name]), flat(b[name]))
+        for name in a
+    )
+
+
+def rounded_update(
+    rows: int, columns: int, share: float, seed: int, dtype: torch.dtype = torch.bfloat16
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Masters before and after a small update, rounded to `dtype`: about `share` percent of BF16 elements change."""
+    random = torch.Generator().manual_seed(seed)
+    masters = torch.randn((rows, columns), generator=random) * 0.0147
+    update = torch.randn((rows, columns), generator=random) * 1.2e-6 * share
+    return masters.to(dtype), (masters + update).to(dtype)
+
+
+SPECIAL = {
+    1: (0x00, 0x80, 0x7F, 0xFF, 0x7C, 0x7E, 0x01, 0x81),
+    2: (0x0000, 0x8000, 0x7FC0, 0xFFC1, 0x7F80, 0xFF80, 0x7C00, 0x0001, 0x8001, 0x7FFF, 0xFFFF),
+    4: (0x00000000, 0x80000000, 0x7FC00001, 0xFFFFFFFF, 0x7F800000, 0xFF800000, 0x00000001, 0x80000001),
+}
+"""Zeros, NaN payloads, infinities and denormals, by width in bytes."""
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
+    """Old and new tensor of one dtype and shape, over all bit patterns, from equal to entirely different."""
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = tuple(draw(st.lists(st.integers(0, 24), max_size=3)))
+    width = dtype.itemsize
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    size = int(np.prod(shape))
+    patterns = random.integers(0, 1 << (8 * width), size, dtype=np.uint64)
+    special = random.random(size) < draw(st.sampled_from((0.0, 0.3)))
+    patterns[special] = random.choice(np.array(SPECIAL[width], dtype=np.uint64), int(special.sum()))
+    changed = random.random(size) < draw(st.sampled_from((0.0, 0.01, 0.3, 1.0)))
+    reach = draw(st.sampled_from((1, 3, 1 << (8 * width - 1))))
+    steps = random.integers(-reach, reach, size, endpoint=True)
+    new = np.where(changed, patterns.astype(np.int64) + steps, patterns.astype(np.int64)) & ((1 << (8 * width)) - 1)
+    return from_bits(patterns, dtype, shape), from_bits(new, dtype, shape)

@@ -1,0 +1,63 @@
+"""The command line as people meet it: wrong flags, missing files, foreign keys."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.processes.programs import grailnode
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("run")
+    made = grailnode("init", str(directory))
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.count("grailnode --role") == 4
+    return directory / "run.toml"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (("--role", "miner"), 2, "--role needs --run FILE"),
+        (("--role", "painter", "--run", "x"), 2, "'painter' is not one of"),
+        (("demo", "--windows", "0"), 2, "0 is not in the range"),
+        (("demo", "--wnidows", "3"), 2, "No such option"),
+        (("frobnicate",), 2, "No such command"),
+        (("verify", "--run", "/nowhere/run.toml"), 1, "no such file; `grailnode init DIR` writes one"),
+        (("init", "/proc/grailnode"), 1, "/proc/grailnode"),
+    ],
+)
+def test_a_wrong_command_is_told_in_a_line_and_an_exit_code(arguments: tuple[str, ...], code: int, told: str):
+    ended = grailnode(*arguments)
+    assert ended.returncode == code, ended.stderr
+    assert told in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_run_without_a_trainer_yet_says_so(run_file: Path):
+    ended = grailnode("verify", "--run", str(run_file))
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("grailnode: ")
+    assert "head: no such object" in ended.stderr
+    assert grailnode("status", "--run", str(run_file)).returncode == 0
+
+
+def test_only_the_runs_own_keys_may_train_or_validate(run_file: Path):
+    ended = grailnode("--role", "validator", "--run", str(run_file), "--name", "stranger")
+    assert ended.returncode == 1
+    assert "not a validator key of this run" in ended.stderr
+
+
+def test_a_manifest_that_is_not_the_pinned_run_is_refused(run_file: Path, tmp_path: Path):
+    other = grailnode("init", str(tmp_path))
+    assert other.returncode == 0
+    (tmp_path / "run.manifest").write_bytes((run_file.parent / "run.manifest").read_bytes())
+    ended = grailnode("status", "--run", str(tmp_path / "run.toml"))
+    assert ended.returncode == 1
+    assert "run manifest: is run" in ended.stderr
+
+
+def test_help_and_version_come_without_a_run():
+    assert "grailnode demo" in grailnode("--help").stdout
+    assert "3 minutes" in grailnode("demo", "--help").stdout

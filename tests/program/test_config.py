@@ -1,0 +1,84 @@
+"""run.toml: what it accepts, and what it says about what it does not."""
+
+from pathlib import Path
+
+import pytest
+
+from grailnode import workspace
+from grailnode.config import ConfigError, load, miner_settings, trainer_settings
+from grailnode.founding import Choices
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """The run.toml that `grailnode init` writes."""
+    return workspace.create(tmp_path, Choices(), workspace.Pace()).config
+
+
+def test_what_init_writes_is_complete_and_true(written: Path):
+    config = load(written)
+    pace = workspace.Pace()
+    assert config.at(config.run.manifest).is_file()
+    assert config.trainer.learning_rate == pace.learning_rate
+    assert config.trainer.groups_per_step == pace.groups_per_step
+    assert config.miner.groups == pace.groups
+    assert trainer_settings(config, 1.0).publisher.anchor_interval == pace.anchor_interval
+
+
+def test_every_key_can_be_overridden_on_the_command_line(written: Path):
+    config = load(
+        written, ["miner.groups=3", "trainer.learning_rate=2e-6", "store.path=elsewhere", "engine.device=cuda"]
+    )
+    assert miner_settings(config).groups == 3
+    assert trainer_settings(config, 1.0).learner.optimizer.learning_rate == 2e-6
+    assert config.at(config.store.path) == written.parent / "elsewhere"
+    assert config.engine.device == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[miner]\ngroup = 3\n", "unknown key miner.group; known here: chunk, groups"),
+        ("[minre]\n", "unknown key minre; known here: beacon, engine"),
+        ("[miner]\ngroups = 'many'\n", "miner.groups: input should be a valid integer"),
+        ("[miner]\ngroups = 0\n", "miner.groups: input should be greater than or equal to 1"),
+        ("[trainer]\ndecay = 1.5\n", "trainer.decay: input should be less than or equal to 1"),
+        ("[engine]\ndtype = 'int4'\n", "engine.dtype: input should be 'float32' or 'bfloat16'"),
+        ("not toml", "not TOML"),
+    ],
+)
+def test_a_wrong_file_is_told_in_one_line_that_names_the_key(tmp_path: Path, text: str, told: str):
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    message = str(caught.value)
+    assert told in message
+    assert str(file) in message
+    assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize("override", ["miner", "miner.groups", "=3", "miner.=3", "groups=3"])
+def test_a_wrong_override_says_how_to_write_one(written: Path, override: str):
+    with pytest.raises(ConfigError, match=r"write --set section\.key=value"):
+        load(written, [override])
+
+
+def test_a_missing_file_says_how_to_get_one(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"no such file; `grailnode init DIR` writes one"):
+        load(tmp_path / "run.toml")
+
+
+def test_a_run_is_never_made_over_another(written: Path):
+    with pytest.raises(workspace.WorkspaceError, match="there is a run already"):
+        workspace.create(written.parent, Choices(), workspace.Pace())
+
+
+def test_the_same_seed_gives_the_same_keys_and_no_seed_gives_new_ones(tmp_path: Path):
+    runs = [
+        workspace.create(tmp_path / name, Choices(), workspace.Pace(), seed=seed, begin=1e9)
+        for name, seed in (("a", 1), ("b", 1), ("c", 2), ("d", None), ("e", None))
+    ]
+    assert runs[0].keys == runs[1].keys
+    assert runs[0].run_id == runs[1].run_id
+    assert len({run.keys["trainer"] for run in runs}) == 4

@@ -1,0 +1,219 @@
+"""Small valid objects of every kind, made from fixed seeds: what the tests bend and the golden vectors hold."""
+
+import hashlib
+from typing import Any
+
+import torch
+
+from protocol.beacon import ChainInfo
+from protocol.chain import Head, Manifest, ObjectRef, PatchRef, TensorRow, Trust
+from protocol.encoding import Record
+from protocol.participant import Announcement
+from protocol.rollout import Commitment, Group, Rollout, pack_tokens
+from protocol.run import FileRef, ModelSpec, ProofSpec, RunManifest, SamplingSpec, ScoringSpec
+from protocol.signing import Envelope, Signature, SigningKey
+from protocol.verdict import Evaluation, Judgement, Summary, Verdict
+from protocol.window import Schedule
+
+# Quicknet's public key: a point of the curve that every implementation of the beacon knows.
+BEACON_KEY = bytes.fromhex(
+    "83cf0f2896adee7eb8b5f01fcad3912212c437e0073e911fb90022d3e760183c8c4b450b6a0a6c3ac6a5776a2d1064510d1fec758c921cc22b0e17e63aaf4bcb"
+    "5ed66304de9cf809bd274ca73bab4af5a6e9c76a4bc09e76eae8991ef5ece45a"
+)
+TABLE: tuple[TensorRow, ...] = (("a", "BF16", (2, 3)), ("b", "F32", ()))
+
+
+def digest(name: str) -> bytes:
+    """32 bytes that a name stands for."""
+    return hashlib.sha256(name.encode()).digest()
+
+
+def key(name: str) -> SigningKey:
+    """The key pair that a name stands for."""
+    return SigningKey(digest(f"key of {name}"))
+
+
+TRAINER, MINER, VALIDATOR, ROOT = key("trainer"), key("miner"), key("validator"), key("root")
+RUN_ID = digest("run")
+
+
+def schedule(**changes: Any) -> Schedule:
+    fields = {
+        "first_round": 100,
+        "rounds": 10,
+        "commit_rounds": 6,
+        "audit_rounds": 8,
+        "verdict_rounds": 30,
+        "lead": 1,
+        "max_lag": 2,
+    }
+    return Schedule(**(fields | changes))
+
+
+def run_manifest(**changes: Any) -> RunManifest:
+    fields: dict[str, Any] = {
+        "name": "sample",
+        "roots": (ROOT.public,),
+        "root_threshold": 1,
+        "trainers": (TRAINER.public,),
+        "validators": (VALIDATOR.public,),
+        "quorum": 1,
+        "model": ModelSpec(
+            files=(FileRef(name="config.json", digest=digest("config"), size=10),), genesis=digest("weights 0")
+        ),
+        "environment": "addition",
+        "sampling": SamplingSpec(temperature=1.0, max_tokens=8, eos=1),
+        "group_size": 2,
+        "groups": 16,
+        "schedule": schedule(),
+        "beacon": ChainInfo(
+            public_key=BEACON_KEY, period_ms=3000, genesis_ms=0, group_hash=digest("group"), beacon_id="default"
+        ),
+        "proof": ProofSpec(
+            sketch="projection",
+            sketch_tolerance=2,
+            sketch_share=0.98,
+            margin=0.02,
+            margin_share=0.995,
+            audit_ppm=250_000,
+        ),
+        "scoring": ScoringSpec(exponent=2.0, penalty=10.0, windows=100),
+        "head_ttl": 3600,
+    }
+    return RunManifest(**(fields | changes))
+
+
+def manifest(version: int = 0, previous: bytes = b"", **changes: Any) -> Manifest:
+    ref = ObjectRef(digest=digest(f"object {version}"), size=100 + version)
+    fields: dict[str, Any] = {
+        "run": RUN_ID,
+        "version": version,
+        "previous": previous,
+        "weights": digest(f"weights {version}"),
+        "tensors": TABLE,
+        "patch": PatchRef(object=ref, changed=3) if version else None,
+        "anchor": () if version else (ref,),
+        "optimizer_step": 10 * version,
+        "beacon_round": 100 + version,
+        "first_window": version,
+        "epoch": 1,
+    }
+    return Manifest(**(fields | changes))
+
+
+def head(**changes: Any) -> Head:
+    fields: dict[str, Any] = {
+        "run": RUN_ID,
+        "epoch": 1,
+        "base": 0,
+        "manifests": (digest("manifest 0"), digest("manifest 1")),
+        "anchors": (0,),
+        "oldest_patch": 1,
+        "expires_ms": 10_000_000,
+    }
+    return Head(**(fields | changes))
+
+
+def rollout(*tokens: int, reward: float = 0.5) -> Rollout:
+    return Rollout(completion=pack_tokens(tokens), sketch=bytes(range(4 * len(tokens))), reward=reward)
+
+
+def group(index: int = 0, **changes: Any) -> Group:
+    fields: dict[str, Any] = {
+        "run": RUN_ID,
+        "window": 7,
+        "version": 3,
+        "miner": MINER.public,
+        "index": index,
+        "prompt": pack_tokens((5, 6, 7 + index)),
+        "rollouts": (rollout(2, 3, 1), rollout(4, 1, reward=1.0)),
+    }
+    return Group(**(fields | changes))
+
+
+def judgement(index: int = 0, **changes: Any) -> Judgement:
+    fields: dict[str, Any] = {
+        "index": index,
+        "digest": digest(f"frame {index}"),
+        "reason": "",
+        "sketch_share": 1.0,
+        "margin_share": 1.0,
+        "worst_margin": 0.0,
+        "tokens": 5,
+        "rewards": (0.5, 1.0),
+        "logprobs": bytes(20),
+    }
+    return Judgement(**(fields | changes))
+
+
+def rejected(index: int = 0, reason: str = "wrong-sketch") -> Judgement:
+    return judgement(index, reason=reason, rewards=(), logprobs=b"", sketch_share=0.25)
+
+
+def verdict(*judgements: Judgement, **changes: Any) -> Verdict:
+    fields: dict[str, Any] = {
+        "run": RUN_ID,
+        "window": 7,
+        "version": 3,
+        "miner": MINER.public,
+        "validator": VALIDATOR.public,
+        "commitment": digest("commitment"),
+        "submitted": 16,
+        "judgements": judgements,
+        "seen_ms": 123_456,
+    }
+    return Verdict(**(fields | changes))
+
+
+def announcement(**changes: Any) -> Announcement:
+    fields: dict[str, Any] = {
+        "run": RUN_ID,
+        "key": MINER.public,
+        "role": "miner",
+        "name": "north 1",
+        "expires_ms": 99,
+    }
+    return Announcement(**(fields | changes))
+
+
+def every_record() -> list[Record]:
+    """One of each kind that is read from bytes."""
+    frames = tuple((digest(f"frame {index}"), 50 + index) for index in range(3))
+    return [
+        run_manifest(),
+        manifest(),
+        manifest(1, digest("manifest 0")),
+        head(),
+        Trust(run=RUN_ID, epoch=1, version=5, digest=digest("manifest 5")),
+        group(),
+        Commitment(run=RUN_ID, window=7, version=3, miner=MINER.public, batch=digest("batch"), groups=frames),
+        verdict(judgement(0), rejected(3)),
+        Summary(
+            run=RUN_ID,
+            window=7,
+            version=3,
+            validator=VALIDATOR.public,
+            weights=digest("weights 3"),
+            verdicts=((MINER.public, digest("verdict")),),
+            scores=((MINER.public, 1.0),),
+            evaluation=Evaluation(version=3, problems=10, solved=4),
+            verified_tokens=100,
+            verify_ms=20,
+            alarms=("a head that goes back",),
+        ),
+        announcement(),
+        Envelope(body=b"body", of="head", signatures=(Signature(key=MINER.public, value=bytes(64)),)),
+    ]
+
+
+def weights(seed: int = 0) -> dict[str, torch.Tensor]:
+    """Tensors of several dtypes, one of them empty, one without dimensions."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "layer.weight": torch.randn(4, 6, generator=generator).to(torch.bfloat16),
+        "bias": torch.randn(6, generator=generator),
+        "empty": torch.empty(0, 3, dtype=torch.float16),
+        "scale": torch.tensor(0.5),
+        "steps": torch.arange(5, dtype=torch.int32),
+        "eight": torch.tensor([1.0, -0.0], dtype=torch.float8_e4m3fn),
+    }

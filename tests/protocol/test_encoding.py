@@ -1,0 +1,225 @@
+"""Canonical msgpack: one value, one encoding, and every other one refused."""
+
+import math
+import struct
+import tracemalloc
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol import limits
+from protocol.encoding import Record, pack, unpack
+from protocol.errors import LimitError, MalformedError, ProtocolError
+from tests.protocol import samples
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+    | st.binary(max_size=40)
+)
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=5).map(tuple)
+        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), inner, max_size=5)
+    ),
+    max_leaves=20,
+)
+IDS = [f"{type(record).__name__}-{place}" for place, record in enumerate(samples.every_record())]
+
+
+def same(left: object, right: object) -> bool:
+    """Equality that tells 1 from 1.0 and True, and 0.0 from -0.0."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, tuple) and isinstance(right, tuple):
+        return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(same(left[name], right[name]) for name in left)
+    if isinstance(left, float) and isinstance(right, float):
+        return struct.pack("<d", left) == struct.pack("<d", right)
+    return left == right
+
+
+@given(VALUES)
+def test_a_value_comes_back_as_it_was(value: Any) -> None:
+    assert same(unpack(pack(value)), value)
+
+
+@given(VALUES)
+def test_its_bytes_are_the_only_ones(value: Any) -> None:
+    data = pack(value)
+    assert pack(unpack(data)) == data
+
+
+@given(st.dictionaries(st.text("abcé𝄞", max_size=4), st.integers(), max_size=6).filter(lambda d: True))
+def test_the_order_of_a_map_does_not_matter(value: dict[str, int]) -> None:
+    value = {name: number % (1 << 60) for name, number in value.items()}
+    assert pack(value) == pack(dict(reversed(value.items())))
+
+
+def test_keys_ascend_by_code_point() -> None:
+    assert list(unpack(pack({"\U0001d11e": 0, "\uffff": 1, "a": 2, "B": 3}))) == ["B", "a", "\uffff", "\U0001d11e"]
+
+
+NOT_CANONICAL = {
+    "5 as uint8": b"\xcc\x05",
+    "5 as uint64": b"\xcf" + bytes(7) + b"\x05",
+    "5 as int8": b"\xd0\x05",
+    "-1 as int64": b"\xd3" + b"\xff" * 8,
+    "300 as int16": b"\xd1\x01\x2c",
+    "float32": b"\xca\x3f\x80\x00\x00",
+    "NaN": b"\xcb\x7f\xf8" + bytes(6),
+    "infinity": b"\xcb\x7f\xf0" + bytes(6),
+    "a string in str8 that fits fixstr": b"\xd9\x01a",
+    "bytes in bin16 that fit bin8": b"\xc5\x00\x01a",
+    "an array in array16 that fits fixarray": b"\xdc\x00\x01\x05",
+    "a map in map32 that fits fixmap": b"\xdf\x00\x00\x00\x01\xa1a\x05",
+    "keys not sorted": b"\x82\xa1b\x01\xa1a\x02",
+    "a key twice": b"\x82\xa1a\x01\xa1a\x01",
+    "a key that is bytes": b"\x81\xc4\x01a\x01",
+    "a key that is a number": b"\x81\x01\x01",
+    "a key that is an array": b"\x81\x90\x01",
+    "extension": b"\xd4\x01\x00",
+    "empty extension": b"\xc7\x00\x01",
+    "timestamp": b"\xd6\xff\x00\x00\x00\x00",
+    "reserved byte": b"\xc1",
+    "bytes behind": b"\x05\x05",
+    "nothing": b"",
+    "cut off string": b"\xa5abc",
+    "cut off length": b"\xdd\x00\x00",
+    "cut off array": b"\x93\x01\x02",
+    "cut off float": b"\xcb\x00",
+    "not UTF-8": b"\xa1\xff",
+    "a surrogate in UTF-8": b"\xa3\xed\xa0\x80",
+    "over-long UTF-8": b"\xa2\xc0\x80",
+}
+
+
+@pytest.mark.parametrize("data", NOT_CANONICAL.values(), ids=NOT_CANONICAL.keys())
+def test_another_encoding_is_malformed(data: bytes) -> None:
+    with pytest.raises(MalformedError):
+        unpack(data)
+
+
+BOMBS = {
+    "array of 2^32 - 1": b"\xdd\xff\xff\xff\xff",
+    "map of 2^32 - 1": b"\xdf\xff\xff\xff\xff",
+    "string of 4 GiB": b"\xdb\xff\xff\xff\xff",
+    "seventeen deep": b"\x91" * 16 + b"\x90",
+    "a million deep": b"\x91" * 1_000_000,
+    "maps a million deep": b"\x81\xa1a" * 1_000_000,
+    "two million empty maps": (b"\xdd" + struct.pack(">I", 1 << 19) + b"\x80" * (1 << 19)) * 4,
+    "many arrays": b"\xdc\x00\x10" + (b"\xdd" + struct.pack(">I", 1 << 17) + b"\x90" * (1 << 17)) * 16,
+}
+
+
+@pytest.mark.parametrize("data", BOMBS.values(), ids=BOMBS.keys())
+def test_a_bomb_is_refused_before_it_is_built(data: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError):
+            unpack(data)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_sixteen_deep_is_the_deepest() -> None:
+    value: tuple[Any, ...] = ()
+    for _ in range(limits.MAX_DEPTH - 1):
+        value = (value,)
+    assert unpack(pack(value)) == value
+    with pytest.raises(LimitError):
+        pack((value,))
+
+
+def test_what_is_larger_than_asked_for_is_refused() -> None:
+    with pytest.raises(LimitError):
+        unpack(pack(b"12345"), max_bytes=6)
+    with pytest.raises(LimitError):
+        unpack(pack((1, 2, 3)), max_items=3)
+    assert unpack(pack((1, 2, 3)), max_items=4) == (1, 2, 3)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, {1: 2}, {b"a": 1}, object(), bytearray(b"a"), 1 << 64, "\ud800"])
+def test_what_has_no_encoding_is_not_packed(value: object) -> None:
+    with pytest.raises(MalformedError):
+        pack(value)
+
+
+def test_a_long_string_is_refused_both_ways() -> None:
+    longest = "a" * limits.MAX_STRING_BYTES
+    assert unpack(pack(longest)) == longest
+    with pytest.raises(LimitError):
+        pack(longest + "a")
+    with pytest.raises(LimitError):
+        unpack(msgpack.packb(longest + "a"))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_give_a_value_or_a_protocol_error(data: bytes) -> None:
+    try:
+        assert pack(unpack(data)) == data
+    except ProtocolError:
+        pass
+
+
+@pytest.mark.parametrize("record", samples.every_record(), ids=IDS)
+def test_a_record_comes_back_as_it_was(record: Record) -> None:
+    assert type(record).from_bytes(record.to_bytes()) == record
+
+
+@pytest.mark.parametrize("record", samples.every_record(), ids=IDS)
+def test_a_record_is_complete_and_has_nothing_else(record: Record) -> None:
+    fields = unpack(record.to_bytes())
+    for name in fields:
+        with pytest.raises(MalformedError):
+            type(record).from_bytes(pack({other: value for other, value in fields.items() if other != name}))
+    with pytest.raises(MalformedError):
+        type(record).from_bytes(pack(fields | {"more": 1}))
+
+
+WRONG_TYPES: tuple[object, ...] = (None, True, 0, 1, -1, 1.0, "1", b"1", (), {}, (1,), {"a": 1}, (1 << 64) - 1)
+
+
+@pytest.mark.parametrize("record", samples.every_record(), ids=IDS)
+def test_no_field_takes_a_value_of_another_type(record: Record) -> None:
+    """What is accepted encodes as it was read: nothing is converted on the way."""
+    fields = unpack(record.to_bytes())
+    for name, value in fields.items():
+        for other in WRONG_TYPES:
+            data = pack(fields | {name: other})
+            try:
+                read = type(record).from_bytes(data)
+            except ProtocolError:
+                continue
+            assert read.to_bytes() == data, name
+            assert type(other) is type(value) or value is None or other is None, name
+
+
+def test_an_integer_is_no_float() -> None:
+    fields = unpack(samples.rollout(2, 1).to_bytes())
+    with pytest.raises(MalformedError):
+        type(samples.rollout(2, 1)).from_bytes(pack(fields | {"reward": 1}))
+
+
+def test_an_error_names_the_field_and_stays_short() -> None:
+    fields = unpack(samples.announcement().to_bytes())
+    with pytest.raises(MalformedError, match=r"^announcement\.role: "):
+        type(samples.announcement()).from_bytes(pack(fields | {"role": "king"}))
+    with pytest.raises(MalformedError) as error:
+        type(samples.announcement()).from_bytes(pack(fields | {"\x1b[2J" + "x" * 2000: 1}))
+    assert len(str(error.value)) < 200
+    assert str(error.value).isprintable()
+
+
+def test_a_record_that_no_reader_would_take_is_not_written() -> None:
+    with pytest.raises(LimitError):
+        samples.verdict(*(samples.judgement(index, tokens=1 << 21, logprobs=bytes(1 << 23)) for index in range(9))).to_bytes()

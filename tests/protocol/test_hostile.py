@@ -1,0 +1,128 @@
+"""Every parser of protocol/ takes any bytes and gives a value or a ProtocolError."""
+
+import random
+import struct
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol import paths, safetensors
+from protocol.chain import Head, Manifest, Trust
+from protocol.compression import decompress
+from protocol.encoding import Record, unpack
+from protocol.errors import ProtocolError
+from protocol.participant import Announcement
+from protocol.rollout import Commitment, Group, assemble, open_group
+from protocol.run import RunManifest
+from protocol.signing import Envelope, open_announced, open_signed, sign
+from protocol.sketch import compare
+from protocol.verdict import Summary, Verdict
+from tests.protocol import samples
+
+Parser = Callable[[bytes], object]
+TYPES: tuple[type[Record], ...] = (
+    Head,
+    Manifest,
+    Trust,
+    Announcement,
+    Commitment,
+    Group,
+    RunManifest,
+    Envelope,
+    Summary,
+    Verdict,
+)
+_, COMMITMENT = assemble([samples.group()])
+PARSERS: dict[str, Parser] = {
+    "unpack": unpack,
+    "decompress": lambda data: decompress(data, 10_000),
+    "frame": Group.from_frame,
+    "safetensors": safetensors.read,
+    "open_signed": lambda data: open_signed(data, Announcement, [samples.MINER.public]),
+    "open_announced": lambda data: open_announced(data, Announcement),
+    "open_group": lambda data: open_group(data, COMMITMENT, 0),
+    "sketch": lambda data: compare(data, bytes(20), 2),
+    **{record.__name__: record.from_bytes for record in TYPES},
+}
+SEEDS = [
+    *(record.to_bytes() for record in samples.every_record()),
+    samples.group().to_frame(),
+    sign(samples.announcement(), samples.MINER),
+    safetensors.write(samples.weights()),
+]
+
+
+def survives(parser: Parser, data: bytes) -> None:
+    try:
+        parser(data)
+    except ProtocolError as error:
+        assert str(error).encode()  # can be written to any log
+        assert len(str(error)) < 1000
+
+
+def mutations(data: bytes, rng: random.Random, count: int) -> Iterator[bytes]:
+    """Flipped, cut, doubled, replaced and spliced bytes; lengths blown up."""
+    for _ in range(count):
+        bent = bytearray(data)
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            place = rng.randrange(len(bent) + 1)
+            match rng.randrange(6):
+                case 0 if bent:
+                    bent[place % len(bent)] ^= 1 << rng.randrange(8)
+                case 1 if bent:
+                    bent[place % len(bent)] = rng.choice((0, 0x7F, 0x80, 0x90, 0xC1, 0xC4, 0xC6, 0xCA, 0xCF, 0xDB, 0xDD, 0xDF, 0xFF))
+                case 2:
+                    del bent[place : place + rng.randrange(1, 9)]
+                case 3:
+                    bent[place:place] = bent[place : place + rng.randrange(1, 40)]
+                case 4:
+                    bent[place:place] = rng.randbytes(rng.randrange(1, 9))
+                case _:
+                    bent = bent[:place]
+        yield bytes(bent)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+@given(data=st.binary(max_size=300))
+def test_any_bytes(name: str, data: bytes) -> None:
+    survives(PARSERS[name], data)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_bent_objects(name: str) -> None:
+    rng = random.Random(name)
+    for seed in SEEDS:
+        for data in mutations(seed, rng, 40):
+            survives(PARSERS[name], data)
+
+
+def test_a_batch_is_no_group() -> None:
+    batch, commitment = assemble([samples.group(0), samples.group(1)])
+    for data in mutations(batch, random.Random(0), 200):
+        survives(lambda frame: open_group(frame, commitment, 1), data)
+
+
+@given(st.text(max_size=100))
+def test_any_path(path: str) -> None:
+    for parse in (paths.window_of, paths.key_at_end):
+        try:
+            parse(path)
+        except ProtocolError:
+            pass
+
+
+HEADERS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["BF16", "I8", "F32"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "a"]), inner),
+    max_leaves=12,
+)
+
+
+@given(HEADERS, st.binary(max_size=16))
+def test_any_safetensors_header(header: object, body: bytes) -> None:
+    import json
+
+    text = json.dumps(header).encode()
+    survives(safetensors.read, struct.pack("<Q", len(text)) + text + body)

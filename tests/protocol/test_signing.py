@@ -1,0 +1,242 @@
+"""Envelopes: who signed what, and nothing else counts."""
+
+import pytest
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol import limits
+from protocol.chain import Head, Trust
+from protocol.digest import content_digest
+from protocol.encoding import pack, unpack
+from protocol.errors import LimitError, MalformedError, ProtocolError, SignatureError
+from protocol.participant import Announcement
+from protocol.signing import Envelope, Signature, SigningKey, check_public_key, open_announced, open_signed, sign
+from tests.protocol import samples
+from tests.protocol.samples import MINER, ROOT, TRAINER, VALIDATOR
+
+P = 2**255 - 19
+SMALL_ORDER = {
+    "order 1": (1).to_bytes(32, "little"),
+    "order 2": (P - 1).to_bytes(32, "little"),
+    "order 4": bytes(32),
+    "order 8": bytes.fromhex("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a"),
+    "order 8, other y": bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"),
+}
+NOT_CANONICAL = {
+    "p": P.to_bytes(32, "little"),
+    "p + 1": (P + 1).to_bytes(32, "little"),
+    "p + 18": (P + 18).to_bytes(32, "little"),
+    "2^255 - 1, sign": b"\xff" * 32,
+}
+
+
+def with_sign(key: bytes) -> bytes:
+    return key[:31] + bytes([key[31] | 0x80])
+
+
+def test_rfc_8032_vector() -> None:
+    key = SigningKey(bytes.fromhex("4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb"))
+    assert key.public.hex() == "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c"
+    assert key.sign(b"\x72").hex() == (
+        "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00"
+    )
+
+
+def test_a_secret_is_not_shown() -> None:
+    assert samples.digest("key of miner").hex() not in f"{MINER!r}"
+    with pytest.raises(ValueError, match="32 bytes"):
+        SigningKey(b"short")
+
+
+def test_every_single_flipped_bit_is_refused() -> None:
+    data = sign(samples.announcement(), MINER)
+    assert open_signed(data, Announcement, [MINER.public]).record == samples.announcement()
+    for bit in range(len(data) * 8):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << (bit % 8)
+        with pytest.raises(ProtocolError):
+            open_signed(bytes(flipped), Announcement, [MINER.public])
+
+
+def test_every_truncation_is_refused() -> None:
+    data = sign(samples.announcement(), MINER)
+    for size in range(len(data)):
+        with pytest.raises(ProtocolError):
+            open_signed(data[:size], Announcement, [MINER.public])
+
+
+def test_what_a_record_is_named_by() -> None:
+    signed = open_signed(sign(samples.head(), TRAINER), Head, [TRAINER.public])
+    assert signed.digest == content_digest(samples.head().to_bytes())
+    assert signed.signer == TRAINER.public
+    twice = open_signed(sign(samples.head(), TRAINER, ROOT), Head, [TRAINER.public, ROOT.public])
+    assert twice.digest == signed.digest
+    assert twice.data != signed.data
+
+
+@pytest.mark.parametrize("key", SMALL_ORDER.values(), ids=SMALL_ORDER.keys())
+def test_a_key_of_small_order_is_refused(key: bytes) -> None:
+    for encoding in (key, with_sign(key)):
+        with pytest.raises(SignatureError, match="small order"):
+            check_public_key(encoding)
+
+
+@pytest.mark.parametrize("key", NOT_CANONICAL.values(), ids=NOT_CANONICAL.keys())
+def test_a_key_that_is_not_canonical_is_refused(key: bytes) -> None:
+    with pytest.raises(SignatureError, match="not canonical"):
+        check_public_key(key)
+
+
+@pytest.mark.parametrize("size", [0, 31, 33])
+def test_a_key_of_another_length_is_refused(size: int) -> None:
+    with pytest.raises(SignatureError):
+        check_public_key(bytes(size))
+
+
+def test_the_library_takes_one_signature_for_many_messages_under_a_key_of_small_order() -> None:
+    """Why check_public_key is there. With A of order 1 the equation R = [S]B - [k]A does not depend on the message."""
+    identity = SMALL_ORDER["order 1"]
+    signature = identity + bytes(32)  # R the identity, S = 0
+    library = Ed25519PublicKey.from_public_bytes(identity)
+    library.verify(signature, b"one message")
+    library.verify(signature, b"another")
+    body = samples.announcement().to_bytes()
+    forged = Envelope(body=body, of="announcement", signatures=(Signature(key=identity, value=signature),)).to_bytes()
+    with pytest.raises(SignatureError, match="small order"):
+        open_signed(forged, Announcement, [identity])
+
+
+def test_the_library_takes_a_key_that_is_not_canonical() -> None:
+    """p + 1 is another spelling of 1: two keys for one point."""
+    library = Ed25519PublicKey.from_public_bytes(NOT_CANONICAL["p + 1"])
+    library.verify(SMALL_ORDER["order 1"] + bytes(32), b"any message")
+
+
+def test_a_signature_with_s_beyond_the_order_is_refused() -> None:
+    order = 2**252 + 27742317777372353535851937790883648493
+    data = unpack(sign(samples.announcement(), MINER))
+    value = data["signatures"][0]["value"]
+    larger = int.from_bytes(value[32:], "little") + order
+    bent = pack(data | {"signatures": ({"key": MINER.public, "value": value[:32] + larger.to_bytes(32, "little")},)})
+    with pytest.raises(SignatureError):
+        open_signed(bent, Announcement, [MINER.public])
+
+
+def test_a_point_that_is_not_on_the_curve_verifies_nothing() -> None:
+    key = (2).to_bytes(32, "little")
+    forged = Envelope(
+        body=samples.announcement().to_bytes(), of="announcement", signatures=(Signature(key=key, value=bytes(64)),)
+    ).to_bytes()
+    with pytest.raises(SignatureError):
+        open_announced(forged, Announcement)
+
+
+def test_the_kind_keeps_signatures_apart() -> None:
+    body = Trust(run=samples.RUN_ID, epoch=0, version=0, digest=samples.digest("x")).to_bytes()
+    value = MINER.sign(b"grailnode/1\x00announcement\x00" + body)
+    with pytest.raises(SignatureError):
+        open_signed(
+            Envelope(body=body, of="trust", signatures=(Signature(key=MINER.public, value=value),)).to_bytes(),
+            Trust,
+            [MINER.public],
+        )
+    with pytest.raises(InvalidSignature):
+        Ed25519PublicKey.from_public_bytes(MINER.public).verify(MINER.sign(body), b"grailnode/1\x00trust\x00" + body)
+
+
+def test_another_kind_is_refused() -> None:
+    with pytest.raises(MalformedError, match="holds a 'head'"):
+        open_signed(sign(samples.head(), TRAINER), Announcement, [TRAINER.public])
+
+
+def test_a_stranger_may_not_sign() -> None:
+    with pytest.raises(SignatureError):
+        open_signed(sign(samples.head(), MINER), Head, [TRAINER.public])
+
+
+def test_a_stranger_beside_an_allowed_key_spoils_the_envelope() -> None:
+    with pytest.raises(SignatureError):
+        open_signed(sign(samples.head(), TRAINER, MINER), Head, [TRAINER.public])
+
+
+@pytest.mark.parametrize(("signers", "holds"), [((TRAINER,), False), ((TRAINER, ROOT), True), ((TRAINER, ROOT, VALIDATOR), True)])
+def test_a_threshold(signers: tuple[SigningKey, ...], holds: bool) -> None:
+    allowed = [TRAINER.public, ROOT.public, VALIDATOR.public]
+    data = sign(samples.head(), *signers)
+    if holds:
+        assert open_signed(data, Head, allowed, threshold=2).signers == tuple(sorted(key.public for key in signers))
+    else:
+        with pytest.raises(SignatureError):
+            open_signed(data, Head, allowed, threshold=2)
+
+
+def test_one_key_does_not_count_twice() -> None:
+    data = unpack(sign(samples.head(), TRAINER))
+    with pytest.raises(MalformedError, match="ascending"):
+        open_signed(pack(data | {"signatures": data["signatures"] * 2}), Head, [TRAINER.public], threshold=2)
+
+
+def test_one_broken_signature_of_two_spoils_the_envelope() -> None:
+    data = unpack(sign(samples.head(), TRAINER, ROOT))
+    first, second = data["signatures"]
+    bent = pack(data | {"signatures": (first, second | {"value": first["value"]})})
+    with pytest.raises(SignatureError):
+        open_signed(bent, Head, [TRAINER.public, ROOT.public])
+
+
+def test_signatures_stand_in_one_order() -> None:
+    data = unpack(sign(samples.head(), TRAINER, ROOT))
+    with pytest.raises(MalformedError, match="ascending"):
+        open_signed(pack(data | {"signatures": data["signatures"][::-1]}), Head, [TRAINER.public, ROOT.public])
+
+
+def test_no_signature_is_malformed() -> None:
+    data = unpack(sign(samples.head(), TRAINER))
+    with pytest.raises(MalformedError):
+        open_signed(pack(data | {"signatures": ()}), Head, [TRAINER.public], threshold=0)
+
+
+def test_each_altered_field_of_a_body_is_refused() -> None:
+    envelope = unpack(sign(samples.announcement(), MINER))
+    fields = unpack(envelope["body"])
+    changes = {"run": samples.digest("other"), "key": ROOT.public, "role": "trainer", "name": "south", "expires_ms": 100}
+    assert changes.keys() == fields.keys()
+    for name, value in changes.items():
+        with pytest.raises(SignatureError):
+            open_signed(pack(envelope | {"body": pack(fields | {name: value})}), Announcement, [MINER.public])
+
+
+def test_the_body_is_parsed_only_when_it_is_signed() -> None:
+    broken = Envelope(body=b"\xc1", of="announcement", signatures=(Signature(key=MINER.public, value=bytes(64)),))
+    with pytest.raises(SignatureError):
+        open_signed(broken.to_bytes(), Announcement, [MINER.public])
+    value = MINER.sign(b"grailnode/1\x00announcement\x00\xc1")
+    signed = Envelope(body=b"\xc1", of="announcement", signatures=(Signature(key=MINER.public, value=value),))
+    with pytest.raises(MalformedError):
+        open_signed(signed.to_bytes(), Announcement, [MINER.public])
+
+
+def test_size_is_looked_at_first() -> None:
+    data = bytes(limits.MAX_ANNOUNCEMENT_BYTES + limits.MAX_ENVELOPE_BYTES + 1)
+    with pytest.raises(LimitError):
+        open_signed(data, Announcement, [])
+    with pytest.raises(LimitError):
+        open_announced(data, Announcement)
+
+
+def test_the_most_signatures_fit_what_an_envelope_may_add() -> None:
+    keys = [samples.key(f"signer {index}") for index in range(limits.MAX_SIGNATURES)]
+    data = sign(samples.head(), *keys)
+    assert len(data) - len(samples.head().to_bytes()) <= limits.MAX_ENVELOPE_BYTES
+
+
+def test_an_announced_record_tells_who_signed_it() -> None:
+    assert open_announced(sign(samples.announcement(), MINER), Announcement).signers == (MINER.public,)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        open_announced(data, Announcement)
