@@ -21,6 +21,10 @@ from torch import Tensor
 
 SEED_BYTES: Final = 16
 NOISE_UNIT: Final = 2.0**-19
+RIVALS: Final = 1024
+"""The most likely tokens of a position that the check draws noise for."""
+LARGEST_NOISE: Final = 22.875
+"""No noise is larger: the Gumbel quantile of 1 - 2**-33, rounded up."""
 
 _WORD: Final = 0xFFFF_FFFF
 _SEGMENT_BITS: Final = 8
@@ -29,6 +33,29 @@ _OCTAVES: Final = 32
 _FRACTION_BITS: Final = 52 - _SEGMENT_BITS
 _FRACTION_KEPT: Final = 20  # bits of the fraction that take part in the interpolation
 _BIAS: Final = 1023
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Which tokens may be drawn at all; the defaults allow every one. A token has to pass all three.
+
+    Attributes:
+        top_k: only the k most likely; 0 for all.
+        top_p: only the most likely tokens whose probabilities together first reach this much, in (0, 1].
+        min_p: only tokens at least this share as likely as the most likely one, in [0, 1].
+    """
+
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    @property
+    def active(self) -> bool:
+        """Whether any token may be forbidden."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+
+EVERY_TOKEN: Final = Filters()
 
 
 @dataclass(frozen=True)
@@ -44,6 +71,7 @@ class SamplingParams:
     temperature: float
     max_tokens: int
     eos: int
+    filters: Filters = EVERY_TOKEN
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -80,11 +108,16 @@ def hash_words(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     Returns:
         int64 [..., V] in [0, 2**32).
     """
+    return _hash_pairs(seeds[..., None, :], positions[..., None], tokens)
+
+
+def _hash_pairs(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
+    """`hash_words` of tokens each with a seed and a position of its own: int64 of the broadcast shape."""
     key = _mix(seeds[..., 0] ^ (positions & _WORD))
     key = _mix(key ^ seeds[..., 1])
     other = _mix((key + 0x9E3779B9 + seeds[..., 2]) & _WORD)
     other = _mix(other ^ seeds[..., 3])
-    return _mix(_mix((tokens & _WORD) ^ key[..., None]) ^ other[..., None])
+    return _mix(_mix((tokens & _WORD) ^ key) ^ other)
 
 
 def gumbel(words: Tensor) -> Tensor:
@@ -127,8 +160,37 @@ def noise(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
     return gumbel(hash_words(seeds, positions, torch.arange(vocabulary, device=seeds.device)))
 
 
-def choose(logits: Tensor, seeds: Tensor, positions: Tensor, temperature: float) -> Tensor:
-    """The token that had to be chosen: argmax of logits / temperature + noise.
+def allowed(scaled: Tensor, filters: Filters, slack: float = 0.0) -> Tensor:
+    """Which tokens the filters let through, by a threshold on the logits of each row.
+
+    Args:
+        scaled: float32 [..., V], logits / temperature.
+        slack: how far two honest computations of a score may differ; positive lets through what either of them might,
+            negative only what both must.
+
+    Returns:
+        bool [..., V].
+    """
+    threshold = torch.full_like(scaled[..., :1], -math.inf)
+    if 0 < filters.top_k < scaled.shape[-1]:
+        threshold = scaled.topk(filters.top_k, dim=-1).values[..., -1:]
+    if filters.min_p > 0.0:
+        threshold = torch.maximum(threshold, scaled.max(dim=-1, keepdim=True).values + math.log(filters.min_p))
+    if filters.top_p < 1.0:
+        ordered = scaled.sort(dim=-1, descending=True).values
+        shares = ordered.softmax(dim=-1)
+        reached = min(1.0, max(0.0, filters.top_p + slack))
+        kept = (shares.cumsum(dim=-1) - shares) < reached  # a token is kept if those before it have not reached it
+        kept[..., 0] = True
+        threshold = torch.maximum(threshold, ordered.masked_fill(~kept, math.inf).min(dim=-1, keepdim=True).values)
+    passed: Tensor = scaled >= threshold - slack
+    return passed
+
+
+def choose(
+    logits: Tensor, seeds: Tensor, positions: Tensor, temperature: float, filters: Filters = EVERY_TOKEN
+) -> Tensor:
+    """The token that had to be chosen: argmax of logits / temperature + noise over the allowed tokens.
 
     Args:
         logits: float32 [..., V].
@@ -137,7 +199,11 @@ def choose(logits: Tensor, seeds: Tensor, positions: Tensor, temperature: float)
     Returns:
         int64 [...], token ids.
     """
-    return (logits / temperature + noise(seeds, positions, logits.shape[-1])).argmax(dim=-1)
+    scaled = logits / temperature
+    scores = scaled + noise(seeds, positions, logits.shape[-1])
+    if filters.active:
+        scores = scores.masked_fill(~allowed(scaled, filters), -math.inf)
+    return scores.argmax(dim=-1)
 
 
 def margins(logits: Tensor, tokens: Tensor, seed: bytes, temperature: float) -> Tensor:
@@ -155,13 +221,25 @@ def margins(logits: Tensor, tokens: Tensor, seed: bytes, temperature: float) -> 
 
 
 def batch_margins(
-    logits: Tensor, tokens: Tensor, seeds: Sequence[bytes], lengths: Sequence[int], temperature: float
+    logits: Tensor,
+    tokens: Tensor,
+    seeds: Sequence[bytes],
+    lengths: Sequence[int],
+    temperature: float,
+    filters: Filters = EVERY_TOKEN,
+    slack: float = 0.0,
 ) -> Tensor:
     """`margins` of several completions, one behind another.
+
+    Noise is computed only for tokens that could still win: among the RIVALS most likely ones, those whose score with the
+    largest noise there is reaches the chosen token's. A winner from the tail behind them is overlooked, which is as rare as that
+    tail is improbable and never speaks against honest work. With filters, a token that honest rounding (`slack`) may have let through or not is held against nobody;
+    a chosen token that no honest computation lets through has an infinite margin.
 
     Args:
         logits: float32 [N, V]; tokens: int64 [N], N tokens in all.
         seeds: 16 bytes for each completion; lengths: its tokens, N in sum.
+        slack: largest difference of a score that honest computations show, in units of logits / temperature.
 
     Returns:
         float32 [N].
@@ -170,10 +248,27 @@ def batch_margins(
     words = seed_words(list(seeds), logits.device).repeat_interleave(counts, dim=0)
     begins = (counts.cumsum(0) - counts).repeat_interleave(counts)
     positions = torch.arange(len(tokens), device=logits.device) - begins
-    scores = logits / temperature + noise(words, positions, logits.shape[-1])
-    return scores.max(dim=-1).values - scores.gather(-1, tokens[:, None]).squeeze(-1)
+    scaled = logits / temperature
+    own = scaled.gather(-1, tokens[:, None]).squeeze(-1) + gumbel(_hash_pairs(words, positions, tokens))
+    rivals = scaled.masked_fill(~allowed(scaled, filters, -slack), -math.inf) if filters.active else scaled
+    values, ids = rivals.topk(RIVALS) if rivals.shape[-1] > RIVALS else (rivals, None)
+    rows, columns = (values >= (own - LARGEST_NOISE)[:, None]).nonzero(as_tuple=True)
+    candidates = columns if ids is None else ids[rows, columns]
+    scores = values[rows, columns] + gumbel(_hash_pairs(words[rows], positions[rows], candidates))
+    short = own.scatter_reduce(0, rows, scores, "amax") - own
+    if filters.active:
+        possible = allowed(scaled, filters, slack).gather(-1, tokens[:, None]).squeeze(-1)
+        short = short.masked_fill(~possible, math.inf)
+    return short
 
 
-def log_probabilities(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-    """Log-probability of each token under the sampled distribution: float32 [T] from logits [T, V], tokens [T]."""
-    return torch.log_softmax(logits / temperature, dim=-1).gather(-1, tokens[:, None]).squeeze(-1)
+def log_probabilities(logits: Tensor, tokens: Tensor, temperature: float, filters: Filters = EVERY_TOKEN) -> Tensor:
+    """Log-probability of each token under the sampled distribution: float32 [T] from logits [T, V], tokens [T].
+
+    With filters the distribution is that of the allowed tokens; the token itself counts as allowed.
+    """
+    scaled = logits / temperature
+    if filters.active:
+        mask = allowed(scaled, filters).scatter(-1, tokens[:, None], True)
+        scaled = scaled.masked_fill(~mask, -math.inf)
+    return torch.log_softmax(scaled, dim=-1).gather(-1, tokens[:, None]).squeeze(-1)

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import platform
+import select
 import shutil
 import subprocess
 import sys
@@ -104,7 +105,10 @@ class BubblewrapSandbox:
         task = json.dumps([exercise.reference, exercise.setup, exercise.tests]).encode()
         source = solution.encode(errors="surrogatepass")
         with contextlib.ExitStack() as stack:
-            answers, calls = stack.enter_context(_pipe()), stack.enter_context(_pipe())
+            answers, calls = (
+                stack.enter_context(contextlib.closing(_Pipe())),
+                stack.enter_context(contextlib.closing(_Pipe())),
+            )
             tester = stack.enter_context(
                 self._start("tester", task, (answers.read, calls.write), stdout=subprocess.PIPE, cpu=_TESTER_CPU_FACTOR)
             )
@@ -157,9 +161,24 @@ class BubblewrapSandbox:
 def _walls(interpreter: _Interpreter, limits: Limits) -> tuple[str, ...]:
     """What bubblewrap is told, up to the command."""
     arguments = ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
-    arguments += ["--unshare-cgroup-try", "--uid", "65534", "--gid", "65534", "--hostname", "sandbox", "--cap-drop", "ALL"]
+    arguments += [
+        "--unshare-cgroup-try",
+        "--uid",
+        "65534",
+        "--gid",
+        "65534",
+        "--hostname",
+        "sandbox",
+        "--cap-drop",
+        "ALL",
+    ]
     arguments += ["--new-session", "--die-with-parent", "--clearenv"]
-    environment = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONPATH": "/app", "LD_LIBRARY_PATH": interpreter.shared}
+    environment = {
+        "PYTHONHASHSEED": "0",
+        "PYTHONUTF8": "1",
+        "PYTHONPATH": "/app",
+        "LD_LIBRARY_PATH": interpreter.shared,
+    }
     for name, value in environment.items():
         arguments += ["--setenv", name, value]
     for path in dict.fromkeys((*_LIBRARIES, *interpreter.libraries, interpreter.executable)):
@@ -193,14 +212,43 @@ def _find(version: str) -> _Interpreter:
     return _Interpreter(found, real, tuple(libraries), shared, packages)
 
 
+class _Pipe:
+    """Both ends of a pipe."""
+
+    def __init__(self) -> None:
+        self.read, self.write = os.pipe()
+        self._open = True
+
+    def close(self) -> None:
+        """Close both ends; nothing happens the second time."""
+        if self._open:
+            self._open = False
+            os.close(self.read)
+            os.close(self.write)
+
+
+@contextlib.contextmanager
+def _memory(data: bytes) -> Iterator[int]:
+    """A file in memory that holds the data, to be read from its beginning."""
+    file = os.memfd_create("given")
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(file, view) :]
+        os.lseek(file, 0, os.SEEK_SET)
+        yield file
+    finally:
+        os.close(file)
+
+
 def _read(stream: IO[bytes] | None, size: int, seconds: float) -> bytes:
-    """Up to `size` bytes, or what has come when the time is up."""
+    """Up to `size` bytes, or what has come when the stream or the time ends."""
     assert stream is not None
     end = time.monotonic() + seconds
     data = b""
-    channel = stream.fileno()
-    os.set_blocking(channel, False)
-    with contextlib.suppress(TimeoutError):
-        while len(data) < size and (piece := _piece(channel, size - len(data), end)):
-            data += piece
+    while len(data) < size and select.select([stream], [], [], max(0.0, end - time.monotonic()))[0]:
+        piece = os.read(stream.fileno(), size - len(data))
+        if not piece:
+            break
+        data += piece
     return data

@@ -8,6 +8,7 @@ cannot be told apart.
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Final
 from urllib.parse import quote, urlsplit
 
@@ -18,7 +19,7 @@ from grailnode.store.names import check_path, check_prefix, check_range
 from grailnode.store.refused import RefusedError
 from roles.ports import NotFoundError, ObjectInfo, StoreError, TooLargeError
 
-_content_range: Final = re.compile(r"bytes (\d{1,18})-\d{1,18}/(?:\d{1,18}|\*)")
+_content_range: Final = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/(?:[0-9]{1,18}|\*)")
 _strong_etag: Final = re.compile(r'"[\x21\x23-\x7e]{1,128}"')
 
 
@@ -40,7 +41,7 @@ class Pace:
 
 
 def open_client(*, connect: float = 10.0, silence: float = 20.0, connections: int = 32) -> httpx.AsyncClient:
-    """An HTTP client for HttpsStore: no redirects, no proxies or certificates from the environment.
+    """An HTTP client for HttpsStore: no redirects, no cookies, nothing from the environment.
 
     Args:
         connect: seconds for a connection.
@@ -50,6 +51,8 @@ def open_client(*, connect: float = 10.0, silence: float = 20.0, connections: in
     return httpx.AsyncClient(
         follow_redirects=False,
         trust_env=False,
+        # a server could otherwise mark its readers, and a cookie that is not ASCII breaks every later request
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
         timeout=httpx.Timeout(silence, connect=connect, pool=None),
         limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
         headers={"User-Agent": "grailnode", "Accept-Encoding": "identity"},
@@ -207,7 +210,7 @@ def _accept(answer: httpx.Response, transfer: _Transfer, where: str) -> bool:
 
 def _check_length(answer: httpx.Response, transfer: _Transfer, where: str) -> None:
     length = answer.headers.get("Content-Length", "")
-    if not re.fullmatch(r"\d{1,18}", length):
+    if not re.fullmatch(r"[0-9]{1,18}", length):
         return  # chunked: counted as it arrives
     total = len(transfer.data) + int(length)
     wanted = total if transfer.size is None else min(total, transfer.size)

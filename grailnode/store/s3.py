@@ -26,7 +26,7 @@ PAGE: Final = 1000
 _CHUNK: Final = 256 * 1024
 _SPARE_THREADS: Final = 16  # for requests that were abandoned and have not ended yet
 _EMPTY_PAGES: Final = 8  # in a row that say there is more to come
-_content_range = re.compile(r"bytes (\d{1,18})-\d{1,18}/(?:\d{1,18}|\*)")
+_content_range = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/(?:[0-9]{1,18}|\*)")
 
 T = TypeVar("T")
 

@@ -11,14 +11,19 @@ from protocol.environments.mathematics import Mathematics
 from protocol.environments.programming import Programming
 from protocol.environments.sat import Sat
 
-__all__ = ["Environment", "Needs", "Problem", "Sandbox", "get", "names", "needs"]
+__all__ = ["Environment", "Needs", "Problem", "Sandbox", "data_names", "get", "names", "needs"]
 
-_DRAWN: Final[dict[str, Environment]] = {environment.name: environment for environment in (Addition(), Countdown(), Sat())}
+_DRAWN: Final[dict[str, Environment]] = {
+    environment.name: environment for environment in (Addition(), Countdown(), Sat())
+}
 _READ: Final[dict[str, Callable[[bytes], Environment]]] = {Mathematics.name: Mathematics}
 _RUN: Final = {f"code-{python}": python for python in ("3.11", "3.12", "3.13", "3.14")}
 
-names: Final = tuple(sorted((*_DRAWN, *_READ, *_RUN)))
-"""Every environment's name."""
+names: Final = tuple(sorted(_DRAWN))
+"""The environments that need nothing but a seed."""
+
+data_names: Final = tuple(sorted((*_READ, *_RUN)))
+"""Those that read their problems from a data file."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,8 @@ def needs(name: str) -> Needs:
     Raises:
         ValueError: there is none of this name; the message lists those there are.
     """
-    if name not in names:
-        raise ValueError(f"unknown environment {name!r}; there are: {', '.join(names)}")
+    if name not in names + data_names:
+        raise ValueError(f"unknown environment {name!r}; there are: {', '.join(names + data_names)}")
     return Needs(data=name not in _DRAWN, python=_RUN.get(name, ""))
 
 

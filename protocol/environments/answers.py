@@ -13,7 +13,19 @@ from protocol.environments.polynomials import NoValueError
 MAX_ANSWER_CHARS: Final = 512
 """A longer answer equals nothing but its own text."""
 
-_WRAPPERS: Final = ("boxed", "fbox", "text", "textbf", "textit", "textrm", "mathrm", "mathbf", "mathit", "mbox", "operatorname")
+_WRAPPERS: Final = (
+    "boxed",
+    "fbox",
+    "text",
+    "textbf",
+    "textit",
+    "textrm",
+    "mathrm",
+    "mathbf",
+    "mathit",
+    "mbox",
+    "operatorname",
+)
 _DELIMITERS: Final = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 _REPLACED: Final = (
     (r"\dfrac", r"\frac"),
@@ -95,7 +107,12 @@ def _unwrap(text: str) -> str:
     """Without the mathematics delimiters around the whole."""
     for opening, closing in _DELIMITERS:
         inside = text[len(opening) : -len(closing)]
-        if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening + closing) and closing not in inside:
+        if (
+            text.startswith(opening)
+            and text.endswith(closing)
+            and len(text) > len(opening + closing)
+            and closing not in inside
+        ):
             return inside.strip()
     return text
 

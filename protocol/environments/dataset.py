@@ -48,7 +48,9 @@ class Dataset:
         self._held_out = tuple(sides[True].values())
         for side, problems in (("training", self._training), ("held-out", self._held_out)):
             if not problems:
-                raise MalformedError(f"no {side} problem among {len(sides[True]) + len(sides[False])}: add some", "data")
+                raise MalformedError(
+                    f"no {side} problem among {len(sides[True]) + len(sides[False])}: add some", "data"
+                )
 
     @property
     def training(self) -> tuple[Problem, ...]:

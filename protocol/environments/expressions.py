@@ -1,11 +1,11 @@
 r"""Reads a normalized answer as an exact value, by hand and never by `eval` (docs/spec/environments.md).
 
-    sum     := ['-' | '+'] product (('+' | '-') product)*
-    product := power (['*' | '/'] power)*                            a missing sign is a multiplication
-    power   := atom ['^' (digit | '-'? digits in braces | symbol-free braces)]
-    atom    := number | mixed | '\frac' argument argument | '\sqrt' argument | symbol | '(' sum ')' | '{' sum '}'
-    mixed   := digits '\frac' digits-in-braces digits-in-braces      3\frac{1}{2} is 7/2
-    argument := digit | symbol | '{' sum '}'
+sum     := ['-' | '+'] product (('+' | '-') product)*
+product := power (['*' | '/'] power)*                            a missing sign is a multiplication
+power   := atom ['^' (digit | '-'? digits in braces | symbol-free braces)]
+atom    := number | mixed | '\frac' argument argument | '\sqrt' argument | symbol | '(' sum ')' | '{' sum '}'
+mixed   := digits '\frac' digits-in-braces digits-in-braces      3\frac{1}{2} is 7/2
+argument := digit | symbol | '{' sum '}'
 """
 
 import re

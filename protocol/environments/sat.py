@@ -1,8 +1,10 @@
 """3-SAT: values for variables that make every clause true (docs/spec/environments.md).
 
+'(+1-2+4)(-1+3+4)=' stands for (x1 or not x2 or x4) and (not x1 or x3 or x4); it is continued by '1011', the value of x1 first.
 A formula is satisfiable by construction: a hidden assignment is drawn first, and only clauses that it makes true are kept.
 """
 
+import re
 from typing import Final
 
 from protocol.environments.base import Problem
@@ -13,6 +15,7 @@ _MOST_VARIABLES: Final = 8
 _LITERALS: Final = 3
 _CLAUSES_PER_VARIABLE: Final = 3
 _WELL_FORMED_REWARD: Final = 0.1
+_LITERAL: Final = re.compile(r"[+-][0-9]+")
 
 Clause = tuple[int, ...]
 """Three literals: v for variable v (1, 2, ...), -v for its negation; by variable."""
@@ -32,35 +35,30 @@ def _holds(clause: Clause, values: str) -> bool:
     return any((values[abs(literal) - 1] == "1") == (literal > 0) for literal in clause)
 
 
-def _draw(draws: Draws) -> tuple[int, list[Clause]]:
+def _complete(clauses: list[Clause], variables: int) -> bool:
+    """Whether every variable occurs."""
+    return {abs(literal) for clause in clauses for literal in clause} == set(range(1, variables + 1))
+
+
+def _draw(draws: Draws) -> list[Clause]:
     variables = draws.between(_LEAST_VARIABLES, _MOST_VARIABLES)
     hidden = "".join(str(draws.below(2)) for _ in range(variables))
     count = _CLAUSES_PER_VARIABLE * variables + draws.below(variables + 1)
     clauses: list[Clause] = []
-    while len(clauses) < count:
+    while len(clauses) < count or not _complete(clauses, variables):
         clause = _clause(draws, variables)
         if clause not in clauses and _holds(clause, hidden):
             clauses.append(clause)
-    return variables, sorted(clauses)
+    return sorted(clauses)
 
 
-def _reference(variables: int, clauses: list[Clause]) -> str:
-    return f"{variables}:" + ",".join(" ".join(map(str, clause)) for clause in clauses)
+def _problem(clauses: list[Clause]) -> Problem:
+    formula = "".join("(" + "".join(f"{literal:+d}" for literal in clause) + ")" for clause in clauses)
+    return Problem(prompt=f"{formula}=", reference=formula)
 
 
-def _parse(reference: str) -> tuple[int, list[Clause]]:
-    variables, _, clauses = reference.partition(":")
-    return int(variables), [tuple(map(int, clause.split(" "))) for clause in clauses.split(",")]
-
-
-def _problem(variables: int, clauses: list[Clause]) -> Problem:
-    lines = (" or ".join(f"x{v}" if v > 0 else f"not x{-v}" for v in clause) for clause in clauses)
-    prompt = (
-        f"Give x1 to x{variables} values that make every line true.\n"
-        + "\n".join(lines)
-        + f"\nAnswer with {variables} digits, 1 for true and 0 for false, x1 first.\nAnswer:"
-    )
-    return Problem(prompt, _reference(variables, clauses))
+def _parse(formula: str) -> list[Clause]:
+    return [tuple(map(int, _LITERAL.findall(clause))) for clause in formula.strip("()").split(")(")]
 
 
 class Sat:
@@ -78,14 +76,14 @@ class Sat:
 
     def _first(self, draws: Draws, *, held_out: bool) -> Problem:
         while True:
-            problem = _problem(*_draw(draws))
+            problem = _problem(_draw(draws))
             if is_held_out(f"sat {problem.reference}") == held_out:
                 return problem
 
     def reward(self, problem: Problem, completion: str) -> float:
-        """Judges any text: digits, with spaces or line ends around them."""
-        variables, clauses = _parse(problem.reference)
-        values = completion[: 4 * variables].strip(" \n")
-        if len(completion) > 4 * variables or len(values) != variables or not set(values) <= {"0", "1"}:
+        """Judges any text."""
+        clauses = _parse(problem.reference)
+        variables = max(abs(literal) for clause in clauses for literal in clause)
+        if len(completion) != variables or not set(completion) <= {"0", "1"}:
             return 0.0
-        return 1.0 if all(_holds(clause, values) for clause in clauses) else _WELL_FORMED_REWARD
+        return 1.0 if all(_holds(clause, completion) for clause in clauses) else _WELL_FORMED_REWARD

@@ -274,26 +274,28 @@ def put_steps(
     return finish(low, width, out, position), bits
 
 
-def count_groups(
-    old: Any, new: Any, shift: Any, stride: Any, order: Any, elements: Any, lengths: Any, crossings: Any
+def count_classes(
+    old: Any, new: Any, shift: Any, stride: Any, classes: Any, order: Any, elements: Any, lengths: Any, crossings: Any
 ) -> Any:
-    """Statistics of one block of 4096 elements in `stride`, added up by group.
+    """Statistics of one block of 4096 elements in `stride`, added up by class.
 
     Args:
-        elements: int64[groups], all elements.
-        lengths: int64[groups * 32], changes that keep their group, by the length of their step.
-        crossings: int64[groups], changes that leave it.
+        classes: class by group (sign and exponent): uint8[groups].
+        elements: int64[256], all elements.
+        lengths: int64[256 * 32], changes that keep their class, by the length of their step.
+        crossings: int64[256], changes that leave it.
     """
     for start in range(I(0), old.size, I(4096) * stride):
         for index in range(U(start), U(min(start + I(4096), old.size))):
-            group = U(old[index]) >> shift
+            before, after = U(old[index]), U(new[index])
+            group = U(classes[before >> shift])
             elements[group] += 1
-            if old[index] == new[index]:
+            if before == after:
                 continue
-            if U(new[index]) >> shift != group:
+            if U(classes[after >> shift]) != group:
                 crossings[group] += 1
                 continue
-            size, _ = distance(key_of(U(old[index]), order), key_of(U(new[index]), order))
+            size, _ = distance(key_of(before, order), key_of(after, order))
             length = U(0)
             while (size >> (length + U(1))) != U(0):
                 length += U(1)
@@ -309,7 +311,7 @@ class Coders:
     find: Callable[..., int]
     put_waits: Callable[..., int]
     put_steps: Callable[..., tuple[int, int]]
-    count_groups: Callable[..., int]
+    count_classes: Callable[..., int]
 
 
 @cache
@@ -327,5 +329,5 @@ def coders_for(itemsize: int) -> Coders:
         find=kernel(*words, index, changes)(finder(lanes)),
         put_waits=kernel(index, "int64", "uint64", table, half)(put_waits),
         put_steps=kernel(changes, "int64", "uint64", byte, table, *adaptive, half, byte)(put_steps),
-        count_groups=kernel(element, element, "uint64", "int64", table, count, count, count)(count_groups),
+        count_classes=kernel(element, element, "uint64", "int64", byte, table, count, count, count)(count_classes),
     )

@@ -10,7 +10,7 @@ from protocol.compression import compress
 from protocol.errors import ProtocolError
 from protocol.patch.container import Mode, Row
 from protocol.patch.dense import decode_dense, encode_dense, planes_of
-from protocol.patch.model import fit, take_statistics, uniform
+from protocol.patch.model import fit, uniform
 from protocol.patch.sparse import OutOfRoomError, Workspace, chunks_of, decode_chunk, encode_sparse, read_directory
 from protocol.patch.values import Bits, Layout, bits_of, layout_of
 
@@ -50,9 +50,8 @@ def encode_frame(old: torch.Tensor, new: torch.Tensor, profile: str, workspace: 
     if torch.equal(old.detach().view(-1).view(torch.uint8), new.detach().view(-1).view(torch.uint8)):
         return Mode.UNCHANGED, 0, b""
     layout = layout_of(old.dtype)
-    statistics = take_statistics(before, after, layout)
-    few_classes = profile == "fast" or layout.exponents == 1
-    model = uniform(statistics.density, layout) if few_classes else fit(statistics, layout)
+    fast = profile == "fast" or layout.exponents == 1
+    model = uniform(before, after, layout) if fast else fit(before, after, layout)
     frames: list[tuple[Mode, bytes]] = []
     changed = -1
     try:

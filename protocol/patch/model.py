@@ -26,15 +26,18 @@ MAX_CODE: Final = 192
 SAMPLED_ELEMENTS: Final = 1 << 19
 """About how many elements the statistics are taken from."""
 
+FIRST_LOOK_ELEMENTS: Final = 1 << 17
+"""About how many elements the classes are chosen from."""
+
 MIN_CLASS_CHANGES: Final = 24
-CLASSES_PER_TENSOR: Final = 512
+CLASSES_PER_TENSOR: Final = 128
 """A class holds at least MIN_CLASS_CHANGES changes and one in CLASSES_PER_TENSOR of the tensor's."""
 
-PRIOR_CHANGES: Final = 48
+PRIOR_CHANGES: Final = 16
 """An adaptive bit starts from a prior where the sample holds at least this many observations of it."""
 
 MAX_PRIORS: Final = 15
-PRIOR_COUNT: Final = 40
+PRIOR_COUNT: Final = 16
 """Observations that a prior, or the even odds of the bits below a step's leading one, counts for."""
 
 _eighths: Final = (65536, 71468, 77936, 84990, 92682, 101070, 110218, 120194)
@@ -106,62 +109,52 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Of a sample of a tensor, by exponent.
+    """Of a sample of a tensor, by class.
 
     Attributes:
-        elements: int64[exponents].
-        lengths: changes that keep sign and exponent, by the length of their step: int64[exponents, 32].
-        crossings: changes that do not: int64[exponents].
-        share: the sample's share of the tensor.
+        elements: int64[256].
+        lengths: changes that keep their class, by the length of their step: int64[256, 32].
+        crossings: changes that do not: int64[256].
     """
 
     elements: NDArray[np.int64]
     lengths: NDArray[np.int64]
     crossings: NDArray[np.int64]
-    share: float
 
     @property
     def density(self) -> float:
         """Estimated share of the elements that change."""
-        changes = int(self.lengths.sum()) + int(self.crossings.sum())
-        return _chance(changes, int(self.elements.sum()))
+        return _chance(int(self.lengths.sum()) + int(self.crossings.sum()), int(self.elements.sum()))
 
 
 def _chance(changes: int, elements: int) -> float:
     return (changes + 0.4) / (elements + 1.0)
 
 
-def take_statistics(old: Bits, new: Bits, layout: Layout) -> Statistics:
-    """Statistics of every stride-th block of 4096 elements."""
-    stride = max(1, old.size // SAMPLED_ELEMENTS)
-    elements, crossings = np.zeros((2, layout.groups), dtype=np.int64)
-    lengths = np.zeros(layout.groups * MAX_CLASSES, dtype=np.int64)
-    coders_for(old.itemsize).count_groups(
-        old, new, layout.group_shift, stride, layout.order, elements, lengths, crossings
+def take_statistics(
+    old: Bits, new: Bits, layout: Layout, classes: NDArray[np.uint8], sampled: int = SAMPLED_ELEMENTS
+) -> Statistics:
+    """Statistics of every stride-th block of 4096 elements, about `sampled` of them; class by group: uint8[groups]."""
+    stride = max(1, old.size // sampled)
+    elements, crossings = np.zeros((2, 256), dtype=np.int64)
+    lengths = np.zeros((256, MAX_CLASSES), dtype=np.int64)
+    coders_for(old.itemsize).count_classes(
+        old, new, layout.group_shift, stride, classes, layout.order, elements, lengths.reshape(-1), crossings
     )
-    signs = layout.groups // layout.exponents
-    return Statistics(
-        elements.reshape(signs, -1).sum(axis=0),
-        lengths.reshape(signs, layout.exponents, -1).sum(axis=0),
-        crossings.reshape(signs, -1).sum(axis=0),
-        float(elements.sum()) / max(1, old.size),
-    )
+    return Statistics(elements, lengths, crossings)
 
 
-def _runs(statistics: Statistics) -> list[slice]:
-    """Runs of exponents with enough changes each."""
-    by_exponent = statistics.lengths.sum(axis=1)
-    wanted = max(MIN_CLASS_CHANGES * statistics.share, by_exponent.sum() / CLASSES_PER_TENSOR, 1.0)
-    runs: list[slice] = []
-    first, changes = 0, 0
-    for exponent, count in enumerate(by_exponent.tolist()):
-        changes += count
-        if changes >= wanted and len(runs) < MAX_CLASSES - 1:
-            runs.append(slice(first, exponent + 1))
-            first, changes = exponent + 1, 0
-    if first < len(by_exponent) and statistics.elements[first:].any():
-        runs.append(slice(first, len(by_exponent)))
-    return runs or [slice(0, len(by_exponent))]
+def _first_exponents(statistics: Statistics, share: float) -> tuple[int, ...]:
+    """Where classes begin, so that each has enough changes; statistics by exponent, of a share of the tensor."""
+    changes = statistics.lengths.sum(axis=1) + statistics.crossings
+    wanted = max(MIN_CLASS_CHANGES * share, float(changes.sum()) / CLASSES_PER_TENSOR, 1.0)
+    firsts, gathered = [0], 0
+    for exponent, count in enumerate(changes.tolist()):
+        if gathered >= wanted and count and len(firsts) < MAX_CLASSES:
+            firsts.append(exponent)
+            gathered = 0
+        gathered += count
+    return tuple(firsts)
 
 
 def _priors(lengths: NDArray[np.int64]) -> bytes:
@@ -176,27 +169,29 @@ def _priors(lengths: NDArray[np.int64]) -> bytes:
     return bytes(priors)
 
 
-def fit(statistics: Statistics, layout: Layout) -> Model:
-    """The model of a compact frame."""
-    runs = _runs(statistics)
-    lengths = [statistics.lengths[run].sum(axis=0) for run in runs]
-    chances = [
-        _chance(int(changes.sum()), int(statistics.elements[run].sum()))
-        for changes, run in zip(lengths, runs, strict=True)
-    ]
+def fit(old: Bits, new: Bits, layout: Layout) -> Model:
+    """The model of a compact frame: classes from a first look, everything else from a second one at these classes."""
+    exponents = (np.arange(layout.groups) % layout.exponents).astype(np.uint8)
+    look = take_statistics(old, new, layout, exponents, FIRST_LOOK_ELEMENTS)
+    firsts = _first_exponents(look, float(look.elements.sum()) / old.size)
+    bare = Model(layout, firsts, (0,) * len(firsts), 0, (b"",) * len(firsts))
+    statistics = take_statistics(old, new, layout, bare.classes)
+    changes = statistics.lengths.sum(axis=1).tolist()
+    chances = [_chance(changes[number], int(statistics.elements[number])) for number in range(len(firsts))]
     listed = _chance(int(statistics.crossings.sum()), int(statistics.elements.sum()))
-    return Model(
-        layout,
-        tuple(run.start for run in runs),
-        tuple(code_of(chance) for chance in chances),
-        code_of(listed),
-        tuple(_priors(changes) for changes in lengths),
-    )
+    priors = tuple(_priors(lengths) for lengths in statistics.lengths[: len(firsts)])
+    return Model(layout, firsts, tuple(code_of(chance) for chance in chances), code_of(listed), priors)
 
 
-def uniform(density: float, layout: Layout) -> Model:
+def uniform(old: Bits, new: Bits, layout: Layout) -> Model:
     """The model of a fast frame: every change is listed."""
-    return Model(layout, (), (), code_of(density), ())
+    statistics = take_statistics(old, new, layout, np.zeros(layout.groups, np.uint8))
+    return Model(layout, (), (), code_of(statistics.density), ())
+
+
+def plain(layout: Layout) -> Model:
+    """No classes: what the steps of listed changes are coded with."""
+    return Model(layout, (), (), 0, ())
 
 
 def write_model(model: Model) -> bytes:

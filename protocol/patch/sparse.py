@@ -16,7 +16,7 @@ from protocol.errors import PatchError
 from protocol.patch.container import Cursor, varint
 from protocol.patch.decoding import decoders_for, reasons
 from protocol.patch.encoding import OUT_OF_ROOM, Coders, coders_for
-from protocol.patch.model import Model, read_model, uniform, write_model
+from protocol.patch.model import Model, plain, read_model, write_model
 from protocol.patch.rangecoder import logarithm_table, rate_table, survival_table
 from protocol.patch.values import Bits, Layout
 
@@ -117,7 +117,7 @@ class _Encoder:
         self._model = model
         self._kernels: Coders = coders_for(itemsize)
         self._space = workspace
-        self._plain = uniform(0.0, model.layout)
+        self._plain = plain(model.layout)
         self._order = model.layout.order
 
     def _steps(self, changes: Bits, count: int, model: Model) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
@@ -254,7 +254,7 @@ def decode_chunk(frame: memoryview, chunk: Chunk, model: Model, old: Bits, new: 
     listed[0] = old.size
     if chunk.listed.count:
         part = _sections(frame, chunk.offset, chunk.listed)
-        state = (_rates, *uniform(0.0, layout).adaptive_bits(), part.steps, part.raw)
+        state = (_rates, *plain(layout).adaptive_bits(), part.steps, part.raw)
         status = compiled.get_listed(
             old,
             new,

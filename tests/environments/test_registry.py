@@ -5,37 +5,81 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import environments
+from protocol.environments import Environment, Needs
+from tests.environments.tasks import CODE, MATH, Accepting
 
-every = pytest.mark.parametrize("name", environments.names)
+every = pytest.mark.parametrize("name", (*environments.names, "math", "code-3.11"))
+MARKUP = st.lists(
+    st.sampled_from(
+        ["<think>", "</think>", "<solution>", "</solution>", "\\boxed{", "}", "\\frac", "{", "(", "1", "^", ","]
+    )
+).map("".join)
+
+
+def make(name: str) -> Environment:
+    needs = environments.needs(name)
+    data = (CODE if needs.python else MATH) if needs.data else None
+    return environments.get(name, data, Accepting(needs.python) if needs.python else None)
 
 
 def test_unknown_name_lists_the_known() -> None:
-    with pytest.raises(ValueError, match="addition, countdown"):
+    with pytest.raises(ValueError, match="addition, countdown, sat, code-3.11"):
         environments.get("chess")
+
+
+def test_what_an_environment_needs() -> None:
+    assert environments.needs("sat") == Needs()
+    assert environments.needs("math") == Needs(data=True)
+    assert environments.needs("code-3.12") == Needs(data=True, python="3.12")
+
+
+def test_what_is_missing_or_useless_is_said() -> None:
+    with pytest.raises(ValueError, match="'math' needs a data file"):
+        environments.get("math")
+    with pytest.raises(ValueError, match="'sat' takes no data file"):
+        environments.get("sat", MATH)
+    for sandbox in (None, Accepting("3.12")):
+        with pytest.raises(ValueError, match=r"needs a sandbox with Python 3\.11"):
+            environments.get("code-3.11", CODE, sandbox)
 
 
 @every
 def test_name_is_its_own(name: str) -> None:
-    assert environments.get(name).name == name
+    assert make(name).name == name
 
 
 @every
 @given(seed=st.binary(min_size=16, max_size=32))
 def test_seed_fixes_the_problem(name: str, seed: bytes) -> None:
-    assert environments.get(name).problem(seed) == environments.get(name).problem(seed)
+    assert make(name).problem(seed) == make(name).problem(seed)
 
 
 @every
 def test_held_out_is_disjoint_from_training(name: str) -> None:
-    environment = environments.get(name)
+    environment = make(name)
     training = {environment.problem(index.to_bytes(16, "little")) for index in range(3000)}
     held_out = {environment.held_out(index) for index in range(500)}
     assert not training & held_out
-    assert len(held_out) > 300
+    assert len(held_out) > (300 if name in environments.names else 2)
 
 
 @every
-@given(completion=st.text() | st.text("0123456789+-*/() ="), seed=st.binary(min_size=16, max_size=16))
+@given(completion=st.text() | MARKUP | st.text("0123456789+-*/() ="), seed=st.binary(min_size=16, max_size=16))
 def test_any_text_earns_between_zero_and_one(name: str, completion: str, seed: bytes) -> None:
-    environment = environments.get(name)
-    assert 0.0 <= environment.reward(environment.problem(seed), completion) <= 1.0
+    environment = make(name)
+    for text in (completion, f"<solution>{completion}</solution>"):
+        reward = environment.reward(environment.problem(seed), text)
+        assert 0.0 <= reward <= 1.0
+        assert reward == environment.reward(environment.problem(seed), text)
+
+
+@every
+@pytest.mark.parametrize(
+    "piece", ["<think>", "<solution>", "\\boxed{", "((", "{", "9^{", "\\frac", "\\text{", "1,", "\ud800", "\0"]
+)
+def test_long_texts_do_not_take_long(name: str, piece: str) -> None:
+    """Quadratic or deeper work on these would run past the suite's time limit."""
+    environment = make(name)
+    text = piece * (1_000_000 // len(piece))
+    for completion in (text, f"<solution>{text}</solution>", f"<think>a</think><solution>{piece * 200}</solution>"):
+        assert 0.0 <= environment.reward(environment.held_out(0), completion) <= 1.0

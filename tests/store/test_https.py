@@ -180,6 +180,15 @@ async def test_compressed_answers_are_refused(store, server):
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize("cookie", ["a=b", "٣", "a=٣; Path=/"])
+async def test_cookies_are_neither_kept_nor_deadly(store, server, cookie):
+    server.bend = lambda asked, reply: replaced(reply, headers={"Set-Cookie": cookie})
+    for _ in range(2):
+        assert await store.get("o", len(OBJECT)) == OBJECT
+    assert all("cookie" not in asked.headers for asked in server.asked)
+
+
+@pytest.mark.trio
 async def test_a_crawling_server_is_left(url, client, server):
     store = HttpsStore(url, client, plain_http=True, pace=Pace(grace=0.1, min_rate=1e6))
     server.bend = lambda asked, reply: replaced(reply, piece=10, pause=0.02)

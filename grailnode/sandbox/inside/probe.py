@@ -6,7 +6,6 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from grailnode.sandbox.inside import wire
 
@@ -15,13 +14,13 @@ def main() -> None:
     """Print the version of Python, and the names of the walls that have holes."""
     wire.limit(*map(int, sys.argv[1:]))
     walls: dict[str, Callable[[], object]] = {
-        "processes": os.fork,
+        "processes": _fork,
         "sockets": socket.socket,
         "name spaces": lambda: _call("unshare", 0x10000000),
         "password file": lambda: os.stat("/etc/shadow"),
         "other processes": lambda: os.listdir("/proc/1"),
-        "read-only root": lambda: Path("/hole").touch(),
-        "read-only library": lambda: Path(os.__file__).with_name("hole").touch(),
+        "read-only root": lambda: _writable("/"),
+        "read-only library": lambda: _writable(os.__file__),
         "memory": lambda: bytearray(1 << 36),
     }
     holes = [name for name, attempt in walls.items() if not _refused(attempt)]
@@ -36,6 +35,16 @@ def _refused(attempt: Callable[[], object]) -> bool:
     except (OSError, MemoryError):
         return True
     return False
+
+
+def _fork() -> None:
+    if os.fork() == 0:
+        os._exit(0)
+
+
+def _writable(path: str) -> None:
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        raise PermissionError(path)
 
 
 def _call(name: str, argument: int) -> None:

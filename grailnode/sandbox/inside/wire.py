@@ -42,7 +42,9 @@ def limit(cpu_seconds: int, memory_bytes: int, file_bytes: int, files: int) -> N
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_STACK, 8 << 20),
     ):
-        resource.setrlimit(what, (value, value))
+        most = resource.getrlimit(what)[1]
+        bound = value if most == resource.RLIM_INFINITY else min(value, most)
+        resource.setrlimit(what, (bound, bound))
 
 
 def send(channel: int, kind: bytes, value: object = None) -> None:

@@ -1,0 +1,35 @@
+"""Golden and hostile vectors: what was once written stays readable, and what was once refused stays refused for the same reason."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from protocol import errors, patch
+from protocol.digest import dtypes
+from tests.patch.weights import same_bits
+
+FOLDER = Path(__file__).parent.parent / "vectors" / "patch"
+GOLDEN = json.loads((FOLDER / "golden.json").read_text())
+HOSTILE = json.loads((FOLDER / "hostile.json").read_text())
+
+
+def weights(plain: dict[str, list]) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.frombuffer(bytearray.fromhex(data), dtype=dtypes[dtype]).reshape(shape)
+        for name, (dtype, shape, data) in plain.items()
+    }
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids=lambda case: case["name"])
+def test_golden(case):
+    old, new, data = weights(case["old"]), weights(case["new"]), bytes.fromhex(case["patch"])
+    assert same_bits(patch.apply(old, data), new)
+    assert patch.encode(old, new, profile=case["profile"]) == data
+
+
+@pytest.mark.parametrize("case", HOSTILE, ids=lambda case: case["name"])
+def test_hostile(case):
+    with pytest.raises(getattr(errors, case["error"])):
+        patch.apply(weights(GOLDEN[0]["old"]), bytes.fromhex(case["patch"]))

@@ -1,0 +1,159 @@
+"""Groups and batches: what was promised is what is opened."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from protocol import limits
+from protocol.compression import compress
+from protocol.digest import content_digest
+from protocol.encoding import pack, unpack
+from protocol.errors import LimitError, MalformedError, ProtocolError
+from protocol.rollout import Commitment, Group, Rollout, assemble, open_group, pack_tokens, unpack_tokens
+from tests.protocol import samples
+
+TOKENS = st.lists(st.integers(0, (1 << 32) - 1), max_size=20)
+
+
+def commitment_to(*frames: bytes) -> Commitment:
+    group = samples.group()
+    return Commitment(
+        run=group.run,
+        window=group.window,
+        version=group.version,
+        miner=group.miner,
+        batch=content_digest(b"".join(frames)),
+        groups=tuple((content_digest(frame), len(frame)) for frame in frames),
+    )
+
+
+@given(TOKENS)
+def test_tokens_come_back(tokens: list[int]) -> None:
+    assert unpack_tokens(pack_tokens(tokens)) == tuple(tokens)
+    assert pack_tokens([1, 256]) == b"\x01\0\0\0\0\x01\0\0"
+
+
+@given(TOKENS, st.lists(st.tuples(TOKENS, st.floats(-1e6, 1e6)), min_size=1, max_size=5))
+def test_a_frame_comes_back(prompt: list[int], rollouts: list[tuple[list[int], float]]) -> None:
+    group = samples.group(
+        prompt=pack_tokens(prompt),
+        rollouts=tuple(
+            Rollout(completion=pack_tokens(tokens), sketch=bytes(4 * len(tokens)), reward=reward) for tokens, reward in rollouts
+        ),
+    )
+    again = Group.from_frame(group.to_frame())
+    assert again == group
+    assert again.prompt_tokens == tuple(prompt)
+    assert [rollout.tokens for rollout in again.rollouts] == [tuple(tokens) for tokens, _ in rollouts]
+
+
+def test_extents_cut_the_batch_into_its_frames() -> None:
+    groups = [samples.group(index) for index in range(5)]
+    batch, commitment = assemble(groups)
+    assert commitment.batch == content_digest(batch)
+    assert commitment.batch_bytes == len(batch)
+    for index, group in enumerate(groups):
+        offset, size = commitment.extent(index)
+        assert open_group(batch[offset : offset + size], commitment, index) == group
+
+
+def test_each_bit_of_a_frame_counts() -> None:
+    batch, commitment = assemble([samples.group()])
+    for bit in range(len(batch) * 8):
+        bent = bytearray(batch)
+        bent[bit // 8] ^= 1 << (bit % 8)
+        with pytest.raises(MalformedError, match="not the bytes that were committed to"):
+            open_group(bytes(bent), commitment, 0)
+
+
+STRANGERS = {
+    "run": samples.digest("other run"),
+    "window": 8,
+    "version": 4,
+    "miner": samples.VALIDATOR.public,
+    "index": 1,
+}
+
+
+@pytest.mark.parametrize("field", STRANGERS)
+def test_a_group_of_another_place_is_refused(field: str) -> None:
+    frame = samples.group().model_copy(update={field: STRANGERS[field]}).to_frame()
+    with pytest.raises(MalformedError, match="does not belong"):
+        open_group(frame, commitment_to(frame), 0)
+
+
+PROMISED = {
+    "no frame": (b"hello", MalformedError, "zstd"),
+    "a frame of something else": (compress(pack(("a", 1))), MalformedError, "group"),
+    "a frame of no msgpack": (compress(b"\xc1"), MalformedError, "float32|extension"),
+    "two frames": (samples.group().to_frame() * 2, MalformedError, "zstd"),
+    "a group with a field more": (
+        compress(pack(unpack(samples.group().to_bytes()) | {"more": 1})),
+        MalformedError,
+        "group.more",
+    ),
+    "too many values": (compress(pack((None,) * (limits.MAX_GROUP_ITEMS + 1))), LimitError, "values"),
+    "too many bytes": (compress(bytes(limits.MAX_GROUP_BYTES + 1)), LimitError, "declared"),
+}
+
+
+@pytest.mark.parametrize(("frame", "error", "cause"), PROMISED.values(), ids=PROMISED.keys())
+def test_promised_bytes_that_are_no_group(frame: bytes, error: type[ProtocolError], cause: str) -> None:
+    with pytest.raises(error, match=cause):
+        open_group(frame, commitment_to(frame), 0)
+
+
+def test_another_way_to_compress_is_another_group() -> None:
+    """Digests are of frames: the miner's compressor is its own affair."""
+    data = samples.group().to_bytes()
+    other = compress(data, level=19)
+    assert open_group(other, commitment_to(other), 0) == samples.group()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"completion": b"abc"},
+        {"completion": b"abcd", "sketch": b""},
+        {"completion": b"", "sketch": b"abc"},
+        {"completion": b"abcd", "sketch": b"abcdefgh"},
+        {"reward": 1e7},
+        {"reward": float("nan")},
+    ],
+)
+def test_a_rollout_that_cannot_be(changes: dict[str, object]) -> None:
+    fields: dict[str, object] = {"completion": b"", "sketch": b"", "reward": 0.0}
+    with pytest.raises(ValidationError):
+        Rollout(**(fields | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("changes", [{"rollouts": ()}, {"prompt": b"abc"}, {"index": limits.MAX_GROUPS}, {"window": -1}, {"miner": b"short"}])
+def test_a_group_that_cannot_be(changes: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        samples.group(**changes)
+
+
+def test_a_commitment_to_more_than_a_batch_may_hold() -> None:
+    fields = commitment_to(b"frame").model_dump()
+    entry = (samples.digest("frame"), limits.MAX_GROUP_BYTES)
+    with pytest.raises(ValidationError, match="a batch of"):
+        Commitment(**(fields | {"groups": (entry,) * 17}))
+    assert Commitment(**(fields | {"groups": (entry,) * 16})).batch_bytes == limits.MAX_BATCH_BYTES
+
+
+def test_the_largest_commitment_can_be_written() -> None:
+    fields = commitment_to(b"frame").model_dump()
+    entry = (samples.digest("frame"), limits.MAX_BATCH_BYTES // limits.MAX_GROUPS)
+    Commitment(**(fields | {"groups": (entry,) * limits.MAX_GROUPS})).to_bytes()
+
+
+def test_work_is_the_same_under_any_name() -> None:
+    group = samples.group()
+    copied = group.model_copy(update={"miner": samples.VALIDATOR.public, "window": 9, "index": 5})
+    assert copied.work_digest() == group.work_digest()
+    first, second = group.rollouts
+    moved = first.model_copy(update={"completion": first.completion + second.completion[:4]})
+    rest = second.model_copy(update={"completion": second.completion[4:]})
+    assert group.model_copy(update={"rollouts": (moved, rest)}).work_digest() != group.work_digest()
+    assert group.model_copy(update={"rollouts": (second, first)}).work_digest() != group.work_digest()

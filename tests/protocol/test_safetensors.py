@@ -1,0 +1,148 @@
+"""Anchors: what other tools write is read, what they would choke on is refused."""
+
+import json
+import struct
+from typing import Any
+
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol import limits
+from protocol.digest import digest_weights, type_names
+from protocol.errors import LimitError, MalformedError, ProtocolError
+from protocol.safetensors import read, shards, write
+from tests.protocol import samples
+
+
+def file(header: object, body: bytes = b"", *, encoding: str = "utf-8") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode(encoding)
+    return struct.pack("<Q", len(text)) + text + body
+
+
+def entry(dtype: str, shape: list[Any], begin: int, end: int, **more: object) -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end], **more}
+
+
+SHAPES = st.lists(st.integers(0, 4), max_size=4)
+
+
+@given(st.lists(st.tuples(st.sampled_from(list(type_names)), SHAPES), min_size=1, max_size=6), st.randoms())
+def test_tensors_come_back_bit_by_bit(specs: list[tuple[torch.dtype, list[int]]], rng: Any) -> None:
+    weights = {}
+    for place, (dtype, shape) in enumerate(specs):
+        count = torch.Size(shape).numel() * dtype.itemsize
+        data = bytearray(rng.randbytes(count))
+        tensor = torch.frombuffer(data, dtype=dtype) if count else torch.empty(0, dtype=dtype)
+        weights[f"t{place}"] = tensor.reshape(shape)
+    data = write(weights)
+    again = read(data)
+    assert digest_weights(again) == digest_weights(weights)
+    assert digest_weights(safetensors.torch.load(data)) == digest_weights(weights)
+
+
+def test_metadata_is_ignored() -> None:
+    data = safetensors.torch.save({"a": torch.ones(2)}, metadata={"format": "pt"})
+    assert torch.equal(read(data)["a"], torch.ones(2))
+
+
+def test_tensors_own_their_memory() -> None:
+    data = write(samples.weights())
+    first, second = read(data), read(data)
+    first["bias"].zero_()
+    assert digest_weights(second) == digest_weights(samples.weights())
+
+
+NAN = b'{"a":{"dtype":"I8","shape":[NaN],"data_offsets":[0,0]}}'
+HOSTILE: dict[str, tuple[bytes, type[ProtocolError]]] = {
+    "nothing": (b"", MalformedError),
+    "seven bytes": (bytes(7), MalformedError),
+    "a header of 2^64 - 1 bytes": (b"\xff" * 8, LimitError),
+    "a header over the cap": (struct.pack("<Q", limits.MAX_SAFETENSORS_HEADER_BYTES + 1), LimitError),
+    "a header cut off": (struct.pack("<Q", 10) + b"{}", MalformedError),
+    "no JSON": (file(b"{"), MalformedError),
+    "an array": (file([]), MalformedError),
+    "an empty header": (file(b""), MalformedError),
+    "deep JSON": (file(b"[" * 100_000), MalformedError),
+    "deep metadata": (file(b'{"__metadata__":' + b'{"a":' * 100_000), MalformedError),
+    "a number of 10,000 digits": (file(b'{"a":{"dtype":"I8","shape":[' + b"9" * 10_000 + b'],"data_offsets":[0,1]}}'), MalformedError),
+    "NaN for a size": (file(NAN), MalformedError),
+    "UTF-16": (file({"a": entry("I8", [1], 0, 1)}, b"x", encoding="utf-16"), MalformedError),
+    "UTF-8 with a mark": (file({"a": entry("I8", [1], 0, 1)}, b"x", encoding="utf-8-sig"), MalformedError),
+    "not UTF-8": (file(b'{"\xff":1}'), MalformedError),
+    "a name of half a character": (file(b'{"\\ud800":' + json.dumps(entry("I8", [1], 0, 1)).encode() + b"}", b"x"), MalformedError),
+    "a name twice": (file(b'{"a":1,"a":1}'), MalformedError),
+    "a field twice": (file(b'{"a":{"dtype":"I8","dtype":"I8","shape":[1],"data_offsets":[0,1]}}', b"x"), MalformedError),
+    "a name too long": (file({"é" * 300: entry("I8", [1], 0, 1)}, b"x"), LimitError),
+    "no entry": (file({"a": 1}), MalformedError),
+    "a field missing": (file({"a": {"dtype": "I8", "data_offsets": [0, 1]}}, b"x"), MalformedError),
+    "a field more": (file({"a": entry("I8", [1], 0, 1, more=1)}, b"x"), MalformedError),
+    "an unknown dtype": (file({"a": entry("F64", [1], 0, 8)}, bytes(8)), MalformedError),
+    "a dtype that is a list": (file({"a": {"dtype": ["I8"], "shape": [1], "data_offsets": [0, 1]}}, b"x"), MalformedError),
+    "too wide a dtype": (file({"a": entry("F32", [1], 0, 2)}, bytes(2)), MalformedError),
+    "too narrow a dtype": (file({"a": entry("I8", [1], 0, 2)}, bytes(2)), MalformedError),
+    "a negative size": (file({"a": entry("I8", [-1], 0, 1)}, b"x"), MalformedError),
+    "a size that is true": (file({"a": entry("I8", [True], 0, 1)}, b"x"), MalformedError),
+    "a size that is a float": (file({"a": entry("I8", [1.0], 0, 1)}, b"x"), MalformedError),
+    "a huge size": (file({"a": entry("I8", [1 << 62], 0, 1)}, b"x"), MalformedError),
+    "huge sizes and a zero": (file({"a": entry("I8", [1 << 40, 1 << 40, 0], 0, 0)}), LimitError),
+    "a product beyond 64 bits": (file({"a": entry("I8", [1 << 40] * 8, 0, 0)}), LimitError),
+    "nine dimensions": (file({"a": entry("I8", [1] * 9, 0, 1)}, b"x"), LimitError),
+    "offsets that go back": (file({"a": entry("I8", [1], 1, 0)}, b"x"), MalformedError),
+    "one offset": (file({"a": {"dtype": "I8", "shape": [0], "data_offsets": [0]}}), MalformedError),
+    "three offsets": (file({"a": {"dtype": "I8", "shape": [1], "data_offsets": [0, 1, 1]}}, b"x"), MalformedError),
+    "data cut off": (file({"a": entry("I8", [4], 0, 4)}, b"abc"), MalformedError),
+    "data behind": (file({"a": entry("I8", [4], 0, 4)}, b"abcde"), MalformedError),
+    "data behind nothing": (file({}, b"a"), MalformedError),
+    "a gap": (file({"a": entry("I8", [1], 0, 1), "b": entry("I8", [1], 2, 3)}, b"abc"), MalformedError),
+    "a gap in front": (file({"a": entry("I8", [1], 1, 2)}, b"ab"), MalformedError),
+    "an overlap": (file({"a": entry("I8", [2], 0, 2), "b": entry("I8", [2], 1, 3)}, b"abc"), MalformedError),
+    "the same bytes twice": (file({"a": entry("I8", [2], 0, 2), "b": entry("I8", [2], 0, 2)}, b"ab"), MalformedError),
+}
+
+
+@pytest.mark.parametrize(("data", "error"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_files(data: bytes, error: type[ProtocolError]) -> None:
+    with pytest.raises(error) as caught:
+        read(data)
+    assert str(caught.value).encode()
+
+
+def test_any_order_in_the_header() -> None:
+    """The format orders data, not names; empty tensors may lie anywhere between."""
+    header = {"b": entry("I8", [1], 1, 2), "z": entry("F32", [0], 1, 1), "a": entry("I8", [1], 0, 1)}
+    assert {name: tensor.tolist() for name, tensor in read(file(header, b"\x01\x02")).items()} == {"a": [1], "b": [2], "z": []}
+
+
+def test_a_name_may_be_any_text() -> None:
+    assert list(read(write({"größe/𝄞": torch.ones(1)}))) == ["größe/𝄞"]
+
+
+ENTRIES = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from(["I8", "BF16", "F32", "I16", "X"]),
+        "shape": st.lists(st.integers(0, 3), max_size=3),
+        "data_offsets": st.lists(st.integers(0, 12), min_size=2, max_size=2),
+    }
+)
+
+
+@given(st.dictionaries(st.sampled_from("abc"), ENTRIES, max_size=3), st.binary(max_size=12))
+def test_whatever_is_read_the_published_library_reads_alike(header: dict[str, object], body: bytes) -> None:
+    data = file(header, body)
+    try:
+        ours = read(data)
+    except ProtocolError:
+        return
+    theirs = safetensors.torch.load(data)
+    assert digest_weights(ours) == digest_weights(theirs)
+
+
+def test_shards_hold_every_tensor_once_in_order() -> None:
+    weights = {f"{place:02d}": torch.zeros(place, dtype=torch.uint8) for place in range(20)}
+    names = shards(weights, 30)
+    assert [name for shard in names for name in shard] == sorted(weights)
+    assert all(len(shard) == 1 or sum(weights[name].nbytes for name in shard) <= 30 for shard in names)

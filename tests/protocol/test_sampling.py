@@ -1,0 +1,166 @@
+"""Seed-bound sampling: the same bits everywhere, the policy's own distribution, and a check that knows both."""
+
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol import sampling
+from protocol.challenge import rollout_seed
+from tests.protocol import slow_sampling
+from tests.protocol.samples import digest
+
+SEED = bytes(range(16))
+EDGES = [0, 1, 2, 127, 128, (1 << 31) - 2, (1 << 31) - 1, 1 << 31, (1 << 31) + 1, (1 << 32) - 2, (1 << 32) - 1]
+
+
+def seeds(count: int, name: str = "seed") -> list[bytes]:
+    group = digest(name)
+    return [rollout_seed(group, index) for index in range(count)]
+
+
+@given(st.binary(min_size=16, max_size=16), st.integers(0, (1 << 17) - 1), st.lists(st.integers(0, (1 << 31) - 1), min_size=1))
+def test_the_slow_implementation_gives_the_same_bits(seed: bytes, position: int, tokens: list[int]) -> None:
+    words = sampling.hash_words(sampling.seed_words([seed])[0], torch.tensor(position), torch.tensor(tokens))
+    assert words.tolist() == [slow_sampling.word(seed, position, token) for token in tokens]
+    units = (sampling.gumbel(words).double() / sampling.NOISE_UNIT).tolist()
+    assert units == [slow_sampling.units(word) for word in words.tolist()]
+
+
+def test_the_slow_implementation_gives_the_same_noise_at_the_edges() -> None:
+    near_powers = [(1 << bit) + step for bit in range(1, 32) for step in (-2, -1, 0, 1)]
+    words = sorted({*EDGES, *near_powers, *((1 << 32) - 1 - word for word in near_powers)})
+    units = (sampling.gumbel(torch.tensor(words)).double() / sampling.NOISE_UNIT).tolist()
+    assert units == [slow_sampling.units(word) for word in words]
+
+
+def test_noise_rises_with_the_word() -> None:
+    words = torch.tensor(sorted({*random.Random(0).sample(range(1 << 32), 100_000), *EDGES}))
+    assert (sampling.gumbel(words).diff() >= 0).all()
+
+
+def test_noise_is_near_the_exact_quantile_everywhere() -> None:
+    generator = torch.Generator().manual_seed(0)
+    ends = torch.arange(50_000)
+    words = torch.cat([torch.randint(0, 1 << 32, (500_000,), generator=generator), ends, (1 << 32) - 1 - ends])
+    low = words < 1 << 31
+    tail = (2 * torch.where(low, words, (1 << 32) - 1 - words) + 1).double() / 2**33  # u or 1 - u, exact
+    exact = torch.where(low, -torch.log(-torch.log(tail)), -torch.log(-torch.log1p(-tail)))
+    assert (sampling.gumbel(words).double() - exact).abs().max() < 4e-6
+
+
+def test_the_table_does_not_hang_on_the_last_bits_of_a_logarithm() -> None:
+    """No entry lies near the middle of two integers, so libraries that differ in the last place round alike."""
+    for index in range(32 * 256 + 1):
+        u = min(math.ldexp(1 + index % 256 / 256, index // 256 - 33), 0.5)
+        for value in (-math.log(-math.log(u)) * 2**19, -math.log(-math.log1p(-u)) * 2**19):
+            assert abs(value % 1 - 0.5) > 1e-5
+
+
+def test_noise_is_exact_in_float32() -> None:
+    words = torch.tensor(EDGES)
+    noise = sampling.gumbel(words)
+    assert noise.dtype == torch.float32
+    assert ((noise.double() / sampling.NOISE_UNIT) % 1 == 0).all()
+    assert (noise.abs() < 2**24 * sampling.NOISE_UNIT).all()
+
+
+def test_words_are_uniform() -> None:
+    """Chi-square over 256 cells of the high and of the low byte: 255 degrees of freedom, 0.9999 quantile 346."""
+    words = sampling.hash_words(sampling.seed_words([SEED])[0], torch.arange(64), torch.arange(4096)).reshape(-1)
+    for byte in (words >> 24, words & 0xFF):
+        counts = torch.bincount(byte, minlength=256).double()
+        expected = len(words) / 256
+        assert ((counts - expected) ** 2 / expected).sum() < 346
+
+
+def test_positions_and_seeds_are_independent() -> None:
+    base = sampling.noise(sampling.seed_words([SEED])[0], torch.tensor(0), 20_000)
+    others = [
+        sampling.noise(sampling.seed_words([SEED])[0], torch.tensor(1), 20_000),
+        *(
+            sampling.noise(sampling.seed_words([SEED[:place] + bytes([SEED[place] ^ 1]) + SEED[place + 1 :]])[0], torch.tensor(0), 20_000)
+            for place in range(16)
+        ),
+    ]
+    for other in others:
+        assert abs(torch.corrcoef(torch.stack([base, other]))[0, 1]) < 0.03  # standard deviation 0.007
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_choose_samples_the_softmax(temperature: float) -> None:
+    """Chi-square over 8 tokens in 40,000 draws: 7 degrees of freedom, 0.9999 quantile 29.9."""
+    logits = torch.tensor([2.0, 1.0, 0.5, 0.0, 0.0, -0.5, -1.0, -2.0])
+    words = sampling.seed_words(seeds(40, f"temperature {temperature}"))[:, None, :].expand(40, 1000, 4)
+    chosen = sampling.choose(logits.expand(40, 1000, 8), words, torch.arange(1000).expand(40, 1000), temperature)
+    counts = torch.bincount(chosen.reshape(-1), minlength=8).double()
+    expected = torch.softmax(logits.double() / temperature, dim=0) * 40_000
+    assert ((counts - expected) ** 2 / expected).sum() < 29.9
+
+
+def test_what_was_chosen_has_no_margin_and_what_was_not_has_one() -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(50, 200, generator=generator) * 3
+    words = sampling.seed_words([SEED]).expand(50, 4)
+    tokens = sampling.choose(logits, words, torch.arange(50), 0.7)
+    assert (sampling.margins(logits, tokens, SEED, 0.7) == 0).all()
+    assert (sampling.margins(logits, (tokens + 1) % 200, SEED, 0.7) > 0).all()
+    assert (sampling.margins(logits, tokens, SEED[::-1], 0.7) > 0).sum() > 25
+    assert (sampling.margins(logits, tokens.roll(1), SEED, 0.7) > 0).sum() > 25
+
+
+def test_a_token_does_not_depend_on_its_batch() -> None:
+    logits = torch.randn(6, 7, 33, generator=torch.Generator().manual_seed(2))
+    words = sampling.seed_words(seeds(6))
+    positions = torch.arange(7)
+    together = sampling.choose(logits, words[:, None, :].expand(6, 7, 4), positions.expand(6, 7), 1.0)
+    for row in range(6):
+        for t in range(7):
+            assert sampling.choose(logits[row, t], words[row], positions[t], 1.0) == together[row, t]
+
+
+def test_the_vocabulary_may_be_cut_without_changing_what_is_left() -> None:
+    words = sampling.seed_words([SEED])[0]
+    assert torch.equal(sampling.noise(words, torch.tensor(3), 100)[:40], sampling.noise(words, torch.tensor(3), 40))
+
+
+def test_threads_change_nothing() -> None:
+    words, positions = sampling.seed_words(seeds(8)), torch.arange(8)
+    before = torch.get_num_threads()
+    try:
+        noises = []
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            noises.append(sampling.noise(words, positions, 50_000))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(noises[0], noises[1])
+    assert torch.equal(noises[0], noises[2])
+
+
+def test_equal_scores_give_the_smallest_id() -> None:
+    logits = torch.full((1, 5), -math.inf)
+    logits[0, 2] = logits[0, 3] = 0.0
+    noise = sampling.noise(sampling.seed_words([SEED]), torch.tensor([0]), 5)
+    logits = logits - noise
+    assert sampling.choose(logits, sampling.seed_words([SEED]), torch.tensor([0]), 1.0).tolist() == [2]
+
+
+def test_log_probabilities_are_those_of_the_softmax() -> None:
+    logits = torch.tensor([[0.0, math.log(3.0)], [0.0, 0.0]])
+    found = sampling.log_probabilities(logits, torch.tensor([1, 0]), 1.0)
+    assert torch.allclose(found, torch.tensor([math.log(0.75), math.log(0.5)]))
+
+
+def test_no_tokens() -> None:
+    assert sampling.margins(torch.empty(0, 5), torch.empty(0, dtype=torch.int64), SEED, 1.0).shape == (0,)
+    assert sampling.seed_words([]).shape == (0, 4)
+
+
+@pytest.mark.parametrize("size", [0, 15, 17])
+def test_a_seed_has_sixteen_bytes(size: int) -> None:
+    with pytest.raises(ValueError, match="16 bytes"):
+        sampling.seed_words([bytes(size)])

@@ -1,0 +1,153 @@
+"""Sketches: honest noise passes, and nothing that was made without the hidden states does."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.challenge import stream
+from protocol.errors import MalformedError
+from protocol.sketch import SketchKind, commit, compare
+from tests.protocol.samples import digest
+
+KINDS: tuple[SketchKind, ...] = ("projection", "topk")
+SEED = digest("sketch seed")
+T, D = 400, 128
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def states(seed: int = 0, tokens: int = T) -> torch.Tensor:
+    return torch.randn(tokens, D, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@kinds
+def test_four_bytes_a_token(kind: SketchKind) -> None:
+    assert len(commit(kind, states(), SEED)) == 4 * T
+    assert commit(kind, states(tokens=0), SEED) == b""
+
+
+@kinds
+def test_honest_noise_passes(kind: SketchKind) -> None:
+    hidden = states()
+    noisy = hidden * (1 + 1e-3 * torch.randn(T, D, generator=torch.Generator().manual_seed(9)))
+    distance = compare(commit(kind, noisy, SEED), commit(kind, hidden, SEED), 2)
+    assert distance.share_within > (0.99 if kind == "projection" else 0.85)
+    assert distance.median <= 2
+
+
+@kinds
+def test_the_scale_of_a_state_does_not_matter(kind: SketchKind) -> None:
+    """Both kinds normalize; powers of two are exact."""
+    assert commit(kind, states() * 4, SEED) == commit(kind, states(), SEED)
+
+
+@kinds
+def test_the_length_of_a_batch_does_not_matter_beyond_rounding(kind: SketchKind) -> None:
+    alone = b"".join(commit(kind, row, SEED) for row in states().split(1))
+    assert compare(alone, commit(kind, states(), SEED), 1).share_within == 1.0
+
+
+@kinds
+def test_cheap_imitations_fail(kind: SketchKind) -> None:
+    true = commit(kind, states(), SEED)
+    values = np.frombuffer(true, dtype=np.int8).reshape(-1, 4)
+    imitations = {
+        "zeros": bytes(4 * T),
+        "the best constant": np.tile(np.median(values, axis=0).astype(np.int8), (T, 1)).tobytes(),
+        "random": np.random.default_rng(0).normal(0, 32, (T, 4)).round().clip(-127, 127).astype(np.int8).tobytes(),
+        "the position before": true[-4:] + true[:-4],
+        "another state": commit(kind, states(1), SEED),
+        "another seed": commit(kind, states(), digest("other seed")),
+    }
+    for name, imitation in imitations.items():
+        assert compare(imitation, true, 2).share_within < 0.02, name
+
+
+@kinds
+def test_coefficients_belong_to_dimensions(kind: SketchKind) -> None:
+    """The same values in other dimensions give another sketch: by rank they would give the same."""
+    rolled = states().roll(1, dims=1)
+    assert compare(commit(kind, rolled, SEED), commit(kind, states(), SEED), 2).share_within < 0.02
+
+
+@kinds
+def test_signs_count(kind: SketchKind) -> None:
+    left = np.frombuffer(commit(kind, states(), SEED), dtype=np.int8)
+    assert (np.frombuffer(commit(kind, -states(), SEED), dtype=np.int8) == -left).all()
+
+
+@kinds
+def test_values_spread_over_thirty_two_units(kind: SketchKind) -> None:
+    values = np.frombuffer(commit(kind, states(), SEED), dtype=np.int8).astype(float)
+    assert 24 < values.std() < 40
+    assert abs(values.mean()) < 6
+
+
+def test_projection_by_hand() -> None:
+    hidden = states(tokens=3)
+    bits = [(byte >> (7 - place)) & 1 for byte in stream(SEED, "projection", 4 * D // 8) for place in range(8)]
+    x = hidden.double() / hidden.double().square().mean(dim=1, keepdim=True).sqrt()
+    exact = [
+        [sum(float(x[t, d]) * (2 * bits[4 * d + j] - 1) for d in range(D)) * 32 / D**0.5 for j in range(4)]
+        for t in range(3)
+    ]
+    found = np.frombuffer(commit("projection", hidden, SEED), dtype=np.int8).reshape(3, 4)
+    assert np.abs(found - np.clip(exact, -127, 127)).max() < 0.51
+
+
+def test_top_k_by_hand() -> None:
+    hidden = states(tokens=3)
+    raw = np.frombuffer(stream(SEED, "topk", 4 * D), dtype=np.int8).reshape(D, 4) / 74
+    exact = []
+    for row in hidden.double().numpy():
+        x = np.abs(row) / np.sqrt((row**2).mean())
+        largest = np.argsort(-x)[:32]
+        g = (np.clip(np.round(2 * np.log2(x[largest])), -8, 24) + 9) * np.sign(row[largest])
+        exact.append((g[:, None] * raw[largest]).sum(axis=0) * 32 / np.sqrt((g**2).sum()))
+    found = np.frombuffer(commit("topk", hidden, SEED), dtype=np.int8).reshape(3, 4)
+    assert np.abs(found - np.clip(exact, -127, 127)).max() < 0.51
+
+
+@kinds
+def test_values_saturate(kind: SketchKind) -> None:
+    """States along one projection's signs would reach 32 sqrt(D) = 362."""
+    signs = np.unpackbits(np.frombuffer(stream(SEED, "projection", 4 * D // 8), dtype=np.uint8)).reshape(D, 4)
+    hidden = torch.from_numpy(signs[:, 0].astype(np.float32) * 2 - 1)[None]
+    values = np.frombuffer(commit(kind, hidden, SEED), dtype=np.int8)
+    assert values.min() >= -127
+    if kind == "projection":
+        assert values[0] == 127
+
+
+@kinds
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf"), 1e38, 1e-38])
+def test_odd_states_have_a_sketch(kind: SketchKind, value: float) -> None:
+    values = np.frombuffer(commit(kind, torch.full((2, D), value), SEED), dtype=np.int8)
+    assert values.shape == (8,)
+    assert values.min() >= -127
+
+
+@kinds
+def test_few_dimensions(kind: SketchKind) -> None:
+    assert len(commit(kind, states()[:, :5], SEED)) == 4 * T
+
+
+def test_distances() -> None:
+    true = np.array([[0, 0, 0, 0], [10, 0, 0, 0], [0, 0, 0, -127]], dtype=np.int8).tobytes()
+    claimed = np.array([[0, 2, -2, 0], [10, 0, 3, 0], [0, 0, 0, 127]], dtype=np.int8).tobytes()
+    distance = compare(claimed, true, 2)
+    assert (distance.share_within, distance.median, distance.largest) == (1 / 3, 3.0, 254)
+    assert compare(b"", b"", 2).share_within == 1.0
+
+
+@given(st.binary(min_size=16, max_size=16), st.binary(min_size=16, max_size=16))
+def test_distances_do_not_wrap_around(left: bytes, right: bytes) -> None:
+    signed = [[byte - 256 if byte > 127 else byte for byte in data] for data in (left, right)]
+    assert compare(left, right, 0).largest == max(abs(a - b) for a, b in zip(*signed, strict=True))
+
+
+@pytest.mark.parametrize("size", [0, 3, 5, 8])
+def test_another_length_is_malformed(size: int) -> None:
+    with pytest.raises(MalformedError):
+        compare(bytes(size), bytes(4), 2)

@@ -1,0 +1,96 @@
+"""Window arithmetic and what randomness decides."""
+
+import itertools
+
+import pytest
+from blake3 import blake3
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from protocol import challenge
+from tests.protocol.samples import MINER, RUN_ID, TRAINER, digest, schedule
+
+RANDOMNESS = digest("randomness")
+
+
+@given(st.integers(0, (1 << 33) - 1), st.integers(0, 9))
+def test_a_round_lies_in_the_window_that_it_opened(window: int, offset: int) -> None:
+    assert schedule().window_at(schedule().opening(window) + offset) == window
+
+
+def test_the_rounds_of_a_window() -> None:
+    plan = schedule()
+    assert [moment(3) for moment in (plan.opening, plan.deadline, plan.audit, plan.verdict)] == [130, 136, 138, 160]
+    assert plan.window_at(99) == -1
+    assert plan.window_at(100) == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"commit_rounds": 8},
+        {"audit_rounds": 6},
+        {"audit_rounds": 11},
+        {"verdict_rounds": 8},
+        {"rounds": 2},
+        {"lead": 0},
+        {"max_lag": -1},
+        {"first_round": 0},
+        {"rounds": 10.0},
+        {"rounds": True},
+    ],
+)
+def test_a_schedule_that_cannot_be(changes: dict[str, int]) -> None:
+    with pytest.raises(ValidationError):
+        schedule(**changes)
+
+
+def test_a_seed_by_hand() -> None:
+    parts = (RUN_ID, (5).to_bytes(8, "little"), RANDOMNESS, MINER.public, (2).to_bytes(8, "little"))
+    message = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+    assert challenge.group_seed(RUN_ID, 5, RANDOMNESS, MINER.public, 2) == blake3(
+        message, derive_key_context="grailnode/1 group"
+    ).digest()
+
+
+def test_no_two_uses_share_a_value() -> None:
+    runs, windows, draws, miners = (RUN_ID, digest("other run")), (0, 1), (RANDOMNESS, digest("r")), (MINER.public, TRAINER.public)
+    groups = [
+        challenge.group_seed(*parts) for parts in itertools.product(runs, windows, draws, miners, range(5))
+    ]
+    rollouts = [challenge.rollout_seed(group, index) for group in groups for index in range(4)]
+    sketches = [challenge.sketch_seed(*parts) for parts in itertools.product(runs, windows, draws)]
+    streams = [challenge.stream(seed, context, 32) for seed in sketches for context in ("projection", "topk")]
+    values = [value[:16] for value in groups + rollouts + sketches + streams]
+    assert len(set(values)) == len(values)
+
+
+def test_a_stream_begins_alike_whatever_its_length() -> None:
+    assert challenge.stream(RANDOMNESS, "topk", 100)[:10] == challenge.stream(RANDOMNESS, "topk", 10)
+
+
+@given(st.integers(0, 200), st.integers(1, 1_000_000), st.binary(min_size=32, max_size=32))
+def test_how_many_are_audited(groups: int, share: int, randomness: bytes) -> None:
+    picked = challenge.audited(RUN_ID, 1, randomness, MINER.public, groups=groups, share_ppm=share)
+    assert list(picked) == sorted(set(picked))
+    assert all(0 <= index < groups for index in picked)
+    exact = -(-groups * share // 1_000_000)
+    assert len(picked) == min(groups, max(1, exact))
+
+
+def test_every_group_is_audited_equally_often() -> None:
+    """Chi-square over 2,000 draws of 4 out of 16: 15 degrees of freedom, 0.9999 quantile 44.3."""
+    counts = [0] * 16
+    for draw in range(2000):
+        for index in challenge.audited(RUN_ID, draw, RANDOMNESS, MINER.public, groups=16, share_ppm=250_000):
+            counts[index] += 1
+    assert sum(counts) == 8000
+    assert sum((count - 500) ** 2 / 500 for count in counts) < 44.3
+
+
+def test_an_audit_depends_on_everything() -> None:
+    base = {"run": RUN_ID, "window": 1, "randomness": RANDOMNESS, "miner": MINER.public}
+    changes = [{}, {"run": digest("x")}, {"window": 2}, {"randomness": digest("y")}, {"miner": TRAINER.public}]
+    picks = {challenge.audited(**(base | change), groups=1000, share_ppm=20_000) for change in changes}  # type: ignore[arg-type]
+    assert len(picks) == len(changes)

@@ -1,0 +1,127 @@
+"""Write the golden vectors, or check that they are what this code writes.
+
+    python -m tests.vectors.patch.generate [--check]
+
+`golden.json` holds weights (hex of each tensor's bytes) and the patch between them; `hostile.json` holds patches for the first
+golden base and the class of failure that each must cause.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from protocol import patch
+from protocol.compression import compress, decompress
+from protocol.digest import type_name
+from protocol.patch.container import PREAMBLE, read_header, varint
+
+HERE = Path(__file__).parent
+
+
+def _weights(seed: int, dtype: torch.dtype, update: float) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    random = torch.Generator().manual_seed(seed)
+    masters = torch.randn((24, 40), generator=random) * 0.0147
+    newer = masters + torch.randn((24, 40), generator=random) * update
+    special = torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40])
+    return (
+        {"a.weight": masters.to(dtype), "b.bias": special.to(dtype), "c.scale": torch.ones((), dtype=dtype)},
+        {"a.weight": newer.to(dtype), "b.bias": (-special).to(dtype), "c.scale": torch.ones((), dtype=dtype)},
+    )
+
+
+def _plain(weights: dict[str, torch.Tensor]) -> dict[str, Any]:
+    return {
+        name: [
+            type_name(tensor.dtype),
+            list(tensor.shape),
+            tensor.reshape(-1).view(torch.uint8).numpy().tobytes().hex(),
+        ]
+        for name, tensor in weights.items()
+    }
+
+
+def golden() -> list[dict[str, Any]]:
+    """Cases over dtypes, profiles and modes."""
+    cases = [
+        ("bf16 compact", _weights(1, torch.bfloat16, 2e-6), "compact"),
+        ("bf16 fast", _weights(1, torch.bfloat16, 2e-6), "fast"),
+        ("bf16 dense", _weights(2, torch.bfloat16, 1.0), "compact"),
+        ("f16 compact", _weights(3, torch.float16, 1e-6), "compact"),
+        ("f32 compact", _weights(4, torch.float32, 1e-7), "compact"),
+        ("f8_e4m3 compact", _weights(5, torch.float8_e4m3fn, 1e-4), "compact"),
+        ("f8_e5m2 fast", _weights(6, torch.float8_e5m2, 1e-4), "fast"),
+    ]
+    return [
+        {"name": name, "profile": profile, "old": _plain(old), "new": _plain(new),
+         "patch": patch.encode(old, new, profile=profile).hex()}
+        for name, (old, new), profile in cases
+    ]  # fmt: skip
+
+
+def _with_table(data: bytes, table: bytes) -> bytes:
+    magic, profile, packed, base, result = PREAMBLE.unpack_from(data)
+    repacked = compress(table)
+    head = PREAMBLE.pack(magic, profile, len(repacked), base, result)
+    return head + repacked + data[PREAMBLE.size + packed :]
+
+
+def _table(data: bytes) -> bytes:
+    packed = PREAMBLE.unpack_from(data)[2]
+    return decompress(data[PREAMBLE.size : PREAMBLE.size + packed], 1 << 20)
+
+
+def _set(data: bytes, offset: int, value: int) -> bytes:
+    return data[:offset] + bytes((value,)) + data[offset + 1 :]
+
+
+def hostile() -> list[dict[str, str]]:
+    """Ways to lie about the first golden case."""
+    old, new = _weights(1, torch.bfloat16, 2e-6)
+    data = patch.encode(old, new)
+    table, frames = _table(data), read_header(data).frames_begin
+    name = bytes((8,)) + b"a.weight"
+    shape = name + bytes((0, 2)) + varint(24) + varint(40)
+    other = patch.encode(new, old)
+    cases = [
+        ("cut off in the preamble", data[:40], "MalformedError"),
+        ("cut off in the table", data[: frames - 3], "MalformedError"),
+        ("cut off in a frame", data[:-5], "MalformedError"),
+        ("a byte behind the end", data + b"\0", "MalformedError"),
+        ("another magic", b"GRP2" + data[4:], "MalformedError"),
+        ("2^62 elements", _with_table(data, table.replace(shape, name + bytes((0, 1)) + varint(1 << 62))), "LimitError"),
+        ("another dtype", _with_table(data, table.replace(shape, name + bytes((1, 2)) + varint(24) + varint(40))), "PatchError"),
+        ("another shape", _with_table(data, table.replace(shape, name + bytes((0, 2)) + varint(40) + varint(24))), "PatchError"),
+        ("a tensor twice", _with_table(data, table.replace(b"b.bias", b"a.bias").replace(bytes((8,)) + b"a.weight", bytes((6,)) + b"a.bias")), "MalformedError"),
+        ("a tensor that the weights lack", _with_table(data, table.replace(b"b.bias", b"b.bias"[:-1] + b"t")), "PatchError"),
+        ("the wrong base", other, "PatchError"),
+        ("33 classes", _set(data, frames, 33), "MalformedError"),
+        ("a weight out of range", _set(data, frames + 1, 255), "MalformedError"),
+        ("classes that do not begin at 0", _set(data, frames + 2, 7), "MalformedError"),
+        ("a flipped bit in a section", _set(data, frames + 40, data[frames + 40] ^ 4), "ProtocolError"),
+        ("a table that is not zstd", _set(data, PREAMBLE.size, 0), "MalformedError"),
+    ]  # fmt: skip
+    return [{"name": name, "patch": broken.hex(), "error": error} for name, broken, error in cases]
+
+
+def files() -> dict[str, str]:
+    """The content of every vector file."""
+    return {f"{make.__name__}.json": json.dumps(make(), indent=1) + "\n" for make in (golden, hostile)}
+
+
+def main() -> None:
+    """Write or check."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    for name, content in files().items():
+        if not check:
+            (HERE / name).write_text(content)
+        elif (HERE / name).read_text() != content:
+            raise SystemExit(f"{name} is not what this code writes")
+
+
+if __name__ == "__main__":
+    main()
