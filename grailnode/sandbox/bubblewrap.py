@@ -1,7 +1,7 @@
 """The `Sandbox` port over bubblewrap: two sandboxes for each trial, one with the solution and one with the tests.
 
-Neither sees the other but through two pipes that carry calls and plain values; the verdict comes out of the tests' one alone. Inside
-there is a standard library, read-only, a small empty /tmp, and nothing else: no network, /proc, /dev, /etc, home or environment.
+Neither sees the other but through two pipes that carry calls and plain values; the verdict comes out of the tests' one alone.
+Inside there is a standard library, read-only, a small empty /tmp, and nothing else: no network, /proc, /dev, /etc, home or environment.
 """
 
 import contextlib
@@ -30,6 +30,7 @@ _DESCRIBE: Final = (
     "import json,sys,sysconfig as s;p=s.get_paths();"
     "print(json.dumps(['%d.%d'%sys.version_info[:2],sys.executable,p['stdlib'],p['platstdlib'],s.get_config_var('LIBDIR'),p['purelib']]))"
 )
+_LIMITS: Final = Limits()
 _INSTALL: Final = "install bubblewrap 0.7 or newer (Debian, Ubuntu: apt-get install bubblewrap)"
 _ENABLE: Final = (
     "user name spaces must be allowed: sysctl user.max_user_namespaces above 0; on Ubuntu 24.04 and later also "
@@ -59,7 +60,7 @@ class BubblewrapSandbox:
         self._filter = seccomp.refusals(platform.machine())
 
     @classmethod
-    def open(cls, python: str, limits: Limits = Limits()) -> "BubblewrapSandbox":
+    def open(cls, python: str, limits: Limits = _LIMITS) -> "BubblewrapSandbox":
         """A sandbox with a version of Python, tried out.
 
         Args:

@@ -81,7 +81,7 @@ class Trial:
 
 
 class Sandbox(Protocol):
-    """Runs foreign Python where it can reach nothing. Blocks its caller for up to `Limits.wall_seconds`; safe to use from threads."""
+    """Runs foreign Python where it can reach nothing. Blocks for up to `Limits.wall_seconds`; safe to use from threads."""
 
     @property
     def python(self) -> str:

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from grailnode.sandbox.inside import wire
 
@@ -17,8 +18,8 @@ def main() -> None:
         "processes": _fork,
         "sockets": socket.socket,
         "name spaces": lambda: _call("unshare", 0x10000000),
-        "password file": lambda: os.stat("/etc/shadow"),
-        "other processes": lambda: os.listdir("/proc/1"),
+        "password file": lambda: Path("/etc/shadow").stat(),
+        "other processes": lambda: list(Path("/proc/1").iterdir()),
         "read-only root": lambda: _writable("/"),
         "read-only library": lambda: _writable(os.__file__),
         "memory": lambda: bytearray(1 << 36),

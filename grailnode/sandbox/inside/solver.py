@@ -59,4 +59,4 @@ def _serve(calls: int, answers: int, module: types.ModuleType) -> None:
 
 def _builtin_name(error: BaseException) -> str:
     """The nearest built-in exception's name, for tests that expect one."""
-    return next(kind.__name__ for kind in type(error).__mro__ if getattr(builtins, kind.__name__, None) is kind)
+    return next(str(kind.__name__) for kind in type(error).__mro__ if getattr(builtins, kind.__name__, None) is kind)

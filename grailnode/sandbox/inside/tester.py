@@ -1,7 +1,7 @@
 """Runs the tests, apart from the solution: the names that it should define stand for calls to the solver.
 
-Standard input is JSON: reference, setup, tests. Arguments: the channels in and out, then the limits of `wire.limit`. Standard output,
-a byte each: 'r' both sides are up, 'c' or 's' the solution compiles or not, then '1' or '0' for every test.
+Standard input is JSON: reference, setup, tests. Arguments: the channels in and out, then the limits of `wire.limit`. Standard
+output, a byte each: 'r' both sides are up, 'c' or 's' the solution compiles or not, then '1' or '0' for every test.
 """
 
 import ast

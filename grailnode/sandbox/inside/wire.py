@@ -1,12 +1,13 @@
 """What passes between a tester and the solution that it tests: calls one way, plain values the other, never objects.
 
-A frame is 4 bytes of length (big-endian), one byte of kind, and JSON. A value is JSON's null, true, false or string, or a list of a tag and
-contents: what arrives has built-in types only, so that a solution cannot bring its own idea of equality along.
+A frame is 4 bytes of length (big-endian), one byte of kind, and JSON. A value is JSON's null, true, false or string, or a list of a
+tag and contents: what arrives has built-in types only, so that a solution cannot bring its own idea of equality along.
 """
 
 import json
 import os
 import resource
+from collections.abc import Callable
 from typing import Any, Final
 
 MAX_FRAME_BYTES: Final = 1 << 20
@@ -133,21 +134,26 @@ class _Packer:
         raise UnsendableError(f"{type(value).__name__} is not plain")
 
 
+_SCALARS: Final[dict[str, Callable[..., Any]]] = {
+    "i": lambda digits: int(digits, 16),
+    "f": float.fromhex,
+    "c": lambda real, imaginary: complex(float.fromhex(real), float.fromhex(imaginary)),
+    "b": bytes.fromhex,
+    "r": lambda *parts: range(*(int(part, 16) for part in parts)),
+}
+_CONTAINERS: Final[dict[str, Callable[..., Any]]] = {
+    "l": list,
+    "t": tuple,
+    "s": set,
+    "z": frozenset,
+    "d": lambda items: dict(zip(items[::2], items[1::2], strict=True)),
+}
+
+
 def _unpack(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     tag, *parts = value
-    if tag == "i":
-        return int(parts[0], 16)
-    if tag == "f":
-        return float.fromhex(parts[0])
-    if tag == "c":
-        return complex(float.fromhex(parts[0]), float.fromhex(parts[1]))
-    if tag == "b":
-        return bytes.fromhex(parts[0])
-    if tag == "r":
-        return range(*(int(part, 16) for part in parts))
-    items = [_unpack(part) for part in parts]
-    if tag == "d":
-        return dict(zip(items[::2], items[1::2], strict=True))
-    return {"l": list, "t": tuple, "s": set, "z": frozenset}[tag](items)
+    if tag in _SCALARS:
+        return _SCALARS[tag](*parts)
+    return _CONTAINERS[tag]([_unpack(part) for part in parts])

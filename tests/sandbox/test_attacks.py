@@ -1,0 +1,270 @@
+"""Programs that try to break out, to stay, or to pass without an answer."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from grailnode.sandbox import BubblewrapSandbox
+from protocol.environments.base import Exercise, Limits, SandboxError
+from tests.sandbox.conftest import OWN
+
+TRIED = """
+def tried(*attempts):
+    out = []
+    for name, attempt in attempts:
+        try:
+            out.append((name, str(attempt())[:200]))
+        except (OSError, MemoryError, ValueError, RuntimeError):
+            pass
+    return out
+"""
+
+
+def got(sandbox: BubblewrapSandbox, body: str) -> bool:
+    """Whether the solution's attack() came back empty-handed, and alive."""
+    task = Exercise("def attack(): pass", "", ("assert attack() == []",))
+    return sandbox.attempt(task, TRIED + body).passed != (True,)
+
+
+def test_the_measure_itself(sandbox: BubblewrapSandbox) -> None:
+    assert got(sandbox, "def attack(): return tried(('works', lambda: 1))")
+    assert not got(sandbox, "def attack(): return tried(('fails', lambda: open('/nowhere')))")
+
+
+NOTHING_GAINED = {
+    "fork bomb": """
+import _thread, os, subprocess, threading
+def attack(): return tried(
+    ('fork', os.fork), ('vfork', lambda: subprocess.run(['/bin/true'])), ('spawn', lambda: os.posix_spawn('/bin/true', [], {})),
+    ('thread', lambda: _thread.start_new_thread(print, ())), ('threading', lambda: threading.Thread(target=print).start()))
+""",
+    "memory": """
+import mmap, os
+def grow():
+    kept = []
+    while True: kept.append(bytearray(1 << 20))
+def many():
+    kept = []
+    while True: kept.append(kept[-1] + kept[-1] if kept else [0] * 1000)
+def attack(): return tried(
+    ('grow', grow), ('many', many), ('map', lambda: mmap.mmap(-1, 1 << 31)), ('memfd', lambda: os.memfd_create('a')))
+""",
+    "disk": """
+import os
+def fill():
+    for i in range(1000):
+        with open(f'/tmp/{i}', 'wb') as f:
+            for _ in range(4): f.write(bytes(1 << 18))
+def big():
+    with open('/tmp/big', 'wb') as f: f.write(bytes(1 << 22))
+def attack(): return tried(('big', big), ('fill', fill))
+""",
+    "network": """
+import socket
+def attack(): return tried(
+    ('tcp', lambda: socket.create_connection(('1.1.1.1', 53), 1)), ('local', lambda: socket.create_connection(('127.0.0.1', 22), 1)),
+    ('unix', lambda: socket.socket(socket.AF_UNIX)), ('pair', socket.socketpair), ('name', lambda: socket.gethostbyname('localhost')),
+    ('netlink', lambda: socket.socket(16, 3)))
+""",
+    "files of others": """
+import os
+def attack(): return tried(*[(p, lambda p=p: open(p).read() if not os.path.isdir(p) else os.listdir(p)) for p in (
+    '/etc/shadow', '/etc/passwd', '/proc/self/environ', '/proc/1/environ', '/proc/self/mem', '/dev/mem', '/home', '/root/.ssh', '/sys',
+    '/run', '/var', '/etc/hostname', '/dev/shm')])
+""",
+    "writing outside": """
+import os
+def put(p):
+    with open(p, 'w') as f: f.write('x')
+def attack(): return tried(*[(p, lambda p=p: put(p)) for p in (
+    '/x', '/app/x', '/app/grailnode/sandbox/inside/tester.py', os.__file__, '/usr/lib/x', '/etc/x', '/lib/x')],
+    ('mkdir', lambda: os.mkdir('/y')), ('remove', lambda: os.remove(os.__file__)), ('chmod', lambda: os.chmod(os.__file__, 0o777)))
+""",
+    "links": """
+import os
+def through(target):
+    os.symlink(target, '/tmp/link')
+    try:
+        return open('/tmp/link').read()
+    finally:
+        os.remove('/tmp/link')
+def replace():
+    os.symlink('/tmp', '/tmp/inside')
+    os.rename('/tmp/inside', '/app/grailnode/sandbox/inside')
+def attack(): return tried(
+    ('shadow', lambda: through('/etc/shadow')), ('up', lambda: through('../' * 9 + 'etc/shadow')), ('root', lambda: through('/proc/1/root')),
+    ('replace', replace), ('hard', lambda: os.link(os.__file__, '/tmp/os')), ('chroot', lambda: os.chroot('/tmp')))
+""",
+    "limits": """
+import resource
+def attack(): return tried(*[(str(what), lambda what=what: resource.setrlimit(what, (-1, -1))) for what in (
+    resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)])
+""",
+    "the kernel": """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+def call(*numbers):
+    if libc.syscall(*numbers) < 0: raise OSError(ctypes.get_errno(), 'refused')
+def attack(): return tried(
+    ('unshare', lambda: call(272, 0x10000000)), ('ptrace', lambda: call(101, 16, 1, 0, 0)), ('bpf', lambda: call(321, 0, 0, 0)),
+    ('mount', lambda: call(165, 0, 0, 0, 0, 0)), ('io_uring', lambda: call(425, 1, 0)), ('setuid', lambda: os.setuid(0)),
+    ('keyring', lambda: call(250, 0, -3, 0, 0, 0)), ('clone', lambda: call(56, 17, 0, 0, 0, 0)), ('clone3', lambda: call(435, 0, 0)))
+""",
+}
+
+
+@pytest.mark.parametrize("attack", NOTHING_GAINED)
+def test_nothing_is_gained(sandbox: BubblewrapSandbox, attack: str) -> None:
+    if attack == "the kernel" and os.uname().machine != "x86_64":
+        pytest.skip("the numbers of these calls are x86-64's")
+    assert not got(sandbox, NOTHING_GAINED[attack])
+
+
+def test_secrets_of_the_node_stay_its_own(
+    sandbox: BubblewrapSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAILNODE_SECRET", "sesame")
+    key = tmp_path / "miner.key"
+    key.write_text("sesame")
+    assert not got(
+        sandbox,
+        f"""
+import os
+def environment():
+    if set(os.environ) - {{'PYTHONHASHSEED', 'PYTHONUTF8', 'PYTHONPATH', 'LD_LIBRARY_PATH', 'PWD', 'LC_CTYPE'}}:
+        return dict(os.environ)
+    raise OSError
+def attack(): return tried(
+    ('key', lambda: open({str(key)!r}).read()), ('repository', lambda: os.listdir({str(Path(__file__).parents[2])!r})),
+    ('environment', environment))
+""",
+    )
+
+
+PASSES_NOTHING = {
+    "exit at once": "import os\nos._exit(0)",
+    "exit in the call": "import os\ndef f(x): os._exit(0)",
+    "sys.exit": "import sys\nsys.exit(0)",
+    "crash": "import ctypes\nctypes.string_at(0)",
+    "equal to all": "class A(int):\n    __eq__ = lambda s, o: True\n    __hash__ = int.__hash__\ndef f(x): return A()",
+    "equal to all in a list": "class A(list):\n    __eq__ = lambda s, o: True\ndef f(x): return A()",
+    "other built-ins": "import builtins\nbuiltins.AssertionError = ValueError\nbuiltins.abs = lambda x: 0\ndef f(x): return 0",
+    "other wire": """
+from grailnode.sandbox.inside import wire
+wire.receive = lambda channel: (b'k', ['f', [1], {}])
+wire._unpack = lambda value: True
+def f(x): return True
+""",
+    "raise what the tests catch": "def f(x): raise AssertionError",
+    "frames on every channel": """
+import os, json
+for fd in range(3, 32):
+    for kind in (b'l', b'v', b'1', b'r', b'c'):
+        payload = kind + b'true'
+        try: os.write(fd, (len(payload)).to_bytes(4, 'big') + payload)
+        except OSError: pass
+def f(x): return True
+""",
+    "verdict bytes on every channel": """
+import os
+for fd in range(32):
+    try: os.write(fd, b'rc11111')
+    except OSError: pass
+def f(x): return None
+""",
+    "hostile frame": """
+import os
+for fd in range(3, 32):
+    payload = b'v' + b'[' * 100000
+    try: os.write(fd, (len(payload)).to_bytes(4, 'big') + payload)
+    except OSError: pass
+""",
+    "kill all": "import os, signal\nfor p in (os.getppid(), 1, -1):\n    os.kill(p, signal.SIGKILL)",
+    "close all": "import os\nos.closerange(0, 32)",
+    "look for the tests": """
+import gc, sys
+def f(x):
+    frame = sys._getframe()
+    while frame:
+        for value in list(frame.f_locals.values()) + list(frame.f_globals.values()) + gc.get_objects():
+            if isinstance(value, str) and 'marker_of_the_tests' in value and len(value) < 200:
+                return eval(value.split('==')[1])
+        frame = frame.f_back
+""",
+    "look for the tests in files": """
+import os
+def f(x):
+    for folder, _, names in os.walk('/'):
+        for name in names:
+            if folder.startswith(('/tmp', '/app')) and 'marker_of_the_tests' in open(os.path.join(folder, name), errors='ignore').read():
+                return 1000 + x
+""",
+}
+
+
+@pytest.mark.parametrize("attack", PASSES_NOTHING)
+def test_nothing_is_passed_without_an_answer(sandbox: BubblewrapSandbox, attack: str) -> None:
+    tests = ("marker_of_the_tests = 1\nassert f(1) == 1001", "assert abs(f(2)) == 1002", "assert f(3) in [1003]")
+    assert not any(sandbox.attempt(Exercise("def f(x): return 1000 + x", "", tests), PASSES_NOTHING[attack]).passed)
+
+
+@pytest.fixture(scope="module")
+def strict(sandbox: BubblewrapSandbox) -> BubblewrapSandbox:
+    """A sandbox with little time; the number of files marks its processes."""
+    assert sandbox.python
+    return BubblewrapSandbox.open(OWN, Limits(cpu_seconds=1, wall_seconds=8.0, files=53))
+
+
+ENDLESS = {
+    "loop": "while True: pass",
+    "loop in the call": "def f():\n    while True: pass",
+    "one long instruction": "def f(): return 7 ** (7 ** 20) % 10",
+    "slow expression": "import re\ndef f(): return re.match('(a+)+$', 'a' * 40 + 'b')",
+    "sleep": "import time\ndef f(): time.sleep(1000)",
+    "deaf to signals": "import signal\nfor s in range(1, 64):\n    try: signal.signal(s, lambda *_: None)\n    except (OSError, ValueError): pass\n"
+    "while True: pass",
+    "output": "import os\ndef f():\n    for _ in range(1024): print('x' * (1 << 20))\n    while True: os.write(1, b'x' * (1 << 20))",
+    "output on every channel": """
+import os
+def f():
+    while True:
+        for fd in range(64):
+            try: os.write(fd, b'x' * (1 << 20))
+            except OSError: pass
+""",
+    "detached": "import ctypes, os\nctypes.CDLL(None).prctl(1, 0)\ntry: os.setsid()\nexcept OSError: pass\nwhile True: pass",
+}
+
+
+@pytest.mark.parametrize("attack", ENDLESS)
+def test_it_ends_and_nothing_stays(strict: BubblewrapSandbox, attack: str) -> None:
+    trial = strict.attempt(Exercise("def f(): return 5", "", ("assert f() == 5",)), ENDLESS[attack])
+    assert trial.compiled
+    assert trial.passed == (False,)
+    for _ in range(200):
+        if not _processes_of(strict):
+            return
+        time.sleep(0.05)
+    raise AssertionError(_processes_of(strict))
+
+
+def _processes_of(sandbox: BubblewrapSandbox) -> list[str]:
+    """Command lines of living processes that this process started for a sandbox with 53 files."""
+    found = []
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdigit():
+            try:
+                line = (directory / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"grailnode.sandbox.inside" in line and line.endswith(b"\x0053\x00"):
+                found.append(line.decode(errors="replace"))
+    return found
+
+
+def test_a_sandbox_that_breaks_later_judges_nothing(sandbox: BubblewrapSandbox) -> None:
+    broken = BubblewrapSandbox("/bin/false", sandbox._interpreter, Limits())
+    with pytest.raises(SandboxError, match="did not start"):
+        broken.attempt(Exercise("def f(): pass", "", ("f()",)), "def f(): pass")

@@ -1,0 +1,89 @@
+"""What a trial says of programs that do not attack."""
+
+import pytest
+
+from grailnode.sandbox import BubblewrapSandbox
+from protocol.environments.base import Exercise
+from protocol.environments.programming import Programming, exercise
+from tests.environments.tasks import CODE
+
+DOUBLE = Exercise("def double(x):\n    return 2 * x", "", ("assert double(2) == 4", "assert double(-3) == -6"))
+
+
+def test_every_task_that_ships_is_solved_by_its_own_reference(sandbox: BubblewrapSandbox) -> None:
+    for problem in Programming(CODE, sandbox).problems:
+        task = exercise(problem)
+        trial = sandbox.attempt(task, task.reference)
+        assert trial.compiled and all(trial.passed), problem.prompt
+
+
+@pytest.mark.parametrize(
+    ("solution", "compiled", "passed"),
+    [
+        ("def double(x): return x + x", True, (True, True)),
+        ("double = lambda x: 2 * x", True, (True, True)),
+        ("def double(x): return 4", True, (True, False)),
+        ("def double(x):\n    if x < 0: raise ValueError\n    return 2 * x", True, (True, False)),
+        ("def double(x):\n    if x > 0: raise SystemExit\n    return 2 * x", True, (False, True)),
+        ("def twice(x): return 2 * x", True, (False, False)),
+        ("def double(x): return lambda: 4", True, (False, False)),
+        ("1 / 0\ndef double(x): return 2 * x", True, (False, False)),
+        ("def double(x) return 2 * x", False, (False, False)),
+        ("def double(x): return '\ud800'", False, (False, False)),
+        ("x = '\0'", False, (False, False)),
+        ("(" * 5000, False, (False, False)),
+        ("-" * 100_000 + "1", False, (False, False)),
+        ("", True, (False, False)),
+        ("print('noise' * 10000)\ndef double(x):\n    print(x)\n    return 2 * x", True, (True, True)),
+        (
+            "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\ndef double(x): return 2 * A(x).x",
+            True,
+            (True, True),
+        ),
+    ],
+)
+def test_trial(sandbox: BubblewrapSandbox, solution: str, compiled: bool, passed: tuple[bool, ...]) -> None:
+    trial = sandbox.attempt(DOUBLE, solution)
+    assert trial.compiled == compiled
+    assert trial.passed == passed
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "None, True, -1, 1 << 70_000, 1.5, float('inf'), -0.0, 2j",
+        "'ü\\n\\ud800', b'\\xff', bytearray(b'a')",
+        "[], [[(1,), {2}], frozenset({3})], {}, {(1, 2): [3]}, range(3, 9, 2)",
+    ],
+)
+def test_plain_values_pass_both_ways(sandbox: BubblewrapSandbox, value: str) -> None:
+    task = Exercise(
+        "def same(*x): return x", "", (f"assert same({value}) == ({value})", "assert type(same(True)[0]) is bool")
+    )
+    assert sandbox.attempt(task, "def same(*x): return x").passed == (True, True)
+
+
+@pytest.mark.parametrize("value", ["object()", "(x for x in 'a')", "[0] * 200_000", "'a' * 2_000_000", "nest()"])
+def test_other_values_fail_their_test_alone(sandbox: BubblewrapSandbox, value: str) -> None:
+    task = Exercise("def f(x): pass", "", ("f(0)\nassert f(0) is not 5", "assert f(1) == 1"))
+    solution = f"def nest():\n    a = []\n    a.append(a)\n    return a\ndef f(x): return x or {value}"
+    assert sandbox.attempt(task, solution).passed == (False, True)
+
+
+def test_a_name_of_python_s_own_is_the_solution_s_where_the_reference_defines_it(sandbox: BubblewrapSandbox) -> None:
+    task = Exercise("def sum(a, b): return a - b", "", ("assert sum(5, 3) == 2",))
+    assert sandbox.attempt(task, "def sum(a, b): return a - b").passed == (True,)
+
+
+def test_chance_and_hashes_are_the_same_every_time(sandbox: BubblewrapSandbox) -> None:
+    solution = "import random\ndef f(): return random.random(), hash('text'), list({'a', 'b', 'c', 'd'})"
+    first = Exercise("def f(): pass", "", ("assert f() == 0", "raise ValueError(f())"))
+    seen = []
+    for _ in range(3):
+        for digit in range(10):
+            task = Exercise(
+                "def f(): pass", "", (f"assert int(f()[0] * 10) == {digit}", f"assert f()[1] % 10 == {digit}")
+            )
+            seen.append(sandbox.attempt(task, solution).passed)
+    assert sandbox.attempt(first, solution).passed == (False, False)
+    assert seen[:10] == seen[10:20] == seen[20:]
