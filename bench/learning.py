@@ -42,15 +42,15 @@ class Setup:
     seed: int = 0
     lag: int = 3
     groups: int = 32
-    group_size: int = 16
+    group_size: int = 8
     groups_per_step: int = 16
     steps_per_version: int = 1
-    learning_rate: float = 1e-5
-    warmup: int = 0
+    learning_rate: float = 7e-6
+    warmup: int = 10
     temperature: float = 1.0
     max_uses: int = 1
     decay: float = 0.7
-    max_staleness: int = 8
+    max_staleness: int = 16
     held_out: int = 256
     json: str = ""
 

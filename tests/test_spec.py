@@ -6,9 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from blake3 import blake3
 
 import protocol
 import roles
+from protocol import limits
 from protocol.encoding import Record
 from protocol.sampling import _table
 
@@ -48,7 +51,9 @@ def test_a_record_has_its_fields_in_the_specification(record: type[Record]) -> N
 
 @pytest.mark.parametrize("record", SPECIFIED, ids=lambda record: record.__name__)
 def test_a_table_names_no_field_that_is_gone(record: type[Record]) -> None:
-    fields = {field for rows in _tables(record.kind) for field in re.findall(r"^\| `([a-z_0-9]+)` \|", rows, re.MULTILINE)}
+    fields = {
+        field for rows in _tables(record.kind) for field in re.findall(r"^\| `([a-z_0-9]+)` \|", rows, re.MULTILINE)
+    }
     assert fields <= set(record.model_fields)
 
 
@@ -59,8 +64,6 @@ def test_kinds_are_unique() -> None:
 
 
 def test_every_limit_that_the_specification_names_exists() -> None:
-    from protocol import limits
-
     named = {name for page in PAGES.values() for name in re.findall(r"`(MAX_[A-Z_]+)`", page)}
     assert named <= set(vars(limits))
 
@@ -71,8 +74,5 @@ def test_every_page_is_listed() -> None:
 
 
 def test_the_table_of_the_noise_is_the_one_that_the_page_names() -> None:
-    import torch
-    from blake3 import blake3
-
     table = _table(torch.device("cpu")).to(torch.int32)
     assert blake3(table.numpy().astype("<i4").tobytes()).hexdigest() in PAGES["sampling"]

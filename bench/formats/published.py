@@ -119,7 +119,7 @@ def from_sparse_rl(old: Bits, data: bytes, columns: int) -> Bits:
     """The mirror of `sparse_rl`."""
     size, short, at, long_gaps, *planes = _split(data, "<i8", "<i2", "<i8", "<i8", "<f4", "<u4", "<f4", "<u4")
     values = np.zeros(int(size[0]), np.uint16)
-    for shift, counts, words in ((8, *planes[:2]), (0, *planes[2:])):
+    for shift, counts, words in ((8, planes[0], planes[1]), (0, planes[2], planes[3])):
         model = constriction.stream.model.Categorical(counts + np.float32(1e-3), perfect=False)
         decoded = constriction.stream.stack.AnsCoder(words.astype(np.uint32)).decode(model, values.size)
         values |= decoded.astype(np.uint16) << np.uint16(shift)
@@ -148,7 +148,8 @@ def xor(old: Bits, new: Bits, columns: int) -> bytes:
 
 def from_xor(old: Bits, data: bytes, columns: int) -> Bits:
     """The mirror of `xor`."""
-    return old ^ np.frombuffer(data, "<u2")
+    new: Bits = old ^ np.frombuffer(data, "<u2")
+    return new
 
 
 def patch_from(old: Bits, new: Bits, columns: int) -> bytes:
@@ -163,7 +164,8 @@ def from_patch_from(old: Bits, data: bytes, columns: int) -> Bits:
     """The mirror of `patch_from`."""
     dictionary = zstandard.ZstdCompressionDict(old.tobytes(), dict_type=zstandard.DICT_TYPE_RAWCONTENT)
     decoder = zstandard.ZstdDecompressor(dict_data=dictionary, max_window_size=1 << 31)
-    return np.frombuffer(decoder.decompress(data), "<u2")
+    new: Bits = np.frombuffer(decoder.decompress(data), "<u2")
+    return new
 
 
 FORMATS: Final = (

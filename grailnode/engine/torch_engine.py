@@ -216,7 +216,7 @@ class TorchEngine:
         if seeds is None:
             return logits.argmax(dim=-1)
         positions = torch.full((len(logits),), position, dtype=torch.int64, device=logits.device)
-        return choose(logits, seeds, positions, params.temperature)
+        return choose(logits, seeds, positions, params.temperature, params.filters)
 
 
 def _left_padded(prompts: Sequence[Tokens], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
 """The `Sandbox` port over bubblewrap: two sandboxes for each trial, one with the solution and one with the tests.
 
 Neither sees the other but through two pipes that carry calls and plain values; the verdict comes out of the tests' one alone.
-Inside there is a standard library, read-only, a small empty /tmp, and nothing else: no network, /proc, /dev, /etc, home or environment.
+Inside there is a standard library, read-only, a small empty /tmp, and nothing else: no network, /proc, /dev, /etc, home, or
+environment.
 """
 
 import contextlib

@@ -28,6 +28,7 @@ _WRAPPERS: Final = (
 )
 _DELIMITERS: Final = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 _REPLACED: Final = (
+    (r"\\", "\x03"),  # the end of a matrix row, before its second backslash is read as the start of something
     (r"\dfrac", r"\frac"),
     (r"\tfrac", r"\frac"),
     (r"\cfrac", r"\frac"),
@@ -62,9 +63,9 @@ _REPLACED: Final = (
     (r"\infty", "∞"),
 )
 _UNITS: Final = re.compile(
-    r"(?<=[0-9})])\s*(?:square|cubic|sq)?\s*"
-    r"(?:mm|cm|km|meters?|metres?|m|inch(?:es)?|in|feet|foot|ft|yards?|miles?|mph|units?|degrees?|dollars?|cents?|percent|"
-    r"hours?|minutes?|seconds?|days?|weeks?|months?|years?|kg|grams?|g|pounds?|lbs?|liters?|litres?|points?|people|ways)"
+    r"(?<=[0-9})π])(?:\s+(?:m|g|in)|\s*(?:square|cubic|sq)?\s*"  # 3m may be three times m, 3 m is a length
+    r"(?:mm|cm|km|meters?|metres?|inch(?:es)?|feet|foot|ft|yards?|miles?|mph|units?|degrees?|dollars?|cents?|percent|"
+    r"hours?|minutes?|seconds?|days?|weeks?|months?|years?|kg|grams?|pounds?|lbs?|liters?|litres?|points?|people|ways))"
     r"(?:\^\{?[23]\}?)?\.?$"
 )
 _THOUSANDS: Final = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")

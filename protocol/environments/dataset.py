@@ -42,7 +42,7 @@ class Dataset:
                 problem = read(_fields(line))
             except MalformedError as error:
                 raise MalformedError(error.what, f"line {number}") from error
-            name = " ".join(identity(problem).casefold().split())
+            name = " ".join(identity(problem).encode().lower().decode().split())  # ASCII case: alike in every Python
             sides[is_held_out(f"{label} {name}")].setdefault(name, problem)
         self._training = tuple(sides[False].values())
         self._held_out = tuple(sides[True].values())

@@ -53,6 +53,11 @@ class Mathematics:
     def __init__(self, data: bytes) -> None:
         self._dataset = Dataset(self.name, data, _read, lambda problem: problem.prompt)
 
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """All problems, training ones first."""
+        return self._dataset.training + self._dataset.kept
+
     def problem(self, seed: bytes) -> Problem:
         """The training problem of a seed."""
         return self._dataset.problem(seed)

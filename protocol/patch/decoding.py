@@ -231,6 +231,16 @@ def seek(
                 break
             wait += I(block)
             index += U(8)
+        if index + U(8) <= stop:
+            total, within, passing = wait, I(0), U(0)
+            for offset in range(8):  # no branch: which of the eight it is cannot be guessed
+                weight = I(weights[U(old[index + U(offset)]) >> shift])
+                total += weight
+                before = I(total <= sure)
+                within += weight & (I(0) - before)
+                passing += U(before)
+            wait += within
+            index += passing
         while index < stop:
             end = wait + I(weights[U(old[index]) >> shift])
             if end > sure:

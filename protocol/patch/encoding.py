@@ -158,6 +158,18 @@ def scanner(lanes: int) -> Callable[..., tuple[int, int, int]]:
     bits = 64 // lanes
     element = (1 << bits) - 1
 
+    @kernel()
+    def skip(old_words: Any, new_words: Any, shift: Any, weights: Any, mask: Any, number: Any, wait: Any) -> Any:
+        """On to the first word that differs; the elements passed over add their weights to the wait."""
+        at, words = U(number), U(old_words.size)
+        while at < words and old_words[at] == new_words[at]:
+            groups = old_words[at] >> shift
+            for _ in range(lanes):
+                wait += weights[groups & mask]
+                groups >>= U(bits)
+            at += U(1)
+        return I(at), wait
+
     def scan(
         old: Any, new: Any, old_words: Any, new_words: Any, shift: Any, classes: Any, weights: Any, survival: Any,
         out: Any, at: Any, listed: Any, classed: Any
@@ -176,7 +188,9 @@ def scanner(lanes: int) -> Callable[..., tuple[int, int, int]]:
         n_listed, n_classed = I(0), I(0)
         room = out.size - 16
         mask = U(weights.size - 1)
-        for number in range(old_words.size + 1):
+        number = I(0)
+        while number <= old_words.size:
+            number, wait = skip(old_words, new_words, shift, weights, mask, number, wait)
             if number < old_words.size:
                 before, after = old_words[number], new_words[number]
             else:
@@ -184,11 +198,6 @@ def scanner(lanes: int) -> Callable[..., tuple[int, int, int]]:
                 for lane in range(old.size - number * lanes):
                     before |= U(old[number * lanes + lane]) << U(lane * bits)
                     after |= U(new[number * lanes + lane]) << U(lane * bits)
-            if before == after:
-                for _ in range(lanes):
-                    wait += weights[before >> shift & mask]
-                    before >>= U(bits)
-                continue
             for lane in range(lanes):
                 was, becomes = before & U(element), after & U(element)
                 before >>= U(bits)
@@ -207,6 +216,7 @@ def scanner(lanes: int) -> Callable[..., tuple[int, int, int]]:
                     classed[0, n_classed], classed[1, n_classed] = was, becomes
                     n_classed += I(1)
                     wait = U(0)
+            number += I(1)
         return n_listed, n_classed, finish(low, width, out, position)
 
     return scan

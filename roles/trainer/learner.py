@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from protocol.sampling import log_probabilities
+from protocol.sampling import EVERY_TOKEN, Filters, log_probabilities
 from roles.sequences import pad, split
 from roles.trainer.loss import LossSettings, advantages, entropy, policy_loss
 from roles.trainer.optimizer import AdamW, AdamWSettings
@@ -36,12 +36,13 @@ class LearnerSettings:
     """How a step is taken.
 
     Attributes:
-        temperature: at which rollouts are sampled.
+        temperature: at which rollouts are sampled; filters: through which.
         max_batch_tokens: padded tokens in one forward and backward pass; gradients add up over passes.
     """
 
     temperature: float = 1.0
     max_batch_tokens: int = 8192
+    filters: Filters = EVERY_TOKEN
     loss: LossSettings = field(default_factory=LossSettings)
     optimizer: AdamWSettings = field(default_factory=AdamWSettings)
 
@@ -55,7 +56,7 @@ class StepReport:
         loss: mean over tokens; grad_norm: L2, before clipping.
         mean_reward: over the rollouts used.
         clip_fraction: share of tokens that the clip kept from giving a gradient.
-        entropy: mean over tokens, nats.
+        entropy: mean over tokens, nats, before any filter.
         tokens: completion tokens learned from.
     """
 
@@ -146,7 +147,7 @@ class Learner:
         batch = pad([s.prompt for s in samples], [s.completion for s in samples], self._device)
         states = self._model.hidden(weights, batch.ids, batch.mask)[batch.rows, batch.columns]
         logits = self._model.logits(weights, states)
-        log_probs = log_probabilities(logits, batch.targets, self._settings.temperature)
+        log_probs = log_probabilities(logits, batch.targets, self._settings.temperature, self._settings.filters)
         behaviour = torch.cat([sample.behaviour for sample in samples]).to(log_probs.device)
         advantage = torch.tensor([s.advantage for s in samples], device=log_probs.device)[batch.rows]
         loss = policy_loss(log_probs, behaviour, advantage, self._settings.loss)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from grailnode.engine.model import CausalModel
 from grailnode.engine.torch_engine import TorchEngine
-from protocol.sampling import SamplingParams, margins
+from protocol.sampling import Filters, SamplingParams, margins
 from roles.ports import EngineError, Request
 from tests.engine.policies import PARAMS, engine_of, inline, random_weights
 
@@ -97,6 +97,18 @@ async def test_sampling_follows_the_softmax(model: CausalModel) -> None:
     expected = torch.softmax(result.logits[0] / one.temperature, dim=-1)
     seen = torch.bincount(torch.tensor([g.tokens[0] for g in drawn]), minlength=model.vocabulary) / count
     assert (seen - expected).abs().max() < 0.03  # over four standard deviations
+
+
+async def test_filters_forbid(model: CausalModel) -> None:
+    """Among the two most likely tokens only, however hot."""
+    engine = await engine_of(model, random_weights(model))
+    params = SamplingParams(temperature=20.0, max_tokens=4, eos=1, filters=Filters(top_k=2))
+    requests = requests_of_many_lengths()
+    generations = await engine.generate(requests, params)
+    checked = await engine.forward([r.prompt for r in requests], [g.tokens for g in generations])
+    for generation, result in zip(generations, checked, strict=True):
+        chosen = result.logits.gather(-1, torch.tensor(generation.tokens)[:, None])
+        assert (chosen >= result.logits.topk(2, dim=-1).values[:, -1:] - NOISE).all()
 
 
 async def test_greedy_takes_the_most_likely(model: CausalModel) -> None:

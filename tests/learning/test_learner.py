@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from grailnode.engine.model import CausalModel, build
-from protocol.sampling import log_probabilities
+from protocol.sampling import Filters, log_probabilities
 from roles.sequences import pad
 from roles.trainer.learner import Learner, LearnerSettings
 from roles.trainer.loss import LossSettings, advantages
@@ -96,6 +96,14 @@ def test_the_loss_settings_are_the_run_s(model: CausalModel) -> None:
     report = Learner(model, random_weights(model), settings).step(groups)
     assert report.clip_fraction == 1.0
     assert report.grad_norm == 0.0
+
+
+def test_filtered_away_is_not_compared(model: CausalModel) -> None:
+    """With the most likely token alone allowed beside the chosen one, the ratio is taken in that smaller distribution."""
+    groups = _groups(model)
+    report = Learner(model, random_weights(model), dataclasses.replace(SETTINGS, filters=Filters(top_k=1))).step(groups)
+    whole = Learner(model, random_weights(model), SETTINGS).step(groups)
+    assert report.clip_fraction > whole.clip_fraction == 0.0
 
 
 def test_a_restored_learner_goes_on_bit_for_bit(model: CausalModel) -> None:

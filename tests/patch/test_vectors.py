@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ GOLDEN = json.loads((FOLDER / "golden.json").read_text())
 HOSTILE = json.loads((FOLDER / "hostile.json").read_text())
 
 
-def weights(plain: dict[str, list]) -> dict[str, torch.Tensor]:
+def weights(plain: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {
         name: torch.frombuffer(bytearray.fromhex(data), dtype=dtypes[dtype]).reshape(shape)
         for name, (dtype, shape, data) in plain.items()

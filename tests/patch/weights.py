@@ -22,9 +22,10 @@ def from_bits(values: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) ->
 
 def same_bits(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
     """Whether two weights are the same, bit for bit."""
-    flat = lambda tensor: tensor.reshape(-1).view(torch.uint8)  # noqa: E731
     return a.keys() == b.keys() and all(
-        a[name].dtype == b[name].dtype and a[name].shape == b[name].shape and torch.equal(flat(a[name]), flat(b[name]))
+        a[name].dtype == b[name].dtype
+        and a[name].shape == b[name].shape
+        and torch.equal(a[name].reshape(-1).view(torch.uint8), b[name].reshape(-1).view(torch.uint8))
         for name in a
     )
 

@@ -61,7 +61,9 @@ def test_window_and_key_come_back(window: int, key: bytes) -> None:
     assert paths.key_at_end(path) == key
 
 
-@pytest.mark.parametrize("path", ["", "a", "a/b", "a/12", "a/123456789", "a/+123456789", "a/1_23456789", "a/١٢٣٤٥٦٧٨٩٠"])
+@pytest.mark.parametrize(
+    "path", ["", "a", "a/b", "a/12", "a/123456789", "a/+123456789", "a/1_23456789", "a/١٢٣٤٥٦٧٨٩٠"]
+)
 def test_no_window(path: str) -> None:
     with pytest.raises(MalformedError):
         paths.window_of(path)

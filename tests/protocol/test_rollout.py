@@ -1,5 +1,7 @@
 """Groups and batches: what was promised is what is opened."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,7 +41,8 @@ def test_a_frame_comes_back(prompt: list[int], rollouts: list[tuple[list[int], f
     group = samples.group(
         prompt=pack_tokens(prompt),
         rollouts=tuple(
-            Rollout(completion=pack_tokens(tokens), sketch=bytes(4 * len(tokens)), reward=reward) for tokens, reward in rollouts
+            Rollout(completion=pack_tokens(tokens), sketch=bytes(4 * len(tokens)), reward=reward)
+            for tokens, reward in rollouts
         ),
     )
     again = Group.from_frame(group.to_frame())
@@ -122,14 +125,16 @@ def test_another_way_to_compress_is_another_group() -> None:
         {"reward": float("nan")},
     ],
 )
-def test_a_rollout_that_cannot_be(changes: dict[str, object]) -> None:
-    fields: dict[str, object] = {"completion": b"", "sketch": b"", "reward": 0.0}
+def test_a_rollout_that_cannot_be(changes: dict[str, Any]) -> None:
+    fields: dict[str, Any] = {"completion": b"", "sketch": b"", "reward": 0.0}
     with pytest.raises(ValidationError):
-        Rollout(**(fields | changes))  # type: ignore[arg-type]
+        Rollout(**(fields | changes))
 
 
-@pytest.mark.parametrize("changes", [{"rollouts": ()}, {"prompt": b"abc"}, {"index": limits.MAX_GROUPS}, {"window": -1}, {"miner": b"short"}])
-def test_a_group_that_cannot_be(changes: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "changes", [{"rollouts": ()}, {"prompt": b"abc"}, {"index": limits.MAX_GROUPS}, {"window": -1}, {"miner": b"short"}]
+)
+def test_a_group_that_cannot_be(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         samples.group(**changes)
 

@@ -35,8 +35,8 @@ def test_tensors_come_back_bit_by_bit(specs: list[tuple[torch.dtype, list[int]]]
     weights = {}
     for place, (dtype, shape) in enumerate(specs):
         count = torch.Size(shape).numel() * dtype.itemsize
-        data = bytearray(rng.randbytes(count))
-        tensor = torch.frombuffer(data, dtype=dtype) if count else torch.empty(0, dtype=dtype)
+        bits = bytearray(rng.randbytes(count))
+        tensor = torch.frombuffer(bits, dtype=dtype) if count else torch.empty(0, dtype=dtype)
         weights[f"t{place}"] = tensor.reshape(shape)
     data = write(weights)
     again = read(data)
@@ -68,20 +68,32 @@ HOSTILE: dict[str, tuple[bytes, type[ProtocolError]]] = {
     "an empty header": (file(b""), MalformedError),
     "deep JSON": (file(b"[" * 100_000), MalformedError),
     "deep metadata": (file(b'{"__metadata__":' + b'{"a":' * 100_000), MalformedError),
-    "a number of 10,000 digits": (file(b'{"a":{"dtype":"I8","shape":[' + b"9" * 10_000 + b'],"data_offsets":[0,1]}}'), MalformedError),
+    "a number of 10,000 digits": (
+        file(b'{"a":{"dtype":"I8","shape":[' + b"9" * 10_000 + b'],"data_offsets":[0,1]}}'),
+        MalformedError,
+    ),
     "NaN for a size": (file(NAN), MalformedError),
     "UTF-16": (file({"a": entry("I8", [1], 0, 1)}, b"x", encoding="utf-16"), MalformedError),
     "UTF-8 with a mark": (file({"a": entry("I8", [1], 0, 1)}, b"x", encoding="utf-8-sig"), MalformedError),
     "not UTF-8": (file(b'{"\xff":1}'), MalformedError),
-    "a name of half a character": (file(b'{"\\ud800":' + json.dumps(entry("I8", [1], 0, 1)).encode() + b"}", b"x"), MalformedError),
+    "a name of half a character": (
+        file(b'{"\\ud800":' + json.dumps(entry("I8", [1], 0, 1)).encode() + b"}", b"x"),
+        MalformedError,
+    ),
     "a name twice": (file(b'{"a":1,"a":1}'), MalformedError),
-    "a field twice": (file(b'{"a":{"dtype":"I8","dtype":"I8","shape":[1],"data_offsets":[0,1]}}', b"x"), MalformedError),
+    "a field twice": (
+        file(b'{"a":{"dtype":"I8","dtype":"I8","shape":[1],"data_offsets":[0,1]}}', b"x"),
+        MalformedError,
+    ),
     "a name too long": (file({"é" * 300: entry("I8", [1], 0, 1)}, b"x"), LimitError),
     "no entry": (file({"a": 1}), MalformedError),
     "a field missing": (file({"a": {"dtype": "I8", "data_offsets": [0, 1]}}, b"x"), MalformedError),
     "a field more": (file({"a": entry("I8", [1], 0, 1, more=1)}, b"x"), MalformedError),
     "an unknown dtype": (file({"a": entry("F64", [1], 0, 8)}, bytes(8)), MalformedError),
-    "a dtype that is a list": (file({"a": {"dtype": ["I8"], "shape": [1], "data_offsets": [0, 1]}}, b"x"), MalformedError),
+    "a dtype that is a list": (
+        file({"a": {"dtype": ["I8"], "shape": [1], "data_offsets": [0, 1]}}, b"x"),
+        MalformedError,
+    ),
     "too wide a dtype": (file({"a": entry("F32", [1], 0, 2)}, bytes(2)), MalformedError),
     "too narrow a dtype": (file({"a": entry("I8", [1], 0, 2)}, bytes(2)), MalformedError),
     "a negative size": (file({"a": entry("I8", [-1], 0, 1)}, b"x"), MalformedError),
@@ -114,7 +126,11 @@ def test_hostile_files(data: bytes, error: type[ProtocolError]) -> None:
 def test_any_order_in_the_header() -> None:
     """The format orders data, not names; empty tensors may lie anywhere between."""
     header = {"b": entry("I8", [1], 1, 2), "z": entry("F32", [0], 1, 1), "a": entry("I8", [1], 0, 1)}
-    assert {name: tensor.tolist() for name, tensor in read(file(header, b"\x01\x02")).items()} == {"a": [1], "b": [2], "z": []}
+    assert {name: tensor.tolist() for name, tensor in read(file(header, b"\x01\x02")).items()} == {
+        "a": [1],
+        "b": [2],
+        "z": [],
+    }
 
 
 def test_a_name_may_be_any_text() -> None:

@@ -22,7 +22,11 @@ def seeds(count: int, name: str = "seed") -> list[bytes]:
     return [rollout_seed(group, index) for index in range(count)]
 
 
-@given(st.binary(min_size=16, max_size=16), st.integers(0, (1 << 17) - 1), st.lists(st.integers(0, (1 << 31) - 1), min_size=1))
+@given(
+    st.binary(min_size=16, max_size=16),
+    st.integers(0, (1 << 17) - 1),
+    st.lists(st.integers(0, (1 << 31) - 1), min_size=1),
+)
 def test_the_slow_implementation_gives_the_same_bits(seed: bytes, position: int, tokens: list[int]) -> None:
     words = sampling.hash_words(sampling.seed_words([seed])[0], torch.tensor(position), torch.tensor(tokens))
     assert words.tolist() == [slow_sampling.word(seed, position, token) for token in tokens]
@@ -82,7 +86,11 @@ def test_positions_and_seeds_are_independent() -> None:
     others = [
         sampling.noise(sampling.seed_words([SEED])[0], torch.tensor(1), 20_000),
         *(
-            sampling.noise(sampling.seed_words([SEED[:place] + bytes([SEED[place] ^ 1]) + SEED[place + 1 :]])[0], torch.tensor(0), 20_000)
+            sampling.noise(
+                sampling.seed_words([SEED[:place] + bytes([SEED[place] ^ 1]) + SEED[place + 1 :]])[0],
+                torch.tensor(0),
+                20_000,
+            )
             for place in range(16)
         ),
     ]
@@ -110,6 +118,29 @@ def test_what_was_chosen_has_no_margin_and_what_was_not_has_one() -> None:
     assert (sampling.margins(logits, (tokens + 1) % 200, SEED, 0.7) > 0).all()
     assert (sampling.margins(logits, tokens, SEED[::-1], 0.7) > 0).sum() > 25
     assert (sampling.margins(logits, tokens.roll(1), SEED, 0.7) > 0).sum() > 25
+
+
+@pytest.mark.parametrize("vocabulary", [2, 300, sampling.RIVALS, 3000])
+@pytest.mark.parametrize("sharpness", [0.0, 1.0, 20.0])
+def test_the_check_draws_noise_for_rivals_only_and_finds_the_same(vocabulary: int, sharpness: float) -> None:
+    """Against noise for every token: equal where all are rivals, never larger where some are not."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(40, vocabulary, generator=generator) * sharpness
+    tokens = torch.randint(0, vocabulary, (40,), generator=generator)
+    tokens[::3] = logits[::3].argmax(dim=-1)
+    found = sampling.batch_margins(logits, tokens, seeds(3), [13, 0, 27], 0.8)
+    positions = torch.tensor([*range(13), *range(27)])
+    words = sampling.seed_words([seeds(3)[0]] * 13 + [seeds(3)[2]] * 27)
+    scores = logits / 0.8 + sampling.noise(words, positions, vocabulary)
+    full = scores.max(dim=-1).values - scores.gather(-1, tokens[:, None]).squeeze(-1)
+    assert (found >= 0).all()
+    assert (found <= full).all()
+    if vocabulary <= sampling.RIVALS:
+        assert torch.equal(found, full)
+
+
+def test_no_noise_is_larger_than_the_largest() -> None:
+    assert sampling.gumbel(torch.tensor([(1 << 32) - 1])).item() <= sampling.LARGEST_NOISE
 
 
 def test_a_token_does_not_depend_on_its_batch() -> None:

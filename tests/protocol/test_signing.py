@@ -161,7 +161,9 @@ def test_a_stranger_beside_an_allowed_key_spoils_the_envelope() -> None:
         open_signed(sign(samples.head(), TRAINER, MINER), Head, [TRAINER.public])
 
 
-@pytest.mark.parametrize(("signers", "holds"), [((TRAINER,), False), ((TRAINER, ROOT), True), ((TRAINER, ROOT, VALIDATOR), True)])
+@pytest.mark.parametrize(
+    ("signers", "holds"), [((TRAINER,), False), ((TRAINER, ROOT), True), ((TRAINER, ROOT, VALIDATOR), True)]
+)
 def test_a_threshold(signers: tuple[SigningKey, ...], holds: bool) -> None:
     allowed = [TRAINER.public, ROOT.public, VALIDATOR.public]
     data = sign(samples.head(), *signers)
@@ -201,7 +203,13 @@ def test_no_signature_is_malformed() -> None:
 def test_each_altered_field_of_a_body_is_refused() -> None:
     envelope = unpack(sign(samples.announcement(), MINER))
     fields = unpack(envelope["body"])
-    changes = {"run": samples.digest("other"), "key": ROOT.public, "role": "trainer", "name": "south", "expires_ms": 100}
+    changes = {
+        "run": samples.digest("other"),
+        "key": ROOT.public,
+        "role": "trainer",
+        "name": "south",
+        "expires_ms": 100,
+    }
     assert changes.keys() == fields.keys()
     for name, value in changes.items():
         with pytest.raises(SignatureError):

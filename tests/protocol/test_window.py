@@ -1,6 +1,7 @@
 """Window arithmetic and what randomness decides."""
 
 import itertools
+from typing import Any
 
 import pytest
 from blake3 import blake3
@@ -49,16 +50,20 @@ def test_a_schedule_that_cannot_be(changes: dict[str, int]) -> None:
 def test_a_seed_by_hand() -> None:
     parts = (RUN_ID, (5).to_bytes(8, "little"), RANDOMNESS, MINER.public, (2).to_bytes(8, "little"))
     message = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
-    assert challenge.group_seed(RUN_ID, 5, RANDOMNESS, MINER.public, 2) == blake3(
-        message, derive_key_context="grailnode/1 group"
-    ).digest()
+    assert (
+        challenge.group_seed(RUN_ID, 5, RANDOMNESS, MINER.public, 2)
+        == blake3(message, derive_key_context="grailnode/1 group").digest()
+    )
 
 
 def test_no_two_uses_share_a_value() -> None:
-    runs, windows, draws, miners = (RUN_ID, digest("other run")), (0, 1), (RANDOMNESS, digest("r")), (MINER.public, TRAINER.public)
-    groups = [
-        challenge.group_seed(*parts) for parts in itertools.product(runs, windows, draws, miners, range(5))
-    ]
+    runs, windows, draws, miners = (
+        (RUN_ID, digest("other run")),
+        (0, 1),
+        (RANDOMNESS, digest("r")),
+        (MINER.public, TRAINER.public),
+    )
+    groups = [challenge.group_seed(*parts) for parts in itertools.product(runs, windows, draws, miners, range(5))]
     rollouts = [challenge.rollout_seed(group, index) for group in groups for index in range(4)]
     sketches = [challenge.sketch_seed(*parts) for parts in itertools.product(runs, windows, draws)]
     streams = [challenge.stream(seed, context, 32) for seed in sketches for context in ("projection", "topk")]
@@ -90,7 +95,13 @@ def test_every_group_is_audited_equally_often() -> None:
 
 
 def test_an_audit_depends_on_everything() -> None:
-    base = {"run": RUN_ID, "window": 1, "randomness": RANDOMNESS, "miner": MINER.public}
-    changes = [{}, {"run": digest("x")}, {"window": 2}, {"randomness": digest("y")}, {"miner": TRAINER.public}]
-    picks = {challenge.audited(**(base | change), groups=1000, share_ppm=20_000) for change in changes}  # type: ignore[arg-type]
+    base: dict[str, Any] = {"run": RUN_ID, "window": 1, "randomness": RANDOMNESS, "miner": MINER.public}
+    changes: list[dict[str, Any]] = [
+        {},
+        {"run": digest("x")},
+        {"window": 2},
+        {"randomness": digest("y")},
+        {"miner": TRAINER.public},
+    ]
+    picks = {challenge.audited(**(base | change), groups=1000, share_ppm=20_000) for change in changes}
     assert len(picks) == len(changes)

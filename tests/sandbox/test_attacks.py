@@ -64,15 +64,17 @@ def attack(): return tried(('big', big), ('fill', fill))
     "network": """
 import socket
 def attack(): return tried(
-    ('tcp', lambda: socket.create_connection(('1.1.1.1', 53), 1)), ('local', lambda: socket.create_connection(('127.0.0.1', 22), 1)),
-    ('unix', lambda: socket.socket(socket.AF_UNIX)), ('pair', socket.socketpair), ('name', lambda: socket.gethostbyname('localhost')),
+    ('tcp', lambda: socket.create_connection(('1.1.1.1', 53), 1)),
+    ('local', lambda: socket.create_connection(('127.0.0.1', 22), 1)),
+    ('unix', lambda: socket.socket(socket.AF_UNIX)), ('pair', socket.socketpair),
+    ('name', lambda: socket.gethostbyname('localhost')),
     ('netlink', lambda: socket.socket(16, 3)))
 """,
     "files of others": """
 import os
 def attack(): return tried(*[(p, lambda p=p: open(p).read() if not os.path.isdir(p) else os.listdir(p)) for p in (
-    '/etc/shadow', '/etc/passwd', '/proc/self/environ', '/proc/1/environ', '/proc/self/mem', '/dev/mem', '/home', '/root/.ssh', '/sys',
-    '/run', '/var', '/etc/hostname', '/dev/shm')])
+    '/etc/shadow', '/etc/passwd', '/proc/self/environ', '/proc/1/environ', '/proc/self/mem', '/dev/mem', '/home',
+    '/root/.ssh', '/sys', '/run', '/var', '/etc/hostname', '/dev/shm')])
 """,
     "writing outside": """
 import os
@@ -94,7 +96,8 @@ def replace():
     os.symlink('/tmp', '/tmp/inside')
     os.rename('/tmp/inside', '/app/grailnode/sandbox/inside')
 def attack(): return tried(
-    ('shadow', lambda: through('/etc/shadow')), ('up', lambda: through('../' * 9 + 'etc/shadow')), ('root', lambda: through('/proc/1/root')),
+    ('shadow', lambda: through('/etc/shadow')), ('up', lambda: through('../' * 9 + 'etc/shadow')),
+    ('root', lambda: through('/proc/1/root')),
     ('replace', replace), ('hard', lambda: os.link(os.__file__, '/tmp/os')), ('chroot', lambda: os.chroot('/tmp')))
 """,
     "limits": """
@@ -110,7 +113,8 @@ def call(*numbers):
 def attack(): return tried(
     ('unshare', lambda: call(272, 0x10000000)), ('ptrace', lambda: call(101, 16, 1, 0, 0)), ('bpf', lambda: call(321, 0, 0, 0)),
     ('mount', lambda: call(165, 0, 0, 0, 0, 0)), ('io_uring', lambda: call(425, 1, 0)), ('setuid', lambda: os.setuid(0)),
-    ('keyring', lambda: call(250, 0, -3, 0, 0, 0)), ('clone', lambda: call(56, 17, 0, 0, 0, 0)), ('clone3', lambda: call(435, 0, 0)))
+    ('keyring', lambda: call(250, 0, -3, 0, 0, 0)),
+    ('clone', lambda: call(56, 17, 0, 0, 0, 0)), ('clone3', lambda: call(435, 0, 0)))
 """,
 }
 
@@ -198,7 +202,8 @@ import os
 def f(x):
     for folder, _, names in os.walk('/'):
         for name in names:
-            if folder.startswith(('/tmp', '/app')) and 'marker_of_the_tests' in open(os.path.join(folder, name), errors='ignore').read():
+            path = os.path.join(folder, name)
+            if path.startswith(('/tmp', '/app')) and 'marker_of_the_tests' in open(path, errors='ignore').read():
                 return 1000 + x
 """,
 }
@@ -223,9 +228,19 @@ ENDLESS = {
     "one long instruction": "def f(): return 7 ** (7 ** 20) % 10",
     "slow expression": "import re\ndef f(): return re.match('(a+)+$', 'a' * 40 + 'b')",
     "sleep": "import time\ndef f(): time.sleep(1000)",
-    "deaf to signals": "import signal\nfor s in range(1, 64):\n    try: signal.signal(s, lambda *_: None)\n    except (OSError, ValueError): pass\n"
-    "while True: pass",
-    "output": "import os\ndef f():\n    for _ in range(1024): print('x' * (1 << 20))\n    while True: os.write(1, b'x' * (1 << 20))",
+    "deaf to signals": """
+import signal
+for s in range(1, 64):
+    try: signal.signal(s, lambda *_: None)
+    except (OSError, ValueError): pass
+while True: pass
+""",
+    "output": """
+import os
+def f():
+    for _ in range(1024): print('x' * (1 << 20))
+    while True: os.write(1, b'x' * (1 << 20))
+""",
     "output on every channel": """
 import os
 def f():

@@ -31,14 +31,14 @@ def test_no_bubblewrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_name_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, FAILING, monkeypatch)
-    with pytest.raises(SandboxError, match="uid map: Permission denied.*user name spaces must be allowed"):
+    with pytest.raises(SandboxError, match=r"uid map: Permission denied.*user name spaces must be allowed"):
         BubblewrapSandbox.open(OWN)
 
 
 def test_walls_with_holes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, WALL_LESS, monkeypatch)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    with pytest.raises(SandboxError, match="holes here: .*sockets.*environment"):
+    with pytest.raises(SandboxError, match=r"holes here: .*sockets.*environment"):
         BubblewrapSandbox.open(OWN)
 
 

@@ -1,0 +1,1 @@
+"""Measurements behind the choices in docs/: run as `python -m bench.NAME`."""

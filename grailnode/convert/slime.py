@@ -1,0 +1,154 @@
+"""slime's version directories: weight_v%06d/ with an index and one safetensors file.
+
+`model.safetensors.index.json` has the metadata version, base_version (six digits each), delta_encoding, compression_format and
+checksum_format, and the weight map. Each changed tensor is stored under its name as 1-D uint8: the zstd frame of the XOR of its old
+and new bytes. Its checksum over the new bytes stands in the file's own metadata under its name. A first version has no
+base_version and holds whole tensors.
+"""
+
+import json
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import safetensors.torch
+import torch
+
+from protocol import limits
+from protocol import safetensors as checked
+from protocol.compression import compress, decompress
+from protocol.digest import Weights, raw_bytes
+from protocol.errors import LimitError, MalformedError, PatchError
+
+INDEX: Final = "model.safetensors.index.json"
+SHARD: Final = "model-00001-of-00001.safetensors"
+FORMATS: Final = {"delta_encoding": "xor", "compression_format": "zstd", "checksum_format": "adler32"}
+
+Files = Mapping[str, bytes]
+"""Files of one version by their name inside its directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlimeVersion:
+    """One version directory, read.
+
+    Attributes:
+        base_version: None for a full version.
+    """
+
+    directory: str
+    version: int
+    base_version: int | None
+    weights: dict[str, torch.Tensor]
+
+
+def _checksum(tensor: torch.Tensor) -> str:
+    return f"{zlib.adler32(raw_bytes(tensor)):08x}"
+
+
+def _delta(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    xor = np.frombuffer(raw_bytes(old), np.uint8) ^ np.frombuffer(raw_bytes(new), np.uint8)
+    return torch.frombuffer(bytearray(compress(xor.tobytes(), 1)), dtype=torch.uint8)
+
+
+def write_slime(
+    new: Weights, version: int, base: Weights | None = None, base_version: int | None = None
+) -> tuple[str, dict[str, bytes]]:
+    """A delta from `base` (which has `base_version`), or a full version: the directory and its files.
+
+    Raises:
+        ValueError: only one of `base` and `base_version`, or other tensors in `base`.
+    """
+    if (base is None) != (base_version is None) or (base is not None and base.keys() != new.keys()):
+        raise ValueError("a delta needs the base weights, with the same tensors, and their version")
+    metadata = {"version": f"{version:06d}"}
+    tensors = dict(new)
+    if base is not None and base_version is not None:
+        metadata |= {"base_version": f"{base_version:06d}", **FORMATS}
+        changed = [name for name in new if raw_bytes(base[name]) != raw_bytes(new[name])]
+        tensors = {name: _delta(base[name], new[name]) for name in changed}
+    sums = {name: _checksum(new[name]) for name in tensors}
+    index = {"metadata": metadata, "weight_map": dict.fromkeys(sorted(tensors), SHARD)}
+    return f"weight_v{version:06d}", {
+        INDEX: json.dumps(index, indent=2, sort_keys=True).encode(),
+        SHARD: safetensors.torch.save(tensors, sums),
+    }
+
+
+def _read_index(data: bytes) -> tuple[dict[str, str], dict[str, str]]:
+    if len(data) > limits.MAX_SAFETENSORS_HEADER_BYTES:
+        raise LimitError(f"an index of {len(data)} bytes", INDEX)
+    try:
+        index: Any = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise MalformedError("not JSON", INDEX) from error
+    fields = index if isinstance(index, dict) else {}
+    return _strings(fields.get("metadata")), _strings(fields.get("weight_map"))
+
+
+def _strings(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+        raise MalformedError("without metadata and weight_map", INDEX)
+    return value
+
+
+def _version(metadata: Mapping[str, str], field: str) -> int:
+    if not re.fullmatch(r"[0-9]{6,12}", metadata.get(field, "")):
+        raise MalformedError(f"{field} is not six digits", INDEX)
+    return int(metadata[field])
+
+
+def _patched(name: str, base: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+    if delta.dtype != torch.uint8 or delta.dim() != 1:
+        raise PatchError("not a compressed delta", name)
+    xor = decompress(delta.numpy().tobytes(), base.nbytes)
+    if len(xor) != base.nbytes:
+        raise PatchError(f"a delta of {len(xor)} bytes for a tensor of {base.nbytes}", name)
+    new = base.detach().clone()
+    raw = new.view(-1).view(torch.uint8)
+    raw ^= torch.frombuffer(bytearray(xor), dtype=torch.uint8)
+    return new
+
+
+def read_slime(files: Files, base: Weights | None = None) -> SlimeVersion:
+    """A full version, or a delta on top of `base`; checksums are checked.
+
+    Raises:
+        MalformedError, LimitError: files missing, or not of this form.
+        PatchError: a delta that does not fit `base`, one without a base, or a checksum that is wrong.
+    """
+    if INDEX not in files:
+        raise MalformedError("no index", INDEX)
+    metadata, weight_map = _read_index(files[INDEX])
+    tensors: dict[str, torch.Tensor] = {}
+    sums: dict[str, str] = {}
+    for file in sorted(set(weight_map.values())):
+        if file not in files:
+            raise MalformedError("a file of the weight map is missing", file)
+        tensors |= checked.read(files[file])
+        sums |= _read_sums(files[file])
+    if tensors.keys() != weight_map.keys():
+        raise MalformedError("other tensors than the weight map says", INDEX)
+    version = _version(metadata, "version")
+    if "base_version" in metadata:
+        if {key: metadata.get(key) for key in FORMATS} != FORMATS:
+            raise MalformedError(f"only {FORMATS} can be read", INDEX)
+        if base is None or tensors.keys() - base.keys():
+            raise PatchError("a delta needs the weights that it was made for")
+        tensors = {n: _patched(n, old, tensors[n]) if n in tensors else old for n, old in base.items()}
+    for name, checksum in sums.items():
+        if name not in tensors or _checksum(tensors[name]) != checksum:
+            raise PatchError("the checksum is wrong: another base, or a damaged file", name)
+    base_version = _version(metadata, "base_version") if "base_version" in metadata else None
+    return SlimeVersion(f"weight_v{version:06d}", version, base_version, tensors)
+
+
+def _read_sums(data: bytes) -> dict[str, str]:
+    length = int.from_bytes(data[:8], "little")
+    metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})  # checked.read has parsed this header
+    if not isinstance(metadata, dict):
+        raise MalformedError("metadata that are not an object", SHARD)
+    return {str(name): str(checksum) for name, checksum in metadata.items()}

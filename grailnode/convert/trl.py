@@ -1,0 +1,141 @@
+"""TRL's delta weight sync: anchors/step_%06d.safetensors and deltas/step_%06d.safetensors.
+
+An anchor holds whole tensors, a delta `{name}.indices` (int32, flat, ascending) and `{name}.values` of every changed tensor. The
+metadata say which it is. Source: the walk through TRL's delta weight sync, and TRL's PatchMetadata.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import safetensors.torch
+import torch
+
+from protocol import safetensors as checked
+from protocol.digest import Weights
+from protocol.errors import LimitError, MalformedError, PatchError
+from protocol.patch.values import bits_of
+
+FORMAT: Final = "sparse_weight_patch"
+FORMAT_VERSION: Final = "1"
+MAX_INDEX: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TrlFile:
+    """One file of a TRL bucket.
+
+    Attributes:
+        path: where it lies in the bucket.
+        version: the model version it leads to.
+        weights: the whole weights after it.
+    """
+
+    path: str
+    version: int
+    weights: dict[str, torch.Tensor]
+
+
+def _metadata(version: int, total: int, changed: Mapping[str, int] | None) -> dict[str, str]:
+    count = sum(changed.values()) if changed is not None else total
+    return {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "sparse": "false" if changed is None else "true",
+        "model_version": str(version),
+        "changed_params": json.dumps(sorted(changed) if changed is not None else []),
+        "num_changed_params": str(len(changed) if changed is not None else 0),
+        "total_changed_elements": str(count),
+        "total_elements": str(total),
+        "sparsity": str(1.0 - count / max(1, total)),
+    }
+
+
+def write_trl(new: Weights, version: int, base: Weights | None = None) -> tuple[str, bytes]:
+    """A delta from `base`, or an anchor without one: its path in the bucket and its bytes.
+
+    Raises:
+        LimitError: a tensor with more elements than int32 can index.
+        ValueError: `base` has other tensors than `new`.
+    """
+    total = sum(tensor.numel() for tensor in new.values())
+    if base is None:
+        return f"anchors/step_{version:06d}.safetensors", safetensors.torch.save(
+            dict(new), _metadata(version, total, None)
+        )
+    if base.keys() != new.keys():
+        raise ValueError("base and new weights must have the same tensors")
+    tensors: dict[str, torch.Tensor] = {}
+    changed: dict[str, int] = {}
+    for name, tensor in new.items():
+        if tensor.numel() > MAX_INDEX:
+            raise LimitError(f"{tensor.numel()} elements are more than int32 can index", name)
+        differs = torch.from_numpy(bits_of(base[name]) != bits_of(tensor))
+        indices = torch.nonzero(differs).reshape(-1)
+        if len(indices):
+            changed[name] = len(indices)
+            tensors[f"{name}.indices"] = indices.to(torch.int32)
+            tensors[f"{name}.values"] = tensor.detach().reshape(-1)[indices]
+    data = safetensors.torch.save(tensors, _metadata(version, total, changed))
+    return f"deltas/step_{version:06d}.safetensors", data
+
+
+def _read_metadata(data: bytes) -> dict[str, str]:
+    length = int.from_bytes(data[:8], "little")
+    try:
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise MalformedError("the safetensors header is not JSON") from error
+    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+        raise MalformedError(f"metadata without format={FORMAT}")
+    return {str(key): str(value) for key, value in metadata.items()}
+
+
+def _number(metadata: Mapping[str, str], field: str) -> int:
+    value = metadata.get(field, "")
+    if not value.isascii() or not value.isdigit() or len(value) > 18:
+        raise MalformedError(f"{field}={value[:32]!r} is not a number")
+    return int(value)
+
+
+def _patched(name: str, base: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    if (
+        indices.dtype != torch.int32
+        or indices.dim() != 1
+        or values.dtype != base.dtype
+        or values.shape != indices.shape
+    ):
+        raise PatchError("indices or values of the wrong dtype or shape", name)
+    flat = indices.long()
+    if len(flat) and (int(flat[0]) < 0 or int(flat[-1]) >= base.numel() or not bool((flat.diff() > 0).all())):
+        raise PatchError("indices that do not ascend within the tensor", name)
+    new = base.detach().clone()
+    new.view(-1)[flat] = values
+    return new
+
+
+def read_trl(data: bytes, base: Weights | None = None) -> TrlFile:
+    """An anchor, or a delta on top of `base`.
+
+    Raises:
+        MalformedError, LimitError: not a safetensors file, or not with TRL's metadata.
+        PatchError: a delta that does not fit `base`, or one without a base.
+    """
+    tensors = checked.read(data)
+    metadata = _read_metadata(data)
+    version = _number(metadata, "model_version")
+    if metadata.get("sparse", "true").lower() == "false":
+        return TrlFile(f"anchors/step_{version:06d}.safetensors", version, tensors)
+    if base is None:
+        raise PatchError("a delta needs the weights that it was made for")
+    names = {name.removesuffix(".indices") for name in tensors if name.endswith(".indices")}
+    if tensors.keys() != {f"{name}.{part}" for name in names for part in ("indices", "values")} or names - base.keys():
+        raise PatchError("indices and values that do not pair, or of tensors that the base does not have")
+    weights = {
+        name: _patched(name, tensor, tensors[f"{name}.indices"], tensors[f"{name}.values"]) if name in names else tensor
+        for name, tensor in base.items()
+    }
+    if sum(len(tensors[f"{name}.indices"]) for name in names) != _number(metadata, "total_changed_elements"):
+        raise PatchError("another number of changed elements than the metadata say")
+    return TrlFile(f"deltas/step_{version:06d}.safetensors", version, weights)

@@ -1,0 +1,132 @@
+"""What a patch holds, for people and for scripts: `grailnode inspect PATCH [--json] [--base FILE]`.
+
+Everything but the bound is read from the table and the frames' directories: no weights are needed. With the base weights the
+patch is applied, and the bound of each tensor (protocol/patch/inspection.py) stands beside its bits.
+"""
+
+from dataclasses import asdict, dataclass
+
+from rich.table import Table
+
+from protocol.digest import Weights, type_name
+from protocol.patch import apply, summary
+from protocol.patch.inspection import bound_bits, frame_facts
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedTensor:
+    """One row.
+
+    Attributes:
+        codec: how the tensor travels (unchanged, sparse, step_planes, value_planes, stored).
+        density: share of the elements that change.
+        bits_per_change: bits of the frame for each changed element.
+        listed: changes coded apart from the classes.
+        bound: least bits a change by exponent alone; None without the base weights.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    codec: str
+    elements: int
+    changed: int
+    density: float
+    nbytes: int
+    bits_per_change: float
+    classes: int
+    listed: int
+    bound: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedPatch:
+    """A patch: its ends (weights digests, hex), its sums and its tensors."""
+
+    profile: str
+    base: str
+    result: str
+    nbytes: int
+    weight_bytes: int
+    elements: int
+    changed: int
+    bits_per_change: float
+    tensors: tuple[InspectedTensor, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """For `--json`: plain values only."""
+        return asdict(self)
+
+
+def inspect_patch(data: bytes, base: Weights | None = None) -> InspectedPatch:
+    """Facts of a patch.
+
+    Args:
+        base: the weights that the patch applies to, for the bounds.
+
+    Raises:
+        MalformedError, LimitError, PatchError: not a patch, or not one for `base`.
+    """
+    whole = summary(data)
+    newer = apply(base, data) if base is not None else None
+    tensors = []
+    for facts in frame_facts(data):
+        row = facts.row
+        bound = bound_bits(base[row.name], newer[row.name]) if base is not None and newer is not None else None
+        tensors.append(
+            InspectedTensor(
+                row.name,
+                type_name(row.dtype),
+                row.shape,
+                row.mode.name.lower(),
+                row.elements,
+                row.changed,
+                facts.density,
+                row.size,
+                facts.bits_per_change,
+                facts.classes,
+                facts.listed,
+                bound,
+            )
+        )
+    return InspectedPatch(
+        profile=whole.profile,
+        base=whole.base.hex(),
+        result=whole.result.hex(),
+        nbytes=whole.nbytes,
+        weight_bytes=whole.weight_bytes,
+        elements=whole.elements,
+        changed=whole.changed,
+        bits_per_change=8 * whole.nbytes / max(1, whole.changed),
+        tensors=tuple(tensors),
+    )
+
+
+def patch_table(patch: InspectedPatch, *, unchanged: bool = False) -> Table:
+    """A table for the terminal; unchanged tensors are left out unless asked for."""
+    ratio = patch.weight_bytes / max(1, patch.nbytes)
+    table = Table(
+        title=f"{patch.profile} patch, {patch.nbytes:,} bytes, {ratio:.1f}x smaller than the weights",
+        caption=f"{patch.changed:,} of {patch.elements:,} elements change, {patch.bits_per_change:.2f} bits each\n"
+        f"from {patch.base[:16]} to {patch.result[:16]}",
+    )
+    for heading in ("tensor", "dtype", "shape"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("changed", "density", "codec", "classes", "listed", "bytes", "bits/change", "bound"):
+        table.add_column(heading, justify="right")
+    for row in patch.tensors:
+        if row.changed or unchanged:
+            table.add_row(
+                row.name,
+                row.dtype,
+                "x".join(map(str, row.shape)) or "scalar",
+                f"{row.changed:,}",
+                f"{row.density:.3%}",
+                row.codec,
+                str(row.classes),
+                f"{row.listed:,}",
+                f"{row.nbytes:,}",
+                f"{row.bits_per_change:.2f}",
+                "" if row.bound is None else f"{row.bound:.2f}",
+            )
+    return table

@@ -1,0 +1,64 @@
+"""What people see of a patch; and the trainer's snapshot where there is no GPU."""
+
+import io
+import json
+
+import pytest
+import torch
+from rich.console import Console
+
+from grailnode.inspect import inspect_patch, patch_table
+from protocol import patch
+from protocol.errors import MalformedError
+from protocol.patch.inspection import bound_bits
+from roles.trainer.snapshot import SnapshotSource
+from tests.patch.weights import rounded_update
+
+
+def test_inspection_counts_what_changed():
+    old, new = rounded_update(256, 512, 1.0, seed=1)
+    before, after = {"a": old, "b": old, "c": old[0]}, {"a": new, "b": old, "c": -old[0]}
+    data = patch.encode(before, after)
+    found = inspect_patch(data, before)
+    assert found.changed == patch.summary(data).changed
+    assert [row.codec for row in found.tensors] == ["sparse", "unchanged", "step_planes"]
+    assert found.tensors[0].classes > 3
+    assert found.tensors[0].bound == pytest.approx(bound_bits(old, new))
+    assert found.tensors[0].bits_per_change > bound_bits(old, new)
+    assert inspect_patch(data).tensors[0].bound is None
+    assert json.loads(json.dumps(found.to_json()))["tensors"][1]["changed"] == 0
+
+
+def test_the_table_fits_a_terminal():
+    old, new = rounded_update(64, 64, 5.0, seed=2)
+    out = io.StringIO()
+    table = patch_table(inspect_patch(patch.encode({"a": old}, {"a": new})))
+    Console(file=out, width=120).print(table)
+    assert "sparse" in out.getvalue()
+
+
+def test_what_is_no_patch_is_malformed():
+    with pytest.raises(MalformedError):
+        inspect_patch(b"no patch")
+
+
+def test_the_bound_of_a_known_distribution():
+    old = torch.full((1024,), 1.5, dtype=torch.bfloat16)
+    new = old.clone()
+    new.view(torch.int16)[::2] += 1
+    assert bound_bits(old, new) == pytest.approx(2.0)  # one bit an element, and every step the same
+    assert bound_bits(old, old) == 0.0
+
+
+def test_a_snapshot_is_a_rounded_copy_that_later_steps_do_not_touch():
+    masters = {"a": torch.randn(5, 7), "b": torch.randn(())}
+    source = SnapshotSource(masters)
+    first = source.take()
+    expected = {name: tensor.bfloat16() for name, tensor in masters.items()}
+    first.wait_before_writing()
+    masters["a"] += 1
+    second = source.take()
+    assert first.ready
+    assert second.ready
+    assert all(torch.equal(first.weights()[name], expected[name]) for name in masters)
+    assert torch.equal(second.weights()["a"], masters["a"].bfloat16())

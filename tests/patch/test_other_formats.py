@@ -1,0 +1,107 @@
+"""Other people's formats round-trip bit for bit and refuse what does not fit."""
+
+import json
+from contextlib import suppress
+
+import pytest
+import safetensors.torch
+import torch
+
+from grailnode.convert import read_slime, read_trl, write_slime, write_trl
+from grailnode.convert.slime import INDEX, SHARD
+from protocol import patch
+from protocol.errors import MalformedError, PatchError, ProtocolError
+from tests.patch.weights import rounded_update, same_bits
+
+
+@pytest.fixture
+def pair():
+    old, new = rounded_update(64, 96, 5.0, seed=1)
+    special = torch.tensor([0.0, -0.0, float("nan"), float("inf")]).bfloat16()
+    unchanged = torch.ones(5, dtype=torch.float32)
+    return {"a": old, "b": special, "c": unchanged}, {"a": new, "b": -special, "c": unchanged}
+
+
+def test_trl_deltas_and_anchors(pair):
+    old, new = pair
+    anchor_path, anchor = write_trl(old, 10)
+    delta_path, delta = write_trl(new, 11, old)
+    assert (anchor_path, delta_path) == ("anchors/step_000010.safetensors", "deltas/step_000011.safetensors")
+    read = read_trl(anchor)
+    assert (read.path, read.version) == (anchor_path, 10)
+    assert same_bits(read.weights, old)
+    read = read_trl(delta, read.weights)
+    assert (read.path, read.version) == (delta_path, 11)
+    assert same_bits(read.weights, new)
+
+
+def test_trl_tensors_and_metadata_are_theirs(pair):
+    old, new = pair
+    _, data = write_trl(new, 3, old)
+    tensors = safetensors.torch.load(data)
+    assert sorted(tensors) == ["a.indices", "a.values", "b.indices", "b.values"]
+    assert tensors["a.indices"].dtype == torch.int32
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    assert header["format"] == "sparse_weight_patch"
+    assert json.loads(header["changed_params"]) == ["a", "b"]
+    assert int(header["total_changed_elements"]) == patch.summary(patch.encode(old, new)).changed
+
+
+def test_trl_deltas_that_do_not_fit(pair):
+    old, new = pair
+    _, delta = write_trl(new, 3, old)
+    with pytest.raises(PatchError, match="needs the weights"):
+        read_trl(delta)
+    with pytest.raises(PatchError):
+        read_trl(delta, {"x": old["a"]})
+    with pytest.raises(PatchError):
+        read_trl(delta, old | {"a": old["a"][:1]})
+    with pytest.raises(MalformedError):
+        read_trl(safetensors.torch.save({"a": old["a"]}), old)
+
+
+def test_slime_versions(pair):
+    old, new = pair
+    name, full = write_slime(old, 4)
+    assert name == "weight_v000004"
+    base = read_slime(full)
+    assert (base.version, base.base_version) == (4, None)
+    _, delta = write_slime(new, 5, old, 4)
+    read = read_slime(delta, base.weights)
+    assert (read.directory, read.version, read.base_version) == ("weight_v000005", 5, 4)
+    assert same_bits(read.weights, new)
+    metadata = json.loads(delta[INDEX])["metadata"]
+    assert metadata == {
+        "version": "000005", "base_version": "000004", "delta_encoding": "xor", "compression_format": "zstd",
+        "checksum_format": "adler32",
+    }  # fmt: skip
+
+
+def test_slime_on_a_wrong_base_is_refused(pair):
+    old, new = pair
+    _, delta = write_slime(new, 5, old, 4)
+    wrong = {name: tensor.clone() for name, tensor in old.items()}
+    wrong["a"].view(-1)[7] += 1
+    with pytest.raises(PatchError, match="checksum"):
+        read_slime(delta, wrong)
+    with pytest.raises(MalformedError):
+        read_slime({INDEX: delta[INDEX]}, old)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_damaged_files_are_refused(pair, seed):
+    old, new = pair
+    random = torch.Generator().manual_seed(seed)
+    _, delta = write_trl(new, 3, old)
+    _, files = write_slime(new, 5, old, 4)
+    for _ in range(60):
+        at = int(torch.randint(0, 1 << 30, (), generator=random))
+        for name in (INDEX, SHARD):
+            broken = bytearray(files[name])
+            broken[at % len(broken)] ^= 1 << (at >> 20) % 8
+            with suppress(ProtocolError):
+                read_slime(files | {name: bytes(broken)}, old)
+        broken = bytearray(delta)
+        broken[at % len(broken)] ^= 1 << (at >> 20) % 8
+        with suppress(ProtocolError):
+            read_trl(bytes(broken), old)

@@ -1,0 +1,38 @@
+"""docs/spec/sketch.md a second time, in float64 and one position at a time: slow and obvious."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.challenge import stream
+
+Array = NDArray[np.float64]
+
+
+def values(kind: str, hidden: Array, seed: bytes) -> Array:
+    """float64 [T, 4]: the values of a sketch before they are rounded and clamped; `hidden` is float64 [T, D]."""
+    return np.array([_projection(row, seed) if kind == "projection" else _top_k(row, seed) for row in hidden])
+
+
+def _normalized(row: Array) -> Array:
+    normalized: Array = row / max(np.sqrt((row**2).mean()), 1e-12)
+    return normalized
+
+
+def _projection(row: Array, seed: bytes) -> list[float]:
+    D = len(row)
+    packed = stream(seed, "projection", -(-4 * D // 8))
+    bits = [(byte >> (7 - place)) & 1 for byte in packed for place in range(8)]
+    x = _normalized(row)
+    return [sum(float(x[d]) * (2 * bits[4 * d + j] - 1) for d in range(D)) * 32 / float(np.sqrt(D)) for j in range(4)]
+
+
+def _top_k(row: Array, seed: bytes) -> list[float]:
+    raw = [byte - 256 if byte > 127 else byte for byte in stream(seed, "topk", 4 * len(row))]
+    x = np.abs(_normalized(row))
+    g = {d: _bucket(float(x[d])) * float(np.sign(row[d])) for d in sorted(range(len(row)), key=lambda d: -x[d])[:32]}
+    norm = max(float(np.sqrt(sum(value**2 for value in g.values()))), 1e-12)
+    return [sum(value * raw[4 * d + j] / 74 for d, value in g.items()) * 32 / norm for j in range(4)]
+
+
+def _bucket(x: float) -> float:
+    return float(np.clip(np.round(2 * np.log2(max(x, 1e-12))), -8, 24)) + 9

@@ -1,0 +1,483 @@
+"""The chain verifier against a storage that shows whatever it likes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from protocol import limits
+from protocol.chain import ChainVerifier, Manifest, Plan, Trust, tensor_table
+from protocol.digest import content_digest
+from protocol.errors import (
+    ChainError,
+    ExpiredError,
+    ForkError,
+    GapError,
+    MalformedError,
+    ProtocolError,
+    RollbackError,
+    SignatureError,
+)
+from protocol.signing import SigningKey, sign
+from tests.protocol import samples
+from tests.protocol.samples import MINER, RUN_ID, TRAINER
+
+NOW = 1000.0
+
+
+@dataclass
+class Trainer:
+    """Publishes versions as told, without asking whether they make sense."""
+
+    key: SigningKey = TRAINER
+    manifests: list[Manifest] = field(default_factory=list)
+
+    def add(self, **changes: Any) -> "Trainer":
+        version = len(self.manifests)
+        previous = content_digest(self.manifests[-1].to_bytes()) if self.manifests else b""
+        self.manifests.append(samples.manifest(version, previous, **changes))
+        return self
+
+    def data(self, version: int) -> bytes:
+        return sign(self.manifests[version], self.key)
+
+    def head(self, newest: int | None = None, base: int = 0, **changes: Any) -> bytes:
+        listed = self.manifests[base : len(self.manifests) if newest is None else newest + 1]
+        fields: dict[str, Any] = {
+            "manifests": tuple(content_digest(manifest.to_bytes()) for manifest in listed),
+            "base": base,
+            "anchors": (base,),
+            "oldest_patch": base + 1,
+        }
+        return sign(samples.head(**(fields | changes)), self.key)
+
+
+def chain(versions: int) -> Trainer:
+    trainer = Trainer()
+    for _ in range(versions):
+        trainer.add()
+    return trainer
+
+
+def verifier(trust: Trust | None = None) -> ChainVerifier:
+    return ChainVerifier(RUN_ID, samples.run_manifest(), trust)
+
+
+def follow(verifier: ChainVerifier, trainer: Trainer, head: bytes | None = None) -> ChainVerifier:
+    verifier.accept_head(trainer.head() if head is None else head, NOW)
+    for version, _ in verifier.missing():
+        verifier.accept_manifest(version, trainer.data(version))
+    return verifier
+
+
+def steps(plan: Plan) -> tuple[int | None, list[int]]:
+    return plan.anchor.version if plan.anchor else None, [manifest.version for manifest in plan.patches]
+
+
+def test_following_from_nothing() -> None:
+    node, trainer = verifier(), chain(4)
+    node.accept_head(trainer.head(), NOW)
+    assert [version for version, _ in node.missing()] == [0, 1, 2, 3]
+    for version, digest in node.missing():
+        assert content_digest(trainer.manifests[version].to_bytes()) == digest
+        node.accept_manifest(version, trainer.data(version))
+    assert node.missing() == []
+    assert node.trust == Trust(run=RUN_ID, epoch=1, version=3, digest=content_digest(trainer.manifests[3].to_bytes()))
+    assert list(node.manifests()) == trainer.manifests
+
+
+def test_fast_and_slow_path() -> None:
+    node = follow(verifier(), chain(5))
+    assert steps(node.plan(2, 4)) == (None, [3, 4])
+    assert steps(node.plan(4, 4)) == (None, [])
+    assert steps(node.plan(None, 4)) == (0, [1, 2, 3, 4])
+    assert steps(node.plan(4, 2)) == (0, [1, 2])
+    assert steps(node.slow_plan(4)) == (0, [1, 2, 3, 4])
+
+
+def test_the_newest_anchor_that_helps() -> None:
+    trainer = chain(2)
+    trainer.add(anchor=samples.manifest().anchor).add().add(anchor=samples.manifest().anchor).add()
+    node = follow(verifier(), trainer, trainer.head(anchors=(0, 2, 4)))
+    assert steps(node.plan(None, 5)) == (4, [5])
+    assert steps(node.plan(None, 3)) == (2, [3])
+    assert steps(node.plan(0, 5)) == (None, [1, 2, 3, 4, 5])
+
+
+def test_an_anchor_that_is_promised_but_not_complete_is_not_used() -> None:
+    trainer = chain(2).add(anchor=samples.manifest().anchor)
+    assert steps(follow(verifier(), trainer).plan(None, 2)) == (0, [1, 2])
+
+
+def test_an_anchor_that_its_manifest_does_not_have_is_not_used() -> None:
+    trainer = chain(3)
+    assert steps(follow(verifier(), trainer, trainer.head(anchors=(0, 2))).plan(None, 2)) == (0, [1, 2])
+
+
+def test_a_version_without_a_patch() -> None:
+    trainer = chain(2).add(patch=None, anchor=samples.manifest().anchor).add()
+    node = follow(verifier(), trainer, trainer.head(anchors=(0, 2)))
+    assert steps(node.plan(1, 3)) == (2, [3])
+    assert steps(node.plan(1, 2)) == (2, [])
+    assert steps(node.plan(2, 3)) == (None, [3])
+    gap = follow(verifier(), trainer)  # version 2's anchor is not complete
+    with pytest.raises(GapError):
+        gap.plan(1, 3)
+    assert steps(gap.plan(0, 1)) == (None, [1])
+
+
+def test_patches_that_are_no_longer_kept() -> None:
+    trainer = chain(3).add(anchor=samples.manifest().anchor).add().add()
+    node = follow(verifier(), trainer, trainer.head(anchors=(0, 3), oldest_patch=4))
+    assert steps(node.plan(2, 5)) == (3, [4, 5])
+    assert steps(node.plan(3, 5)) == (None, [4, 5])
+    assert steps(node.plan(None, 0)) == (0, [])
+    with pytest.raises(GapError):
+        node.plan(None, 2)
+
+
+@pytest.mark.parametrize("target", [-1, 6, 1 << 40])
+def test_a_version_that_is_not_there(target: int) -> None:
+    with pytest.raises(GapError):
+        follow(verifier(), chain(5)).plan(2, target)
+
+
+def test_nothing_is_planned_without_a_head() -> None:
+    with pytest.raises(GapError):
+        verifier().plan(None, 0)
+    with pytest.raises(GapError):
+        verifier().version_for(0)
+    with pytest.raises(GapError):
+        verifier().manifest(0)
+
+
+def test_growth() -> None:
+    trainer = chain(3)
+    node = follow(verifier(), trainer)
+    follow(node, trainer.add().add())
+    assert node.trust is not None
+    assert node.trust.version == 4
+
+
+def test_an_older_version_is_refused() -> None:
+    trainer = chain(3)
+    node = follow(verifier(), trainer)
+    with pytest.raises(RollbackError):
+        node.accept_head(trainer.head(1), NOW)
+    assert node.head is not None
+    assert node.head.version == 2
+
+
+def test_an_older_epoch_is_refused_even_with_a_newer_version() -> None:
+    trainer = chain(3)
+    node = follow(verifier(), trainer, trainer.head(epoch=5))
+    with pytest.raises(RollbackError):
+        node.accept_head(trainer.add().head(epoch=4), NOW)
+
+
+def test_a_newer_epoch_does_not_excuse_an_older_version() -> None:
+    trainer = chain(3)
+    node = follow(verifier(), trainer)
+    with pytest.raises(RollbackError):
+        node.accept_head(trainer.head(1, epoch=9), NOW)
+
+
+def test_an_epoch_counts_from_the_head_on_that_shows_it() -> None:
+    """A takeover without a new version: from now on the old publisher's heads are old."""
+    trainer = chain(3)
+    node = follow(verifier(), trainer)
+    node.accept_head(trainer.head(epoch=2), NOW)
+    assert node.trust is not None
+    assert node.trust.epoch == 2
+    with pytest.raises(RollbackError):
+        node.accept_head(trainer.head(epoch=1), NOW)
+
+
+def test_a_restarted_node_goes_on_from_its_trust() -> None:
+    trainer = chain(4)
+    trust = follow(verifier(), trainer).trust
+    with pytest.raises(RollbackError):
+        verifier(trust).accept_head(trainer.head(2), NOW)
+    assert follow(verifier(trust), trainer.add()).trust != trust
+
+
+def test_a_node_goes_back_behind_no_head_that_it_follows() -> None:
+    """Also while the manifests of the newer head have not come: its trust is older than either head."""
+    trainer = chain(8)
+    node = follow(verifier(), trainer, trainer.head(2))
+    node.accept_head(trainer.head(7), NOW)
+    node.accept_manifest(7, trainer.data(7))
+    with pytest.raises(RollbackError):
+        node.accept_head(trainer.head(5), NOW)
+    assert node.trust is not None
+    assert node.trust.version == 2
+
+
+def test_another_manifest_for_a_known_version_is_a_fork() -> None:
+    liar = chain(2).add(optimizer_step=99).add()
+    node = follow(verifier(), chain(3))
+    with pytest.raises(ForkError):
+        node.accept_head(liar.head(), NOW)
+    with pytest.raises(ForkError):
+        verifier(node.trust).accept_head(liar.head(), NOW)
+
+
+def test_two_heads_for_one_version_are_a_fork_before_any_manifest_came() -> None:
+    node = verifier()
+    node.accept_head(chain(3).head(), NOW)
+    with pytest.raises(ForkError):
+        node.accept_head(chain(2).add(optimizer_step=99).head(), NOW)
+
+
+def test_the_same_head_again() -> None:
+    trainer = chain(3)
+    node = follow(verifier(), trainer)
+    node.accept_head(trainer.head(expires_ms=20_000_000), NOW)
+    assert node.missing() == []
+
+
+def test_expiry() -> None:
+    trainer = chain(1)
+    verifier().accept_head(trainer.head(expires_ms=1_000_001), NOW)
+    for expires_ms in (0, 999_999, 1_000_000):
+        with pytest.raises(ExpiredError):
+            verifier().accept_head(trainer.head(expires_ms=expires_ms), NOW)
+
+
+def test_what_is_refused_changes_nothing() -> None:
+    trainer = chain(3)
+    node = follow(verifier(), trainer)
+    before = (node.head, node.trust, list(node.manifests()))
+    for bad in (trainer.head(1), chain(2).add(optimizer_step=99).head(), trainer.head(expires_ms=0), b"junk"):
+        with pytest.raises(ProtocolError):
+            node.accept_head(bad, NOW)
+    assert (node.head, node.trust, list(node.manifests())) == before
+
+
+@pytest.mark.parametrize(
+    ("head", "error"),
+    [
+        (lambda: chain(1).head(run=samples.digest("other")), ChainError),
+        (lambda: Trainer(MINER).add().head(), SignatureError),
+        (lambda: chain(1).data(0), MalformedError),
+        (lambda: chain(1).head()[:-1], MalformedError),
+    ],
+    ids=["another run", "a stranger's", "a manifest", "cut off"],
+)
+def test_what_is_no_head(head: Callable[[], bytes], error: type[ProtocolError]) -> None:
+    with pytest.raises(error):
+        verifier().accept_head(head(), NOW)
+
+
+def test_trust_of_another_run_is_our_own_mistake() -> None:
+    with pytest.raises(ValueError, match="another run"):
+        verifier(Trust(run=samples.digest("other"), epoch=0, version=0, digest=samples.digest("x")))
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"previous": samples.digest("elsewhere")}, ForkError),
+        ({"tensors": (("a", "BF16", (2, 3)), ("b", "F32", (1,)))}, ChainError),
+        ({"epoch": 0}, ChainError),
+        ({"epoch": 2}, ChainError),
+        ({"first_window": 0}, ChainError),
+        ({"run": samples.digest("other")}, ChainError),
+        ({"version": 3}, ChainError),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (2, 1, 0)], ids=str)
+def test_a_manifest_that_does_not_continue_the_chain(
+    change: dict[str, Any], error: type[ProtocolError], order: tuple[int, ...]
+) -> None:
+    """The head lists it, the trainer signed it, and in whatever order it comes it is not followed."""
+    trainer = chain(2)
+    trainer.manifests.append(
+        samples.manifest(2, content_digest(trainer.manifests[1].to_bytes())).model_copy(update=change)
+    )
+    node = verifier()
+    node.accept_head(trainer.head(), NOW)
+    with pytest.raises(error):
+        for version in order:
+            node.accept_manifest(version, trainer.data(version))
+    assert node.trust is None
+    assert len(list(node.manifests())) < 3
+
+
+def test_a_manifest_that_the_head_does_not_list() -> None:
+    node = verifier()
+    node.accept_head(chain(2).head(), NOW)
+    with pytest.raises(ChainError, match="not the one that the head lists"):
+        node.accept_manifest(1, chain(1).add(optimizer_step=99).data(1))
+    with pytest.raises(ValueError, match="not one that the head lists"):
+        node.accept_manifest(2, chain(3).data(2))
+
+
+def test_a_manifest_of_a_stranger() -> None:
+    stranger = Trainer(MINER).add()
+    node = verifier()
+    node.accept_head(chain(1).head(), NOW)
+    with pytest.raises(SignatureError):
+        node.accept_manifest(0, stranger.data(0))
+
+
+def test_another_genesis() -> None:
+    trainer = Trainer().add(weights=samples.digest("other weights"))
+    node = verifier()
+    node.accept_head(trainer.head(), NOW)
+    with pytest.raises(ChainError, match="genesis"):
+        node.accept_manifest(0, trainer.data(0))
+
+
+def test_any_order_of_manifests() -> None:
+    trainer, node = chain(4), verifier()
+    node.accept_head(trainer.head(), NOW)
+    for version in (2, 0, 3, 1):
+        assert node.trust is None
+        node.accept_manifest(version, trainer.data(version))
+    assert node.trust is not None
+    assert node.trust.version == 3
+
+
+def test_manifests_behind_the_base_are_forgotten() -> None:
+    trainer = chain(3).add(anchor=samples.manifest().anchor)
+    node = follow(verifier(), trainer)
+    node.accept_head(trainer.head(base=3), NOW)
+    assert [manifest.version for manifest in node.manifests()] == [3]
+    with pytest.raises(GapError):
+        node.manifest(2)
+    assert steps(node.plan(None, 3)) == (3, [])
+
+
+def test_a_newcomer_begins_at_the_base() -> None:
+    trainer = chain(3).add(anchor=samples.manifest().anchor).add()
+    node = follow(verifier(), trainer, trainer.head(base=3))
+    assert steps(node.plan(None, 4)) == (3, [4])
+
+
+def test_which_version_serves_a_window() -> None:
+    trainer = Trainer()
+    for first_window in (0, 4, 4, 9):
+        trainer.add(first_window=first_window)
+    node = follow(verifier(), trainer)
+    assert [node.version_for(window) for window in (0, 3, 4, 8, 9, 100)] == [0, 0, 2, 2, 3, 3]
+    with pytest.raises(GapError):
+        node.version_for(-1)
+
+
+def test_a_node_that_has_not_seen_every_manifest_does_not_know_the_version() -> None:
+    """It would judge honest work of the newer version by the older one."""
+    trainer = chain(3)
+    node = follow(verifier(), trainer, trainer.head(1))
+    node.accept_head(trainer.head(), NOW)
+    with pytest.raises(GapError):
+        node.version_for(5)
+    node.accept_manifest(2, trainer.data(2))
+    assert node.version_for(5) == 2
+
+
+def test_a_long_chain() -> None:
+    versions = 300
+    trainer = chain(versions)
+    node = follow(verifier(), trainer)
+    assert steps(node.plan(None, versions - 1)) == (0, list(range(1, versions)))
+
+
+def test_the_longest_head_can_be_written() -> None:
+    samples.head(manifests=(samples.digest("m"),) * limits.MAX_CHAIN, anchors=tuple(range(limits.MAX_CHAIN))).to_bytes()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"anchors": ()},
+        {"anchors": (1, 0)},
+        {"anchors": (0, 0)},
+        {"anchors": (2,), "oldest_patch": 2},
+        {"base": 1},
+        {"oldest_patch": 3},
+        {"anchors": (1,), "oldest_patch": 0},
+        {"manifests": ()},
+        {"epoch": -1},
+    ],
+)
+def test_a_head_that_cannot_be(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        samples.head(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"previous": samples.digest("before")},
+        {"anchor": ()},
+        {"patch": samples.manifest(1, samples.digest("m")).patch},
+        {"tensors": ()},
+        {"tensors": (("b", "F32", ()), ("a", "F32", ()))},
+        {"tensors": (("a", "F32", ()), ("a", "F32", ()))},
+        {"tensors": (("a", "F64", ()),)},
+        {"tensors": (("a", "F32", (-1,)),)},
+        {"tensors": (("a", "F32", (1 << 30, 1 << 30)),)},
+        {"tensors": (("a", "F32", (1,) * 9),)},
+        {"tensors": (("é" * 300, "F32", ()),)},
+    ],
+)
+def test_a_manifest_that_cannot_be(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        samples.manifest(**changes)
+
+
+@pytest.mark.parametrize("changes", [{"previous": b""}, {"previous": b"short"}, {"patch": None}])
+def test_a_later_manifest_that_cannot_be(changes: dict[str, Any]) -> None:
+    fields = samples.manifest(1, samples.digest("manifest 0")).model_dump()
+    with pytest.raises(ValidationError):
+        Manifest(**(fields | changes))
+
+
+def test_tables() -> None:
+    weights = samples.weights()
+    manifest = samples.manifest(tensors=tensor_table(weights))
+    manifest.check_table(weights)
+    assert manifest.elements == 24 + 6 + 0 + 1 + 5 + 2
+    with pytest.raises(MalformedError):
+        manifest.check_table({**weights, "bias": weights["bias"][:5]})
+
+
+@given(st.data())
+def test_a_plan_leads_where_it_says(data: st.DataObject) -> None:
+    """Random histories: every step of a plan is a kept patch onto the version before it, or there is a GapError."""
+    versions = data.draw(st.integers(1, 12))
+    trainer = Trainer()
+    for version in range(versions):
+        shape = data.draw(st.sampled_from(["patch", "anchor", "both"])) if version else "anchor"
+        anchor = () if shape == "patch" else samples.manifest().anchor
+        trainer.add(anchor=anchor, **({"patch": None} if shape == "anchor" else {}))
+    base = data.draw(st.integers(0, versions - 1))
+    anchors = tuple(sorted(data.draw(st.sets(st.integers(base, versions - 1), min_size=1))))
+    oldest_patch = data.draw(st.integers(anchors[0], versions))
+    node = follow(verifier(), trainer, trainer.head(base=base, anchors=anchors, oldest_patch=oldest_patch))
+    held = data.draw(st.none() | st.integers(0, versions - 1))
+    target = data.draw(st.integers(0, versions))
+    usable = {anchor for anchor in anchors if trainer.manifests[anchor].anchor}
+    patched = {v for v in range(base, versions) if v >= oldest_patch and trainer.manifests[v].patch is not None}
+    starts = usable if held is None else usable | {held}
+    possible = any(start <= target and set(range(start + 1, target + 1)) <= patched for start in starts)
+    try:
+        plan = node.plan(held, target)
+    except GapError:
+        assert not possible
+        return
+    assert possible
+    at = held if plan.anchor is None else plan.anchor.version
+    assert plan.anchor is None or at in usable
+    for manifest in plan.patches:
+        assert at is not None
+        assert manifest.version == at + 1
+        assert manifest.version in patched
+        at += 1
+    assert at == target

@@ -1,0 +1,96 @@
+"""Run manifests: rules that contradict themselves are no rules."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from protocol.errors import SignatureError
+from protocol.participant import Announcement
+from protocol.run import FileRef, ModelSpec, RunManifest
+from protocol.sampling import SamplingParams
+from protocol.signing import open_signed, sign
+from tests.protocol import samples
+from tests.protocol.samples import MINER, ROOT, TRAINER, VALIDATOR, run_manifest
+
+KEYS = (TRAINER.public, VALIDATOR.public)
+
+
+def test_a_manifest_comes_back_and_its_name_is_stable() -> None:
+    manifest = run_manifest()
+    assert RunManifest.from_bytes(manifest.to_bytes()) == manifest
+    signed = open_signed(sign(manifest, ROOT), RunManifest, manifest.roots, manifest.root_threshold)
+    assert open_signed(sign(manifest, ROOT, MINER), RunManifest, [ROOT.public, MINER.public]).digest == signed.digest
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"roots": ()},
+        {"root_threshold": 2},
+        {"root_threshold": 0},
+        {"quorum": 2},
+        {"quorum": 0},
+        {"validators": KEYS[:1] * 2, "quorum": 2},
+        {"roots": KEYS[:1] * 2, "root_threshold": 2},
+        {"trainers": KEYS[:1] * 2},
+        {"trainers": (b"short",)},
+        {"group_size": 1},
+        {"groups": 0},
+        {"name": ""},
+        {"name": "two\nlines"},
+        {"name": "\x1b]0;title\x07"},
+        {"head_ttl": 0},
+    ],
+    ids=str,
+)
+def test_a_run_that_cannot_be(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        run_manifest(**changes)
+
+
+def test_quorum_and_threshold_may_be_everyone() -> None:
+    manifest = run_manifest(roots=KEYS, root_threshold=2, validators=KEYS, quorum=2)
+    open_signed(sign(manifest, TRAINER, VALIDATOR), RunManifest, manifest.roots, manifest.root_threshold)
+    with pytest.raises(SignatureError):
+        open_signed(sign(manifest, TRAINER), RunManifest, manifest.roots, manifest.root_threshold)
+
+
+@pytest.mark.parametrize("role", ["roots", "trainers", "validators"])
+@pytest.mark.parametrize("key", [bytes(32), b"\xff" * 32])
+def test_unsound_keys(role: str, key: bytes) -> None:
+    run_manifest().check_keys()
+    with pytest.raises(SignatureError):
+        run_manifest(**{role: (key,)}).check_keys()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a\\b", "a" * 101, "a\n", "é", "a\0"])
+def test_file_names_that_lead_elsewhere(name: str) -> None:
+    with pytest.raises(ValidationError):
+        FileRef(name=name, digest=samples.digest("x"), size=1)
+
+
+def test_two_files_of_one_name() -> None:
+    ref = FileRef(name="config.json", digest=samples.digest("x"), size=1)
+    with pytest.raises(ValidationError):
+        ModelSpec(files=(ref, ref), genesis=samples.digest("g"))
+
+
+def test_sampling_as_the_engine_takes_it() -> None:
+    assert run_manifest().sampling.params() == SamplingParams(1.0, 8, 1)
+
+
+def test_times_of_a_window() -> None:
+    manifest = run_manifest()
+    assert manifest.deadline_time(2) - manifest.opening_time(2) == pytest.approx(18.0)
+    assert manifest.window_at(manifest.opening_time(5) + 0.5) == 5
+    assert manifest.window_at(manifest.opening_time(5) - 0.5) == 4
+
+
+@pytest.mark.parametrize(
+    "changes", [{"role": "king"}, {"name": "a" * 33}, {"name": "a\n"}, {"name": "é"}, {"key": b"k"}, {"expires_ms": -1}]
+)
+def test_an_announcement_that_cannot_be(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        samples.announcement(**changes)
+    assert Announcement.from_bytes(samples.announcement().to_bytes()) == samples.announcement()

@@ -1,0 +1,209 @@
+"""The golden vectors hold, and are what the code makes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from protocol import challenge, errors, sampling, sketch
+from protocol.chain import ChainVerifier, Head, Manifest, Trust
+from protocol.digest import content_digest, digest_weights, dtypes, tensor_digest
+from protocol.encoding import Record, pack, unpack
+from protocol.participant import Announcement
+from protocol.rollout import Commitment, Group, Rollout, open_group
+from protocol.run import RunManifest, ScoringSpec
+from protocol.signing import Envelope, SigningKey, open_announced, open_signed
+from protocol.verdict import Judgement, Summary, Verdict, shares
+from protocol.window import Schedule
+from tests.protocol import slow_sampling, slow_sketch
+from tests.vectors import build, regenerate
+
+FOLDER = Path(regenerate.__file__).parent
+VECTORS: dict[str, list[dict[str, Any]]] = {
+    path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))
+}
+KINDS: tuple[type[Record], ...] = (
+    *(Announcement, Commitment, Envelope, Group, Head, Judgement),
+    *(Manifest, Rollout, RunManifest, Summary, Trust, Verdict),
+)
+
+
+def case(page: str, name: str) -> dict[str, Any]:
+    return next(item for item in VECTORS[page] if item["name"] == name)
+
+
+KEYS = {name: SigningKey(bytes.fromhex(pair[0])) for name, pair in case("signing", "keys").items() if name != "name"}
+COMMITMENT = Commitment.from_bytes(bytes.fromhex(case("rollout", "commitment")["data"]))
+PARSERS: dict[str, Callable[[bytes], object]] = {
+    "value": unpack,
+    "frame": Group.from_frame,
+    "group 0": lambda data: open_group(data, COMMITMENT, 0),
+    "signed": lambda data: open_signed(data, Announcement, [KEYS["miner"].public]),
+    "announced": lambda data: open_announced(data, Announcement),
+    "two of two": lambda data: open_signed(data, Head, [KEYS["trainer"].public, KEYS["root"].public], 2),
+    **{kind.kind: kind.from_bytes for kind in KINDS},
+}
+PARSED = [(page, item) for page, items in VECTORS.items() for item in items if "parser" in item]
+
+
+def picked(page: str, *fields: str) -> list[dict[str, Any]]:
+    """The cases of a page that have all of these fields."""
+    return [item for item in VECTORS[page] if set(fields) <= item.keys()]
+
+
+def name_of(item: dict[str, Any]) -> str:
+    return str(item["name"])
+
+
+def test_they_are_what_the_code_makes() -> None:
+    assert regenerate.differing() == []
+    assert set(VECTORS) == set(build.PAGES)
+
+
+@pytest.mark.parametrize(("page", "item"), PARSED, ids=[f"{page}: {item['name']}" for page, item in PARSED])
+def test_parsed(page: str, item: dict[str, Any]) -> None:
+    data, parse = bytes.fromhex(item["data"]), PARSERS[item["parser"]]
+    if "error" in item:
+        with pytest.raises(errors.ProtocolError) as caught:
+            parse(data)
+        assert type(caught.value).__name__ == item["error"]
+        return
+    found = parse(data)
+    if isinstance(found, Record) and item["parser"] != "frame":
+        assert found.to_bytes() == data
+    if item["parser"] == "value":
+        assert pack(found) == data
+
+
+def test_keys() -> None:
+    for name, pair in KEYS.items():
+        assert pair.public.hex() == case("signing", "keys")[name][1]
+
+
+def test_rounds_of_windows() -> None:
+    fields = case("window", "schedule")
+    plan = Schedule(**{name: value for name, value in fields.items() if name != "name"})
+    for item in picked("window", "rounds", "window"):
+        window = item["window"]
+        assert item["rounds"] == [plan.opening(window), plan.deadline(window), plan.audit(window), plan.verdict(window)]
+    for number, window in case("window", "windows of rounds")["windows"]:
+        assert plan.window_at(number) == window
+
+
+def test_seeds() -> None:
+    group = case("window", "group seed")
+    inputs: tuple[bytes, int, bytes] = (
+        bytes.fromhex(group["run"]),
+        group["window"],
+        bytes.fromhex(group["randomness"]),
+    )
+    assert challenge.group_seed(*inputs, bytes.fromhex(group["miner"]), group["group"]).hex() == group["seed"]
+    assert challenge.sketch_seed(*inputs).hex() == case("window", "sketch seed")["seed"]
+    rollouts = case("window", "rollout seeds")
+    seed = bytes.fromhex(rollouts["group_seed"])
+    assert [challenge.rollout_seed(seed, index).hex() for index in range(3)] == rollouts["seeds"]
+    for item in picked("window", "stream"):
+        assert challenge.stream(bytes.fromhex(item["seed"]), item["name"], 40).hex() == item["stream"]
+
+
+@pytest.mark.parametrize("item", picked("window", "picked"), ids=name_of)
+def test_audits(item: dict[str, Any]) -> None:
+    found = challenge.audited(
+        bytes.fromhex(item["run"]),
+        item["window"],
+        bytes.fromhex(item["randomness"]),
+        bytes.fromhex(item["miner"]),
+        groups=item["groups"],
+        share_ppm=item["share_ppm"],
+    )
+    assert list(found) == item["picked"]
+
+
+def test_noise_by_the_slow_implementation() -> None:
+    words = case("sampling", "noise of words")
+    assert [slow_sampling.units(word) for word in words["words"]] == words["units"]
+    for item in picked("sampling", "position"):
+        seed = bytes.fromhex(item["seed"])
+        assert [slow_sampling.word(seed, item["position"], token) for token in item["tokens"]] == item["words"]
+        assert [slow_sampling.units(word) for word in item["words"]] == item["units"]
+
+
+@pytest.mark.parametrize("item", picked("sampling", "temperature"), ids=name_of)
+def test_tokens(item: dict[str, Any]) -> None:
+    seed = bytes.fromhex(item["seed"])
+    for t, row in enumerate(item["logits"]):
+        scores = [logit / item["temperature"] + slow_sampling.noise(seed, t, token) for token, logit in enumerate(row)]
+        assert scores.index(max(scores)) == item["tokens"][t]
+    margins = sampling.margins(torch.tensor(item["logits"]), torch.tensor(item["tokens"]), seed, item["temperature"])
+    assert (margins == 0).all()
+
+
+@pytest.mark.parametrize("item", picked("sketch", "hidden"), ids=name_of)
+def test_sketches(item: dict[str, Any]) -> None:
+    hidden, seed = torch.tensor(item["hidden"], dtype=torch.float64), bytes.fromhex(item["seed"])
+    found = sketch.commit(item["kind"], hidden.float(), seed)
+    assert found.hex() == item["sketch"]
+    exact = slow_sketch.values(item["kind"], hidden.numpy(), seed)
+    assert np.abs(exact % 1 - 0.5).min() > 1e-3  # float32 rounds like real numbers, on every machine
+    assert np.array_equal(np.frombuffer(found, dtype=np.int8).reshape(-1, 4), np.clip(np.round(exact), -127, 127))
+
+
+@pytest.mark.parametrize("item", picked("sketch", "distance"), ids=name_of)
+def test_distances(item: dict[str, Any]) -> None:
+    found = sketch.compare(bytes.fromhex(item["claimed"]), bytes.fromhex(item["recomputed"]), item["tolerance"])
+    assert [found.share_within, found.median, found.largest] == item["distance"]
+
+
+def test_batch() -> None:
+    batch = bytes.fromhex(case("rollout", "batch")["batch"])
+    assert content_digest(batch) == COMMITMENT.batch
+    for index, (offset, size) in enumerate(case("rollout", "commitment")["extents"]):
+        assert open_group(batch[offset : offset + size], COMMITMENT, index).index == index
+    group = case("rollout", "group")
+    assert Group.from_bytes(bytes.fromhex(group["data"])).work_digest().hex() == group["work"]
+
+
+def followed() -> ChainVerifier:
+    item = case("chain", "chain")
+    run = RunManifest.from_bytes(bytes.fromhex(item["run"]))
+    node = ChainVerifier(bytes.fromhex(item["run_id"]), run)
+    node.accept_head(bytes.fromhex(item["head"]), 1000.0)
+    for version, data in enumerate(item["manifests"]):
+        node.accept_manifest(version, bytes.fromhex(data))
+    return node
+
+
+def test_the_chain_is_followed() -> None:
+    assert followed().trust == Trust.from_bytes(bytes.fromhex(case("chain", "chain")["trust"]))
+
+
+@pytest.mark.parametrize("item", picked("chain", "next_head"), ids=name_of)
+def test_the_next_head(item: dict[str, Any]) -> None:
+    node, data = followed(), bytes.fromhex(item["next_head"])
+    if item["error"] is None:
+        node.accept_head(data, 1000.0)
+        return
+    with pytest.raises(errors.ProtocolError) as caught:
+        node.accept_head(data, 1000.0)
+    assert type(caught.value).__name__ == item["error"]
+
+
+@pytest.mark.parametrize("item", picked("chain", "tensors"), ids=name_of)
+def test_weights(item: dict[str, Any]) -> None:
+    weights = {}
+    for name, dtype, shape, data, digest in item["tensors"]:
+        raw = torch.tensor(list(bytes.fromhex(data)), dtype=torch.uint8)
+        weights[name] = raw.view(dtypes[dtype]).reshape(shape)
+        assert tensor_digest(weights[name]).hex() == digest
+    assert digest_weights(weights).hex() == item["digest"]
+
+
+def test_shares() -> None:
+    item = case("verdict", "shares")
+    counts = {bytes.fromhex(miner): (accepted, rejected) for miner, accepted, rejected in item["counts"]}
+    found = shares(counts, ScoringSpec(**item["scoring"]))
+    assert {miner.hex(): share for miner, share in found.items()} == pytest.approx(dict(item["shares"]))

@@ -1,0 +1,34 @@
+"""How long a trial takes here: `python -m tests.sandbox.speed`."""
+
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from grailnode.sandbox import BubblewrapSandbox
+from protocol.environments.base import Trial
+from protocol.environments.programming import Programming, exercise
+from tests.environments.tasks import CODE
+from tests.sandbox.conftest import OWN
+
+TRIALS = 100
+
+
+def main() -> None:
+    """Print milliseconds for each trial, by number of threads."""
+    sandbox = BubblewrapSandbox.open(OWN)
+    tasks = [exercise(problem) for problem in Programming(CODE, sandbox).problems]
+
+    def attempt(number: int) -> Trial:
+        task = tasks[number % len(tasks)]
+        return sandbox.attempt(task, task.reference)
+
+    for threads in (1, 2, 4):
+        start = time.monotonic()
+        with ThreadPoolExecutor(threads) as pool:
+            passed = sum(all(trial.passed) for trial in pool.map(attempt, range(TRIALS)))
+        spent = (time.monotonic() - start) / TRIALS
+        sys.stdout.write(f"{threads} threads: {1000 * spent:.0f} ms a trial, {passed} of {TRIALS} passed\n")
+
+
+if __name__ == "__main__":
+    main()

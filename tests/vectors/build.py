@@ -1,0 +1,402 @@
+"""What the golden vectors hold, page by page of docs/spec. Everything is made from fixed seeds and keys.
+
+A case has a name. Where it has `parser` and `data`, the bytes (hex) go to that parser: it gives a value that encodes to the same
+bytes, or raises exactly the class that `error` names. All other cases give inputs, and the values that must come of them.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from protocol import challenge, sampling, sketch
+from protocol.chain import Head, Manifest, Trust
+from protocol.digest import content_digest, digest_weights, raw_bytes, tensor_digest, type_name
+from protocol.encoding import pack, unpack
+from protocol.rollout import Commitment
+from protocol.signing import Envelope, Signature, sign
+from protocol.verdict import shares
+from tests.protocol import samples
+from tests.protocol.samples import MINER, ROOT, RUN_ID, TRAINER, VALIDATOR
+
+Case = dict[str, Any]
+MALFORMED, LIMIT, SIGNATURE = "MalformedError", "LimitError", "SignatureError"
+
+
+def good(name: str, parser: str, data: bytes, **more: Any) -> Case:
+    return {"name": name, "parser": parser, "data": data.hex(), **more}
+
+
+def bad(name: str, parser: str, data: bytes, error: str) -> Case:
+    return {"name": name, "parser": parser, "data": data.hex(), "error": error}
+
+
+def stored_frame(data: bytes, declared: int | None = None) -> bytes:
+    """A zstd frame of one block that is not compressed: the same bytes from every library."""
+    size = struct.pack("<I", len(data) if declared is None else declared)
+    return struct.pack("<I", 0xFD2FB528) + b"\xa0" + size + ((len(data) << 3) | 1).to_bytes(3, "little") + data
+
+
+def encoding() -> list[Case]:
+    values: dict[str, Any] = {
+        "nil": None,
+        "false and true": (False, True),
+        "small integers": (0, 127, -1, -32),
+        "integers of each width": (128, 1 << 8, 1 << 16, 1 << 32, (1 << 64) - 1, -33, -129, -(1 << 15) - 1, -(1 << 63)),
+        "floats": (0.0, -0.0, 1.5, 5e-324, 1.7976931348623157e308),
+        "strings": ("", "a" * 31, "a" * 32, "größe", "\U0001d11e"),
+        "bytes": (b"", b"\0" * 255, b"\0" * 256),
+        "maps": {"a": 1, "B": {}, "\uffff": (), "\U0001d11e": None},
+        "sixteen deep": _nested(16),
+    }
+    hostile = {
+        "over-long integer": (b"\xcc\x05", MALFORMED),
+        "over-long negative integer": (b"\xd1\xff\xff", MALFORMED),
+        "float32": (b"\xca\0\0\0\0", MALFORMED),
+        "NaN": (b"\xcb\x7f\xf8" + bytes(6), MALFORMED),
+        "over-long string": (b"\xd9\x01a", MALFORMED),
+        "over-long array": (b"\xdc\0\0", MALFORMED),
+        "keys not sorted": (b"\x82\xa1b\0\xa1a\0", MALFORMED),
+        "a key twice": (b"\x82\xa1a\0\xa1a\0", MALFORMED),
+        "a key that is bytes": (b"\x81\xc4\x01a\0", MALFORMED),
+        "extension type": (b"\xd4\x01\0", MALFORMED),
+        "invalid UTF-8": (b"\xa1\xff", MALFORMED),
+        "a surrogate": (b"\xa3\xed\xa0\x80", MALFORMED),
+        "bytes behind": (b"\0\0", MALFORMED),
+        "cut off": (b"\x92\0", MALFORMED),
+        "nothing": (b"", MALFORMED),
+        "seventeen deep": (b"\x91" * 16 + b"\x90", LIMIT),
+        "an array of 2^32 - 1": (b"\xdd\xff\xff\xff\xff", LIMIT),
+        "a string of 4,097 bytes": (b"\xda\x10\x01" + b"a" * 4097, LIMIT),
+    }
+    rollout = unpack(samples.rollout(2, 1).to_bytes())
+    return [
+        *(good(name, "value", pack(value)) for name, value in values.items()),
+        *(
+            good(f"{record.kind} {place}", record.kind, record.to_bytes())
+            for place, record in enumerate(samples.every_record())
+        ),
+        *(bad(name, "value", data, error) for name, (data, error) in hostile.items()),
+        bad("an integer where a float is due", "rollout", pack(rollout | {"reward": 1}), MALFORMED),
+        bad("a string where bytes are due", "rollout", pack(rollout | {"sketch": "12345678"}), MALFORMED),
+        bad("a field more", "rollout", pack(rollout | {"more": None}), MALFORMED),
+        bad("a field less", "rollout", pack({"completion": b"", "sketch": b""}), MALFORMED),
+    ]
+
+
+def _nested(depth: int) -> tuple[Any, ...]:
+    return () if depth == 1 else (_nested(depth - 1),)
+
+
+def signing() -> list[Case]:
+    """`signed`: an announcement's envelope, signed by the miner. `two of two`: a head by trainer and root, both needed."""
+    data = sign(samples.announcement(), MINER)
+    envelope = unpack(data)
+    body = unpack(envelope["body"])
+    both = unpack(sign(samples.head(), TRAINER, ROOT))
+    identity = b"\1" + bytes(31)
+
+    def forged(key: bytes, value: bytes) -> bytes:
+        record = samples.announcement(key=key)
+        return Envelope(
+            body=record.to_bytes(), of=record.kind, signatures=(Signature(key=key, value=value),)
+        ).to_bytes()
+
+    return [
+        {"name": "keys", **{name: [secret.hex(), pair.public.hex()] for name, secret, pair in _keys()}},
+        good("announcement by its key", "signed", data, digest=content_digest(envelope["body"]).hex()),
+        good("head by two keys", "two of two", pack(both)),
+        bad("head by one key of two", "two of two", sign(samples.head(), TRAINER), SIGNATURE),
+        bad(
+            "signatures in another order",
+            "two of two",
+            pack(both | {"signatures": both["signatures"][::-1]}),
+            MALFORMED,
+        ),
+        bad("a signature twice", "two of two", pack(both | {"signatures": both["signatures"][:1] * 2}), MALFORMED),
+        bad("by a stranger", "signed", sign(samples.announcement(), VALIDATOR), SIGNATURE),
+        bad("by a stranger, too", "signed", sign(samples.announcement(), MINER, VALIDATOR), SIGNATURE),
+        bad("of another kind", "signed", sign(samples.head(), MINER), MALFORMED),
+        bad("called another kind", "signed", pack(envelope | {"of": "head"}), MALFORMED),
+        bad("without a signature", "signed", pack(envelope | {"signatures": ()}), MALFORMED),
+        *(
+            bad(f"{name} altered", "signed", pack(envelope | {"body": pack(body | {name: value})}), SIGNATURE)
+            for name, value in {
+                "run": samples.digest("x"),
+                "role": "trainer",
+                "name": "south",
+                "expires_ms": 98,
+            }.items()
+        ),
+        bad("a key of order 1, which signs everything", "announced", forged(identity, identity + bytes(32)), SIGNATURE),
+        bad("the same key, not canonical", "announced", forged(_little(2**255 - 18), identity + bytes(32)), SIGNATURE),
+        bad("a key of order 2", "announced", forged(_little(2**255 - 20), bytes(64)), SIGNATURE),
+        bad("a key of order 4", "announced", forged(bytes(32), bytes(64)), SIGNATURE),
+        bad("cut off", "signed", data[:-1], MALFORMED),
+        bad("too large", "signed", bytes(8193), LIMIT),
+    ]
+
+
+def _little(value: int) -> bytes:
+    return value.to_bytes(32, "little")
+
+
+def _keys() -> list[tuple[str, bytes, Any]]:
+    pairs = (("trainer", TRAINER), ("miner", MINER), ("validator", VALIDATOR), ("root", ROOT))
+    return [(name, samples.digest(f"key of {name}"), pair) for name, pair in pairs]
+
+
+def window() -> list[Case]:
+    plan, draw, miner = samples.schedule(), samples.digest("randomness"), MINER.public
+    seed = challenge.group_seed(RUN_ID, 7, draw, miner, 3)
+    inputs = {"run": RUN_ID.hex(), "window": 7, "randomness": draw.hex(), "miner": miner.hex()}
+    return [
+        {"name": "schedule", **plan.model_dump()},
+        *(
+            {
+                "name": f"window {number}",
+                "window": number,
+                "rounds": [plan.opening(number), plan.deadline(number), plan.audit(number), plan.verdict(number)],
+            }
+            for number in (0, 1, 7, (1 << 33) - 1)
+        ),
+        {
+            "name": "windows of rounds",
+            "windows": [[number, plan.window_at(number)] for number in (1, 99, 100, 109, 110)],
+        },
+        {"name": "group seed", **inputs, "group": 3, "seed": seed.hex()},
+        {
+            "name": "rollout seeds",
+            "group_seed": seed.hex(),
+            "seeds": [challenge.rollout_seed(seed, i).hex() for i in range(3)],
+        },
+        {"name": "sketch seed", **inputs, "seed": challenge.sketch_seed(RUN_ID, 7, draw).hex()},
+        *(
+            {"name": context, "seed": draw.hex(), "stream": challenge.stream(draw, context, 40).hex()}
+            for context in ("projection", "topk")
+        ),
+        *(
+            {
+                "name": f"audit of {groups} at {share}",
+                **inputs,
+                "groups": groups,
+                "share_ppm": share,
+                "picked": list(challenge.audited(RUN_ID, 7, draw, miner, groups=groups, share_ppm=share)),
+            }
+            for groups, share in ((0, 1), (1, 1), (10, 250_000), (10, 1_000_000), (4096, 2_000))
+        ),
+    ]
+
+
+def sampling_page() -> list[Case]:
+    """Noise in units of 2^-19."""
+
+    def units(noise: torch.Tensor) -> list[int]:
+        return [int(value) for value in (noise.double() / sampling.NOISE_UNIT).tolist()]
+
+    words = [0, 1, 2, 255, 256, 65537, (1 << 31) - 1, 1 << 31, (1 << 32) - 3, (1 << 32) - 2, (1 << 32) - 1]
+    cases: list[Case] = [
+        {"name": "noise of words", "words": words, "units": units(sampling.gumbel(torch.tensor(words)))}
+    ]
+    tokens = torch.tensor([0, 1, 2, 31999, 151_935])
+    for name, seed in (("zeros", bytes(16)), ("ascending", bytes(range(16))), ("ones", b"\xff" * 16)):
+        for position in (0, 1, 131_071):
+            found = sampling.hash_words(sampling.seed_words([seed])[0], torch.tensor(position), tokens)
+            cases.append(
+                {
+                    "name": f"seed of {name}, token {position}",
+                    "seed": seed.hex(),
+                    "position": position,
+                    "tokens": tokens.tolist(),
+                    "words": found.tolist(),
+                    "units": units(sampling.gumbel(found)),
+                }
+            )
+    seed = bytes(range(16))
+    logits = [[float((token * 7 + t * 3) % 11) / 4 for token in range(12)] for t in range(6)]
+    for temperature in (0.5, 1.0, 2.0):
+        chosen = sampling.choose(
+            torch.tensor(logits), sampling.seed_words([seed]).expand(6, 4), torch.arange(6), temperature
+        )
+        cases.append(
+            {
+                "name": f"tokens at temperature {temperature}",
+                "seed": seed.hex(),
+                "logits": logits,
+                "temperature": temperature,
+                "tokens": chosen.tolist(),
+            }
+        )
+    return cases
+
+
+def sketch_page() -> list[Case]:
+    """States of small integers of distinct size, so that the largest are the same everywhere."""
+    states = [[(d * (t + 2) * 7 % 53) * (-1) ** (d * d // 3) for d in range(1, 53)] for t in range(4)]
+    cases: list[Case] = []
+    kinds: tuple[sketch.SketchKind, ...] = ("projection", "topk")
+    for kind in kinds:
+        for name in ("first", "second"):
+            seed = samples.digest(f"{name} {kind} sketch")
+            data = sketch.commit(kind, torch.tensor(states, dtype=torch.float32), seed)
+            cases.append(
+                {
+                    "name": f"{kind}, {name} seed",
+                    "kind": kind,
+                    "seed": seed.hex(),
+                    "hidden": states,
+                    "sketch": data.hex(),
+                }
+            )
+    pairs = ((bytes(8), bytes([0, 2, 254, 0, 0, 0, 0, 3])), (bytes([127] * 4), bytes([129] * 4)), (b"", b""))
+    for place, (claimed, recomputed) in enumerate(pairs):
+        distance = sketch.compare(claimed, recomputed, 2)
+        cases.append(
+            {
+                "name": f"distance {place}",
+                "claimed": claimed.hex(),
+                "recomputed": recomputed.hex(),
+                "tolerance": 2,
+                "distance": [distance.share_within, distance.median, distance.largest],
+            }
+        )
+    return cases
+
+
+def rollout() -> list[Case]:
+    """`commitment`: to the frames of groups 0 and 1, stored without compression. `group 0`: opened by it."""
+    groups = [samples.group(0), samples.group(1)]
+    frames = [stored_frame(group.to_bytes()) for group in groups]
+    batch = b"".join(frames)
+    commitment = Commitment(
+        run=RUN_ID,
+        window=7,
+        version=3,
+        miner=MINER.public,
+        batch=content_digest(batch),
+        groups=tuple((content_digest(frame), len(frame)) for frame in frames),
+    )
+    data = groups[0].to_bytes()
+    fields = unpack(data)
+    bent = [fields["rollouts"][0] | {"sketch": bytes(8)}, *fields["rollouts"][1:]]
+    return [
+        good("group", "group", data, work=groups[0].work_digest().hex()),
+        good("frame", "frame", frames[0], digest=content_digest(frames[0]).hex()),
+        good("commitment", "commitment", commitment.to_bytes(), extents=[commitment.extent(i) for i in range(2)]),
+        {"name": "batch", "batch": batch.hex(), "commitment": commitment.to_bytes().hex()},
+        bad("another group's frame", "group 0", frames[1], MALFORMED),
+        bad("a frame with a bit flipped", "group 0", frames[0][:-1] + bytes([frames[0][-1] ^ 1]), MALFORMED),
+        bad("two frames", "frame", batch, MALFORMED),
+        bad("half a frame", "frame", frames[0][:-10], MALFORMED),
+        bad("a frame that declares too little", "frame", stored_frame(data, len(data) - 1), MALFORMED),
+        bad("a frame that declares too much", "frame", stored_frame(data, len(data) + 1), MALFORMED),
+        bad("a frame that declares 4 GiB", "frame", stored_frame(data, (1 << 32) - 1), LIMIT),
+        bad("a skippable frame", "frame", struct.pack("<II", 0x184D2A50, 4) + b"abcd", MALFORMED),
+        bad("a frame of no group", "frame", stored_frame(pack(None)), MALFORMED),
+        bad("a frame of too many values", "frame", stored_frame(pack((None,) * 4096)), LIMIT),
+        bad("a sketch too short", "group", pack(fields | {"rollouts": bent}), MALFORMED),
+        bad("half a token", "group", pack(fields | {"prompt": b"abcde"}), MALFORMED),
+        bad("no rollouts", "group", pack(fields | {"rollouts": ()}), MALFORMED),
+    ]
+
+
+def chain() -> list[Case]:
+    """A chain of three versions and what follows each head; heads and manifests as envelopes, followed at 1,000 s."""
+    manifests: list[Manifest] = []
+    for version in range(3):
+        previous = content_digest(manifests[-1].to_bytes()) if manifests else b""
+        manifests.append(samples.manifest(version, previous))
+    other = samples.manifest(2, manifests[2].previous, optimizer_step=99)
+
+    def head(listed: list[Manifest], **changes: Any) -> str:
+        names = tuple(content_digest(manifest.to_bytes()) for manifest in listed)
+        return sign(samples.head(manifests=names, **changes), TRAINER).hex()
+
+    trust = Trust(run=RUN_ID, epoch=1, version=2, digest=content_digest(manifests[2].to_bytes()))
+    steps = [
+        ("the same again", head(manifests), None),
+        ("renewed", head(manifests, expires_ms=20_000_000), None),
+        ("a newer epoch", head(manifests, epoch=2), None),
+        ("an older version", head(manifests[:2]), "RollbackError"),
+        ("an older epoch", head(manifests, epoch=0), "RollbackError"),
+        ("another manifest", head([*manifests[:2], other]), "ForkError"),
+        ("expired", head(manifests, expires_ms=1_000_000), "ExpiredError"),
+        ("of another run", head(manifests, run=samples.digest("other")), "ChainError"),
+        ("by a stranger", sign(samples.head(), MINER).hex(), SIGNATURE),
+    ]
+    tables = [samples.weights(), {"zeros": torch.tensor([0.0, -0.0])}]
+    head_fields = unpack(samples.head().to_bytes())
+    return [
+        {
+            "name": "chain",
+            "run": samples.run_manifest().to_bytes().hex(),
+            "run_id": RUN_ID.hex(),
+            "head": head(manifests),
+            "manifests": [sign(manifest, TRAINER).hex() for manifest in manifests],
+            "trust": trust.to_bytes().hex(),
+        },
+        *({"name": f"head: {name}", "next_head": data, "error": error} for name, data, error in steps),
+        *(
+            {
+                "name": f"weights {place}",
+                "tensors": [
+                    [
+                        name,
+                        type_name(tensor.dtype),
+                        list(tensor.shape),
+                        raw_bytes(tensor).hex(),
+                        tensor_digest(tensor).hex(),
+                    ]
+                    for name, tensor in weights.items()
+                ],
+                "digest": digest_weights(weights).hex(),
+            }
+            for place, weights in enumerate(tables)
+        ),
+        bad("anchors not ascending", Head.kind, pack(head_fields | {"anchors": (1, 0)}), MALFORMED),
+        bad("an anchor before the base", Head.kind, pack(head_fields | {"base": 1}), MALFORMED),
+        bad("a patch newer than the newest version", Head.kind, pack(head_fields | {"oldest_patch": 3}), MALFORMED),
+        bad(
+            "tensors not ascending",
+            Manifest.kind,
+            pack(unpack(manifests[0].to_bytes()) | {"tensors": samples.TABLE[::-1]}),
+            MALFORMED,
+        ),
+    ]
+
+
+def verdict() -> list[Case]:
+    record = samples.verdict(samples.judgement(0), samples.rejected(3))
+    fields = unpack(record.to_bytes())
+    first, second = fields["judgements"]
+    miners = [pair.public for _, _, pair in _keys()][:3]
+    counts = {miners[0]: (30, 0), miners[1]: (40, 3), miners[2]: (5, 1)}
+    scoring = samples.run_manifest().scoring
+    return [
+        good("verdict", "verdict", record.to_bytes()),
+        bad("a group judged twice", "verdict", pack(fields | {"judgements": (first, first)}), MALFORMED),
+        bad("judgements not ascending", "verdict", pack(fields | {"judgements": (second, first)}), MALFORMED),
+        bad("a group that was not submitted", "verdict", pack(fields | {"submitted": 3}), MALFORMED),
+        bad("no such reason", "judgement", pack(second | {"reason": "because"}), MALFORMED),
+        bad("rewards of a rejected group", "judgement", pack(second | {"rewards": (0.5,)}), MALFORMED),
+        bad("a log-probability too few", "judgement", pack(first | {"logprobs": bytes(16)}), MALFORMED),
+        {
+            "name": "shares",
+            "scoring": scoring.model_dump(),
+            "counts": [[miner.hex(), *pair] for miner, pair in counts.items()],
+            "shares": [[miner.hex(), share] for miner, share in shares(counts, scoring).items()],
+        },
+    ]
+
+
+PAGES: dict[str, Callable[[], list[Case]]] = {
+    "encoding": encoding,
+    "signing": signing,
+    "window": window,
+    "sampling": sampling_page,
+    "sketch": sketch_page,
+    "rollout": rollout,
+    "chain": chain,
+    "verdict": verdict,
+}
