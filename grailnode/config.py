@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from grailnode.wiring import TrainerSettings
+from protocol.sampling import SamplingParams
 from roles.miner.node import MinerSettings
 from roles.trainer.collector import CollectorSettings
 from roles.trainer.learner import LearnerSettings
@@ -75,13 +76,13 @@ class TrainerSection(_Section):
     """How the trainer learns and publishes."""
 
     policy: str = "genesis"
-    learning_rate: Positive = 1e-5
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    learning_rate: Positive = 7e-6
+    warmup_steps: Annotated[int, Field(ge=0)] = 10
     groups_per_step: Count = 16
     steps_per_version: Count = 1
     max_uses: Count = 1
-    decay: Annotated[float, Field(gt=0, le=1)] = 0.9
-    max_staleness: Annotated[int, Field(ge=0)] = 8
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.7
+    max_staleness: Annotated[int, Field(ge=0)] = 16
     replay_bytes: Count = 1 << 30
     anchor_interval: Count = 50
     keep_patches: Count = 100
@@ -175,13 +176,14 @@ def _explain(path: Path, error: ValidationError) -> str:
     return f"{path}: {place}: {first['msg'].lower()} (it is {first['input']!r})"
 
 
-def trainer_settings(config: Config, temperature: float) -> TrainerSettings:
-    """A trainer's settings."""
+def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSettings:
+    """A trainer's settings, for rollouts that are sampled in this way."""
     section = config.trainer
     return TrainerSettings(
         training=TrainingSettings(section.groups_per_step, section.steps_per_version),
         learner=LearnerSettings(
-            temperature=temperature,
+            temperature=sampling.temperature,
+            filters=sampling.filters,
             max_batch_tokens=config.engine.max_batch_tokens,
             optimizer=AdamWSettings(learning_rate=section.learning_rate, warmup_steps=section.warmup_steps),
         ),

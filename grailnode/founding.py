@@ -29,7 +29,7 @@ class Choices:
     environment: str = "addition"
     temperature: float = 1.0
     max_tokens: int = 8
-    group_size: int = 16
+    group_size: int = 8
     groups: int = 16
     rounds: int = 8
     commit_rounds: int = 5

@@ -174,7 +174,7 @@ async def _training(node: Node, launch: Launch) -> None:
     config = launch.config
     directory = policy_directory(config)
     policy = Policy.load(directory)
-    settings = trainer_settings(config, node.run.sampling.temperature)
+    settings = trainer_settings(config, node.run.sampling.params())
     await run_training(node, partial(load_weights, directory), _compute(policy, config), settings)
 
 
@@ -182,11 +182,11 @@ async def _upload(node: Node, launch: Launch) -> None:
     config = launch.config
     files = founding.model_files(policy_directory(config))
     await founding.publish_files(node.store, node.key.public, files)
-    await run_publisher(node, trainer_settings(config, node.run.sampling.temperature).publisher)
+    await run_publisher(node, trainer_settings(config, node.run.sampling.params()).publisher)
 
 
 async def _download(node: Node, launch: Launch) -> None:
-    await run_collector(node, trainer_settings(launch.config, node.run.sampling.temperature).collector)
+    await run_collector(node, trainer_settings(launch.config, node.run.sampling.params()).collector)
 
 
 async def _miner(node: Node, launch: Launch) -> None:

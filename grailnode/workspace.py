@@ -45,6 +45,7 @@ threads = 1         # of torch, for each process
 [trainer]
 policy = "genesis"        # the packaged policy, or a directory with a Hugging Face checkpoint
 learning_rate = {learning_rate}
+warmup_steps = {warmup_steps}         # over which the learning rate rises to that
 groups_per_step = {groups_per_step}      # groups of one optimizer step
 steps_per_version = {steps_per_version}     # optimizer steps between two published versions
 max_uses = {max_uses}              # times that a group is trained on
@@ -69,12 +70,13 @@ class Pace:
     """
 
     period_ms: int = 250
-    learning_rate: float = 1e-5
+    learning_rate: float = 7e-6
+    warmup_steps: int = 10
     groups_per_step: int = 16
     steps_per_version: int = 1
-    max_uses: int = 2
-    decay: float = 0.9
-    max_staleness: int = 8
+    max_uses: int = 1
+    decay: float = 0.7
+    max_staleness: int = 16
     anchor_interval: int = 25
     groups: int = 16
     evaluation_problems: int = 256

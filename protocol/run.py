@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from protocol import limits
 from protocol.beacon import ChainInfo
 from protocol.encoding import Line, Record
-from protocol.sampling import SamplingParams
+from protocol.sampling import Filters, SamplingParams
 from protocol.signing import Digest, Key, check_public_key
 from protocol.window import Schedule
 
@@ -42,16 +42,21 @@ class ModelSpec(Record):
 
 
 class SamplingSpec(Record):
-    """How completions are drawn."""
+    """How completions are drawn: see protocol/sampling.py; the filters let every token through unless they say otherwise."""
 
     kind: ClassVar[str] = "sampling"
     temperature: Annotated[float, Field(gt=0.0, le=100.0)]
     max_tokens: Annotated[int, Field(ge=1, le=limits.MAX_COMPLETION_TOKENS)]
     eos: Annotated[int, Field(ge=0, lt=1 << 31)]
 
+    top_k: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    min_p: Share = 0.0
+
     def params(self) -> SamplingParams:
         """As the engine and the check take it."""
-        return SamplingParams(self.temperature, self.max_tokens, self.eos)
+        filters = Filters(self.top_k, self.top_p, self.min_p)
+        return SamplingParams(self.temperature, self.max_tokens, self.eos, filters)
 
 
 class ProofSpec(Record):

@@ -233,8 +233,8 @@ def batch_margins(
 
     Noise is computed only for tokens that could still win: among the RIVALS most likely ones, those whose score with the
     largest noise there is reaches the chosen token's. A winner from the tail behind them is overlooked, which is as rare as that
-    tail is improbable and never speaks against honest work. With filters, a token that honest rounding (`slack`) may have let through or not is held against nobody;
-    a chosen token that no honest computation lets through has an infinite margin.
+    tail is improbable and never speaks against honest work. With filters, a token that honest rounding (`slack`) may have let
+    through or not is held against nobody; a chosen token that no honest computation lets through has an infinite margin.
 
     Args:
         logits: float32 [N, V]; tokens: int64 [N], N tokens in all.

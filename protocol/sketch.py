@@ -4,8 +4,8 @@ Two kinds, both keyed by the window's randomness so that nothing can be prepared
 
 - `projection`: four full-width +-1 projections of the RMS-normalized state. Each is close to a standard normal variable;
   32 units make one standard deviation.
-- `topk`: the 32 largest dimensions in magnitude (arXiv 2602.03839, E.3), their values in signed logarithmic buckets, four sums with
-  coefficients keyed by *dimension*, scaled likewise. Keying by rank would let a constant pass.
+- `topk`: the 32 largest dimensions in magnitude (arXiv 2602.03839, E.3) on a signed logarithmic scale that is 0 at the border to the
+  33rd, four sums with coefficients keyed by *dimension*, scaled likewise. Keying by rank would let a constant pass.
 
 Values saturate at +-127. Comparison is per position and robust: the share of positions at which all four values agree within
 a tolerance, and the median and the largest difference.
@@ -26,7 +26,6 @@ SketchKind = Literal["projection", "topk"]
 BYTES_PER_TOKEN: Final = 4
 TOP_K: Final = 32
 _SCALE: Final = 32.0  # units per standard deviation
-_BUCKETS_PER_OCTAVE: Final = 2.0
 _LARGEST: Final = 127
 
 
@@ -48,9 +47,11 @@ def _top_k(hidden: Tensor, seed: bytes) -> Tensor:
     k = min(TOP_K, D)
     raw = np.frombuffer(stream(seed, "topk", 4 * D), dtype=np.int8).astype(np.float32)
     coefficients = torch.from_numpy(raw / 74.0).reshape(D, 4).to(hidden.device)  # 74: standard deviation of an int8
-    values, dimensions = torch.topk(_normalized(hidden).abs(), k, dim=-1)
-    buckets = torch.round(torch.log2(values.clamp_min(1e-12)) * _BUCKETS_PER_OCTAVE).clamp(-8, 24) + 9
-    signed = buckets * torch.gather(hidden, -1, dimensions).sign()
+    magnitudes = _normalized(hidden).abs().clamp_min(1e-12)
+    values, dimensions = torch.topk(magnitudes, k, dim=-1)
+    # Octaves above the first dimension left out: one that slips over the border takes next to nothing with it.
+    border = torch.topk(magnitudes, min(k + 1, D), dim=-1).values[..., -1:]
+    signed = torch.log2(values / border) * torch.gather(hidden, -1, dimensions).sign()
     sums: Tensor = torch.einsum("tk,tkj->tj", signed, coefficients[dimensions])
     return sums * (_SCALE / signed.square().sum(dim=-1, keepdim=True).sqrt().clamp_min(1e-12))
 

@@ -8,12 +8,13 @@ node keeps its last good version and the caller learns why.
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import torch
 import trio
 
 from protocol import paths, safetensors
 from protocol.chain import ChainVerifier, Manifest, ObjectRef, Plan, Trust
 from protocol.digest import Weights, content_digest, tensor_digest, weights_digest
-from protocol.errors import ChainError, GapError, ProtocolError
+from protocol.errors import ChainError, GapError, MalformedError, ProtocolError
 from protocol.limits import MAX_ENVELOPE_BYTES, MAX_HEAD_BYTES, MAX_RECORD_BYTES
 from protocol.patch import apply
 from roles.gather import gather
@@ -70,7 +71,12 @@ def load_anchor(manifest: Manifest, files: list[bytes]) -> Held:
     Raises:
         ProtocolError: the shards are not safetensors, or not the signed weights.
     """
-    tensors = {name: tensor for data in files for name, tensor in safetensors.read(data).items()}
+    tensors: dict[str, torch.Tensor] = {}
+    for data in files:
+        shard = safetensors.read(data)
+        if not tensors.keys().isdisjoint(shard):
+            raise MalformedError("a tensor in two shards of its anchor", f"version {manifest.version}")
+        tensors |= shard
     manifest.check_table(tensors)
     return verified(manifest, tensors, {name: tensor_digest(tensor) for name, tensor in tensors.items()})
 

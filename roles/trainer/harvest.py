@@ -12,6 +12,7 @@ from protocol.signing import Digest, Key
 from protocol.verdict import Judgement
 
 USED = "used"
+_ROUNDING = 1e-3  # a log-probability is not positive, but for that
 
 
 class HarvestedGroup(Record):
@@ -56,17 +57,16 @@ def harvested(group: Group, digest: bytes, accepting: tuple[Judgement, ...]) -> 
     tokens = sum(len(rollout.completion) // 4 for rollout in group.rollouts)
     rewards = tuple(rollout.reward for rollout in group.rollouts)
     fitting = [
-        judgement
+        np.frombuffer(judgement.logprobs, dtype="<f4")
         for judgement in accepting
         if len(judgement.logprobs) == 4 * tokens
         and len(judgement.rewards) == len(rewards)
         and np.allclose(judgement.rewards, rewards, rtol=0.0, atol=1e-6)
     ]
-    if not fitting:
+    sound = [values for values in fitting if np.isfinite(values).all() and (values <= _ROUNDING).all()]
+    if not sound:
         return None
-    logprobs = np.median([np.frombuffer(judgement.logprobs, dtype="<f4") for judgement in fitting], axis=0)
-    if not np.isfinite(logprobs).all() or (logprobs > 1e-3).any():
-        return None
+    logprobs = np.median(sound, axis=0)
     return HarvestedGroup(
         digest=digest,
         prompt=group.prompt,

@@ -111,7 +111,8 @@ class Training:
             nursery.start_soon(self._write, incoming)
             while True:
                 await self._wait_for_groups()
-                await self._step()
+                if not await self._step():
+                    continue
                 began = trio.current_time()
                 self._hand_over(outgoing)
                 self._waits.hand_over += trio.current_time() - began
@@ -123,10 +124,15 @@ class Training:
             await self._arrived.wait()
         self._waits.data += trio.current_time() - began
 
-    async def _step(self) -> None:
+    async def _step(self) -> bool:
+        """One optimizer step; whether it was taken."""
         began = trio.current_time()
         groups = self._buffer.draw(self._settings.groups_per_step)
-        report: StepReport = await self._node.run_sync(self._learner.step, groups)
+        try:
+            report: StepReport = await self._node.run_sync(self._learner.step, groups)
+        except ValueError as error:  # a gradient that is no number: nothing has changed, and these groups are spent
+            self._node.telemetry.event("step-refused", error=str(error), groups=len(groups))
+            return False
         self._waits.compute += trio.current_time() - began
         data, hand_over = self._waits.shares()
         self._node.telemetry.event(
@@ -141,6 +147,7 @@ class Training:
             data_wait_fraction=data,
             io_wait_fraction=hand_over,
         )
+        return True
 
     def _hand_over(self, outgoing: "trio.MemorySendChannel[_HandOver]") -> None:
         """Give the writer a version if one is due and it is free; never wait for it."""

@@ -17,6 +17,7 @@ from roles.assignment import Assignment, Task, ends_as_due
 from roles.ports import Engine, Forward
 
 _REWARD_TOLERANCE = 1e-6
+_LARGEST_MARGIN = 1e6  # as a verdict can say it; also what a policy that gives no numbers is worth
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Judge:
 
     def _compute(self, group: Group, due: Assignment, forwards: Sequence[Forward]) -> Found:
         """What the prefill says: the group's statistics over all its tokens, against the run's thresholds."""
-        proof, temperature = self._task.run.proof, self._task.run.sampling.temperature
+        proof, params = self._task.run.proof, self._task.run.sampling.params()
         claimed = b"".join(rollout.sketch for rollout in group.rollouts)
         hidden = torch.cat([forward.hidden for forward in forwards])
         distance = sketch.compare(
@@ -94,9 +95,15 @@ class Judge:
         tokens = torch.tensor([token for rollout in group.rollouts for token in rollout.tokens])
         logits = torch.cat([forward.logits for forward in forwards])
         lengths = [len(forward.logits) for forward in forwards]
-        margins = sampling.batch_margins(logits, tokens, due.seeds, lengths, temperature)
+        margins = sampling.batch_margins(
+            logits, tokens, due.seeds, lengths, params.temperature, params.filters, slack=proof.margin
+        )
         margin_share = float((margins <= proof.margin).float().mean())
-        statistics = Statistics(distance.share_within, margin_share, min(float(margins.max()), 1e6))
+        statistics = Statistics(
+            distance.share_within,
+            margin_share,
+            float(margins.nan_to_num(nan=_LARGEST_MARGIN).clamp_max(_LARGEST_MARGIN).max()),
+        )
         if distance.share_within < proof.sketch_share:
             return Found(Reason.SKETCH, statistics)
         if margin_share < proof.margin_share:
@@ -105,7 +112,7 @@ class Judge:
         claims = [rollout.reward for rollout in group.rollouts]
         if any(abs(claim - reward) > _REWARD_TOLERANCE for claim, reward in zip(claims, rewards, strict=True)):
             return Found(Reason.REWARD, statistics)
-        logprobs = sampling.log_probabilities(logits, tokens, temperature)
+        logprobs = sampling.log_probabilities(logits, tokens, params.temperature, params.filters)
         packed = logprobs.to(torch.float32).numpy().astype(np.dtype("<f4")).tobytes()
         return Found(None, statistics, rewards, packed)
 

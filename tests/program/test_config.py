@@ -7,6 +7,9 @@ import pytest
 from grailnode import workspace
 from grailnode.config import ConfigError, load, miner_settings, trainer_settings
 from grailnode.founding import Choices
+from protocol.sampling import SamplingParams
+
+SAMPLING = SamplingParams(1.0, 8, 1)
 
 
 @pytest.fixture
@@ -22,7 +25,7 @@ def test_what_init_writes_is_complete_and_true(written: Path):
     assert config.trainer.learning_rate == pace.learning_rate
     assert config.trainer.groups_per_step == pace.groups_per_step
     assert config.miner.groups == pace.groups
-    assert trainer_settings(config, 1.0).publisher.anchor_interval == pace.anchor_interval
+    assert trainer_settings(config, SAMPLING).publisher.anchor_interval == pace.anchor_interval
 
 
 def test_every_key_can_be_overridden_on_the_command_line(written: Path):
@@ -30,7 +33,7 @@ def test_every_key_can_be_overridden_on_the_command_line(written: Path):
         written, ["miner.groups=3", "trainer.learning_rate=2e-6", "store.path=elsewhere", "engine.device=cuda"]
     )
     assert miner_settings(config).groups == 3
-    assert trainer_settings(config, 1.0).learner.optimizer.learning_rate == 2e-6
+    assert trainer_settings(config, SAMPLING).learner.optimizer.learning_rate == 2e-6
     assert config.at(config.store.path) == written.parent / "elsewhere"
     assert config.engine.device == "cuda"
 

@@ -29,10 +29,8 @@ def _projection(row: Array, seed: bytes) -> list[float]:
 def _top_k(row: Array, seed: bytes) -> list[float]:
     raw = [byte - 256 if byte > 127 else byte for byte in stream(seed, "topk", 4 * len(row))]
     x = np.abs(_normalized(row))
-    g = {d: _bucket(float(x[d])) * float(np.sign(row[d])) for d in sorted(range(len(row)), key=lambda d: -x[d])[:32]}
+    order = sorted(range(len(row)), key=lambda d: -x[d])
+    border = max(float(x[order[min(32, len(row) - 1)]]), 1e-12)
+    g = {d: float(np.log2(max(x[d], 1e-12) / border)) * float(np.sign(row[d])) for d in order[:32]}
     norm = max(float(np.sqrt(sum(value**2 for value in g.values()))), 1e-12)
     return [sum(value * raw[4 * d + j] / 74 for d, value in g.items()) * 32 / norm for j in range(4)]
-
-
-def _bucket(x: float) -> float:
-    return float(np.clip(np.round(2 * np.log2(max(x, 1e-12))), -8, 24)) + 9
