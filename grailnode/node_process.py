@@ -78,7 +78,8 @@ def lock_state(directory: Path, kind: str) -> IO[str]:
             return file
 
 
-async def _run(launch: Launch) -> None:
+async def _run(launch: Launch) -> int:
+    """A process's work, and its exit code."""
     config, kind = launch.config, launch.kind
     state = config.at(config.node.state) / launch.name
     process = f"{launch.name}/{kind}" if kind in TRAINER_KINDS else launch.name
@@ -93,7 +94,8 @@ async def _run(launch: Launch) -> None:
         if line is None:
             raise  # a fault of our own: its traceback is wanted, and starting again may help
         telemetry.event("failed", error=line)
-        sys.exit(EXIT_HOPELESS if not isinstance(error, StoreError) else 1)
+        return 1 if isinstance(error, StoreError) else EXIT_HOPELESS
+    return 0
 
 
 def make_node(config: Config, name: str, telemetry: Telemetry) -> Node:

@@ -8,6 +8,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -158,23 +159,26 @@ def run_until_interrupted(main: Callable[[], Awaitable[Result]]) -> Result | Non
     return trio.run(run)
 
 
-def run_process(name: str, main: Callable[[], Awaitable[None]]) -> None:
-    """Run a child's async main until SIGTERM; Ctrl-C is the supervisor's business. The child dies with its supervisor.
+def run_process(name: str, main: Callable[[], Awaitable[int]]) -> None:
+    """Run a child's async main until SIGTERM or its own end, then exit with its code. The child dies with its supervisor,
+    whose business Ctrl-C is.
 
     Args:
         name: shown by `ps -o comm` (its first 15 bytes).
     """
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    trio.run(_until_told, main)
+    sys.exit(trio.run(_until_told, main))
 
 
-async def _until_told(main: Callable[[], Awaitable[None]]) -> None:
+async def _until_told(main: Callable[[], Awaitable[int]]) -> int:
+    code = 0
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_die_with_parent)
         nursery.start_soon(_stop_at_signal, nursery.cancel_scope, signal.SIGTERM)
-        await main()
+        code = await main()
         nursery.cancel_scope.cancel()
+    return code
 
 
 async def _stop_at_signal(scope: trio.CancelScope, *which: signal.Signals) -> None:

@@ -34,7 +34,8 @@ class Mode(IntEnum):
     SPARSE = 1
     STEP_PLANES = 2
     VALUE_PLANES = 3
-    STORED = 4
+    XOR_PLANES = 4
+    STORED = 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,91 +215,102 @@ def get_listed(
     return after_last(waits, at_word, steps, at_step, raw, bits)
 
 
-@kernel()
-def seek(
-    old: Any, shift: Any, weights: Any, listed: Any, survival: Any, value: Any, unit: Any, sure: Any, index: Any,
-    stop: Any, passed: Any, wait: Any
-) -> Any:  # fmt: skip
-    """From `index` on, the element that `value` waits for, over the listed ones; ends at `stop` where there is none."""
-    left = value + U(1)
-    while True:
-        while index + U(8) <= stop:
-            block = U(0)
-            for offset in range(8):
-                block += weights[U(old[index + U(offset)]) >> shift]
-            if wait + I(block) > sure:
-                break
-            wait += I(block)
-            index += U(8)
-        if index + U(8) <= stop:
-            total, within, passing = wait, I(0), U(0)
-            for offset in range(8):  # no branch: which of the eight it is cannot be guessed
-                weight = I(weights[U(old[index + U(offset)]) >> shift])
-                total += weight
-                before = I(total <= sure)
-                within += weight & (I(0) - before)
-                passing += U(before)
-            wait += within
-            index += passing
-        while index < stop:
-            end = wait + I(weights[U(old[index]) >> shift])
-            if end > sure:
-                left = surviving(survival, unit, U(min(end, I(WINDOW))))
-                if left <= value:
+def seeker(shift: int) -> Callable[..., Any]:
+    """`seek` for elements whose groups begin at bit `shift`: as a constant it costs no register."""
+
+    @kernel()
+    def seek(
+        old: Any, weights: Any, listed: Any, survival: Any, value: Any, unit: Any, sure: Any, index: Any,
+        stop: Any, passed: Any, wait: Any
+    ) -> Any:  # fmt: skip
+        """From `index` on, the element that `value` waits for, over the listed ones; ends at `stop` where there is none."""
+        left = value + U(1)
+        while True:
+            while index + U(8) <= stop:
+                block = U(0)
+                for offset in range(8):
+                    block += weights[U(old[index + U(offset)]) >> U(shift)]
+                if wait + I(block) > sure:
                     break
-            wait = end
+                wait += I(block)
+                index += U(8)
+            if index + U(8) <= stop:
+                total, within, passing = wait, I(0), U(0)
+                for offset in range(8):  # no branch: which of the eight it is cannot be guessed
+                    weight = I(weights[U(old[index + U(offset)]) >> U(shift)])
+                    total += weight
+                    before = I(total <= sure)
+                    within += weight & (I(0) - before)
+                    passing += U(before)
+                wait += within
+                index += passing
+            while index < stop:
+                end = wait + I(weights[U(old[index]) >> U(shift)])
+                if end > sure:
+                    left = surviving(survival, unit, U(min(end, I(WINDOW))))
+                    if left <= value:
+                        break
+                wait = end
+                index += U(1)
+            if index < stop or stop == U(old.size):
+                break
+            index = stop + U(1)
+            passed += U(1)
+            stop = U(listed[passed])
+        return index, stop, passed, wait, left
+
+    return seek
+
+
+def classed_getter(shift: int) -> Callable[..., int]:
+    """`get_classed` for elements whose groups begin at bit `shift`."""
+    seek = seeker(shift)
+
+    def get_classed(
+        old: Any, new: Any, count: Any, back: Any, order: Any, listed: Any, classes: Any, weights: Any,
+        survival: Any, logarithms: Any, waits: Any, rates: Any, odds: Any, seen: Any, steps: Any, raw: Any
+    ) -> Any:  # fmt: skip
+        """Decode `count` classed changes of `old` into `new`, steps turned round when `back` is 1; returns 0 or what is wrong.
+
+        The elements in `listed` are passed over: nothing waits for them. The number of elements stands behind the last of them.
+        """
+        value, at_word = first_value(waits), I(4)
+        step_value, at_step = first_value(steps), I(4)
+        width = step_width = U(FULL)
+        bits = I(0)
+        index, passed, stop = U(0), U(0), U(listed[0])
+        for _ in range(count):
+            value, width, at_word, wait = pass_windows(value, width, waits, at_word, I(0))
+            if at_word > waits.size + TAIL_WORDS or value >= width:
+                return I(CUT_OFF)
+            unit = width >> U(32)
+            sure = sure_ticks(value, unit, logarithms)
+            index, stop, passed, wait, left = seek(
+                old, weights, listed, survival, value, unit, sure, index, stop, passed, wait
+            )
+            if index >= stop:
+                return I(PAST_THE_END)
+            above = surviving(survival, unit, U(min(max(wait, I(0)), I(WINDOW))))
+            if value >= above:
+                return I(NOT_A_CODE)
+            value, width = value - left, above - left
+            group = U(old[index]) >> U(shift)
+            base = I(classes[group]) * I(CONTEXTS)
+            step_value, step_width, at_step, bits, size, down = get_step(
+                step_value, step_width, steps, at_step, raw, bits, odds, seen, rates, base
+            )
+            if bits < 0:
+                return I(NO_SIGNS)
+            after, status = stepped(U(old[index]), size, down ^ back, order)
+            if status == 0 and classes[after >> U(shift)] != classes[group]:
+                status = I(LEAVES_CLASS)
+            if status != 0:
+                return status
+            new[index] = after
             index += U(1)
-        if index < stop or stop == U(old.size):
-            break
-        index = stop + U(1)
-        passed += U(1)
-        stop = U(listed[passed])
-    return index, stop, passed, wait, left
+        return after_last(waits, at_word, steps, at_step, raw, bits)
 
-
-def get_classed(
-    old: Any, new: Any, count: Any, back: Any, order: Any, listed: Any, shift: Any, classes: Any, weights: Any,
-    survival: Any, logarithms: Any, waits: Any, rates: Any, odds: Any, seen: Any, steps: Any, raw: Any
-) -> Any:  # fmt: skip
-    """Decode `count` classed changes of `old` into `new`, steps turned round when `back` is 1; returns 0 or what is wrong.
-
-    The elements in `listed` are passed over: nothing waits for them. The number of elements stands behind the last of them.
-    """
-    value, at_word = first_value(waits), I(4)
-    step_value, at_step = first_value(steps), I(4)
-    width = step_width = U(FULL)
-    bits = I(0)
-    index, passed, stop = U(0), U(0), U(listed[0])
-    for _ in range(count):
-        value, width, at_word, wait = pass_windows(value, width, waits, at_word, I(0))
-        if at_word > waits.size + TAIL_WORDS or value >= width:
-            return I(CUT_OFF)
-        unit = width >> U(32)
-        sure = sure_ticks(value, unit, logarithms)
-        index, stop, passed, wait, left = seek(
-            old, shift, weights, listed, survival, value, unit, sure, index, stop, passed, wait
-        )
-        if index >= stop:
-            return I(PAST_THE_END)
-        above = surviving(survival, unit, U(min(max(wait, I(0)), I(WINDOW))))
-        if value >= above:
-            return I(NOT_A_CODE)
-        value, width = value - left, above - left
-        group = U(old[index]) >> shift
-        base = I(classes[group]) * I(CONTEXTS)
-        step_value, step_width, at_step, bits, size, down = get_step(
-            step_value, step_width, steps, at_step, raw, bits, odds, seen, rates, base
-        )
-        if bits < 0:
-            return I(NO_SIGNS)
-        after, status = stepped(U(old[index]), size, down ^ back, order)
-        if status == 0 and classes[after >> shift] != classes[group]:
-            status = I(LEAVES_CLASS)
-        if status != 0:
-            return status
-        new[index] = after
-        index += U(1)
-    return after_last(waits, at_word, steps, at_step, raw, bits)
+    return get_classed
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,12 +322,12 @@ class Decoders:
 
 
 @cache
-def decoders_for(itemsize: int) -> Decoders:
-    """Compile the kernels for elements of `itemsize` bytes, or load them from numba's cache."""
+def decoders_for(itemsize: int, shift: int) -> Decoders:
+    """Compile the kernels for elements of `itemsize` bytes and groups at bit `shift`, or load them from numba's cache."""
     element, byte, half, table = f"uint{8 * itemsize}[::1]", "uint8[::1]", "uint16[::1]", "uint64[::1]"
     decoded = (element, element, "int64", "uint64", table, "uint32[::1]")
     sections = ("int64[::1]", half, table, half, byte, half, byte)
     return Decoders(
         get_listed=kernel(*decoded, "int64", table, *sections)(get_listed),
-        get_classed=kernel(*decoded, "uint64", byte, table, table, *sections)(get_classed),
+        get_classed=kernel(*decoded, byte, table, table, *sections)(classed_getter(shift)),
     )

@@ -1,7 +1,7 @@
 """Dense frames: planes of bytes, each element's most significant byte first, in one zstd frame (docs/spec/patch.md, section 4).
 
 Step planes hold the zigzag of the step from the previous value, modulo the dtype's width, so small updates leave the upper
-planes zero. Value planes hold the new bit patterns themselves, for tensors that the previous values say nothing about.
+planes zero; XOR planes the bits that differ, for changes that are no steps (a flipped sign). Value planes hold the new bit patterns themselves, for tensors that the previous values say nothing about.
 """
 
 import numpy as np
@@ -39,6 +39,8 @@ def planes_of(old: Bits, new: Bits, layout: Layout, mode: Mode) -> bytes:
     """The planes that a dense mode sends, before compression."""
     if mode == Mode.VALUE_PLANES:
         return _to_planes(new)
+    if mode == Mode.XOR_PLANES:
+        return _to_planes(old ^ new)
     return _to_planes(_zigzag(ordered(new, layout) - ordered(old, layout), layout.bits))
 
 
@@ -60,13 +62,15 @@ def decode_dense(
         PatchError: a size that is not the tensor's; value planes when `back`: they do not tell the older values.
         MalformedError: not a zstd frame.
     """
-    if mode not in (Mode.STORED, Mode.STEP_PLANES, Mode.VALUE_PLANES):
+    if mode not in (Mode.STORED, Mode.STEP_PLANES, Mode.XOR_PLANES, Mode.VALUE_PLANES):
         raise MalformedError(f"{mode.name} is not a dense mode")
     nbytes = old.itemsize * (old.size if of is None else of)
     planes = frame if mode == Mode.STORED else decompress(frame, nbytes)
     if len(planes) != nbytes:
         raise PatchError(f"planes of {len(planes)} bytes for a tensor of {nbytes}")
     values = _from_planes(planes, old, first)
+    if mode == Mode.XOR_PLANES:
+        return old ^ values
     if mode != Mode.VALUE_PLANES:
         steps = _unzigzag(values)
         return unordered(ordered(old, layout) - steps if back else ordered(old, layout) + steps, layout)

@@ -153,25 +153,26 @@ def distance(before: Any, after: Any) -> Any:
     return ((after - before) ^ (U(0) - down)) + down, down
 
 
-def scanner(lanes: int) -> Callable[..., tuple[int, int, int]]:
-    """`scan` for words of `lanes` elements."""
+def scanner(lanes: int, shift: int) -> Callable[..., tuple[int, int, int]]:
+    """`scan` for words of `lanes` elements whose groups begin at bit `shift`: as constants these cost no registers."""
     bits = 64 // lanes
     element = (1 << bits) - 1
+    mask = element >> shift
 
     @kernel()
-    def skip(old_words: Any, new_words: Any, shift: Any, weights: Any, mask: Any, number: Any, wait: Any) -> Any:
+    def skip(old_words: Any, new_words: Any, weights: Any, number: Any, wait: Any) -> Any:
         """On to the first word that differs; the elements passed over add their weights to the wait."""
         at, words = U(number), U(old_words.size)
         while at < words and old_words[at] == new_words[at]:
-            groups = old_words[at] >> shift
+            groups = old_words[at] >> U(shift)
             for _ in range(lanes):
-                wait += weights[groups & mask]
+                wait += weights[groups & U(mask)]
                 groups >>= U(bits)
             at += U(1)
         return I(at), wait
 
     def scan(
-        old: Any, new: Any, old_words: Any, new_words: Any, shift: Any, classes: Any, weights: Any, survival: Any,
+        old: Any, new: Any, old_words: Any, new_words: Any, classes: Any, weights: Any, survival: Any,
         out: Any, at: Any, listed: Any, classed: Any
     ) -> Any:  # fmt: skip
         """Find the changes; code the waits of those that keep their class, note the others.
@@ -187,10 +188,9 @@ def scanner(lanes: int) -> Callable[..., tuple[int, int, int]]:
         wait = U(0)
         n_listed, n_classed = I(0), I(0)
         room = out.size - 16
-        mask = U(weights.size - 1)
         number = I(0)
         while number <= old_words.size:
-            number, wait = skip(old_words, new_words, shift, weights, mask, number, wait)
+            number, wait = skip(old_words, new_words, weights, number, wait)
             if number < old_words.size:
                 before, after = old_words[number], new_words[number]
             else:
@@ -202,10 +202,10 @@ def scanner(lanes: int) -> Callable[..., tuple[int, int, int]]:
                 was, becomes = before & U(element), after & U(element)
                 before >>= U(bits)
                 after >>= U(bits)
-                group = was >> shift
+                group = was >> U(shift)
                 if was == becomes:
                     wait += weights[group]
-                elif classes[group] != classes[becomes >> shift]:
+                elif classes[group] != classes[becomes >> U(shift)]:
                     at[n_listed] = number * lanes + lane
                     listed[0, n_listed], listed[1, n_listed] = was, becomes
                     n_listed += I(1)
@@ -325,8 +325,8 @@ class Coders:
 
 
 @cache
-def coders_for(itemsize: int) -> Coders:
-    """Compile the kernels for elements of `itemsize` bytes, or load them from numba's cache."""
+def coders_for(itemsize: int, shift: int) -> Coders:
+    """Compile the kernels for elements of `itemsize` bytes and groups at bit `shift`, or load them from numba's cache."""
     element, byte, half, index, table, count = (
         f"uint{8 * itemsize}[::1]", "uint8[::1]", "uint16[::1]", "uint32[::1]", "uint64[::1]", "int64[::1]",
     )  # fmt: skip
@@ -335,7 +335,7 @@ def coders_for(itemsize: int) -> Coders:
     changes = f"uint{8 * itemsize}[:, ::1]"
     adaptive = (table, half, byte)
     return Coders(
-        scan=kernel(*words, "uint64", byte, table, table, half, index, changes, changes)(scanner(lanes)),
+        scan=kernel(*words, byte, table, table, half, index, changes, changes)(scanner(lanes, shift)),
         find=kernel(*words, index, changes)(finder(lanes)),
         put_waits=kernel(index, "int64", "uint64", table, half)(put_waits),
         put_steps=kernel(changes, "int64", "uint64", byte, table, *adaptive, half, byte)(put_steps),

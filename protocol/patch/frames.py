@@ -21,7 +21,12 @@ PROBE_ELEMENTS: Final = 4096
 PROBE_MARGIN: Final = 1.25
 """A dense mode is tried in full when the probe promises less than this many times the sparse frame."""
 
-ZSTD_LEVELS: Final = {"compact": 3, "fast": 1}
+ZSTD_LEVEL: Final = 1  # level 3 came out larger on step planes, and slower
+
+COMPARED_ELEMENTS: Final = 1 << 16
+
+CLASSES_ARE_CHEAP: Final = 16
+"""Times that a frame with classes must be smaller than its tensor to be taken without trying one that has none."""
 
 
 def _probe(old: Bits, new: Bits) -> tuple[Bits, Bits]:
@@ -39,29 +44,46 @@ def _dense_modes(old: Bits, new: Bits, layout: Layout, best: int) -> list[Mode]:
     share = some_old.size / old.size
     return [
         mode
-        for mode in (Mode.STEP_PLANES, Mode.VALUE_PLANES)
+        for mode in (Mode.STEP_PLANES, Mode.XOR_PLANES, Mode.VALUE_PLANES)
         if len(compress(planes_of(some_old, some_new, layout, mode), 1)) < PROBE_MARGIN * best * share + 64
     ]
 
 
+def _differ(old: Bits, new: Bits) -> bool:
+    """Whether any element changed; ends at the first block that differs."""
+    blocks = range(0, old.size, COMPARED_ELEMENTS)
+    return any((old[i : i + COMPARED_ELEMENTS] != new[i : i + COMPARED_ELEMENTS]).any() for i in blocks)
+
+
+def _sparse_frames(
+    old: Bits, new: Bits, shape: tuple[int, ...], layout: Layout, profile: str, workspace: Workspace
+) -> Iterator[tuple[int, bytes]]:
+    """Sparse frames worth trying: with classes, unless the profile or the dtype has none; without them where these cost much."""
+    try:
+        if profile == "compact" and layout.is_float:
+            changed, frame = encode_sparse(old, new, shape, fit(old, new, layout), workspace)
+            yield changed, frame
+            if len(frame) * CLASSES_ARE_CHEAP < old.nbytes:
+                return
+        yield encode_sparse(old, new, shape, uniform(old, new, layout), workspace)
+    except OutOfRoomError:
+        return
+
+
 def encode_frame(old: torch.Tensor, new: torch.Tensor, profile: str, workspace: Workspace) -> tuple[Mode, int, bytes]:
     """The cheapest frame of one tensor: its mode, how many elements change, its bytes."""
-    before, after = bits_of(old), bits_of(new)
-    if torch.equal(old.detach().view(-1).view(torch.uint8), new.detach().view(-1).view(torch.uint8)):
+    before, after, layout = bits_of(old), bits_of(new), layout_of(old.dtype)
+    if not _differ(before, after):
         return Mode.UNCHANGED, 0, b""
-    layout = layout_of(old.dtype)
-    fast = profile == "fast" or layout.exponents == 1
-    model = uniform(before, after, layout) if fast else fit(before, after, layout)
-    frames: list[tuple[Mode, bytes]] = []
     changed = -1
-    try:
-        changed, sparse = encode_sparse(before, after, tuple(old.shape), model, workspace)
-        frames.append((Mode.SPARSE, sparse))
-    except OutOfRoomError:
+    frames: list[tuple[Mode, bytes]] = []
+    for changed, frame in _sparse_frames(before, after, tuple(old.shape), layout, profile, workspace):
+        frames.append((Mode.SPARSE, frame))
+    if changed < 0:
         changed = int((before != after).sum())
     best = min([len(frame) for _, frame in frames] + [before.nbytes])
     for mode in _dense_modes(before, after, layout, best):
-        frames.append((mode, encode_dense(before, after, layout, mode, ZSTD_LEVELS[profile])))
+        frames.append((mode, encode_dense(before, after, layout, mode, ZSTD_LEVEL)))
     if not frames or min(len(frame) for _, frame in frames) > before.nbytes:
         frames.append((Mode.STORED, encode_dense(before, after, layout, Mode.STORED, 0)))
     mode, frame = min(frames, key=lambda candidate: len(candidate[1]))

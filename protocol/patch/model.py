@@ -138,7 +138,7 @@ def take_statistics(
     stride = max(1, old.size // sampled)
     elements, crossings = np.zeros((2, 256), dtype=np.int64)
     lengths = np.zeros((256, MAX_CLASSES), dtype=np.int64)
-    coders_for(old.itemsize).count_classes(
+    coders_for(old.itemsize, layout.group_shift).count_classes(
         old, new, layout.group_shift, stride, classes, layout.order, elements, lengths.reshape(-1), crossings
     )
     return Statistics(elements, lengths, crossings)

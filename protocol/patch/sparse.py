@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from protocol.errors import PatchError
@@ -18,7 +19,7 @@ from protocol.patch.decoding import decoders_for, reasons
 from protocol.patch.encoding import OUT_OF_ROOM, Coders, coders_for
 from protocol.patch.model import Model, plain, read_model, write_model
 from protocol.patch.rangecoder import logarithm_table, rate_table, survival_table
-from protocol.patch.values import Bits, Layout
+from protocol.patch.values import Bits, Layout, layout_of
 
 CHUNK_ELEMENTS: Final = 1 << 20
 MAX_SHARDS: Final = 8
@@ -96,6 +97,7 @@ class Workspace:
 
     def __init__(self) -> None:
         self.at = np.empty(CHUNK_ELEMENTS, np.uint32)
+        self.waits = np.empty(CHUNK_ELEMENTS // 2 + 128, np.uint16)
         self._changes: dict[np.dtype[Any], tuple[Bits, Bits]] = {}
 
     def changes(self, dtype: np.dtype[Any]) -> tuple[Bits, Bits]:
@@ -115,7 +117,7 @@ class _Encoder:
 
     def __init__(self, model: Model, itemsize: int, workspace: Workspace) -> None:
         self._model = model
-        self._kernels: Coders = coders_for(itemsize)
+        self._kernels: Coders = coders_for(itemsize, model.layout.group_shift)
         self._space = workspace
         self._plain = plain(model.layout)
         self._order = model.layout.order
@@ -154,10 +156,9 @@ class _Encoder:
         in_list, in_class = self._space.changes(old.dtype)
         if not model.firsts:
             return self._listed(in_list, self._kernels.find(*words, at, in_list)), _nothing
-        out = np.empty(old.size // 2 + 128, np.uint16)
-        shift = model.layout.group_shift
+        out = self._space.waits[: old.size // 2 + 128]
         listed, classed, length = self._kernels.scan(
-            *words, shift, model.classes, model.weights, _survival, out, at, in_list, in_class
+            *words, model.classes, model.weights, _survival, out, at, in_list, in_class
         )
         if length == OUT_OF_ROOM:
             raise OutOfRoomError
@@ -248,7 +249,7 @@ def decode_chunk(frame: memoryview, chunk: Chunk, model: Model, old: Bits, new: 
     Raises:
         PatchError: sections that do not fit the elements.
     """
-    compiled = decoders_for(old.itemsize)
+    compiled = decoders_for(old.itemsize, model.layout.group_shift)
     layout, order = model.layout, model.layout.order
     listed = np.empty(chunk.listed.count + 1, np.uint32)
     listed[0] = old.size
@@ -273,7 +274,7 @@ def decode_chunk(frame: memoryview, chunk: Chunk, model: Model, old: Bits, new: 
         part = _sections(frame, chunk.offset + chunk.listed.nbytes, chunk.classed)
         state = (_rates, *model.adaptive_bits(), part.steps, part.raw)
         status = compiled.get_classed(
-            old, new, part.count, int(back), order, listed, layout.group_shift, model.classes, model.weights, _survival,
+            old, new, part.count, int(back), order, listed, model.classes, model.weights, _survival,
             _logarithms, part.waits, *state
         )  # fmt: skip
         _check(status, chunk)
@@ -285,6 +286,7 @@ def _check(status: int, chunk: Chunk) -> None:
 
 
 def warm_up() -> None:
-    """Compile the kernels for 16-bit elements, or load them: seconds the first time on a machine, a moment after that."""
-    coders_for(2)
-    decoders_for(2)
+    """Compile the kernels for BF16, or load them: seconds the first time on a machine, a moment after that."""
+    shift = layout_of(torch.bfloat16).group_shift
+    coders_for(2, shift)
+    decoders_for(2, shift)

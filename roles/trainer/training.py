@@ -176,14 +176,14 @@ class Training:
             await put_snapshot(node.state, item.name, item.view)
             for path in item.consumed:
                 await node.state.delete(path)
-                self._read.discard(path)
 
     async def _feed(self) -> None:
         """Bring what the collector delivers into the buffer."""
         while True:
-            async for item in self._node.state.list(INBOX):
-                if item.path not in self._read:
-                    await self._take(item.path)
+            listed = {item.path async for item in self._node.state.list(INBOX)}
+            self._read &= listed  # the writer deletes what it has made durable; a listing may still show it
+            for path in sorted(listed - self._read):
+                await self._take(path)
             await trio.sleep(self._settings.poll_seconds)
 
     async def _take(self, path: str) -> None:
