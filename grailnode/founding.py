@@ -46,7 +46,7 @@ PROOF = ProofSpec(
     sketch="projection",
     sketch_tolerance=1,
     sketch_share=0.95,
-    margin=0.02,
+    margin=1e-4,
     margin_share=0.995,
     audit_ppm=1_000_000,
 )

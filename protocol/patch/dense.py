@@ -1,7 +1,8 @@
 """Dense frames: planes of bytes, each element's most significant byte first, in one zstd frame (docs/spec/patch.md, section 4).
 
 Step planes hold the zigzag of the step from the previous value, modulo the dtype's width, so small updates leave the upper
-planes zero; XOR planes the bits that differ, for changes that are no steps (a flipped sign). Value planes hold the new bit patterns themselves, for tensors that the previous values say nothing about.
+planes zero; XOR planes the bits that differ, for changes that are no steps (a flipped sign). Value planes hold the new bit
+patterns themselves, for tensors that the previous values say nothing about.
 """
 
 import numpy as np

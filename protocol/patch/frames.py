@@ -75,12 +75,9 @@ def encode_frame(old: torch.Tensor, new: torch.Tensor, profile: str, workspace: 
     before, after, layout = bits_of(old), bits_of(new), layout_of(old.dtype)
     if not _differ(before, after):
         return Mode.UNCHANGED, 0, b""
-    changed = -1
-    frames: list[tuple[Mode, bytes]] = []
-    for changed, frame in _sparse_frames(before, after, tuple(old.shape), layout, profile, workspace):
-        frames.append((Mode.SPARSE, frame))
-    if changed < 0:
-        changed = int((before != after).sum())
+    sparse = list(_sparse_frames(before, after, tuple(old.shape), layout, profile, workspace))
+    frames = [(Mode.SPARSE, frame) for _, frame in sparse]
+    changed = sparse[0][0] if sparse else int((before != after).sum())
     best = min([len(frame) for _, frame in frames] + [before.nbytes])
     for mode in _dense_modes(before, after, layout, best):
         frames.append((mode, encode_dense(before, after, layout, mode, ZSTD_LEVEL)))

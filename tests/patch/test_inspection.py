@@ -21,7 +21,7 @@ def test_inspection_counts_what_changed():
     data = patch.encode(before, after)
     found = inspect_patch(data, before)
     assert found.changed == patch.summary(data).changed
-    assert [row.codec for row in found.tensors] == ["sparse", "unchanged", "step_planes"]
+    assert [row.codec for row in found.tensors] == ["sparse", "unchanged", "xor_planes"]
     assert found.tensors[0].classes > 3
     assert found.tensors[0].bound == pytest.approx(bound_bits(old, new))
     assert found.tensors[0].bits_per_change > bound_bits(old, new)
