@@ -1,6 +1,6 @@
 """How far honest computations of one policy differ, and how far copies of it are off: `python -m bench.thresholds`.
 
-Honest rows generate with one batch size and check with another. The others generate with weights that carry relative noise. Columns:
+Honest rows generate with one batch size and check with another. The others generate with weights that carry noise. Columns:
 share of positions whose sketch agrees within 0, 1, 2 and 3 units; share of tokens with no margin and with a margin of at most
 1e-4 and 0.02; the largest margin.
 """

@@ -4,9 +4,12 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
+
+if TYPE_CHECKING:
+    from grailnode.conversion import Format
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -99,6 +102,42 @@ def verify(run_file: Path) -> None:
     from grailnode.commands import verify_run  # noqa: PLC0415
 
     verify_run(run_file)
+
+
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--base", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The weights it applies to.")
+@click.option("--json", "as_json", is_flag=True, help="For scripts.")
+@click.option("--all", "everything", is_flag=True, help="Unchanged tensors as well.")
+def inspect(file: Path, base: Path | None, as_json: bool, everything: bool) -> None:
+    """Show what a patch FILE holds, tensor by tensor; with --base, beside the least bits there are to send."""
+    from grailnode.commands import inspect_file  # noqa: PLC0415
+
+    inspect_file(file, base, as_json=as_json, everything=everything)
+
+
+_FORMATS = click.Choice(["grailnode", "trl", "slime", "safetensors"])
+
+
+@cli.command()
+@click.argument("source", type=click.Path(path_type=Path, exists=True))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--from", "given", type=_FORMATS, required=True, help="The format of SOURCE.")
+@click.option("--to", "wanted", type=_FORMATS, required=True, help="The format to write to OUT.")
+@click.option(
+    "--base",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Safetensors file of the weights before; none for a full checkpoint.",
+)
+@click.option("--version", "number", type=click.IntRange(0), default=1, show_default=True, help="Version to write.")
+@click.option("--base-version", type=click.IntRange(0), default=0, show_default=True, help="Version of --base.")
+def convert(
+    source: Path, out: Path, given: str, wanted: str, base: Path | None, number: int, base_version: int
+) -> None:
+    """Convert one weight update between our patches and TRL's and slime's layouts, bit for bit."""
+    from grailnode.commands import convert_file  # noqa: PLC0415
+
+    convert_file(source, out, cast("Format", given), cast("Format", wanted), base, versions=(number, base_version))
 
 
 def main() -> None:

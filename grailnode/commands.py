@@ -1,5 +1,6 @@
 """What the command line's verbs do."""
 
+import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,15 +12,18 @@ from rich.console import Console
 
 from grailnode import genesis, keys, workspace
 from grailnode.config import Config, load
+from grailnode.conversion import Conversion, Format, convert
 from grailnode.demo.run import DemoSettings
 from grailnode.demo.run import run_demo as run_demo_network
 from grailnode.founding import Choices
+from grailnode.inspect import inspect_patch, patch_table
 from grailnode.node_process import Kind, Launch, main, make_node, make_spectator
 from grailnode.observe import Observer
 from grailnode.processes import ProcessSpec, Supervisor, run_until_interrupted
 from grailnode.telemetry import Telemetry
 from grailnode.verification import verify_chain
 from grailnode.view import render_status, render_summary
+from protocol import safetensors
 
 DEFAULT_WINDOWS = 72
 
@@ -101,3 +105,20 @@ def verify_run(run_file: Path) -> None:
 
     trio.run(check)
     sys.stdout.flush()
+
+
+def inspect_file(file: Path, base: Path | None, *, as_json: bool, everything: bool) -> None:
+    """What a patch holds."""
+    inspected = inspect_patch(file.read_bytes(), safetensors.read(base.read_bytes()) if base else None)
+    if as_json:
+        click.echo(json.dumps(inspected.to_json(), indent=2))
+    else:
+        Console().print(patch_table(inspected, unchanged=everything))
+
+
+def convert_file(
+    source: Path, out: Path, given: Format, wanted: Format, base: Path | None, *, versions: tuple[int, int]
+) -> None:
+    """One weight update in another format."""
+    for written in convert(Conversion(source, given, wanted, out, base, *versions)):
+        click.echo(f"{written}: {written.stat().st_size} bytes")

@@ -1,6 +1,7 @@
 """Which failures are a user's to mend, and what to tell them in one line."""
 
 from grailnode.config import ConfigError
+from grailnode.conversion import ConversionError
 from grailnode.keys import KeyFileError
 from grailnode.policy import PolicyError
 from grailnode.processes import ProcessError

@@ -215,56 +215,50 @@ def get_listed(
     return after_last(waits, at_word, steps, at_step, raw, bits)
 
 
-def seeker(shift: int) -> Callable[..., Any]:
-    """`seek` for elements whose groups begin at bit `shift`: as a constant it costs no register."""
-
-    @kernel()
-    def seek(
-        old: Any, weights: Any, listed: Any, survival: Any, value: Any, unit: Any, sure: Any, index: Any,
-        stop: Any, passed: Any, wait: Any
-    ) -> Any:  # fmt: skip
-        """From `index` on, the element that `value` waits for, over the listed ones; ends at `stop` where there is none."""
-        left = value + U(1)
-        while True:
-            while index + U(8) <= stop:
-                block = U(0)
-                for offset in range(8):
-                    block += weights[U(old[index + U(offset)]) >> U(shift)]
-                if wait + I(block) > sure:
-                    break
-                wait += I(block)
-                index += U(8)
-            if index + U(8) <= stop:
-                total, within, passing = wait, I(0), U(0)
-                for offset in range(8):  # no branch: which of the eight it is cannot be guessed
-                    weight = I(weights[U(old[index + U(offset)]) >> U(shift)])
-                    total += weight
-                    before = I(total <= sure)
-                    within += weight & (I(0) - before)
-                    passing += U(before)
-                wait += within
-                index += passing
-            while index < stop:
-                end = wait + I(weights[U(old[index]) >> U(shift)])
-                if end > sure:
-                    left = surviving(survival, unit, U(min(end, I(WINDOW))))
-                    if left <= value:
-                        break
-                wait = end
-                index += U(1)
-            if index < stop or stop == U(old.size):
+@kernel()
+def seek(
+    shift: Any, old: Any, weights: Any, listed: Any, survival: Any, value: Any, unit: Any, sure: Any, index: Any,
+    stop: Any, passed: Any, wait: Any
+) -> Any:  # fmt: skip
+    """From `index` on, the element that `value` waits for, over the listed ones; ends at `stop` where there is none."""
+    left = value + U(1)
+    while True:
+        while index + U(8) <= stop:
+            block = U(0)
+            for offset in range(8):
+                block += weights[U(old[index + U(offset)]) >> U(shift)]
+            if wait + I(block) > sure:
                 break
-            index = stop + U(1)
-            passed += U(1)
-            stop = U(listed[passed])
-        return index, stop, passed, wait, left
-
-    return seek
+            wait += I(block)
+            index += U(8)
+        if index + U(8) <= stop:
+            total, within, passing = wait, I(0), U(0)
+            for offset in range(8):  # no branch: which of the eight it is cannot be guessed
+                weight = I(weights[U(old[index + U(offset)]) >> U(shift)])
+                total += weight
+                before = I(total <= sure)
+                within += weight & (I(0) - before)
+                passing += U(before)
+            wait += within
+            index += passing
+        while index < stop:
+            end = wait + I(weights[U(old[index]) >> U(shift)])
+            if end > sure:
+                left = surviving(survival, unit, U(min(end, I(WINDOW))))
+                if left <= value:
+                    break
+            wait = end
+            index += U(1)
+        if index < stop or stop == U(old.size):
+            break
+        index = stop + U(1)
+        passed += U(1)
+        stop = U(listed[passed])
+    return index, stop, passed, wait, left
 
 
 def classed_getter(shift: int) -> Callable[..., int]:
     """`get_classed` for elements whose groups begin at bit `shift`."""
-    seek = seeker(shift)
 
     def get_classed(
         old: Any, new: Any, count: Any, back: Any, order: Any, listed: Any, classes: Any, weights: Any,
@@ -286,7 +280,7 @@ def classed_getter(shift: int) -> Callable[..., int]:
             unit = width >> U(32)
             sure = sure_ticks(value, unit, logarithms)
             index, stop, passed, wait, left = seek(
-                old, weights, listed, survival, value, unit, sure, index, stop, passed, wait
+                shift, old, weights, listed, survival, value, unit, sure, index, stop, passed, wait
             )
             if index >= stop:
                 return I(PAST_THE_END)

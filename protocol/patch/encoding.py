@@ -153,23 +153,26 @@ def distance(before: Any, after: Any) -> Any:
     return ((after - before) ^ (U(0) - down)) + down, down
 
 
+@kernel()
+def skip(
+    old_words: Any, new_words: Any, weights: Any, number: Any, wait: Any, lanes: Any, shift: Any, mask: Any
+) -> Any:
+    """On to the first word that differs; the elements passed over add their weights to the wait."""
+    at, words = U(number), U(old_words.size)
+    while at < words and old_words[at] == new_words[at]:
+        groups = old_words[at] >> U(shift)
+        for _ in range(lanes):
+            wait += weights[groups & U(mask)]
+            groups >>= U(64 // lanes)
+        at += U(1)
+    return I(at), wait
+
+
 def scanner(lanes: int, shift: int) -> Callable[..., tuple[int, int, int]]:
     """`scan` for words of `lanes` elements whose groups begin at bit `shift`: as constants these cost no registers."""
     bits = 64 // lanes
     element = (1 << bits) - 1
     mask = element >> shift
-
-    @kernel()
-    def skip(old_words: Any, new_words: Any, weights: Any, number: Any, wait: Any) -> Any:
-        """On to the first word that differs; the elements passed over add their weights to the wait."""
-        at, words = U(number), U(old_words.size)
-        while at < words and old_words[at] == new_words[at]:
-            groups = old_words[at] >> U(shift)
-            for _ in range(lanes):
-                wait += weights[groups & U(mask)]
-                groups >>= U(bits)
-            at += U(1)
-        return I(at), wait
 
     def scan(
         old: Any, new: Any, old_words: Any, new_words: Any, classes: Any, weights: Any, survival: Any,
@@ -190,7 +193,7 @@ def scanner(lanes: int, shift: int) -> Callable[..., tuple[int, int, int]]:
         room = out.size - 16
         number = I(0)
         while number <= old_words.size:
-            number, wait = skip(old_words, new_words, weights, number, wait)
+            number, wait = skip(old_words, new_words, weights, number, wait, lanes, shift, mask)
             if number < old_words.size:
                 before, after = old_words[number], new_words[number]
             else:
