@@ -16,6 +16,7 @@ class StateInUseError(Exception):
 
 
 _TOLD = (
+    ConversionError,
     FencedError,
     StateInUseError,
     ConfigError,

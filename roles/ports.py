@@ -87,10 +87,13 @@ class Generation:
     Attributes:
         tokens: the completion's token ids, its end-of-sequence token included where it ended with one.
         hidden: float32 [T, D], the final hidden state (after the last norm) from which each token was drawn.
+        logprobs: the log-probability of each token under the sampled distribution, as this engine computed it: for the
+            operator's eyes; what is trained on rests on the validators' values.
     """
 
     tokens: tuple[int, ...]
     hidden: Tensor
+    logprobs: tuple[float, ...]
 
 
 @dataclass(frozen=True)

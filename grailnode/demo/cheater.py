@@ -118,7 +118,7 @@ class Cheater(HonestProducer):
         tokens = list(rollouts[0].tokens)
         tokens[0] = self._random.choice([token for token in self._digits() if token != tokens[0]])
         forward = (await self.engine.forward([assignment.prompt], [tuple(tokens)]))[0]
-        edited = Generation(tuple(tokens), forward.hidden)
+        edited = Generation(tuple(tokens), forward.hidden, ())
         rollouts[0] = self.rollouts(turn, assignment, [edited])[0]
         return group.model_copy(update={"rollouts": tuple(rollouts)})
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from grailnode.engine.model import CausalModel
 from protocol.digest import Weights
-from protocol.sampling import SamplingParams, choose, seed_words
+from protocol.sampling import SamplingParams, choose, log_probabilities, seed_words
 from roles.ports import EngineError, Forward, Generation, Request
 from roles.sequences import Tokens, pad, split
 
@@ -191,13 +191,17 @@ class TorchEngine:
         active = _Decoding(torch.arange(len(prompts), device=self._device), mask, words)
         tokens: list[list[int]] = [[] for _ in prompts]
         states: list[list[Tensor]] = [[] for _ in prompts]
+        log_probs: list[list[float]] = [[] for _ in prompts]
         for position in range(params.max_tokens):
             hidden = self._model.hidden(policy.weights, ids, active.mask, cache)[:, -1]
-            chosen = self._choose(self._model.logits(policy.weights, hidden), active.seeds, position, params)
+            logits = self._model.logits(policy.weights, hidden)
+            chosen = self._choose(logits, active.seeds, position, params)
+            likely = log_probabilities(logits, chosen, params.temperature, params.filters).tolist()
             on_host = hidden.to(torch.float32).cpu()
             for place, (row, token) in enumerate(zip(active.rows.tolist(), chosen.tolist(), strict=True)):
                 tokens[row].append(token)
                 states[row].append(on_host[place])
+                log_probs[row].append(likely[place])
             going = (chosen != params.eos).nonzero().squeeze(1)
             if not len(going):
                 break
@@ -210,7 +214,9 @@ class TorchEngine:
                 cache.keep(going)
             active.mask = torch.cat([active.mask, active.mask.new_ones(len(going), 1)], dim=1)
             ids = chosen[going, None]
-        return [Generation(tuple(t), torch.stack(s)) for t, s in zip(tokens, states, strict=True)]
+        return [
+            Generation(tuple(t), torch.stack(s), tuple(p)) for t, s, p in zip(tokens, states, log_probs, strict=True)
+        ]
 
     def _choose(self, logits: Tensor, seeds: Tensor | None, position: int, params: SamplingParams) -> Tensor:
         if seeds is None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from grailnode.engine.model import CausalModel
 from grailnode.engine.torch_engine import TorchEngine
-from protocol.sampling import Filters, SamplingParams, margins
+from protocol.sampling import Filters, SamplingParams, log_probabilities, margins
 from roles.ports import EngineError, Request
 from tests.engine.policies import PARAMS, engine_of, inline, random_weights
 
@@ -38,6 +38,8 @@ async def test_a_prefill_agrees_with_generation(model: CausalModel) -> None:
         assert result.logits.shape == (len(tokens), model.vocabulary)
         assert result.logits.dtype == result.hidden.dtype == generation.hidden.dtype == torch.float32
         torch.testing.assert_close(generation.hidden, result.hidden, rtol=0, atol=NOISE)
+        likely = log_probabilities(result.logits, tokens, PARAMS.temperature)
+        torch.testing.assert_close(torch.tensor(generation.logprobs), likely, rtol=0, atol=NOISE)
 
 
 async def test_neighbours_in_a_batch_do_not_matter(model: CausalModel) -> None:
