@@ -18,7 +18,7 @@ from protocol.errors import PatchError
 from protocol.patch.codec import Digests, digest_tensor
 from protocol.patch.container import CHECK_BYTES, Header, Mode, Row, read_header, split_frames
 from protocol.patch.frames import decode_frame
-from protocol.patch.values import bits_of
+from protocol.patch.values import bits_of, empty_like
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ def apply_frame(old: torch.Tensor, row: Row, frame: memoryview) -> tuple[torch.T
     Raises:
         PatchError, MalformedError, LimitError: a frame that does not fit the tensor.
     """
-    new = torch.empty_like(old, requires_grad=False)
+    new = empty_like(old)
     hasher = blake3()
     for _, piece in decode_frame(row, frame, bits_of(old), bits_of(new)):
         hasher.update(piece.data.cast("B"))

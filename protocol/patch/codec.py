@@ -73,7 +73,7 @@ def encode_with_digests(
 
     Args:
         base_digests: BLAKE3 of each old tensor; without it, the old tensors are read once more.
-        threads: tensors encoded at the same time, each with 8 MiB of scratch memory.
+        threads: tensors encoded at the same time, each with a Workspace of its own.
     """
     check_same_tensors(old, new)
     names = sorted(new)

@@ -86,7 +86,7 @@ def get_bit(value: Any, width: Any, words: Any, position: Any, odds: Any, seen: 
     return value, width, position, bit
 
 
-@kernel(inline=False)
+@kernel()
 def first_value(words: Any) -> Any:
     """The first four words, as the decoder's first value."""
     value = U(0)
@@ -105,14 +105,14 @@ def logarithm(number: Any, logarithms: Any) -> Any:
     return (I(bits >> U(52)) << I(20)) + below + (((logarithms[index + U(1)] - below) * rest) >> I(10))
 
 
-@kernel(inline=False)
+@kernel()
 def sure_ticks(value: Any, unit: Any, logarithms: Any) -> Any:
     """Ticks that surely pass before the coded one: the inverse of `surviving`, a few ticks short."""
     ticks = logarithm(unit, logarithms) + I(32 << 20) - logarithm(value + U(1), logarithms) - I(16)
     return max(ticks, I(0))
 
 
-@kernel(inline=False)
+@kernel()
 def pass_windows(value: Any, width: Any, words: Any, position: Any, wait: Any) -> Any:
     """Read the windows that pass without a change; `wait` falls by one window for each."""
     value, width, position = refill(value, width, words, position, U(WIDE))
@@ -122,7 +122,7 @@ def pass_windows(value: Any, width: Any, words: Any, position: Any, wait: Any) -
     return value, width, position, wait
 
 
-@kernel(inline=False)
+@kernel()
 def get_step(
     value: Any, width: Any, words: Any, position: Any, raw: Any, count: Any, odds: Any, seen: Any, rates: Any, base: Any
 ) -> Any:
@@ -160,7 +160,7 @@ def stepped(bits: Any, size: Any, down: Any, order: Any) -> Any:
     return bits_at(key & order[3], order), I(0) if key <= order[3] else I(LEAVES_DTYPE)
 
 
-@kernel(inline=False)
+@kernel()
 def after_last(waits: Any, at_word: Any, steps: Any, at_step: Any, raw: Any, bits: Any) -> Any:
     """Whether the sections end where the decoder does: 0 or what is wrong."""
     if at_word > waits.size + TAIL_WORDS or at_step > steps.size + TAIL_WORDS:

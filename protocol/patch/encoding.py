@@ -50,7 +50,7 @@ def advance(low: Any, distance: Any, out: Any, position: Any) -> Any:
     return total
 
 
-@kernel(inline=False)
+@kernel()
 def put_wait(low: Any, width: Any, out: Any, position: Any, survival: Any, start: Any, weight: Any) -> Any:
     """Code that the change falls on the element that spans ticks [start, start + weight)."""
     low, width, position = widen(low, width, out, position, U(WIDE))
@@ -89,7 +89,7 @@ def put_bit(
     return low, width, position
 
 
-@kernel(inline=False)
+@kernel()
 def finish(low: Any, width: Any, out: Any, position: Any) -> Any:
     """Write the fewest words that name a number of the interval; returns the section's length in words."""
     for keep in range(5):
@@ -118,7 +118,7 @@ def put_raw(raw: Any, count: Any, bit: Any) -> Any:
     return count + I(1)
 
 
-@kernel(inline=False)
+@kernel()
 def put_step(
     low: Any, width: Any, out: Any, position: Any, raw: Any, count: Any, odds: Any, seen: Any, rates: Any,
     base: Any, size: Any, negative: Any

@@ -11,10 +11,8 @@ R = TypeVar("R")
 _compile = cast(Callable[..., Callable[[Callable[..., Any]], Callable[..., Any]]], numba.njit)
 
 
-def kernel(*arguments: str, inline: bool = True) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Compile a function, to run without the GIL, for arguments of the given types; without any, for use in other kernels.
-
-    Those are copied into every caller, which is fastest and slow to compile, or with `inline=False` compiled once.
+def kernel(*arguments: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Compile a function, to run without the GIL, for arguments of the given types; without any, to be inlined in others.
 
     No reference counts (`_nrt`): kernels allocate nothing, and counting the arrays that pass from one to another took nine
     tenths of the time. The machine code is cached beside the source or, where that cannot be written, in the user's cache
@@ -23,8 +21,7 @@ def kernel(*arguments: str, inline: bool = True) -> Callable[[Callable[P, R]], C
 
     def compiled(function: Callable[P, R]) -> Callable[P, R]:
         if not arguments:
-            how = "always" if inline else "never"
-            return cast(Callable[P, R], _compile(None, inline=how, error_model="numpy", _nrt=False)(function))
+            return cast(Callable[P, R], _compile(None, inline="always", error_model="numpy", _nrt=False)(function))
         signature, options = [f"({', '.join(arguments)})"], {"nogil": True, "error_model": "numpy", "_nrt": False}
         try:
             return cast(Callable[P, R], _compile(signature, cache=True, **options)(function))

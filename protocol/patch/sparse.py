@@ -93,7 +93,7 @@ def _words(bits: Bits) -> NDArray[np.uint64]:
 
 
 class Workspace:
-    """Scratch memory of one worker: 12 to 20 MiB, whatever the tensors' sizes."""
+    """Scratch memory of one worker: 13 to 21 MiB, whatever the tensors' sizes."""
 
     def __init__(self) -> None:
         self.at = np.empty(CHUNK_ELEMENTS, np.uint32)
