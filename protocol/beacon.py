@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final, Self
 import pyblst
 from pydantic import field_validator
 
-from protocol import limits
+from protocol import jsontext, limits
 from protocol.encoding import Record
 from protocol.errors import LimitError, MalformedError, SignatureError
 
@@ -197,9 +197,9 @@ def parse_round(data: bytes, round_number: int) -> bytes:
     if len(data) > limits.MAX_BEACON_BYTES:
         raise LimitError(f"{len(data)} bytes where at most {limits.MAX_BEACON_BYTES} are allowed", "beacon answer")
     try:
-        answer = json.loads(data, object_pairs_hook=_no_duplicates)
-    except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, and numbers of too many digits
-        raise MalformedError("not JSON", "beacon answer") from error
+        answer = jsontext.parse(data, _no_duplicates)
+    except MalformedError as error:
+        raise MalformedError(error.what, "beacon answer") from error
     if not isinstance(answer, dict):
         raise MalformedError("not a JSON object", "beacon answer")
     number, signature = answer.get("round"), answer.get("signature")

@@ -3,14 +3,13 @@
 The format is the published one (8-byte little-endian header length, JSON header, raw data), so any tool can open an anchor.
 """
 
-import json
 import math
 from typing import Any, Final
 
 import safetensors.torch
 import torch
 
-from protocol import limits
+from protocol import jsontext, limits
 from protocol.digest import Weights, dtypes
 from protocol.errors import LimitError, MalformedError
 
@@ -33,12 +32,9 @@ def _parse_header(data: bytes) -> dict[str, Any]:
     if length > len(data) - _LENGTH_BYTES:
         raise MalformedError("the safetensors header is cut off")
     try:
-        text = data[_LENGTH_BYTES : _LENGTH_BYTES + length].decode(
-            "utf-8"
-        )  # json.loads of bytes would take UTF-16, too
-        header = json.loads(text, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise MalformedError("the safetensors header is not JSON") from error
+        header = jsontext.parse(data[_LENGTH_BYTES : _LENGTH_BYTES + length], _unique)
+    except MalformedError as error:
+        raise MalformedError(f"the safetensors header: {error.what}") from error
     if not isinstance(header, dict):
         raise MalformedError("the safetensors header is not an object")
     return header

@@ -16,7 +16,7 @@ from protocol.chain import ChainVerifier, Manifest, ObjectRef, Plan, Trust
 from protocol.digest import Weights, content_digest, tensor_digest, weights_digest
 from protocol.errors import ChainError, GapError, MalformedError, ProtocolError
 from protocol.limits import MAX_ENVELOPE_BYTES, MAX_HEAD_BYTES, MAX_RECORD_BYTES
-from protocol.patch import apply
+from protocol.patch import apply_with_digests
 from roles.gather import gather
 from roles.node import Node
 from roles.ports import NotFoundError, StoreError
@@ -57,12 +57,8 @@ def step(held: Held, manifest: Manifest, patch: bytes) -> Held:
     Raises:
         ProtocolError: the patch does not fit, or does not lead to the signed weights; `held` is untouched.
     """
-    weights = apply(held.weights, patch)
-    digests = {
-        name: held.digests[name] if tensor is held.weights[name] else tensor_digest(tensor)
-        for name, tensor in weights.items()
-    }
-    return verified(manifest, weights, digests)
+    applied = apply_with_digests(held.weights, patch, digests=held.digests)
+    return verified(manifest, applied.weights, applied.digests)
 
 
 def load_anchor(manifest: Manifest, files: list[bytes]) -> Held:

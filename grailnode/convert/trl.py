@@ -12,6 +12,7 @@ from typing import Final
 import safetensors.torch
 import torch
 
+from protocol import jsontext
 from protocol import safetensors as checked
 from protocol.digest import Weights
 from protocol.errors import LimitError, MalformedError, PatchError
@@ -83,10 +84,7 @@ def write_trl(new: Weights, version: int, base: Weights | None = None) -> tuple[
 
 def _read_metadata(data: bytes) -> dict[str, str]:
     length = int.from_bytes(data[:8], "little")
-    try:
-        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise MalformedError("the safetensors header is not JSON") from error
+    metadata = jsontext.parse(data[8 : 8 + length]).get("__metadata__", {})  # checked.read has parsed this header
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
         raise MalformedError(f"metadata without format={FORMAT}")
     return {str(key): str(value) for key, value in metadata.items()}

@@ -4,10 +4,10 @@ A run names its data file by digest, so the bytes are the founder's; they are re
 checks: size, UTF-8, then line by line: JSON, an object, its fields; at last that both sets hold something.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from protocol import jsontext
 from protocol.environments.base import Problem
 from protocol.environments.draws import Draws, is_held_out
 from protocol.errors import LimitError, MalformedError
@@ -83,10 +83,7 @@ def _lines(data: bytes) -> list[bytes]:
 def _fields(line: bytes) -> Fields:
     if len(line) > MAX_LINE_BYTES:
         raise MalformedError(f"{len(line)} bytes, more than {MAX_LINE_BYTES}")
-    try:
-        fields = json.loads(line.decode())
-    except (ValueError, RecursionError) as error:
-        raise MalformedError("no JSON object in UTF-8") from error
+    fields = jsontext.parse(line)
     if not isinstance(fields, dict):
         raise MalformedError("no JSON object")
     return fields

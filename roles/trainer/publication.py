@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from protocol import patch, safetensors
 from protocol.chain import Manifest, ObjectRef, PatchRef, tensor_table
 from protocol.digest import Weights, content_digest, tensor_digest, weights_digest
+from protocol.errors import PatchError
 from roles.follower import Held
 
 
@@ -30,8 +31,14 @@ def hold(version: int, weights: Weights, before: Held | None) -> Held:
 
 
 def make_patch(held: Held, before: Held) -> tuple[bytes, int]:
-    """The patch from one version to the next, and how many elements it changes."""
-    data = patch.encode(before.weights, held.weights)
+    """The patch from one version to the next, and how many elements it changes; applied once here, as every follower will.
+
+    Raises:
+        PatchError: it does not lead to the weights that it was made from: a fault of the codec, and nobody else's problem.
+    """
+    data = patch.encode_with_digests(before.weights, held.weights, base_digests=before.digests).patch
+    if patch.apply_with_digests(before.weights, data, digests=before.digests).digests != held.digests:
+        raise PatchError("does not lead to the weights that it was made from", f"version {held.version}")
     return data, patch.summary(data).changed
 
 

@@ -12,7 +12,7 @@ import trio
 from protocol import limits, paths
 from protocol.chain import Head, Manifest
 from protocol.digest import content_digest
-from protocol.errors import ChainError, ProtocolError
+from protocol.errors import ChainError, PatchError, ProtocolError
 from protocol.signing import Signed, open_signed, sign
 from roles.follower import Held
 from roles.node import Node
@@ -135,9 +135,13 @@ class Publisher:
         await self._sweep()
 
     async def _make(self, held: Held) -> Objects:
-        """What the version consists of, its patch uploaded. A patch that the store will not take becomes an anchor."""
+        """What the version consists of, its patch uploaded. A patch that fails, here or in the store, becomes an anchor."""
         if self._held is not None:
-            patch, changed = await self._node.run_sync(make_patch, held, self._held)
+            try:
+                patch, changed = await self._node.run_sync(make_patch, held, self._held)
+            except PatchError as error:
+                self._node.telemetry.event("patch-refused", version=held.version, error=str(error))
+                return Objects(held, None, 0, self._shards(held))
             if await self._put_patch(patch):
                 due = held.version % self._settings.anchor_interval == 0
                 return Objects(held, patch, changed, self._shards(held) if due else ())
