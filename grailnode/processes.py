@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-_PRELOADED: Final = ["torch", "grailnode.node_process"]
+_PRELOADED: Final = ["grailnode.fork_server", "torch", "grailnode.node_process"]
 EXIT_HOPELESS: Final = 3
 """The exit code of a process that starting again would not help; it has said why."""
 
@@ -167,7 +167,6 @@ def run_process(name: str, main: Callable[[], Awaitable[int]]) -> None:
         name: shown by `ps -o comm` (its first 15 bytes).
     """
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(trio.run(_until_told, main))
 
 

@@ -1,0 +1,11 @@
+"""What the programs under test find on a machine that has run them before."""
+
+import pytest
+
+from protocol.patch import warm_up
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_kernels() -> None:
+    """The patch kernels, compiled once and cached: else the first versions of a short run come too late to be looked at."""
+    warm_up()
