@@ -11,6 +11,9 @@ from roles.ports import StoreError
 from roles.validator.docket import Case
 from roles.validator.judge import Judge, rejected
 
+_FOREIGN = (Reason.PROMPT, Reason.SKETCH, Reason.SAMPLING)
+"""What a copy is caught by: as a rule its prompt, but two seeds may name one problem."""
+
 
 class Auditor:
     """Audits the cases of one window.
@@ -32,8 +35,8 @@ class Auditor:
         """Judge the picked groups of a case.
 
         Returns:
-            The verdict, and the work digest of each group that was rejected for its prompt: a copy of a group that is
-            accepted later in the window can only be named then.
+            The verdict, and the work digest of each rejected group that may be a copy: of a group that is accepted later in
+            the window, it can only be named then.
 
         Raises:
             EngineError: the engine broke; there is no verdict.
@@ -46,13 +49,13 @@ class Auditor:
             work = group.work_digest()
             if judgement.accepted:
                 self._works.setdefault(work, commitment.miner)
-            elif judgement.reason == Reason.PROMPT:
+            elif judgement.reason in _FOREIGN:
                 strange[group.index] = work
         judgements += judged
         return verdict_on(self._node, case, sorted(judgements, key=lambda judgement: judgement.index)), strange
 
     def name_copies(self, verdict: Verdict, strange: dict[int, bytes]) -> Verdict:
-        """The verdict with its wrong prompts called copies where the work is known to be another's, or done before."""
+        """The verdict with its strange groups called copies where the work is known to be another's, or done before."""
         judgements = tuple(
             judgement.model_copy(update={"reason": Reason.COPIED.value})
             if strange.get(judgement.index) in self._works
