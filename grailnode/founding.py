@@ -45,10 +45,16 @@ class Choices:
 PROOF = ProofSpec(
     sketch="projection",
     sketch_tolerance=1,
-    sketch_share=0.95,
+    sketch_rate=1e-3,
+    sketch_median=1,
     margin=1e-4,
-    margin_share=0.995,
+    margin_rate=1e-3,
+    margin_limit=1e-3,
+    level=1e-9,
+    confidence=0.99,
+    positions=0,
     audit_ppm=1_000_000,
+    audit_floor_ppm=1_000_000,
 )
 """Thresholds for one engine on one kind of machine: docs/spec/verdict.md says how they were chosen."""
 

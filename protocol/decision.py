@@ -1,8 +1,7 @@
 """How many misses are too many: exact binomial tests, and the confidence bounds that calibration needs. Pure arithmetic.
 
-Honest noise makes a position miss its tolerance with a small probability, whose upper bound `grailnode calibrate` measures. A claim
-of `trials` positions with `events` misses is refused when honest work would show as many with a probability below the
-run's level. The same test serves a rollout of 5 tokens and a window of 50,000.
+Honest noise makes a position miss its tolerance with a small probability, whose upper bound `grailnode calibrate` measures with
+`rate_bound`. What so many misses say of a rollout of 5 tokens or of a window of 50,000 is `binomial_tail` (protocol/evidence.py).
 """
 
 import math
@@ -66,8 +65,3 @@ def rate_bound(events: int, trials: int, confidence: float) -> float:
         else:
             high = middle
     return high
-
-
-def refused(events: int, trials: int, rate: float, level: float) -> bool:
-    """Whether honest work would show so many misses with a probability below `level`."""
-    return events > 0 and binomial_tail(events, trials, rate) < level

@@ -16,6 +16,7 @@ from protocol.window import Schedule
 
 Keys = Annotated[tuple[Key, ...], Field(min_length=1, max_length=limits.MAX_KEYS)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 class FileRef(Record):
@@ -60,24 +61,42 @@ class SamplingSpec(Record):
 
 
 class ProofSpec(Record):
-    """Thresholds of the check, as `grailnode calibrate` measured them for this model.
+    """Thresholds of the check, as `grailnode calibrate` measured them for this model (protocol/evidence.py applies them).
 
     Attributes:
         sketch: the kind of sketch.
         sketch_tolerance: largest difference of a value that counts as agreement, in sketch units.
-        sketch_share: share of a group's positions that must agree.
-        margin: largest shortfall of a chosen token's score that honest noise explains, in units of logits / temperature.
-        margin_share: share of a group's tokens that must lie within `margin`.
-        audit_ppm: share of a miner's groups that is audited, in millionths.
+        sketch_rate: bound on the probability that an honest position lies outside that tolerance.
+        sketch_median: largest median distance of an honest group's positions, in sketch units.
+        margin: largest shortfall of a chosen token's score that is not counted as a miss, in units of logits / temperature.
+        margin_rate: bound on the probability that an honest token lies beyond `margin`.
+        margin_limit: shortfall that no honest token shows; one token beyond it is enough to refuse.
+        level: probability with which a single test may refuse honest work.
+        confidence: of both rates as upper bounds; positions: honest positions that they were measured on, 0 where they were not.
+        audit_ppm, audit_floor_ppm: audited share of a miner's groups, in millionths: of a newcomer, and of one known to be good.
     """
 
     kind: ClassVar[str] = "proof"
     sketch: Literal["projection", "topk"]
     sketch_tolerance: Annotated[int, Field(ge=0, le=64)]
-    sketch_share: Share
+    sketch_rate: Rate
+    sketch_median: Annotated[int, Field(ge=0, le=64)]
     margin: Annotated[float, Field(ge=0.0, le=100.0)]
-    margin_share: Share
+    margin_rate: Rate
+    margin_limit: Annotated[float, Field(ge=0.0, le=100.0)]
+    level: Annotated[float, Field(gt=0.0, le=0.1)]
+    confidence: Annotated[float, Field(gt=0.0, lt=1.0)]
+    positions: Annotated[int, Field(ge=0, lt=1 << 53)]
     audit_ppm: Annotated[int, Field(ge=1, le=1_000_000)]
+    audit_floor_ppm: Annotated[int, Field(ge=1, le=1_000_000)]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "ProofSpec":
+        if self.margin_limit < self.margin:
+            raise ValueError("margin_limit lies below margin")
+        if self.audit_floor_ppm > self.audit_ppm:
+            raise ValueError("audit_floor_ppm exceeds audit_ppm")
+        return self
 
 
 class ScoringSpec(Record):

@@ -7,12 +7,10 @@ Two kinds, both keyed by the window's randomness so that nothing can be prepared
 - `topk`: the 32 largest dimensions in magnitude (arXiv 2602.03839, E.3) on a signed logarithmic scale that is 0 at the border to
   the 33rd, four sums with coefficients keyed by *dimension*, scaled likewise. Keying by rank would let a constant pass.
 
-Values saturate at +-127. Comparison is per position and robust: the share of positions at which all four values agree within
-a tolerance, and the median and the largest difference.
+Values saturate at +-127. Sketches are compared per position, by the largest of the four differences; protocol/evidence.py decides.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
@@ -75,32 +73,18 @@ def commit(kind: SketchKind, hidden: Tensor, seed: bytes) -> bytes:
     return saturated.cpu().contiguous().numpy().tobytes()
 
 
-@dataclass(frozen=True)
-class SketchDistance:
-    """How a claimed sketch differs from the one that was recomputed.
+def distances(claimed: bytes, recomputed: bytes) -> np.ndarray:
+    """The largest of the four absolute differences at each position of two sketches of equally many tokens.
 
-    Attributes:
-        share_within: share of positions at which all four values lie within the tolerance, in [0, 1]; 1 where there are none.
-        median: median over positions of the largest of the four absolute differences, in sketch units.
-        largest: the largest absolute difference, in sketch units.
-    """
-
-    share_within: float
-    median: float
-    largest: int
-
-
-def compare(claimed: bytes, recomputed: bytes, tolerance: int) -> SketchDistance:
-    """Compare two sketches of equally many tokens.
+    Returns:
+        int16 [T], in sketch units.
 
     Raises:
         MalformedError: the claimed sketch has another length.
     """
     if len(claimed) != len(recomputed):
         raise MalformedError(f"a sketch of {len(claimed)} bytes where {len(recomputed)} are due")
-    if not claimed:
-        return SketchDistance(1.0, 0.0, 0)
     a = np.frombuffer(claimed, dtype=np.int8).astype(np.int16).reshape(-1, BYTES_PER_TOKEN)
     b = np.frombuffer(recomputed, dtype=np.int8).astype(np.int16).reshape(-1, BYTES_PER_TOKEN)
-    worst = np.abs(a - b).max(axis=1)
-    return SketchDistance(float((worst <= tolerance).mean()), float(np.median(worst)), int(worst.max()))
+    worst: np.ndarray = np.abs(a - b).max(axis=1)
+    return worst

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from protocol import limits
 from protocol.encoding import Line, Record
+from protocol.evidence import LARGEST_MARGIN, MOST_SURPRISE
 from protocol.rollout import Version, Window
 from protocol.run import ScoringSpec
 from protocol.signing import Digest, Key
@@ -27,6 +28,7 @@ class Reason(enum.StrEnum):
     TOKENS = "bad-tokens"  # an id outside the vocabulary, or an end that is not where the policy would end
     SKETCH = "wrong-sketch"  # not the hidden states of this policy
     SAMPLING = "wrong-sampling"  # not the tokens that this policy and this noise give
+    WINDOW = "improbable-window"  # no group shows it, but honest work would not make all of them together
     REWARD = "wrong-reward"  # not what the environment pays
 
 
@@ -37,7 +39,6 @@ def _known(reason: str) -> str:
 
 
 ReasonCode = Annotated[str, AfterValidator(_known)]
-Statistic = Annotated[float, Field(ge=0.0, le=1e6)]
 
 
 class Judgement(Record):
@@ -46,8 +47,10 @@ class Judgement(Record):
     Attributes:
         index: the group's number; digest: SHA-256 of its frame.
         reason: empty where it was accepted, else a Reason.
-        sketch_share, margin_share: the statistics that the thresholds are held against; 1 where that check was not reached.
-        worst_margin: the largest sampling shortfall, in units of logits / temperature.
+        tokens: completion tokens of the group.
+        sketch_misses, sketch_median, margin_misses, worst_margin: the statistics that the thresholds are held against, as in
+            protocol/evidence.py; 0 where they were not reached.
+        surprise: -log10 of the least probability of a scope's misses under honest work.
         rewards: recomputed, one a rollout; empty where rejected.
         logprobs: float32 little-endian, the recomputed log-probability of every completion token, rollouts one behind another;
             empty where rejected.
@@ -57,10 +60,12 @@ class Judgement(Record):
     index: Annotated[int, Field(ge=0, lt=limits.MAX_GROUPS)]
     digest: Digest
     reason: ReasonCode
-    sketch_share: Annotated[float, Field(ge=0.0, le=1.0)]
-    margin_share: Annotated[float, Field(ge=0.0, le=1.0)]
-    worst_margin: Statistic
     tokens: Annotated[int, Field(ge=0)]
+    sketch_misses: Annotated[int, Field(ge=0)]
+    sketch_median: Annotated[float, Field(ge=0.0, le=254.0)]
+    margin_misses: Annotated[int, Field(ge=0)]
+    worst_margin: Annotated[float, Field(ge=0.0, le=LARGEST_MARGIN)]
+    surprise: Annotated[float, Field(ge=0.0, le=MOST_SURPRISE)]
     rewards: Annotated[tuple[Annotated[float, Field(ge=-1e6, le=1e6)], ...], Field(max_length=limits.MAX_GROUP_SIZE)]
     logprobs: bytes
 
@@ -70,6 +75,8 @@ class Judgement(Record):
             raise ValueError("rewards or log-probabilities of a rejected group")
         if not self.reason and len(self.logprobs) != 4 * self.tokens:
             raise ValueError("not one log-probability for each token")
+        if max(self.sketch_misses, self.margin_misses) > self.tokens:
+            raise ValueError("more misses than tokens")
         return self
 
     @property

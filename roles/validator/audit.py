@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from protocol import challenge, paths
 from protocol.errors import ProtocolError
+from protocol.evidence import bar, window_surprise
 from protocol.rollout import Commitment, Group, open_group
+from protocol.run import ProofSpec
 from protocol.verdict import Judgement, Reason, Verdict
 from roles.node import Node
 from roles.ports import StoreError
@@ -44,6 +46,7 @@ class Auditor:
         commitment = case.commitment.record
         opened, judgements = await self._open(commitment, picked_groups(self._node, commitment, self._draw))
         judged = await self._judge.judge([(group, commitment.groups[group.index][0]) for group in opened])
+        judged = _together(judged, self._node.run.proof)
         strange: dict[int, bytes] = {}
         for group, judgement in zip(opened, judged, strict=True):
             work = group.work_digest()
@@ -79,6 +82,15 @@ class Auditor:
             except ProtocolError:
                 judgements.append(rejected(index, commitment.groups[index][0], Reason.MALFORMED))
         return groups, judgements
+
+
+def _together(judgements: Sequence[Judgement], proof: ProofSpec) -> list[Judgement]:
+    """The judgements, or none of them accepting where honest work would not make all the accepted ones together."""
+    counts = [(item.tokens, item.sketch_misses, item.margin_misses) for item in judgements if item.accepted]
+    if window_surprise(counts, proof) <= bar(proof):
+        return list(judgements)
+    refusal = {"reason": Reason.WINDOW.value, "rewards": (), "logprobs": b""}
+    return [item.model_copy(update=refusal) if item.accepted else item for item in judgements]
 
 
 def picked_groups(node: Node, commitment: Commitment, draw: bytes) -> tuple[int, ...]:

@@ -11,22 +11,13 @@ import numpy as np
 import torch
 
 from protocol import challenge, sampling, sketch
+from protocol.evidence import NOT_REACHED, Evidence, weigh
 from protocol.rollout import Group
 from protocol.verdict import Judgement, Reason
 from roles.assignment import Assignment, Task, ends_as_due
 from roles.ports import Engine, Forward
 
 _REWARD_TOLERANCE = 1e-6
-_LARGEST_MARGIN = 1e6  # as a verdict can say it; also what a policy that gives no numbers is worth
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """What the thresholds of the run are held against; the best there is where a check was not reached."""
-
-    sketch_share: float = 1.0
-    margin_share: float = 1.0
-    worst_margin: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -34,7 +25,7 @@ class Found:
     """What was found of a group: why it is rejected, or its rewards and log-probabilities (float32 little-endian)."""
 
     reason: Reason | None
-    statistics: Statistics = Statistics()
+    evidence: Evidence = NOT_REACHED
     rewards: tuple[float, ...] = ()
     logprobs: bytes = b""
 
@@ -85,36 +76,29 @@ class Judge:
         return None
 
     def _compute(self, group: Group, due: Assignment, forwards: Sequence[Forward]) -> Found:
-        """What the prefill says: the group's statistics over all its tokens, against the run's thresholds."""
+        """What the prefill says: the statistics of the group's positions, against the run's thresholds."""
         proof, params = self._task.run.proof, self._task.run.sampling.params()
         claimed = b"".join(rollout.sketch for rollout in group.rollouts)
         hidden = torch.cat([forward.hidden for forward in forwards])
-        distance = sketch.compare(
-            claimed, sketch.commit(proof.sketch, hidden, self._sketch_seed), proof.sketch_tolerance
-        )
+        distances = sketch.distances(claimed, sketch.commit(proof.sketch, hidden, self._sketch_seed))
         tokens = torch.tensor([token for rollout in group.rollouts for token in rollout.tokens])
         logits = torch.cat([forward.logits for forward in forwards])
         lengths = [len(forward.logits) for forward in forwards]
         margins = sampling.batch_margins(
             logits, tokens, due.seeds, lengths, params.temperature, params.filters, slack=proof.margin
         )
-        margin_share = float((margins <= proof.margin).float().mean())
-        statistics = Statistics(
-            distance.share_within,
-            margin_share,
-            float(margins.nan_to_num(nan=_LARGEST_MARGIN).clamp_max(_LARGEST_MARGIN).max()),
-        )
-        if distance.share_within < proof.sketch_share:
-            return Found(Reason.SKETCH, statistics)
-        if margin_share < proof.margin_share:
-            return Found(Reason.SAMPLING, statistics)
+        evidence = weigh(distances, margins.cpu().numpy(), lengths, proof)
+        if evidence.wrong_sketch(proof):
+            return Found(Reason.SKETCH, evidence)
+        if evidence.wrong_sampling(proof):
+            return Found(Reason.SAMPLING, evidence)
         rewards = tuple(self._task.reward(due.problem, rollout.tokens) for rollout in group.rollouts)
         claims = [rollout.reward for rollout in group.rollouts]
         if any(abs(claim - reward) > _REWARD_TOLERANCE for claim, reward in zip(claims, rewards, strict=True)):
-            return Found(Reason.REWARD, statistics)
+            return Found(Reason.REWARD, evidence)
         logprobs = sampling.log_probabilities(logits, tokens, params.temperature, params.filters)
         packed = logprobs.to(torch.float32).numpy().astype(np.dtype("<f4")).tobytes()
-        return Found(None, statistics, rewards, packed)
+        return Found(None, evidence, rewards, packed)
 
 
 def _judgement(group: Group, digest: bytes, found: Found) -> Judgement:
@@ -122,10 +106,12 @@ def _judgement(group: Group, digest: bytes, found: Found) -> Judgement:
         index=group.index,
         digest=digest,
         reason=found.reason.value if found.reason else "",
-        sketch_share=found.statistics.sketch_share,
-        margin_share=found.statistics.margin_share,
-        worst_margin=found.statistics.worst_margin,
         tokens=sum(len(rollout.completion) // 4 for rollout in group.rollouts),
+        sketch_misses=found.evidence.sketch_misses,
+        sketch_median=found.evidence.sketch_median,
+        margin_misses=found.evidence.margin_misses,
+        worst_margin=found.evidence.worst_margin,
+        surprise=max(found.evidence.sketch_surprise, found.evidence.margin_surprise),
         rewards=found.rewards,
         logprobs=found.logprobs,
     )
@@ -137,10 +123,12 @@ def rejected(index: int, digest: bytes, reason: Reason) -> Judgement:
         index=index,
         digest=digest,
         reason=reason.value,
-        sketch_share=1.0,
-        margin_share=1.0,
-        worst_margin=0.0,
         tokens=0,
+        sketch_misses=0,
+        sketch_median=0.0,
+        margin_misses=0,
+        worst_margin=0.0,
+        surprise=0.0,
         rewards=(),
         logprobs=b"",
     )

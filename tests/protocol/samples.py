@@ -72,10 +72,16 @@ def run_manifest(**changes: Any) -> RunManifest:
         "proof": ProofSpec(
             sketch="projection",
             sketch_tolerance=2,
-            sketch_share=0.98,
+            sketch_rate=1e-3,
+            sketch_median=1,
             margin=0.02,
-            margin_share=0.995,
+            margin_rate=1e-3,
+            margin_limit=0.5,
+            level=1e-9,
+            confidence=0.99,
+            positions=100_000,
             audit_ppm=250_000,
+            audit_floor_ppm=50_000,
         ),
         "scoring": ScoringSpec(exponent=2.0, penalty=10.0, windows=100),
         "head_ttl": 3600,
@@ -136,10 +142,12 @@ def judgement(index: int = 0, **changes: Any) -> Judgement:
         "index": index,
         "digest": digest(f"frame {index}"),
         "reason": "",
-        "sketch_share": 1.0,
-        "margin_share": 1.0,
-        "worst_margin": 0.0,
         "tokens": 5,
+        "sketch_misses": 0,
+        "sketch_median": 0.0,
+        "margin_misses": 0,
+        "worst_margin": 0.0,
+        "surprise": 0.0,
         "rewards": (0.5, 1.0),
         "logprobs": bytes(20),
     }
@@ -147,7 +155,7 @@ def judgement(index: int = 0, **changes: Any) -> Judgement:
 
 
 def rejected(index: int = 0, reason: str = "wrong-sketch") -> Judgement:
-    return judgement(index, reason=reason, rewards=(), logprobs=b"", sketch_share=0.25)
+    return judgement(index, reason=reason, rewards=(), logprobs=b"", sketch_misses=4, sketch_median=90.0)
 
 
 def verdict(*judgements: Judgement, **changes: Any) -> Verdict:

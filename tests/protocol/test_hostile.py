@@ -19,7 +19,7 @@ from protocol.participant import Announcement
 from protocol.rollout import Commitment, Group, assemble, open_group
 from protocol.run import RunManifest
 from protocol.signing import Envelope, open_announced, open_signed, sign
-from protocol.sketch import compare
+from protocol.sketch import distances
 from protocol.verdict import Summary, Verdict
 from tests.protocol import samples
 
@@ -45,7 +45,7 @@ PARSERS: dict[str, Parser] = {
     "open_signed": lambda data: open_signed(data, Announcement, [samples.MINER.public]),
     "open_announced": lambda data: open_announced(data, Announcement),
     "open_group": lambda data: open_group(data, COMMITMENT, 0),
-    "sketch": lambda data: compare(data, bytes(20), 2),
+    "sketch": lambda data: distances(data, bytes(20)),
     **{record.__name__: record.from_bytes for record in TYPES},
 }
 SEEDS = [

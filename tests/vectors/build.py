@@ -251,14 +251,12 @@ def sketch_page() -> list[Case]:
             )
     pairs = ((bytes(8), bytes([0, 2, 254, 0, 0, 0, 0, 3])), (bytes([127] * 4), bytes([129] * 4)), (b"", b""))
     for place, (claimed, recomputed) in enumerate(pairs):
-        distance = sketch.compare(claimed, recomputed, 2)
         cases.append(
             {
-                "name": f"distance {place}",
+                "name": f"distances {place}",
                 "claimed": claimed.hex(),
                 "recomputed": recomputed.hex(),
-                "tolerance": 2,
-                "distance": [distance.share_within, distance.median, distance.largest],
+                "distances": sketch.distances(claimed, recomputed).tolist(),
             }
         )
     return cases

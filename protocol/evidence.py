@@ -1,0 +1,116 @@
+"""From distances and margins to a decision: exact binomial tests over every scope in which a cheat could hide.
+
+A statistic of a position is a miss when it lies outside its tolerance. Honest noise makes misses at no more than the rate that
+`grailnode calibrate` bounded, so any number of misses has a probability under honest work, and a scope in which it lies below the
+run's level is refused. Scopes are every rollout, every quarter of the rollouts' lengths (a cheat that begins late), the group, and
+a miner's whole window (docs/spec/verdict.md).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from protocol.decision import binomial_tail
+from protocol.run import ProofSpec
+
+QUARTERS = 4
+MOST_SURPRISE = 400.0  # decades: less than the smallest float64
+LARGEST_MARGIN = 1e6  # as a verdict can say it; also what a policy that gives no numbers is worth
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The statistics of a group; what is not reached is as in the best of groups.
+
+    Attributes:
+        tokens: positions looked at.
+        sketch_misses: positions outside `sketch_tolerance`; sketch_median: the group's median distance, in sketch units.
+        margin_misses: tokens beyond `margin`; worst_margin: the largest, in units of logits / temperature.
+        sketch_surprise, margin_surprise: -log10 of the least probability of a scope's misses under honest work.
+    """
+
+    tokens: int = 0
+    sketch_misses: int = 0
+    sketch_median: float = 0.0
+    margin_misses: int = 0
+    worst_margin: float = 0.0
+    sketch_surprise: float = 0.0
+    margin_surprise: float = 0.0
+
+    def wrong_sketch(self, proof: ProofSpec) -> bool:
+        """Whether honest work would not show these sketches."""
+        return self.sketch_median > proof.sketch_median or self.sketch_surprise > bar(proof)
+
+    def wrong_sampling(self, proof: ProofSpec) -> bool:
+        """Whether honest work would not draw these tokens."""
+        return self.worst_margin > proof.margin_limit or self.margin_surprise > bar(proof)
+
+
+NOT_REACHED = Evidence()
+
+
+def bar(proof: ProofSpec) -> float:
+    """The surprise from which on honest work is ruled out: decades."""
+    return -math.log10(proof.level)
+
+
+def surprise(misses: int, trials: int, rate: float) -> float:
+    """-log10 of the probability that honest work shows at least so many misses: decades, at most MOST_SURPRISE."""
+    tail = binomial_tail(misses, trials, rate)
+    return min(MOST_SURPRISE, -math.log10(tail)) if tail > 0.0 else MOST_SURPRISE
+
+
+def weigh(distances: np.ndarray, margins: np.ndarray, lengths: Sequence[int], proof: ProofSpec) -> Evidence:
+    """The evidence of a group.
+
+    Args:
+        distances: integer [N], the largest of the four differences at each position, rollout behind rollout.
+        margins: float [N], the sampling shortfall of each token; not a number where the policy gives none.
+        lengths: tokens of each rollout, N in sum.
+    """
+    if not len(distances):
+        return NOT_REACHED
+    off_sketch = distances > proof.sketch_tolerance
+    off_margin = ~(margins <= proof.margin)  # what is no number is a miss
+    scopes = list(_scopes(lengths))
+    return Evidence(
+        tokens=len(distances),
+        sketch_misses=int(off_sketch.sum()),
+        sketch_median=float(np.median(distances)),
+        margin_misses=int(off_margin.sum()),
+        worst_margin=float(np.clip(np.nan_to_num(margins, nan=LARGEST_MARGIN), 0.0, LARGEST_MARGIN).max()),
+        sketch_surprise=_most(off_sketch, scopes, proof.sketch_rate),
+        margin_surprise=_most(off_margin, scopes, proof.margin_rate),
+    )
+
+
+def _scopes(lengths: Sequence[int]) -> Iterable[np.ndarray]:
+    """The positions of each rollout, of each quarter of the rollouts' lengths, and of the whole: int64 [n] each."""
+    ends = np.cumsum(lengths)
+    begins = ends - np.asarray(lengths)
+    yield from (np.arange(begin, end) for begin, end in zip(begins, ends, strict=True))
+    if len(lengths) and ends[-1]:
+        within = np.arange(ends[-1]) - np.repeat(begins, lengths)
+        quarter = within * QUARTERS // np.repeat(np.asarray(lengths), lengths)
+        yield from (np.flatnonzero(quarter == number) for number in range(QUARTERS))
+        yield np.arange(ends[-1])
+
+
+def _most(misses: np.ndarray, scopes: Sequence[np.ndarray], rate: float) -> float:
+    return max((surprise(int(misses[scope].sum()), len(scope), rate) for scope in scopes), default=0.0)
+
+
+def window_surprise(groups: Iterable[tuple[int, int, int]], proof: ProofSpec) -> float:
+    """The surprise of a miner's window as a whole: a cheat in so few tokens of each group that no group shows it.
+
+    Args:
+        groups: (tokens, sketch misses, margin misses) of each group that would be accepted.
+    """
+    counts = list(groups)
+    tokens = sum(count[0] for count in counts)
+    return max(
+        surprise(sum(count[1] for count in counts), tokens, proof.sketch_rate),
+        surprise(sum(count[2] for count in counts), tokens, proof.margin_rate),
+    )

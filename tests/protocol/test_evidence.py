@@ -1,0 +1,96 @@
+"""Evidence: honest noise at its rate passes, and a cheat shows in the scope where it hides."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.evidence import LARGEST_MARGIN, MOST_SURPRISE, Evidence, bar, surprise, weigh, window_surprise
+from protocol.run import ProofSpec
+from tests.protocol import samples
+
+PROOF: ProofSpec = samples.run_manifest().proof  # tolerance 2, margin 0.02, limit 0.5, rates 1e-3, level 1e-9
+ROLLOUTS, TOKENS = 8, 200
+LENGTHS = [TOKENS] * ROLLOUTS
+N = ROLLOUTS * TOKENS
+
+
+def honest(seed: int, rate: float = 1e-3) -> tuple[np.ndarray, np.ndarray]:
+    """Distances and margins with misses at the rate that the run allows."""
+    rng = np.random.default_rng(seed)
+    return np.where(rng.random(N) < rate, 3, 1), np.where(rng.random(N) < rate, 0.1, 0.001)
+
+
+def refused(evidence: Evidence) -> tuple[bool, bool]:
+    return evidence.wrong_sketch(PROOF), evidence.wrong_sampling(PROOF)
+
+
+def test_honest_work_at_the_full_rate_passes():
+    groups = [weigh(*honest(seed), LENGTHS, PROOF) for seed in range(200)]
+    assert not any(any(refused(group)) for group in groups)
+    assert sum(group.sketch_misses for group in groups) > 100  # there was noise
+    counts = [(group.tokens, group.sketch_misses, group.margin_misses) for group in groups]
+    assert window_surprise(counts, PROOF) < bar(PROOF)
+
+
+def test_one_rollout_of_eight():
+    distances, margins = honest(0)
+    margins[3 * TOKENS : 3 * TOKENS + 10] = 0.1
+    assert refused(weigh(distances, margins, LENGTHS, PROOF)) == (False, True)
+
+
+def test_a_cheat_that_begins_late_shows_in_the_last_quarter():
+    distances, margins = np.ones(N, dtype=int), np.zeros(N)
+    last = np.arange(N) % TOKENS >= 3 * TOKENS // 4
+    places = np.flatnonzero(last)[::50]  # two in each rollout: few of a rollout, few of the group
+    distances[places] = 60
+    evidence = weigh(distances, margins, LENGTHS, PROOF)
+    without_quarters = max(
+        surprise(evidence.sketch_misses, N, PROOF.sketch_rate),
+        surprise(int((distances[:TOKENS] == 60).sum()), TOKENS, PROOF.sketch_rate),
+    )
+    assert evidence.sketch_surprise > without_quarters
+
+
+def test_a_thin_cheat_shows_in_the_window_and_nowhere_else():
+    distances, margins = np.ones(N, dtype=int), np.zeros(N)
+    margins[::400] = 0.1
+    group = weigh(distances, margins, LENGTHS, PROOF)
+    assert refused(group) == (False, False)
+    assert window_surprise([(group.tokens, group.sketch_misses, group.margin_misses)] * 16, PROOF) > bar(PROOF)
+
+
+def test_one_token_beyond_the_limit_is_enough():
+    distances, margins = honest(1)
+    margins[77] = 0.6
+    assert refused(weigh(distances, margins, LENGTHS, PROOF)) == (False, True)
+    margins[77] = np.nan
+    assert weigh(distances, margins, LENGTHS, PROOF).worst_margin == LARGEST_MARGIN
+
+
+def test_the_median():
+    _, margins = honest(2)
+    assert refused(weigh(np.full(N, 2), margins, LENGTHS, PROOF)) == (True, False)  # all within the tolerance
+
+
+def test_uneven_and_empty_rollouts():
+    lengths = [1, 0, 7, 3]
+    evidence = weigh(np.full(11, 9), np.full(11, np.inf), lengths, PROOF)
+    assert (evidence.tokens, evidence.sketch_misses, evidence.margin_misses) == (11, 11, 11)
+    assert refused(evidence) == (True, True)
+    assert weigh(np.zeros(0), np.zeros(0), [0, 0], PROOF) == Evidence()
+    assert refused(Evidence()) == (False, False)
+
+
+@given(st.integers(0, 500), st.integers(1, 500), st.floats(1e-6, 0.5))
+def test_surprise_grows_with_the_misses(misses: int, trials: int, rate: float):
+    misses = min(misses, trials)
+    assert 0.0 <= surprise(max(0, misses - 1), trials, rate) <= surprise(misses, trials, rate) <= MOST_SURPRISE
+
+
+@pytest.mark.parametrize(
+    "changes", [{"margin_limit": 0.01}, {"audit_floor_ppm": 300_000}, {"sketch_rate": 0.0}, {"level": 0.5}]
+)
+def test_thresholds_that_contradict_each_other(changes: dict[str, float]):
+    with pytest.raises(ValueError):
+        ProofSpec(**(PROOF.model_dump() | changes))
