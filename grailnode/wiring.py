@@ -62,7 +62,7 @@ def make_task(node: Node, policy: Policy) -> Task:
         ValueError: this program does not know the run's environment.
     """
     environment = environments.get(node.run.environment)
-    return Task(node.run_id, node.run, environment, policy.tokenizer, policy.vocabulary)
+    return Task(node.run_id, node.run, environment, policy.tokenizer, policy.vocabulary, node.run_sync)
 
 
 def make_engine(node: Node, compute: Compute) -> TorchEngine:

@@ -103,7 +103,7 @@ class Cheater(HonestProducer):
             seeded = [replace(item, seeds=tuple(self._random.randbytes(16) for _ in item.seeds)) for item in left]
             for assignment, done in zip(left, await self.generate(seeded), strict=True):
                 if _tokens(done) != due[assignments.index(assignment)]:
-                    groups[assignment.index] = self.group(turn, assignment, self.rollouts(turn, assignment, done))
+                    groups[assignment.index] = self.group(turn, assignment, await self.rollouts(turn, assignment, done))
             if len(groups) == len(assignments):
                 break
         honest = await super().produce(turn, [item.index for item in assignments if item.index not in groups])
@@ -119,7 +119,7 @@ class Cheater(HonestProducer):
         tokens[0] = self._random.choice([token for token in self._digits() if token != tokens[0]])
         forward = (await self.engine.forward([assignment.prompt], [tuple(tokens)]))[0]
         edited = Generation(tuple(tokens), forward.hidden, ())
-        rollouts[0] = self.rollouts(turn, assignment, [edited])[0]
+        rollouts[0] = (await self.rollouts(turn, assignment, [edited]))[0]
         return group.model_copy(update={"rollouts": tuple(rollouts)})
 
     def _digits(self) -> list[int]:

@@ -11,7 +11,7 @@ from protocol.environments.mathematics import Mathematics
 from protocol.environments.programming import Programming
 from protocol.environments.sat import Sat
 
-__all__ = ["Environment", "Needs", "Problem", "Sandbox", "data_names", "get", "names", "needs"]
+__all__ = ["Environment", "Needs", "Problem", "Sandbox", "data_names", "get", "is_exact", "names", "needs"]
 
 _DRAWN: Final[dict[str, Environment]] = {
     environment.name: environment for environment in (Addition(), Countdown(), Sat())
@@ -48,6 +48,15 @@ def needs(name: str) -> Needs:
     if name not in names + data_names:
         raise ValueError(f"unknown environment {name!r}; there are: {', '.join(names + data_names)}")
     return Needs(data=name not in _DRAWN, python=_RUN.get(name, ""))
+
+
+def is_exact(name: str) -> bool:
+    """Whether all machines compute the same rewards in an environment, as its `exact` says.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    return Programming.exact if needs(name).python else True
 
 
 def get(name: str, data: bytes | None = None, sandbox: Sandbox | None = None) -> Environment:

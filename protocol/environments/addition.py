@@ -33,6 +33,7 @@ class Addition:
     """Two-digit addition. The reward is 1.0 for the sum in plain decimal digits, 0.0 for any other text."""
 
     name = "addition"
+    exact = True
 
     def problem(self, seed: bytes) -> Problem:
         """The training problem of a seed: operands drawn uniformly from 10..99 until they are no held-out pair."""

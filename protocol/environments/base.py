@@ -24,6 +24,10 @@ class Environment(Protocol):
     def name(self) -> str:
         """The name that a run manifest gives."""
 
+    @property
+    def exact(self) -> bool:
+        """Whether every machine computes the same rewards. Where not, a miner's own are no evidence of anything."""
+
     def problem(self, seed: bytes) -> Problem:
         """The training problem of a seed (16 bytes or more); never one of the held-out problems."""
 

@@ -103,6 +103,7 @@ class Countdown:
     """Reach the target: 1.0 for reaching it, 0.1 for another value from the right numbers, 0.0 for any other text."""
 
     name = "countdown"
+    exact = True
 
     def problem(self, seed: bytes) -> Problem:
         """The training problem of a seed; a solution exists."""

@@ -49,6 +49,7 @@ class Mathematics:
     """
 
     name = "math"
+    exact = True
 
     def __init__(self, data: bytes) -> None:
         self._dataset = Dataset(self.name, data, _read, lambda problem: problem.prompt)

@@ -65,6 +65,7 @@ class Sat:
     """Satisfy the formula: 1.0 for values that do, 0.1 for other values of the right number, 0.0 for any other text."""
 
     name = "sat"
+    exact = True
 
     def problem(self, seed: bytes) -> Problem:
         """The training problem of a seed; a solution exists."""

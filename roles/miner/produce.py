@@ -56,20 +56,15 @@ class HonestProducer:
         size = self.task.run.group_size
         return [generations[start : start + size] for start in range(0, len(generations), size)]
 
-    def rollouts(self, turn: Turn, assignment: Assignment, done: Sequence[Generation]) -> list[Rollout]:
+    async def rollouts(self, turn: Turn, assignment: Assignment, done: Sequence[Generation]) -> list[Rollout]:
         """Completions of one group with their sketches and rewards."""
         seed = challenge.sketch_seed(self.task.run_id, turn.window, turn.randomness)
         sketches = sketch.commit(self.task.run.proof.sketch, torch.cat([item.hidden for item in done]), seed)
+        rewards = await self.task.rewards(assignment.problem, [item.tokens for item in done])
         rollouts, begin = [], 0
-        for item in done:
+        for item, reward in zip(done, rewards, strict=True):
             end = begin + sketch.BYTES_PER_TOKEN * len(item.tokens)
-            rollouts.append(
-                Rollout(
-                    completion=pack_tokens(item.tokens),
-                    sketch=sketches[begin:end],
-                    reward=self.task.reward(assignment.problem, item.tokens),
-                )
-            )
+            rollouts.append(Rollout(completion=pack_tokens(item.tokens), sketch=sketches[begin:end], reward=reward))
             begin = end
         return rollouts
 
@@ -90,5 +85,5 @@ class HonestProducer:
         assignments = self.assignments(turn, indices)
         groups = []
         for assignment, generations in zip(assignments, await self.generate(assignments), strict=True):
-            groups.append(self.group(turn, assignment, self.rollouts(turn, assignment, generations)))
+            groups.append(self.group(turn, assignment, await self.rollouts(turn, assignment, generations)))
         return groups

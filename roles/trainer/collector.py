@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import trio
 
-from protocol import limits, paths
+from protocol import environments, limits, paths
 from protocol.errors import MalformedError, ProtocolError
 from protocol.rollout import Commitment, open_group
 from protocol.signing import Signed, open_signed
@@ -173,7 +173,8 @@ class Collector:
             raise
         except ProtocolError:
             return "changed-after-verdict"
-        return harvested(group, decision.digest, decision.accepting) or "verdict-does-not-fit"
+        exact = environments.is_exact(self._node.run.environment)
+        return harvested(group, decision.digest, decision.accepting, exact=exact) or "verdict-does-not-fit"
 
     async def _forget(self, before: int) -> None:
         for window in [window for window in self._done if window < before]:

@@ -21,7 +21,7 @@ class HarvestedGroup(Record):
     Attributes:
         digest: SHA-256 of its frame: what the verdicts named and what was fetched.
         logprobs: float32 little-endian, every completion token: the median over the accepting validators.
-        rewards: as recomputed, one a rollout.
+        rewards: as recomputed, one a rollout: likewise the median, where machines may differ in them.
     """
 
     kind: ClassVar[str] = "harvested-group"
@@ -52,21 +52,28 @@ class Account(Record):
     outcomes: tuple[tuple[Digest, Annotated[str, Field(max_length=64)]], ...]
 
 
-def harvested(group: Group, digest: bytes, accepting: tuple[Judgement, ...]) -> HarvestedGroup | None:
-    """An accepted group with the validators' numbers; None where those do not fit the group."""
+def harvested(group: Group, digest: bytes, accepting: tuple[Judgement, ...], *, exact: bool) -> HarvestedGroup | None:
+    """An accepted group with the validators' numbers; None where those do not fit the group.
+
+    Args:
+        exact: whether all machines compute the same rewards: a judgement with others than the group's then does not fit.
+    """
     tokens = sum(len(rollout.completion) // 4 for rollout in group.rollouts)
-    rewards = tuple(rollout.reward for rollout in group.rollouts)
+    claims = tuple(rollout.reward for rollout in group.rollouts)
     fitting = [
-        np.frombuffer(judgement.logprobs, dtype="<f4")
+        (np.frombuffer(judgement.logprobs, dtype="<f4"), judgement.rewards)
         for judgement in accepting
         if len(judgement.logprobs) == 4 * tokens
-        and len(judgement.rewards) == len(rewards)
-        and np.allclose(judgement.rewards, rewards, rtol=0.0, atol=1e-6)
+        and len(judgement.rewards) == len(claims)
+        and (not exact or np.allclose(judgement.rewards, claims, rtol=0.0, atol=1e-6))
     ]
-    sound = [values for values in fitting if np.isfinite(values).all() and (values <= _ROUNDING).all()]
+    sound = [
+        (values, rewards) for values, rewards in fitting if np.isfinite(values).all() and (values <= _ROUNDING).all()
+    ]
     if not sound:
         return None
-    logprobs = np.median(sound, axis=0)
+    logprobs = np.median([values for values, _ in sound], axis=0)
+    rewards = claims if exact else tuple(np.median([rewards for _, rewards in sound], axis=0).tolist())
     return HarvestedGroup(
         digest=digest,
         prompt=group.prompt,

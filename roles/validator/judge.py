@@ -58,7 +58,7 @@ class Judge:
         for (group, digest), due, reason in zip(groups, assignments, reasons, strict=True):
             found = Found(reason)
             if reason is None:
-                found = self._compute(group, due, [next(forwards) for _ in group.rollouts])
+                found = await self._compute(group, due, [next(forwards) for _ in group.rollouts])
             judgements.append(_judgement(group, digest, found))
         return judgements
 
@@ -75,7 +75,7 @@ class Judge:
                 return Reason.TOKENS
         return None
 
-    def _compute(self, group: Group, due: Assignment, forwards: Sequence[Forward]) -> Found:
+    async def _compute(self, group: Group, due: Assignment, forwards: Sequence[Forward]) -> Found:
         """What the prefill says: the statistics of the group's positions, against the run's thresholds."""
         proof, params = self._task.run.proof, self._task.run.sampling.params()
         claimed = b"".join(rollout.sketch for rollout in group.rollouts)
@@ -92,8 +92,8 @@ class Judge:
             return Found(Reason.SKETCH, evidence)
         if evidence.wrong_sampling(proof):
             return Found(Reason.SAMPLING, evidence)
-        rewards = tuple(self._task.reward(due.problem, rollout.tokens) for rollout in group.rollouts)
-        claims = [rollout.reward for rollout in group.rollouts]
+        rewards = await self._task.rewards(due.problem, [rollout.tokens for rollout in group.rollouts])
+        claims = [rollout.reward for rollout in group.rollouts] if self._task.environment.exact else rewards
         if any(abs(claim - reward) > _REWARD_TOLERANCE for claim, reward in zip(claims, rewards, strict=True)):
             return Found(Reason.REWARD, evidence)
         logprobs = sampling.log_probabilities(logits, tokens, params.temperature, params.filters)

@@ -177,7 +177,7 @@ class Validator:
         prompts = [task.tokenizer.encode(problem.prompt) for problem in problems]
         await serve(self._node, self._engine, weights)
         completions = await self._engine.greedy(prompts, task.run.sampling.params())
-        solved = sum(task.reward(problem, tokens) >= 1.0 for problem, tokens in zip(problems, completions, strict=True))
+        solved = sum(reward >= 1.0 for reward in await task.rewards_of(list(zip(problems, completions, strict=True))))
         self._evaluation = Evaluation(version=weights.version, problems=count, solved=solved)
 
     async def _summarize(self, window: int, weights: Held, verdicts: list[Verdict], seconds: float) -> None:
