@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,16 +29,21 @@ class TransformersModel:
     Args:
         directory: a checkpoint directory; only its config.json is read, and none of its code is run.
         device: where it will compute.
+        attention: which of transformers' implementations of attention.
 
     Raises:
         PolicyError: transformers does not know the architecture, or the config does not fit it.
     """
 
-    def __init__(self, directory: Path, device: torch.device | None = None) -> None:
+    def __init__(
+        self, directory: Path, device: torch.device | None = None, attention: Literal["sdpa", "eager"] = "sdpa"
+    ) -> None:
         try:
             config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
             with torch.device("meta"):
-                module = AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
+                module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                    config, trust_remote_code=False, attn_implementation=attention
+                )
         except (OSError, ValueError, KeyError) as error:
             raise PolicyError(f"{directory}: transformers cannot build this model ({error})") from error
         _rebuild_buffers(module, config, device)

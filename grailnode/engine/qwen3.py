@@ -7,15 +7,19 @@ the processes of a node (docs/log.md); it computes no faster.
 Shapes: B sequences, S new tokens, P cached tokens, K = P + S, H query heads, C key-value heads, E head size, D width.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 Weights = Mapping[str, Tensor]
+
+Attention = Literal["sdpa", "eager"]
+"""torch's fused attention, or its formula written out; both are transformers' names. They round differently."""
 
 
 @dataclass(frozen=True)
@@ -113,11 +117,22 @@ def _visible(mask: Tensor, new: int) -> Tensor:
     return (((keys <= queries) & mask[:, None, :]) | (keys == queries))[:, None]
 
 
+def _eager(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
+    """Scaled dot-product attention written out: [B, H, S, E] from keys and values [B, C, K, E], visible [B, 1, S, K]."""
+    shared = queries.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(shared, dim=1), values.repeat_interleave(shared, dim=1)
+    scores = queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5
+    scores = scores.masked_fill(~visible, -math.inf)
+    mixed: Tensor = scores.softmax(dim=-1, dtype=_wide(scores.dtype)).to(scores.dtype) @ values
+    return mixed
+
+
 class Qwen3:
     """A CausalModel (grailnode/engine/model.py)."""
 
-    def __init__(self, config: Qwen3Config, device: torch.device | None = None) -> None:
+    def __init__(self, config: Qwen3Config, device: torch.device | None = None, attention: Attention = "sdpa") -> None:
         self._config = config
+        self._attention_kind = attention
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).to(torch.float32) / config.head_dim
         self._frequencies = (1.0 / config.rope_theta**exponents).to(device)
         self._shapes = _shapes(config)
@@ -177,7 +192,10 @@ class Qwen3:
         queries, keys = _rotate(queries, *rotation), _rotate(keys, *rotation)
         if cache is not None:
             keys, values = cache.extend(layer, keys, values)
-        mixed = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, enable_gqa=True)
+        if self._attention_kind == "eager":
+            mixed = _eager(queries, keys, values, visible)
+        else:
+            mixed = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, enable_gqa=True)
         return functional.linear(mixed.transpose(1, 2).reshape(B, S, -1), weights[prefix + "o_proj.weight"])
 
     def logits(self, weights: Weights, hidden: Tensor) -> Tensor:

@@ -1,0 +1,126 @@
+"""One way to compute generates, another checks: what a validator sees of honest work, or of a copy's, group by group."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from grailnode.calibration.variants import Pair
+from grailnode.policy import Policy
+from protocol import challenge, sampling, sketch
+from protocol.digest import Weights
+from protocol.sampling import SamplingParams
+from roles.ports import Engine, Forward, Generation, Request
+
+_CHUNK_BYTES: Final = 1 << 28
+"""Logits (float32) that are held at once."""
+_CHUNK_GROUPS: Final = 64
+_RUN: Final = bytes(32)  # no run: seeds are derived as a run derives them, from this in place of its id and its miners
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is asked of both sides, as a run would ask it.
+
+    Attributes:
+        prompt: the prompt of a group's 32-byte seed.
+        kind: of sketch.
+        seed: other numbers give other prompts, noise and projections.
+    """
+
+    policy: Policy
+    params: SamplingParams
+    group_size: int
+    prompt: Callable[[bytes], str]
+    kind: sketch.SketchKind = "projection"
+    seed: int = 0
+
+    @property
+    def chunk(self) -> int:
+        """Groups that are generated and checked together."""
+        group = self.group_size * self.params.max_tokens * self.policy.vocabulary * 4
+        return max(1, min(_CHUNK_GROUPS, _CHUNK_BYTES // group))
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What the check sees of one group, N tokens, rollout behind rollout.
+
+    Attributes:
+        lengths: tokens of each rollout, N in sum.
+        distances: int16 [N], the largest of the four differences of the sketches at each position.
+        margins: float32 [N], the sampling shortfall of each token.
+        shifts: float32 [N], by how much the two sides' log-probabilities of each token differ, in absolute value.
+    """
+
+    lengths: tuple[int, ...]
+    distances: np.ndarray
+    margins: np.ndarray
+    shifts: np.ndarray
+
+
+async def observe(
+    work: Work, pair: Pair, weights: Weights, groups: int, *, claimed: Weights | None = None, first: int = 0
+) -> AsyncIterator[Observed]:
+    """Generate groups one way and check them the other way.
+
+    Args:
+        weights: of the policy.
+        groups: how many.
+        claimed: what the generating side computes with instead: a copy that passes for the policy.
+        first: number of the first group; the same numbers get the same prompts, noise and projections.
+
+    Raises:
+        PolicyError, EngineError: one of the two cannot compute this policy.
+    """
+    generating = await pair.generating.serve(work.policy, weights if claimed is None else claimed)
+    checking = await pair.checking.serve(work.policy, weights)
+    for begin in range(first, first + groups, work.chunk):
+        numbers = range(begin, min(begin + work.chunk, first + groups))
+        for group in await _chunk(work, numbers, generating, checking):
+            yield group
+
+
+async def _chunk(work: Work, numbers: range, generating: Engine, checking: Engine) -> list[Observed]:
+    randomness = work.seed.to_bytes(32, "little")
+    seeds = [challenge.group_seed(_RUN, 0, randomness, _RUN, number) for number in numbers]
+    requests = [
+        Request(prompt, challenge.rollout_seed(seed, index))
+        for seed in seeds
+        for prompt in [work.policy.tokenizer.encode(work.prompt(seed))]
+        for index in range(work.group_size)
+    ]
+    done = await generating.generate(requests, work.params)
+    seen = await checking.forward([request.prompt for request in requests], [item.tokens for item in done])
+    projection = challenge.sketch_seed(_RUN, numbers.start, randomness)
+    size = work.group_size
+    return [
+        _compare(work, requests[at : at + size], done[at : at + size], seen[at : at + size], projection)
+        for at in range(0, len(requests), size)
+    ]
+
+
+def _compare(
+    work: Work, requests: Sequence[Request], done: Sequence[Generation], seen: Sequence[Forward], projection: bytes
+) -> Observed:
+    """As roles/validator/judge.py does it."""
+    claimed = sketch.commit(work.kind, torch.cat([item.hidden for item in done]), projection)
+    due = sketch.commit(work.kind, torch.cat([item.hidden for item in seen]), projection)
+    logits = torch.cat([item.logits for item in seen])
+    tokens = torch.tensor([token for item in done for token in item.tokens])
+    lengths = tuple(len(item.tokens) for item in done)
+    params = work.params
+    margins = sampling.batch_margins(
+        logits, tokens, [request.seed for request in requests], lengths, params.temperature, params.filters
+    )
+    likely = sampling.log_probabilities(logits, tokens, params.temperature, params.filters).numpy()
+    said = np.array([value for item in done for value in item.logprobs], dtype=np.float32)
+    return Observed(lengths, _distances(claimed, due), margins.numpy(), np.abs(likely - said))
+
+
+def _distances(claimed: bytes, due: bytes) -> np.ndarray:
+    a, b = (np.frombuffer(data, dtype=np.int8).astype(np.int16).reshape(-1, 4) for data in (claimed, due))
+    worst: np.ndarray = np.abs(a - b).max(axis=1)
+    return worst

@@ -1,0 +1,169 @@
+"""The ways in which honest nodes compute one policy differently, and the pairs of them that a run will meet."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, NamedTuple
+
+import torch
+import trio
+
+from grailnode.calibration.padding import Padded, Side
+from grailnode.engine.model import CausalModel
+from grailnode.engine.qwen3 import Attention, Qwen3, Qwen3Config
+from grailnode.engine.torch_engine import DEFAULT_BATCH_TOKENS, TorchEngine
+from grailnode.policy import Policy
+from protocol.digest import Weights
+
+Implementation = Literal["qwen3", "transformers"]
+DType = Literal["float32", "bfloat16", "float16"]
+
+SMALL_BATCH: Final = 512
+ALONE: Final = 1
+"""As `batch_tokens`: every sequence in a batch of its own, without any pad."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to compute a policy.
+
+    Attributes:
+        implementation: the tree's own Qwen3, or transformers' code of the architecture.
+        dtype: what the BF16 weights are widened (or narrowed) to.
+        batch_tokens: padded tokens of one batch.
+        side, multiple: where a prefill's pads stand, and to which multiple every batch is padded (padding.Padded).
+        attention: torch's fused attention or the formula.
+        threads: of torch on the CPU.
+        device: of torch.
+    """
+
+    implementation: Implementation = "qwen3"
+    dtype: DType = "float32"
+    batch_tokens: int = DEFAULT_BATCH_TOKENS
+    side: Side = "right"
+    multiple: int = 1
+    attention: Attention = "sdpa"
+    threads: int = 1
+    device: str = "cpu"
+
+    def model(self, policy: Policy) -> CausalModel:
+        """The architecture, computed this way.
+
+        Raises:
+            PolicyError: this implementation does not know it.
+        """
+        device = torch.device(self.device)
+        config = Qwen3Config.of(policy.config) if self.implementation == "qwen3" else None
+        model: CausalModel
+        if config is not None:
+            model = Qwen3(config, device, self.attention)
+        else:
+            from grailnode.engine.hf import TransformersModel  # noqa: PLC0415 - takes seconds to import
+
+            model = TransformersModel(policy.directory, device, self.attention)
+        plain = self.side == "right" and self.multiple == 1
+        return model if plain else Padded(model, self.side, self.multiple)
+
+    async def serve(self, policy: Policy, weights: Weights) -> TorchEngine:
+        """An engine that computes this way and serves these weights as version 0.
+
+        Raises:
+            PolicyError: this implementation does not know the architecture.
+            EngineError: the weights do not fit it.
+        """
+        engine = TorchEngine(
+            self.model(policy),
+            device=self.device,
+            dtype=getattr(torch, self.dtype),
+            max_batch_tokens=self.batch_tokens,
+            run_sync=_inline(self.threads),
+        )
+        await engine.stage(0, weights)
+        await engine.commit()
+        return engine
+
+
+def _inline(threads: int) -> Callable[..., Awaitable[Any]]:
+    """Computes in place with so many threads of torch."""
+
+    async def run_sync(function: Callable[..., Any], *arguments: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            return function(*arguments)
+        finally:
+            torch.set_num_threads(before)
+
+    return run_sync
+
+
+class Pair(NamedTuple):
+    """A miner's way to compute and a validator's that checks it, under a name."""
+
+    name: str
+    generating: Variant
+    checking: Variant
+
+
+def run_pairs(base: Variant, policy: Policy) -> tuple[Pair, ...]:
+    """What the nodes of one run meet: one dtype; other batch shapes, padding, attention, threads, implementations.
+
+    Args:
+        base: what a node does if nobody changes anything.
+    """
+    alone = replace(base, batch_tokens=ALONE)
+    eager = replace(base, attention="eager")
+    pairs = [
+        Pair("same", base, base),
+        Pair("small-batches", replace(base, batch_tokens=SMALL_BATCH), base),
+        Pair("alone-generated", alone, base),
+        Pair("alone-checked", base, alone),
+        Pair("left-padding", base, replace(base, side="left")),
+        Pair("static-shapes", replace(base, multiple=16), replace(base, multiple=64)),
+        Pair("eager-generated", eager, base),
+        Pair("eager-checked", base, eager),
+    ]
+    if base.device == "cpu":
+        pairs.append(Pair("two-threads", replace(base, threads=2), base))
+    if base.implementation == "qwen3" and Qwen3Config.of(policy.config) is not None:
+        theirs = replace(base, implementation="transformers")
+        pairs.append(Pair("transformers", theirs, base))
+        pairs.append(Pair("transformers-eager-alone", replace(theirs, attention="eager", batch_tokens=ALONE), base))
+    return tuple(pairs)
+
+
+def cross_pairs(base: Variant) -> tuple[Pair, ...]:
+    """Nodes of one run that compute in different dtypes, or in a narrower one than `base` on both sides."""
+    others: list[DType] = [dtype for dtype in ("float32", "bfloat16", "float16") if dtype != base.dtype]
+    pairs = []
+    for dtype in others:
+        other = replace(base, dtype=dtype)
+        pairs += [
+            Pair(f"{dtype}-generated", other, base),
+            Pair(f"{dtype}-checked", base, other),
+            Pair(f"{dtype}-both", replace(other, batch_tokens=SMALL_BATCH), other),
+        ]
+    return tuple(pairs)
+
+
+def select(wanted: str, base: Variant, policy: Policy) -> tuple[Pair, ...]:
+    """The pairs that a founder asks for.
+
+    Args:
+        wanted: "run" for those of one dtype, "all" for those of several as well, or names separated by commas.
+
+    Raises:
+        ValueError: a name that there is none of; the message lists those there are.
+    """
+    pairs = run_pairs(base, policy)
+    if wanted == "run":
+        return pairs
+    pairs += cross_pairs(base)
+    if wanted == "all":
+        return pairs
+    by_name = {pair.name: pair for pair in pairs}
+    names: Sequence[str] = list(dict.fromkeys(wanted.split(",")))
+    unknown = [name for name in names if name not in by_name]
+    if unknown:
+        raise ValueError(f"no pair {unknown[0]!r}; there are: run, all, {', '.join(by_name)}")
+    return tuple(by_name[name] for name in names)

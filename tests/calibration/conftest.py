@@ -1,0 +1,32 @@
+"""What the tests of calibration share: a small policy with random weights, and the work that is asked of it."""
+
+import pytest
+
+from grailnode.calibration.pairs import Work
+from grailnode.policy import Policy, load_weights
+from protocol import environments
+from protocol.digest import Weights
+from tests.engine.policies import PARAMS, write_policy
+
+
+@pytest.fixture(scope="session")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    """A policy directory with random weights."""
+    return write_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="session")
+def weights(policy: Policy) -> Weights:
+    """Its weights."""
+    return load_weights(policy.directory)
+
+
+def addition(seed: bytes) -> str:
+    """The prompt of a group."""
+    return environments.get("addition").problem(seed).prompt
+
+
+@pytest.fixture(scope="session")
+def work(policy: Policy) -> Work:
+    """Groups of four rollouts."""
+    return Work(policy, PARAMS, 4, addition)

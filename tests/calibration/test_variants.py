@@ -1,0 +1,110 @@
+"""Honest ways to compute differ by rounding and by nothing else."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from grailnode.calibration.padding import Padded
+from grailnode.calibration.variants import ALONE, Variant, cross_pairs, run_pairs, select
+from grailnode.engine.hf import TransformersModel
+from grailnode.engine.model import CausalModel, build
+from grailnode.engine.qwen3 import Qwen3, Qwen3Config
+from grailnode.policy import Policy
+from protocol.digest import Weights
+from tests.engine.policies import PARAMS, random_weights, write_policy
+from tests.engine.test_torch_engine import NOISE, requests_of_many_lengths
+
+BASE = Variant()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("multiple", [1, 8])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("implementation", ["qwen3", "transformers"])
+def test_where_the_pads_stand_changes_rounding_alone(policy: Policy, side, multiple, attention, implementation):
+    plain = build(policy)
+    weights = {name: tensor.to(torch.float32) for name, tensor in random_weights(plain).items()}
+    model = replace(BASE, side=side, multiple=multiple, attention=attention, implementation=implementation).model(
+        policy
+    )
+    ids = torch.randint(0, plain.vocabulary, (6, 9), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(6, 9, dtype=torch.bool)
+    mask[:2, :4] = False
+    mask[4:, 6:] = False
+    with torch.inference_mode():
+        expected = plain.hidden(weights, ids, mask)
+        torch.testing.assert_close(model.hidden(weights, ids, mask)[mask], expected[mask], rtol=0, atol=NOISE)
+
+
+def test_pads_of_a_prefill_stand_where_they_are_wanted(policy: Policy) -> None:
+    class Watched:
+        """Keeps the mask that it is called with."""
+
+        def hidden(self, weights: object, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            self.mask = mask
+            return ids[..., None].float()
+
+    watched = Watched()
+    ids = torch.arange(10).reshape(2, 5)
+    mask = torch.tensor([[False, True, True, False, True], [True] * 5])
+    for side, first_row in (("left", [False] * 5 + [True] * 3), ("right", [True] * 3 + [False] * 5)):
+        states = Padded(watched, side, multiple=4).hidden({}, ids, mask)  # type: ignore[arg-type]
+        assert states[..., 0].tolist() == ids.tolist()  # everything back in its place
+        assert watched.mask[0].tolist() == first_row
+
+
+@pytest.mark.trio
+async def test_generation_goes_on_behind_the_pads(policy: Policy, weights: Weights) -> None:
+    requests = requests_of_many_lengths(8)
+    params = replace(PARAMS, max_tokens=5)
+    plain = await (await BASE.serve(policy, weights)).generate(requests, params)
+    for variant in (
+        replace(BASE, multiple=16),
+        replace(BASE, batch_tokens=ALONE),
+        replace(BASE, attention="eager", multiple=16),
+        replace(BASE, implementation="transformers", attention="eager", multiple=16),
+        replace(BASE, threads=2),
+    ):
+        other = await (await variant.serve(policy, weights)).generate(requests, params)
+        for one, two in zip(plain, other, strict=True):
+            assert one.tokens == two.tokens
+            torch.testing.assert_close(one.hidden, two.hidden, rtol=0, atol=NOISE)
+    assert torch.get_num_threads() == 1  # put back
+
+
+def test_eager_attention_is_transformers_eager_attention(policy: Policy) -> None:
+    config = Qwen3Config.of(policy.config)
+    assert config is not None
+    own, theirs = Qwen3(config, attention="eager"), TransformersModel(policy.directory, attention="eager")
+    weights = {name: tensor.to(torch.float32) for name, tensor in random_weights(own).items()}
+    ids = torch.randint(0, own.vocabulary, (4, 9), generator=torch.Generator().manual_seed(3))
+    mask = torch.ones(4, 9, dtype=torch.bool)
+    mask[:2, :3] = False
+    with torch.inference_mode():
+        states = own.hidden(weights, ids, mask), theirs.hidden(weights, ids, mask)
+    torch.testing.assert_close(states[0][mask], states[1][mask], rtol=0, atol=NOISE)
+
+
+def test_pairs_have_distinct_names_and_ways(policy: Policy) -> None:
+    pairs = [*run_pairs(BASE, policy), *cross_pairs(BASE)]
+    for one, two in itertools.combinations(pairs, 2):
+        assert one.name != two.name
+        assert one[1:] != two[1:]
+    assert all({pair.generating.dtype, pair.checking.dtype} == {"float32"} for pair in run_pairs(BASE, policy))
+
+
+def test_a_founder_selects_pairs(policy: Policy) -> None:
+    assert [pair.name for pair in select("left-padding,same", BASE, policy)] == ["left-padding", "same"]
+    assert set(select("run", BASE, policy)) < set(select("all", BASE, policy))
+    with pytest.raises(ValueError, match=r"no pair 'sane'; there are: run, all, same,"):
+        select("same,sane", BASE, policy)
+
+
+def test_an_architecture_that_is_not_in_the_tree_is_computed_by_transformers(tmp_path: Path) -> None:
+    policy = write_policy(tmp_path, attention_bias=True)
+    model: CausalModel = BASE.model(policy)
+    assert isinstance(model, TransformersModel)
+    assert "transformers" not in {pair.name for pair in run_pairs(BASE, policy)}
