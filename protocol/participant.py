@@ -1,6 +1,6 @@
-"""Announcements: how a participant makes itself known (docs/spec/paths.md)."""
+"""Announcements: how a participant makes itself known (docs/spec/paths.md), and where its objects lie (spaces.md)."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -10,12 +10,19 @@ from protocol.signing import Digest, Key
 
 Role = Literal["trainer", "miner", "validator"]
 
+_LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_PORT = "(:[1-9][0-9]{0,4})?"
+_SEGMENTS = "(/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,99})*"
+SPACE_FORM: Final = rf"^(https://{_LABEL}(\.{_LABEL})*{_PORT}{_SEGMENTS}|http://(127\.0\.0\.1|localhost){_PORT}{_SEGMENTS})?$"
+"""The URL of a space (docs/spec/spaces.md): no user, query, fragment, escape or slash at the end; empty for none."""
+
 
 class Announcement(Record):
     """A signed note 'this key takes part in this run'.
 
     Attributes:
         name: what the participant calls itself: shown to people, trusted by nobody.
+        space: where this key's objects are read: a URL, or empty for the meeting point.
         expires_ms: after this (milliseconds since the Unix epoch) it counts no more.
     """
 
@@ -25,4 +32,5 @@ class Announcement(Record):
     key: Key
     role: Role
     name: Annotated[str, Field(max_length=32, pattern=r"^[A-Za-z0-9 _.-]*$")]
+    space: Annotated[str, Field(max_length=limits.MAX_SPACE_BYTES, pattern=SPACE_FORM)]
     expires_ms: Annotated[int, Field(ge=0, lt=1 << 53)]

@@ -23,6 +23,7 @@ class Node:
         run_id, run: the rules, already checked against the root keys.
         key: signs what this node says; name: what it calls itself.
         store: the shared medium, which may lie; state: this node's own durable storage, which does not.
+        space: the URL where others read what this node writes; empty where they read the same store.
         run_sync: runs a function that computes for long, off the event loop's thread (inline in a simulation).
     """
 
@@ -36,6 +37,7 @@ class Node:
     beacon: Beacon
     telemetry: Telemetry
     run_sync: Callable[..., Awaitable[Any]]
+    space: str = ""
 
     def window(self) -> int:
         """The current window; negative before window 0 opens."""
@@ -66,6 +68,7 @@ class Node:
             key=self.key.public,
             role=role,
             name=self.name,
+            space=self.space,
             expires_ms=int((self.clock.now() + seconds) * 1000),
         )
         await self.publish(paths.participant(self.key.public), sign(record, self.key))

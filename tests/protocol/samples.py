@@ -179,6 +179,7 @@ def announcement(**changes: Any) -> Announcement:
         "key": MINER.public,
         "role": "miner",
         "name": "north 1",
+        "space": "https://north.example.org/run",
         "expires_ms": 99,
     }
     return Announcement(**(fields | changes))

@@ -94,3 +94,56 @@ def test_an_announcement_that_cannot_be(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         samples.announcement(**changes)
     assert Announcement.from_bytes(samples.announcement().to_bytes()) == samples.announcement()
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        "",
+        "https://pub-1a2b.r2.dev",
+        "https://bucket.s3.eu-west-1.amazonaws.com/run",
+        "https://account.example.org:8443/bucket/a_b/c~d",
+        "http://127.0.0.1:9000/bucket",
+        "http://localhost/bucket",
+    ],
+)
+def test_where_a_space_may_be(space: str) -> None:
+    announced = samples.announcement(space=space)
+    assert Announcement.from_bytes(announced.to_bytes()).space == space
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        "https://",
+        "https://host/",
+        "https://host//a",
+        "https://host/.well-known",
+        "https://host/../a",
+        "https://host/a?b=c",
+        "https://host/a#b",
+        "https://host/%2e%2e",
+        "https://user@host/a",
+        "https://user:word@host/a",
+        "https://host:0/a",
+        "https://host:123456/a",
+        "https://[::1]/a",
+        "https://HOST/a",
+        "https://-host/a",
+        "https://host..org/a",
+        "https://hôst/a",
+        "https://host/a b",
+        "https://host/a\n",
+        "http://host/a",
+        "http://127.0.0.1.example.org/a",
+        "ftp://host/a",
+        "file:///etc/passwd",
+        "s3://bucket",
+        "//host/a",
+        "https://host/" + "a/" * 150,
+        "https://" + "a" * 64 + ".org",
+    ],
+)
+def test_where_a_space_cannot_be(space: str) -> None:
+    with pytest.raises(ValidationError):
+        samples.announcement(space=space)
