@@ -13,7 +13,9 @@ Role = Literal["trainer", "miner", "validator"]
 _LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _PORT = "(:[1-9][0-9]{0,4})?"
 _SEGMENTS = "(/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,99})*"
-SPACE_FORM: Final = rf"^(https://{_LABEL}(\.{_LABEL})*{_PORT}{_SEGMENTS}|http://(127\.0\.0\.1|localhost){_PORT}{_SEGMENTS})?$"
+SPACE_FORM: Final = (
+    rf"^(https://{_LABEL}(\.{_LABEL})*{_PORT}{_SEGMENTS}|http://(127\.0\.0\.1|localhost){_PORT}{_SEGMENTS})?$"
+)
 """The URL of a space (docs/spec/spaces.md): no user, query, fragment, escape or slash at the end; empty for none."""
 
 

@@ -1,8 +1,7 @@
 """Objects of a public bucket or CDN over HTTPS, to read only.
 
-There is no listing over plain HTTP: readers learn paths from signed indexes and from the protocol's own naming. A public
-bucket that lets nobody list answers 403 for an object that is not there; that is a StoreError here, because the two
-cannot be told apart.
+Readers learn paths from signed indexes and from the protocol's own naming; a bucket's root URL is listed where the bucket
+lists in public. One that does not answers 403 for an object that is not there, so 403 means the same as 404 (docs/adr/0210).
 """
 
 import re
@@ -15,6 +14,8 @@ from urllib.parse import quote, urlsplit
 import httpx
 import trio
 
+from grailnode.store.addresses import PublicTransport
+from grailnode.store.listing import list_bucket
 from grailnode.store.names import check_path, check_prefix, check_range
 from grailnode.store.refused import RefusedError
 from roles.ports import NotFoundError, ObjectInfo, StoreError, TooLargeError
@@ -40,15 +41,19 @@ class Pace:
     resumptions: int = 8
 
 
-def open_client(*, connect: float = 10.0, silence: float = 20.0, connections: int = 32) -> httpx.AsyncClient:
+def open_client(
+    *, connect: float = 10.0, silence: float = 20.0, connections: int = 32, public_only: bool = False
+) -> httpx.AsyncClient:
     """An HTTP client for HttpsStore: no redirects, no cookies, nothing from the environment.
 
     Args:
         connect: seconds for a connection.
         silence: seconds without a byte.
         connections: at a time.
+        public_only: connect to public addresses alone, for URLs that strangers name.
     """
     return httpx.AsyncClient(
+        transport=PublicTransport(connections) if public_only else None,
         follow_redirects=False,
         trust_env=False,
         # a server could otherwise mark its readers, and a cookie that is not ASCII breaks every later request
@@ -119,8 +124,12 @@ class HttpsStore:
         raise RefusedError(f"{self._base}{check_path(path)}: not deleted, HTTPS is for reading only")
 
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Raises RefusedError: HTTP has no listing."""
-        raise RefusedError(f"{self._base}{check_prefix(prefix)}: cannot be listed, HTTPS has no listings")
+        """Implements ObjectStore.list, where the base is the root of a bucket that lists in public.
+
+        Raises:
+            RefusedError: it is not.
+        """
+        return list_bucket(self._client, self._base, check_prefix(prefix), after)
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         """Implements ObjectStore.get; goes on from where a connection broke off while the object stays the same."""
@@ -156,9 +165,8 @@ class HttpsStore:
                     began = True
                     await self._read(answer, transfer, where)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
-            said = " ".join(str(error).split())[:300] or type(error).__name__
             kind = _BrokenOffError if began else StoreError
-            raise kind(f"{where}: {said}") from error
+            raise kind(f"{where}: {_one_line(error)}") from error
 
     async def _read(self, answer: httpx.Response, transfer: _Transfer, where: str) -> None:
         start, received = trio.current_time(), 0
@@ -177,6 +185,10 @@ class HttpsStore:
             raise TooLargeError(f"{where}: more than {transfer.max_bytes} bytes")
 
 
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
 def _accept(answer: httpx.Response, transfer: _Transfer, where: str) -> bool:
     """Whether a body follows that continues the transfer; the transfer starts over where the object has changed.
 
@@ -184,8 +196,8 @@ def _accept(answer: httpx.Response, transfer: _Transfer, where: str) -> bool:
         StoreError: the server answered anything but the object or the range.
     """
     status = answer.status_code
-    if status in {404, 410}:
-        raise NotFoundError(f"{where}: no such object")
+    if status in {403, 404, 410}:
+        raise NotFoundError(f"{where}: no such object{_hint.get(status, '')}")
     if status == 416 and not transfer.data:
         return False  # the range begins behind the end: nothing to read there
     if 300 <= status < 400:
@@ -194,7 +206,7 @@ def _accept(answer: httpx.Response, transfer: _Transfer, where: str) -> bool:
         raise StoreError(f"{where}: the server answered {status}{_hint.get(status, '')}")
     if answer.headers.get("Content-Encoding", "identity") != "identity":
         raise StoreError(f"{where}: the server compresses what was asked for as it is")
-    if status == 206:
+    if status == 206 or "Content-Range" in answer.headers:  # some servers answer ranges with status 200
         match = _content_range.fullmatch(answer.headers.get("Content-Range", ""))
         if match is None or int(match[1]) != transfer.offset + len(transfer.data):
             raise StoreError(f"{where}: the server does not answer the range that was asked for")
@@ -220,7 +232,7 @@ def _check_length(answer: httpx.Response, transfer: _Transfer, where: str) -> No
 
 _hint: Final = {
     401: ": it is not public",
-    403: ": it is not public, or not there and the bucket does not say so",
+    403: ", or not a public one: the server answered 403",
     429: ": it asks for fewer requests",
     503: ": it is unavailable or asks for fewer requests",
 }

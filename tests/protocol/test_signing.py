@@ -208,6 +208,7 @@ def test_each_altered_field_of_a_body_is_refused() -> None:
         "key": ROOT.public,
         "role": "trainer",
         "name": "south",
+        "space": "https://south.example.org",
         "expires_ms": 100,
     }
     assert changes.keys() == fields.keys()

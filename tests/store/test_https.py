@@ -136,16 +136,14 @@ async def test_redirects_are_not_followed(store, server, url, status):
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize(
-    ("status", "match"), [(403, "not public"), (429, "fewer"), (500, "500"), (503, "unavailable"), (204, "204")]
-)
+@pytest.mark.parametrize(("status", "match"), [(429, "fewer"), (500, "500"), (503, "unavailable"), (204, "204")])
 async def test_other_answers(store, server, status, match):
     server.bend = lambda asked, reply: Reply(status, b"")
     await fails(store.get("o", 10), match)
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("status", [404, 410])
+@pytest.mark.parametrize("status", [403, 404, 410])
 async def test_gone(store, server, status):
     server.bend = lambda asked, reply: Reply(status, b"<html>")
     await fails(store.get("o", 10), "no such object", NotFoundError)
@@ -221,8 +219,6 @@ async def test_nobody_there(client):
 async def test_it_is_for_reading_only(store, server):
     await fails(store.put("a", b""), "reading only", RefusedError)
     await fails(store.delete("a"), "reading only", RefusedError)
-    with pytest.raises(RefusedError, match="no listings"):
-        store.list("a")
     assert server.asked == []
 
 

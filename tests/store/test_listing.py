@@ -1,0 +1,106 @@
+"""Listing a public bucket over plain HTTPS: real pages, and what hostile servers answer instead."""
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+import trio
+
+from grailnode.store.https import HttpsStore, open_client
+from grailnode.store.listing import ListingError, read_page
+from grailnode.store.refused import RefusedError
+from grailnode.store.s3 import S3Store
+from roles.ports import StoreError
+from tests.store.loopback import Asked, Reply, serve
+
+HEAD = '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+
+
+def page(*keys: str, token: str = "", truncated: bool = False) -> bytes:
+    contents = "".join(f"<Contents><Key>{key}</Key><Size>3</Size></Contents>" for key in keys)
+    more = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
+    flag = str(truncated or bool(token)).lower()
+    return f"{HEAD}<IsTruncated>{flag}</IsTruncated>{contents}{more}</ListBucketResult>".encode()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    async with open_client(connect=2.0, silence=2.0) as client:
+        yield client
+
+
+async def listed(url: str, client: httpx.AsyncClient, prefix: str = "p/", after: str = "") -> list[str]:
+    store = HttpsStore(url, client, plain_http=True)
+    return [info.path async for info in store.list(prefix, after=after)]
+
+
+@pytest.mark.trio
+async def test_a_real_bucket_is_listed_page_by_page(moto_bucket, client):
+    """moto serves anonymous requests."""
+    location, credentials = moto_bucket
+    store = S3Store(location, credentials)
+    wanted = [f"p/{number:04d} &é" for number in range(1005)]
+    for path in [*wanted, "q/other"]:
+        await store.put(path, b"abc")
+    base = f"{location.endpoint}/{location.bucket}"
+    assert await listed(base, client) == wanted
+    assert await listed(base, client, after=wanted[1002]) == wanted[1003:]
+    store.close()
+
+
+@pytest.mark.trio
+async def test_pages_are_asked_for_by_token_and_strange_keys_left_out(client, nursery: trio.Nursery):
+    asked: list[str] = []
+
+    def answer(request: Asked) -> Reply:
+        asked.append(request.target)
+        first = len(asked) == 1
+        return Reply(200, page("p/../a", "p/a", "p/b", "q", token="t/&amp;1") if first else page("r", "s"))
+
+    url = await nursery.start(serve, answer)
+    assert await listed(url, client) == ["p/a", "p/b"]
+    assert asked[0] == "/?list-type=2&prefix=p%2F"
+    assert asked[1].endswith("continuation-token=t%2F%261")
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("reply", "kind", "match"),
+    [
+        (Reply(200, b"<html>"), RefusedError, "cannot be listed"),
+        (Reply(200, b""), RefusedError, "cannot be listed"),
+        (Reply(200, b"<Error/>"), RefusedError, "another document"),
+        (Reply(403, b"<Error/>"), RefusedError, "answered 403"),
+        (Reply(301, b"", {"Location": "/x"}), RefusedError, "answered 301"),
+        (Reply(503, b""), StoreError, "answered 503"),
+        (Reply(200, page("p/b", "p/a")), StoreError, "backwards"),
+        (Reply(200, page("p/a", "p/a")), StoreError, "backwards"),
+        (Reply(200, page("p/a", token="again")), StoreError, "backwards"),
+        (Reply(200, page(token="again")), StoreError, "gives nothing"),
+        (Reply(200, page("p/a", truncated=True)), StoreError, "gives nothing"),
+        (Reply(200, page() + b" " * (9 << 20)), StoreError, "a page of more than"),
+    ],
+)
+async def test_answers_that_are_no_listing(client, nursery: trio.Nursery, reply: Reply, kind, match: str):
+    url = await nursery.start(serve, lambda _: reply)
+    with pytest.raises(kind, match=match) as caught:
+        await listed(url, client)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'<!DOCTYPE a [<!ENTITY b "' + b"c" * 99 + b'">]><ListBucketResult>&b;</ListBucketResult>',
+        b'<!DOCTYPE a SYSTEM "http://127.0.0.1/">' + b"<ListBucketResult/>",
+        b"<ListBucketResult>" + b"<a>" * 50,
+        b"<ListBucketResult><Contents><Key>" + b"k" * 5000 + b"</Key></Contents></ListBucketResult>",
+        b"<ListBucketResult><Contents><Size>-1</Size></Contents></ListBucketResult>",
+        b"<ListBucketResult><Contents><Size>" + b"9" * 99 + b"</Size></Contents></ListBucketResult>",
+        b"<ListBucketResult>&undefined;</ListBucketResult>",
+        b"\xff\xfe<",
+    ],
+)
+def test_hostile_documents(data: bytes):
+    with pytest.raises(ListingError):
+        read_page(data)
