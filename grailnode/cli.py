@@ -20,12 +20,18 @@ ROLES = ("trainer", "miner", "validator")
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="grailnode")
 @click.option("--role", type=click.Choice(ROLES), help="Run a node of this role until Ctrl-C.")
-@click.option("--run", "run_file", type=click.Path(path_type=Path), help="The run.toml of the run.")
+@click.option("--run", metavar="FILE-or-URL", help="The run.toml of the run, or the URL of its manifest (.../runs/ID).")
 @click.option("--name", help="The node's name: its key and state. Default: the role (for a miner, miner-1).")
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a key of run.toml.")
+@click.option("--trust-run", is_flag=True, help="Take a URL's word for which run it is, where no id is given.")
 @click.pass_context
 def cli(
-    context: click.Context, role: str | None, run_file: Path | None, name: str | None, overrides: tuple[str, ...]
+    context: click.Context,
+    role: str | None,
+    run: str | None,
+    name: str | None,
+    overrides: tuple[str, ...],
+    trust_run: bool,
 ) -> None:
     """Trainer, miner and validator for decentralized RL post-training.
 
@@ -38,16 +44,16 @@ def cli(
     if role is None:
         click.echo(context.get_help())
         return
-    if run_file is None:
-        raise click.UsageError("--role needs --run FILE; `grailnode init DIR` makes one")
+    if run is None:
+        raise click.UsageError("--role needs --run FILE-or-URL; `grailnode init DIR` makes one")
     from grailnode.commands import run_role  # noqa: PLC0415 - imports torch: not for --help
 
-    run_role(role, run_file, name, overrides)
+    run_role(role, run, name, overrides, trust=trust_run)
 
 
 def _option_run(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
-        "--run", "run_file", type=click.Path(path_type=Path), required=True, help="The run.toml of the run."
+        "--run", required=True, metavar="FILE-or-URL", help="The run.toml of the run, or the URL of its manifest."
     )(function)
 
 
@@ -88,20 +94,20 @@ def init(directory: Path, policy: Path | None, environment: str) -> None:
 
 @cli.command()
 @_option_run
-def status(run_file: Path) -> None:
+def status(run: str) -> None:
     """Print a run's head, windows, miners and scores, read from its store."""
     from grailnode.commands import print_status  # noqa: PLC0415
 
-    print_status(run_file)
+    print_status(run)
 
 
 @cli.command()
 @_option_run
-def verify(run_file: Path) -> None:
+def verify(run: str) -> None:
     """Check a run's chain from its oldest anchor to the head; exit 1 at the first lie."""
     from grailnode.commands import verify_run  # noqa: PLC0415
 
-    verify_run(run_file)
+    verify_run(run)
 
 
 @cli.command()

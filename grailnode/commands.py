@@ -4,14 +4,14 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 import trio
 from rich.console import Console
 
-from grailnode import genesis, keys, workspace
-from grailnode.config import Config, load
+from grailnode import genesis, joining, keys, workspace
+from grailnode.config import Config, ConfigError, load, without_file
 from grailnode.conversion import Conversion, Format, convert
 from grailnode.demo.run import DemoSettings
 from grailnode.demo.run import run_demo as run_demo_network
@@ -34,9 +34,30 @@ _PROCESSES: dict[str, tuple[Kind, ...]] = {
 }
 
 
-def run_role(role: str, run_file: Path, name: str | None, overrides: tuple[str, ...]) -> None:
+def open_config(run: str, overrides: tuple[str, ...] = (), *, trust: bool = False) -> Config:
+    """The configuration of a run.toml, or of a run manifest's URL; the manifest is a file in it.
+
+    Raises:
+        ConfigError, StoreError, ProtocolError: it cannot be used; the manifest is not to be had.
+    """
+    if joining.is_url(run):
+        base, run_id = joining.named_run(run)
+        values: dict[str, Any] = {"run": {"manifest": run, "id": run_id}, "beacon": {"key": ""}}
+        if base:
+            place = {"kind": "https", "url": base}
+            values["store"] = {**place, "meeting": place}
+        config = without_file(values, overrides, Path.cwd())
+    else:
+        config = load(Path(run), overrides)
+    config, told = joining.localize(config, trust=trust)
+    if told:
+        click.echo(told, err=True)
+    return config
+
+
+def run_role(role: str, run: str, name: str | None, overrides: tuple[str, ...], *, trust: bool) -> None:
     """Run a node until Ctrl-C."""
-    config = load(run_file, overrides)
+    config = open_config(run, overrides, trust=trust)
     name = name or ("miner-1" if role == "miner" else role)
     kinds = _PROCESSES[role]
     if role == "trainer" and config.beacon.key:
@@ -51,6 +72,11 @@ def run_role(role: str, run_file: Path, name: str | None, overrides: tuple[str, 
 
 def _check(config: Config, role: str, name: str) -> None:
     """Refuse what cannot work before any process starts."""
+    if config.store.kind == "https":
+        raise ConfigError(
+            f'store.kind: a {role} writes, and "https" only reads; `grailnode init DIR --bucket NAME` shows how to set a '
+            "bucket up"
+        )
     node = make_node(config, name, Telemetry(name))
     allowed = {"trainer": node.run.trainers, "validator": node.run.validators}
     if role in allowed and node.key.public not in allowed[role]:
@@ -82,9 +108,9 @@ def init_run(directory: Path, policy: Path | None, environment: str) -> None:
         click.echo(f"  grailnode --role {role} --run {made.config}{name}")
 
 
-def print_status(run_file: Path) -> None:
+def print_status(run: str) -> None:
     """What the store shows of a run."""
-    config = load(run_file)
+    config = open_config(run)
 
     async def show() -> None:
         node = make_spectator(config)
@@ -95,9 +121,9 @@ def print_status(run_file: Path) -> None:
     trio.run(show)
 
 
-def verify_run(run_file: Path) -> None:
+def verify_run(run: str) -> None:
     """Check a run's chain."""
-    config = load(run_file)
+    config = open_config(run)
 
     async def check() -> None:
         held = await verify_chain(make_spectator(config), click.echo)

@@ -1,17 +1,19 @@
 """run.toml: where a node's run, store, keys and state lie, and what its operator decides. Read once, passed on as values.
 
 Every key can be overridden on the command line (`--set trainer.learning_rate=2e-5`). Secrets are never in it: keys lie in
-files that only their owner can read, and storage credentials come from the environment.
+files that only their owner can read, and storage credentials come from such a file or from the environment.
 """
 
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from grailnode.wiring import TrainerSettings
+from protocol.participant import SPACE_FORM
 from protocol.sampling import SamplingParams
 from roles.miner.node import MinerSettings
 from roles.trainer.collector import CollectorSettings
@@ -35,17 +37,65 @@ class _Section(BaseModel):
 
 
 class RunSection(_Section):
-    """Which run: the signed manifest's file, and the id that it must have (empty: take the file's word)."""
+    """Which run: the signed manifest's file or URL, and the id that it must have (empty: take the file's word)."""
 
-    manifest: Path = Path("run.manifest")
-    id: str = ""
+    manifest: str = "run.manifest"
+    id: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
 
 
-class StoreSection(_Section):
-    """The shared medium."""
+class PlaceSection(_Section):
+    """Where objects lie: a directory, an S3 bucket (or what is below `prefix` in it), or a base URL to read from.
 
-    kind: Literal["local"] = "local"
+    `url` is the base of kind "https", and for the other kinds where everybody else reads what lies there.
+    """
+
+    kind: Literal["local", "s3", "https"] = "local"
     path: Path = Path("store")
+    url: str = ""
+    bucket: str = ""
+    endpoint: str = ""
+    region: str = "us-east-1"
+    addressing: Literal["auto", "path", "virtual"] = "auto"
+    prefix: Annotated[str, Field(pattern=r"^([A-Za-z0-9_~-][A-Za-z0-9._~-]*/?)*$")] = ""
+    credentials: Path | None = None
+    concurrency: Annotated[int, Field(ge=1, le=256)] = 16
+    requests_per_second: Positive = 100.0
+    attempts: Count = 6
+    connect_seconds: Positive = 10.0
+    silence_seconds: Positive = 30.0
+    deadline_seconds: Positive = 3600.0
+    min_bytes_per_second: Positive = 16_384.0
+
+    @model_validator(mode="after")
+    def _complete(self) -> "PlaceSection":
+        if self.kind == "s3" and not self.bucket:
+            raise ValueError('kind "s3" needs a bucket')
+        if self.kind == "https" and not self.url:
+            raise ValueError('kind "https" needs a url')
+        if self.url and not re.fullmatch(SPACE_FORM, self.url):
+            raise ValueError("a url is https://host[:port][/path], without user, query or a slash at the end")
+        return self
+
+
+PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class StoreSection(PlaceSection):
+    """Where this node writes. Without `meeting` all nodes of the run share this store; with it each has its own.
+
+    `peers` says where the objects of a key are, whatever it announces; `private_addresses` lets announced URLs lead into
+    private networks and, by plain http, to this machine.
+    """
+
+    meeting: PlaceSection | None = None
+    peers: dict[PublicKey, PlaceSection] = Field(default_factory=dict)
+    private_addresses: bool = False
+
+    @model_validator(mode="after")
+    def _readable(self) -> "StoreSection":
+        if self.meeting is not None and not self.url:
+            raise ValueError("where participants meet elsewhere, url says where they read what this node writes")
+        return self
 
 
 class NodeSection(_Section):
@@ -57,8 +107,12 @@ class NodeSection(_Section):
 
 
 class BeaconSection(_Section):
-    """The local beacon that the trainer's node runs for a run on one machine; empty key: somebody else runs the beacon."""
+    """Where public randomness comes from: HTTP relays of a public drand chain, or, without any, the run's own store.
 
+    `key` names the key of the local beacon that the trainer's node runs; empty: somebody else runs the beacon.
+    """
+
+    relays: tuple[str, ...] = ()
     key: str = "beacon"
     keep_rounds: Count = 1000
 
@@ -120,8 +174,9 @@ class Config(_Section):
     validator: ValidatorSection = ValidatorSection()
     directory: Path = Path()
 
-    def at(self, path: Path) -> Path:
+    def at(self, path: Path | str) -> Path:
         """A path of this file, made absolute."""
+        path = Path(path)
         return path if path.is_absolute() else self.directory / path
 
 
@@ -144,10 +199,25 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{path}: not TOML: {error}") from error
     for override in overrides:
         _override(values, override)
+    return _checked(values, str(path), path.absolute().parent)
+
+
+def without_file(values: dict[str, Any], overrides: Sequence[str], directory: Path) -> Config:
+    """A configuration from values alone, for a run that is named by its URL.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    for override in overrides:
+        _override(values, override)
+    return _checked(values, "--set", directory.absolute())
+
+
+def _checked(values: dict[str, Any], source: str, directory: Path) -> Config:
     try:
-        return Config.model_validate(values | {"directory": path.absolute().parent})
+        return Config.model_validate(values | {"directory": directory})
     except ValidationError as error:
-        raise ConfigError(_explain(path, error)) from None
+        raise ConfigError(_explain(source, error)) from None
 
 
 def _override(values: dict[str, Any], override: str) -> None:
@@ -159,15 +229,20 @@ def _override(values: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
-    table = values.setdefault(section, {})
-    if not isinstance(table, dict):
-        raise ConfigError(f"--set {override}: {section} is not a section")
+    table = values
+    *sections, name = (section, *name.split("."))
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {override}: {section} is not a section")
     table[name] = value
 
 
-def _explain(path: Path, error: ValidationError) -> str:
+def _explain(path: str, error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "value_error":
+        return f"{path}: {place}: {first['ctx']['error']}"
     if first["type"] == "extra_forbidden":
         section = Config.model_fields.get(str(first["loc"][0]))
         known = getattr(section.annotation, "model_fields", Config.model_fields) if section else Config.model_fields

@@ -2,6 +2,7 @@
 
 from grailnode.config import ConfigError
 from grailnode.conversion import ConversionError
+from grailnode.credentials import CredentialsError
 from grailnode.keys import KeyFileError
 from grailnode.policy import PolicyError
 from grailnode.processes import ProcessError
@@ -17,6 +18,7 @@ class StateInUseError(Exception):
 
 _TOLD = (
     ConversionError,
+    CredentialsError,
     FencedError,
     StateInUseError,
     ConfigError,

@@ -13,7 +13,7 @@ import torch
 import trio
 
 from grailnode import founding, genesis, keys
-from grailnode.beacon import StoreBeacon, publish_rounds
+from grailnode.beacon import RelayBeacon, StoreBeacon, publish_rounds
 from grailnode.clock import SystemClock
 from grailnode.config import Config, miner_settings, trainer_settings, validator_settings
 from grailnode.demo.cheater import run_cheater
@@ -21,6 +21,7 @@ from grailnode.engine import model as models
 from grailnode.failures import StateInUseError, explain
 from grailnode.policy import Policy, load_weights
 from grailnode.processes import EXIT_HOPELESS, run_process
+from grailnode.storage import Storage
 from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
 from grailnode.telemetry import Telemetry
@@ -102,11 +103,11 @@ def make_node(config: Config, name: str, telemetry: Telemetry) -> Node:
     """A node of this machine, with the key and the state of its name.
 
     Raises:
-        OSError, ProtocolError, KeyFileError, StoreError: manifest, key, state or store cannot be used.
+        OSError, ProtocolError, KeyFileError, ConfigError, CredentialsError, StoreError: manifest, key, state or store cannot be used.
     """
     key = keys.read_or_create(config.at(config.node.keys) / f"{name}{keys.SUFFIX}")
     state = LocalStore(config.at(config.node.state) / name / "objects")
-    return _node(config, name, key, state, telemetry)
+    return _node(config, name, key, state, Storage(config, telemetry), telemetry)
 
 
 def make_spectator(config: Config) -> Node:
@@ -115,15 +116,21 @@ def make_spectator(config: Config) -> Node:
     Raises:
         OSError, ProtocolError, StoreError: manifest or store cannot be used.
     """
-    return _node(config, "spectator", SigningKey(secrets.token_bytes(32)), MemoryStore(), Telemetry("spectator"))
+    telemetry = Telemetry("spectator")
+    storage = Storage(config, telemetry, writes=False)
+    return _node(config, "spectator", SigningKey(secrets.token_bytes(32)), MemoryStore(), storage, telemetry)
 
 
-def _node(config: Config, name: str, key: SigningKey, state: ObjectStore, telemetry: Telemetry) -> Node:
+def _node(
+    config: Config, name: str, key: SigningKey, state: ObjectStore, storage: Storage, telemetry: Telemetry
+) -> Node:
     signed = founding.open_run(
         config.at(config.run.manifest).read_bytes(), bytes.fromhex(config.run.id) if config.run.id else None
     )
-    store = LocalStore(config.at(config.store.path))
     clock = SystemClock()
+    store = storage.routed(signed.digest, signed.record, key.public, state, clock)
+    relays = storage.relays()
+    chain = signed.record.beacon
     return Node(
         run_id=signed.digest,
         run=signed.record,
@@ -132,9 +139,10 @@ def _node(config: Config, name: str, key: SigningKey, state: ObjectStore, teleme
         store=store,
         state=state,
         clock=clock,
-        beacon=StoreBeacon(store, signed.record.beacon, clock),
+        beacon=RelayBeacon(relays, chain, clock) if relays else StoreBeacon(store, chain, clock),
         telemetry=telemetry,
         run_sync=trio.to_thread.run_sync,
+        space=config.store.url if config.store.meeting is not None else "",
     )
 
 
