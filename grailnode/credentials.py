@@ -8,7 +8,7 @@ from pathlib import Path
 
 from grailnode.store.s3_session import S3Credentials
 
-_ACCESS, _SECRET, _TOKEN = "aws_access_key_id", "aws_secret_access_key", "aws_session_token"  # noqa: S105
+_ACCESS, _SECRET, _TOKEN = "aws_access_key_id", "aws_secret_access_key", "aws_session_token"
 
 
 class CredentialsError(Exception):

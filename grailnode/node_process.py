@@ -103,7 +103,8 @@ def make_node(config: Config, name: str, telemetry: Telemetry) -> Node:
     """A node of this machine, with the key and the state of its name.
 
     Raises:
-        OSError, ProtocolError, KeyFileError, ConfigError, CredentialsError, StoreError: manifest, key, state or store cannot be used.
+        OSError, ProtocolError, KeyFileError, ConfigError, CredentialsError, StoreError: manifest, key, state or store
+            cannot be used.
     """
     key = keys.read_or_create(config.at(config.node.keys) / f"{name}{keys.SUFFIX}")
     state = LocalStore(config.at(config.node.state) / name / "objects")

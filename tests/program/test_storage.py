@@ -1,0 +1,157 @@
+"""From run.toml to a node's store: which adapter, whose credentials, and what is said when something is missing."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from grailnode import workspace
+from grailnode.config import Config, ConfigError, load
+from grailnode.credentials import CredentialsError, read_credentials
+from grailnode.founding import Choices
+from grailnode.node_process import make_node, make_spectator
+from grailnode.storage import Storage
+from grailnode.store.refused import RefusedError
+from grailnode.telemetry import Telemetry
+from protocol import paths
+
+FILE = "[default]\naws_access_key_id = AK\naws_secret_access_key = secret%word\n"
+VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+
+
+@pytest.fixture(autouse=True)
+def no_credentials_of_this_machine(monkeypatch: pytest.MonkeyPatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def run_toml(tmp_path: Path) -> Path:
+    return workspace.create(tmp_path, Choices(), workspace.Pace()).config
+
+
+def secret_file(directory: Path, text: str = FILE, mode: int = 0o600) -> Path:
+    file = directory / "s3.credentials"
+    file.write_text(text)
+    file.chmod(mode)
+    return file
+
+
+def test_credentials_of_a_file(tmp_path: Path):
+    found = read_credentials(secret_file(tmp_path), {"AWS_ACCESS_KEY_ID": "other"})
+    assert found is not None
+    assert (found.access_key, found.secret_key, found.session_token) == ("AK", "secret%word", None)
+    assert "secret" not in repr(found)
+
+
+def test_credentials_of_the_environment():
+    values = dict(zip(VARIABLES, ("a", "b", "c"), strict=True))
+    found = read_credentials(None, values)
+    assert found is not None
+    assert (found.access_key, found.secret_key, found.session_token) == ("a", "b", "c")
+    assert read_credentials(None, {}) is None
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o777, 0o620])
+def test_a_file_that_others_may_touch_is_refused(tmp_path: Path, mode: int):
+    with pytest.raises(CredentialsError, match="run `chmod 600"):
+        read_credentials(secret_file(tmp_path, mode=mode))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "secret%word",
+        "[default]\naws_access_key_id = AK\n",
+        "[other]\n" + FILE[10:],
+        "[default]\n[default]\n",
+        "\x00",
+    ],
+)
+def test_files_that_hold_no_credentials(tmp_path: Path, text: str):
+    with pytest.raises(CredentialsError) as caught:
+        read_credentials(secret_file(tmp_path, text))
+    assert "\n" not in str(caught.value)
+    assert "secret%word" not in str(caught.value)
+
+
+def test_half_of_the_credentials(tmp_path: Path):
+    with pytest.raises(CredentialsError, match="AWS_SECRET_ACCESS_KEY is not set"):
+        read_credentials(None, {"AWS_ACCESS_KEY_ID": "a"})
+    with pytest.raises(CredentialsError, match="no such file"):
+        read_credentials(tmp_path / "nowhere")
+
+
+def test_a_bucket_without_credentials_says_where_to_put_them(run_toml: Path):
+    config = load(run_toml, ["store.kind=s3", "store.bucket=b"])
+    with pytest.raises(ConfigError, match="set AWS_ACCESS_KEY_ID"):
+        make_node(config, "trainer", Telemetry("x"))
+
+
+def test_a_bystander_without_credentials_reads_by_url(run_toml: Path):
+    config = load(run_toml, ["store.kind=s3", "store.bucket=b", "store.url=http://127.0.0.1:1/b"])
+    make_spectator(config)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["store.kind=s3"], 'store: kind "s3" needs a bucket'),
+        (["store.kind=https"], 'store: kind "https" needs a url'),
+        (["store.kind=https", "store.url=https://user:word@host"], "store: a url is https://host"),
+        (["store.kind=https", "store.url=http://host"], "store: a url is https://host"),
+        (["store.meeting.path=x"], "url says where they read what this node writes"),
+        (["store.peers.abc.path=x"], "store.peers.abc"),
+        (["store.secret_key=x"], "unknown key store.secret_key"),
+        (["store.prefix=../x"], "store.prefix"),
+        (["run.id=abc"], "run.id"),
+    ],
+)
+def test_what_cannot_be_a_store(run_toml: Path, overrides: list[str], told: str):
+    with pytest.raises(ConfigError, match=r"^\S") as caught:
+        load(run_toml, overrides)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_relays_are_urls(run_toml: Path):
+    config = load(run_toml, ['beacon.relays=["https://api.drand.sh", "http://127.0.0.1:9"]'])
+    assert [relay.name for relay in Storage(config, Telemetry("x")).relays()] == list(config.beacon.relays)
+    for wrong in ("http://api.drand.sh", "api.drand.sh"):
+        with pytest.raises(ConfigError, match="beacon.relays"):
+            Storage(load(run_toml, [f'beacon.relays=["{wrong}"]']), Telemetry("x")).relays()
+
+
+def _apart(run_toml: Path, *more: str) -> Config:
+    """A node with a directory of its own and a meeting point in another."""
+    return load(run_toml, ["store.path=mine", "store.url=https://m.example.org", "store.meeting.path=square", *more])
+
+
+def test_a_node_of_many_buckets_announces_its_own(run_toml: Path):
+    node = make_node(_apart(run_toml), "miner-1", Telemetry("x"))
+    assert node.space == "https://m.example.org"
+
+    async def write() -> None:
+        await node.store.put(paths.head(node.key.public), b"x")
+        await node.announce("miner", 60.0)
+        with pytest.raises(RefusedError):
+            await node.store.put(paths.head(b"k" * 32), b"x")
+
+    trio.run(write)
+    directory = run_toml.parent
+    assert (directory / "mine" / paths.head(node.key.public)).is_file()
+    announced = (directory / "square" / paths.participant(node.key.public)).read_bytes()
+    assert b"https://m.example.org" in announced
+
+
+def test_plain_http_to_this_machine_is_for_those_who_allow_it(run_toml: Path):
+    async def read(config: Config) -> None:
+        owner = replace(make_node(config, "miner-2", Telemetry("x")), space="http://127.0.0.1:1")
+        node = make_node(config, "miner-1", Telemetry("x"))
+        await owner.announce("miner", 60.0)
+        await node.store.get(paths.head(owner.key.public), 10)
+
+    with pytest.raises(RefusedError, match="private_addresses = true allows it"):
+        trio.run(read, _apart(run_toml))

@@ -1,0 +1,232 @@
+"""Many buckets as one store: who is read where, and what a meeting point that lies can do."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from grailnode.store.directory import REMEMBERED, Directory
+from grailnode.store.memory import MemoryStore
+from grailnode.store.refused import RefusedError
+from grailnode.store.routed import Places, RoutedStore
+from protocol import paths
+from protocol.participant import Announcement
+from protocol.signing import SigningKey, sign
+from roles.ports import NotFoundError, ObjectInfo, ObjectStore, StoreError
+
+RUN = b"r" * 32
+ME, TRAINER, MINER, OTHER = (SigningKey(letter * 32) for letter in (b"m", b"t", b"n", b"o"))
+BEACON = "ab" * 32
+HOUR = 3600.0
+
+
+class Watch:
+    """A clock that stands where a test puts it."""
+
+    moment = 1_000_000.0
+
+    def now(self) -> float:
+        return self.moment
+
+    async def sleep_until(self, moment: float) -> None:
+        raise AssertionError
+
+
+class Down:
+    """A store whose service does not answer."""
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        raise StoreError(f"{path}: no answer")
+
+    async def put(self, path: str, data: bytes) -> None:
+        raise StoreError(f"{path}: no answer")
+
+    async def delete(self, path: str) -> None:
+        raise StoreError(f"{path}: no answer")
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        raise StoreError(f"{prefix}: no answer")
+        yield  # pragma: no cover
+
+
+class World:
+    """A meeting point, spaces by URL, and one node's view of them."""
+
+    def __init__(self, peers: dict[bytes, ObjectStore] | None = None) -> None:
+        self.clock = Watch()
+        self.own, self.meeting, self.state = MemoryStore(), MemoryStore(), MemoryStore()
+        self.spaces: dict[str, ObjectStore] = {}
+        self.opened: list[tuple[str, bytes]] = []
+        self.peers = peers or {}
+        self.store = self.restart()
+
+    def restart(self, meeting: ObjectStore | None = None, capacity: int = 4) -> RoutedStore:
+        meeting = meeting or self.meeting
+        places = Places(ME.public, self.own, meeting, BEACON, self.peers)
+        directory = Directory(meeting, self.state, self.clock, RUN, [TRAINER.public], capacity)
+        self.store = RoutedStore(places, directory, self.clock, self._open)
+        return self.store
+
+    def _open(self, url: str, owner: bytes) -> ObjectStore:
+        self.opened.append((url, owner))
+        return self.spaces[url]
+
+    def announcement(self, key: SigningKey, space: str, seconds: float = HOUR, run: bytes = RUN) -> bytes:
+        expires = int((self.clock.moment + seconds) * 1000)
+        record = Announcement(run=run, key=key.public, role="miner", name="x", space=space, expires_ms=expires)
+        return sign(record, key)
+
+    async def announce(self, key: SigningKey, space: str, seconds: float = HOUR) -> bytes:
+        data = self.announcement(key, space, seconds)
+        await self.meeting.put(paths.participant(key.public), data)
+        return data
+
+    async def space(self, url: str, key: SigningKey, data: bytes) -> None:
+        store = MemoryStore()
+        await store.put(paths.head(key.public), data)
+        self.spaces[url] = store
+
+    async def listed(self) -> list[str]:
+        return [info.path async for info in self.store.list(paths.participants())]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.mark.trio
+async def test_every_path_is_read_at_its_writers(world: World):
+    await world.announce(TRAINER, "https://t.example.org")
+    await world.space("https://t.example.org", TRAINER, b"trainer's")
+    await world.meeting.put(paths.head(OTHER.public), b"shared")
+    await world.meeting.put(f"{BEACON}/public/7", b"round")
+    await world.meeting.put(paths.run(RUN), b"rules")
+    await world.own.put(paths.head(ME.public), b"mine")
+    assert await world.store.get(paths.head(TRAINER.public), 100) == b"trainer's"
+    assert await world.store.get(paths.head(OTHER.public), 100) == b"shared"  # announced nothing
+    assert await world.store.get(paths.head(ME.public), 100) == b"mine"
+    assert await world.store.get(f"{BEACON}/public/7", 100) == b"round"
+    assert await world.store.get(paths.run(RUN), 100) == b"rules"
+    assert world.opened == [("https://t.example.org", TRAINER.public)]
+
+
+@pytest.mark.trio
+async def test_a_node_writes_to_its_own_and_to_nobody_elses(world: World):
+    await world.store.put(paths.commitment(ME.public, 3), b"mine")
+    await world.store.put(paths.participant(ME.public), b"me")
+    await world.store.put(f"{BEACON}/public/1", b"round")
+    assert [info.path async for info in world.own.list("")] == [paths.commitment(ME.public, 3)]
+    assert [info.path async for info in world.meeting.list("")] == [f"{BEACON}/public/1", paths.participant(ME.public)]
+    for path in (paths.head(TRAINER.public), paths.participant(OTHER.public), "elsewhere/x"):
+        with pytest.raises(RefusedError, match="another participant's"):
+            await world.store.put(path, b"x")
+        with pytest.raises(RefusedError, match="another participant's"):
+            await world.store.delete(path)
+
+
+@pytest.mark.trio
+async def test_what_the_operator_knows_beats_what_is_announced():
+    known = MemoryStore()
+    await known.put(paths.head(TRAINER.public), b"known")
+    world = World({TRAINER.public: known})
+    await world.announce(TRAINER, "https://t.example.org")
+    assert await world.store.get(paths.head(TRAINER.public), 100) == b"known"
+    assert world.opened == []
+
+
+@pytest.mark.trio
+async def test_who_moves_is_followed(world: World):
+    await world.announce(MINER, "https://a.example.org")
+    await world.space("https://a.example.org", MINER, b"old")
+    await world.space("https://b.example.org", MINER, b"new")
+    assert await world.store.get(paths.head(MINER.public), 100) == b"old"
+    world.clock.moment += 10
+    await world.announce(MINER, "https://b.example.org")
+    assert await world.store.get(paths.head(MINER.public), 100) == b"old"  # not looked up again yet
+    assert await world.store.get(paths.participant(MINER.public), 4096)  # somebody asks who takes part
+    assert await world.store.get(paths.head(MINER.public), 100) == b"new"
+
+
+@pytest.mark.trio
+async def test_a_meeting_point_that_shows_an_old_announcement_sends_nobody_back(world: World):
+    old = world.announcement(MINER, "https://a.example.org", HOUR)
+    await world.announce(MINER, "https://b.example.org", 2 * HOUR)
+    await world.space("https://a.example.org", MINER, b"old")
+    await world.space("https://b.example.org", MINER, b"new")
+    assert await world.store.get(paths.head(MINER.public), 100) == b"new"
+    await world.meeting.put(paths.participant(MINER.public), old)
+    world.clock.moment += 600
+    world.restart()
+    assert await world.store.get(paths.head(MINER.public), 100) == b"new"
+    assert b"b.example.org" in await world.store.get(paths.participant(MINER.public), 4096)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("meeting", [MemoryStore(), Down()], ids=["forgets", "is down"])
+async def test_who_was_seen_stays_known_until_it_expires_whatever_the_meeting_point_does(world: World, meeting):
+    await world.announce(MINER, "https://a.example.org", HOUR)
+    await world.space("https://a.example.org", MINER, b"there")
+    assert await world.listed() == [paths.participant(MINER.public)]
+    data = await world.store.get(paths.participant(MINER.public), 4096)
+    world.restart(meeting)
+    assert await world.listed() == [paths.participant(MINER.public)]
+    assert await world.store.get(paths.participant(MINER.public), 4096) == data
+    assert await world.store.get(paths.head(MINER.public), 100) == b"there"
+    world.clock.moment += HOUR
+    with pytest.raises(StoreError):
+        await world.store.get(paths.head(MINER.public), 100)
+    with pytest.raises(StoreError):
+        await world.store.get(paths.participant(MINER.public), 100)
+
+
+@pytest.mark.trio
+async def test_what_does_not_count_is_not_remembered(world: World):
+    path = paths.participant(MINER.public)
+    for data in (
+        b"",
+        b"rubbish",
+        world.announcement(OTHER, "https://o.example.org"),
+        world.announcement(MINER, "https://a.example.org", run=b"x" * 32),
+        world.announcement(MINER, "https://a.example.org", -1.0),
+        b"x" * 10_000,
+    ):
+        await world.meeting.put(path, data)
+        shown = await world.store.get(path, 1 << 20)
+        assert shown in {data, b""}
+        assert [info.path async for info in world.state.list(REMEMBERED)] == []
+    with pytest.raises(NotFoundError):
+        await world.store.get("participants/nobody", 100)
+
+
+@pytest.mark.trio
+async def test_a_crowd_displaces_neither_those_seen_first_nor_the_runs_own(world: World):
+    crowd = [SigningKey(bytes([65 + number]) * 32) for number in range(9)]
+    for key in crowd:
+        await world.announce(key, "https://crowd.example.org", HOUR)
+        await world.store.get(paths.participant(key.public), 4096)
+    await world.announce(TRAINER, "https://t.example.org")
+    await world.store.get(paths.participant(TRAINER.public), 4096)
+    remembered = {paths.key_at_end(info.path) async for info in world.state.list(REMEMBERED)}
+    assert remembered == {TRAINER.public, *(key.public for key in crowd[:4])}
+    world.clock.moment += HOUR
+    late = SigningKey(b"z" * 32)
+    await world.announce(late, "https://z.example.org")
+    await world.store.get(paths.participant(late.public), 4096)
+    remembered = {paths.key_at_end(info.path) async for info in world.state.list(REMEMBERED)}
+    assert late.public in remembered
+    assert not remembered & {key.public for key in crowd}
+
+
+@pytest.mark.trio
+async def test_damaged_memory_is_forgotten(world: World):
+    await world.state.put(REMEMBERED + MINER.public.hex(), b"rubbish")
+    await world.announce(MINER, "https://a.example.org")
+    assert await world.listed() == [paths.participant(MINER.public)]
+    assert await world.store.get(paths.participant(MINER.public), 4096)
+    assert await world.restart().get(paths.participant(MINER.public), 4096)
+
+
+@pytest.mark.trio
+async def test_nobody_can_be_asked_for_everything(world: World):
+    with pytest.raises(RefusedError, match="cannot be listed as one"):
+        [info async for info in world.store.list("")]
