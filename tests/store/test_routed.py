@@ -44,8 +44,9 @@ class Down:
         raise StoreError(f"{path}: no answer")
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        async for info in MemoryStore().list(prefix, after=after):
+            yield info
         raise StoreError(f"{prefix}: no answer")
-        yield  # pragma: no cover
 
 
 class World:
