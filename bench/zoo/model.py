@@ -1,0 +1,244 @@
+"""Makes the zoo's policy and its descendants: `python -m bench.zoo.model --out DIR` (about a quarter of an hour on one core).
+
+First a small Qwen3 learns the stories from a corpus; then it goes on by reinforcement as a run's trainer would (GRPO on its own
+rollouts, FP32 masters, a BF16 view for every version). DIR holds a policy directory (version 0) and the versions' weights; a second
+call finds them there.
+"""
+
+import argparse
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import trio
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional
+
+from bench.zoo import stories
+from grailnode import policy as policies
+from grailnode.engine.qwen3 import Qwen3, Qwen3Config
+from grailnode.engine.torch_engine import TorchEngine
+from protocol.sampling import SamplingParams, log_probabilities
+from roles.ports import Request
+from roles.sequences import PaddedBatch, pad
+from roles.trainer.learner import Learner, LearnerSettings
+from roles.trainer.optimizer import AdamWSettings
+from roles.trainer.replay import TrainingGroup
+
+CACHE: Final = Path.home() / ".cache" / "grailnode" / "zoo"
+"""Where the policy of the benches is kept."""
+
+PARAMS: Final = SamplingParams(temperature=1.0, max_tokens=stories.LONGEST, eos=stories.EOS)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the policy is made.
+
+    Attributes:
+        width, layers, heads, pairs, head_size, feed_forward: the transformer's numbers (pairs: key-value heads).
+        steps, batch: optimizer steps of supervised training, stories in each.
+        learning_rate: AdamW's, after a warm-up, falling as a cosine to a tenth.
+        versions: reinforcement steps, a version each; groups: of `group_size` rollouts in each.
+        reinforcement_rate: AdamW's learning rate in them.
+    """
+
+    width: int = 128
+    layers: int = 6
+    heads: int = 4
+    pairs: int = 2
+    head_size: int = 32
+    feed_forward: int = 352
+    steps: int = 3600
+    batch: int = 8
+    learning_rate: float = 2e-3
+    warmup: int = 100
+    versions: int = 50
+    groups: int = 12
+    group_size: int = 8
+    reinforcement_rate: float = 3e-6
+
+    def config(self) -> dict[str, Any]:
+        """config.json."""
+        return {
+            "architectures": ["Qwen3ForCausalLM"],
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "dtype": "bfloat16",
+            "eos_token_id": stories.EOS,
+            "head_dim": self.head_size,
+            "hidden_act": "silu",
+            "hidden_size": self.width,
+            "initializer_range": 0.02,
+            "intermediate_size": self.feed_forward,
+            "max_position_embeddings": 256,
+            "model_type": "qwen3",
+            "num_attention_heads": self.heads,
+            "num_hidden_layers": self.layers,
+            "num_key_value_heads": self.pairs,
+            "pad_token_id": stories.PAD,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": True,
+            "use_cache": True,
+            "use_sliding_window": False,
+            "vocab_size": stories.VOCABULARY,
+        }
+
+    def model(self) -> Qwen3:
+        """The architecture."""
+        config = Qwen3Config.of(self.config())
+        assert config is not None
+        return Qwen3(config)
+
+
+def _batches(recipe: Recipe, seed: int) -> "Sequence[PaddedBatch] | Any":
+    text = policies.Tokenizer(stories.tokenizer())
+    source = stories.corpus(seed)
+    while True:
+        pairs = [next(source) for _ in range(recipe.batch)]
+        yield pad([text.encode(prompt) for prompt, _ in pairs], [(*text.encode(t), stories.EOS) for _, t in pairs])
+
+
+def _loss(model: Qwen3, weights: Mapping[str, Tensor], batch: PaddedBatch) -> Tensor:
+    hidden = model.hidden(weights, batch.ids, batch.mask)[batch.rows, batch.columns]
+    return functional.cross_entropy(model.logits(weights, hidden), batch.targets)
+
+
+def supervise(recipe: Recipe, seed: int) -> dict[str, Tensor]:
+    """Supervised training from random weights, with a line of progress now and then: BF16 tensors."""
+    model, generator = recipe.model(), torch.Generator().manual_seed(seed)
+    weights = {
+        name: (torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) * 0.02)
+        for name, shape in model.shapes.items()
+    }
+    for tensor in weights.values():
+        tensor.requires_grad_()
+    optimizer = torch.optim.AdamW(weights.values(), betas=(0.9, 0.99), weight_decay=0.0)
+    began, recent = time.monotonic(), 0.0
+    for step, batch in zip(range(1, recipe.steps + 1), _batches(recipe, seed), strict=False):
+        fall = 0.55 + 0.45 * math.cos(math.pi * step / recipe.steps)
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.learning_rate * min(1.0, step / recipe.warmup) * fall
+        loss = _loss(model, weights, batch)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(weights.values(), 1.0)
+        optimizer.step()
+        recent += float(loss.detach())
+        if step % 100 == 0 or step == recipe.steps:
+            seconds = time.monotonic() - began
+            print(f"step {step} of {recipe.steps}: loss {recent / (step % 100 or 100):.4f}, {seconds:.0f} s", flush=True)
+            recent = 0.0
+    return {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in weights.items()}
+
+
+def held_out_loss(recipe: Recipe, weights: Mapping[str, Tensor]) -> float:
+    """Nats a completion token on stories that training did not see."""
+    wide = {name: tensor.to(torch.float32) for name, tensor in weights.items()}
+    model, batches = recipe.model(), _batches(recipe, seed=-1)
+    with torch.inference_mode():
+        return sum(float(_loss(model, wide, next(batches))) for _ in range(20)) / 20
+
+
+async def inline(function: Any, *arguments: Any) -> Any:
+    """Compute in place."""
+    await trio.lowlevel.checkpoint()
+    return function(*arguments)
+
+
+async def engine_of(model: Any, weights: Mapping[str, Tensor], version: int = 0, **options: Any) -> TorchEngine:
+    """An engine that serves these weights."""
+    engine = TorchEngine(model, run_sync=inline, **options)
+    await engine.stage(version, dict(weights))
+    await engine.commit()
+    return engine
+
+
+async def reinforce(recipe: Recipe, seed: int, start: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The versions that reinforcement makes, one a step, `start` left out."""
+    model, text, task = recipe.model(), policies.Tokenizer(stories.tokenizer()), stories.Stories()
+    optimizer = AdamWSettings(learning_rate=recipe.reinforcement_rate, warmup_steps=5)
+    learner = Learner(model, start, LearnerSettings(optimizer=optimizer))
+    versions: list[dict[str, Tensor]] = [dict(start)]
+    for version in range(1, recipe.versions + 1):
+        engine = await engine_of(model, versions[-1])
+        seeds = [sha256(f"{seed} {version} {group}".encode()).digest() for group in range(recipe.groups)]
+        problems = [task.problem(item) for item in seeds]
+        prompts = [text.encode(problem.prompt) for problem in problems]
+        chance = random.Random(version)  # noqa: S311 - noise of a bench
+        size = recipe.group_size
+        requests = [Request(prompt, chance.randbytes(16)) for prompt in prompts for _ in range(size)]
+        done = [generation.tokens for generation in await engine.generate(requests, PARAMS)]
+        seen = await engine.forward([request.prompt for request in requests], done)
+        likely = [log_probabilities(f.logits, torch.tensor(t), 1.0) for f, t in zip(seen, done, strict=True)]
+        groups = []
+        for index, problem in enumerate(problems):
+            own = slice(index * size, (index + 1) * size)
+            rewards = tuple(task.reward(problem, text.decode(tokens[:-1])) for tokens in done[own])
+            groups.append(
+                TrainingGroup(
+                    seeds[index], b"", 0, version - 1, prompts[index], tuple(done[own]), tuple(likely[own]), rewards
+                )
+            )
+        report = learner.step(groups)
+        versions.append(learner.bf16_view())
+        print(
+            f"version {version} of {recipe.versions}: reward {report.mean_reward:.3f}, entropy {report.entropy:.3f}, "
+            f"{changed(versions[-2], versions[-1]):.4f} of the weights changed",
+            flush=True,
+        )
+    return versions[1:]
+
+
+def changed(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> float:
+    """Share of elements whose bits differ."""
+    differing = sum(int((old[name].view(torch.int16) != new[name].view(torch.int16)).sum()) for name in old)
+    return differing / sum(tensor.numel() for tensor in old.values())
+
+
+def _weights_file(directory: Path, version: int) -> Path:
+    return directory / f"version-{version:03d}.safetensors"
+
+
+def make(directory: Path, recipe: Recipe, seed: int) -> None:
+    """Make what is missing in a directory."""
+    if not (directory / "config.json").is_file():
+        policies.save(directory, recipe.config(), stories.tokenizer(), supervise(recipe, seed))
+    start = policies.load_weights(directory)
+    print(f"version 0: held-out loss {held_out_loss(recipe, start):.4f} nats a token", flush=True)
+    if not _weights_file(directory, recipe.versions).is_file():
+        for version, weights in enumerate(trio.run(reinforce, recipe, seed, start), 1):
+            save_file(weights, _weights_file(directory, version))
+    newest = load_version(directory, recipe.versions)
+    print(f"version {recipe.versions}: held-out loss {held_out_loss(recipe, newest):.4f} nats a token")
+
+
+def load_version(directory: Path, version: int) -> dict[str, Tensor]:
+    """The weights of a version that `make` made."""
+    return policies.load_weights(directory) if version == 0 else load_file(_weights_file(directory, version))
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=CACHE)
+    parser.add_argument("--seed", type=int, default=0)
+    recipe = Recipe()
+    for name, value in asdict(recipe).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    options = vars(parser.parse_args())
+    directory, seed = options.pop("out"), options.pop("seed")
+    torch.set_num_threads(1)
+    make(directory, Recipe(**options), seed)
+
+
+if __name__ == "__main__":
+    main()
