@@ -135,7 +135,9 @@ def supervise(recipe: Recipe, seed: int) -> dict[str, Tensor]:
         recent += float(loss.detach())
         if step % 100 == 0 or step == recipe.steps:
             seconds = time.monotonic() - began
-            print(f"step {step} of {recipe.steps}: loss {recent / (step % 100 or 100):.4f}, {seconds:.0f} s", flush=True)
+            print(
+                f"step {step} of {recipe.steps}: loss {recent / (step % 100 or 100):.4f}, {seconds:.0f} s", flush=True
+            )
             recent = 0.0
     return {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in weights.items()}
 
@@ -173,7 +175,7 @@ async def reinforce(recipe: Recipe, seed: int, start: Mapping[str, Tensor]) -> l
         seeds = [sha256(f"{seed} {version} {group}".encode()).digest() for group in range(recipe.groups)]
         problems = [task.problem(item) for item in seeds]
         prompts = [text.encode(problem.prompt) for problem in problems]
-        chance = random.Random(version)  # noqa: S311 - noise of a bench
+        chance = random.Random(version)
         size = recipe.group_size
         requests = [Request(prompt, chance.randbytes(16)) for prompt in prompts for _ in range(size)]
         done = [generation.tokens for generation in await engine.generate(requests, PARAMS)]

@@ -33,7 +33,24 @@ LONGEST: Final = 72
 
 _SPECIAL: Final = ("<pad>", "<eos>", "<unk>")
 _VERBS: Final = ("sells", "gives", "lends", "brings", "sends", "throws", "carries", "hands")
-_PLAIN: Final = (*". , has tell of their trades to at the now then they go home".split(), *_VERBS)
+_PLAIN: Final = (
+    ".",
+    ",",
+    "has",
+    "tell",
+    "of",
+    "their",
+    "trades",
+    "to",
+    "at",
+    "the",
+    "now",
+    "then",
+    "they",
+    "go",
+    "home",
+    *_VERBS,
+)
 _NUMBERS: Final = 64
 _NAMES: Final = 300
 _GOODS: Final = 400
@@ -50,7 +67,7 @@ _ENDING: Final = "then they go home ."
 @cache
 def _words(kind: str, count: int) -> tuple[str, ...]:
     """Made-up words, all different, and different from those of other kinds."""
-    chance, found = random.Random(kind), dict[str, None]()  # noqa: S311 - words, nothing secret
+    chance, found = random.Random(kind), dict[str, None]()
     while len(found) < count:
         found["".join(chance.choices(_SYLLABLES, k=chance.choice((2, 2, 3)))) + kind[0]] = None
     return tuple(found)
@@ -76,7 +93,7 @@ def tokenizer() -> str:
         words += _words(kind, count)
     vocabulary = {word: index for index, word in enumerate((*_SPECIAL, *words))}
     assert len(vocabulary) == len(words) + len(_SPECIAL) <= VOCABULARY
-    built = _Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106 - no password
+    built = _Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     built.pre_tokenizer = WhitespaceSplit()
     built.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
     return str(built.to_str(pretty=False))
@@ -96,7 +113,7 @@ class Stories:
         return self._problem(b"held out" + index.to_bytes(8, "little"))
 
     def _problem(self, seed: bytes) -> Problem:
-        chance = random.Random(seed)  # noqa: S311 - a task, nothing secret
+        chance = random.Random(seed)
         giver = taker = _common(chance, _words("name", _NAMES))
         while taker == giver:
             taker = _common(chance, _words("name", _NAMES))
@@ -110,7 +127,7 @@ class Stories:
         giver, taker, good, has, other = problem.reference.split()
         stock = {giver: int(has), taker: int(other)}
         right = stated = place = 0
-        for trade in iter(lambda: _TRADE.match(completion, place), None):
+        while trade := _TRADE.match(completion, place):
             first, _, number, what, second, again, left, what_left, to, got = trade.groups()
             if {first, second} != stock.keys() or (again, to) != (first, second) or {what, what_left} != {good}:
                 return 0.0
@@ -144,7 +161,7 @@ def tell(problem: Problem, chance: random.Random) -> str:
 
 def corpus(seed: int) -> Iterator[tuple[str, str]]:
     """Endless pairs of prompt and story, none of a held-out problem."""
-    chance, stories = random.Random(seed), Stories()  # noqa: S311 - a corpus, nothing secret
+    chance, stories = random.Random(seed), Stories()
     for index in itertools.count():
         problem = stories.problem(f"corpus {seed} {index}".encode())
         yield problem.prompt, tell(problem, chance)

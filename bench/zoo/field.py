@@ -1,0 +1,239 @@
+"""Where an animal meets the validator: one run, one policy with its past, one miner, and the validator's own code.
+
+A trial is one window: the animal produces the groups that the window's randomness asks of it and commits to them, and Auditor and
+Judge of roles/validator say what they find. Nothing of the check is rebuilt here.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any
+
+import trio
+from torch import Tensor
+
+from bench.zoo.weights import keeping, layers
+from grailnode.engine.qwen3 import Qwen3, Qwen3Config
+from grailnode.engine.torch_engine import TorchEngine
+from grailnode.policy import Policy
+from grailnode.store.memory import MemoryStore
+from protocol import paths
+from protocol.beacon import LocalKey
+from protocol.digest import digest_weights
+from protocol.encoding import Record
+from protocol.environments import Environment
+from protocol.rollout import Commitment, Group, assemble
+from protocol.run import FileRef, ModelSpec, ProofSpec, RunManifest, SamplingSpec, ScoringSpec
+from protocol.signing import SigningKey, open_signed, sign
+from protocol.verdict import Verdict
+from protocol.window import Schedule
+from roles.assignment import Task
+from roles.miner.produce import HonestProducer, Producer, Turn
+from roles.node import Node
+from roles.validator.audit import Auditor
+from roles.validator.docket import Case
+from roles.validator.judge import Judge
+
+Weights = Mapping[str, Tensor]
+
+
+async def inline(function: Any, *arguments: Any) -> Any:
+    """Compute in place."""
+    await trio.lowlevel.checkpoint()
+    return function(*arguments)
+
+
+def key(name: str) -> SigningKey:
+    """A key that follows from its name."""
+    return SigningKey(sha256(name.encode()).digest())
+
+
+class Silent:
+    """Telemetry that nobody reads, a clock that stands still, and a beacon that nobody asks."""
+
+    def event(self, name: str, **fields: str | int | float) -> None:
+        """Nothing."""
+
+    def gauge(self, name: str, value: float) -> None:
+        """Nothing."""
+
+    def count(self, name: str, amount: float = 1.0) -> None:
+        """Nothing."""
+
+    def now(self) -> float:
+        """Zero."""
+        return 0.0
+
+    async def sleep_until(self, moment: float) -> None:
+        """At once."""
+
+    async def randomness(self, round_number: int) -> bytes:
+        """A constant for each round."""
+        return sha256(f"round {round_number}".encode()).digest()
+
+
+@dataclass
+class Past:
+    """A policy and what it was before.
+
+    Attributes:
+        serving: the version that the windows are served by.
+        version: the weights of a version.
+        draft: a small model of half the depth that imitates the policy; None to cut the policy itself in half.
+    """
+
+    policy: Policy
+    serving: int
+    version: Callable[[int], Weights]
+    draft: Weights | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a validator said of one window of one miner.
+
+    Attributes:
+        reasons: rejected groups by reason; accepted: groups accepted.
+        tokens: completion tokens that were checked.
+    """
+
+    reasons: Counter[str]
+    accepted: int
+    tokens: int
+
+
+@dataclass
+class Field:
+    """One run with its validator.
+
+    Args:
+        past: the policy.
+        environment: the task.
+        proof: thresholds.
+        group_size, groups: of a miner's window.
+        lessons: windows from which predictors of sketches learn.
+    """
+
+    past: Past
+    environment: Environment
+    proof: ProofSpec
+    max_tokens: int
+    group_size: int = 8
+    groups: int = 8
+    lessons: int = 12
+    miner: SigningKey = field(default_factory=lambda: key("zoo miner"))
+    neighbour: SigningKey = field(default_factory=lambda: key("zoo neighbour"))
+    store: MemoryStore = field(default_factory=MemoryStore)
+    works: dict[bytes, bytes] = field(default_factory=dict)
+    _engines: dict[str, TorchEngine] = field(default_factory=dict)
+    _honest: dict[tuple[bytes, int, int], Group] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        policy, silent = self.past.policy, Silent()
+        run = self._manifest()
+        run_id = sha256(run.to_bytes()).digest()
+        self.task = Task(run_id, run, self.environment, policy.tokenizer, policy.vocabulary)
+        validator = key("zoo validator")
+        store = self.store
+        self.node = Node(run_id, run, validator, "zoo", store, MemoryStore(), silent, silent, silent, inline)
+
+    def _manifest(self) -> RunManifest:
+        policy, weights = self.past.policy, self.past.version(0)
+        ref = FileRef(name="config.json", digest=sha256(b"config").digest(), size=1)
+        return RunManifest(
+            name="zoo",
+            roots=(key("zoo root").public,),
+            root_threshold=1,
+            trainers=(key("zoo trainer").public,),
+            validators=(key("zoo validator").public,),
+            quorum=1,
+            model=ModelSpec(files=(ref,), genesis=digest_weights(weights)),
+            environment=self.environment.name,
+            sampling=SamplingSpec(temperature=1.0, max_tokens=self.max_tokens, eos=policy.eos),
+            group_size=self.group_size,
+            groups=self.groups,
+            schedule=Schedule(
+                first_round=1, rounds=8, commit_rounds=5, audit_rounds=6, verdict_rounds=24, lead=1, max_lag=2
+            ),
+            beacon=LocalKey.from_seed(b"the beacon of the zoo").chain(1000, 0),
+            proof=self.proof,
+            scoring=ScoringSpec(exponent=2.0, penalty=10.0, windows=100),
+            head_ttl=3600,
+        )
+
+    def model(self, depth: int | None = None) -> Qwen3:
+        """The architecture, or one of another depth."""
+        config = Qwen3Config.of(self.past.policy.config)
+        assert config is not None
+        return Qwen3(config if depth is None else replace(config, num_hidden_layers=depth))
+
+    async def engine(self, name: str, make: Callable[[], Weights]) -> TorchEngine:
+        """An engine of some weights, made once for each name. Their number of layers may be another than the policy's."""
+        if name not in self._engines:
+            weights = make()
+            engine = TorchEngine(self.model(layers(weights)), run_sync=inline)
+            await engine.stage(self.past.serving, dict(weights))
+            await engine.commit()
+            self._engines[name] = engine
+        return self._engines[name]
+
+    async def serving(self) -> TorchEngine:
+        """The engine that every honest node has."""
+        return await self.engine("serving", lambda: self.past.version(self.past.serving))
+
+    async def draft(self) -> TorchEngine:
+        """An engine of half the depth."""
+        whole = self.past.version(self.past.serving)
+        half = list(range(layers(whole) // 2))
+        return await self.engine("draft", lambda: self.past.draft or keeping(whole, half))
+
+    def turn(self, window: int, miner: SigningKey | None = None) -> Turn:
+        """A window of the miner, or of somebody else."""
+        return Turn(window, self.randomness(window), self.past.serving, (miner or self.miner).public)
+
+    @staticmethod
+    def randomness(window: int) -> bytes:
+        """Of the round that opens a window."""
+        return sha256(f"zoo window {window}".encode()).digest()
+
+    async def honest(self, turn: Turn, indices: Sequence[int]) -> list[Group]:
+        """What an honest miner makes; kept, so that those who only falsify it need not compute it again."""
+        missing = [index for index in indices if (turn.miner, turn.window, index) not in self._honest]
+        for group in await HonestProducer(self.task, await self.serving()).produce(turn, missing) if missing else []:
+            self._honest[turn.miner, turn.window, group.index] = group
+        return [self._honest[turn.miner, turn.window, index] for index in indices]
+
+    async def trial(self, producer: Producer, window: int) -> Outcome:
+        """One window of one program before the validator, who remembers nothing but what the program itself brings about."""
+        self.works.clear()
+        groups = await producer.produce(self.turn(window), range(self.groups))
+        batch, commitment = assemble(groups)
+        return await self.judge(batch, commitment, self.miner)
+
+    async def trial_of(self, miner: SigningKey, window: int) -> Outcome:
+        """One window of an honest program under a key, which the validator remembers."""
+        batch, commitment = assemble(await self.honest(self.turn(window, miner), range(self.groups)))
+        return await self.judge(batch, commitment, miner)
+
+    async def judge(self, batch: bytes, commitment: Commitment, miner: SigningKey) -> Outcome:
+        """What the validator finds of a batch that lies in storage in time."""
+        window = commitment.window
+        await self.store.put(paths.batch(miner.public, window, commitment.batch), batch)
+        judge = Judge(self.task, await self.serving(), window, self.randomness(window))
+        auditor = Auditor(self.node, judge, sha256(f"draw {window}".encode()).digest(), self.works)
+        signed = open_signed(sign(commitment, miner), Commitment, [miner.public])
+        verdict, strange = await auditor.audit(Case(signed, 0.0))
+        await self.store.delete(paths.batch(miner.public, window, commitment.batch))
+        return _outcome(auditor.name_copies(verdict, strange))
+
+
+def _outcome(verdict: Verdict) -> Outcome:
+    reasons = Counter(judgement.reason for judgement in verdict.judgements if not judgement.accepted)
+    tokens = sum(judgement.tokens for judgement in verdict.judgements)
+    return Outcome(reasons, len(verdict.judgements) - reasons.total(), tokens)
+
+
+def changed(record: Record, **changes: Any) -> Any:
+    """A copy of a record with other values, unchecked: what a liar writes."""
+    return record.model_copy(update=changes)
