@@ -9,7 +9,7 @@ import argparse
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -22,13 +22,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from bench.zoo import stories
+from bench.zoo.field import inline
 from grailnode import policy as policies
+from grailnode.engine.model import CausalModel
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import TorchEngine
+from protocol.environments import Environment
 from protocol.sampling import SamplingParams, log_probabilities
 from roles.ports import Request
 from roles.sequences import PaddedBatch, pad
-from roles.trainer.learner import Learner, LearnerSettings
+from roles.trainer.learner import Learner, LearnerSettings, StepReport
 from roles.trainer.optimizer import AdamWSettings
 from roles.trainer.replay import TrainingGroup
 
@@ -99,7 +102,7 @@ class Recipe:
         return Qwen3(config)
 
 
-def _batches(recipe: Recipe, seed: int) -> "Sequence[PaddedBatch] | Any":
+def _batches(recipe: Recipe, seed: int) -> Iterator[PaddedBatch]:
     text = policies.Tokenizer(stories.tokenizer())
     source = stories.corpus(seed)
     while True:
@@ -150,12 +153,6 @@ def held_out_loss(recipe: Recipe, weights: Mapping[str, Tensor]) -> float:
         return sum(float(_loss(model, wide, next(batches))) for _ in range(20)) / 20
 
 
-async def inline(function: Any, *arguments: Any) -> Any:
-    """Compute in place."""
-    await trio.lowlevel.checkpoint()
-    return function(*arguments)
-
-
 async def engine_of(model: Any, weights: Mapping[str, Tensor], version: int = 0, **options: Any) -> TorchEngine:
     """An engine that serves these weights."""
     engine = TorchEngine(model, run_sync=inline, **options)
@@ -164,40 +161,40 @@ async def engine_of(model: Any, weights: Mapping[str, Tensor], version: int = 0,
     return engine
 
 
-async def reinforce(recipe: Recipe, seed: int, start: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """The versions that reinforcement makes, one a step, `start` left out."""
-    model, text, task = recipe.model(), policies.Tokenizer(stories.tokenizer()), stories.Stories()
+@dataclass(frozen=True)
+class Task:
+    """What is reinforced."""
+
+    environment: Environment
+    text: policies.Tokenizer
+    params: SamplingParams
+
+
+async def reinforce(
+    model: CausalModel, start: Mapping[str, Tensor], task: Task, recipe: Recipe, seed: int
+) -> AsyncIterator[tuple[StepReport, dict[str, Tensor]]]:
+    """One version after another, each an optimizer step from rollouts of the one before."""
     optimizer = AdamWSettings(learning_rate=recipe.reinforcement_rate, warmup_steps=5)
     learner = Learner(model, start, LearnerSettings(optimizer=optimizer))
-    versions: list[dict[str, Tensor]] = [dict(start)]
+    weights = dict(start)
     for version in range(1, recipe.versions + 1):
-        engine = await engine_of(model, versions[-1])
+        engine = await engine_of(model, weights)
         seeds = [sha256(f"{seed} {version} {group}".encode()).digest() for group in range(recipe.groups)]
-        problems = [task.problem(item) for item in seeds]
-        prompts = [text.encode(problem.prompt) for problem in problems]
-        chance = random.Random(version)
-        size = recipe.group_size
-        requests = [Request(prompt, chance.randbytes(16)) for prompt in prompts for _ in range(size)]
-        done = [generation.tokens for generation in await engine.generate(requests, PARAMS)]
-        seen = await engine.forward([request.prompt for request in requests], done)
-        likely = [log_probabilities(f.logits, torch.tensor(t), 1.0) for f, t in zip(seen, done, strict=True)]
-        groups = []
-        for index, problem in enumerate(problems):
-            own = slice(index * size, (index + 1) * size)
-            rewards = tuple(task.reward(problem, text.decode(tokens[:-1])) for tokens in done[own])
-            groups.append(
-                TrainingGroup(
-                    seeds[index], b"", 0, version - 1, prompts[index], tuple(done[own]), tuple(likely[own]), rewards
-                )
-            )
-        report = learner.step(groups)
-        versions.append(learner.bf16_view())
-        print(
-            f"version {version} of {recipe.versions}: reward {report.mean_reward:.3f}, entropy {report.entropy:.3f}, "
-            f"{changed(versions[-2], versions[-1]):.4f} of the weights changed",
-            flush=True,
-        )
-    return versions[1:]
+        report = learner.step([await _group(engine, task, recipe.group_size, version, seed) for seed in seeds])
+        weights = learner.bf16_view()
+        yield report, weights
+
+
+async def _group(engine: TorchEngine, task: Task, size: int, version: int, seed: bytes) -> TrainingGroup:
+    problem = task.environment.problem(seed)
+    prompt, dice = task.text.encode(problem.prompt), random.Random(seed)
+    done = await engine.generate([Request(prompt, dice.randbytes(16)) for _ in range(size)], task.params)
+    completions = tuple(generation.tokens for generation in done)
+    seen = await engine.forward([prompt] * size, completions)
+    likely = [log_probabilities(f.logits, torch.tensor(t), 1.0) for f, t in zip(seen, completions, strict=True)]
+    ended = [tokens[:-1] if tokens[-1] == task.params.eos else tokens for tokens in completions]
+    rewards = tuple(task.environment.reward(problem, task.text.decode(tokens)) for tokens in ended)
+    return TrainingGroup(seed, b"", 0, version - 1, prompt, completions, tuple(likely), rewards)
 
 
 def changed(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> float:
@@ -217,10 +214,23 @@ def make(directory: Path, recipe: Recipe, seed: int) -> None:
     start = policies.load_weights(directory)
     print(f"version 0: held-out loss {held_out_loss(recipe, start):.4f} nats a token", flush=True)
     if not _weights_file(directory, recipe.versions).is_file():
-        for version, weights in enumerate(trio.run(reinforce, recipe, seed, start), 1):
-            save_file(weights, _weights_file(directory, version))
+        trio.run(_descend, directory, recipe, seed, start)
     newest = load_version(directory, recipe.versions)
     print(f"version {recipe.versions}: held-out loss {held_out_loss(recipe, newest):.4f} nats a token")
+
+
+async def _descend(directory: Path, recipe: Recipe, seed: int, start: Mapping[str, Tensor]) -> None:
+    task = Task(stories.Stories(), policies.Tokenizer(stories.tokenizer()), PARAMS)
+    before, version = start, 0
+    async for report, weights in reinforce(recipe.model(), start, task, recipe, seed):
+        version += 1
+        save_file(weights, _weights_file(directory, version))
+        print(
+            f"version {version} of {recipe.versions}: reward {report.mean_reward:.3f}, entropy {report.entropy:.3f}, "
+            f"{changed(before, weights):.4f} of the weights changed",
+            flush=True,
+        )
+        before = weights
 
 
 def load_version(directory: Path, version: int) -> dict[str, Tensor]:

@@ -16,9 +16,9 @@ Predictor = Callable[[Tensor], Tensor]
 
 _LAST = 4
 _RIDGE = 1.0
-_HIDDEN = 384
-_STEPS = 500
-_BATCH = 512
+_HIDDEN = 256
+_STEPS = 400
+_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def ridge(examples: Examples) -> Predictor:
     """Least squares with a penalty, in closed form."""
     x, y = examples.features.double(), examples.states.double()
     gram = x.T @ x + _RIDGE * torch.eye(x.shape[1], dtype=torch.float64)
-    map_ = torch.linalg.solve(gram, x.T @ y).float()
+    map_: Tensor = torch.linalg.solve(gram, x.T @ y).float()
     return lambda given: given @ map_
 
 
@@ -76,6 +76,7 @@ def network(examples: Examples, seed: int = 0) -> Predictor:
 
     def predict(given: Tensor) -> Tensor:
         with torch.inference_mode():
-            return base(given) + correction(given)
+            guess: Tensor = base(given) + correction(given)
+            return guess
 
     return predict

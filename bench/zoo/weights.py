@@ -34,7 +34,8 @@ def _rounded(matrix: Tensor, bits: int) -> Tensor:
     blocks = matrix.to(torch.float32).reshape(matrix.shape[0], -1, _BLOCK)
     largest = 2 ** (bits - 1) - 1
     scale = (blocks.abs().amax(dim=-1, keepdim=True) / largest).clamp_min(1e-12)
-    return ((blocks / scale).round() * scale).reshape(matrix.shape).to(matrix.dtype)
+    rounded: Tensor = (blocks / scale).round() * scale
+    return rounded.reshape(matrix.shape).to(matrix.dtype)
 
 
 def perturbed(weights: Mapping[str, Tensor], relative: float, seed: int = 0) -> dict[str, Tensor]:

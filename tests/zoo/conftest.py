@@ -1,0 +1,34 @@
+"""The zoo over the packaged policy, small enough for every day. bench/proofs.py has the large one."""
+
+import pytest
+import torch
+import trio
+
+from bench.zoo.field import Field, Past
+from bench.zoo.model import Recipe, Task, reinforce
+from grailnode import founding, genesis
+from grailnode.engine.model import build
+from grailnode.policy import Policy, load_weights
+from protocol import environments
+from protocol.sampling import SamplingParams
+
+VERSIONS = 3
+MAX_TOKENS = 8
+
+
+@pytest.fixture(scope="session")
+def field() -> Field:
+    """One run over `addition`, whose policy has learned for a few versions."""
+    torch.set_num_threads(1)
+    policy, start = Policy.load(genesis.PACKAGED), load_weights(genesis.PACKAGED)
+    task = Task(environments.get("addition"), policy.tokenizer, SamplingParams(1.0, MAX_TOKENS, policy.eos))
+    recipe = Recipe(versions=VERSIONS, groups=8, reinforcement_rate=7e-6)
+    versions = [start]
+
+    async def learn() -> None:
+        async for _, weights in reinforce(build(policy), start, task, recipe, seed=0):
+            versions.append(weights)
+
+    trio.run(learn)
+    past = Past(policy, VERSIONS, lambda version: versions[version])
+    return Field(past, task.environment, founding.PROOF, MAX_TOKENS, groups=6, lessons=4)
