@@ -133,7 +133,7 @@ class Field:
         policy, silent = self.past.policy, Silent()
         run = self._manifest()
         run_id = sha256(run.to_bytes()).digest()
-        self.task = Task(run_id, run, self.environment, policy.tokenizer, policy.vocabulary)
+        self.task = Task(run_id, run, self.environment, policy.tokenizer, policy.vocabulary, inline)
         validator = key("zoo validator")
         store = self.store
         self.node = Node(run_id, run, validator, "zoo", store, MemoryStore(), silent, silent, silent, inline)

@@ -65,7 +65,8 @@ def network(examples: Examples, seed: int = 0) -> Predictor:
     optimizer = torch.optim.Adam(weights, lr=2e-3)
 
     def correction(given: Tensor) -> Tensor:
-        return functional.gelu((given / scale) @ weights[0] + weights[1]) @ weights[2]
+        learned: Tensor = functional.gelu((given / scale) @ weights[0] + weights[1]) @ weights[2]
+        return learned
 
     for _ in range(_STEPS):
         rows = torch.randint(count, (_BATCH,), generator=generator)
@@ -76,7 +77,6 @@ def network(examples: Examples, seed: int = 0) -> Predictor:
 
     def predict(given: Tensor) -> Tensor:
         with torch.inference_mode():
-            guess: Tensor = base(given) + correction(given)
-            return guess
+            return base(given) + correction(given)
 
     return predict

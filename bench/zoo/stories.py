@@ -103,6 +103,7 @@ class Stories:
     """The environment (protocol/environments/base.py)."""
 
     name: Final = "stories"
+    exact: Final = True
 
     def problem(self, seed: bytes) -> Problem:
         """The training problem of a seed."""

@@ -85,7 +85,7 @@ async def finished(
     seen = await engine.forward([due.prompt] * len(completions), completions)
     done = [Generation(tokens, forward.hidden, ()) for tokens, forward in zip(completions, seen, strict=True)]
     producer = HonestProducer(field.task, engine)
-    return producer.group(turn, due, producer.rollouts(turn, due, done))
+    return producer.group(turn, due, await producer.rollouts(turn, due, done))
 
 
 def with_sketches(field: Field, turn: Turn, group: Group, states: Sequence[Tensor]) -> Group:

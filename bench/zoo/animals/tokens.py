@@ -40,10 +40,9 @@ async def best_of_8(field: Field, turn: Turn, indices: Sequence[int]) -> list[Gr
     for due in assigned(field, turn, indices[:4]):
         seeds = [seed for first in due.seeds for seed in (first, *(dice.randbytes(16) for _ in range(7)))]
         candidates = await drawn(field, due, seeds)
-        best = [
-            max(candidates[at : at + 8], key=lambda tokens: (field.task.reward(due.problem, tokens), -len(tokens)))
-            for at in range(0, len(candidates), 8)
-        ]
+        earned = await field.task.rewards(due.problem, candidates)
+        worth = [(reward, -len(tokens)) for reward, tokens in zip(earned, candidates, strict=True)]
+        best = [candidates[max(range(at, at + 8), key=worth.__getitem__)] for at in range(0, len(candidates), 8)]
         groups.append(await finished(field, turn, due, best))
     return groups
 
