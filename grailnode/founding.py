@@ -34,6 +34,7 @@ class Choices:
     rounds: int = 8
     commit_rounds: int = 5
     audit_rounds: int = 6
+    seal_rounds: int = 16
     verdict_rounds: int = 24
     first_round: int = 1
     lead: int = 1
@@ -55,10 +56,11 @@ PROOF = ProofSpec(
     positions=0,
     audit_ppm=1_000_000,
     audit_floor_ppm=1_000_000,
+    audit_halving=16,
 )
 """Thresholds for one engine on one kind of machine: docs/spec/verdict.md says how they were chosen."""
 
-SCORING = ScoringSpec(exponent=2.0, penalty=10.0, windows=100)
+SCORING = ScoringSpec(exponent=2.0, penalty=10.0, shortfall=1.0, deposit=32.0, cap=1.0, windows=100, half_life=50.0)
 
 
 def model_files(directory: Path) -> dict[str, bytes]:
@@ -106,6 +108,7 @@ def draft(
             rounds=choices.rounds,
             commit_rounds=choices.commit_rounds,
             audit_rounds=choices.audit_rounds,
+            seal_rounds=choices.seal_rounds,
             verdict_rounds=choices.verdict_rounds,
             lead=choices.lead,
             max_lag=choices.max_lag,

@@ -3,13 +3,16 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from grailnode.network import MinerRow, NetworkState, NodeRow, VersionRow, WindowRow
 from protocol import limits, paths
 from protocol.chain import ChainVerifier, Manifest
 from protocol.errors import ProtocolError
+from protocol.ledger import Row, Summary
+from protocol.report import Report
 from protocol.signing import open_signed
-from protocol.verdict import Summary, Verdict
+from protocol.verdict import Verdict
 from roles.gather import gather
 from roles.node import Node
 from roles.participants import participants
@@ -53,7 +56,8 @@ class Observer:
         self._next = first_window
         self._first_window = first_window
         self._verdicts: dict[tuple[int, bytes], Verdict] = {}
-        self._summaries: dict[int, Summary] = {}
+        self._summaries: dict[tuple[int, bytes], Summary] = {}
+        self._reported: dict[bytes, str] = {}
         self._names: dict[bytes, str] = {}
         self._alarms: list[str] = []
 
@@ -66,6 +70,7 @@ class Observer:
             now = self._node.window()
             for window in range(self._next, now + 1):
                 await self._read_window(window)
+            await self._read_reports()
             open_for = -(-self._node.run.schedule.verdict_rounds // self._node.run.schedule.rounds)
             self._next = max(self._next, now - open_for)
         except (NotFoundError, StoreError):
@@ -87,26 +92,49 @@ class Observer:
 
     async def _read_window(self, window: int) -> None:
         for validator in self._node.run.validators:
-            listed = self._node.store.list(paths.verdicts(validator, window))
-            known = {paths.verdict(validator, window, miner) for w, miner in self._verdicts if w == window}
-            for verdict in await gather(self._read_verdict, [i.path async for i in listed if i.path not in known]):
-                self._verdicts.setdefault((window, verdict.miner), verdict)
-            if window not in self._summaries:
-                await self._read_summary(window, validator)
+            if (window, validator) in self._summaries:
+                continue
+            summary = await self._read_summary(window, validator)
+            if summary is not None:
+                rows = [row for row in summary.rows if row.verdict and (window, row.miner) not in self._verdicts]
+                for verdict in await gather(partial(self._read_verdict, validator, window), rows):
+                    self._verdicts[window, verdict.miner] = verdict
+                self._summaries[window, validator] = summary
+                for alarm in summary.alarms:
+                    self._alarm(alarm)
 
-    async def _read_verdict(self, path: str) -> Verdict:
+    async def _read_verdict(self, validator: bytes, window: int, row: Row) -> Verdict:
+        path = paths.verdict(validator, window, row.miner)
         data = await self._node.store.get(path, limits.MAX_VERDICT_BYTES + limits.MAX_ENVELOPE_BYTES)
-        return open_signed(data, Verdict, self._node.run.validators).record
+        signed = open_signed(data, Verdict, [validator])
+        if signed.digest != row.verdict:
+            raise ProtocolError("not the verdict that its summary lists", path)
+        return signed.record
 
-    async def _read_summary(self, window: int, validator: bytes) -> None:
+    async def _read_summary(self, window: int, validator: bytes) -> Summary | None:
         try:
-            data = await self._node.store.get(paths.summary(validator, window), limits.MAX_RECORD_BYTES)
+            path = paths.summary(validator, window)
+            data = await self._node.store.get(path, Summary.max_bytes + limits.MAX_ENVELOPE_BYTES)
         except NotFoundError:
-            return
-        summary = open_signed(data, Summary, [validator]).record
-        self._summaries[window] = summary
-        for alarm in summary.alarms:
-            self._alarm(alarm)
+            return None
+        return open_signed(data, Summary, [validator]).record
+
+    async def _read_reports(self) -> None:
+        """What the trainer says of the validators."""
+        for trainer in self._node.run.trainers:
+            prefix = paths.windowed(trainer, "reports")
+            async for item in self._node.store.list(prefix, after=self._reported.get(trainer, "")):
+                data = await self._node.store.get(item.path, Report.max_bytes + limits.MAX_ENVELOPE_BYTES)
+                report = open_signed(data, Report, [trainer]).record
+                self._reported[trainer] = item.path
+                for found in report.disagreements:
+                    self._alarm(
+                        f"window {report.window}: {len(found.accepting)} of {len(found.accepting) + len(found.rejecting)} "
+                        f"validators accept group {found.index} of miner {found.miner.hex()[:8]}"
+                    )
+                for deceived in report.deceptions:
+                    said = "accepted a false" if deceived.accepted else "rejected a true"
+                    self._alarm(f"window {report.window}: validator {deceived.validator.hex()[:8]} {said} canary")
 
     def state(self, nodes: tuple[NodeRow, ...] = ()) -> NetworkState:
         """What is known now."""
@@ -146,10 +174,16 @@ class Observer:
         milliseconds = sum(summary.verify_ms for summary in self._summaries.values())
         return 1000.0 * tokens / milliseconds if milliseconds else 0.0
 
+    def _first_summaries(self) -> dict[int, Summary]:
+        """One summary for each window: the first validator's that gave one."""
+        found: dict[int, Summary] = {}
+        for (window, _), summary in self._summaries.items():
+            found.setdefault(window, summary)
+        return found
+
     def _window_rows(self) -> tuple[WindowRow, ...]:
         rows = []
-        for window in sorted(self._summaries):
-            summary = self._summaries[window]
+        for window, summary in sorted(self._first_summaries().items()):
             judgements = [j for (w, _), verdict in self._verdicts.items() if w == window for j in verdict.judgements]
             rewards = [reward for judgement in judgements for reward in judgement.rewards]
             accepted = sum(judgement.accepted for judgement in judgements)
@@ -173,7 +207,8 @@ class Observer:
             miner.submitted += verdict.submitted
             miner.accepted += sum(judgement.accepted for judgement in verdict.judgements)
             miner.rejected.update(judgement.reason for judgement in verdict.judgements if judgement.reason)
-        newest = self._summaries[max(self._summaries)] if self._summaries else None
+        firsts = self._first_summaries()
+        newest = firsts[max(firsts)] if firsts else None
         scores = dict(newest.scores) if newest else {}
         rows = [
             MinerRow(

@@ -52,7 +52,13 @@ def audited(
         groups: how many the miner committed to.
         share_ppm: audited share in millionths; at least one group is picked where there is any.
     """
-    count = min(groups, max(1, -(-groups * share_ppm // _PPM)))
+    return first_audited(run, window, randomness, miner, groups=groups, count=max(1, -(-groups * share_ppm // _PPM)))
+
+
+def first_audited(
+    run: bytes, window: int, randomness: bytes, miner: bytes, *, groups: int, count: int
+) -> tuple[int, ...]:
+    """The `count` groups (all, if there are fewer) that the second round would pick first, in ascending order."""
     ranks = sorted(
         range(groups), key=lambda group: (_derive("audit", (run, window, randomness, miner, group), 16), group)
     )

@@ -25,6 +25,7 @@ class Announcement(Record):
     Attributes:
         name: what the participant calls itself: shown to people, trusted by nobody.
         space: where this key's objects are read: a URL, or empty for the meeting point.
+        groups: a miner's pledge: groups that it will deliver in every window that opens while this stands; 0 for none.
         expires_ms: after this (milliseconds since the Unix epoch) it counts no more.
     """
 
@@ -35,4 +36,5 @@ class Announcement(Record):
     role: Role
     name: Annotated[str, Field(max_length=32, pattern=r"^[A-Za-z0-9 _.-]*$")]
     space: Annotated[str, Field(max_length=limits.MAX_SPACE_BYTES, pattern=SPACE_FORM)]
+    groups: Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
     expires_ms: Annotated[int, Field(ge=0, lt=1 << 53)]

@@ -90,13 +90,28 @@ def verdict(validator: bytes, window: int, miner: bytes) -> str:
     return f"{verdicts(validator, window)}{miner.hex()}"
 
 
+def seal(validator: bytes, window: int) -> str:
+    """A validator's signed promise of the summary that it will reveal."""
+    return f"{validator.hex()}/seals/{_number(window)}"
+
+
+def look_back(validator: bytes, window: int, miner: bytes) -> str:
+    """A validator's signed verdict on the groups of an earlier window that it had not audited."""
+    return f"{validator.hex()}/lookbacks/{_number(window)}-{miner.hex()}"
+
+
+def report(trainer: bytes, window: int) -> str:
+    """A trainer's signed report on the validators of a window; none where there is nothing to say."""
+    return f"{trainer.hex()}/reports/{_number(window)}"
+
+
 def summary(validator: bytes, window: int) -> str:
     """A validator's signed summary of a window: scores, evaluation, alarms."""
     return f"{validator.hex()}/summaries/{_number(window)}"
 
 
 def windowed(writer: bytes, kind: str) -> str:
-    """Prefix of a writer's objects that are ordered by window: 'commitments', 'batches', 'verdicts' or 'summaries'."""
+    """Prefix of a writer's objects of one kind that are ordered by window, such as 'commitments' or 'summaries'."""
     return f"{writer.hex()}/{kind}/"
 
 

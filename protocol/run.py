@@ -74,6 +74,7 @@ class ProofSpec(Record):
         level: probability with which a single test may refuse honest work.
         confidence: of both rates as upper bounds; positions: honest positions that they were measured on, 0 where they were not.
         audit_ppm, audit_floor_ppm: audited share of a miner's groups, in millionths: of a newcomer, and of one known to be good.
+        audit_halving: clean windows in which the audited share halves.
     """
 
     kind: ClassVar[str] = "proof"
@@ -89,6 +90,7 @@ class ProofSpec(Record):
     positions: Annotated[int, Field(ge=0, lt=1 << 53)]
     audit_ppm: Annotated[int, Field(ge=1, le=1_000_000)]
     audit_floor_ppm: Annotated[int, Field(ge=1, le=1_000_000)]
+    audit_halving: Annotated[int, Field(ge=1, le=100_000)]
 
     @model_validator(mode="after")
     def _in_order(self) -> "ProofSpec":
@@ -98,20 +100,30 @@ class ProofSpec(Record):
             raise ValueError("audit_floor_ppm exceeds audit_ppm")
         return self
 
+    def audit_share(self, clean: int) -> int:
+        """The audited share, in millionths, of a miner with so many clean windows behind it."""
+        return max(self.audit_floor_ppm, self.audit_ppm >> min(20, clean // self.audit_halving))
+
 
 class ScoringSpec(Record):
     """How verdicts become scores.
 
     Attributes:
         exponent: superlinearity across miners; splitting oneself in two earns less.
-        penalty: accepted groups that one rejected group costs.
-        windows: how many windows back count.
+        penalty: accepted groups that one rejected group costs; shortfall: that one group pledged and not delivered costs.
+        deposit: what a key must be worth, in groups, before it earns anything: the price of throwing a key away.
+        cap: largest share of one miner.
+        windows: how many windows back count; half_life: windows in which the worth of a group halves.
     """
 
     kind: ClassVar[str] = "scoring"
     exponent: Annotated[float, Field(ge=1.0, le=8.0)]
     penalty: Annotated[float, Field(ge=1.0, le=1e6)]
-    windows: Annotated[int, Field(ge=1, le=100_000)]
+    shortfall: Annotated[float, Field(ge=0.0, le=1e6)]
+    deposit: Annotated[float, Field(ge=0.0, le=1e9)]
+    cap: Annotated[float, Field(gt=0.0, le=1.0)]
+    windows: Annotated[int, Field(ge=1, le=10_000)]
+    half_life: Annotated[float, Field(gt=0.0, le=1e6)]
 
 
 class RunManifest(Record):

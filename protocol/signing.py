@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, Generic, TypeVar
 
+from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from pydantic import Field
@@ -64,6 +65,12 @@ class SigningKey:
             raise ValueError(f"a secret key has {KEY_BYTES} bytes, this one {len(secret)}")
         self._key = Ed25519PrivateKey.from_private_bytes(secret)
         self.public: bytes = self._key.public_key().public_bytes_raw()
+
+    def derive(self, purpose: str, *numbers: int) -> bytes:
+        """32 bytes that only the holder of this key can know: for secrets that need not be kept."""
+        hasher = blake3(derive_key_context=f"grailnode/1 secret {purpose}")
+        hasher.update(self._key.private_bytes_raw() + b"".join(number.to_bytes(8, "little") for number in numbers))
+        return hasher.digest()
 
     def __repr__(self) -> str:
         return f"SigningKey(public={self.public.hex()})"

@@ -1,18 +1,17 @@
-"""Verdicts, summaries, and the ledger's arithmetic (docs/spec/verdict.md)."""
+"""Verdicts: what a validator found of a miner's window, group by group (docs/spec/verdict.md)."""
 
 import enum
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 
 from protocol import limits
-from protocol.encoding import Line, Record
+from protocol.encoding import Record
 from protocol.evidence import LARGEST_MARGIN, MOST_SURPRISE
 from protocol.rollout import Version, Window
-from protocol.run import ScoringSpec
 from protocol.signing import Digest, Key
 
 
@@ -90,7 +89,8 @@ class Verdict(Record):
 
     Attributes:
         commitment: SHA-256 of the commitment's body that was judged.
-        submitted: groups that were committed to; judgements cover the audited ones, in order of index.
+        pledged: groups that the miner had announced before the window opened; those beyond are not looked at.
+        submitted: groups that were committed to, those beyond the pledge left out; judgements cover the audited ones, by index.
         seen_ms: when the validator first saw the commitment, milliseconds since the Unix epoch by its own clock.
     """
 
@@ -102,6 +102,7 @@ class Verdict(Record):
     miner: Key
     validator: Key
     commitment: Digest
+    pledged: Annotated[int, Field(ge=1, le=limits.MAX_GROUPS)]
     submitted: Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
     judgements: Annotated[tuple[Judgement, ...], Field(max_length=limits.MAX_GROUPS)]
     seen_ms: Annotated[int, Field(ge=0, lt=1 << 53)]
@@ -111,50 +112,9 @@ class Verdict(Record):
         indices = [judgement.index for judgement in self.judgements]
         if indices != sorted(set(indices)) or (indices and indices[-1] >= self.submitted):
             raise ValueError("judgements ascend, one for a group, within what was submitted")
+        if self.submitted > self.pledged:
+            raise ValueError("more submitted than pledged")
         return self
-
-
-class Evaluation(Record):
-    """Greedy decoding of held-out problems: how many of `problems` got full reward under `version`."""
-
-    kind: ClassVar[str] = "evaluation"
-    version: Version
-    problems: Annotated[int, Field(ge=1)]
-    solved: Annotated[int, Field(ge=0)]
-
-    @model_validator(mode="after")
-    def _at_most_all(self) -> "Evaluation":
-        if self.solved > self.problems:
-            raise ValueError("more problems solved than there were")
-        return self
-
-
-class Summary(Record):
-    """A validator's account of a window.
-
-    Attributes:
-        verdicts: (miner, SHA-256 of the verdict's body) of each verdict given on the window.
-        scores: (miner, share) over the windows that count, computed from this validator's verdicts; shares sum to 1 or to 0.
-        evaluation: of the version that serves the window, where one was made.
-        weights: digest of the weights that the validator rebuilt for the window's version.
-        verified_tokens, verify_ms: completion tokens checked, and the milliseconds that it took.
-        alarms: one clear line each.
-    """
-
-    kind: ClassVar[str] = "summary"
-    run: Digest
-    window: Window
-    version: Version
-    validator: Key
-    weights: Digest
-    verdicts: Annotated[tuple[tuple[Key, Digest], ...], Field(max_length=limits.MAX_PARTICIPANTS)]
-    scores: Annotated[
-        tuple[tuple[Key, Annotated[float, Field(ge=0.0, le=1.0)]], ...], Field(max_length=limits.MAX_PARTICIPANTS)
-    ]
-    evaluation: Evaluation | None
-    verified_tokens: Annotated[int, Field(ge=0)]
-    verify_ms: Annotated[int, Field(ge=0)]
-    alarms: Annotated[tuple[Annotated[Line, Field(max_length=500)], ...], Field(max_length=100)]
 
 
 def unpack_logprobs(data: bytes, lengths: Iterable[int]) -> list[np.ndarray]:
@@ -169,27 +129,3 @@ def unpack_logprobs(data: bytes, lengths: Iterable[int]) -> list[np.ndarray]:
     flat = np.frombuffer(data, dtype="<f4")
     ends = list(itertools.accumulate(lengths))
     return [flat[end - length : end] for end, length in zip(ends, lengths, strict=True)]
-
-
-def tally(verdicts: Iterable[Verdict]) -> dict[bytes, tuple[int, int]]:
-    """Groups (accepted, rejected) of each miner over some verdicts of one validator."""
-    counts: dict[bytes, tuple[int, int]] = {}
-    for verdict in verdicts:
-        accepted = sum(judgement.accepted for judgement in verdict.judgements)
-        before = counts.get(verdict.miner, (0, 0))
-        counts[verdict.miner] = (before[0] + accepted, before[1] + len(verdict.judgements) - accepted)
-    return counts
-
-
-def shares(counts: Mapping[bytes, tuple[int, int]], scoring: ScoringSpec) -> dict[bytes, float]:
-    """Each miner's share of the reward: superlinear in accepted groups less `penalty` for each rejected one, never negative.
-
-    Args:
-        counts: (accepted, rejected) groups of each miner over the windows that count.
-    """
-    weights = {
-        miner: max(0.0, accepted - scoring.penalty * rejected) ** scoring.exponent
-        for miner, (accepted, rejected) in sorted(counts.items())
-    }
-    total = sum(weights.values())
-    return {miner: weight / total if total else 0.0 for miner, weight in weights.items()}

@@ -21,6 +21,7 @@ class Schedule(Record):
         rounds: beacon rounds in a window.
         commit_rounds: rounds from the opening to the deadline of commitments.
         audit_rounds: rounds from the opening to R1; later than the deadline.
+        seal_rounds: rounds from the opening after which no seal on verdicts counts.
         verdict_rounds: rounds from the opening after which verdicts are no longer waited for.
         lead: windows from the one in which a version is made to the first that it serves.
         max_lag: versions that a miner may be behind the one that serves the window.
@@ -31,14 +32,15 @@ class Schedule(Record):
     rounds: Annotated[int, Field(ge=3, le=1 << 20)]
     commit_rounds: Annotated[int, Field(ge=1, le=1 << 20)]
     audit_rounds: Annotated[int, Field(ge=2, le=1 << 20)]
-    verdict_rounds: Annotated[int, Field(ge=3, le=1 << 24)]
+    seal_rounds: Annotated[int, Field(ge=3, le=1 << 24)]
+    verdict_rounds: Annotated[int, Field(ge=4, le=1 << 24)]
     lead: Annotated[int, Field(ge=1, le=1024)]
     max_lag: Annotated[int, Field(ge=0, le=1024)]
 
     @model_validator(mode="after")
     def _in_order(self) -> "Schedule":
-        if not self.commit_rounds < self.audit_rounds < self.verdict_rounds:
-            raise ValueError("commit_rounds < audit_rounds < verdict_rounds must hold")
+        if not self.commit_rounds < self.audit_rounds < self.seal_rounds < self.verdict_rounds:
+            raise ValueError("commit_rounds < audit_rounds < seal_rounds < verdict_rounds must hold")
         if self.audit_rounds > self.rounds:
             raise ValueError("audit_rounds must lie within the window")
         return self
@@ -54,6 +56,10 @@ class Schedule(Record):
     def audit(self, window: int) -> int:
         """The round R1 that picks what is audited."""
         return self.opening(window) + self.audit_rounds
+
+    def seal(self, window: int) -> int:
+        """The round after which no seal counts, and all who sealed reveal."""
+        return self.opening(window) + self.seal_rounds
 
     def verdict(self, window: int) -> int:
         """The round after which verdicts on a window are no longer waited for."""

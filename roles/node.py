@@ -61,14 +61,15 @@ class Node:
                 self.telemetry.event("put-failed", path=path, error=str(error))
                 await trio.sleep(_RETRY_SECONDS)
 
-    async def announce(self, role: Role, seconds: float) -> None:
-        """Make this node known for some seconds."""
+    async def announce(self, role: Role, seconds: float, groups: int = 0) -> None:
+        """Make this node known for some seconds; a miner with the groups that it pledges."""
         record = Announcement(
             run=self.run_id,
             key=self.key.public,
             role=role,
             name=self.name,
             space=self.space,
+            groups=groups,
             expires_ms=int((self.clock.now() + seconds) * 1000),
         )
         await self.publish(paths.participant(self.key.public), sign(record, self.key))

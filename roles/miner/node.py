@@ -1,4 +1,7 @@
-"""The miner: follow the chain, and in every window generate, commit and upload before the deadline."""
+"""The miner: follow the chain, pledge, and in every window generate, commit and upload before the deadline.
+
+A pledge is in storage before the window opens, and delivering less costs score; so a miner pledges what it has been able to do.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +19,7 @@ from roles.ports import Engine, EngineError, StoreError
 from roles.serving import keep_fresh, serve
 
 ANNOUNCED_SECONDS = 600.0
+_CAUTION = 0.8  # of the time that a window has, what is pledged takes at most so much
 
 
 @dataclass(frozen=True)
@@ -46,47 +50,72 @@ class Miner:
         self._engine = engine
         self._producer = producer
         self._settings = settings
+        self._pledged = 0  # groups, as the newest announcement says
+        self._until = 0.0  # when that is to be renewed, seconds since the Unix epoch
         self._chunk_seconds = 0.0  # of the slowest of the last few chunks, by which the next is planned
 
     async def run(self) -> None:
         """Mine window after window, for ever."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._node.keep_announced, "miner", ANNOUNCED_SECONDS)
             nursery.start_soon(keep_fresh, self._node, self._follower, self._settings.poll_seconds)
+            await self._pledge(0)
             while True:
                 await self._mine(max(0, self._node.window() + 1))
 
+    async def _pledge(self, groups: int) -> None:
+        """Announce how many groups the windows to come will bring, where that changes or has to be said again."""
+        now = self._node.clock.now()
+        if groups != self._pledged or now >= self._until:
+            await self._node.announce("miner", ANNOUNCED_SECONDS, groups)
+            self._pledged, self._until = groups, now + ANNOUNCED_SECONDS / 3
+
     async def _mine(self, window: int) -> None:
+        """Keep the pledge of a window, then pledge what the next ones will bring."""
         node = self._node
         await node.clock.sleep_until(node.run.opening_time(window))
+        kept = self._pledged > 0 and await self._keep(window, self._pledged)
+        if self._pledged and not kept:
+            self._until = 0.0  # validators count a pledge no more that was not kept at all: it has to be given anew
+        await self._pledge(self._affordable() if self._follower.newest is not None else 0)
+
+    def _affordable(self) -> int:
+        """Groups that a window surely has time for, by the slowest of the last chunks."""
+        run, settings = self._node.run, self._settings
+        most = min(settings.groups, run.groups)
+        if self._pledged == 0:
+            return min(most, settings.chunk)
+        seconds = (run.deadline_time(0) - run.opening_time(0)) * settings.share
+        chunks = int(_CAUTION * seconds / self._chunk_seconds) if self._chunk_seconds else most
+        return max(1, min(most, chunks * settings.chunk))
+
+    async def _keep(self, window: int, pledged: int) -> bool:
+        """Generate and deliver what was pledged; whether anything was delivered in time."""
+        node = self._node
         randomness = await node.randomness(node.run.schedule.opening(window))
         try:
             version = self._follower.chain.version_for(window)
             await serve(node, self._engine, await self._follower.hold(version))
-            turn = Turn(window, randomness, version, node.key.public)
-            groups = await self._generate(turn)
+            groups = await self._generate(Turn(window, randomness, version, node.key.public), pledged)
         except (StoreError, ProtocolError, EngineError) as error:
             node.telemetry.event("window-skipped", window=window, error=str(error))
-            return
-        if groups:
-            await self._deliver(window, groups)
+            return False
+        return await self._deliver(window, groups)
 
-    async def _generate(self, turn: Turn) -> list[Group]:
-        """Groups 0, 1, 2, ... until the quota is full or another chunk would not be done in time."""
+    async def _generate(self, turn: Turn, pledged: int) -> list[Group]:
+        """Groups 0, 1, 2, ... until the pledge is kept or another chunk would not be done in time."""
         run, clock = self._node.run, self._node.clock
         opening, deadline = run.opening_time(turn.window), run.deadline_time(turn.window)
         stop = opening + (deadline - opening) * self._settings.share
-        quota = min(self._settings.groups, run.groups)
         groups: list[Group] = []
-        while len(groups) < quota and (not groups or clock.now() + self._chunk_seconds < stop):
-            chunk = range(len(groups), min(quota, len(groups) + self._settings.chunk))
+        while len(groups) < pledged and (not groups or clock.now() + self._chunk_seconds < stop):
+            chunk = range(len(groups), min(pledged, len(groups) + self._settings.chunk))
             began = clock.now()
             groups += await self._producer.produce(turn, chunk)
             self._chunk_seconds = max(clock.now() - began, 0.8 * self._chunk_seconds)
         return groups
 
-    async def _deliver(self, window: int, groups: Sequence[Group]) -> None:
-        """Upload the batch, then the commitment that makes it count; give up at the deadline."""
+    async def _deliver(self, window: int, groups: Sequence[Group]) -> bool:
+        """Upload the batch, then the commitment that makes it count; False where the deadline came first."""
         node = self._node
         batch, commitment = assemble(groups)
         with trio.move_on_after(max(0.0, node.run.deadline_time(window) - node.clock.now())) as scope:
@@ -94,11 +123,8 @@ class Miner:
             await node.publish(paths.commitment(node.key.public, window), sign(commitment, node.key))
         if scope.cancelled_caught:
             node.telemetry.event("deadline-missed", window=window, groups=len(groups), bytes=len(batch))
-            return
+            return False
         node.telemetry.event(
             "delivered", window=window, version=commitment.version, groups=len(groups), bytes=len(batch)
         )
-
-
-def _tokens(group: Group) -> int:
-    return sum(len(rollout.completion) // 4 for rollout in group.rollouts)
+        return True

@@ -5,19 +5,19 @@ hand it over; then write the account. The harvest lies at a path of its own and 
 after a crash changes nothing: the learner refuses a group that it has seen.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
 from protocol import environments, limits, paths
-from protocol.errors import MalformedError, ProtocolError
+from protocol.errors import ProtocolError
 from protocol.rollout import Commitment, open_group
 from protocol.signing import Signed, open_signed
-from protocol.verdict import Verdict
-from roles.gather import gather
 from roles.node import Node
 from roles.ports import NotFoundError, StoreError
-from roles.trainer.harvest import USED, Account, Harvest, HarvestedGroup, harvested
+from roles.trainer.harvest import CANARY, USED, Account, Harvest, HarvestedGroup, harvested
+from roles.trainer.hearing import Hearing
+from roles.trainer.overseer import Overseer
 from roles.trainer.quorum import Decision, decide
 from roles.trainer.spool import COLLECTED, INBOX
 
@@ -29,10 +29,12 @@ class CollectorSettings:
     Attributes:
         poll_seconds: how often to look for verdicts.
         keep_accounts: windows whose accounts stay in the node's state.
+        canaries: miners that this node has run to test the validators: nothing of theirs is trained on.
     """
 
     poll_seconds: float = 0.25
     keep_accounts: int = 1000
+    canaries: int = 0
 
 
 def _name(window: int, miner: bytes) -> str:
@@ -45,7 +47,9 @@ class Collector:
     def __init__(self, node: Node, settings: CollectorSettings) -> None:
         self._node = node
         self._settings = settings
-        self._verdicts: dict[int, dict[bytes, dict[bytes, Verdict]]] = {}  # window -> miner -> validator
+        self._hearings: dict[int, Hearing] = {}
+        self._overseer = Overseer(node, settings.canaries)
+        self._since = node.clock.now()
         self._done: dict[int, set[bytes]] = {}
 
     async def run(self) -> None:
@@ -55,6 +59,7 @@ class Collector:
             StoreError: this node's own state cannot be read or written.
         """
         node = self._node
+        await self._overseer.open()
         async for item in node.state.list(COLLECTED):
             path = item.path.removeprefix(COLLECTED)
             self._done.setdefault(paths.window_of(path), set()).add(paths.key_at_end(path))
@@ -63,11 +68,15 @@ class Collector:
             now = node.window()
             for window in range(oldest, now + 1):
                 await self._collect(window)
-            while oldest < now and self._closed(oldest) and self._verdicts.get(oldest, {}).keys() <= self._done[oldest]:
-                self._verdicts.pop(oldest, None)
+            while oldest < now and self._closed(oldest) and self._hearing(oldest).verdicts.keys() <= self._done[oldest]:
+                await self._overseer.report(oldest)
+                del self._hearings[oldest]
                 oldest += 1
             await self._forget(now - self._settings.keep_accounts)
             await trio.sleep(self._settings.poll_seconds)
+
+    def _hearing(self, window: int) -> Hearing:
+        return self._hearings.setdefault(window, Hearing(self._node, window, self._since))
 
     def _windows_open(self) -> int:
         schedule = self._node.run.schedule
@@ -77,45 +86,24 @@ class Collector:
         return self._node.clock.now() >= self._node.run.beacon.due(self._node.run.schedule.verdict(window))
 
     async def _collect(self, window: int) -> None:
-        """Look at a window's new verdicts and settle every miner whose groups are all decided."""
-        run = self._node.run
+        """Hear a window's validators and settle every miner whose groups are all decided."""
+        hearing, ignored = self._hearing(window), self._overseer.distrusted
         closed = self._closed(window)  # asked before reading, so that the last look comes after the end
         done = self._done.setdefault(window, set())
         try:
-            for validator in run.validators:
-                await self._read_verdicts(window, validator)
-            for miner, verdicts in self._verdicts.get(window, {}).items():
-                if miner in done:
+            await hearing.listen(ignored)
+            outstanding = 0 if closed else hearing.outstanding(ignored)
+            for miner, verdicts in hearing.verdicts.items():
+                if miner in done or (miner in self._overseer.canaries and outstanding):
                     continue
-                outstanding = 0 if closed else len(run.validators) - len(verdicts)
-                decisions = decide(list(verdicts.values()), run.quorum, outstanding)
+                believed = [verdict for validator, verdict in verdicts.items() if validator not in ignored]
+                decisions = decide(believed, self._node.run.quorum, outstanding)
                 if not any(decision.open for decision in decisions):
+                    await self._overseer.hear(window, miner, verdicts)
                     await self._settle(window, miner, decisions, closed)
                     done.add(miner)
         except StoreError as error:
             self._node.telemetry.event("collect-failed", window=window, error=str(error))
-
-    async def _read_verdicts(self, window: int, validator: bytes) -> None:
-        known = self._verdicts.setdefault(window, {})
-        prefix = paths.verdicts(validator, window)
-        seen = {paths.verdict(validator, window, miner) for miner, by in known.items() if validator in by}
-        new = [item.path async for item in self._node.store.list(prefix) if item.path not in seen]
-
-        async def read(path: str) -> Verdict | None:
-            try:
-                data = await self._node.store.get(path, limits.MAX_VERDICT_BYTES + limits.MAX_ENVELOPE_BYTES)
-                verdict = open_signed(data, Verdict, [validator]).record
-                claimed = (verdict.run, verdict.window, verdict.validator, verdict.miner)
-                if claimed != (self._node.run_id, window, validator, paths.key_at_end(path)):
-                    raise MalformedError("of another run, window, validator or miner", path)
-            except ProtocolError as error:
-                self._node.telemetry.event("verdict-refused", path=path, error=str(error))
-                return None
-            return verdict
-
-        for verdict in await gather(read, new):
-            if verdict is not None:
-                known.setdefault(verdict.miner, {})[validator] = verdict
 
     async def _settle(self, window: int, miner: bytes, decisions: list[Decision], closed: bool) -> None:
         """Fetch what is accepted, hand it over, and account for everything.
@@ -123,6 +111,8 @@ class Collector:
         Raises:
             StoreError: the storage did not answer; nothing is settled yet.
         """
+        if miner in self._overseer.canaries:
+            decisions = [replace(decision, reason=CANARY) for decision in decisions]
         accepted = [decision for decision in decisions if not decision.reason]
         outcomes = [(decision.digest, decision.reason) for decision in decisions if decision.reason]
         groups: list[HarvestedGroup] = []

@@ -12,6 +12,7 @@ from protocol.signing import Digest, Key
 from protocol.verdict import Judgement
 
 USED = "used"
+CANARY = "canary"
 _ROUNDING = 1e-3  # a log-probability is not positive, but for that
 
 

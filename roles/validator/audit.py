@@ -1,4 +1,4 @@
-"""From a commitment to a verdict: fetch what the second round picked, open it, judge it."""
+"""From a commitment to a verdict: fetch what the second round picked, open it, judge it; after a rejection, judge the rest."""
 
 from collections.abc import Sequence
 
@@ -33,8 +33,8 @@ class Auditor:
         self._draw = draw
         self._works = works
 
-    async def audit(self, case: Case) -> tuple[Verdict, dict[int, bytes]]:
-        """Judge the picked groups of a case.
+    async def audit(self, case: Case, share_ppm: int) -> tuple[Verdict, dict[int, bytes]]:
+        """Judge the groups of a case that the second round picks, and all of them where one of these is rejected.
 
         Returns:
             The verdict, and the work digest of each rejected group that may be a copy: of a group that is accepted later in
@@ -43,10 +43,25 @@ class Auditor:
         Raises:
             EngineError: the engine broke; there is no verdict.
         """
-        commitment = case.commitment.record
-        opened, judgements = await self._open(commitment, picked_groups(self._node, commitment, self._draw))
+        picked = picked_groups(self._node, case, self._draw, share_ppm)
+        judgements, strange = await self.judge_groups(case.commitment.record, picked)
+        if not all(judgement.accepted for judgement in judgements):
+            rest = tuple(index for index in range(case.submitted) if index not in picked)
+            more, strangers = await self.judge_groups(case.commitment.record, rest)
+            judgements, strange = judgements + more, strange | strangers
+        together = _together(judgements, self._node.run.proof)
+        return verdict_on(self._node, case, together), strange
+
+    async def judge_groups(
+        self, commitment: Commitment, indices: Sequence[int]
+    ) -> tuple[list[Judgement], dict[int, bytes]]:
+        """Judgements on groups of a commitment, and the work digest of each rejected one that may be a copy.
+
+        Raises:
+            EngineError: the engine broke.
+        """
+        opened, judgements = await self._open(commitment, indices)
         judged = await self._judge.judge([(group, commitment.groups[group.index][0]) for group in opened])
-        judged = _together(judged, self._node.run.proof)
         strange: dict[int, bytes] = {}
         for group, judgement in zip(opened, judged, strict=True):
             work = group.work_digest()
@@ -54,8 +69,7 @@ class Auditor:
                 self._works.setdefault(work, commitment.miner)
             elif judgement.reason in _FOREIGN:
                 strange[group.index] = work
-        judgements += judged
-        return verdict_on(self._node, case, sorted(judgements, key=lambda judgement: judgement.index)), strange
+        return judgements + judged, strange
 
     def name_copies(self, verdict: Verdict, strange: dict[int, bytes]) -> Verdict:
         """The verdict with its strange groups called copies where the work is known to be another's, or done before."""
@@ -67,12 +81,12 @@ class Auditor:
         )
         return verdict.model_copy(update={"judgements": judgements})
 
-    async def _open(self, commitment: Commitment, picked: tuple[int, ...]) -> tuple[list[Group], list[Judgement]]:
-        """The picked groups that are what was promised, and the judgements on those that are not."""
+    async def _open(self, commitment: Commitment, indices: Sequence[int]) -> tuple[list[Group], list[Judgement]]:
+        """The groups that are what was promised, and the judgements on those that are not."""
         path = paths.batch(commitment.miner, commitment.window, commitment.batch)
         groups: list[Group] = []
         judgements: list[Judgement] = []
-        for index in picked:
+        for index in indices:
             offset, size = commitment.extent(index)
             try:
                 frame = await self._node.store.get(path, size, offset=offset, size=size)
@@ -93,15 +107,11 @@ def _together(judgements: Sequence[Judgement], proof: ProofSpec) -> list[Judgeme
     return [item.model_copy(update=refusal) if item.accepted else item for item in judgements]
 
 
-def picked_groups(node: Node, commitment: Commitment, draw: bytes) -> tuple[int, ...]:
-    """The group indices that the second round picks from a commitment."""
+def picked_groups(node: Node, case: Case, draw: bytes, share_ppm: int) -> tuple[int, ...]:
+    """The group indices that the second round picks from a case."""
+    commitment = case.commitment.record
     return challenge.audited(
-        node.run_id,
-        commitment.window,
-        draw,
-        commitment.miner,
-        groups=len(commitment.groups),
-        share_ppm=node.run.proof.audit_ppm,
+        node.run_id, commitment.window, draw, commitment.miner, groups=case.submitted, share_ppm=share_ppm
     )
 
 
@@ -115,14 +125,14 @@ def verdict_on(node: Node, case: Case, judgements: Sequence[Judgement]) -> Verdi
         miner=commitment.miner,
         validator=node.key.public,
         commitment=case.commitment.digest,
-        submitted=len(commitment.groups),
-        judgements=tuple(judgements),
+        pledged=case.pledged,
+        submitted=case.submitted,
+        judgements=tuple(sorted(judgements, key=lambda judgement: judgement.index)),
         seen_ms=int(case.seen * 1000),
     )
 
 
-def condemned(node: Node, case: Case, draw: bytes, reason: Reason) -> Verdict:
-    """The verdict on a case that needs no look at its groups: every picked group rejected for one reason."""
-    commitment = case.commitment.record
-    picked = picked_groups(node, commitment, draw)
-    return verdict_on(node, case, [rejected(index, commitment.groups[index][0], reason) for index in picked])
+def condemned(node: Node, case: Case, reason: Reason) -> Verdict:
+    """The verdict on a case that needs no look at its groups: every one rejected for one reason."""
+    groups = case.commitment.record.groups
+    return verdict_on(node, case, [rejected(index, groups[index][0], reason) for index in range(case.submitted)])

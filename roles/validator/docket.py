@@ -1,9 +1,11 @@
-"""What is to be judged in a window: the commitments that lay in storage in time."""
+"""What is to be judged in a window: pledges that stood before it opened, and the commitments that lay in storage in time."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protocol import limits, paths
 from protocol.errors import MalformedError, ProtocolError
+from protocol.participant import Announcement
 from protocol.rollout import Commitment
 from protocol.signing import Signed, open_signed
 from roles.gather import gather
@@ -14,20 +16,63 @@ from roles.ports import NotFoundError, StoreError
 
 @dataclass(frozen=True)
 class Case:
-    """One miner's commitment, and when this validator saw it (seconds since the Unix epoch)."""
+    """One miner's commitment, what it had pledged (groups), and when this validator saw it (seconds since the Unix epoch)."""
 
     commitment: Signed[Commitment]
+    pledged: int
     seen: float
 
+    @property
+    def submitted(self) -> int:
+        """Groups that count: those beyond the pledge are not looked at."""
+        return min(self.pledged, len(self.commitment.record.groups))
 
-async def docket(node: Node, window: int) -> list[Case]:
-    """The commitments of a window. Whoever has none, or a broken one, is passed over; its groups do not exist.
+
+@dataclass(frozen=True)
+class Docket:
+    """A window's cases, and the miners that delivered nothing of what they had pledged (groups)."""
+
+    window: int
+    cases: tuple[Case, ...]
+    undelivered: Mapping[bytes, int]
+
+
+class Pledges:
+    """What miners have announced to deliver. A pledge that was not kept at all is void until it is announced anew."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._broken: dict[bytes, int] = {}  # miner -> expiry of the announcement that it did not keep
+        self._standing: dict[bytes, Announcement] = {}
+
+    async def take(self) -> dict[bytes, int]:
+        """The pledges that stand now: groups by miner.
+
+        Raises:
+            StoreError: the storage cannot be listed.
+        """
+        announced = {item.key: item for item in await participants(self._node, "miner") if item.groups}
+        self._broken = {miner: expiry for miner, expiry in self._broken.items() if miner in announced}
+        self._standing = {
+            miner: item for miner, item in announced.items() if item.expires_ms > self._broken.get(miner, -1)
+        }
+        most = self._node.run.groups
+        return {miner: min(most, item.groups) for miner, item in self._standing.items()}
+
+    def broken_by(self, miner: bytes) -> None:
+        """A miner delivered nothing: its announcement counts no more."""
+        if miner in self._standing:
+            self._broken[miner] = self._standing[miner].expires_ms
+
+
+async def docket(node: Node, window: int, pledges: Mapping[bytes, int]) -> Docket:
+    """The commitments of a window by those who had pledged. One that cannot be read by a fault of the storage is left out.
 
     Raises:
-        StoreError: the storage cannot be listed.
+        StoreError, ProtocolError: never; the signature is that of `gather`.
     """
 
-    async def read(miner: bytes) -> Case | None:
+    async def read(miner: bytes) -> Case | bytes | None:
         path = paths.commitment(miner, window)
         try:
             data = await node.store.get(path, limits.MAX_COMMITMENT_BYTES + limits.MAX_ENVELOPE_BYTES)
@@ -35,13 +80,16 @@ async def docket(node: Node, window: int) -> list[Case]:
             record = signed.record
             if (record.run, record.window, record.miner) != (node.run_id, window, miner) or not record.groups:
                 raise MalformedError("of another run, window or miner, or empty", path)
-            return Case(signed, node.clock.now())
+            return Case(signed, pledges[miner], node.clock.now())
         except NotFoundError:
-            return None
-        except (StoreError, ProtocolError) as error:
+            return miner
+        except ProtocolError as error:
             node.telemetry.event("commitment-refused", miner=miner.hex(), window=window, error=str(error))
+            return miner
+        except StoreError as error:
+            node.telemetry.event("commitment-unread", miner=miner.hex(), window=window, error=str(error))
             return None
 
-    miners = [announcement.key for announcement in await participants(node, "miner")]
-    cases = await gather(read, miners)
-    return [case for case in cases if case is not None]
+    found = await gather(read, sorted(pledges))
+    cases = tuple(item for item in found if isinstance(item, Case))
+    return Docket(window, cases, {item: pledges[item] for item in found if isinstance(item, bytes)})

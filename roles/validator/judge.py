@@ -18,6 +18,7 @@ from roles.assignment import Assignment, Task, ends_as_due
 from roles.ports import Engine, Forward
 
 _REWARD_TOLERANCE = 1e-6
+_TOKENS_AT_ONCE = 1024  # after so many tokens their logits are dropped: with a vocabulary of 150,000 these are 600 MB
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,23 @@ class Judge:
         self._sketch_seed = challenge.sketch_seed(task.run_id, window, randomness)
 
     async def judge(self, groups: Sequence[tuple[Group, bytes]]) -> list[Judgement]:
-        """Judge groups, each given with the digest of its frame; in order.
+        """Judge groups, each given with the digest of its frame; in order, and so many at a time as memory allows.
 
         Raises:
             EngineError: the engine broke; nothing was judged.
         """
+        judgements: list[Judgement] = []
+        part: list[tuple[Group, bytes]] = []
+        tokens = 0
+        for item in groups:
+            part.append(item)
+            tokens += sum(len(rollout.completion) // 4 for rollout in item[0].rollouts)
+            if tokens >= _TOKENS_AT_ONCE:
+                judgements += await self._judge(part)
+                part, tokens = [], 0
+        return judgements + await self._judge(part)
+
+    async def _judge(self, groups: Sequence[tuple[Group, bytes]]) -> list[Judgement]:
         assignments = [
             self._task.assign(self._window, self._randomness, group.miner, group.index) for group, _ in groups
         ]

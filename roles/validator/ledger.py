@@ -1,36 +1,20 @@
-"""Scores over the last windows, from this validator's own verdicts; durable, so that a restart forgets nothing."""
+"""This validator's ledger: its summaries over the windows that count; durable, so that a restart forgets nothing."""
 
-from typing import Annotated, ClassVar
-
-from pydantic import Field
-
-from protocol import limits
-from protocol.encoding import Record
-from protocol.rollout import Window
+from protocol.digest import content_digest
+from protocol.ledger import Row, Summary, clean_windows, scores
 from protocol.run import ScoringSpec
-from protocol.signing import Key
-from protocol.verdict import Verdict, shares, tally
 from roles.ports import ObjectStore
 
 _PREFIX = "ledger/"
-Count = Annotated[int, Field(ge=0)]
-
-
-class Entry(Record):
-    """(miner, accepted, rejected) groups of one window."""
-
-    kind: ClassVar[str] = "ledger-entry"
-    window: Window
-    counts: Annotated[tuple[tuple[Key, Count, Count], ...], Field(max_length=limits.MAX_PARTICIPANTS)]
 
 
 class Ledger:
-    """What each miner delivered over the windows that count."""
+    """The newest summaries of one validator, those revealed and those that are only sealed yet."""
 
     def __init__(self, state: ObjectStore, scoring: ScoringSpec) -> None:
         self._state = state
         self._scoring = scoring
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, Summary] = {}
 
     @classmethod
     async def open(cls, state: ObjectStore, scoring: ScoringSpec) -> "Ledger":
@@ -41,7 +25,7 @@ class Ledger:
         """
         ledger = cls(state, scoring)
         async for item in state.list(_PREFIX):
-            entry = Entry.from_bytes(await state.get(item.path, Entry.max_bytes))
+            entry = Summary.from_bytes(await state.get(item.path, Summary.max_bytes))
             ledger._entries[entry.window] = entry
         return ledger
 
@@ -50,25 +34,41 @@ class Ledger:
         """The newest window that was judged; -1 before the first."""
         return max(self._entries, default=-1)
 
-    async def record(self, window: int, verdicts: list[Verdict]) -> None:
-        """Enter a window's verdicts, durably; drop what is too old to count.
+    @property
+    def tip(self) -> bytes:
+        """SHA-256 of the newest summary's body; empty before the first."""
+        return content_digest(self._entries[self.newest].to_bytes()) if self._entries else b""
+
+    def entries(self) -> list[Summary]:
+        """The summaries at hand, ascending by window."""
+        return [self._entries[window] for window in sorted(self._entries)]
+
+    def clean_windows(self) -> dict[bytes, int]:
+        """For each miner, its clean windows since the last rejection."""
+        return clean_windows(self.entries())
+
+    def unaudited(self, miner: bytes) -> list[tuple[int, Row]]:
+        """Each (window, row) of a miner with groups that nobody audited and nobody has looked back at, ascending."""
+        entries = self.entries()
+        amended = {item.window for summary in entries for item in summary.amendments if item.miner == miner}
+        return [
+            (summary.window, row)
+            for summary in entries
+            for row in summary.rows
+            if row.miner == miner and row.audited < row.submitted and summary.window not in amended
+        ]
+
+    async def record(self, summary: Summary) -> Summary:
+        """Enter a window's summary with the scores that follow from it, durably; drop what is too old to count.
 
         Raises:
             StoreError: the state cannot be written.
         """
-        counts = tuple((miner, *pair) for miner, pair in sorted(tally(verdicts).items()))
-        entry = Entry(window=window, counts=counts)
-        await self._state.put(f"{_PREFIX}{window:010d}", entry.to_bytes())
-        self._entries[window] = entry
-        for old in [old for old in self._entries if old <= window - self._scoring.windows]:
+        ledger = [entry for entry in self.entries() if entry.window > summary.window - self._scoring.windows]
+        entered = summary.model_copy(update={"scores": scores([*ledger, summary], self._scoring)})
+        await self._state.put(f"{_PREFIX}{entered.window:010d}", entered.to_bytes())
+        self._entries[entered.window] = entered
+        for old in [old for old in self._entries if old <= entered.window - self._scoring.windows]:
             await self._state.delete(f"{_PREFIX}{old:010d}")
             del self._entries[old]
-
-    def shares(self) -> dict[bytes, float]:
-        """Each miner's share of the reward over the windows that count."""
-        totals: dict[bytes, tuple[int, int]] = {}
-        for entry in self._entries.values():
-            for miner, accepted, rejected in entry.counts:
-                before = totals.get(miner, (0, 0))
-                totals[miner] = (before[0] + accepted, before[1] + rejected)
-        return shares(totals, self._scoring)
+        return entered

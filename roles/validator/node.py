@@ -1,27 +1,28 @@
-"""The validator: in every window, see what was committed in time, let the second round pick, judge, and publish.
+"""The validator: in every window, note what is pledged and committed to in time, judge what the second round picks, and publish.
 
-Watching and judging are two tasks. A case counts only if its commitment was seen before the second round was out, so watching
-never waits for judging; judging may fall behind, up to the round after which nobody waits for a verdict.
+Watching and judging are two tasks. A pledge counts only if it was seen before the window opened, and a commitment only if it was
+seen before the second round was out, so watching never waits for judging; judging may fall behind, up to the round after which
+nobody waits for a verdict. Findings are sealed first and revealed later (roles/validator/reveal.py).
 """
 
 from dataclasses import dataclass
 
 import trio
 
-from protocol import paths
-from protocol.digest import content_digest
 from protocol.errors import GapError, ProtocolError
-from protocol.signing import sign
-from protocol.verdict import Evaluation, Reason, Summary, Verdict
+from protocol.ledger import Amendment, Evaluation, Row, Summary
+from protocol.verdict import Reason, Verdict
 from roles.assignment import Task
 from roles.follower import Follower, Held
 from roles.node import Node
 from roles.ports import Engine, EngineError, StoreError
 from roles.serving import keep_fresh, serve
 from roles.validator.audit import Auditor, condemned
-from roles.validator.docket import Case, docket
+from roles.validator.docket import Docket, Pledges, docket
 from roles.validator.judge import Judge
 from roles.validator.ledger import Ledger
+from roles.validator.lookback import LookBack
+from roles.validator.reveal import Revealer
 
 ANNOUNCED_SECONDS = 600.0
 _BACKLOG_WINDOWS = 64  # windows seen and not judged yet
@@ -55,83 +56,90 @@ class Validator:
         self._settings = settings
         self._works: dict[bytes, bytes] = {}
         self._evaluation: Evaluation | None = None
+        self._pledges = Pledges(node)
+        self._revealer = Revealer(node, ledger)
+        self._look_back = LookBack(node, follower, engine, task, ledger)
 
     async def run(self) -> None:
         """Validate window after window, for ever."""
         node = self._node
-        seen, to_judge = trio.open_memory_channel[tuple[int, list[Case]]](_BACKLOG_WINDOWS)
+        seen, to_judge = trio.open_memory_channel[Docket](_BACKLOG_WINDOWS)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.keep_announced, "validator", ANNOUNCED_SECONDS)
             nursery.start_soon(keep_fresh, node, self._follower, self._settings.poll_seconds)
+            nursery.start_soon(self._revealer.run)
             nursery.start_soon(self._watch, seen)
-            async for window, cases in to_judge:
+            async for found in to_judge:
                 idle = not to_judge.statistics().current_buffer_used
-                await self._window(window, cases, evaluate=idle)
+                await self._window(found, evaluate=idle)
 
-    async def _watch(self, seen: "trio.MemorySendChannel[tuple[int, list[Case]]]") -> None:
-        """Note every window's commitments before its second round is out; whoever was not looking then abstains."""
-        node = self._node
-        window = max(0, self._ledger.newest + 1, node.window())
+    async def _watch(self, seen: "trio.MemorySendChannel[Docket]") -> None:
+        """Note every window's pledges and commitments in time; whoever was not looking then abstains."""
+        node, schedule = self._node, self._node.run.schedule
+        ahead = max(1, schedule.rounds - schedule.audit_rounds) * node.run.beacon.period_ms / 1000
+        window = max(self._ledger.newest, node.window()) + 1
         while True:
-            await node.clock.sleep_until(node.run.deadline_time(window))
-            draw_due = node.run.beacon.due(node.run.schedule.audit(window))
+            opening = node.run.opening_time(window)
+            await node.clock.sleep_until(opening - ahead)
             try:
-                cases = [case for case in await docket(node, window) if case.seen < draw_due]
-                seen.send_nowait((window, cases))
+                pledged = await self._pledges.take()
+                if node.clock.now() >= opening:
+                    raise StoreError("pledges came after the window had opened")
+                await node.clock.sleep_until(node.run.deadline_time(window))
+                seen.send_nowait(await self._docket(window, pledged))
             except (StoreError, trio.WouldBlock) as error:
                 node.telemetry.event("window-missed", window=window, error=str(error) or "too far behind")
-            window = max(window + 1, node.window())
+            window = max(window, node.window()) + 1
 
-    async def _window(self, window: int, cases: list[Case], evaluate: bool) -> None:
-        node, schedule = self._node, self._node.run.schedule
+    async def _docket(self, window: int, pledged: dict[bytes, int]) -> Docket:
+        """The window's docket without the commitments that were seen too late to count, which are not held against anybody."""
+        found = await docket(self._node, window, pledged)
+        draw_due = self._node.run.beacon.due(self._node.run.schedule.audit(window))
+        for miner in found.undelivered:
+            self._pledges.broken_by(miner)
+        return Docket(window, tuple(case for case in found.cases if case.seen < draw_due), found.undelivered)
+
+    async def _window(self, found: Docket, evaluate: bool) -> None:
+        node, schedule, window = self._node, self._node.run.schedule, found.window
         try:
             if node.clock.now() >= node.run.beacon.due(schedule.verdict(window)):
                 node.telemetry.event("window-abandoned", window=window, error="nobody waits for its verdicts any more")
                 return
-            version, weights = await self._expected(window)
+            weights = await self._follower.hold(self._follower.chain.version_for(window))
             opening = await node.randomness(schedule.opening(window))
             draw = await node.randomness(schedule.audit(window))
             began = trio.current_time()
-            verdicts = await self._judge(window, version, cases, opening, draw)
+            verdicts = await self._judge(found, weights.version, opening, draw)
             seconds = trio.current_time() - began
-            await self._ledger.record(window, verdicts)
+            false = [verdict.miner for verdict in verdicts if not all(item.accepted for item in verdict.judgements)]
+            amendments = [item for miner in false for item in await self._look_back.at(miner)]
             if evaluate:
                 await self._evaluate(weights)
-            await self._summarize(window, weights, verdicts, seconds)
+            await self._enter(found, weights, verdicts, amendments, seconds)
         except (StoreError, ProtocolError, EngineError) as error:
             node.telemetry.event("window-abandoned", window=window, error=str(error))
 
-    async def _expected(self, window: int) -> tuple[int, Held]:
-        """The version that serves a window, rebuilt.
-
-        Raises:
-            StoreError, ProtocolError: it cannot be had.
-        """
-        version = self._follower.chain.version_for(window)
-        return version, await self._follower.hold(version)
-
-    async def _judge(self, window: int, version: int, cases: list[Case], opening: bytes, draw: bytes) -> list[Verdict]:
-        """Judge every case, those of one version together, and publish each verdict."""
+    async def _judge(self, found: Docket, version: int, opening: bytes, draw: bytes) -> list[Verdict]:
+        """The verdict on every case, those of one version together."""
         node = self._node
-        auditor = Auditor(node, Judge(self._task, self._engine, window, opening), draw, self._works)
-        verdicts: list[Verdict] = []
-        undecided: list[tuple[Verdict, dict[int, bytes]]] = []
-        for case in sorted(cases, key=lambda case: (-case.commitment.record.version, case.commitment.record.miner)):
+        auditor = Auditor(node, Judge(self._task, self._engine, found.window, opening), draw, self._works)
+        clean = self._ledger.clean_windows()
+        judged: list[tuple[Verdict, dict[int, bytes]]] = []
+        for case in sorted(
+            found.cases, key=lambda case: (-case.commitment.record.version, case.commitment.record.miner)
+        ):
             commitment = case.commitment.record
             held = await self._acceptable(commitment.version, version)
             if held is None or len(commitment.groups) > node.run.groups:
-                reason = Reason.VERSION if held is None else Reason.QUOTA
-                verdicts.append(await self._publish(condemned(node, case, draw, reason)))
-                continue
-            await serve(node, self._engine, held)
-            verdict, strange = await auditor.audit(case)
-            if strange:
-                undecided.append((verdict, strange))
+                judged.append((condemned(node, case, Reason.VERSION if held is None else Reason.QUOTA), {}))
             else:
-                verdicts.append(await self._publish(verdict))
-        for verdict, strange in undecided:
-            verdicts.append(await self._publish(auditor.name_copies(verdict, strange)))
+                await serve(node, self._engine, held)
+                share = node.run.proof.audit_share(clean.get(commitment.miner, 0))
+                judged.append(await auditor.audit(case, share))
+        verdicts = [auditor.name_copies(verdict, strange) for verdict, strange in judged]
         self._forget_old_works()
+        for verdict in verdicts:
+            self._tell(verdict)
         return verdicts
 
     async def _acceptable(self, claimed: int, serving: int) -> Held | None:
@@ -152,21 +160,6 @@ class Validator:
         for work in list(self._works)[: max(0, excess)]:
             del self._works[work]
 
-    async def _publish(self, verdict: Verdict) -> Verdict:
-        node = self._node
-        path = paths.verdict(node.key.public, verdict.window, verdict.miner)
-        await node.publish(path, sign(verdict, node.key))
-        accepted = sum(judgement.accepted for judgement in verdict.judgements)
-        node.telemetry.event(
-            "verdict",
-            window=verdict.window,
-            miner=verdict.miner.hex()[:8],
-            accepted=accepted,
-            rejected=len(verdict.judgements) - accepted,
-            reasons=",".join(sorted({judgement.reason for judgement in verdict.judgements if judgement.reason})),
-        )
-        return verdict
-
     async def _evaluate(self, weights: Held) -> None:
         """Greedy decoding of the held-out problems, once for each version."""
         count = self._settings.evaluation_problems
@@ -180,24 +173,43 @@ class Validator:
         solved = sum(reward >= 1.0 for reward in await task.rewards_of(list(zip(problems, completions, strict=True))))
         self._evaluation = Evaluation(version=weights.version, problems=count, solved=solved)
 
-    async def _summarize(self, window: int, weights: Held, verdicts: list[Verdict], seconds: float) -> None:
-        node = self._node
-        evaluation = self._evaluation
+    async def _enter(
+        self, found: Docket, weights: Held, verdicts: list[Verdict], amendments: list[Amendment], seconds: float
+    ) -> None:
+        """Enter the window into the ledger, and promise what it says.
+
+        Raises:
+            StoreError: this node's own state cannot be written.
+        """
+        node, evaluation = self._node, self._evaluation
+        rows = [Row.of(verdict) for verdict in verdicts]
+        rows += [Row.undelivered(miner, pledged) for miner, pledged in found.undelivered.items()]
         summary = Summary(
             run=node.run_id,
-            window=window,
+            window=found.window,
             version=weights.version,
             validator=node.key.public,
+            previous=self._ledger.tip,
+            salt=node.key.derive("salt", found.window)[:16],
             weights=weights.digest,
-            verdicts=tuple(sorted((verdict.miner, _body_digest(verdict)) for verdict in verdicts)),
-            scores=tuple(sorted(self._ledger.shares().items())),
+            rows=tuple(sorted(rows, key=lambda row: row.miner)),
+            amendments=tuple(amendments),
+            scores=(),
             evaluation=evaluation if evaluation and evaluation.version == weights.version else None,
             verified_tokens=sum(judgement.tokens for verdict in verdicts for judgement in verdict.judgements),
             verify_ms=round(seconds * 1000),
             alarms=(),
         )
-        await node.publish(paths.summary(node.key.public, window), sign(summary, node.key))
+        await self._revealer.prepare(found.window, verdicts)
+        await self._revealer.promise(await self._ledger.record(summary))
 
-
-def _body_digest(verdict: Verdict) -> bytes:
-    return content_digest(verdict.to_bytes())
+    def _tell(self, verdict: Verdict) -> None:
+        accepted = sum(judgement.accepted for judgement in verdict.judgements)
+        self._node.telemetry.event(
+            "verdict",
+            window=verdict.window,
+            miner=verdict.miner.hex()[:8],
+            accepted=accepted,
+            rejected=len(verdict.judgements) - accepted,
+            reasons=",".join(sorted({judgement.reason for judgement in verdict.judgements if judgement.reason})),
+        )

@@ -8,11 +8,13 @@ import torch
 from protocol.beacon import ChainInfo
 from protocol.chain import Head, Manifest, ObjectRef, PatchRef, TensorRow, Trust
 from protocol.encoding import Record
+from protocol.ledger import Amendment, Evaluation, Row, Seal, Summary
 from protocol.participant import Announcement
+from protocol.report import Deception, Disagreement, Report
 from protocol.rollout import Commitment, Group, Rollout, pack_tokens
 from protocol.run import FileRef, ModelSpec, ProofSpec, RunManifest, SamplingSpec, ScoringSpec
 from protocol.signing import Envelope, Signature, SigningKey
-from protocol.verdict import Evaluation, Judgement, Summary, Verdict
+from protocol.verdict import Judgement, Verdict
 from protocol.window import Schedule
 
 # Quicknet's public key: a point of the curve that every implementation of the beacon knows.
@@ -35,6 +37,7 @@ def key(name: str) -> SigningKey:
 
 TRAINER, MINER, VALIDATOR, ROOT = key("trainer"), key("miner"), key("validator"), key("root")
 RUN_ID = digest("run")
+SCORING = ScoringSpec(exponent=2.0, penalty=10.0, shortfall=1.0, deposit=8.0, cap=0.5, windows=100, half_life=50.0)
 
 
 def schedule(**changes: Any) -> Schedule:
@@ -43,6 +46,7 @@ def schedule(**changes: Any) -> Schedule:
         "rounds": 10,
         "commit_rounds": 6,
         "audit_rounds": 8,
+        "seal_rounds": 20,
         "verdict_rounds": 30,
         "lead": 1,
         "max_lag": 2,
@@ -82,8 +86,9 @@ def run_manifest(**changes: Any) -> RunManifest:
             positions=100_000,
             audit_ppm=250_000,
             audit_floor_ppm=50_000,
+            audit_halving=8,
         ),
-        "scoring": ScoringSpec(exponent=2.0, penalty=10.0, windows=100),
+        "scoring": SCORING,
         "head_ttl": 3600,
     }
     return RunManifest(**(fields | changes))
@@ -166,11 +171,64 @@ def verdict(*judgements: Judgement, **changes: Any) -> Verdict:
         "miner": MINER.public,
         "validator": VALIDATOR.public,
         "commitment": digest("commitment"),
+        "pledged": 16,
         "submitted": 16,
         "judgements": judgements,
         "seen_ms": 123_456,
     }
     return Verdict(**(fields | changes))
+
+
+def row(miner: SigningKey = MINER, **changes: Any) -> Row:
+    fields: dict[str, Any] = {
+        "miner": miner.public,
+        "verdict": digest("verdict"),
+        "pledged": 16,
+        "submitted": 16,
+        "audited": 4,
+        "accepted": 4,
+        "rejected": 0,
+    }
+    return Row(**(fields | changes))
+
+
+def summary(*rows: Row, **changes: Any) -> Summary:
+    fields: dict[str, Any] = {
+        "run": RUN_ID,
+        "window": 7,
+        "version": 3,
+        "validator": VALIDATOR.public,
+        "previous": digest("summary 6"),
+        "salt": bytes(16),
+        "weights": digest("weights 3"),
+        "rows": tuple(sorted(rows, key=lambda item: item.miner)),
+        "amendments": (),
+        "scores": ((MINER.public, 0.5),),
+        "evaluation": Evaluation(version=3, problems=10, solved=4),
+        "verified_tokens": 100,
+        "verify_ms": 20,
+        "alarms": ("a head that goes back",),
+    }
+    return Summary(**(fields | changes))
+
+
+def report(**changes: Any) -> Report:
+    disagreement = Disagreement(
+        miner=MINER.public,
+        index=3,
+        digest=digest("frame 3"),
+        accepting=(VALIDATOR.public,),
+        rejecting=(key("other validator").public,),
+    )
+    deception = Deception(validator=VALIDATOR.public, canary=key("canary").public, index=1, accepted=True)
+    fields: dict[str, Any] = {
+        "run": RUN_ID,
+        "window": 7,
+        "trainer": TRAINER.public,
+        "disagreements": (disagreement,),
+        "deceptions": (deception,),
+    }
+    return Report(**(fields | changes))
 
 
 def announcement(**changes: Any) -> Announcement:
@@ -180,6 +238,7 @@ def announcement(**changes: Any) -> Announcement:
         "role": "miner",
         "name": "north 1",
         "space": "https://north.example.org/run",
+        "groups": 16,
         "expires_ms": 99,
     }
     return Announcement(**(fields | changes))
@@ -197,19 +256,12 @@ def every_record() -> list[Record]:
         group(),
         Commitment(run=RUN_ID, window=7, version=3, miner=MINER.public, batch=digest("batch"), groups=frames),
         verdict(judgement(0), rejected(3)),
-        Summary(
-            run=RUN_ID,
-            window=7,
-            version=3,
-            validator=VALIDATOR.public,
-            weights=digest("weights 3"),
-            verdicts=((MINER.public, digest("verdict")),),
-            scores=((MINER.public, 1.0),),
-            evaluation=Evaluation(version=3, problems=10, solved=4),
-            verified_tokens=100,
-            verify_ms=20,
-            alarms=("a head that goes back",),
+        summary(
+            row(),
+            amendments=(Amendment(window=5, miner=MINER.public, verdict=b"", accepted=2, rejected=0),),
         ),
+        Seal(run=RUN_ID, window=7, validator=VALIDATOR.public, summary=digest("summary 7")),
+        report(),
         announcement(),
         Envelope(body=b"body", of="head", signatures=(Signature(key=MINER.public, value=bytes(64)),)),
     ]

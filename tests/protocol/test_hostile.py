@@ -15,12 +15,14 @@ from protocol.chain import Head, Manifest, Trust
 from protocol.compression import decompress
 from protocol.encoding import Record, unpack
 from protocol.errors import ProtocolError
+from protocol.ledger import Seal, Summary
 from protocol.participant import Announcement
+from protocol.report import Report
 from protocol.rollout import Commitment, Group, assemble, open_group
 from protocol.run import RunManifest
 from protocol.signing import Envelope, open_announced, open_signed, sign
 from protocol.sketch import distances
-from protocol.verdict import Summary, Verdict
+from protocol.verdict import Verdict
 from tests.protocol import samples
 
 Parser = Callable[[bytes], object]
@@ -33,6 +35,8 @@ TYPES: tuple[type[Record], ...] = (
     Group,
     RunManifest,
     Envelope,
+    Report,
+    Seal,
     Summary,
     Verdict,
 )

@@ -209,6 +209,7 @@ def test_each_altered_field_of_a_body_is_refused() -> None:
         "role": "trainer",
         "name": "south",
         "space": "https://south.example.org",
+        "groups": 17,
         "expires_ms": 100,
     }
     assert changes.keys() == fields.keys()

@@ -13,11 +13,13 @@ from protocol import challenge, errors, sampling, sketch
 from protocol.chain import ChainVerifier, Head, Manifest, Trust
 from protocol.digest import content_digest, digest_weights, dtypes, tensor_digest
 from protocol.encoding import Record, pack, unpack
+from protocol.ledger import Row, Seal, Summary, balances, scores
 from protocol.participant import Announcement
+from protocol.report import Report
 from protocol.rollout import Commitment, Group, Rollout, open_group
 from protocol.run import RunManifest, ScoringSpec
 from protocol.signing import Envelope, SigningKey, open_announced, open_signed
-from protocol.verdict import Judgement, Summary, Verdict, shares
+from protocol.verdict import Judgement, Verdict
 from protocol.window import Schedule
 from tests.protocol import slow_sampling, slow_sketch
 from tests.vectors import build, regenerate
@@ -28,7 +30,7 @@ VECTORS: dict[str, list[dict[str, Any]]] = {
 }
 KINDS: tuple[type[Record], ...] = (
     *(Announcement, Commitment, Envelope, Group, Head, Judgement),
-    *(Manifest, Rollout, RunManifest, Summary, Trust, Verdict),
+    *(Manifest, Report, Rollout, Row, RunManifest, Seal, Summary, Trust, Verdict),
 )
 
 
@@ -89,7 +91,8 @@ def test_rounds_of_windows() -> None:
     plan = Schedule(**{name: value for name, value in fields.items() if name != "name"})
     for item in picked("window", "rounds", "window"):
         window = item["window"]
-        assert item["rounds"] == [plan.opening(window), plan.deadline(window), plan.audit(window), plan.verdict(window)]
+        moments = (plan.opening, plan.deadline, plan.audit, plan.seal, plan.verdict)
+        assert item["rounds"] == [moment(window) for moment in moments]
     for number, window in case("window", "windows of rounds")["windows"]:
         assert plan.window_at(number) == window
 
@@ -202,8 +205,10 @@ def test_weights(item: dict[str, Any]) -> None:
     assert digest_weights(weights).hex() == item["digest"]
 
 
-def test_shares() -> None:
-    item = case("verdict", "shares")
-    counts = {bytes.fromhex(miner): (accepted, rejected) for miner, accepted, rejected in item["counts"]}
-    found = shares(counts, ScoringSpec(**item["scoring"]))
-    assert {miner.hex(): share for miner, share in found.items()} == pytest.approx(dict(item["shares"]))
+def test_scores() -> None:
+    item = case("ledger", "scores")
+    ledger = [Summary.from_bytes(bytes.fromhex(entry)) for entry in item["ledger"]]
+    scoring = ScoringSpec(**item["scoring"])
+    worth = {miner.hex(): value for miner, value in balances(ledger, scoring).items()}
+    assert worth == pytest.approx(dict(item["balances"]))
+    assert {miner.hex(): share for miner, share in scores(ledger, scoring)} == pytest.approx(dict(item["scores"]))

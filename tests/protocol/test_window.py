@@ -22,7 +22,9 @@ def test_a_round_lies_in_the_window_that_it_opened(window: int, offset: int) -> 
 
 def test_the_rounds_of_a_window() -> None:
     plan = schedule()
-    assert [moment(3) for moment in (plan.opening, plan.deadline, plan.audit, plan.verdict)] == [130, 136, 138, 160]
+    assert [moment(3) for moment in (plan.opening, plan.deadline, plan.audit, plan.seal, plan.verdict)] == [
+        *(130, 136, 138, 150, 160)
+    ]
     assert plan.window_at(99) == -1
     assert plan.window_at(100) == 0
 
@@ -33,7 +35,8 @@ def test_the_rounds_of_a_window() -> None:
         {"commit_rounds": 8},
         {"audit_rounds": 6},
         {"audit_rounds": 11},
-        {"verdict_rounds": 8},
+        {"verdict_rounds": 20},
+        {"seal_rounds": 8},
         {"rounds": 2},
         {"lead": 0},
         {"max_lag": -1},

@@ -14,9 +14,9 @@ from protocol import challenge, sampling, sketch
 from protocol.chain import Head, Manifest, Trust
 from protocol.digest import content_digest, digest_weights, raw_bytes, tensor_digest, type_name
 from protocol.encoding import pack, unpack
+from protocol.ledger import Amendment, Seal, balances, scores
 from protocol.rollout import Commitment
 from protocol.signing import Envelope, Signature, sign
-from protocol.verdict import shares
 from tests.protocol import samples
 from tests.protocol.samples import MINER, ROOT, RUN_ID, TRAINER, VALIDATOR
 
@@ -157,7 +157,13 @@ def window() -> list[Case]:
             {
                 "name": f"window {number}",
                 "window": number,
-                "rounds": [plan.opening(number), plan.deadline(number), plan.audit(number), plan.verdict(number)],
+                "rounds": [
+                    plan.opening(number),
+                    plan.deadline(number),
+                    plan.audit(number),
+                    plan.seal(number),
+                    plan.verdict(number),
+                ],
             }
             for number in (0, 1, 7, (1 << 33) - 1)
         ),
@@ -368,9 +374,6 @@ def verdict() -> list[Case]:
     record = samples.verdict(samples.judgement(0), samples.rejected(3))
     fields = unpack(record.to_bytes())
     first, second = fields["judgements"]
-    miners = [pair.public for _, _, pair in _keys()][:3]
-    counts = {miners[0]: (30, 0), miners[1]: (40, 3), miners[2]: (5, 1)}
-    scoring = samples.run_manifest().scoring
     return [
         good("verdict", "verdict", record.to_bytes()),
         bad("a group judged twice", "verdict", pack(fields | {"judgements": (first, first)}), MALFORMED),
@@ -379,11 +382,46 @@ def verdict() -> list[Case]:
         bad("no such reason", "judgement", pack(second | {"reason": "because"}), MALFORMED),
         bad("rewards of a rejected group", "judgement", pack(second | {"rewards": (0.5,)}), MALFORMED),
         bad("a log-probability too few", "judgement", pack(first | {"logprobs": bytes(16)}), MALFORMED),
+    ]
+
+
+def ledger() -> list[Case]:
+    miners = sorted((pair for _, _, pair in _keys()), key=lambda pair: pair.public)[:3]
+    rows = (
+        [samples.row(miners[0]), samples.row(miners[1], audited=16, accepted=16)],
+        [
+            samples.row(miners[0], submitted=12),
+            samples.row(miners[1], audited=16, accepted=13, rejected=3),
+            samples.row(miners[2], verdict=b"", submitted=0, audited=0, accepted=0),
+        ],
+    )
+    amendment = Amendment(window=7, miner=miners[0].public, verdict=b"", accepted=9, rejected=1)
+    entries = [
+        samples.summary(*rows[0], window=7, scores=()),
+        samples.summary(*rows[1], window=9, scores=(), amendments=(amendment,)),
+    ]
+    record = samples.summary(samples.row())
+    seal = Seal(run=RUN_ID, window=7, validator=VALIDATOR.public, summary=content_digest(record.to_bytes()))
+    fields = unpack(record.to_bytes())
+    row = fields["rows"][0]
+    return [
+        good("summary", "summary", record.to_bytes()),
+        good("seal", "seal", seal.to_bytes()),
+        bad("a miner twice", "summary", pack(fields | {"rows": (row, row)}), MALFORMED),
+        bad(
+            "an amendment of a later window",
+            "summary",
+            entries[1].model_copy(update={"window": 6}).to_bytes(),
+            MALFORMED,
+        ),
+        bad("more accepted than audited", "ledger-row", pack(row | {"accepted": 5}), MALFORMED),
+        bad("more submitted than pledged", "ledger-row", pack(row | {"pledged": 15}), MALFORMED),
         {
-            "name": "shares",
-            "scoring": scoring.model_dump(),
-            "counts": [[miner.hex(), *pair] for miner, pair in counts.items()],
-            "shares": [[miner.hex(), share] for miner, share in shares(counts, scoring).items()],
+            "name": "scores",
+            "scoring": samples.SCORING.model_dump(),
+            "ledger": [entry.to_bytes().hex() for entry in entries],
+            "balances": [[miner.hex(), worth] for miner, worth in sorted(balances(entries, samples.SCORING).items())],
+            "scores": [[miner.hex(), share] for miner, share in scores(entries, samples.SCORING)],
         },
     ]
 
@@ -397,4 +435,5 @@ PAGES: dict[str, Callable[[], list[Case]]] = {
     "rollout": rollout,
     "chain": chain,
     "verdict": verdict,
+    "ledger": ledger,
 }

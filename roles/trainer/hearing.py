@@ -1,0 +1,110 @@
+"""What the validators say of one window: seals first, then the summaries that were sealed, then the verdicts that these list.
+
+A verdict counts only if its summary was sealed before any other validator revealed what it had found (docs/spec/ledger.md).
+"""
+
+from protocol import limits, paths
+from protocol.digest import content_digest
+from protocol.errors import MalformedError, ProtocolError
+from protocol.ledger import Row, Summary
+from protocol.signing import open_signed
+from protocol.verdict import Verdict
+from roles.gather import gather
+from roles.node import Node
+from roles.ports import NotFoundError
+from roles.seals import sealed_digest
+
+
+class Hearing:
+    """One window's validators.
+
+    Args:
+        listening_since: when this node began to listen, seconds since the Unix epoch. Of a window whose seals were due
+            before, a seal counts whenever it was put: whoever was away cannot tell.
+    """
+
+    def __init__(self, node: Node, window: int, listening_since: float) -> None:
+        self._node = node
+        self._window = window
+        self._due = node.run.beacon.due(node.run.schedule.seal(window))
+        self._away = self._due <= listening_since
+        self._seals: dict[bytes, bytes] = {}
+        self._summaries: dict[bytes, Summary] = {}
+        self._over: set[bytes] = set()  # validators of whom nothing more can come
+        self.verdicts: dict[bytes, dict[bytes, Verdict]] = {}
+        """By miner, then by validator."""
+
+    def outstanding(self, ignored: set[bytes]) -> int:
+        """Validators of whom something may still come."""
+        return len(set(self._node.run.validators) - self._over - ignored)
+
+    async def listen(self, ignored: set[bytes]) -> None:
+        """Read what is new.
+
+        Raises:
+            StoreError: the storage did not answer; what was heard is kept.
+        """
+        for validator in self._node.run.validators:
+            if validator in self._over or validator in ignored:
+                continue
+            if validator not in self._seals:
+                await self._look_for_seal(validator)
+            if validator in self._seals and validator not in self._summaries:
+                await self._look_for_summary(validator)
+            if validator in self._summaries:
+                await self._read_verdicts(validator)
+
+    async def _look_for_seal(self, validator: bytes) -> None:
+        in_time = self._away or self._node.clock.now() < self._due
+        digest = await sealed_digest(self._node, self._window, validator) if in_time else None
+        if digest is not None:
+            self._seals[validator] = digest
+        elif not in_time:
+            self._refuse(validator, "not sealed in time")
+
+    async def _look_for_summary(self, validator: bytes) -> None:
+        path = paths.summary(validator, self._window)
+        try:
+            data = await self._node.store.get(path, Summary.max_bytes + limits.MAX_ENVELOPE_BYTES)
+            signed = open_signed(data, Summary, [validator])
+            record = signed.record
+            if (record.run, record.window, record.validator) != (self._node.run_id, self._window, validator):
+                raise MalformedError("of another run, window or validator", path)
+            if signed.digest != self._seals[validator]:
+                raise MalformedError("not the summary that was sealed", path)
+        except NotFoundError:
+            return
+        except ProtocolError as error:
+            self._refuse(validator, str(error))
+            return
+        self._summaries[validator] = record
+
+    async def _read_verdicts(self, validator: bytes) -> None:
+        """Read the verdicts of a summary that were not there before."""
+        rows = [row for row in self._summaries[validator].rows if row.verdict]
+        missing = [row for row in rows if validator not in self.verdicts.get(row.miner, {})]
+
+        async def read(row: Row) -> bool:
+            path = paths.verdict(validator, self._window, row.miner)
+            try:
+                data = await self._node.store.get(path, limits.MAX_VERDICT_BYTES + limits.MAX_ENVELOPE_BYTES)
+                verdict = open_signed(data, Verdict, [validator]).record
+                if content_digest(verdict.to_bytes()) != row.verdict:
+                    raise MalformedError("not the verdict that the summary lists", path)
+                claimed = (verdict.run, verdict.window, verdict.validator, verdict.miner)
+                if claimed != (self._node.run_id, self._window, validator, row.miner):
+                    raise MalformedError("of another run, window, validator or miner", path)
+            except NotFoundError:
+                return False
+            except ProtocolError as error:
+                self._node.telemetry.event("verdict-refused", path=path, error=str(error))
+                return True
+            self.verdicts.setdefault(row.miner, {})[validator] = verdict
+            return True
+
+        if all(await gather(read, missing)):
+            self._over.add(validator)
+
+    def _refuse(self, validator: bytes, why: str) -> None:
+        self._over.add(validator)
+        self._node.telemetry.event("validator-unheard", window=self._window, validator=validator.hex()[:8], error=why)

@@ -1,0 +1,100 @@
+"""After a rejection: a second look at the miner's earlier windows, at the groups that nobody had audited then.
+
+What can still be had is judged, by the very rules of its window; what cannot loses the credit that it had on trust.
+"""
+
+from protocol import limits, paths
+from protocol.errors import ProtocolError
+from protocol.ledger import Amendment, Row
+from protocol.rollout import Commitment
+from protocol.signing import Signed, open_signed, sign
+from protocol.verdict import Verdict
+from roles.assignment import Task
+from roles.follower import Follower
+from roles.node import Node
+from roles.ports import Engine, StoreError
+from roles.serving import serve
+from roles.validator.audit import Auditor, verdict_on
+from roles.validator.docket import Case
+from roles.validator.judge import Judge
+from roles.validator.ledger import Ledger
+
+WINDOWS = 16  # looked back at, at most
+
+
+class LookBack:
+    """Judges what was not audited, of miners that turned out to be false."""
+
+    def __init__(self, node: Node, follower: Follower, engine: Engine, task: Task, ledger: Ledger) -> None:
+        self._node = node
+        self._follower = follower
+        self._engine = engine
+        self._task = task
+        self._ledger = ledger
+
+    async def at(self, miner: bytes) -> list[Amendment]:
+        """Amendments to every kept row of a miner that counted on trust; each with its verdict published.
+
+        Raises:
+            EngineError: the engine broke.
+        """
+        found = []
+        for window, row in self._ledger.unaudited(miner):
+            verdict = None
+            if window > self._ledger.newest - WINDOWS:
+                try:
+                    verdict = await self._judge(window, row)
+                except (StoreError, ProtocolError) as error:
+                    self._node.telemetry.event("look-back-failed", window=window, miner=miner.hex(), error=str(error))
+            found.append(_amendment(window, row, verdict))
+        return found
+
+    async def _judge(self, window: int, row: Row) -> Verdict:
+        """The verdict on the groups that were left out.
+
+        Raises:
+            StoreError, ProtocolError: bytes or weights cannot be had any more, or are not those judged then.
+            EngineError: the engine broke.
+        """
+        node, schedule = self._node, self._node.run.schedule
+        before = await self._earlier(window, row)
+        commitment = await self._commitment(before)
+        await serve(node, self._engine, await self._follower.hold(before.version))
+        judge = Judge(self._task, self._engine, window, await node.randomness(schedule.opening(window)))
+        draw = await node.randomness(schedule.audit(window))
+        auditor = Auditor(node, judge, draw, {})
+        done = {judgement.index for judgement in before.judgements}
+        rest = [index for index in range(row.submitted) if index not in done]
+        judgements, _ = await auditor.judge_groups(commitment.record, rest)
+        verdict = verdict_on(node, Case(commitment, row.pledged, before.seen_ms / 1000), judgements)
+        await node.publish(paths.look_back(node.key.public, window, row.miner), sign(verdict, node.key))
+        return verdict
+
+    async def _earlier(self, window: int, row: Row) -> Verdict:
+        """This validator's own verdict of then, as storage still has it."""
+        own = self._node.key.public
+        path = paths.verdict(own, window, row.miner)
+        data = await self._node.store.get(path, limits.MAX_VERDICT_BYTES + limits.MAX_ENVELOPE_BYTES)
+        signed = open_signed(data, Verdict, [own])
+        if signed.digest != row.verdict:
+            raise ProtocolError("not the verdict that the ledger names", path)
+        return signed.record
+
+    async def _commitment(self, verdict: Verdict) -> Signed[Commitment]:
+        path = paths.commitment(verdict.miner, verdict.window)
+        data = await self._node.store.get(path, limits.MAX_COMMITMENT_BYTES + limits.MAX_ENVELOPE_BYTES)
+        signed = open_signed(data, Commitment, [verdict.miner])
+        if signed.digest != verdict.commitment:
+            raise ProtocolError("not the commitment that was judged", path)
+        return signed
+
+
+def _amendment(window: int, row: Row, verdict: Verdict | None) -> Amendment:
+    accepted = sum(judgement.accepted for judgement in verdict.judgements) if verdict else 0
+    return Amendment(
+        window=window,
+        miner=row.miner,
+        verdict=Row.of(verdict).verdict if verdict else b"",
+        accepted=accepted,
+        rejected=len(verdict.judgements) - accepted if verdict else 0,
+    )

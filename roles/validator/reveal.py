@@ -1,0 +1,97 @@
+"""Seal, then reveal: a window's findings are promised by their digest before any validator can read another's.
+
+Verdicts lie in this node's own state before the ledger's entry that names them, and until storage has them: a validator that dies
+at any moment has either promised nothing or keeps its promise after the restart.
+"""
+
+from collections.abc import Sequence
+
+import trio
+
+from protocol import limits, paths
+from protocol.digest import content_digest
+from protocol.ledger import Seal, Summary
+from protocol.signing import sign
+from protocol.verdict import Verdict
+from roles.node import Node
+from roles.seals import sealed_digest
+from roles.validator.ledger import Ledger
+
+_VERDICTS = "sealed/"
+_PENDING = "pending/"
+_POLL_SECONDS = 0.2
+
+
+def _number(window: int) -> str:
+    return f"{window:010d}"
+
+
+class Revealer:
+    """Publishes what this validator found, window after window."""
+
+    def __init__(self, node: Node, ledger: Ledger) -> None:
+        self._node = node
+        self._ledger = ledger
+        self._send, self._receive = trio.open_memory_channel[Summary](limits.MAX_PARTICIPANTS)
+
+    async def prepare(self, window: int, verdicts: Sequence[Verdict]) -> None:
+        """Keep a window's verdicts; nothing is promised before the ledger has its entry.
+
+        Raises:
+            StoreError: the state cannot be written.
+        """
+        for verdict in verdicts:
+            path = f"{_VERDICTS}{_number(window)}-{verdict.miner.hex()}"
+            await self._node.state.put(path, sign(verdict, self._node.key))
+        await self._node.state.put(_PENDING + _number(window), b"")
+
+    async def promise(self, summary: Summary) -> None:
+        """Seal a window that the ledger has, and reveal it when it is time."""
+        await self._send.send(summary)
+
+    async def run(self) -> None:
+        """Seal and reveal for ever; first what a restart left over.
+
+        Raises:
+            StoreError: the state cannot be read or written.
+        """
+        entries = {summary.window: summary for summary in self._ledger.entries()}
+        left = [int(item.path.removeprefix(_PENDING)) async for item in self._node.state.list(_PENDING)]
+        async with trio.open_nursery() as nursery:
+            for window in left:
+                if window in entries:
+                    nursery.start_soon(self._reveal, entries[window])
+                else:
+                    await self._forget(window)
+            async for summary in self._receive:
+                nursery.start_soon(self._reveal, summary)
+
+    async def _reveal(self, summary: Summary) -> None:
+        node, own, window = self._node, self._node.key.public, summary.window
+        seal = Seal(run=node.run_id, window=window, validator=own, summary=content_digest(summary.to_bytes()))
+        await node.publish(paths.seal(own, window), sign(seal, node.key))
+        await self._others(window)
+        async for item in node.state.list(f"{_VERDICTS}{_number(window)}-"):
+            verdict = await node.state.get(item.path, limits.MAX_VERDICT_BYTES + limits.MAX_ENVELOPE_BYTES)
+            await node.publish(paths.verdict(own, window, paths.key_at_end(item.path)), verdict)
+        await node.publish(paths.summary(own, window), sign(summary, node.key))
+        node.telemetry.event("revealed", window=window, miners=len(summary.rows))
+        await self._forget(window)
+
+    async def _forget(self, window: int) -> None:
+        state = self._node.state
+        for path in [item.path async for item in state.list(f"{_VERDICTS}{_number(window)}-")]:
+            await state.delete(path)
+        await state.delete(_PENDING + _number(window))
+
+    async def _others(self, window: int) -> None:
+        """Wait until all other validators have sealed, or no seal counts any more."""
+        node = self._node
+        until = node.run.beacon.due(node.run.schedule.seal(window))
+        waiting = set(node.run.validators) - {node.key.public}
+        while waiting and node.clock.now() < until:
+            for validator in sorted(waiting):
+                if await sealed_digest(node, window, validator) is not None:
+                    waiting.remove(validator)
+            if waiting:
+                await node.clock.sleep_until(min(until, node.clock.now() + _POLL_SECONDS))

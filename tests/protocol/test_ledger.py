@@ -1,0 +1,153 @@
+"""The ledger: rows that add up, and scores that no splitting, dropping or throwing away of keys improves."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from protocol.ledger import Amendment, Evaluation, Row, Summary, balances, clean_windows, scores, shares
+from protocol.run import ScoringSpec
+from tests.protocol import samples
+from tests.protocol.samples import MINER, SCORING, TRAINER, judgement, rejected, row, summary, verdict
+
+WORTH = st.floats(-1e4, 1e4)
+A, B, C = MINER, TRAINER, samples.VALIDATOR
+STEADY = ScoringSpec(exponent=2.0, penalty=10.0, shortfall=1.0, deposit=0.0, cap=1.0, windows=100, half_life=1e6)
+
+
+def worth(*summaries: Summary, scoring: ScoringSpec = STEADY) -> float:
+    """What miner A is worth, rounded: the half-life is very long."""
+    return round(balances(summaries, scoring)[A.public], 2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"accepted": 5},
+        {"audited": 17, "accepted": 17},
+        {"pledged": 15},
+        {"verdict": b""},
+        {"submitted": 0, "audited": 0, "accepted": 0},
+        {"verdict": bytes(31)},
+    ],
+)
+def test_a_row_that_does_not_add_up(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        row(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rows": (row(), row())},
+        {"rows": tuple(sorted((row(A), row(B)), key=lambda item: item.miner, reverse=True))},
+        {"amendments": (Amendment(window=7, miner=A.public, verdict=b"", accepted=0, rejected=1),)},
+        {"previous": bytes(5)},
+        {"salt": bytes(15)},
+        {"alarms": ("two\nlines",)},
+        {"alarms": ("\x1b[2J",)},
+        {"alarms": ("a" * 501,)},
+        {"alarms": ("\u202e",)},
+    ],
+)
+def test_a_summary_that_cannot_be(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        summary(**changes)
+
+
+def test_more_solved_than_there_were() -> None:
+    with pytest.raises(ValidationError):
+        Evaluation(version=1, problems=3, solved=4)
+
+
+def test_the_row_of_a_verdict() -> None:
+    found = Row.of(verdict(judgement(0), judgement(1), rejected(2)))
+    assert (found.pledged, found.submitted, found.audited, found.accepted, found.rejected) == (16, 16, 3, 2, 1)
+    assert Row.undelivered(A.public, 4).submitted == 0
+
+
+def test_groups_that_were_not_audited_count_while_nothing_speaks_against_their_miner() -> None:
+    assert worth(summary(row())) == 16
+    assert worth(summary(row(audited=4, accepted=3, rejected=1))) == 3 - 10
+    looked_back = (Amendment(window=5, miner=A.public, verdict=b"", accepted=8, rejected=0),)
+    assert worth(summary(row(), window=5), summary(window=7, amendments=looked_back)) == 12
+    gone = (Amendment(window=5, miner=A.public, verdict=b"", accepted=0, rejected=0),)
+    assert worth(summary(row(), window=5), summary(window=7, amendments=gone)) == 4
+    false = (Amendment(window=5, miner=A.public, verdict=b"", accepted=10, rejected=2),)
+    assert worth(summary(row(), window=5), summary(window=7, amendments=false)) == 14 - 20
+
+
+def test_stopping_early_never_pays() -> None:
+    """Whoever sees what a window brings and delivers less than pledged is worth less than with any honest delivery."""
+    for submitted in range(1, 16):
+        fewer = row(submitted=submitted, audited=submitted, accepted=submitted)
+        assert worth(summary(fewer)) == submitted - (16 - submitted)
+    assert worth(summary(Row.undelivered(A.public, 16))) == -16
+
+
+def test_worth_decays_and_ends() -> None:
+    ledger = (summary(row(), window=0), summary(window=50))
+    assert worth(*ledger, scoring=SCORING) == 8.0
+    assert balances((summary(row(), window=0), summary(window=100)), SCORING) == {}
+    assert balances((), SCORING) == {}
+
+
+@given(st.dictionaries(st.binary(min_size=1, max_size=2), WORTH, max_size=6))
+def test_shares_sum_to_one_at_most_and_none_exceeds_the_cap(values: dict[bytes, float]) -> None:
+    found = shares(values, SCORING)
+    assert found.keys() == values.keys()
+    assert all(0.0 <= share <= SCORING.cap for share in found.values())
+    assert sum(found.values()) <= 1.0 + 1e-9
+    assert (sum(found.values()) > 0) == any(value > SCORING.deposit for value in values.values())
+
+
+@given(st.floats(0, 1e4), st.floats(0, 1e4), st.floats(0, 1e4), st.floats(1.0, 8.0), st.floats(0, 100))
+def test_splitting_honest_work_over_two_keys_never_earns_more(
+    first: float, second: float, others: float, exponent: float, deposit: float
+) -> None:
+    scoring = STEADY.model_copy(update={"exponent": exponent, "deposit": deposit})
+    whole = shares({b"a": first + second, b"o": others}, scoring)[b"a"]
+    split = shares({b"a": first, b"b": second, b"o": others}, scoring)
+    assert split[b"a"] + split[b"b"] <= whole * (1 + 1e-9) + 1e-12
+
+
+@given(st.integers(1, 4096), st.integers(0, 100), st.integers(1, 4096))
+def test_a_rejection_never_pays(accepted: int, rejections: int, others: int) -> None:
+    def share(refused: int) -> float:
+        worth = {b"a": accepted - SCORING.penalty * refused, b"o": float(others)}
+        return shares(worth, SCORING)[b"a"]
+
+    assert share(rejections + 1) <= share(rejections)
+
+
+def test_a_key_earns_nothing_before_it_is_worth_the_deposit() -> None:
+    assert shares({b"new": SCORING.deposit, b"old": 100.0}, SCORING)[b"new"] == 0.0
+
+
+def test_scores_are_in_order_and_capped() -> None:
+    entry = summary(row(A), row(B), row(C, submitted=4))
+    found = scores((entry,), SCORING)
+    assert [miner for miner, _ in found] == sorted(key.public for key in (A, B, C))
+    assert dict(found) == {A.public: 0.5, B.public: 0.5, C.public: 0.0}
+
+
+def test_clean_windows_begin_again_after_a_rejection() -> None:
+    entries = [summary(row(), window=window) for window in range(5)]
+    assert clean_windows(entries) == {A.public: 5}
+    entries.append(summary(row(accepted=3, rejected=1), window=5))
+    assert clean_windows(entries) == {A.public: 0}
+    entries.append(summary(row(), Row.undelivered(C.public, 3), window=6))
+    assert clean_windows(entries) == {A.public: 1, C.public: 0}
+    entries.append(
+        summary(window=7, amendments=(Amendment(window=2, miner=A.public, verdict=b"", accepted=0, rejected=1),))
+    )
+    assert clean_windows(entries)[A.public] == 0
+
+
+def test_the_audited_share_falls_to_the_floor() -> None:
+    proof = samples.run_manifest().proof
+    assert [proof.audit_share(clean) for clean in (0, 7, 8, 16, 24, 10_000)] == [
+        *(250_000, 250_000, 125_000, 62_500, 50_000, 50_000)
+    ]
