@@ -35,6 +35,7 @@ from roles.miner.node import MinerSettings
 from roles.miner.produce import HonestProducer
 from roles.node import Node
 from roles.ports import ObjectStore
+from roles.trainer.collector import CollectorSettings
 from roles.trainer.learner import LearnerSettings
 from roles.trainer.optimizer import AdamWSettings
 from roles.trainer.publisher import PublisherSettings
@@ -131,7 +132,11 @@ class Network:
     async def run_beacon(self) -> None:
         await publish_rounds(BEACON_KEY, self.run.beacon, self.store, self.clock, keep=200)
 
-    async def run_trainer(self, name: str = "trainer", **publisher: Any) -> None:
+    def amend(self, **changes: Any) -> None:
+        """Other rules, before anybody has started."""
+        self.signed = founding.seal(self.run.model_copy(update=changes), key("root"))
+
+    async def run_trainer(self, name: str = "trainer", canaries: int = 0, **publisher: Any) -> None:
         """The three processes as three tasks."""
         settings = TrainerSettings(
             training=TrainingSettings(groups_per_step=4, steps_per_version=1),
@@ -141,7 +146,8 @@ class Network:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run_training, self.node(name, "/training"), lambda: self.weights, self.compute, settings)
             nursery.start_soon(run_publisher, self.node(name, "/upload"), settings.publisher)
-            nursery.start_soon(run_collector, self.node(name, "/download"), settings.collector)
+            collector = CollectorSettings(canaries=canaries)
+            nursery.start_soon(run_collector, self.node(name, "/download"), collector)
 
     async def run_miner(self, name: str, groups: int = 4, producer: Any = HonestProducer) -> None:
         settings = MinerSettings(groups=groups, chunk=2, share=0.7, poll_seconds=0.2)
@@ -154,10 +160,10 @@ class Network:
     async def run_validator(self, name: str = "validator-0") -> None:
         await run_validator(self.node(name), self.policy, self.compute, ValidatorSettings(16, 0.2))
 
-    def start(self, nursery: trio.Nursery, *, miners: int = 2) -> None:
+    def start(self, nursery: trio.Nursery, *, miners: int = 2, canaries: int = 0) -> None:
         """The beacon, a trainer, validators and honest miners."""
         nursery.start_soon(self.run_beacon)
-        nursery.start_soon(self.run_trainer)
+        nursery.start_soon(self.run_trainer, "trainer", canaries)
         for name in self.validators:
             nursery.start_soon(self.run_validator, name)
         for number in range(1, miners + 1):

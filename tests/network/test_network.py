@@ -12,7 +12,7 @@ from grailnode.founding import Choices
 from grailnode.observe import Observer
 from grailnode.verification import verify_chain
 from protocol import limits, paths
-from protocol.signing import open_signed
+from protocol.signing import SigningKey, open_signed
 from protocol.verdict import Verdict
 from tests.network.simulation import Network, key
 
@@ -33,12 +33,13 @@ async def running(network: Network, **options: int) -> AsyncIterator[trio.Nurser
         nursery.cancel_scope.cancel()
 
 
-async def verdicts(network: Network, miner: str, windows: range) -> dict[int, Verdict]:
+async def verdicts(network: Network, miner: str | SigningKey, windows: range) -> dict[int, Verdict]:
     """The first validator's verdicts on a miner, by window."""
     validator = key("validator-0").public
+    judged = miner if isinstance(miner, SigningKey) else key(miner)
     found = {}
     for window in windows:
-        path = paths.verdict(validator, window, key(miner).public)
+        path = paths.verdict(validator, window, judged.public)
         listed = [item.path async for item in network.store.list(path)]
         if listed:
             data = await network.store.get(path, limits.MAX_VERDICT_BYTES)

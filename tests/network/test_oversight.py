@@ -1,0 +1,248 @@
+"""Validators and miners that do not do their part, in whole networks: what it costs them, and that nobody else pays."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import trio
+
+from grailnode.canary import CanaryProducer
+from grailnode.founding import Choices
+from grailnode.observe import Observer
+from grailnode.wiring import make_engine, make_task, run_miner, run_validator
+from protocol import challenge, limits, paths
+from protocol.digest import content_digest
+from protocol.ledger import Row, Seal, Summary, balances, scores
+from protocol.report import Report, canary_key
+from protocol.rollout import Group
+from protocol.signing import open_signed, sign
+from protocol.verdict import Reason, Verdict
+from roles.follower import Follower
+from roles.miner.node import Miner, MinerSettings
+from roles.miner.produce import HonestProducer, Turn
+from roles.ports import NotFoundError
+from roles.validator.node import ValidatorSettings
+from tests.network.simulation import Network, key
+from tests.network.test_network import running, simulate, verdicts
+
+CHOICES = Choices(groups=4, group_size=8)
+GULLIBLE: dict[str, Any] = {
+    "sketch_tolerance": 64,
+    "sketch_median": 64,
+    "sketch_rate": 0.999,
+    "margin": 100.0,
+    "margin_rate": 0.999,
+    "margin_limit": 100.0,
+}
+
+
+async def summaries(network: Network, validator: str, windows: range) -> list[Summary]:
+    """A validator's revealed summaries."""
+    found = []
+    for window in windows:
+        try:
+            data = await network.store.get(paths.summary(key(validator).public, window), Summary.max_bytes)
+            found.append(open_signed(data, Summary, [key(validator).public]).record)
+        except NotFoundError:
+            continue
+    return found
+
+
+class Choosy(Miner):
+    """Sees what a window brings and delivers only its first group, whatever it had pledged."""
+
+    async def _deliver(self, window: int, groups: Sequence[Group]) -> bool:
+        return await super()._deliver(window, groups[:1])
+
+
+async def run_choosy(network: Network) -> None:
+    """A miner that picks and chooses, for ever."""
+    node = network.node("choosy")
+    engine = make_engine(node, network.compute)
+    producer = HonestProducer(make_task(node, network.policy), engine)
+    settings = MinerSettings(groups=4, chunk=4, share=0.7, poll_seconds=0.2)
+    await Choosy(node, await Follower.open(node), engine, producer, settings).run()
+
+
+class Turncoat(HonestProducer):
+    """Honest up to a window, and then once with sketches of nothing at all, in a group that is audited."""
+
+    turns = 8
+
+    async def produce(self, turn: Turn, indices: Any) -> list[Group]:
+        groups = await super().produce(turn, indices)
+        if turn.window < self.turns:
+            return groups
+        empty = [
+            tuple(item.model_copy(update={"sketch": bytes(len(item.sketch))}) for item in group.rollouts)
+            for group in groups
+        ]
+        return [group.model_copy(update={"rollouts": rollouts}) for group, rollouts in zip(groups, empty, strict=True)]
+
+
+def test_delivering_less_than_pledged_costs_and_delivering_nothing_voids_the_pledge():
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        async with running(network, miners=1) as nursery:
+            choosy = trio.CancelScope()
+
+            async def until_cancelled() -> None:
+                with choosy:
+                    await run_choosy(network)
+
+            nursery.start_soon(until_cancelled)
+            await network.until_window(6)
+            choosy.cancel()
+            await network.until_window(10)
+        ledger = await summaries(network, "validator-0", range(10))
+        rows = {entry.window: row for entry in ledger for row in entry.rows if row.miner == key("choosy").public}
+        short = [row for row in rows.values() if row.submitted]
+        assert short
+        assert all((row.pledged, row.submitted, row.accepted) == (4, 1, 1) for row in short)
+        broken = [window for window, row in rows.items() if row.submitted == 0]
+        assert len(broken) == 1  # it was gone, and that it owed was noted once
+        worth = balances(ledger, network.run.scoring)
+        assert worth[key("choosy").public] < 0 < worth[key("miner-1").public]
+        assert all(
+            entry.scores == scores(ledger[: place + 1], network.run.scoring) for place, entry in enumerate(ledger)
+        )
+        digests = [content_digest(entry.to_bytes()) for entry in ledger]
+        assert [entry.previous for entry in ledger] == [b"", *digests[:-1]]
+
+    simulate(scenario)
+
+
+def test_a_rejection_after_a_clean_record_audits_everything_and_looks_back():
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        proof = network.run.proof.model_copy(update={"audit_floor_ppm": 250_000, "audit_halving": 1})
+        network.amend(proof=proof)
+        async with running(network, miners=1) as nursery:
+            nursery.start_soon(partial(network.run_miner, "turncoat", producer=Turncoat))
+            await network.until_window(11)
+        ledger = await summaries(network, "validator-0", range(11))
+        rows = {entry.window: row for entry in ledger for row in entry.rows if row.miner == key("turncoat").public}
+        fewer = [window for window, row in rows.items() if row.audited < row.submitted]
+        assert fewer
+        assert max(fewer) < Turncoat.turns
+        last = rows[Turncoat.turns]
+        assert (last.audited, last.rejected) == (last.submitted, last.submitted)
+        (amending,) = [entry for entry in ledger if entry.amendments]
+        assert amending.window == Turncoat.turns
+        assert [item.window for item in amending.amendments] == fewer
+        for item in amending.amendments:
+            row = rows[item.window]
+            assert item.accepted == row.submitted - row.audited  # they had been honest
+            path = paths.look_back(key("validator-0").public, item.window, item.miner)
+            data = await network.store.get(path, limits.MAX_VERDICT_BYTES)
+            assert open_signed(data, Verdict, [key("validator-0").public]).digest == item.verdict
+        draw = await network.node("x").randomness(network.run.schedule.audit(fewer[-1]))
+        seen = (await verdicts(network, "turncoat", range(11)))[fewer[-1]]
+        assert tuple(item.index for item in seen.judgements) == challenge.first_audited(
+            network.signed.digest, fewer[-1], draw, key("turncoat").public, groups=4, count=len(seen.judgements)
+        )
+        assert dict(ledger[-1].scores)[key("turncoat").public] == 0.0
+
+    simulate(scenario)
+
+
+def test_a_validator_that_waits_for_anothers_findings_is_not_heard():
+    async def copy(network: Network) -> None:
+        """Everything that validator-0 reveals, under validator-1's name."""
+        own, other = key("validator-1"), key("validator-0").public
+        for window in range(100):
+            while not await summaries(network, "validator-0", range(window, window + 1)):
+                if network.node("x").window() > window + 6:
+                    break
+                await trio.sleep(0.05)
+            else:
+                (theirs,) = await summaries(network, "validator-0", range(window, window + 1))
+                rows = []
+                for row in theirs.rows:
+                    if row.verdict:
+                        data = await network.store.get(paths.verdict(other, window, row.miner), 1 << 26)
+                        verdict = open_signed(data, Verdict, [other]).record
+                        mine = verdict.model_copy(update={"validator": own.public})
+                        await network.store.put(paths.verdict(own.public, window, row.miner), sign(mine, own))
+                        rows.append(Row.of(mine))
+                summary = theirs.model_copy(update={"validator": own.public, "rows": tuple(rows)})
+                digest = content_digest(summary.to_bytes())
+                seal = Seal(run=network.signed.digest, window=window, validator=own.public, summary=digest)
+                await network.store.put(paths.seal(own.public, window), sign(seal, own))
+                await network.store.put(paths.summary(own.public, window), sign(summary, own))
+
+    async def scenario() -> None:
+        network = Network(CHOICES, validators=2, quorum=2)
+        network.validators = ["validator-0"]
+        async with running(network, miners=1) as nursery:
+            nursery.start_soon(copy, network)
+            await network.until_window(7)
+        assert len(await summaries(network, "validator-1", range(7))) >= 2
+        settled = network.events("trainer/download", "collected")
+        assert settled
+        assert all(event["used"] == 0 for event in settled)
+        unheard = network.events("trainer/download", "validator-unheard")
+        assert {event["error"] for event in unheard} == {"not sealed in time"}
+
+    simulate(scenario)
+
+
+def test_validators_that_seal_do_not_wait_for_the_last_moment():
+    async def scenario() -> None:
+        network = Network(CHOICES, validators=2, quorum=2)
+        async with running(network, miners=1):
+            await network.until_window(5)
+        used = [event for event in network.events("trainer/download", "collected") if event["used"]]
+        assert {event["window"] for event in used} >= {1, 2, 3}  # window 3 long before its seals are due
+
+    simulate(scenario)
+
+
+def test_a_validator_that_accepts_anything_is_caught_by_a_canary_and_counts_no_more():
+    async def scenario() -> None:
+        network = Network(CHOICES, validators=2, quorum=1)
+        network.validators = ["validator-0"]
+        canary = canary_key(key("trainer"), 0)
+
+        async def gullible() -> None:
+            node = network.node("validator-1")
+            lax = node.run.model_copy(update={"proof": node.run.proof.model_copy(update=GULLIBLE)})
+            settings = ValidatorSettings(0, 0.2)
+            await run_validator(replace(node, run=lax), network.policy, network.compute, settings)
+
+        async def sing() -> None:
+            node = replace(network.node("canary"), key=canary)
+            settings = MinerSettings(groups=4, chunk=4, share=0.7, poll_seconds=0.2)
+            producer = partial(CanaryProducer, trainer=key("trainer"))
+            await run_miner(node, network.policy, network.compute, settings, producer)
+
+        async with running(network, miners=1, canaries=1) as nursery:
+            nursery.start_soon(gullible)
+            nursery.start_soon(sing)
+            await network.until_window(10)
+        deceived = network.events("trainer/download", "validator-deceived")
+        assert deceived
+        assert all(event["accepted"] and event["validator"] == key("validator-1").public.hex() for event in deceived)
+        reports = []
+        async for item in network.store.list(paths.windowed(key("trainer").public, "reports")):
+            data = await network.store.get(item.path, Report.max_bytes)
+            reports.append(open_signed(data, Report, [key("trainer").public]).record)
+        assert any(found.validator == key("validator-1").public for report in reports for found in report.deceptions)
+        split = [found for report in reports for found in report.disagreements]
+        assert split
+        assert all(found.accepting == (key("validator-1").public,) for found in split)
+        honest = await verdicts(network, canary, range(10))
+        reasons = {item.reason for verdict in honest.values() for item in verdict.judgements}
+        assert {"", Reason.SAMPLING.value} <= reasons <= {"", Reason.SAMPLING.value, Reason.SKETCH.value}
+        assert not [
+            item.path async for item in network.states["trainer"].list("inbox/") if canary.public.hex() in item.path
+        ]
+        assert [item.path async for item in network.states["trainer"].list("distrusted/")] == [
+            "distrusted/" + key("validator-1").public.hex()
+        ]
+        observer = Observer(network.node("bystander"), 0)
+        await observer.refresh()
+        assert any("accepted a false canary" in alarm for alarm in observer.state().alarms)
+
+    simulate(scenario)
