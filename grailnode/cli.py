@@ -103,11 +103,18 @@ def status(run: str) -> None:
 
 @cli.command()
 @_option_run
-def verify(run: str) -> None:
+@click.option("--rollout", metavar="MINER/WINDOW/GROUP", help="Judge one group again, and show every statistic.")
+@click.option("--ledger", is_flag=True, help="Check every validator's summaries against its verdicts, and its scores.")
+def verify(run: str, rollout: str | None, ledger: bool) -> None:
     """Check a run's chain from its oldest anchor to the head; exit 1 at the first lie."""
-    from grailnode.commands import verify_run  # noqa: PLC0415
+    from grailnode.commands import verify_ledgers, verify_rollout, verify_run  # noqa: PLC0415
 
-    verify_run(run)
+    if rollout is not None:
+        verify_rollout(run, rollout)
+    elif ledger:
+        verify_ledgers(run)
+    else:
+        verify_run(run)
 
 
 @cli.command()

@@ -17,9 +17,10 @@ from grailnode.demo.run import DemoSettings
 from grailnode.demo.run import run_demo as run_demo_network
 from grailnode.founding import Choices
 from grailnode.inspect import inspect_patch, patch_table
-from grailnode.node_process import Kind, Launch, main, make_node, make_spectator
+from grailnode.node_process import Kind, Launch, main, make_node, make_spectator, replay_group
 from grailnode.observe import Observer
 from grailnode.processes import ProcessSpec, Supervisor, run_until_interrupted
+from grailnode.replay import Replayed, Which, replay_table, verify_ledger
 from grailnode.telemetry import Telemetry
 from grailnode.verification import verify_chain
 from grailnode.view import render_status, render_summary
@@ -62,6 +63,8 @@ def run_role(role: str, run: str, name: str | None, overrides: tuple[str, ...], 
     kinds = _PROCESSES[role]
     if role == "trainer" and config.beacon.key:
         kinds = ("beacon", *kinds)
+    if role == "trainer" and config.trainer.canaries:
+        kinds = (*kinds, "canary")
     assert set(kinds) <= set(get_args(Kind))
     _check(config, role, name)
     specs = [ProcessSpec(f"{name}/{kind}", main, (Launch(config, kind, name),)) for kind in kinds]
@@ -131,6 +134,37 @@ def verify_run(run: str) -> None:
 
     trio.run(check)
     sys.stdout.flush()
+
+
+def verify_ledgers(run: str) -> None:
+    """Check what every validator of a run has written."""
+    config = open_config(run)
+
+    async def check() -> None:
+        node = make_spectator(config)
+        for validator in node.run.validators:
+            if not await verify_ledger(node, validator, click.echo):
+                click.echo(f"validator {validator.hex()[:16]}: no summaries")
+
+    trio.run(check)
+
+
+def verify_rollout(run: str, which: str) -> None:
+    """Judge one group again; exit 1 where a validator said otherwise."""
+    config = open_config(run)
+    try:
+        wanted = Which.parse(which)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+    async def judge() -> Replayed:
+        return await replay_group(config, wanted)
+
+    found = trio.run(judge)
+    Console().print(replay_table(wanted, found))
+    verdict = found.judgement.reason or "accepted"
+    if any(said not in (verdict, "no verdict", "not audited") for _, said in found.said):
+        raise click.ClickException("a validator came to another judgement")
 
 
 def inspect_file(file: Path, base: Path | None, *, as_json: bool, everything: bool) -> None:

@@ -127,7 +127,11 @@ class EngineSection(_Section):
 
 
 class TrainerSection(_Section):
-    """How the trainer learns and publishes."""
+    """How the trainer learns and publishes.
+
+    `canaries` counts the miners that it has run under keys of its own to test the validators; the last of them runs now. One more
+    is a fresh one, for when a report has given the key of the last one away.
+    """
 
     policy: str = "genesis"
     learning_rate: Positive = 7e-6
@@ -143,6 +147,7 @@ class TrainerSection(_Section):
     keep_anchors: Count = 10
     seed: int = 0
     poll_seconds: Positive = 0.1
+    canaries: Annotated[int, Field(ge=0, le=1000)] = 0
 
 
 class MinerSection(_Section):
@@ -268,7 +273,7 @@ def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSetting
             keep_patches=section.keep_patches,
             keep_anchors=section.keep_anchors,
         ),
-        collector=CollectorSettings(poll_seconds=section.poll_seconds),
+        collector=CollectorSettings(poll_seconds=section.poll_seconds, canaries=section.canaries),
         seed=section.seed,
     )
 

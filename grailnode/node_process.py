@@ -3,6 +3,7 @@
 import fcntl
 import secrets
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ import trio
 
 from grailnode import founding, genesis, keys
 from grailnode.beacon import RelayBeacon, StoreBeacon, publish_rounds
+from grailnode.canary import CanaryProducer
 from grailnode.clock import SystemClock
 from grailnode.config import Config, miner_settings, trainer_settings, validator_settings
 from grailnode.demo.cheater import run_cheater
@@ -21,18 +23,20 @@ from grailnode.engine import model as models
 from grailnode.failures import StateInUseError, explain
 from grailnode.policy import Policy, load_weights
 from grailnode.processes import EXIT_HOPELESS, run_process
+from grailnode.replay import Replayed, Which, replay
 from grailnode.storage import Storage
 from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
 from grailnode.telemetry import Telemetry
-from grailnode.wiring import Compute, run_collector, run_miner, run_publisher, run_training, run_validator
+from grailnode.wiring import Compute, make_task, run_collector, run_miner, run_publisher, run_training, run_validator
 from protocol.beacon import LocalKey
+from protocol.report import canary_key
 from protocol.signing import SigningKey
 from roles.node import Node
 from roles.ports import ObjectStore, StoreError
 
-Kind = Literal["beacon", "training", "upload", "download", "miner", "validator", "cheater"]
-TRAINER_KINDS: tuple[Kind, ...] = ("beacon", "training", "upload", "download")
+Kind = Literal["beacon", "training", "upload", "download", "canary", "miner", "validator", "cheater"]
+TRAINER_KINDS: tuple[Kind, ...] = ("beacon", "training", "upload", "download", "canary")
 _LOCK_SECONDS = 5.0
 _RETRY_SECONDS = 0.5
 _CONFIG_NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -89,7 +93,8 @@ async def _run(launch: Launch) -> int:
     try:
         with lock_state(state, kind):
             telemetry.event("started", kind=kind)
-            await _MAINS[kind](make_node(config, launch.name, telemetry), launch)
+            make = make_canary if kind == "canary" else make_node
+            await _MAINS[kind](make(config, launch.name, telemetry), launch)
     except Exception as error:
         line = explain(error)
         if line is None:
@@ -106,9 +111,24 @@ def make_node(config: Config, name: str, telemetry: Telemetry) -> Node:
         OSError, ProtocolError, KeyFileError, ConfigError, CredentialsError, StoreError: manifest, key, state or store
             cannot be used.
     """
-    key = keys.read_or_create(config.at(config.node.keys) / f"{name}{keys.SUFFIX}")
     state = LocalStore(config.at(config.node.state) / name / "objects")
-    return _node(config, name, key, state, Storage(config, telemetry), telemetry)
+    return _node(config, name, _key(config, name), state, Storage(config, telemetry), telemetry)
+
+
+def make_canary(config: Config, name: str, telemetry: Telemetry) -> Node:
+    """The node of a trainer's newest canary: a miner's, under a key that only this trainer can tell.
+
+    Raises:
+        OSError, ProtocolError, KeyFileError, ConfigError, CredentialsError, StoreError: as for `make_node`.
+    """
+    number = config.trainer.canaries - 1
+    key = canary_key(_key(config, name), number)
+    state = LocalStore(config.at(config.node.state) / f"{name}-canary-{number}" / "objects")
+    return _node(config, f"node {key.public.hex()[:4]}", key, state, Storage(config, telemetry), telemetry)
+
+
+def _key(config: Config, name: str) -> SigningKey:
+    return keys.read_or_create(config.at(config.node.keys) / f"{name}{keys.SUFFIX}")
 
 
 def make_spectator(config: Config) -> Node:
@@ -205,9 +225,28 @@ async def _miner(node: Node, launch: Launch) -> None:
     await run_miner(node, policy, _compute(policy, launch.config), miner_settings(launch.config))
 
 
+async def _canary(node: Node, launch: Launch) -> None:
+    config = launch.config
+    policy = await _policy(node, config, f"{launch.name}-canary")
+    producer = partial(CanaryProducer, trainer=_key(config, launch.name))
+    await run_miner(node, policy, _compute(policy, config), miner_settings(config), producer)
+
+
 async def _cheater(node: Node, launch: Launch) -> None:
     policy = await _policy(node, launch.config, launch.name)
     await run_cheater(node, policy, _compute(policy, launch.config), miner_settings(launch.config))
+
+
+async def replay_group(config: Config, which: Which) -> Replayed:
+    """Judge one group of a run again, as anybody can.
+
+    Raises:
+        OSError, StoreError, ProtocolError, PolicyError, EngineError: what it takes is not to be had, or not what it should be.
+    """
+    node = make_spectator(config)
+    with tempfile.TemporaryDirectory(prefix="grailnode-verify-") as directory:
+        policy = await founding.fetch_model(node.store, node.run, Path(directory))
+        return await replay(node, make_task(node, policy), _compute(policy, config), which)
 
 
 async def _validator(node: Node, launch: Launch) -> None:
@@ -220,6 +259,7 @@ _MAINS = {
     "training": _training,
     "upload": _upload,
     "download": _download,
+    "canary": _canary,
     "miner": _miner,
     "validator": _validator,
     "cheater": _cheater,

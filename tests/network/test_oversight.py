@@ -5,14 +5,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import pytest
 import trio
 
 from grailnode.canary import CanaryProducer
 from grailnode.founding import Choices
 from grailnode.observe import Observer
+from grailnode.replay import Which, replay, verify_ledger
 from grailnode.wiring import make_engine, make_task, run_miner, run_validator
 from protocol import challenge, limits, paths
 from protocol.digest import content_digest
+from protocol.errors import ProtocolError
 from protocol.ledger import Row, Seal, Summary, balances, scores
 from protocol.report import Report, canary_key
 from protocol.rollout import Group
@@ -246,3 +249,45 @@ def test_a_validator_that_accepts_anything_is_caught_by_a_canary_and_counts_no_m
         assert any("accepted a false canary" in alarm for alarm in observer.state().alarms)
 
     simulate(scenario)
+
+
+def test_anybody_can_judge_a_group_again_and_recompute_the_ledger():
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        async with running(network, miners=1) as nursery:
+            nursery.start_soon(network.run_cheat)
+            await network.until_window(6)
+        bystander = network.node("bystander")
+        task = make_task(bystander, network.policy)
+        miner = key("miner-1").public.hex()
+        honest = await replay(bystander, task, network.compute, Which(miner[:8], 3, 2))
+        assert honest.judgement.accepted
+        assert all(line.holds for line in honest.statistics)
+        assert honest.said == ((key("validator-0").public.hex(), "accepted"),)
+        (window, verdict), *_ = [
+            item for item in sorted((await verdicts(network, "cheat", range(6))).items()) if item[1].judgements
+        ]
+        false = await replay(bystander, task, network.compute, Which(key("cheat").public.hex(), window, 0))
+        assert false.judgement.reason == verdict.judgements[0].reason
+        assert [line.name for line in false.statistics if not line.holds]
+        with pytest.raises(NotFoundError, match="0 miners"):
+            await replay(bystander, task, network.compute, Which("ffff", 3, 0))
+
+        said: list[str] = []
+        validator = key("validator-0").public
+        assert await verify_ledger(bystander, validator, said.append) >= 4
+        (line,) = said
+        assert "summaries linked" in line
+        first = await summaries(network, "validator-0", range(1, 2))
+        bent = first[0].model_copy(update={"verify_ms": first[0].verify_ms + 1})
+        await network.store.put(paths.summary(validator, 1), sign(bent, key("validator-0")))
+        with pytest.raises(ProtocolError, match=r"does not follow|sealed"):
+            await verify_ledger(bystander, validator, said.append)
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("text", ["", "a/b/c", "zz/1/1", "ab/1", "ab/1/-1", "/1/1"])
+def test_which_group_has_to_be_said_plainly(text: str):
+    with pytest.raises(ValueError, match="MINER/WINDOW/GROUP"):
+        Which.parse(text)

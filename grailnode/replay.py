@@ -1,0 +1,231 @@
+"""`grailnode verify --rollout` and `--ledger`: a validator's judgements and scores, done again from public objects alone."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from grailnode.wiring import Compute, make_engine
+from protocol import limits, paths
+from protocol.digest import content_digest
+from protocol.errors import MalformedError, ProtocolError
+from protocol.evidence import bar
+from protocol.ledger import Row, Seal, Summary, scores
+from protocol.rollout import Commitment, Group, open_group
+from protocol.run import ProofSpec
+from protocol.signing import KEY_BYTES, open_signed
+from protocol.verdict import Judgement, Reason, Verdict
+from roles.assignment import Task
+from roles.follower import Follower
+from roles.node import Node
+from roles.participants import participants
+from roles.ports import NotFoundError
+from roles.serving import serve
+from roles.validator.judge import Judge
+
+_LARGEST = limits.MAX_ENVELOPE_BYTES + limits.MAX_VERDICT_BYTES
+
+
+@dataclass(frozen=True)
+class Which:
+    """One group: MINER/WINDOW/GROUP, the miner by its key or the beginning of it."""
+
+    miner: str
+    window: int
+    index: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Which":
+        """From the command line.
+
+        Raises:
+            ValueError: not of that form.
+        """
+        miner, _, rest = text.partition("/")
+        window, _, index = rest.partition("/")
+        if not (miner and window.isdecimal() and index.isdecimal()) or set(miner) - set("0123456789abcdef"):
+            raise ValueError(
+                f"{text}: write MINER/WINDOW/GROUP, such as 3f9c21/17/0; `grailnode status` shows miners' keys"
+            )
+        return cls(miner, int(window), int(index))
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """One line of a judgement: what was found, and what the run allows."""
+
+    name: str
+    found: str
+    allowed: str
+    holds: bool
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A group judged again, beside what each validator said of it: (validator's key, its reason or 'accepted')."""
+
+    miner: bytes
+    version: int
+    judgement: Judgement
+    statistics: tuple[Statistic, ...]
+    said: tuple[tuple[str, str], ...]
+
+
+async def replay(node: Node, task: Task, compute: Compute, which: Which) -> Replayed:
+    """Judge one group as a validator does.
+
+    Raises:
+        StoreError: an object is not to be had; ProtocolError: one is not what it should be; EngineError.
+    """
+    miner = await _miner(node, which)
+    commitment = await _signed_commitment(node, miner, which.window)
+    group = await _group(node, commitment, which.index)
+    follower = await Follower.open(node)
+    await follower.refresh()
+    serving = follower.chain.version_for(which.window)
+    if not serving - node.run.schedule.max_lag <= commitment.version <= serving:
+        raise ProtocolError(f"made by version {commitment.version}, but {serving} serves it", f"window {which.window}")
+    engine = make_engine(node, compute)
+    await serve(node, engine, await follower.hold(commitment.version))
+    randomness = await node.randomness(node.run.schedule.opening(which.window))
+    judge = Judge(task, engine, which.window, randomness)
+    (judgement,) = await judge.judge([(group, commitment.groups[which.index][0])])
+    said = [(key.hex(), await _said(node, key, miner, which)) for key in node.run.validators]
+    statistics = _statistics(judgement, group, node.run.proof)
+    return Replayed(miner, commitment.version, judgement, statistics, tuple(said))
+
+
+async def _miner(node: Node, which: Which) -> bytes:
+    if len(which.miner) == 2 * KEY_BYTES:
+        return bytes.fromhex(which.miner)
+    fitting = [item.key for item in await participants(node, "miner") if item.key.hex().startswith(which.miner)]
+    if len(fitting) != 1:
+        raise NotFoundError(
+            f"{len(fitting)} miners' keys that begin with {which.miner}; give more of it, or all 64 digits"
+        )
+    return fitting[0]
+
+
+async def _signed_commitment(node: Node, miner: bytes, window: int) -> Commitment:
+    path = paths.commitment(miner, window)
+    data = await node.store.get(path, limits.MAX_COMMITMENT_BYTES + limits.MAX_ENVELOPE_BYTES)
+    return open_signed(data, Commitment, [miner]).record
+
+
+async def _group(node: Node, commitment: Commitment, index: int) -> Group:
+    if index >= len(commitment.groups):
+        raise MalformedError(f"the commitment lists {len(commitment.groups)} groups", f"group {index}")
+    path = paths.batch(commitment.miner, commitment.window, commitment.batch)
+    offset, size = commitment.extent(index)
+    return open_group(await node.store.get(path, size, offset=offset, size=size), commitment, index)
+
+
+async def _said(node: Node, validator: bytes, miner: bytes, which: Which) -> str:
+    """What a validator said of the group."""
+    try:
+        data = await node.store.get(paths.verdict(validator, which.window, miner), _LARGEST)
+        verdict = open_signed(data, Verdict, [validator]).record
+    except NotFoundError:
+        return "no verdict"
+    found = next((item for item in verdict.judgements if item.index == which.index), None)
+    return "not audited" if found is None else found.reason or "accepted"
+
+
+def _statistics(judgement: Judgement, group: Group, proof: ProofSpec) -> tuple[Statistic, ...]:
+    claimed = ", ".join(f"{rollout.reward:g}" for rollout in group.rollouts)
+    rewards = ", ".join(f"{reward:g}" for reward in judgement.rewards) or "not reached"
+    n = judgement.tokens
+    lines = [
+        Statistic("reason", judgement.reason or "accepted", "accepted", judgement.accepted),
+        Statistic(
+            "sketch misses",
+            f"{judgement.sketch_misses} of {n} beyond {proof.sketch_tolerance} units",
+            f"{n * proof.sketch_rate:.2g} expected",
+            judgement.reason != Reason.SKETCH,
+        ),
+        Statistic(
+            "median distance",
+            f"{judgement.sketch_median:g} units",
+            f"{proof.sketch_median} units",
+            judgement.sketch_median <= proof.sketch_median,
+        ),
+        Statistic(
+            "margin misses",
+            f"{judgement.margin_misses} of {n} beyond {proof.margin:g}",
+            f"{n * proof.margin_rate:.2g} expected",
+            judgement.reason != Reason.SAMPLING,
+        ),
+        Statistic(
+            "worst margin",
+            f"{judgement.worst_margin:.3g}",
+            f"{proof.margin_limit:g}",
+            judgement.worst_margin <= proof.margin_limit,
+        ),
+        Statistic(
+            "least probable scope",
+            f"10^-{judgement.surprise:.1f}",
+            f"10^-{bar(proof):.1f}",
+            judgement.surprise <= bar(proof),
+        ),
+        Statistic("rewards", rewards, f"claimed {claimed}", judgement.reason != Reason.REWARD),
+    ]
+    return tuple(lines)
+
+
+async def verify_ledger(node: Node, validator: bytes, say: Callable[[str], None]) -> int:
+    """Check a validator's ledger: links, seals, every row against its verdict, every score against the rows.
+
+    Returns:
+        The number of summaries that hold.
+
+    Raises:
+        ProtocolError: the first lie; StoreError.
+    """
+    prefix = paths.windowed(validator, "summaries")
+    ledger: list[Summary] = []
+    async for item in node.store.list(prefix):
+        data = await node.store.get(item.path, Summary.max_bytes + limits.MAX_ENVELOPE_BYTES)
+        ledger.append(open_signed(data, Summary, [validator]).record)
+    for before, after in itertools.pairwise(ledger):
+        if after.previous != content_digest(before.to_bytes()):
+            raise ProtocolError(f"does not follow the summary of window {before.window}", f"window {after.window}")
+    whole = bool(ledger) and ledger[0].previous == b""
+    for place, summary in enumerate(ledger):
+        await _check_summary(node, validator, summary)
+        counting = [item for item in ledger[: place + 1] if item.window > summary.window - node.run.scoring.windows]
+        complete = whole or counting[0].window > ledger[0].window
+        if complete and summary.scores != scores(counting, node.run.scoring):
+            raise ProtocolError("the scores do not follow from the rows", f"window {summary.window}")
+    if ledger:
+        verdicts = sum(1 for summary in ledger for row in summary.rows if row.verdict)
+        first, last = ledger[0].window, ledger[-1].window
+        say(
+            f"validator {validator.hex()[:16]}: windows {first} to {last}, {len(ledger)} summaries linked, {verdicts} verdicts"
+        )
+    return len(ledger)
+
+
+async def _check_summary(node: Node, validator: bytes, summary: Summary) -> None:
+    place = f"window {summary.window} of validator {validator.hex()[:16]}"
+    data = await node.store.get(paths.seal(validator, summary.window), 2 * limits.MAX_ENVELOPE_BYTES)
+    if open_signed(data, Seal, [validator]).record.summary != content_digest(summary.to_bytes()):
+        raise ProtocolError("not the summary that was sealed", place)
+    for row in summary.rows:
+        if row.verdict:
+            data = await node.store.get(paths.verdict(validator, summary.window, row.miner), _LARGEST)
+            if Row.of(open_signed(data, Verdict, [validator]).record) != row:
+                raise ProtocolError(f"the row of miner {row.miner.hex()[:8]} is not what its verdict says", place)
+
+
+def replay_table(which: Which, found: Replayed) -> Table:
+    """A table for the terminal."""
+    table = Table(
+        title=f"group {which.index} of miner {found.miner.hex()[:16]} in window {which.window}, version {found.version}",
+        caption="\n".join(f"validator {key[:16]}: {said}" for key, said in found.said),
+    )
+    for heading in ("statistic", "found", "allowed", ""):
+        table.add_column(heading, overflow="fold")
+    for line in found.statistics:
+        table.add_row(line.name, line.found, line.allowed, "" if line.holds else "fails")
+    return table
