@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -113,11 +114,16 @@ def hash_words(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
 
 def _hash_pairs(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     """`hash_words` of tokens each with a seed and a position of its own: int64 of the broadcast shape."""
+    key, other = _keys(seeds, positions)
+    return _mix(_mix((tokens & _WORD) ^ key) ^ other)
+
+
+def _keys(seeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """What the hash of every token at a position has in common: int64 of the broadcast shape, twice."""
     key = _mix(seeds[..., 0] ^ (positions & _WORD))
     key = _mix(key ^ seeds[..., 1])
     other = _mix((key + 0x9E3779B9 + seeds[..., 2]) & _WORD)
-    other = _mix(other ^ seeds[..., 3])
-    return _mix(_mix((tokens & _WORD) ^ key) ^ other)
+    return key, _mix(other ^ seeds[..., 3])
 
 
 def gumbel(words: Tensor) -> Tensor:
@@ -231,9 +237,8 @@ def batch_margins(
 ) -> Tensor:
     """`margins` of several completions, one behind another.
 
-    Noise is computed only for tokens that could still win: among the RIVALS most likely ones, those whose score with the
-    largest noise there is reaches the chosen token's. A winner from the tail behind them is overlooked, which is as rare as that
-    tail is improbable and never speaks against honest work. With filters, a token that honest rounding (`slack`) may have let
+    Only the RIVALS most likely tokens count. A winner from the tail behind them is overlooked, which is as rare as that tail is
+    improbable and never speaks against honest work. With filters, a token that honest rounding (`slack`) may have let
     through or not is held against nobody; a chosen token that no honest computation lets through has an infinite margin.
 
     Args:
@@ -248,18 +253,47 @@ def batch_margins(
     words = seed_words(list(seeds), logits.device).repeat_interleave(counts, dim=0)
     begins = (counts.cumsum(0) - counts).repeat_interleave(counts)
     positions = torch.arange(len(tokens), device=logits.device) - begins
-    scaled = logits / temperature
+    scaled = logits if temperature == 1.0 else logits / temperature
     own = scaled.gather(-1, tokens[:, None]).squeeze(-1) + gumbel(_hash_pairs(words, positions, tokens))
     rivals = scaled.masked_fill(~allowed(scaled, filters, -slack), -math.inf) if filters.active else scaled
-    values, ids = rivals.topk(RIVALS) if rivals.shape[-1] > RIVALS else (rivals, None)
-    rows, columns = (values >= (own - LARGEST_NOISE)[:, None]).nonzero(as_tuple=True)
-    candidates = columns if ids is None else ids[rows, columns]
-    scores = values[rows, columns] + gumbel(_hash_pairs(words[rows], positions[rows], candidates))
-    short = own.scatter_reduce(0, rows, scores, "amax") - own
+    best = _best_on_cpu if rivals.device.type == "cpu" else _best
+    short = best(rivals, own, words, positions) - own
     if filters.active:
         possible = allowed(scaled, filters, slack).gather(-1, tokens[:, None]).squeeze(-1)
         short = short.masked_fill(~possible, math.inf)
     return short
+
+
+def _best(rivals: Tensor, own: Tensor, words: Tensor, positions: Tensor) -> Tensor:
+    """The best score of each row among `own` and the RIVALS most likely tokens: float32 [N]."""
+    values, ids = rivals.topk(RIVALS) if rivals.shape[-1] > RIVALS else (rivals, None)
+    rows, columns = (values >= (own - LARGEST_NOISE)[:, None]).nonzero(as_tuple=True)
+    candidates = columns if ids is None else ids[rows, columns]
+    scores = values[rows, columns] + gumbel(_hash_pairs(words[rows], positions[rows], candidates))
+    return own.scatter_reduce(0, rows, scores, "amax")
+
+
+def _best_on_cpu(rivals: Tensor, own: Tensor, words: Tensor, positions: Tensor) -> Tensor:
+    """The same, compiled. Where the winner is none of the RIVALS most likely tokens, `_best` looks again."""
+    from protocol.rivals import best_scores  # noqa: PLC0415 - numba takes half a second of those who never check
+
+    best, ahead = torch.empty_like(own), torch.empty(len(own), dtype=torch.int64)
+    keys = torch.stack(_keys(words, positions), dim=-1).numpy().astype(np.uint32)
+    scratch = np.empty(rivals.shape[-1], dtype=np.uint32)
+    table = _table(rivals.device).numpy()
+    rows = rivals.contiguous().numpy()
+    best_scores(rows, own.numpy(), keys, table, _coarse_bounds(), scratch, best.numpy(), ahead.numpy())
+    tail = (ahead >= RIVALS).nonzero().squeeze(1)
+    if len(tail):
+        best[tail] = _best(rivals[tail], own[tail], words[tail], positions[tail])
+    return best
+
+
+@functools.cache
+def _coarse_bounds() -> np.ndarray:
+    from protocol.rivals import coarse_bounds  # noqa: PLC0415
+
+    return coarse_bounds(lambda words: gumbel(torch.from_numpy(words)).numpy())
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, temperature: float, filters: Filters = EVERY_TOKEN) -> Tensor:
