@@ -16,6 +16,7 @@ from torch import Tensor
 from bench.zoo.weights import keeping, layers
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import TorchEngine
+from grailnode.founding import SCORING
 from grailnode.policy import Policy
 from grailnode.store.memory import MemoryStore
 from protocol import paths
@@ -24,7 +25,7 @@ from protocol.digest import digest_weights
 from protocol.encoding import Record
 from protocol.environments import Environment
 from protocol.rollout import Commitment, Group, assemble
-from protocol.run import FileRef, ModelSpec, ProofSpec, RunManifest, SamplingSpec, ScoringSpec
+from protocol.run import FileRef, ModelSpec, ProofSpec, RunManifest, SamplingSpec
 from protocol.signing import SigningKey, open_signed, sign
 from protocol.verdict import Verdict
 from protocol.window import Schedule
@@ -36,6 +37,7 @@ from roles.validator.docket import Case
 from roles.validator.judge import Judge
 
 Weights = Mapping[str, Tensor]
+_EVERY_GROUP = 1_000_000  # millionths: what is audited of a newcomer
 
 
 async def inline(function: Any, *arguments: Any) -> Any:
@@ -132,7 +134,7 @@ class Field:
     def __post_init__(self) -> None:
         policy, silent = self.past.policy, Silent()
         run = self._manifest()
-        run_id = sha256(run.to_bytes()).digest()
+        run_id = sha256(b"zoo").digest()  # not the manifest's digest: the same seeds whatever the thresholds
         self.task = Task(run_id, run, self.environment, policy.tokenizer, policy.vocabulary, inline)
         validator = key("zoo validator")
         store = self.store
@@ -154,11 +156,18 @@ class Field:
             group_size=self.group_size,
             groups=self.groups,
             schedule=Schedule(
-                first_round=1, rounds=8, commit_rounds=5, audit_rounds=6, verdict_rounds=24, lead=1, max_lag=2
+                first_round=1,
+                rounds=8,
+                commit_rounds=5,
+                audit_rounds=6,
+                seal_rounds=16,
+                verdict_rounds=24,
+                lead=1,
+                max_lag=2,
             ),
             beacon=LocalKey.from_seed(b"the beacon of the zoo").chain(1000, 0),
             proof=self.proof,
-            scoring=ScoringSpec(exponent=2.0, penalty=10.0, windows=100),
+            scoring=SCORING,
             head_ttl=3600,
         )
 
@@ -223,7 +232,7 @@ class Field:
         judge = Judge(self.task, await self.serving(), window, self.randomness(window))
         auditor = Auditor(self.node, judge, sha256(f"draw {window}".encode()).digest(), self.works)
         signed = open_signed(sign(commitment, miner), Commitment, [miner.public])
-        verdict, strange = await auditor.audit(Case(signed, 0.0))
+        verdict, strange = await auditor.audit(Case(signed, self.groups, 0.0), _EVERY_GROUP)
         await self.store.delete(paths.batch(miner.public, window, commitment.batch))
         return _outcome(auditor.name_copies(verdict, strange))
 

@@ -31,4 +31,4 @@ def field() -> Field:
 
     trio.run(learn)
     past = Past(policy, VERSIONS, lambda version: versions[version])
-    return Field(past, task.environment, founding.PROOF, MAX_TOKENS, groups=6, lessons=4)
+    return Field(past, task.environment, founding.PROOF, MAX_TOKENS, groups=10, lessons=4)
