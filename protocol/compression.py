@@ -16,7 +16,7 @@ def compress(data: bytes, level: int = 3) -> bytes:
     return zstandard.ZstdCompressor(level=level, write_content_size=True).compress(data)
 
 
-def decompress(frame: bytes, max_bytes: int) -> bytes:
+def decompress(frame: bytes | bytearray | memoryview, max_bytes: int) -> bytes:
     """The content of one zstd frame.
 
     Raises:

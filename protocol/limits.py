@@ -32,7 +32,7 @@ MAX_SHARD_BYTES: Final = 64 * GIB  # one anchor shard
 
 # patches
 MAX_PATCH_BYTES: Final = 64 * GIB  # one patch object
-MAX_PATCH_HEADER_BYTES: Final = 64 * MIB  # the table of a patch
+MAX_PATCH_HEADER_BYTES: Final = 16 * MIB  # the table of a patch, packed or not: 128 bytes for each of MAX_TENSORS
 
 # chain
 MAX_CHAIN: Final = 4096  # manifests that a head lists

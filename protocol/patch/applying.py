@@ -31,14 +31,15 @@ class Applied:
     digests: dict[str, bytes]
 
 
-def check_fit(weights: Weights, header: Header) -> None:
-    """The table's tensors must be those of the weights.
+def check_fit(weights: Weights, header: Header) -> tuple[Row, ...]:
+    """The table's rows, which must be the weights' tensors.
 
     Raises:
         PatchError: a tensor too many or too few, or another dtype or shape.
     """
     if len(weights) != len(header.rows):
         raise PatchError(f"a patch of {len(header.rows)} tensors for weights of {len(weights)}")
+    rows = []
     for row in header.rows:
         tensor = weights.get(row.name)
         if tensor is None:
@@ -46,6 +47,8 @@ def check_fit(weights: Weights, header: Header) -> None:
         if tensor.dtype != row.dtype or tuple(tensor.shape) != row.shape:
             have = f"{tensor.dtype} {tuple(tensor.shape)}"
             raise PatchError(f"{row.dtype} {row.shape} where the weights have {have}", row.name)
+        rows.append(row)
+    return tuple(rows)
 
 
 def _check_tensor(row: Row, digest: bytes) -> None:
@@ -104,7 +107,7 @@ def apply_with_digests(weights: Weights, patch: bytes, *, digests: Digests | Non
         threads: tensors at the same time.
     """
     header = read_header(patch)
-    check_fit(weights, header)
+    rows = check_fit(weights, header)
     if digests is not None and weights_digest(digests, weights) != header.base:
         raise PatchError("made for other weights than these")
 
@@ -115,8 +118,8 @@ def apply_with_digests(weights: Weights, patch: bytes, *, digests: Digests | Non
             return old, digests[row.name] if digests is not None else digest_tensor(old)
         return apply_frame(old, row, frame)
 
-    items = zip(header.rows, split_frames(patch, header), strict=True)
-    pairs = dict(zip((row.name for row in header.rows), _for_each(one, items, threads), strict=True))
+    items = zip(rows, split_frames(patch, header), strict=True)
+    pairs = dict(zip((row.name for row in rows), _for_each(one, items, threads), strict=True))
     result = Applied({name: pairs[name][0] for name in weights}, {name: pairs[name][1] for name in weights})
     check_result(result.weights, result.digests, header)
     return result
@@ -137,10 +140,10 @@ def apply_in_place_with_digests(
 ) -> dict[str, bytes]:
     """Like `apply_in_place`; takes and gives digests like `apply_with_digests`."""
     header = read_header(patch)
-    check_fit(weights, header)
+    rows = check_fit(weights, header)
     if digests is not None and weights_digest(digests, weights) != header.base:
         raise PatchError("made for other weights than these")
-    addresses = [weights[row.name].data_ptr() for row in header.rows if row.mode != Mode.UNCHANGED]
+    addresses = [weights[row.name].data_ptr() for row in rows if row.mode != Mode.UNCHANGED]
     if len(set(addresses)) != len(addresses):
         raise ValueError("changed tensors share memory")
 
@@ -157,8 +160,8 @@ def apply_in_place_with_digests(
             for begin, piece in decode_frame(row, frame, bits_of(flat)):
                 flat[begin : begin + piece.size] = torch.from_numpy(piece.view("u1")).view(flat.dtype)
 
-    items = list(zip(header.rows, split_frames(patch, header), strict=True))
-    after = dict(zip((row.name for row in header.rows), _for_each(check, items, threads), strict=True))
+    items = list(zip(rows, split_frames(patch, header), strict=True))
+    after = dict(zip((row.name for row in rows), _for_each(check, items, threads), strict=True))
     check_result(weights, after, header)
     _for_each(write, items, threads)
     return after

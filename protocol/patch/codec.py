@@ -9,7 +9,7 @@ import torch
 from blake3 import blake3
 
 from protocol.digest import Weights, raw_bytes, type_name, weights_digest
-from protocol.patch.container import CHECK_BYTES, Mode, Row, read_header, split_frames, write_container
+from protocol.patch.container import CHECK_BYTES, Mode, Row, Table, check_length, read_header, write_container
 from protocol.patch.frames import encode_frame
 from protocol.patch.sparse import Workspace
 
@@ -39,7 +39,7 @@ class PatchSummary:
     profile: str
     base: bytes
     result: bytes
-    rows: tuple[Row, ...]
+    rows: Table
     changed: int
     elements: int
     nbytes: int
@@ -122,7 +122,7 @@ def summary(patch: bytes) -> PatchSummary:
         MalformedError, LimitError, PatchError: a table that is broken or contradicts itself.
     """
     header = read_header(patch)
-    split_frames(patch, header)
+    check_length(patch, header)
     return PatchSummary(
         profile=header.profile,
         base=header.base,

@@ -1,14 +1,17 @@
 """The container: preamble, table, frames (docs/spec/patch.md, section 2). Reader and writer mirror each other.
 
 The table is checked whole before any frame is touched: names in strictly ascending order (so none twice), sizes within
-protocol/limits.py, no more bytes in a frame than its tensor could need, and frames that end where the patch ends.
+protocol/limits.py, no more bytes in a frame than its tensor could need, and frames that end where the patch ends. Rows are
+read off the table's bytes when they are asked for: as objects, those of a hostile table would take ten times its bytes.
 """
 
 import math
 import struct
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import accumulate, pairwise
 from typing import Final
 
 import torch
@@ -67,6 +70,42 @@ class Row:
         return self.elements * self.dtype.itemsize
 
 
+class Table:
+    """The rows of a table, by ascending name. Each is read off the bytes whenever it is asked for.
+
+    Raises:
+        MalformedError, LimitError, PatchError: when made, from bytes that are not a table, whichever row is wrong.
+    """
+
+    def __init__(self, packed: bytes | bytearray | memoryview) -> None:
+        self._data = decompress(packed, limits.MAX_PATCH_HEADER_BYTES)
+        self._offsets = array("I")
+        self.sizes = array("Q")
+        """Bytes of each row's frame."""
+        cursor = self._cursor(0)
+        last = None
+        for _ in range(cursor.varint(limits.MAX_TENSORS)):
+            self._offsets.append(cursor.offset)
+            row = _read_row(cursor)
+            if last is not None and row.name <= last:
+                raise MalformedError("a tensor twice, or names out of order", row.name)
+            last = row.name
+            self.sizes.append(row.size)
+        cursor.finish()
+
+    def _cursor(self, offset: int) -> "Cursor":
+        return Cursor(self._data, "patch table", offset)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __getitem__(self, index: int) -> Row:
+        return _read_row(self._cursor(self._offsets[index]))
+
+    def __iter__(self) -> Iterator[Row]:
+        return (_read_row(self._cursor(offset)) for offset in self._offsets)
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """What a patch says before its frames.
@@ -81,13 +120,13 @@ class Header:
     profile: str
     base: bytes
     result: bytes
-    rows: tuple[Row, ...]
+    rows: Table
     frames_begin: int
 
     @property
     def patch_bytes(self) -> int:
         """Bytes of the whole patch."""
-        return self.frames_begin + sum(row.size for row in self.rows)
+        return self.frames_begin + sum(self.rows.sizes)
 
 
 def varint(value: int) -> bytes:
@@ -103,10 +142,10 @@ def varint(value: int) -> bytes:
 class Cursor:
     """Reads fields off bytes; every read says what it wanted when the bytes end."""
 
-    def __init__(self, data: bytes | bytearray | memoryview, where: str) -> None:
+    def __init__(self, data: bytes | bytearray | memoryview, where: str, offset: int = 0) -> None:
         self._data = memoryview(data)
         self._where = where
-        self.offset = 0
+        self.offset = offset
 
     def take(self, count: int) -> bytes:
         """The next `count` bytes."""
@@ -236,20 +275,13 @@ def read_header(data: bytes | bytearray | memoryview) -> Header:
     _, profile, _, base, result = PREAMBLE.unpack_from(data)
     if len(data) < end:
         raise MalformedError(f"cut off at byte {len(data)}", "patch table")
-    table = decompress(bytes(data[PREAMBLE.size : end]), limits.MAX_PATCH_HEADER_BYTES)
-    cursor = Cursor(table, "patch table")
-    rows: list[Row] = []
-    for _ in range(cursor.varint(limits.MAX_TENSORS)):
-        row = _read_row(cursor)
-        if rows and row.name <= rows[-1].name:
-            raise MalformedError("a tensor twice, or names out of order", row.name)
-        rows.append(row)
-    cursor.finish()
-    return Header(_PROFILES[profile], base, result, tuple(rows), end)
+    with memoryview(data) as whole, whole[PREAMBLE.size : end] as packed:
+        table = Table(packed)
+    return Header(_PROFILES[profile], base, result, table, end)
 
 
-def split_frames(data: bytes | bytearray | memoryview, header: Header) -> list[memoryview]:
-    """One frame for each row.
+def check_length(data: bytes | bytearray | memoryview, header: Header) -> None:
+    """The frames must end where the patch ends.
 
     Raises:
         LimitError: a patch larger than any may be.
@@ -259,10 +291,14 @@ def split_frames(data: bytes | bytearray | memoryview, header: Header) -> list[m
         raise LimitError(f"a patch of {header.patch_bytes} bytes", "patch")
     if len(data) != header.patch_bytes:
         raise MalformedError(f"{len(data)} bytes where the table says {header.patch_bytes}", "patch")
-    view = memoryview(data)
-    frames = []
-    offset = header.frames_begin
-    for row in header.rows:
-        frames.append(view[offset : offset + row.size])
-        offset += row.size
-    return frames
+
+
+def split_frames(data: bytes | bytearray | memoryview, header: Header) -> Iterator[memoryview]:
+    """One frame for each row.
+
+    Raises:
+        LimitError, MalformedError: as `check_length`, before the first frame.
+    """
+    check_length(data, header)
+    ends = accumulate(header.rows.sizes, initial=header.frames_begin)
+    return (memoryview(data)[begin:end] for begin, end in pairwise(ends))

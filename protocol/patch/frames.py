@@ -6,10 +6,9 @@ from typing import Final
 import numpy as np
 import torch
 
-from protocol.compression import compress
 from protocol.errors import ProtocolError
 from protocol.patch.container import Mode, Row
-from protocol.patch.dense import decode_dense, encode_dense, planes_of
+from protocol.patch.dense import decode_dense, encode_dense, store
 from protocol.patch.model import fit, uniform
 from protocol.patch.sparse import OutOfRoomError, Workspace, chunks_of, decode_chunk, encode_sparse, read_directory
 from protocol.patch.values import Bits, Layout, bits_of, layout_of
@@ -42,10 +41,11 @@ def _dense_modes(old: Bits, new: Bits, layout: Layout, best: int) -> list[Mode]:
     """The dense modes that may be shorter than `best` bytes."""
     some_old, some_new = _probe(old, new)
     share = some_old.size / old.size
+    below = int(PROBE_MARGIN * best * share) + 64
     return [
         mode
         for mode in (Mode.STEP_PLANES, Mode.XOR_PLANES, Mode.VALUE_PLANES)
-        if len(compress(planes_of(some_old, some_new, layout, mode), 1)) < PROBE_MARGIN * best * share + 64
+        if encode_dense(some_old, some_new, layout, mode, level=ZSTD_LEVEL, below=below) is not None
     ]
 
 
@@ -75,16 +75,20 @@ def encode_frame(old: torch.Tensor, new: torch.Tensor, profile: str, workspace: 
     before, after, layout = bits_of(old), bits_of(new), layout_of(old.dtype)
     if not _differ(before, after):
         return Mode.UNCHANGED, 0, b""
-    sparse = list(_sparse_frames(before, after, tuple(old.shape), layout, profile, workspace))
-    frames = [(Mode.SPARSE, frame) for _, frame in sparse]
-    changed = sparse[0][0] if sparse else int((before != after).sum())
-    best = min([len(frame) for _, frame in frames] + [before.nbytes])
-    for mode in _dense_modes(before, after, layout, best):
-        frames.append((mode, encode_dense(before, after, layout, mode, ZSTD_LEVEL)))
-    if not frames or min(len(frame) for _, frame in frames) > before.nbytes:
-        frames.append((Mode.STORED, encode_dense(before, after, layout, Mode.STORED, 0)))
-    mode, frame = min(frames, key=lambda candidate: len(candidate[1]))
-    return mode, changed, frame
+    changed, best = -1, (Mode.STORED, b"")
+    size = before.nbytes + 1  # of the shortest frame so far: storing the tensor takes its own bytes
+    for changed, frame in _sparse_frames(before, after, tuple(old.shape), layout, profile, workspace):
+        if len(frame) < size:
+            size, best = len(frame), (Mode.SPARSE, frame)
+    for mode in _dense_modes(before, after, layout, size):
+        dense = encode_dense(before, after, layout, mode, level=ZSTD_LEVEL, below=size)
+        if dense is not None:
+            size, best = len(dense), (mode, dense)
+    if size > before.nbytes:
+        best = (Mode.STORED, store(before, after, layout))
+    if changed < 0:
+        changed = int((before != after).sum())
+    return best[0], changed, best[1]
 
 
 def decode_frame(
@@ -111,10 +115,10 @@ def decode_frame(
 def _decode(row: Row, frame: memoryview, old: Bits, target: Bits | None, back: bool) -> Iterator[tuple[int, Bits]]:
     layout = layout_of(row.dtype)
     if row.mode != Mode.SPARSE:
-        new = decode_dense(old, bytes(frame), layout, row.mode, back=back)
-        if target is not None:
-            np.copyto(target, new)
-        yield 0, new
+        for begin, new in decode_dense(old, frame, layout, row.mode, back=back):
+            if target is not None:
+                np.copyto(target[begin : begin + new.size], new)
+            yield begin, new
         return
     model, chunks = read_directory(frame, row.shape, row.changed, layout)
     longest = max(end - begin for begin, end in chunks_of(row.shape))
@@ -136,7 +140,8 @@ def decode_range(row: Row, frame: memoryview, old: Bits, new: Bits, first: int) 
     layout = layout_of(row.dtype)
     try:
         if row.mode != Mode.SPARSE:
-            new[:] = decode_dense(old, bytes(frame), layout, row.mode, first=first, of=row.elements)
+            for begin, piece in decode_dense(old, frame, layout, row.mode, first=first, of=row.elements):
+                np.copyto(new[begin : begin + piece.size], piece)
             return
         model, chunks = read_directory(frame, row.shape, row.changed, layout)
         for chunk in chunks:

@@ -35,12 +35,12 @@ def invert(newer: Weights, patch: bytes) -> bytes:
             they do not tell the older values).
     """
     header = read_header(patch)
-    check_fit(newer, header)
+    table = check_fit(newer, header)
     workspace = Workspace()
     rows, frames = [], []
     before: dict[str, bytes] = {}
     after: dict[str, bytes] = {}
-    for row, frame in zip(header.rows, split_frames(patch, header), strict=True):
+    for row, frame in zip(table, split_frames(patch, header), strict=True):
         tensor = newer[row.name]
         before[row.name] = after[row.name] = digest_tensor(tensor)
         mode, changed, back = Mode.UNCHANGED, 0, b""
@@ -67,9 +67,8 @@ def squash(weights: Weights, patches: Sequence[bytes]) -> bytes:
     if not patches:
         raise ValueError("at least one patch")
     headers = [read_header(patch) for patch in patches]
+    tables = [check_fit(weights, header) for header in headers]
     frames = [split_frames(patch, header) for patch, header in zip(patches, headers, strict=True)]
-    for header in headers:
-        check_fit(weights, header)
     for earlier, later in pairwise(headers):
         if earlier.result != later.base:
             raise PatchError("a patch that does not begin where the one before it ends")
@@ -77,17 +76,18 @@ def squash(weights: Weights, patches: Sequence[bytes]) -> bytes:
     rows, squashed = [], []
     before: dict[str, bytes] = {}
     after: dict[str, bytes] = {}
-    for index, row in enumerate(headers[0].rows):
+    for steps in zip(*(zip(*pair, strict=True) for pair in zip(tables, frames, strict=True)), strict=True):
+        row = steps[0][0]
         old = weights[row.name]
         new, digest = old, digest_tensor(old)
         before[row.name] = digest
-        for header, own in zip(headers, frames, strict=True):
-            if header.rows[index].mode != Mode.UNCHANGED:
-                new, digest = apply_frame(new, header.rows[index], own[index])
-        mode, changed, frame = encode_frame(old, new, headers[-1].profile, workspace)
+        for own, frame in steps:
+            if own.mode != Mode.UNCHANGED:
+                new, digest = apply_frame(new, own, frame)
+        mode, changed, whole = encode_frame(old, new, headers[-1].profile, workspace)
         after[row.name] = digest
-        rows.append(_row(row, mode, changed, frame, digest))
-        squashed.append(frame)
+        rows.append(_row(row, mode, changed, whole, digest))
+        squashed.append(whole)
     if weights_digest(before, weights) != headers[0].base or weights_digest(after, weights) != headers[-1].result:
         raise PatchError("the patches do not lead to the weights that they promise: a wrong base")
     return write_container(headers[-1].profile, headers[0].base, headers[-1].result, rows, squashed)

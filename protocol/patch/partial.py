@@ -64,6 +64,7 @@ class StreamingApply:
         self._known = digests
         self._buffer = bytearray()
         self._header: Header | None = None
+        self._rows: tuple[Row, ...] = ()
         self._next = 0
         self._result = Applied({}, {})
 
@@ -78,7 +79,7 @@ class StreamingApply:
             if len(self._buffer) < PREAMBLE.size or len(self._buffer) < header_bytes(self._buffer):
                 return []
             self._header = self._read_table()
-        rows = self._header.rows
+        rows = self._rows
         finished = []
         while self._next < len(rows) and len(self._buffer) >= rows[self._next].size:
             finished.append(self._take(rows[self._next]))
@@ -93,21 +94,22 @@ class StreamingApply:
         Raises:
             PatchError: the patch is cut off, or does not lead to the weights that it promises.
         """
-        if self._header is None or self._next < len(self._header.rows):
+        if self._header is None or self._next < len(self._rows):
             raise PatchError("cut off", "patch")
         check_result(self._result.weights, self._result.digests, self._header)
         return self._result
 
     def _read_table(self) -> Header:
-        header = read_header(bytes(self._buffer))
-        check_fit(self._weights, header)
+        header = read_header(self._buffer)
+        self._rows = check_fit(self._weights, header)
         if self._known is not None and weights_digest(self._known, self._weights) != header.base:
             raise PatchError("made for other weights than these")
         del self._buffer[: header.frames_begin]
         return header
 
     def _take(self, row: Row) -> str:
-        frame = memoryview(bytes(self._buffer[: row.size]))
+        with memoryview(self._buffer) as whole, whole[: row.size] as first:
+            frame = memoryview(bytes(first))
         del self._buffer[: row.size]
         old = self._weights[row.name]
         if row.mode == Mode.UNCHANGED:
