@@ -85,7 +85,7 @@ def measure_ours(old: torch.Tensor, new: torch.Tensor, profile: str, repeats: in
 
     workspace = Workspace()
     header = read_header(data)
-    row, frame = header.rows[0], split_frames(data, header)[0]
+    row, frame = header.rows[0], next(split_frames(data, header))
     target = torch.empty_like(new)
 
     def code() -> object:

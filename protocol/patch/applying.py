@@ -32,13 +32,11 @@ class Applied:
 
 
 def check_fit(weights: Weights, header: Header) -> tuple[Row, ...]:
-    """The table's rows, which must be the weights' tensors.
+    """The table's rows, which must be the weights' tensors; there are as many of both.
 
     Raises:
-        PatchError: a tensor too many or too few, or another dtype or shape.
+        PatchError: a tensor that the weights do not have, or another dtype or shape.
     """
-    if len(weights) != len(header.rows):
-        raise PatchError(f"a patch of {len(header.rows)} tensors for weights of {len(weights)}")
     rows = []
     for row in header.rows:
         tensor = weights.get(row.name)
@@ -106,7 +104,7 @@ def apply_with_digests(weights: Weights, patch: bytes, *, digests: Digests | Non
         digests: BLAKE3 of each tensor of `weights`, as it was last verified; without it, unchanged tensors are read too.
         threads: tensors at the same time.
     """
-    header = read_header(patch)
+    header = read_header(patch, len(weights))
     rows = check_fit(weights, header)
     if digests is not None and weights_digest(digests, weights) != header.base:
         raise PatchError("made for other weights than these")
@@ -139,7 +137,7 @@ def apply_in_place_with_digests(
     weights: dict[str, torch.Tensor], patch: bytes, *, digests: Digests | None = None, threads: int = 1
 ) -> dict[str, bytes]:
     """Like `apply_in_place`; takes and gives digests like `apply_with_digests`."""
-    header = read_header(patch)
+    header = read_header(patch, len(weights))
     rows = check_fit(weights, header)
     if digests is not None and weights_digest(digests, weights) != header.base:
         raise PatchError("made for other weights than these")

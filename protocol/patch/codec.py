@@ -79,7 +79,7 @@ def encode_with_digests(
     names = sorted(new)
     scratch = local()
 
-    def one(name: str) -> tuple[Row, bytes, bytes, bytes]:
+    def one(name: str) -> tuple[Row, memoryview, bytes, bytes]:
         if not hasattr(scratch, "workspace"):
             scratch.workspace = Workspace()
         mode, changed, frame = encode_frame(old[name], new[name], profile, scratch.workspace)
@@ -123,13 +123,9 @@ def summary(patch: bytes) -> PatchSummary:
     """
     header = read_header(patch)
     check_length(patch, header)
+    changed = elements = weight_bytes = 0
+    for row in header.rows:
+        changed, elements, weight_bytes = changed + row.changed, elements + row.elements, weight_bytes + row.nbytes
     return PatchSummary(
-        profile=header.profile,
-        base=header.base,
-        result=header.result,
-        rows=header.rows,
-        changed=sum(row.changed for row in header.rows),
-        elements=sum(row.elements for row in header.rows),
-        nbytes=len(patch),
-        weight_bytes=sum(row.nbytes for row in header.rows),
+        header.profile, header.base, header.result, header.rows, changed, elements, len(patch), weight_bytes
     )

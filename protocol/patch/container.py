@@ -73,18 +73,24 @@ class Row:
 class Table:
     """The rows of a table, by ascending name. Each is read off the bytes whenever it is asked for.
 
+    Args:
+        tensors: how many there have to be, where that is known.
+
     Raises:
         MalformedError, LimitError, PatchError: when made, from bytes that are not a table, whichever row is wrong.
     """
 
-    def __init__(self, packed: bytes | bytearray | memoryview) -> None:
+    def __init__(self, packed: bytes | bytearray | memoryview, tensors: int | None) -> None:
         self._data = decompress(packed, limits.MAX_PATCH_HEADER_BYTES)
         self._offsets = array("I")
         self.sizes = array("Q")
         """Bytes of each row's frame."""
         cursor = self._cursor(0)
+        count = cursor.varint(limits.MAX_TENSORS)
+        if tensors is not None and count != tensors:
+            raise PatchError(f"a patch of {count} tensors for weights of {tensors}")
         last = None
-        for _ in range(cursor.varint(limits.MAX_TENSORS)):
+        for _ in range(count):
             self._offsets.append(cursor.offset)
             row = _read_row(cursor)
             if last is not None and row.name <= last:
@@ -158,19 +164,21 @@ class Cursor:
 
     def byte(self) -> int:
         """The next byte."""
-        return self.take(1)[0]
+        if self.offset >= len(self._data):
+            raise MalformedError(f"cut off at byte {self.offset}", self._where)
+        self.offset += 1
+        return self._data[self.offset - 1]
 
     def varint(self, largest: int) -> int:
         """An unsigned LEB128 integer in its shortest form, at most `largest`."""
-        value = shift = 0
-        while True:
-            byte = self.byte()
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                break
+        byte = self.byte()
+        value, shift = byte & 0x7F, 0
+        while byte >= 0x80:
             shift += 7
             if shift > 63:
                 raise LimitError(f"an integer of more than 64 bits at byte {self.offset}", self._where)
+            byte = self.byte()
+            value |= (byte & 0x7F) << shift
         if byte == 0 and shift:
             raise MalformedError(f"an integer that is not in its shortest form at byte {self.offset}", self._where)
         if value > largest:
@@ -235,7 +243,9 @@ def _read_row(cursor: Cursor) -> Row:
     return Row(name, dtype, shape, Mode(mode), changed, size, cursor.take(CHECK_BYTES))
 
 
-def write_container(profile: str, base: bytes, result: bytes, rows: Sequence[Row], frames: Sequence[bytes]) -> bytes:
+def write_container(
+    profile: str, base: bytes, result: bytes, rows: Sequence[Row], frames: Sequence[memoryview]
+) -> bytes:
     """The patch of a table and its frames, both by ascending name."""
     table = varint(len(rows)) + b"".join(_write_row(row) for row in rows)
     if len(table) > limits.MAX_PATCH_HEADER_BYTES or len(rows) > limits.MAX_TENSORS:
@@ -264,8 +274,11 @@ def header_bytes(data: bytes | bytearray | memoryview) -> int:
     return PREAMBLE.size + int(packed)
 
 
-def read_header(data: bytes | bytearray | memoryview) -> Header:
+def read_header(data: bytes | bytearray | memoryview, tensors: int | None = None) -> Header:
     """Preamble and table; the frames may not have arrived yet.
+
+    Args:
+        tensors: tensors of the weights at hand: a table of any other number is refused before its rows are read.
 
     Raises:
         MalformedError, LimitError: not what docs/spec/patch.md says, or more than protocol/limits.py allows.
@@ -276,7 +289,7 @@ def read_header(data: bytes | bytearray | memoryview) -> Header:
     if len(data) < end:
         raise MalformedError(f"cut off at byte {len(data)}", "patch table")
     with memoryview(data) as whole, whole[PREAMBLE.size : end] as packed:
-        table = Table(packed)
+        table = Table(packed, tensors)
     return Header(_PROFILES[profile], base, result, table, end)
 
 

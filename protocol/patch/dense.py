@@ -16,6 +16,7 @@ import zstandard
 from protocol.compression import decompress
 from protocol.errors import MalformedError, PatchError
 from protocol.patch.container import Mode
+from protocol.patch.room import OutOfRoomError, gather
 from protocol.patch.values import Bits, Layout, ordered, unordered
 
 BLOCK_ELEMENTS: Final = 1 << 16
@@ -53,19 +54,17 @@ def _planes(old: Bits, new: Bits, layout: Layout, mode: Mode) -> Iterator[bytes]
             yield (_sent(old[block], new[block], layout, mode) >> down).astype(np.uint8).tobytes()
 
 
-def encode_dense(old: Bits, new: Bits, layout: Layout, mode: Mode, *, level: int, below: int) -> bytes | None:
+def encode_dense(old: Bits, new: Bits, layout: Layout, mode: Mode, *, level: int, below: int) -> memoryview | None:
     """A dense frame of the given mode, unless it would take `below` bytes or more."""
-    frame = bytearray()
-    for piece in _compressed(_planes(old, new, layout, mode), level, old.nbytes):
-        frame += piece
-        if len(frame) >= below:
-            return None
-    return bytes(frame)
+    try:
+        return gather(_compressed(_planes(old, new, layout, mode), level, old.nbytes), below - 1)
+    except OutOfRoomError:
+        return None
 
 
-def store(old: Bits, new: Bits, layout: Layout) -> bytes:
+def store(old: Bits, new: Bits, layout: Layout) -> memoryview:
     """A STORED frame: step planes without compression."""
-    return b"".join(_planes(old, new, layout, Mode.STORED))
+    return gather(_planes(old, new, layout, Mode.STORED), old.nbytes)
 
 
 def _compressed(pieces: Iterator[bytes], level: int, nbytes: int) -> Iterator[bytes]:
@@ -75,7 +74,14 @@ def _compressed(pieces: Iterator[bytes], level: int, nbytes: int) -> Iterator[by
 
 
 def decode_dense(
-    old: Bits, frame: memoryview, layout: Layout, mode: Mode, *, back: bool = False, first: int = 0, of: int | None = None
+    old: Bits,
+    frame: memoryview,
+    layout: Layout,
+    mode: Mode,
+    *,
+    back: bool = False,
+    first: int = 0,
+    of: int | None = None,
 ) -> Iterator[tuple[int, Bits]]:
     """The new bit patterns of a dense frame; when `back`, the older patterns from the newer ones.
 

@@ -9,8 +9,9 @@ import torch
 from protocol.errors import ProtocolError
 from protocol.patch.container import Mode, Row
 from protocol.patch.dense import decode_dense, encode_dense, store
-from protocol.patch.model import fit, uniform
-from protocol.patch.sparse import OutOfRoomError, Workspace, chunks_of, decode_chunk, encode_sparse, read_directory
+from protocol.patch.model import Model, fit, uniform
+from protocol.patch.room import OutOfRoomError
+from protocol.patch.sparse import Workspace, chunks_of, decode_chunk, encode_sparse, read_directory
 from protocol.patch.values import Bits, Layout, bits_of, layout_of
 
 PROBE_BLOCKS: Final = 8
@@ -55,40 +56,47 @@ def _differ(old: Bits, new: Bits) -> bool:
     return any((old[i : i + COMPARED_ELEMENTS] != new[i : i + COMPARED_ELEMENTS]).any() for i in blocks)
 
 
-def _sparse_frames(
+def _sparse_models(old: Bits, new: Bits, layout: Layout, profile: str) -> Iterator[Model]:
+    """Models worth trying: with classes, unless the profile or the dtype has none; without them where these cost much."""
+    if profile == "compact" and layout.is_float:
+        yield fit(old, new, layout)
+    yield uniform(old, new, layout)
+
+
+def _shortest_sparse(
     old: Bits, new: Bits, shape: tuple[int, ...], layout: Layout, profile: str, workspace: Workspace
-) -> Iterator[tuple[int, bytes]]:
-    """Sparse frames worth trying: with classes, unless the profile or the dtype has none; without them where these cost much."""
-    try:
-        if profile == "compact" and layout.is_float:
-            changed, frame = encode_sparse(old, new, shape, fit(old, new, layout), workspace)
-            yield changed, frame
-            if len(frame) * CLASSES_ARE_CHEAP < old.nbytes:
-                return
-        yield encode_sparse(old, new, shape, uniform(old, new, layout), workspace)
-    except OutOfRoomError:
-        return
+) -> tuple[int, memoryview | None]:
+    """Elements that change and the shortest sparse frame; 0 and None when any is longer than the tensor."""
+    changed, best, below = 0, None, old.nbytes + 1
+    for model in _sparse_models(old, new, layout, profile):
+        try:
+            changed, best = encode_sparse(old, new, shape, model, workspace, below)
+        except OutOfRoomError:
+            continue
+        below = len(best)
+        if below * CLASSES_ARE_CHEAP < old.nbytes:
+            break
+    return changed, best
 
 
-def encode_frame(old: torch.Tensor, new: torch.Tensor, profile: str, workspace: Workspace) -> tuple[Mode, int, bytes]:
-    """The cheapest frame of one tensor: its mode, how many elements change, its bytes."""
+def encode_frame(
+    old: torch.Tensor, new: torch.Tensor, profile: str, workspace: Workspace
+) -> tuple[Mode, int, memoryview]:
+    """The cheapest frame of one tensor: its mode, how many elements change, its bytes. Beside the shortest frame so far only
+    the one that is being tried is held, and that no longer than it is shorter.
+    """
     before, after, layout = bits_of(old), bits_of(new), layout_of(old.dtype)
     if not _differ(before, after):
-        return Mode.UNCHANGED, 0, b""
-    changed, best = -1, (Mode.STORED, b"")
-    size = before.nbytes + 1  # of the shortest frame so far: storing the tensor takes its own bytes
-    for changed, frame in _sparse_frames(before, after, tuple(old.shape), layout, profile, workspace):
-        if len(frame) < size:
-            size, best = len(frame), (Mode.SPARSE, frame)
-    for mode in _dense_modes(before, after, layout, size):
-        dense = encode_dense(before, after, layout, mode, level=ZSTD_LEVEL, below=size)
-        if dense is not None:
-            size, best = len(dense), (mode, dense)
-    if size > before.nbytes:
-        best = (Mode.STORED, store(before, after, layout))
-    if changed < 0:
-        changed = int((before != after).sum())
-    return best[0], changed, best[1]
+        return Mode.UNCHANGED, 0, memoryview(b"")
+    changed, best = _shortest_sparse(before, after, tuple(old.shape), layout, profile, workspace)
+    mode, below = Mode.SPARSE, len(best) if best is not None else before.nbytes + 1
+    for dense in _dense_modes(before, after, layout, below):
+        frame = encode_dense(before, after, layout, dense, level=ZSTD_LEVEL, below=below)
+        if frame is not None:
+            mode, best, below = dense, frame, len(frame)
+    if best is None:
+        mode, best = Mode.STORED, store(before, after, layout)
+    return mode, changed or int(np.count_nonzero(before != after)), best
 
 
 def decode_frame(
@@ -140,8 +148,8 @@ def decode_range(row: Row, frame: memoryview, old: Bits, new: Bits, first: int) 
     layout = layout_of(row.dtype)
     try:
         if row.mode != Mode.SPARSE:
-            for begin, piece in decode_dense(old, frame, layout, row.mode, first=first, of=row.elements):
-                np.copyto(new[begin : begin + piece.size], piece)
+            for begin, block in decode_dense(old, frame, layout, row.mode, first=first, of=row.elements):
+                np.copyto(new[begin : begin + block.size], block)
             return
         model, chunks = read_directory(frame, row.shape, row.changed, layout)
         for chunk in chunks:

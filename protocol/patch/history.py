@@ -22,7 +22,7 @@ def _older(newer: torch.Tensor, row: Row, frame: memoryview) -> torch.Tensor:
     return older
 
 
-def _row(like: Row, mode: Mode, changed: int, frame: bytes, digest: bytes) -> Row:
+def _row(like: Row, mode: Mode, changed: int, frame: memoryview, digest: bytes) -> Row:
     check = b"" if mode == Mode.UNCHANGED else digest[:CHECK_BYTES]
     return Row(like.name, like.dtype, like.shape, mode, changed, len(frame), check)
 
@@ -34,7 +34,7 @@ def invert(newer: Weights, patch: bytes) -> bytes:
         MalformedError, LimitError, PatchError: a patch that does not lead to `newer`, or that sent a tensor whole (value planes:
             they do not tell the older values).
     """
-    header = read_header(patch)
+    header = read_header(patch, len(newer))
     table = check_fit(newer, header)
     workspace = Workspace()
     rows, frames = [], []
@@ -43,7 +43,7 @@ def invert(newer: Weights, patch: bytes) -> bytes:
     for row, frame in zip(table, split_frames(patch, header), strict=True):
         tensor = newer[row.name]
         before[row.name] = after[row.name] = digest_tensor(tensor)
-        mode, changed, back = Mode.UNCHANGED, 0, b""
+        mode, changed, back = Mode.UNCHANGED, 0, memoryview(b"")
         if row.mode != Mode.UNCHANGED:
             if after[row.name][:CHECK_BYTES] != row.check:
                 raise PatchError("not the tensor that the patch leads to", row.name)
@@ -66,7 +66,7 @@ def squash(weights: Weights, patches: Sequence[bytes]) -> bytes:
     """
     if not patches:
         raise ValueError("at least one patch")
-    headers = [read_header(patch) for patch in patches]
+    headers = [read_header(patch, len(weights)) for patch in patches]
     tables = [check_fit(weights, header) for header in headers]
     frames = [split_frames(patch, header) for patch, header in zip(patches, headers, strict=True)]
     for earlier, later in pairwise(headers):

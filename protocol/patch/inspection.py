@@ -1,11 +1,11 @@
 """What a patch spends its bits on, and how few would do (docs/spec/patch.md, section 7)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from protocol.patch.codec import summary
 from protocol.patch.container import Mode, Row, read_header, split_frames
 from protocol.patch.model import Model
 from protocol.patch.sparse import Chunk, read_directory
@@ -50,7 +50,7 @@ class FrameFacts:
         bits_per_change: bits of the frame for each changed element.
         classes: classes of the model; 0 without one.
         listed: changes coded apart because they leave their class (all of them in the fast profile).
-        modelled_bits: bits a change that the frame's own model promises, entropy of its waits and lengths; 0.0 without a model.
+        sections: bytes of a sparse frame's data by part and section ("classed waits", "listed steps", ...); empty for other codecs.
     """
 
     row: Row
@@ -70,28 +70,23 @@ def _sections(chunks: list[Chunk]) -> dict[str, int]:
     return result
 
 
-def frame_facts(patch: bytes) -> list[FrameFacts]:
+def frame_facts(patch: bytes) -> Iterator[FrameFacts]:
     """Facts of every tensor, from the table and the frames' directories; no weights are needed, nothing is decoded.
 
     Raises:
         MalformedError, LimitError, PatchError: a table or a directory that is broken.
     """
-    summary(patch)
     header = read_header(patch)
-    facts = []
     for row, frame in zip(header.rows, split_frames(patch, header), strict=True):
         model: Model | None = None
         chunks: list[Chunk] = []
         if row.mode == Mode.SPARSE:
             model, chunks = read_directory(frame, row.shape, row.changed, layout_of(row.dtype))
-        facts.append(
-            FrameFacts(
-                row,
-                row.changed / max(1, row.elements),
-                8 * row.size / row.changed if row.changed else 0.0,
-                len(model.firsts) if model else 0,
-                sum(chunk.listed.count for chunk in chunks),
-                _sections(chunks),
-            )
+        yield FrameFacts(
+            row,
+            row.changed / max(1, row.elements),
+            8 * row.size / row.changed if row.changed else 0.0,
+            len(model.firsts) if model else 0,
+            sum(chunk.listed.count for chunk in chunks),
+            _sections(chunks),
         )
-    return facts

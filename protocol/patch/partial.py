@@ -1,6 +1,7 @@
 """A patch for a node that gets it bit by bit, or that holds only some rows (docs/spec/patch.md, section 5)."""
 
 import math
+from collections.abc import Iterator
 
 import torch
 
@@ -10,6 +11,7 @@ from protocol.patch.applying import Applied, apply_frame, check_fit, check_resul
 from protocol.patch.codec import Digests, digest_tensor
 from protocol.patch.container import PREAMBLE, Header, Mode, Row, header_bytes, read_header, split_frames
 from protocol.patch.frames import decode_range
+from protocol.patch.room import Room
 from protocol.patch.sparse import chunks_of
 from protocol.patch.values import bits_of
 
@@ -57,15 +59,16 @@ def _new_rows(rows: torch.Tensor, row: Row, frame: memoryview, first_row: int, o
 
 
 class StreamingApply:
-    """Applies a patch while it arrives: bytes in, finished tensors out. Holds one frame at a time."""
+    """Applies a patch while it arrives: bytes in, finished tensors out. Holds one frame at a time, in memory of just its size."""
 
     def __init__(self, weights: Weights, *, digests: Digests | None = None) -> None:
         self._weights = weights
         self._known = digests
-        self._buffer = bytearray()
+        self._head = bytearray()
         self._header: Header | None = None
         self._rows: tuple[Row, ...] = ()
         self._next = 0
+        self._frame: Room | None = None
         self._result = Applied({}, {})
 
     def feed(self, data: bytes) -> list[str]:
@@ -74,19 +77,15 @@ class StreamingApply:
         Raises:
             As `apply`, as soon as the bytes at hand show it.
         """
-        self._buffer += data
+        rest = memoryview(data)
         if self._header is None:
-            if len(self._buffer) < PREAMBLE.size or len(self._buffer) < header_bytes(self._buffer):
+            self._head += data
+            if len(self._head) < PREAMBLE.size or len(self._head) < header_bytes(self._head):
                 return []
             self._header = self._read_table()
-        rows = self._rows
-        finished = []
-        while self._next < len(rows) and len(self._buffer) >= rows[self._next].size:
-            finished.append(self._take(rows[self._next]))
-            self._next += 1
-        if self._next == len(rows) and self._buffer:
-            raise PatchError(f"{len(self._buffer)} bytes behind the end", "patch")
-        return finished
+            rest = memoryview(bytes(self._head))[self._header.frames_begin :]
+            self._head.clear()
+        return list(self._take(rest))
 
     def finish(self) -> Applied:
         """The new weights, once every byte was fed.
@@ -100,21 +99,33 @@ class StreamingApply:
         return self._result
 
     def _read_table(self) -> Header:
-        header = read_header(self._buffer)
+        header = read_header(self._head, len(self._weights))
         self._rows = check_fit(self._weights, header)
         if self._known is not None and weights_digest(self._known, self._weights) != header.base:
             raise PatchError("made for other weights than these")
-        del self._buffer[: header.frames_begin]
         return header
 
-    def _take(self, row: Row) -> str:
-        with memoryview(self._buffer) as whole, whole[: row.size] as first:
-            frame = memoryview(bytes(first))
-        del self._buffer[: row.size]
+    def _take(self, rest: memoryview) -> Iterator[str]:
+        """The tensors that more bytes of the frames complete."""
+        while self._next < len(self._rows):
+            row = self._rows[self._next]
+            self._frame = self._frame or Room(row.size)
+            piece = rest[: row.size - self._frame.used]
+            self._frame.put(piece)
+            rest = rest[len(piece) :]
+            if self._frame.used < row.size:
+                return
+            frame, self._frame = self._frame.frame(), None
+            self._apply(row, frame)
+            self._next += 1
+            yield row.name
+        if len(rest):
+            raise PatchError(f"{len(rest)} bytes behind the end", "patch")
+
+    def _apply(self, row: Row, frame: memoryview) -> None:
         old = self._weights[row.name]
         if row.mode == Mode.UNCHANGED:
             new, digest = old, self._known[row.name] if self._known is not None else digest_tensor(old)
         else:
             new, digest = apply_frame(old, row, frame)
         self._result.weights[row.name], self._result.digests[row.name] = new, digest
-        return row.name

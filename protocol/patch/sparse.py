@@ -17,13 +17,17 @@ from protocol.errors import PatchError
 from protocol.patch.container import Cursor, varint
 from protocol.patch.decoding import decoders_for, reasons
 from protocol.patch.encoding import OUT_OF_ROOM, Coders, coders_for
-from protocol.patch.model import Model, plain, read_model, write_model
+from protocol.patch.model import MAX_CLASSES, MAX_PRIORS, Model, plain, read_model, write_model
 from protocol.patch.rangecoder import logarithm_table, rate_table, survival_table
+from protocol.patch.room import OutOfRoomError, Room
 from protocol.patch.values import Bits, Layout, layout_of
 
 CHUNK_ELEMENTS: Final = 1 << 20
 MAX_SHARDS: Final = 8
 MIN_SHARD_ELEMENTS: Final = 1 << 19
+
+MAX_MODEL_BYTES: Final = 2 + MAX_CLASSES * (3 + MAX_PRIORS)
+MAX_DIRECTORY_BYTES: Final = 2 * 4 * 5  # of one chunk: two parts of four varints
 
 _survival: Final = survival_table()
 _rates: Final = rate_table()
@@ -108,10 +112,6 @@ class Workspace:
         return self._changes[dtype]
 
 
-class OutOfRoomError(Exception):
-    """Our own: the changes need more bytes than the elements themselves; the tensor is better sent dense."""
-
-
 class _Encoder:
     """Codes the chunks of one tensor."""
 
@@ -168,20 +168,28 @@ class _Encoder:
         return self._listed(in_list, listed), Sections(classed, out[:length].copy(), *steps)
 
 
-def encode_sparse(old: Bits, new: Bits, shape: Sequence[int], model: Model, workspace: Workspace) -> tuple[int, bytes]:
+def encode_sparse(
+    old: Bits, new: Bits, shape: Sequence[int], model: Model, workspace: Workspace, below: int
+) -> tuple[int, memoryview]:
     """A sparse frame: how many elements it changes, and its bytes.
 
     Raises:
-        OutOfRoomError: the tensor is better sent dense.
+        OutOfRoomError: it would take `below` bytes or more: the tensor is better sent in another way.
     """
     encoder = _Encoder(model, old.itemsize, workspace)
-    directory, data, changed = [write_model(model)], [], 0
-    for begin, end in chunks_of(shape):
+    chunks = list(chunks_of(shape))
+    most = MAX_MODEL_BYTES + MAX_DIRECTORY_BYTES * len(chunks)
+    directory, changed, room = bytearray(write_model(model)), 0, Room(most + below)
+    room.used = most
+    for begin, end in chunks:
         for part in encoder.chunk(old[begin:end], new[begin:end]):
-            directory.append(part.directory())
-            data.append(part.data())
+            directory += part.directory()
+            room.put(part.data())
             changed += part.count
-    return changed, b"".join(directory + data)
+    frame = room.frame(directory, most)
+    if len(frame) >= below:
+        raise OutOfRoomError
+    return changed, frame
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,28 @@ def test_invert_of_any_bits(pair, profile):
         assert same_bits(patch.apply(new, patch.invert(new, data)), old)
 
 
+def test_every_way_to_send_a_tensor_but_whole_leads_back():
+    old, new = rounded_update(64, 96, 1.0, seed=3)
+    noise = torch.randint(-(2**15), 2**15, old.shape, dtype=torch.int16, generator=torch.Generator().manual_seed(4))
+    ways = {
+        patch.Mode.SPARSE: (old, new),
+        patch.Mode.STEP_PLANES: (torch.zeros_like(old), (old.float() * 1e-3).bfloat16()),
+        patch.Mode.XOR_PLANES: (old, -old),
+        patch.Mode.STORED: (old, noise.view(torch.bfloat16)),
+    }
+    for mode, (before, after) in ways.items():
+        data = patch.encode({"w": before}, {"w": after})
+        assert patch.summary(data).rows[0].mode == mode
+        assert same_bits(patch.apply({"w": after}, patch.invert({"w": after}, data)), {"w": before})
+
+
+def test_a_tensor_that_was_reset_has_no_way_back_and_the_error_says_which():
+    old, new = rounded_update(64, 96, 1.0, seed=3)
+    data = patch.encode({"a": old, "b": old}, {"a": new, "b": torch.zeros_like(old)})
+    with pytest.raises(PatchError, match=r"b: sent whole, .* older anchor"):
+        patch.invert(patch.apply({"a": old, "b": old}, data), data)
+
+
 @pytest.mark.parametrize("piece", [1, 7, 1000, 1 << 20])
 def test_streaming_gives_tensors_as_they_arrive(piece):
     old, new = versions(2)

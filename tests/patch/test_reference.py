@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from protocol.patch.model import fit, plain, uniform
 from protocol.patch.rangecoder import survival_table
-from protocol.patch.sparse import OutOfRoomError, Workspace, encode_sparse, read_directory
+from protocol.patch.room import OutOfRoomError
+from protocol.patch.sparse import Workspace, encode_sparse, read_directory
 from protocol.patch.values import bits_of, layout_of, ordered, unordered
 from tests.patch import reference
 from tests.patch.weights import DTYPES, from_bits, pairs
@@ -36,7 +37,7 @@ def test_kernels_write_the_reference_words(pair, fast):
         return
     model = uniform(old, new, layout) if fast or not layout.is_float else fit(old, new, layout)
     try:
-        changed, frame = encode_sparse(old, new, tuple(pair[0].shape), model, Workspace())
+        changed, frame = encode_sparse(old, new, tuple(pair[0].shape), model, Workspace(), below=1 << 20)
     except OutOfRoomError:
         return
     parsed, chunks = read_directory(memoryview(frame), tuple(pair[0].shape), changed, layout)

@@ -1,0 +1,158 @@
+"""What hostile bytes may take before they are refused, and what honest work takes: measured by the kernel, in a forked child."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import zstandard
+
+from bench.memory import peak_extra
+from protocol import limits, patch
+from protocol.compression import compress
+from protocol.errors import ProtocolError
+from protocol.patch.container import PREAMBLE, varint
+from protocol.patch.inspection import frame_facts
+from tests.patch.weights import rounded_update
+
+MOST = 64 * limits.MIB
+
+WEIGHTS = {"w": torch.zeros(4096, dtype=torch.bfloat16)}
+TENSOR = varint(1) + b"w" + bytes((0, 1)) + varint(4096)
+CHECK = bytes(8)
+SPARSE, PLANES, VALUES, STORED = 1, 2, 3, 5
+
+
+def container(rows: bytes, count: int, frames: bytes = b"") -> bytes:
+    packed = compress(varint(count) + rows)
+    return PREAMBLE.pack(b"GRP1", 0, len(packed), bytes(32), bytes(32)) + packed + frames
+
+
+def one(mode: int, frame: bytes, changed: int = 4096, size: int | None = None) -> bytes:
+    row = TENSOR + bytes((mode,)) + varint(changed) + varint(len(frame) if size is None else size) + CHECK
+    return container(row, 1, frame)
+
+
+def declaring(size: int) -> bytes:
+    """A zstd frame that says that it holds `size` bytes, and does not."""
+    return zstandard.FRAME_HEADER + bytes((0b11100000,)) + size.to_bytes(8, "little") + bytes.fromhex("030000")
+
+
+def wide_window() -> bytes:
+    """A frame of the right size that asks for the largest window allowed."""
+    parameters = zstandard.ZstdCompressionParameters(window_log=27, compression_level=1, write_content_size=True)
+    return zstandard.ZstdCompressor(compression_params=parameters).compress(bytes(8192))
+
+
+def rows(count: int, name: str, shape: bytes, mode: bytes) -> bytes:
+    """Different rows; a name with one character outside the BMP takes four times its bytes as a string."""
+    width = limits.MAX_PATCH_HEADER_BYTES // limits.MAX_TENSORS - len(shape) - len(mode) - 4
+    names = (f"{number:06x}{name}".encode()[:width] for number in range(count))
+    return b"".join(varint(len(text)) + text + bytes((0,)) + shape + mode for text in names)
+
+
+def bomb(nbytes: int) -> bytes:
+    """A table of zeros: no names, no dimensions, every name the same."""
+    packed = compress(varint(limits.MAX_TENSORS) + bytes(nbytes))
+    return PREAMBLE.pack(b"GRP1", 0, len(packed), bytes(32), bytes(32)) + packed
+
+
+EIGHT_DIMENSIONS = bytes((8,)) + varint(0) + 7 * varint(limits.MAX_ELEMENTS)
+WHALE = "y" * 90 + "\U0001f40b"
+CHANGED = bytes((SPARSE,)) + varint(1) + varint(1) + CHECK
+
+HOSTILE = {
+    "2^62 elements": container(varint(1) + b"w" + bytes((0, 1)) + varint(1 << 62), 1),
+    "eight dimensions of 2^40": container(varint(1) + b"w" + bytes((0, 8)) + 8 * varint(1 << 40), 1),
+    "many tensors of many dimensions": container(rows(4096, "x", EIGHT_DIMENSIONS, b"\0"), 4096),
+    "as many tensors as a table may have": container(
+        rows(limits.MAX_TENSORS, WHALE, bytes((1, 1)), CHANGED), limits.MAX_TENSORS
+    ),
+    "more tensors than a table may have": container(b"", 1 << 40),
+    "a table that unpacks to more than it may": bomb(limits.MAX_PATCH_HEADER_BYTES + 1),
+    "a table that unpacks to all that it may": bomb(limits.MAX_PATCH_HEADER_BYTES - 8),
+    "a table that declares 2^62 bytes": PREAMBLE.pack(b"GRP1", 0, 16, bytes(32), bytes(32)) + declaring(1 << 62),
+    "one tensor twice": container((TENSOR + b"\0") * 2, 2),
+    "one tensor as often as a table may hold": container((TENSOR + b"\0") * limits.MAX_TENSORS, limits.MAX_TENSORS),
+    "a frame of 2^36 bytes": one(STORED, b"", size=1 << 36),
+    "more changes than elements": one(SPARSE, b"", changed=4097),
+    "planes of 2^62 bytes": one(PLANES, declaring(1 << 62)),
+    "planes that unpack to 1 GiB": one(VALUES, zstandard.ZstdCompressor(19).compress(bytes(1 << 30))[:8192]),
+    "planes of the right size with more behind it": one(PLANES, declaring(8192) + compress(bytes(1 << 24))[:8000]),
+    "planes with a window of 128 MiB": one(VALUES, wide_window()),
+    "stored bytes that are too few": one(STORED, bytes(8191)),
+    "2^20 changes listed, sections of 4 GiB": one(SPARSE, bytes((0, 100)) + varint(4096) + 3 * varint(1 << 32)),
+    "32 classes and no more": one(SPARSE, bytes((32, 100)) + bytes(64)),
+    "counts that do not add up": one(SPARSE, bytes((0, 100)) + varint(1) + 3 * varint(0) + varint(0)),
+    "every element changed, no code": one(SPARSE, bytes((0, 100)) + varint(4096) + 3 * varint(0)),
+}
+
+PARSERS: dict[str, Callable[[bytes], object]] = {
+    "apply": lambda data: patch.apply(WEIGHTS, data),
+    "in place": lambda data: patch.apply_in_place({"w": WEIGHTS["w"].clone()}, data),
+    "summary": patch.summary,
+    "stream": lambda data: patch.StreamingApply(WEIGHTS).feed(data),
+    "rows": lambda data: patch.apply_rows(WEIGHTS["w"], data, "w", 0, 4096),
+    "invert": lambda data: patch.invert(WEIGHTS, data),
+    "squash": lambda data: patch.squash(WEIGHTS, [data]),
+    "inspection": lambda data: all(facts.density <= 1 for facts in frame_facts(data)),
+}
+
+
+@pytest.mark.parametrize("case", sorted(HOSTILE))
+def test_hostile_bytes_take_little_memory(case):
+    data = HOSTILE[case]
+
+    def every_parser():
+        for parser in PARSERS.values():
+            try:
+                parser(data)
+            except ProtocolError:
+                continue
+
+    with pytest.raises(ProtocolError):
+        patch.apply(WEIGHTS, data)
+    assert peak_extra(every_parser) < MOST
+    assert not WEIGHTS["w"].any()
+
+
+def test_a_measured_peak_is_what_the_work_took():
+    """The measure itself: it would be no use if it could not see an allocation."""
+    assert 99 * limits.MIB < peak_extra(lambda: torch.ones(100 * limits.MIB, dtype=torch.uint8)) < 110 * limits.MIB
+    assert peak_extra(lambda: None) < limits.MIB
+
+
+NOISE = torch.randint(-(2**15), 2**15, (2048, 1024), dtype=torch.int16, generator=torch.Generator().manual_seed(1))
+OLD, NEW = rounded_update(2048, 1024, 1.0, seed=1)
+UPDATES = {
+    "sparse": (OLD, NEW),
+    "dense sparse": (OLD, (OLD.float() * 1.01).bfloat16()),
+    "step planes": (torch.zeros_like(OLD), (OLD.float() * 1e-3).bfloat16()),
+    "value planes": (OLD, torch.zeros_like(OLD)),
+    "XOR planes": (OLD, -OLD),
+    "stored": (OLD, NOISE.view(torch.bfloat16)),
+}
+SCRATCH = 28 * limits.MIB  # of an encoder, whatever the tensor's size
+BLOCKS = 2 * limits.MIB  # of a decoder
+
+
+@pytest.mark.parametrize("case", sorted(UPDATES))
+def test_beside_their_results_encoding_and_applying_take_two_tensors_and_scratch(case):
+    before, after = ({"w": tensor} for tensor in UPDATES[case])
+    digests = patch.encode_with_digests(before, before).digests
+    data = patch.encode(before, after)
+    nbytes = OLD.nbytes
+
+    def streamed():
+        stream = patch.StreamingApply(before, digests=digests)
+        for start in range(0, len(data), 1 << 16):
+            stream.feed(data[start : start + (1 << 16)])
+        stream.finish()
+
+    assert peak_extra(
+        lambda: patch.encode_with_digests(before, after, base_digests=digests)
+    ) < 2 * nbytes + SCRATCH + len(data)
+    assert peak_extra(lambda: patch.apply_with_digests(before, data, digests=digests)) < (1 + 2) * nbytes + BLOCKS
+    assert peak_extra(streamed) < (1 + 2) * nbytes + BLOCKS
+    assert (
+        peak_extra(lambda: patch.apply_in_place_with_digests(dict(before), data, digests=digests)) < 2 * nbytes + BLOCKS
+    )
