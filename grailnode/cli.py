@@ -51,10 +51,14 @@ def cli(
     run_role(role, run, name, overrides, trust=trust_run)
 
 
-def _option_run(function: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option(
-        "--run", required=True, metavar="FILE-or-URL", help="The run.toml of the run, or the URL of its manifest."
-    )(function)
+def _options_run(function: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--trust-run", is_flag=True, help="Take a URL's word for which run it is."),
+        click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a key."),
+        click.option("--run", required=True, metavar="FILE-or-URL", help="The run.toml, or the manifest's URL."),
+    ):
+        function = option(function)
+    return function
 
 
 @cli.command()
@@ -93,28 +97,29 @@ def init(directory: Path, policy: Path | None, environment: str) -> None:
 
 
 @cli.command()
-@_option_run
-def status(run: str) -> None:
+@_options_run
+def status(run: str, overrides: tuple[str, ...], trust_run: bool) -> None:
     """Print a run's head, windows, miners and scores, read from its store."""
-    from grailnode.commands import print_status  # noqa: PLC0415
+    from grailnode.commands import open_config, print_status  # noqa: PLC0415
 
-    print_status(run)
+    print_status(open_config(run, overrides, trust=trust_run))
 
 
 @cli.command()
-@_option_run
+@_options_run
 @click.option("--rollout", metavar="MINER/WINDOW/GROUP", help="Judge one group again, and show every statistic.")
 @click.option("--ledger", is_flag=True, help="Check every validator's summaries against its verdicts, and its scores.")
-def verify(run: str, rollout: str | None, ledger: bool) -> None:
+def verify(run: str, overrides: tuple[str, ...], trust_run: bool, rollout: str | None, ledger: bool) -> None:
     """Check a run's chain from its oldest anchor to the head; exit 1 at the first lie."""
-    from grailnode.commands import verify_ledgers, verify_rollout, verify_run  # noqa: PLC0415
+    from grailnode.commands import open_config, verify_ledgers, verify_rollout, verify_run  # noqa: PLC0415
 
+    config = open_config(run, overrides, trust=trust_run)
     if rollout is not None:
-        verify_rollout(run, rollout)
+        verify_rollout(config, rollout)
     elif ledger:
-        verify_ledgers(run)
+        verify_ledgers(config)
     else:
-        verify_run(run)
+        verify_run(config)
 
 
 @cli.command()

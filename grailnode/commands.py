@@ -111,9 +111,8 @@ def init_run(directory: Path, policy: Path | None, environment: str) -> None:
         click.echo(f"  grailnode --role {role} --run {made.config}{name}")
 
 
-def print_status(run: str) -> None:
+def print_status(config: Config) -> None:
     """What the store shows of a run."""
-    config = open_config(run)
 
     async def show() -> None:
         node = make_spectator(config)
@@ -124,9 +123,8 @@ def print_status(run: str) -> None:
     trio.run(show)
 
 
-def verify_run(run: str) -> None:
+def verify_run(config: Config) -> None:
     """Check a run's chain."""
-    config = open_config(run)
 
     async def check() -> None:
         held = await verify_chain(make_spectator(config), click.echo)
@@ -136,9 +134,8 @@ def verify_run(run: str) -> None:
     sys.stdout.flush()
 
 
-def verify_ledgers(run: str) -> None:
+def verify_ledgers(config: Config) -> None:
     """Check what every validator of a run has written."""
-    config = open_config(run)
 
     async def check() -> None:
         node = make_spectator(config)
@@ -149,9 +146,8 @@ def verify_ledgers(run: str) -> None:
     trio.run(check)
 
 
-def verify_rollout(run: str, which: str) -> None:
+def verify_rollout(config: Config, which: str) -> None:
     """Judge one group again; exit 1 where a validator said otherwise."""
-    config = open_config(run)
     try:
         wanted = Which.parse(which)
     except ValueError as error:

@@ -29,6 +29,7 @@ from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
 from grailnode.telemetry import Telemetry
 from grailnode.wiring import Compute, make_task, run_collector, run_miner, run_publisher, run_training, run_validator
+from protocol import paths
 from protocol.beacon import LocalKey
 from protocol.report import canary_key
 from protocol.signing import SigningKey
@@ -213,6 +214,7 @@ async def _upload(node: Node, launch: Launch) -> None:
     config = launch.config
     files = founding.model_files(policy_directory(config))
     await founding.publish_files(node.store, node.key.public, files)
+    await node.publish(paths.run(node.run_id), config.at(config.run.manifest).read_bytes())
     await run_publisher(node, trainer_settings(config, node.run.sampling.params()).publisher)
 
 

