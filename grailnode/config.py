@@ -99,11 +99,16 @@ class StoreSection(PlaceSection):
 
 
 class NodeSection(_Section):
-    """Where this machine keeps keys (one file a name), state (one directory a name) and logs."""
+    """Where this machine keeps keys (one file a name), state (one directory a name), logs, and what it downloaded.
+
+    `cache` is shared by all nodes of the machine and never larger than `cache_bytes`; a local store needs none.
+    """
 
     keys: Path = Path("keys")
     state: Path = Path("state")
     logs: Path = Path("logs")
+    cache: Path = Path("cache")
+    cache_bytes: Count = 20 << 30
 
 
 class BeaconSection(_Section):

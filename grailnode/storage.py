@@ -9,7 +9,11 @@ import httpx
 from grailnode.beacon import Relay
 from grailnode.config import Config, ConfigError, PlaceSection
 from grailnode.credentials import read_credentials
+from grailnode.progress import DownloadReport
+from grailnode.store.caching import CachedStore
 from grailnode.store.directory import Directory
+from grailnode.store.disk import disk_errors
+from grailnode.store.disk_cache import DiskCache
 from grailnode.store.https import HttpsStore, Pace, open_client
 from grailnode.store.limiting import LimitedStore, Limits
 from grailnode.store.local import LocalStore
@@ -44,6 +48,7 @@ class Storage:
 
     def __init__(self, config: Config, telemetry: Telemetry, *, writes: bool = True) -> None:
         self._config = config
+        self._telemetry = telemetry
         self._meter = _TelemetryMeter(telemetry)
         self._rng = random.Random()  # noqa: S311 - jitter, nothing secret
         self._writes = writes
@@ -68,7 +73,7 @@ class Storage:
         """
         section = self._config.store
         if section.meeting is None:
-            return self.shared()
+            return self.shared() if section.kind == "local" else self._cached(self.shared())
         places = Places(
             key=key,
             own=self.shared(),
@@ -85,7 +90,14 @@ class Storage:
         def open_space(url: str, owner: bytes) -> ObjectStore:
             return self._space(url, patient=owner in named)
 
-        return RoutedStore(places, directory, clock, open_space)
+        return self._cached(RoutedStore(places, directory, clock, open_space))
+
+    def _cached(self, store: ObjectStore) -> ObjectStore:
+        node = self._config.node
+        folder = self._config.at(node.cache)
+        with disk_errors(str(folder)):
+            cache = DiskCache(folder, node.cache_bytes)
+        return CachedStore(store, cache, DownloadReport(self._telemetry))
 
     def relays(self) -> list[Relay]:
         """The relays of a public beacon chain; none where the run's own store serves its rounds.

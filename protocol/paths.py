@@ -9,6 +9,7 @@ from protocol.errors import MalformedError
 
 _WINDOW_DIGITS: Final = 10
 _KEY_DIGITS: Final = 64
+_CONTENT_ADDRESSED: Final = ("files", "patches", "anchors", "batches")
 
 
 def _number(value: int) -> str:
@@ -113,6 +114,25 @@ def summary(validator: bytes, window: int) -> str:
 def windowed(writer: bytes, kind: str) -> str:
     """Prefix of a writer's objects of one kind that are ordered by window, such as 'commitments' or 'summaries'."""
     return f"{writer.hex()}/{kind}/"
+
+
+def content_digest_in(path: str) -> bytes | None:
+    """The SHA-256 of the only object that can lie at a path; None where the path does not say.
+
+    Manifests are named by the digest of their body, not of the signed bytes, and so say nothing here.
+    """
+    parts = path.split("/")
+    if len(parts) != 3 or parts[1] not in _CONTENT_ADDRESSED:
+        return None
+    digits = parts[2][-_KEY_DIGITS:]
+    wanted = _WINDOW_DIGITS + 1 + _KEY_DIGITS if parts[1] == "batches" else _KEY_DIGITS
+    if len(parts[2]) != wanted:
+        return None
+    try:
+        digest = bytes.fromhex(digits)
+    except ValueError:
+        return None
+    return digest if digest.hex() == digits else None
 
 
 def window_of(path: str) -> int:

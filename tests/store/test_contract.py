@@ -11,6 +11,8 @@ import trio
 import grailnode.store.local
 import grailnode.store.memory
 import grailnode.store.s3
+from grailnode.store.caching import CachedStore
+from grailnode.store.disk_cache import DiskCache
 from grailnode.store.faulty import FaultyStore
 from grailnode.store.https import HttpsStore, open_client
 from grailnode.store.limiting import LimitedStore, Limits
@@ -58,6 +60,16 @@ class TestDecorated(StoreContract):
         limits = Limits(concurrency=3, rate=1e6, burst=1000, max_put_bytes=10**6, max_get_bytes=10**6)
         limited = LimitedStore(FaultyStore(whole, rng), limits)
         return PrefixedStore(MeteredStore(RetryingStore(limited, rng, BRIEF), StoreMeter()), "participant/one/")
+
+    @pytest.fixture
+    def small_pages(self, monkeypatch):
+        monkeypatch.setattr(grailnode.store.memory, "PAGE", 4)
+
+
+class TestCached(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> ObjectStore:
+        return CachedStore(MemoryStore(), DiskCache(tmp_path / "cache", 10**6))
 
     @pytest.fixture
     def small_pages(self, monkeypatch):
