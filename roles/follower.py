@@ -7,6 +7,7 @@ node keeps its last good version and the caller learns why.
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import trio
@@ -17,7 +18,8 @@ from protocol.digest import Weights, content_digest, tensor_digest, weights_dige
 from protocol.errors import ChainError, GapError, MalformedError, ProtocolError
 from protocol.limits import MAX_ENVELOPE_BYTES, MAX_HEAD_BYTES, MAX_RECORD_BYTES
 from protocol.patch import apply_with_digests
-from roles.gather import gather
+from roles.catching_up import CatchUp
+from roles.gather import fetch_ahead, gather
 from roles.node import Node
 from roles.ports import NotFoundError, StoreError
 
@@ -37,6 +39,22 @@ class Held:
     weights: Weights
     digests: dict[str, bytes]
     digest: bytes
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One step of a plan: to load a version's anchor, whole, or to apply its patch."""
+
+    manifest: Manifest
+    whole: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes to fetch."""
+        if self.whole:
+            return sum(ref.size for ref in self.manifest.anchor)
+        assert self.manifest.patch is not None
+        return self.manifest.patch.object.size
 
 
 def verified(manifest: Manifest, weights: Weights, digests: dict[str, bytes]) -> Held:
@@ -173,8 +191,10 @@ class Follower:
             ref = manifest.patch.object
             self._patches[manifest.version] = await self._fetch_object(paths.patch(self._trainer, ref.digest), ref)
 
-    async def _fetch_shard(self, ref: ObjectRef) -> bytes:
-        return await self._fetch_object(paths.anchor(self._trainer, ref.digest), ref)
+    async def _fetch_shard(self, progress: CatchUp, ref: ObjectRef) -> bytes:
+        data = await self._fetch_object(paths.anchor(self._trainer, ref.digest), ref)
+        progress.fetched(len(data))
+        return data
 
     async def _prefetch(self) -> None:
         """Fetch the patches between what is held and the head, so that a window's opening waits for none of them."""
@@ -202,10 +222,12 @@ class Follower:
             try:
                 held = await self._follow(plan, base)
             except (StoreError, ProtocolError) as error:
-                if plan.anchor is not None:
-                    raise
+                slow = None if plan.anchor is not None else self._chain.slow_plan(version)
+                reached = max((held for held in self._held if held < version), default=-1)
+                if slow is None or slow.anchor is None or slow.anchor.version <= reached:
+                    raise  # the slow path would need the very patch that failed
                 self._node.telemetry.event("fast-path-failed", version=version, error=str(error))
-                held = await self._follow(self._chain.slow_plan(version), None)
+                held = await self._follow(slow, None)
             self._remember(held)
             return held
 
@@ -217,14 +239,33 @@ class Follower:
         self._patches = {version: data for version, data in self._patches.items() if version > newest}
 
     async def _follow(self, plan: Plan, base: int | None) -> Held:
-        """Carry out a plan, fetching the next patches while one is applied."""
-        if plan.anchor is not None:
-            files = await gather(self._fetch_shard, plan.anchor.anchor)
-            held: Held = await self._node.run_sync(load_anchor, plan.anchor, files)
-        else:
-            assert base is not None
-            held = self._held[base]
-        for place, manifest in enumerate(plan.patches):
-            await gather(self._fetch_patch, plan.patches[place : place + _PREFETCHED])
-            held = await self._node.run_sync(step, held, manifest, self._patches.pop(manifest.version))
+        """Carry out a plan, fetching what comes next while one step is taken. What verified before a failure is kept."""
+        steps = [*([_Step(plan.anchor, True)] if plan.anchor else []), *(_Step(patch, False) for patch in plan.patches)]
+        held = self._held[base] if plan.anchor is None and base is not None else None
+        target = steps[-1].manifest.version
+        progress = CatchUp(self._node.clock, self._node.telemetry, target, [step.size for step in steps])
+
+        async def fetch(step: _Step) -> list[bytes]:
+            if step.whole:
+                return await gather(partial(self._fetch_shard, progress), step.manifest.anchor)
+            await self._fetch_patch(step.manifest)
+            data = self._patches.pop(step.manifest.version)
+            progress.fetched(len(data))
+            return [data]
+
+        async def take(next_step: _Step, files: list[bytes]) -> None:
+            nonlocal held
+            if next_step.whole:
+                held = await self._node.run_sync(load_anchor, next_step.manifest, files)
+            else:
+                held = await self._node.run_sync(step, held, next_step.manifest, files[0])
+            progress.applied()
+
+        try:
+            await fetch_ahead(fetch, steps, take, ahead=_PREFETCHED)
+        except (StoreError, ProtocolError):
+            if held is not None and held.version not in self._held:
+                self._remember(held)
+            raise
+        assert held is not None
         return held

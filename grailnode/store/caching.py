@@ -6,7 +6,9 @@ several nodes on one machine one fetches while the others wait. Storage that lie
 handed to the caller as they came, for it to refuse, and are not kept. A disk that fails is gone around.
 """
 
+import functools
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Final, TypeVar
 
 import trio
@@ -85,18 +87,19 @@ class CachedStore:
     async def _download(self, path: str, digest: bytes, max_bytes: int) -> bytes:
         """Fetch an object, or wait for whoever is fetching it."""
         while True:
+            partial: Partial | None = None
             try:
+                # a claim that nobody releases would stand until this process ends: no await between it and the try
                 partial = await self._run(lambda: self._cache.claim(digest, self._piece_bytes))
                 data = await self._run(lambda: self._cache.read(digest))
-            except OSError:
-                return await self._store.get(path, max_bytes)
-            try:
                 if data is not None:
                     if partial is not None:
                         partial.discard()
                     return _part(data, path, max_bytes, 0, None)
                 if partial is not None:
                     return await self._fetch(path, digest, max_bytes, partial)
+            except OSError:
+                return await self._store.get(path, max_bytes)
             finally:
                 if partial is not None:
                     partial.release()
@@ -122,10 +125,8 @@ class CachedStore:
             else:
                 self._cache.finish(digest, partial)
 
-        try:
+        with trio.CancelScope(shield=True), suppress(OSError):
             await self._run(settle)
-        except OSError:
-            return data
         return data
 
     async def _fetch_pieces(self, path: str, total: int, partial: Partial) -> None:
@@ -151,7 +152,8 @@ class CachedStore:
                     data = await self._store.get(path, size, offset=start, size=size)
                     if len(data) < size:
                         raise _ShorterError(f"{path}: ends before byte {start + size}")
-                    await self._run(lambda number=number, data=data: partial.put(number, data))
+                    with trio.CancelScope(shield=True):  # what has arrived is kept, whoever stops waiting for it
+                        await self._run(functools.partial(partial.put, number, data))
                     await self._run(self._cache.make_room)
                 except (StoreError, OSError) as error:
                     failures.append(error)
