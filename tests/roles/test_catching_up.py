@@ -78,7 +78,7 @@ async def a_late_join_starts_from_the_newest_anchor(folder: Path) -> None:
     await site.publish(1, anchor=True)
     await site.publish(3)
     link = Link(site.store)
-    follower = await site.follower(link)  # type: ignore[arg-type]
+    follower = await site.follower(link)
     await follower.refresh()
     assert equal((await follower.hold(24)).weights, site.chain.weights[24])
     assert sum("/patches/" in path for path in link.given) == 3
@@ -89,7 +89,7 @@ async def a_hundred_versions_away(folder: Path) -> None:
     site = Site()
     await site.publish(1)
     link = Link(site.store, seconds=1.0)
-    follower = await site.follower(link)  # type: ignore[arg-type]
+    follower = await site.follower(link)
     await follower.refresh()
     await follower.hold(1)
     await site.publish(100)

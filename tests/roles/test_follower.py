@@ -14,7 +14,7 @@ from protocol.digest import Weights, digest_weights
 from protocol.errors import ChainError, ExpiredError, ForkError, GapError, ProtocolError, RollbackError
 from protocol.signing import open_signed, sign
 from roles.follower import TRUST_PATH, Follower
-from roles.ports import NotFoundError, StoreError
+from roles.ports import NotFoundError, ObjectStore, StoreError
 from tests.network.simulation import BEGIN, Log
 from tests.roles.chains import TRAINER, Chain, changed, make_node, small_run, small_weights
 
@@ -37,7 +37,7 @@ class Site:
         for _ in range(count):
             await self.chain.publish(changed(self.chain.weights[-1], len(self.chain.weights)), **options)
 
-    async def follower(self, store: MemoryStore | None = None) -> Follower:
+    async def follower(self, store: ObjectStore | None = None) -> Follower:
         return await Follower.open(make_node(self.run_id, self.run, store or self.store, self.state, self.log))
 
     def patch_path(self, version: int) -> str:

@@ -73,7 +73,8 @@ class World:
 
     def announcement(self, key: SigningKey, space: str, seconds: float = HOUR, run: bytes = RUN) -> bytes:
         expires = int((self.clock.moment + seconds) * 1000)
-        record = Announcement(run=run, key=key.public, role="miner", name="x", space=space, expires_ms=expires)
+        fields = {"run": run, "key": key.public, "role": "miner", "name": "x", "groups": 4}
+        record = Announcement.model_validate(fields | {"space": space, "expires_ms": expires})
         return sign(record, key)
 
     async def announce(self, key: SigningKey, space: str, seconds: float = HOUR) -> bytes:
