@@ -89,11 +89,67 @@ def demo(windows: int | None, seed: int, out: Path, keep: bool) -> None:
     help="A Hugging Face checkpoint directory. Default: the packaged genesis.",
 )
 @click.option("--environment", default="addition", show_default=True, help="The task.")
-def init(directory: Path, policy: Path | None, environment: str) -> None:
+@click.option(
+    "--proof",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Thresholds that `grailnode calibrate` measured. Default: proof.json in the policy's directory.",
+)
+def init(directory: Path, policy: Path | None, environment: str, proof: Path | None) -> None:
     """Make a run in DIRECTORY: a commented run.toml, its keys, and the signed manifest."""
     from grailnode.commands import init_run  # noqa: PLC0415
 
-    init_run(directory, policy, environment)
+    init_run(directory, policy, environment, proof)
+
+
+@cli.command()
+@click.option(
+    "--policy",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="A Hugging Face checkpoint directory. Default: the packaged genesis.",
+)
+@click.option("--environment", default="addition", show_default=True, help="Whose prompts are completed.")
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help='Prompts instead of the environment\'s: JSON Lines, each {"prompt": "..."}.',
+)
+@click.option("--rollouts", type=click.IntRange(1, 10_000_000), default=1000, show_default=True, help="Of each pair.")
+@click.option(
+    "--pairs", default="run", show_default=True, help="run: one dtype; all: several as well; or names, with commas."
+)
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True)
+@click.option("--device", default="cpu", show_default=True, help="Of torch.")
+@click.option("--temperature", type=click.FloatRange(0.0, min_open=True), default=None, help="The run's. Default: 1.")
+@click.option("--max-tokens", type=click.IntRange(1), default=None, help="The run's longest completion. Default: 8.")
+@click.option("--sketch", type=click.Choice(["projection", "topk"]), default="projection", show_default=True)
+@click.option(
+    "--level",
+    type=click.FloatRange(0.0, 0.1, min_open=True),
+    default=1e-9,
+    show_default=True,
+    help="Probability with which one test may refuse honest work.",
+)
+@click.option(
+    "--headroom",
+    type=click.FloatRange(1.0),
+    default=4.0,
+    show_default=True,
+    help="How much more than the worst measured pair an honest machine may be off.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of prompts, noise and projections.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where to write. Default: proof.json in --policy, or here for the packaged one.",
+)
+def calibrate(**options: Any) -> None:
+    """Measure how far honest nodes differ on a policy; write the thresholds of the check to proof.json.
+
+    Refuses when a copy with 4-bit weights could not be told from honest work.
+    """
+    from grailnode.calibration.terminal import Options, calibrate_policy  # noqa: PLC0415
+
+    calibrate_policy(Options(**options))
 
 
 @cli.command()

@@ -100,10 +100,10 @@ def run_demo(windows: int | None, seed: int, out: Path, keep: bool, command: str
     console.print(f"report: {out / 'report.html'}  {out / 'report.json'}")
 
 
-def init_run(directory: Path, policy: Path | None, environment: str) -> None:
+def init_run(directory: Path, policy: Path | None, environment: str, proof: Path | None) -> None:
     """A new run on this machine."""
     made = workspace.create(
-        directory, Choices(environment=environment), workspace.Pace(), policy=policy or genesis.PACKAGED
+        directory, Choices(environment=environment), workspace.Pace(), policy=policy or genesis.PACKAGED, proof=proof
     )
     click.echo(f"run {made.run_id.hex()[:16]} in {made.config}")
     click.echo("start it in four terminals:")

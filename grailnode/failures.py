@@ -1,5 +1,7 @@
 """Which failures are a user's to mend, and what to tell them in one line."""
 
+from grailnode.calibration.measure import CalibrationError
+from grailnode.calibration.proof_file import ProofFileError
 from grailnode.config import ConfigError
 from grailnode.conversion import ConversionError
 from grailnode.credentials import CredentialsError
@@ -17,6 +19,8 @@ class StateInUseError(Exception):
 
 
 _TOLD = (
+    CalibrationError,
+    ProofFileError,
     ConversionError,
     CredentialsError,
     FencedError,

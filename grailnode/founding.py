@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grailnode import policy as policies
+from grailnode.calibration.proof_file import AUDIT, Proof
 from protocol import paths
 from protocol.beacon import ChainInfo
 from protocol.digest import content_digest, digest_weights
 from protocol.errors import ProtocolError, SignatureError
-from protocol.run import FileRef, ModelSpec, ProofSpec, RunManifest, SamplingSpec, ScoringSpec
+from protocol.run import FileRef, ModelSpec, RunManifest, SamplingSpec, ScoringSpec
 from protocol.signing import Signed, SigningKey, open_announced, open_signed, sign
 from protocol.window import Schedule
 from roles.ports import ObjectStore
@@ -41,24 +42,10 @@ class Choices:
     max_lag: int = 2
     quorum: int = 1
     head_ttl: int = 3600
+    audit_ppm: int = 1_000_000
+    audit_floor_ppm: int = 1_000_000
+    audit_halving: int = 16
 
-
-PROOF = ProofSpec(
-    sketch="projection",
-    sketch_tolerance=1,
-    sketch_rate=1e-3,
-    sketch_median=1,
-    margin=1e-4,
-    margin_rate=1e-3,
-    margin_limit=1e-3,
-    level=1e-9,
-    confidence=0.99,
-    positions=0,
-    audit_ppm=1_000_000,
-    audit_floor_ppm=1_000_000,
-    audit_halving=16,
-)
-"""Thresholds for one engine on one kind of machine: docs/spec/verdict.md says how they were chosen."""
 
 SCORING = ScoringSpec(exponent=2.0, penalty=10.0, shortfall=1.0, deposit=32.0, cap=1.0, windows=100, half_life=50.0)
 
@@ -73,19 +60,26 @@ def draft(
     directory: Path,
     beacon: ChainInfo,
     *,
+    proof: Proof,
     roots: Sequence[bytes],
     trainers: Sequence[bytes],
     validators: Sequence[bytes],
 ) -> RunManifest:
     """A run manifest for the policy in a directory.
 
+    Args:
+        proof: the thresholds that were measured on this policy.
+
     Raises:
         PolicyError: the directory holds no policy.
+        ProofFileError: the proof was measured on another, or for other sampling.
         ValueError: the choices contradict each other.
     """
     policy = policies.Policy.load(directory)
     files = model_files(directory)
     genesis = digest_weights(policies.load_weights(directory))
+    proof.check(genesis, choices.temperature, choices.max_tokens)
+    audit = {name: getattr(choices, name) for name in AUDIT}
     return RunManifest(
         name=choices.name,
         roots=tuple(roots),
@@ -114,7 +108,7 @@ def draft(
             max_lag=choices.max_lag,
         ),
         beacon=beacon,
-        proof=PROOF,
+        proof=proof.thresholds.model_copy(update=audit),
         scoring=SCORING,
         head_ttl=choices.head_ttl,
     )

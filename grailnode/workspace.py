@@ -1,10 +1,12 @@
 """A run's directory on one machine: run.toml, the signed manifest, keys, store, state, logs."""
 
+import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from grailnode import founding, genesis, keys
+from grailnode.calibration import proof_file
 from grailnode.founding import Choices
 from protocol.beacon import LocalKey
 from protocol.challenge import stream
@@ -102,6 +104,7 @@ def create(
     pace: Pace,
     *,
     policy: Path = genesis.PACKAGED,
+    proof: Path | None = None,
     miners: tuple[str, ...] = MINERS,
     seed: int | None = None,
     begin: float | None = None,
@@ -109,29 +112,36 @@ def create(
     """Make a run.
 
     Args:
+        proof: the file of thresholds that were measured on the policy; None for proof.json in its directory.
         seed: keys follow from it, so that a demo can be repeated; None for random ones.
         begin: when window 0 opens, seconds since the Unix epoch; None for now.
 
     Raises:
-        WorkspaceError: there is a run already.
+        WorkspaceError: there is a run already, or no proof.
+        ProofFileError: the proof cannot be used, or was measured on another policy.
         PolicyError, KeyFileError, OSError: the policy or the directory cannot be used.
     """
     config = directory / "run.toml"
     if config.exists():
         raise WorkspaceError(f"{config}: there is a run already; choose another directory")
+    measured = proof_file.read(_proof_of(policy) if proof is None else proof)
     names = ("root", "trainer", "validator", *miners)
-    signing = {name: SigningKey(_secret(directory, name, seed)) for name in names}
-    beacon = LocalKey.from_seed(_secret(directory, "beacon", seed))
+    drawn = {name: _secret(name, seed) for name in (*names, "beacon")}
+    signing = {name: SigningKey(drawn[name]) for name in names}
+    beacon = LocalKey.from_seed(drawn["beacon"])
     genesis_ms = int((time.time() if begin is None else begin) * 1000)
     manifest = founding.draft(
         choices,
         policy,
         beacon.chain(pace.period_ms, genesis_ms),
+        proof=measured,
         roots=[signing["root"].public],
         trainers=[signing["trainer"].public],
         validators=[signing["validator"].public],
     )
     signed = founding.seal(manifest, signing["root"])
+    for name, secret in drawn.items():  # nothing is written before everything else has gone well
+        keys.create(directory / "keys" / f"{name}{keys.SUFFIX}", secret)
     (directory / "run.manifest").write_bytes(signed.data)
     values = {**pace.__dict__, "run_id": signed.digest.hex(), "path": config}
     text = _TEMPLATE.format(**values)
@@ -141,6 +151,16 @@ def create(
     return Workspace(directory, config, signed.digest, {name: key.public for name, key in signing.items()})
 
 
-def _secret(directory: Path, name: str, seed: int | None) -> bytes:
-    derived = None if seed is None else stream(seed.to_bytes(8, "little", signed=True), f"demo key {name}", 32)
-    return keys.create(directory / "keys" / f"{name}{keys.SUFFIX}", derived)
+def _proof_of(policy: Path) -> Path:
+    path = policy / proof_file.NAME
+    if not path.is_file():
+        raise WorkspaceError(
+            f"{path}: not there, and thresholds are measured, not guessed: run `grailnode calibrate --policy {policy}` first"
+        )
+    return path
+
+
+def _secret(name: str, seed: int | None) -> bytes:
+    if seed is None:
+        return secrets.token_bytes(32)
+    return stream(seed.to_bytes(8, "little", signed=True), f"demo key {name}", 32)

@@ -17,6 +17,7 @@ from roles.ports import Engine, Forward, Generation, Request
 _CHUNK_BYTES: Final = 1 << 28
 """Logits (float32) that are held at once."""
 _CHUNK_GROUPS: Final = 64
+_LEAST_RIVAL: Final = 0.1  # probability of all rivals; below it, rounding of the log-probability itself would show
 _RUN: Final = bytes(32)  # no run: seeds are derived as a run derives them, from this in place of its id and its miners
 
 
@@ -52,7 +53,8 @@ class Observed:
         lengths: tokens of each rollout, N in sum.
         distances: int16 [N], the largest of the four differences of the sketches at each position.
         margins: float32 [N], the sampling shortfall of each token.
-        shifts: float32 [N], by how much the two sides' log-probabilities of each token differ, in absolute value.
+        shifts: float32 [N], by how much the two sides differ in each token's score against its average rival's, in absolute
+            value and units of logits / temperature: what makes a margin where two scores nearly tie.
     """
 
     lengths: tuple[int, ...]
@@ -117,10 +119,6 @@ def _compare(
     )
     likely = sampling.log_probabilities(logits, tokens, params.temperature, params.filters).numpy()
     said = np.array([value for item in done for value in item.logprobs], dtype=np.float32)
-    return Observed(lengths, _distances(claimed, due), margins.numpy(), np.abs(likely - said))
-
-
-def _distances(claimed: bytes, due: bytes) -> np.ndarray:
-    a, b = (np.frombuffer(data, dtype=np.int8).astype(np.int16).reshape(-1, 4) for data in (claimed, due))
-    worst: np.ndarray = np.abs(a - b).max(axis=1)
-    return worst
+    # A log-probability moves by (1 - p) times what the token's score moves against its average rival's.
+    shifts = np.abs(likely - said) / np.maximum(1.0 - np.exp(likely), _LEAST_RIVAL)
+    return Observed(lengths, sketch.distances(claimed, due), margins.numpy(), shifts)

@@ -45,6 +45,14 @@ class Variant:
     threads: int = 1
     device: str = "cpu"
 
+    def __str__(self) -> str:
+        batch = "alone" if self.batch_tokens == ALONE else f"batches of {self.batch_tokens}"
+        pads = "" if (self.side, self.multiple) == ("right", 1) else f" {self.side}-padded to {self.multiple}"
+        return (
+            f"{self.implementation} {self.dtype} {self.attention} on {self.device}, {batch}{pads}, "
+            f"{self.threads} thread{'s' * (self.threads > 1)}"
+        )
+
     def model(self, policy: Policy) -> CausalModel:
         """The architecture, computed this way.
 
@@ -128,7 +136,7 @@ def run_pairs(base: Variant, policy: Policy) -> tuple[Pair, ...]:
     if base.implementation == "qwen3" and Qwen3Config.of(policy.config) is not None:
         theirs = replace(base, implementation="transformers")
         pairs.append(Pair("transformers", theirs, base))
-        pairs.append(Pair("transformers-eager-alone", replace(theirs, attention="eager", batch_tokens=ALONE), base))
+        pairs.append(Pair("transformers-alone", replace(theirs, attention="eager", batch_tokens=ALONE), base))
     return tuple(pairs)
 
 

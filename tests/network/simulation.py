@@ -12,6 +12,7 @@ import trio
 
 from grailnode import founding, genesis
 from grailnode.beacon import StoreBeacon, publish_rounds
+from grailnode.calibration import proof_file
 from grailnode.clock import TrioClock
 from grailnode.demo.cheater import run_cheater
 from grailnode.engine import model as models
@@ -87,6 +88,7 @@ def draft(choices: founding.Choices, validators: Sequence[str]) -> RunManifest:
         choices,
         genesis.PACKAGED,
         BEACON_KEY.chain(PERIOD_MS, int(BEGIN * 1000) + 1000),
+        proof=proof_file.read(genesis.PACKAGED / proof_file.NAME),
         roots=[key("root").public],
         trainers=[key("trainer").public],
         validators=[key(name).public for name in validators],

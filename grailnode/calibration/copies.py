@@ -1,0 +1,41 @@
+"""Cheaper copies of a policy that pass for it: weights rounded to few bits."""
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from protocol.digest import Weights
+
+GROUP: Final = 32
+"""Weights that share a scale and a zero: as fine as 4-bit formats in use go, so that the copy is a good one."""
+
+_KEPT: Final = ("embed", "lm_head")  # such formats keep them
+
+
+def quantized(weights: Weights, bits: int) -> dict[str, Tensor]:
+    """The weights as a quantized checkpoint would give them: each group of 32 rounded to 2**bits even steps over its range.
+
+    Only matrices are rounded, and not those of tokens (embedding, output projection): what is kept makes the copy better.
+
+    Args:
+        bits: 1 to 16.
+
+    Returns:
+        Tensors of the same shapes and dtypes.
+    """
+    return {name: _rounded(tensor, bits) if _is_rounded(name, tensor) else tensor for name, tensor in weights.items()}
+
+
+def _is_rounded(name: str, tensor: Tensor) -> bool:
+    return tensor.dim() == 2 and not any(part in name for part in _KEPT)
+
+
+def _rounded(tensor: Tensor, bits: int) -> Tensor:
+    rows, columns = tensor.shape
+    wide = torch.nn.functional.pad(tensor.to(torch.float32), (0, -columns % GROUP), mode="replicate")
+    groups = wide.reshape(rows, -1, GROUP)
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    step = ((high - low) / (2**bits - 1)).clamp_min(torch.finfo(torch.float32).tiny)
+    steps = ((groups - low) / step).round()
+    return (low + steps * step).reshape(rows, -1)[:, :columns].to(tensor.dtype).contiguous()

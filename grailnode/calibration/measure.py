@@ -1,0 +1,219 @@
+"""Thresholds from what honest pairs showed, and from what a copy showed (docs/spec/run.md, `proof`).
+
+A tolerance is chosen where a copy's misses speak loudest against it: at the largest relative entropy of the copy's share of
+misses to the honest bound, which is what one position adds to the evidence. It is chosen on a part of the groups, and the
+rate of honest misses beyond it is bounded on the rest, so that the choice does not flatter the bound. Bounds are those of the
+worst pair, never of a pool in which the others would hide it.
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from grailnode.calibration.pairs import Observed
+from grailnode.calibration.proof_file import AUDIT
+from protocol.decision import binomial_tail, rate_bound
+from protocol.evidence import Evidence, weigh, window_surprise
+from protocol.run import ProofSpec
+from protocol.sampling import LARGEST_NOISE
+from protocol.sketch import SketchKind
+
+Honest = Mapping[str, Sequence[Observed]]
+"""What the check saw of each pair, by its name."""
+
+_PILOT: Final = 4  # one group of so many takes part in the choice of tolerances, the others bound the rates
+LEAST_GROUPS: Final = 8
+WIDEST_SKETCH: Final = 64
+_WIDEST_MARGIN: Final = 100.0  # as a manifest can say them
+_MARGINS: Final = (0.0, *(10.0 ** (exponent / 4) for exponent in range(-28, 5)))
+_ULP: Final = float(np.spacing(np.float32(LARGEST_NOISE)))
+_STEP: Final = 1.25  # by which a rate is raised where misses come in clusters
+
+
+class CalibrationError(Exception):
+    """Thresholds that cannot be had: says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Demands:
+    """What a founder asks of thresholds.
+
+    Attributes:
+        level: probability with which one test may refuse honest work.
+        confidence: of the bounds on the rates.
+        headroom: how many times more often than the worst measured pair an honest pair may miss, and how many times further off
+            it may be: for the machines and the later versions that were not measured.
+        window: groups of a miner that are audited in a window, at the least.
+    """
+
+    level: float = 1e-9
+    confidence: float = 0.99
+    headroom: float = 4.0
+    window: int = 16
+
+
+def thresholds(honest: Honest, copies: Sequence[Sequence[Observed]], kind: SketchKind, demands: Demands) -> ProofSpec:
+    """The thresholds that let honest pairs pass and refuse a copy soonest. How much is audited is left open.
+
+    Args:
+        honest: at least LEAST_GROUPS groups of each pair.
+        copies: what the check saw of a copy's groups, by one or more pairs.
+
+    Raises:
+        CalibrationError: too few groups.
+    """
+    if any(len(groups) < LEAST_GROUPS for groups in honest.values()):
+        raise CalibrationError(f"a pair needs at least {LEAST_GROUPS} groups; ask for more --rollouts")
+    pilot = [list(groups[::_PILOT]) for groups in honest.values()]
+    rest = [[group for i, group in enumerate(groups) if i % _PILOT] for groups in honest.values()]
+    distances, margins = _columns("distances", pilot, rest, copies), _columns("margins", pilot, rest, copies)
+    tolerance = int(distances.choose(range(WIDEST_SKETCH + 1), demands))
+    limit = max(margin_limit(groups, demands) for groups in honest.values())
+    margin = margins.choose([value for value in _MARGINS if value <= limit], demands)
+    spec = ProofSpec(
+        sketch=kind,
+        sketch_tolerance=tolerance,
+        sketch_rate=distances.rate(tolerance, demands),
+        sketch_median=_median(honest, distances, tolerance, demands),
+        margin=margin,
+        margin_rate=margins.rate(margin, demands),
+        margin_limit=limit,
+        level=demands.level,
+        confidence=demands.confidence,
+        positions=sum(tokens(groups) for groups in honest.values()),
+        **AUDIT,
+    )
+    return widened(spec, honest, demands.window)
+
+
+def tokens(groups: Sequence[Observed]) -> int:
+    """Positions of all groups."""
+    return sum(sum(group.lengths) for group in groups)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """One statistic of all positions, each array a pair's: of the pilot groups, of the other groups, and of copies."""
+
+    pilot: list[np.ndarray]
+    rest: list[np.ndarray]
+    copies: list[np.ndarray]
+
+    def rate(self, threshold: float, demands: Demands) -> float:
+        """The honest rate of misses beyond a threshold: the worst pair's bound, times the headroom; below 1."""
+        return _rate(self.rest, threshold, demands)
+
+    def choose(self, candidates: Sequence[float], demands: Demands) -> float:
+        """The threshold whose misses tell a copy from honest work best; where none does, that of the fewest misses."""
+        best, choice = (-1.0, -1.0), candidates[0]
+        for threshold in candidates:
+            rate = _rate(self.pilot, threshold, demands)
+            shown = min(float(beyond(values, threshold).mean()) for values in self.copies)
+            merit = (relative_entropy(shown, rate), -rate)
+            if merit > best:
+                best, choice = merit, threshold
+        return choice
+
+
+def _columns(name: str, *parts: Sequence[Sequence[Observed]]) -> _Columns:
+    return _Columns(
+        *([np.concatenate([getattr(group, name) for group in groups]) for groups in part] for part in parts)
+    )
+
+
+def _rate(pairs: Sequence[np.ndarray], threshold: float, demands: Demands) -> float:
+    worst = max(_bound(int(beyond(values, threshold).sum()), len(values), demands.confidence) for values in pairs)
+    return min(worst * demands.headroom, 1.0 - 1e-6)
+
+
+_bound = functools.cache(rate_bound)  # most thresholds have the same few misses beyond them
+
+
+def beyond(values: np.ndarray, threshold: float) -> np.ndarray:
+    """Which values miss a threshold: bool of their shape. What is no number misses every one."""
+    missed: np.ndarray = ~(values <= threshold)
+    return missed
+
+
+def relative_entropy(share: float, rate: float) -> float:
+    """Kullback-Leibler divergence of Bernoulli(share) to Bernoulli(rate), in nats; 0 where share does not exceed rate."""
+    if share <= rate:
+        return 0.0
+    rest = 0.0 if share == 1.0 else (1.0 - share) * math.log((1.0 - share) / (1.0 - rate))
+    return share * math.log(share / rate) + rest
+
+
+def margin_limit(groups: Sequence[Observed], demands: Demands) -> float:
+    """The margin that an honest token of a pair exceeds with a probability below the level, times the headroom.
+
+    A margin beyond x takes two scores that the two sides shift against each other by more than x, and that lie within x:
+    with Gumbel noise, the two best scores lie within x of each other with a probability of at most x. The tail of the
+    shifts is extrapolated as a power of x (Hill 1975), which is heavier than what is seen and so errs for the honest.
+    """
+    margins = np.concatenate([group.margins for group in groups]).astype(np.float64)
+    shifts = np.concatenate([group.shifts for group in groups]).astype(np.float64)
+    shifts = np.sort(np.where(np.isfinite(shifts), shifts, _WIDEST_MARGIN))[::-1]
+    seen = max(float(np.nan_to_num(margins, nan=_WIDEST_MARGIN, posinf=_WIDEST_MARGIN).max()), float(shifts[0]), _ULP)
+    k = min(len(shifts) - 1, max(10, math.isqrt(len(shifts))))
+    border = max(float(shifts[k]), _ULP)
+    weight = float(np.log(np.maximum(shifts[:k], border) / border).mean())  # 1 / exponent of the tail
+    if weight >= 1.0:
+        return _WIDEST_MARGIN
+    reached = seen
+    if weight > 0.0:  # x * (k / n) * (x / border) ** (-1 / weight) = level
+        logarithm = math.log(demands.level * len(shifts) / k) - math.log(border) / weight
+        reached = math.exp(logarithm / (1.0 - 1.0 / weight))
+    return min(_WIDEST_MARGIN, demands.headroom * max(seen, reached))
+
+
+def _median(honest: Honest, distances: _Columns, tolerance: int, demands: Demands) -> int:
+    """The least median that half of a group's positions exceed with a probability below the level, at one a rollout."""
+    seen = max(float(np.median(group.distances)) for groups in honest.values() for group in groups)
+    shortest = min(len(group.lengths) for groups in honest.values() for group in groups)
+    for median in range(max(tolerance, math.ceil(seen)), WIDEST_SKETCH):
+        if binomial_tail(-(-shortest // 2), shortest, distances.rate(median, demands)) < demands.level:
+            return median
+    return WIDEST_SKETCH
+
+
+def widened(spec: ProofSpec, honest: Honest, window: int) -> ProofSpec:
+    """The thresholds with rates raised until the measured groups look as independent misses at these rates would.
+
+    Misses of one prompt or rollout come together more often than the test allows for. Of m scopes the least probable one should
+    have a probability of about 1 / m; a tenth of that is where the rates have to give.
+    """
+    scopes = sum(len(group.lengths) + 5 for groups in honest.values() for group in groups)
+    bar = math.log10(scopes) + 1.0
+    while True:
+        sketch, margin = surprises(spec, honest, window)
+        raised = {}
+        if sketch > bar:
+            raised["sketch_rate"] = min(spec.sketch_rate * _STEP, 1.0 - 1e-6)
+        if margin > bar:
+            raised["margin_rate"] = min(spec.margin_rate * _STEP, 1.0 - 1e-6)
+        if not raised:
+            return spec
+        spec = spec.model_copy(update=raised)
+
+
+def surprises(spec: ProofSpec, honest: Honest, window: int) -> tuple[float, float]:
+    """The largest surprise of all honest groups and windows, of sketches and of margins: decades."""
+    sketch = margin = 0.0
+    for groups in honest.values():
+        weighed = [weigh(group.distances, group.margins, group.lengths, spec) for group in groups]
+        sketch = max(sketch, *(evidence.sketch_surprise for evidence in weighed))
+        margin = max(margin, *(evidence.margin_surprise for evidence in weighed))
+        for begin in range(0, len(weighed), window):
+            part = weighed[begin : begin + window]
+            sketch = max(sketch, window_surprise([(e.tokens, e.sketch_misses, 0) for e in part], spec))
+            margin = max(margin, window_surprise([(e.tokens, 0, e.margin_misses) for e in part], spec))
+    return sketch, margin
+
+
+def refused(evidence: Evidence, spec: ProofSpec) -> bool:
+    """Whether a validator refuses a group for what the prefill said of it."""
+    return evidence.wrong_sketch(spec) or evidence.wrong_sampling(spec)

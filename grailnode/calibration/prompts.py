@@ -1,0 +1,55 @@
+"""Where the prompts of a calibration come from: an environment, or a file of them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from grailnode.calibration.measure import CalibrationError
+from grailnode.policy import Tokenizer
+from protocol import environments, jsontext
+from protocol.errors import MalformedError
+
+Prompts = Callable[[bytes], str]
+"""The prompt of a group's 32-byte seed."""
+
+_MAX_BYTES: Final = 1 << 30
+
+
+def of_environment(name: str) -> Prompts:
+    """An environment's training problems.
+
+    Raises:
+        CalibrationError: there is none of this name, or it needs a data file.
+    """
+    try:
+        environment = environments.get(name)
+    except ValueError as error:
+        raise CalibrationError(f"{error}; or give its prompts with --prompts") from error
+    return lambda seed: environment.problem(seed).prompt
+
+
+def of_file(path: Path, tokenizer: Tokenizer) -> Prompts:
+    """The prompts of a file of JSON Lines, each {"prompt": "..."}.
+
+    Raises:
+        CalibrationError: it is no such file; says which line.
+    """
+    with path.open("rb") as file:
+        data = file.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise CalibrationError(f"{path}: larger than {_MAX_BYTES} bytes")
+    prompts: list[str] = []
+    for number, line in enumerate(data.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            value = jsontext.parse(line)
+        except MalformedError as error:
+            raise CalibrationError(f"{path}: line {number}: {error}") from error
+        prompt = value.get("prompt") if isinstance(value, dict) else None
+        if not isinstance(prompt, str) or not tokenizer.encode(prompt):
+            raise CalibrationError(f'{path}: line {number}: not {{"prompt": "..."}} with at least one token')
+        prompts.append(prompt)
+    if not prompts:
+        raise CalibrationError(f"{path}: no prompt in it")
+    return lambda seed: prompts[int.from_bytes(seed[:8], "little") % len(prompts)]

@@ -1,0 +1,167 @@
+"""`grailnode calibrate` on a terminal: options, progress, tables, and the file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import click
+import torch
+import trio
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from grailnode import genesis
+from grailnode.calibration import prompts, proof_file
+from grailnode.calibration.measure import CalibrationError, Demands
+from grailnode.calibration.pairs import Work
+from grailnode.calibration.proof_file import PairRow, Proof
+from grailnode.calibration.run import Job
+from grailnode.calibration.run import calibrate as run_calibration
+from grailnode.calibration.variants import DType, Pair, Variant, select
+from grailnode.founding import Choices
+from grailnode.policy import Policy
+from protocol.sampling import SamplingParams
+from protocol.sketch import SketchKind
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command's options, by their names."""
+
+    policy: Path | None
+    environment: str
+    prompts: Path | None
+    rollouts: int
+    pairs: str
+    dtype: str
+    device: str
+    temperature: float | None
+    max_tokens: int | None
+    sketch: str
+    level: float
+    headroom: float
+    seed: int
+    out: Path | None
+
+
+def calibrate_policy(options: Options) -> None:
+    """Calibrate, show what was found, and write it.
+
+    Raises:
+        CalibrationError, PolicyError, OSError: what could not be done; nothing was written.
+    """
+    torch.set_num_threads(1)
+    out = options.out or (options.policy or Path()) / proof_file.NAME
+    if not out.absolute().parent.is_dir():
+        raise CalibrationError(f"{out}: no such directory to write it to")
+    job = make_job(options)
+    console = Console()
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what, total=total)
+            progress.update(tasks[what], completed=done)
+
+        def show(rows: Sequence[PairRow]) -> None:
+            progress.stop()
+            console.print(pairs_table(rows))
+
+        proof = trio.run(run_calibration, job, report, show)
+    for line in summary(proof):
+        click.echo(line)
+    out.write_text(proof.to_json(), encoding="utf-8")
+    click.echo(f"written: {out}")
+
+
+def make_job(options: Options) -> Job:
+    """What the options ask for.
+
+    Raises:
+        CalibrationError, PolicyError: they ask for what is not to be had.
+    """
+    policy = Policy.load(options.policy or genesis.PACKAGED)
+    choices = Choices()
+    work = Work(
+        policy=policy,
+        params=SamplingParams(
+            temperature=options.temperature or choices.temperature,
+            max_tokens=options.max_tokens or choices.max_tokens,
+            eos=policy.eos,
+        ),
+        group_size=choices.group_size,
+        prompt=(
+            prompts.of_file(options.prompts, policy.tokenizer)
+            if options.prompts
+            else prompts.of_environment(options.environment)
+        ),
+        kind=cast(SketchKind, options.sketch),
+        seed=options.seed,
+    )
+    _check_device(options.device)
+    base = Variant(dtype=cast(DType, options.dtype), device=options.device)
+    audited = -(-choices.groups * choices.audit_floor_ppm // 1_000_000)
+    return Job(
+        work=work,
+        prompts=options.prompts.name if options.prompts else options.environment,
+        pairs=_pairs(options.pairs, base, policy),
+        rollouts=options.rollouts,
+        demands=replace(Demands(), level=options.level, headroom=options.headroom, window=audited),
+    )
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # a wrong name; a torch without it
+        raise CalibrationError(f"--device {name}: torch cannot use it ({str(error).splitlines()[0]})") from error
+
+
+def _pairs(wanted: str, base: Variant, policy: Policy) -> tuple[Pair, ...]:
+    try:
+        return select(wanted, base, policy)
+    except ValueError as error:
+        raise CalibrationError(f"--pairs: {error}") from error
+
+
+def pairs_table(rows: Sequence[PairRow]) -> Table:
+    """The honest distribution of both statistics, a line for each pair."""
+    caption = "distances in sketch units; margins and shifts in logits / temperature"
+    table = Table(title="Honest distribution", caption=caption, box=None)
+    table.add_column("pair", no_wrap=True)
+    for title in ("tokens", "distance\n99.9%", "\nmax", "\nmissed", "margin\nmax", "\nmissed", "shift\nmax"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.name,
+            str(row.tokens),
+            *(f"{value:g}" for value in row.distances[2:]),
+            f"{row.sketch_misses:.3%}",
+            f"{row.margins[2]:.2g}",
+            f"{row.margin_misses:.3%}",
+            f"{row.largest_shift:.2g}",
+        )
+    return table
+
+
+def summary(proof: Proof) -> list[str]:
+    """The thresholds, and what they refuse, in lines."""
+    spec = proof.thresholds
+    sure = f"with {spec.confidence:.0%} confidence, times {proof.measured.headroom:g}"
+    lines = [
+        f"sketch ({spec.sketch}): a position misses beyond {spec.sketch_tolerance}, at a rate of at most "
+        f"{spec.sketch_rate:.2g} ({sure}); median of a group at most {spec.sketch_median}",
+        f"sampling: a token misses beyond a margin of {spec.margin:.2g}, at a rate of at most {spec.margin_rate:.2g} "
+        f"({sure}); none beyond {spec.margin_limit:.2g}",
+        f"one test refuses honest work with probability {spec.level:g}; measured on {spec.positions} positions",
+    ]
+    lines += [
+        f"refused of a {copy.bits}-bit copy ({copy.pair}, {copy.tokens} tokens): {copy.rollouts:.1%} of rollouts, "
+        f"{copy.groups:.1%} of groups, {copy.windows:.1%} of windows of {proof.measured.window} groups"
+        for copy in proof.measured.copies
+    ]
+    return lines

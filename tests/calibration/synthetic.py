@@ -1,0 +1,39 @@
+"""What a check might see, drawn from distributions that the test knows."""
+
+import numpy as np
+
+from grailnode.calibration.pairs import Observed
+
+ROLLOUTS = 4
+
+
+def groups(
+    count: int,
+    *,
+    miss: float = 0.0,
+    distance: int = 9,
+    tip: float = 0.0,
+    margin: float = 0.5,
+    shift: float = 1e-6,
+    length: int = 20,
+    seed: int = 0,
+) -> list[Observed]:
+    """Groups whose positions are off by `distance` with probability `miss`, and whose tokens by `margin` with `tip`."""
+    chance = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        lengths = tuple(int(n) for n in chance.integers(length // 2, length + 1, ROLLOUTS))
+        n = sum(lengths)
+        made.append(
+            Observed(
+                lengths,
+                np.where(chance.random(n) < miss, distance, 0).astype(np.int16),
+                np.where(chance.random(n) < tip, margin, 0.0).astype(np.float32),
+                (shift * np.abs(chance.standard_normal(n))).astype(np.float32),
+            )
+        )
+    return made
+
+
+COPY = groups(40, miss=0.9, tip=0.5, seed=99)
+"""A copy that any sound thresholds catch."""

@@ -1,0 +1,136 @@
+"""`grailnode calibrate` from its options to its file, and what it says when it cannot."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from grailnode import workspace
+from grailnode.calibration import prompts, proof_file
+from grailnode.calibration.measure import CalibrationError
+from grailnode.calibration.terminal import Options, make_job
+from grailnode.cli import cli
+from grailnode.failures import explain
+from grailnode.founding import Choices, open_run
+from grailnode.policy import Policy
+
+OPTIONS = Options(
+    policy=None,
+    environment="addition",
+    prompts=None,
+    rollouts=100,
+    pairs="same,eager-checked",
+    dtype="float32",
+    device="cpu",
+    temperature=None,
+    max_tokens=None,
+    sketch="projection",
+    level=1e-9,
+    headroom=4.0,
+    seed=0,
+    out=None,
+)
+
+
+def invoke(*arguments: object) -> str:
+    """What the command prints; its failure is raised."""
+    result = CliRunner().invoke(cli, ["calibrate", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("sketch", ["projection", "topk"])
+def test_the_packaged_policy(tmp_path: Path, sketch: str) -> None:
+    out = tmp_path / "proof.json"
+    quick = ("--rollouts", 96, "--pairs", "same,small-batches,eager-checked")
+    text = invoke(*quick, "--out", out, "--sketch", sketch)
+    for part in (
+        "Honest distribution",
+        "small-batches",
+        "4-bit copy (same",
+        "100.0% of windows of 16 groups",
+        str(out),
+    ):
+        assert part in text
+    proof = proof_file.read(out)
+    assert [pair.name for pair in proof.measured.pairs] == ["same", "small-batches", "eager-checked"]
+    assert proof.thresholds.sketch == sketch
+    assert proof.thresholds.sketch_rate < 0.1
+    assert proof.thresholds.margin_limit < 1e-3
+    workspace.create(tmp_path / "run", Choices(), workspace.Pace(), proof=out)
+    manifest = open_run((tmp_path / "run" / "run.manifest").read_bytes()).record
+    assert manifest.proof == proof.thresholds
+
+
+def test_a_policy_of_ones_own_keeps_its_proof(policy: Policy, tmp_path: Path) -> None:
+    lines = '{"prompt": "1+2="}\n\n{"prompt": "77+5=", "answer": "82"}\n'
+    (tmp_path / "prompts.jsonl").write_text(lines)
+    text = invoke(
+        *("--policy", policy.directory, "--prompts", tmp_path / "prompts.jsonl", "--rollouts", 96, "--seed", 3),
+        *("--pairs", "same,bfloat16-generated", "--temperature", 0.7, "--max-tokens", 5),
+    )
+    proof = proof_file.read(policy.directory / proof_file.NAME)
+    assert "written: " in text
+    assert (proof.measured.prompts, proof.measured.seed) == ("prompts.jsonl", 3)
+    assert (proof.measured.temperature, proof.measured.max_tokens) == (0.7, 5)
+    wide = {pair.name: pair.largest_shift for pair in proof.measured.pairs}
+    assert wide["bfloat16-generated"] > 100 * wide["same"]
+
+
+def test_what_is_too_wide_is_refused_and_not_written(tmp_path: Path) -> None:
+    out = tmp_path / "proof.json"
+    with pytest.raises(CalibrationError) as caught:
+        invoke("--rollouts", 64, "--pairs", "same", "--headroom", 1e6, "--out", out)
+    line = explain(caught.value)
+    assert line is not None
+    assert line.startswith("the honest distribution is too wide: of a 4-bit copy's windows")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"environment": "multiplication"}, "unknown environment 'multiplication'"),
+        ({"environment": "math"}, "needs a data file; or give its prompts with --prompts"),
+        ({"pairs": "same,other"}, "--pairs: no pair 'other'; there are: run, all, same, small-batches"),
+        ({"device": "abacus"}, "--device abacus: torch cannot use it"),
+    ],
+)
+def test_what_is_not_to_be_had_is_told(changes: dict[str, str], told: str) -> None:
+    with pytest.raises(CalibrationError) as caught:
+        make_job(replace(OPTIONS, **changes))  # type: ignore[arg-type]
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_directory_that_is_not_there_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match="no such directory"):
+        invoke("--out", tmp_path / "nowhere" / "proof.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "no prompt in it"),
+        ('{"prompt": "1+1="}\n{', "line 2: not JSON"),
+        ('"1+1="', "line 1: not {"),
+        ('{"prompt": 5}', "line 1: not {"),
+        ('{"prompt": ""}', "with at least one token"),
+        ("[" * 50, "line 1: JSON nested deeper"),
+    ],
+)
+def test_a_broken_file_of_prompts_is_told(policy: Policy, tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(text)
+    with pytest.raises(CalibrationError) as caught:
+        prompts.of_file(path, policy.tokenizer)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert told in str(caught.value)
+
+
+def test_every_prompt_of_a_file_is_drawn(policy: Policy, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(f'{{"prompt": "{number}"}}\n' for number in range(5)))
+    prompt = prompts.of_file(path, policy.tokenizer)
+    assert {prompt(bytes([number]) * 32) for number in range(50)} == {str(number) for number in range(5)}

@@ -1,0 +1,125 @@
+"""proof.json: what is written is read, and what is broken is refused in one line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grailnode import genesis, workspace
+from grailnode.calibration import proof_file
+from grailnode.calibration.proof_file import Proof, ProofFileError
+from grailnode.failures import explain
+from grailnode.founding import Choices, open_run
+from grailnode.policy import load_weights
+from grailnode.workspace import WorkspaceError
+from protocol.digest import digest_weights
+from tests.engine.policies import write_policy
+
+PACKAGED = genesis.PACKAGED / proof_file.NAME
+
+
+def packaged() -> Any:
+    return json.loads(PACKAGED.read_text())
+
+
+def test_the_packaged_policy_has_its_own() -> None:
+    proof = proof_file.read(PACKAGED)
+    choices = Choices()
+    proof.check(digest_weights(load_weights(genesis.PACKAGED)), choices.temperature, choices.max_tokens)
+    assert proof.thresholds.positions == sum(pair.tokens for pair in proof.measured.pairs) > 100_000
+    assert all(copy.windows == 1.0 for copy in proof.measured.copies if copy.bits <= 4)
+    assert proof.measured.window <= choices.groups * choices.audit_ppm / 1_000_000
+
+
+def test_there_and_back(tmp_path: Path) -> None:
+    proof = proof_file.read(PACKAGED)
+    (tmp_path / "proof.json").write_text(proof.to_json())
+    assert proof_file.read(tmp_path / "proof.json") == proof
+    assert proof.to_json() == PACKAGED.read_text()
+
+
+def test_it_comes_to_the_manifest(tmp_path: Path) -> None:
+    choices = Choices(audit_ppm=500_000, audit_floor_ppm=100_000)
+    workspace.create(tmp_path, choices, workspace.Pace())
+    manifest = open_run((tmp_path / "run.manifest").read_bytes()).record
+    assert (manifest.proof.audit_ppm, manifest.proof.audit_floor_ppm) == (500_000, 100_000)
+    thresholds = packaged()["thresholds"]
+    assert thresholds == {name: getattr(manifest.proof, name) for name in thresholds}
+    assert set(thresholds) | set(proof_file.AUDIT) == set(type(manifest.proof).model_fields)
+
+
+def changed(**changes: Any) -> bytes:
+    """The packaged file with values changed by dotted path, `__` for the dot."""
+    value = packaged()
+    for path, new in changes.items():
+        *outer, last = path.split("__")
+        inside = value
+        for name in outer:
+            inside = inside[name]
+        inside[last] = new
+    return json.dumps(value).encode()
+
+
+BROKEN = [
+    (b"", "not JSON"),
+    (b"\xff", "not JSON"),
+    (b"[]", "not an object with thresholds"),
+    (b"[" * 100_000, "nested deeper"),
+    (b'{"thresholds": {}}', "Field required"),
+    (b" " * ((1 << 20) + 1), "larger than"),
+    (changed(measured=None), "measured"),
+    (changed(thresholds__margin=-1.0), "margin: "),
+    (changed(thresholds__margin=float("nan")), "margin: "),
+    (changed(thresholds__sketch="rank"), "sketch: "),
+    (changed(thresholds__sketch_rate=0.0), "sketch_rate: "),
+    (changed(thresholds__sketch_tolerance="1"), "sketch_tolerance: "),
+    (changed(thresholds__positions=1 << 60), "positions: "),
+    (changed(thresholds__margin=1.0, thresholds__margin_limit=0.5), "margin_limit lies below margin"),
+    (changed(thresholds__extra=1), "extra"),
+    (changed(thresholds__audit_ppm=1), "thresholds.audit_ppm: how much is audited is chosen"),
+    (changed(measured__policy="df11"), "measured.policy: "),
+    (changed(measured__pairs=[]), "measured.pairs: "),
+    (changed(measured__pairs=[1]), "measured.pairs.0: "),
+    (changed(measured__prompts="\x1b[2J"), "measured.prompts: "),
+]
+
+
+@pytest.mark.parametrize(("data", "told"), BROKEN, ids=range(len(BROKEN)))
+def test_a_broken_file_is_told_in_one_line(tmp_path: Path, data: bytes, told: str) -> None:
+    path = tmp_path / "proof.json"
+    path.write_bytes(data)
+    with pytest.raises(ProofFileError) as caught:
+        workspace.create(tmp_path / "run", Choices(), workspace.Pace(), proof=path)
+    line = explain(caught.value)
+    assert line is not None
+    assert line.startswith(f"{path}: not a proof that `grailnode calibrate` wrote (")
+    assert told in line
+    assert line.isprintable()  # one line, and nothing that a terminal would obey
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_policy_without_proof_is_told_what_to_do(tmp_path: Path) -> None:
+    write_policy(tmp_path / "policy")
+    with pytest.raises(WorkspaceError, match=r"`grailnode calibrate --policy .*policy` first"):
+        workspace.create(tmp_path / "run", Choices(), workspace.Pace(), policy=tmp_path / "policy")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ProofFileError, match="cannot be read"):
+        workspace.create(tmp_path / "run", Choices(), workspace.Pace(), proof=tmp_path / "nowhere.json")
+
+
+def test_a_proof_serves_the_policy_and_the_sampling_that_it_was_measured_for(tmp_path: Path) -> None:
+    write_policy(tmp_path / "policy")
+    (tmp_path / "policy" / proof_file.NAME).write_text(PACKAGED.read_text())
+    with pytest.raises(ProofFileError, match="was measured on weights df1107d62568293b"):
+        workspace.create(tmp_path / "run", Choices(), workspace.Pace(), policy=tmp_path / "policy")
+    assert not (tmp_path / "run").exists()
+    for choices in (Choices(temperature=0.9), Choices(max_tokens=9)):
+        with pytest.raises(ProofFileError, match="was measured at temperature 1 up to 8 tokens"):
+            workspace.create(tmp_path / "run", choices, workspace.Pace())
+    assert not (tmp_path / "run").exists()
+    workspace.create(tmp_path / "run", Choices(max_tokens=4), workspace.Pace())
+
+
+def test_a_proof_is_checked_as_parsed() -> None:
+    assert Proof.parse(PACKAGED.read_bytes()) == proof_file.read(PACKAGED)
