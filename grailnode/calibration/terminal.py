@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Self, cast
 
 import click
 import torch
@@ -57,25 +57,42 @@ def calibrate_policy(options: Options) -> None:
     if not out.absolute().parent.is_dir():
         raise CalibrationError(f"{out}: no such directory to write it to")
     job = make_job(options)
-    console = Console()
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def report(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what, total=total)
-            progress.update(tasks[what], completed=done)
-
-        def show(rows: Sequence[PairRow]) -> None:
-            progress.stop()
-            console.print(pairs_table(rows))
-
-        proof = trio.run(run_calibration, job, report, show)
+    with _Shown() as shown:
+        proof = trio.run(run_calibration, job, shown.progress, shown.pairs)
     for line in summary(proof):
         click.echo(line)
     out.write_text(proof.to_json(), encoding="utf-8")
     click.echo(f"written: {out}")
+
+
+class _Shown:
+    """Progress as bars on a terminal's standard error, elsewhere as lines; then the table on standard output."""
+
+    def __init__(self) -> None:
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        console = Console(stderr=True)
+        self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """So many rollouts of a pair are done."""
+        if what not in self._tasks:
+            self._tasks[what] = self._bars.add_task(what, total=total)
+        self._bars.update(self._tasks[what], completed=done)
+        if self._bars.disable and done == total:
+            click.echo(f"{what}: {total} rollouts", err=True)
+
+    def pairs(self, rows: Sequence[PairRow]) -> None:
+        """The honest distribution."""
+        self._bars.stop()
+        Console().print(pairs_table(rows))
 
 
 def make_job(options: Options) -> Job:

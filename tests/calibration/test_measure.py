@@ -1,6 +1,7 @@
 """Thresholds from distributions that are known."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from grailnode.calibration.measure import (
     CalibrationError,
     Demands,
+    Honest,
     margin_limit,
     refused,
     relative_entropy,
@@ -17,12 +19,13 @@ from grailnode.calibration.measure import (
 )
 from grailnode.calibration.pairs import Observed
 from protocol.evidence import bar, weigh
+from protocol.run import ProofSpec
 from tests.calibration.synthetic import COPY, groups
 
 DEMANDS = Demands(headroom=1.0)
 
 
-def found(honest, copies=(COPY,), demands=DEMANDS):
+def found(honest: Honest, copies: Sequence[Sequence[Observed]] = (COPY,), demands: Demands = DEMANDS) -> ProofSpec:
     return thresholds(honest, copies, "projection", demands)
 
 

@@ -6,7 +6,8 @@ import trio
 
 from bench.zoo.field import Field, Past
 from bench.zoo.model import Recipe, Task, reinforce
-from grailnode import founding, genesis
+from grailnode import genesis
+from grailnode.calibration import proof_file
 from grailnode.engine.model import build
 from grailnode.policy import Policy, load_weights
 from protocol import environments
@@ -31,4 +32,5 @@ def field() -> Field:
 
     trio.run(learn)
     past = Past(policy, VERSIONS, lambda version: versions[version])
-    return Field(past, task.environment, founding.PROOF, MAX_TOKENS, groups=10, lessons=4)
+    proof = proof_file.read(genesis.PACKAGED / proof_file.NAME).thresholds
+    return Field(past, task.environment, proof, MAX_TOKENS, groups=10, lessons=4)
