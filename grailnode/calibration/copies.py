@@ -38,4 +38,5 @@ def _rounded(tensor: Tensor, bits: int) -> Tensor:
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     step = ((high - low) / (2**bits - 1)).clamp_min(torch.finfo(torch.float32).tiny)
     steps = ((groups - low) / step).round()
-    return (low + steps * step).reshape(rows, -1)[:, :columns].to(tensor.dtype).contiguous()
+    rounded: Tensor = (low + steps * step).reshape(rows, -1)[:, :columns]
+    return rounded.to(tensor.dtype).contiguous()
