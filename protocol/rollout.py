@@ -103,13 +103,13 @@ class Group(Record):
         return compress(self.to_bytes())
 
     @classmethod
-    def from_frame(cls, frame: bytes) -> "Group":
-        """Parse a frame.
+    def from_frame(cls, frame: bytes, max_bytes: int = limits.MAX_GROUP_BYTES) -> "Group":
+        """Parse a frame of a record of at most `max_bytes`.
 
         Raises:
             LimitError, MalformedError: not such a frame.
         """
-        return cls.from_bytes(decompress(frame, cls.max_bytes))
+        return cls.from_bytes(decompress(frame, max_bytes))
 
 
 class Commitment(Record):
@@ -164,7 +164,7 @@ def assemble(groups: Sequence[Group]) -> tuple[bytes, Commitment]:
     return batch, commitment
 
 
-def open_group(frame: bytes, commitment: Commitment, index: int) -> Group:
+def open_group(frame: bytes, commitment: Commitment, index: int, max_bytes: int = limits.MAX_GROUP_BYTES) -> Group:
     """A group of a batch, checked against the commitment that promised it.
 
     Raises:
@@ -173,7 +173,7 @@ def open_group(frame: bytes, commitment: Commitment, index: int) -> Group:
     place = f"group {index}"
     if content_digest(frame) != commitment.groups[index][0]:
         raise MalformedError("not the bytes that were committed to", place)
-    group = Group.from_frame(frame)
+    group = Group.from_frame(frame, max_bytes)
     claimed = (group.run, group.window, group.version, group.miner, group.index)
     if claimed != (commitment.run, commitment.window, commitment.version, commitment.miner, index):
         raise MalformedError("does not belong to its commitment", place)

@@ -15,6 +15,9 @@ from protocol.signing import Digest, Key, check_public_key
 from protocol.window import Schedule
 
 Keys = Annotated[tuple[Key, ...], Field(min_length=1, max_length=limits.MAX_KEYS)]
+_BYTES_PER_TOKEN = 8  # of a rollout: the token and its sketch
+_SLACK_BYTES = 1024  # field names and the like
+
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
 
@@ -164,6 +167,12 @@ class RunManifest(Record):
         if self.quorum > len(self.validators):
             raise ValueError("quorum exceeds the number of validators")
         return self
+
+    @property
+    def group_bytes(self) -> int:
+        """More than any group of this run takes: bytes of the record, decompressed."""
+        rollout = _BYTES_PER_TOKEN * self.sampling.max_tokens + _SLACK_BYTES
+        return min(limits.MAX_GROUP_BYTES, self.group_size * rollout + 4 * limits.MAX_PROMPT_TOKENS + _SLACK_BYTES)
 
     def opening_time(self, window: int) -> float:
         """When a window opens: seconds since the Unix epoch."""

@@ -156,7 +156,7 @@ class Collector:
         offset, size = record.extent(decision.index)
         try:
             frame = await self._node.store.get(path, size, offset=offset, size=size)
-            group = open_group(frame, record, decision.index)
+            group = open_group(frame, record, decision.index, self._node.run.group_bytes)
         except NotFoundError:
             if closed:
                 return "missing-after-verdict"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from protocol import challenge, paths
-from protocol.errors import ProtocolError
+from protocol.errors import LimitError, ProtocolError
 from protocol.evidence import bar, window_surprise
 from protocol.rollout import Commitment, Group, open_group
 from protocol.run import ProofSpec
@@ -33,8 +33,11 @@ class Auditor:
         self._draw = draw
         self._works = works
 
-    async def audit(self, case: Case, share_ppm: int) -> tuple[Verdict, dict[int, bytes]]:
-        """Judge the groups of a case that the second round picks, and all of them where one of these is rejected.
+    async def audit(self, case: Case, share_ppm: int, *, known: bool) -> tuple[Verdict, dict[int, bytes]]:
+        """Judge the groups of a case that the second round picks.
+
+        Where one of these is rejected, all of a known miner's are judged. Of a stranger's, the first is judged alone, and no
+        more if it is rejected: that costs the stranger everything and the validator little.
 
         Returns:
             The verdict, and the work digest of each rejected group that may be a copy: of a group that is accepted later in
@@ -44,8 +47,12 @@ class Auditor:
             EngineError: the engine broke; there is no verdict.
         """
         picked = picked_groups(self._node, case, self._draw, share_ppm)
-        judgements, strange = await self.judge_groups(case.commitment.record, picked)
-        if not all(judgement.accepted for judgement in judgements):
+        alone, others = ((), picked) if known else (picked[:1], picked[1:])
+        judgements, strange = await self.judge_groups(case.commitment.record, alone)
+        if known or all(judgement.accepted for judgement in judgements):
+            more, strangers = await self.judge_groups(case.commitment.record, others)
+            judgements, strange = judgements + more, strange | strangers
+        if known and not all(judgement.accepted for judgement in judgements):
             rest = tuple(index for index in range(case.submitted) if index not in picked)
             more, strangers = await self.judge_groups(case.commitment.record, rest)
             judgements, strange = judgements + more, strange | strangers
@@ -86,11 +93,14 @@ class Auditor:
         path = paths.batch(commitment.miner, commitment.window, commitment.batch)
         groups: list[Group] = []
         judgements: list[Judgement] = []
+        most = self._node.run.group_bytes
         for index in indices:
             offset, size = commitment.extent(index)
             try:
+                if size > most:
+                    raise LimitError(f"{size} bytes, where a group of this run takes {most} at most", path)
                 frame = await self._node.store.get(path, size, offset=offset, size=size)
-                groups.append(open_group(frame, commitment, index))
+                groups.append(open_group(frame, commitment, index, most))
             except StoreError:
                 judgements.append(rejected(index, commitment.groups[index][0], Reason.MISSING))
             except ProtocolError:

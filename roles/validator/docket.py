@@ -11,7 +11,9 @@ from protocol.signing import Signed, open_signed
 from roles.gather import gather
 from roles.node import Node
 from roles.participants import participants
-from roles.ports import NotFoundError, StoreError
+from roles.ports import NotFoundError, StoreError, TooLargeError
+
+_COMMITMENT_BYTES = 256  # of a commitment for each group that a miner may deliver: several times what it takes
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,11 @@ class Case:
     commitment: Signed[Commitment]
     pledged: int
     seen: float
+
+    @property
+    def miner(self) -> bytes:
+        """The miner's key."""
+        return self.commitment.record.miner
 
     @property
     def submitted(self) -> int:
@@ -72,10 +79,12 @@ async def docket(node: Node, window: int, pledges: Mapping[bytes, int]) -> Docke
         StoreError, ProtocolError: never; the signature is that of `gather`.
     """
 
+    most = min(limits.MAX_COMMITMENT_BYTES, _COMMITMENT_BYTES * node.run.groups) + limits.MAX_ENVELOPE_BYTES
+
     async def read(miner: bytes) -> Case | bytes | None:
         path = paths.commitment(miner, window)
         try:
-            data = await node.store.get(path, limits.MAX_COMMITMENT_BYTES + limits.MAX_ENVELOPE_BYTES)
+            data = await node.store.get(path, most)
             signed = open_signed(data, Commitment, [miner])
             record = signed.record
             if (record.run, record.window, record.miner) != (node.run_id, window, miner) or not record.groups:
@@ -83,7 +92,7 @@ async def docket(node: Node, window: int, pledges: Mapping[bytes, int]) -> Docke
             return Case(signed, pledges[miner], node.clock.now())
         except NotFoundError:
             return miner
-        except ProtocolError as error:
+        except (ProtocolError, TooLargeError) as error:
             node.telemetry.event("commitment-refused", miner=miner.hex(), window=window, error=str(error))
             return miner
         except StoreError as error:

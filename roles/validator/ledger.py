@@ -47,6 +47,10 @@ class Ledger:
         """For each miner, its clean windows since the last rejection."""
         return clean_windows(self.entries())
 
+    def rejected(self) -> set[bytes]:
+        """The miners that had groups rejected in the windows at hand."""
+        return {row.miner for summary in self.entries() for row in summary.rows if row.rejected}
+
     def unaudited(self, miner: bytes) -> list[tuple[int, Row]]:
         """Each (window, row) of a miner with groups that nobody audited and nobody has looked back at, ascending."""
         entries = self.entries()

@@ -23,6 +23,7 @@ from roles.validator.judge import Judge
 from roles.validator.ledger import Ledger
 from roles.validator.lookback import LookBack
 from roles.validator.reveal import Revealer
+from roles.validator.turns import Standing, Turns
 
 ANNOUNCED_SECONDS = 600.0
 _BACKLOG_WINDOWS = 64  # windows seen and not judged yet
@@ -120,22 +121,20 @@ class Validator:
             node.telemetry.event("window-abandoned", window=window, error=str(error))
 
     async def _judge(self, found: Docket, version: int, opening: bytes, draw: bytes) -> list[Verdict]:
-        """The verdict on every case, those of one version together."""
+        """The verdict on every case that there is time for."""
         node = self._node
         auditor = Auditor(node, Judge(self._task, self._engine, found.window, opening), draw, self._works)
-        clean = self._ledger.clean_windows()
+        turns = Turns(node, self._ledger, draw)
         judged: list[tuple[Verdict, dict[int, bytes]]] = []
-        for case in sorted(
-            found.cases, key=lambda case: (-case.commitment.record.version, case.commitment.record.miner)
-        ):
+        for case, standing in turns.take(found.window, found.cases):
             commitment = case.commitment.record
             held = await self._acceptable(commitment.version, version)
             if held is None or len(commitment.groups) > node.run.groups:
                 judged.append((condemned(node, case, Reason.VERSION if held is None else Reason.QUOTA), {}))
             else:
                 await serve(node, self._engine, held)
-                share = node.run.proof.audit_share(clean.get(commitment.miner, 0))
-                judged.append(await auditor.audit(case, share))
+                share = node.run.proof.audit_share(turns.clean.get(case.miner, 0))
+                judged.append(await auditor.audit(case, share, known=standing is Standing.KNOWN))
         verdicts = [auditor.name_copies(verdict, strange) for verdict, strange in judged]
         self._forget_old_works()
         for verdict in verdicts:
