@@ -232,7 +232,7 @@ class Field:
         judge = Judge(self.task, await self.serving(), window, self.randomness(window))
         auditor = Auditor(self.node, judge, sha256(f"draw {window}".encode()).digest(), self.works)
         signed = open_signed(sign(commitment, miner), Commitment, [miner.public])
-        verdict, strange = await auditor.audit(Case(signed, self.groups, 0.0), _EVERY_GROUP)
+        verdict, strange = await auditor.audit(Case(signed, self.groups, 0.0), _EVERY_GROUP, known=True)
         await self.store.delete(paths.batch(miner.public, window, commitment.batch))
         return _outcome(auditor.name_copies(verdict, strange))
 

@@ -52,14 +52,14 @@ class Ledger:
         return {row.miner for summary in self.entries() for row in summary.rows if row.rejected}
 
     def unaudited(self, miner: bytes) -> list[tuple[int, Row]]:
-        """Each (window, row) of a miner with groups that nobody audited and nobody has looked back at, ascending."""
+        """Each (window, row) of a miner with groups that count though nobody has looked at them, ascending."""
         entries = self.entries()
         amended = {item.window for summary in entries for item in summary.amendments if item.miner == miner}
         return [
             (summary.window, row)
             for summary in entries
             for row in summary.rows
-            if row.miner == miner and row.audited < row.submitted and summary.window not in amended
+            if row.miner == miner and not row.rejected and row.audited < row.submitted and summary.window not in amended
         ]
 
     async def record(self, summary: Summary) -> Summary:
