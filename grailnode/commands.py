@@ -25,6 +25,7 @@ from grailnode.telemetry import Telemetry
 from grailnode.verification import verify_chain
 from grailnode.view import render_status, render_summary
 from protocol import safetensors
+from roles.authority import refresh_authority
 
 DEFAULT_WINDOWS = 72
 
@@ -81,7 +82,7 @@ def _check(config: Config, role: str, name: str) -> None:
             "bucket up"
         )
     node = make_node(config, name, Telemetry(name))
-    allowed = {"trainer": node.run.trainers, "validator": node.run.validators}
+    allowed = {"trainer": node.authority.trainers, "validator": node.authority.validators}
     if role in allowed and node.key.public not in allowed[role]:
         path = config.at(config.node.keys) / f"{name}{keys.SUFFIX}"
         raise keys.KeyFileError(f"{path}: not a {role} key of this run; use --name for the node whose key is")
@@ -127,7 +128,9 @@ def verify_run(config: Config) -> None:
     """Check a run's chain."""
 
     async def check() -> None:
-        held = await verify_chain(make_spectator(config), click.echo)
+        node = make_spectator(config)
+        await refresh_authority(node)
+        held = await verify_chain(node, click.echo)
         click.echo(f"version {held.version} holds: weights {held.digest.hex()}")
 
     trio.run(check)
@@ -139,7 +142,7 @@ def verify_ledgers(config: Config) -> None:
 
     async def check() -> None:
         node = make_spectator(config)
-        for validator in node.run.validators:
+        for validator in node.authority.validators:
             if not await verify_ledger(node, validator, click.echo):
                 click.echo(f"validator {validator.hex()[:16]}: no summaries")
 

@@ -35,6 +35,13 @@ _TOLD = (
 )
 
 
+def passing(error: BaseException) -> bool:
+    """Whether starting again may help: it was the storage, and nothing else."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(passing(inner) for inner in error.exceptions)
+    return isinstance(error, StoreError)
+
+
 def explain(error: BaseException) -> str | None:
     """The line to print; empty for an interruption; None for a fault of our own, whose traceback is wanted."""
     if isinstance(error, BaseExceptionGroup):

@@ -7,13 +7,14 @@ from pathlib import Path
 from grailnode import policy as policies
 from grailnode.calibration.proof_file import AUDIT, Proof
 from protocol import paths
+from protocol.authority import OPEN, Admission, Authority
 from protocol.beacon import ChainInfo
 from protocol.digest import content_digest, digest_weights
 from protocol.errors import ProtocolError, SignatureError
 from protocol.run import FileRef, ModelSpec, RunManifest, SamplingSpec, ScoringSpec
 from protocol.signing import Signed, SigningKey, open_announced, open_signed, sign
 from protocol.window import Schedule
-from roles.ports import ObjectStore
+from roles.ports import ObjectStore, StoreError
 
 MODEL_FILES = ("config.json", "tokenizer.json", "generation_config.json")
 
@@ -45,6 +46,8 @@ class Choices:
     audit_ppm: int = 1_000_000
     audit_floor_ppm: int = 1_000_000
     audit_halving: int = 16
+    root_threshold: int = 1
+    admission: Admission = OPEN
 
 
 SCORING = ScoringSpec(exponent=2.0, penalty=10.0, shortfall=1.0, deposit=32.0, cap=1.0, windows=100, half_life=50.0)
@@ -59,11 +62,8 @@ def draft(
     choices: Choices,
     directory: Path,
     beacon: ChainInfo,
-    *,
+    authority: Authority,
     proof: Proof,
-    roots: Sequence[bytes],
-    trainers: Sequence[bytes],
-    validators: Sequence[bytes],
 ) -> RunManifest:
     """A run manifest for the policy in a directory.
 
@@ -82,11 +82,7 @@ def draft(
     audit = {name: getattr(choices, name) for name in AUDIT}
     return RunManifest(
         name=choices.name,
-        roots=tuple(roots),
-        root_threshold=1,
-        trainers=tuple(trainers),
-        validators=tuple(validators),
-        quorum=choices.quorum,
+        authority=authority,
         model=ModelSpec(
             files=tuple(
                 FileRef(name=name, digest=content_digest(data), size=len(data)) for name, data in files.items()
@@ -114,6 +110,25 @@ def draft(
     )
 
 
+def authority(
+    choices: Choices, *, roots: Sequence[bytes], trainers: Sequence[bytes], validators: Sequence[bytes]
+) -> Authority:
+    """Who may act when the run begins.
+
+    Raises:
+        ValueError: the choices contradict the keys.
+    """
+    return Authority(
+        roots=tuple(roots),
+        root_threshold=choices.root_threshold,
+        trainers=tuple(trainers),
+        validators=tuple(validators),
+        quorum=choices.quorum,
+        admission=choices.admission,
+        revoked=(),
+    )
+
+
 async def publish_files(store: ObjectStore, writer: bytes, files: Mapping[str, bytes]) -> None:
     """Put the model's files where the manifest's readers look for them."""
     for data in files.values():
@@ -122,7 +137,7 @@ async def publish_files(store: ObjectStore, writer: bytes, files: Mapping[str, b
 
 def seal(manifest: RunManifest, *roots: SigningKey) -> Signed[RunManifest]:
     """The signed manifest."""
-    return open_signed(sign(manifest, *roots), RunManifest, manifest.roots, manifest.root_threshold)
+    return open_signed(sign(manifest, *roots), RunManifest, manifest.authority.roots, manifest.authority.root_threshold)
 
 
 def open_run(data: bytes, run_id: bytes | None = None) -> Signed[RunManifest]:
@@ -136,17 +151,22 @@ def open_run(data: bytes, run_id: bytes | None = None) -> Signed[RunManifest]:
         ProtocolError: it is not such a manifest, or of another run.
     """
     signed = open_announced(data, RunManifest)
-    roots, threshold = signed.record.roots, signed.record.root_threshold
+    roots, threshold = signed.record.authority.roots, signed.record.authority.root_threshold
     if not set(signed.signers) <= set(roots) or len(signed.signers) < threshold:
         raise SignatureError(f"not signed by {threshold} of its own roots", "run manifest")
-    signed.record.check_keys()
+    signed.record.authority.check_keys()
     if run_id is not None and signed.digest != run_id:
         raise ProtocolError(f"is run {signed.digest.hex()}, not {run_id.hex()}", "run manifest")
     return signed
 
 
-async def fetch_model(store: ObjectStore, run: RunManifest, directory: Path) -> policies.Policy:
+async def fetch_model(
+    store: ObjectStore, run: RunManifest, writers: Sequence[bytes], directory: Path
+) -> policies.Policy:
     """The run's model files, checked, in a directory; then the policy they make.
+
+    Args:
+        writers: the trainers in whose spaces to look.
 
     Raises:
         StoreError, ProtocolError: a file is not to be had, or not the one that the run names.
@@ -157,8 +177,24 @@ async def fetch_model(store: ObjectStore, run: RunManifest, directory: Path) -> 
         target = directory / ref.name
         if target.is_file() and content_digest(target.read_bytes()) == ref.digest:
             continue
-        data = await store.get(paths.file(run.trainers[0], ref.digest), ref.size)
-        if content_digest(data) != ref.digest:
-            raise ProtocolError("not the file that the run names", ref.name)
-        target.write_bytes(data)
+        target.write_bytes(await _fetch_file(store, ref, writers))
     return policies.Policy.load(directory)
+
+
+async def _fetch_file(store: ObjectStore, ref: FileRef, writers: Sequence[bytes]) -> bytes:
+    """A file of the model from the first space that has it.
+
+    Raises:
+        StoreError, ProtocolError: the first failure, where no space has it.
+    """
+    failures: list[Exception] = []
+    for writer in writers:
+        try:
+            data = await store.get(paths.file(writer, ref.digest), ref.size)
+            if content_digest(data) != ref.digest:
+                raise ProtocolError("not the file that the run names", ref.name)
+        except (StoreError, ProtocolError) as error:
+            failures.append(error)
+        else:
+            return data
+    raise failures[0]

@@ -20,7 +20,7 @@ from grailnode.clock import SystemClock
 from grailnode.config import Config, miner_settings, trainer_settings, validator_settings
 from grailnode.demo.cheater import run_cheater
 from grailnode.engine import model as models
-from grailnode.failures import StateInUseError, explain
+from grailnode.failures import StateInUseError, explain, passing
 from grailnode.policy import Policy, load_weights
 from grailnode.processes import EXIT_HOPELESS, run_process
 from grailnode.replay import Replayed, Which, replay
@@ -30,6 +30,7 @@ from grailnode.store.memory import MemoryStore
 from grailnode.telemetry import Telemetry
 from grailnode.wiring import Compute, make_task, run_collector, run_miner, run_publisher, run_training, run_validator
 from protocol import paths
+from protocol.authority import Revisions
 from protocol.beacon import LocalKey
 from protocol.report import canary_key
 from protocol.signing import SigningKey
@@ -101,7 +102,7 @@ async def _run(launch: Launch) -> int:
         if line is None:
             raise  # a fault of our own: its traceback is wanted, and starting again may help
         telemetry.event("failed", error=line)
-        return 1 if isinstance(error, StoreError) else EXIT_HOPELESS
+        return 1 if passing(error) else EXIT_HOPELESS
     return 0
 
 
@@ -150,7 +151,8 @@ def _node(
         config.at(config.run.manifest).read_bytes(), bytes.fromhex(config.run.id) if config.run.id else None
     )
     clock = SystemClock()
-    store = storage.routed(signed.digest, signed.record, key.public, state, clock)
+    revisions = Revisions(signed.digest, signed.record.authority)
+    store = storage.routed(signed.record, revisions, key.public, state, clock)
     relays = storage.relays()
     chain = signed.record.beacon
     return Node(
@@ -165,6 +167,7 @@ def _node(
         telemetry=telemetry,
         run_sync=trio.to_thread.run_sync,
         space=config.store.url if config.store.meeting is not None else "",
+        known=revisions,
     )
 
 
@@ -173,7 +176,7 @@ async def _policy(node: Node, config: Config, name: str) -> Policy:
     directory = config.at(config.node.state) / name / "model"
     while True:
         try:
-            return await founding.fetch_model(node.store, node.run, directory)
+            return await founding.fetch_model(node.store, node.run, node.authority.trainers, directory)
         except StoreError as error:
             node.telemetry.event("model-not-there", error=str(error))
             await trio.sleep(_RETRY_SECONDS)
@@ -247,7 +250,7 @@ async def replay_group(config: Config, which: Which) -> Replayed:
     """
     node = make_spectator(config)
     with tempfile.TemporaryDirectory(prefix="grailnode-verify-") as directory:
-        policy = await founding.fetch_model(node.store, node.run, Path(directory))
+        policy = await founding.fetch_model(node.store, node.run, node.authority.trainers, Path(directory))
         return await replay(node, make_task(node, policy), _compute(policy, config), which)
 
 

@@ -13,6 +13,7 @@ from protocol.ledger import Row, Summary
 from protocol.report import Report
 from protocol.signing import open_signed
 from protocol.verdict import Verdict
+from roles.authority import refresh_authority
 from roles.gather import gather
 from roles.node import Node
 from roles.participants import participants
@@ -51,7 +52,7 @@ class Observer:
     def __init__(self, node: Node, first_window: int, known: Known | None = None) -> None:
         self._node = node
         self._known = known or Known()
-        self._chain = ChainVerifier(node.run_id, node.run)
+        self._chain = ChainVerifier(node.run_id, node.run, revisions=node.revisions)
         self._began = node.clock.now()
         self._next = first_window
         self._first_window = first_window
@@ -64,6 +65,7 @@ class Observer:
     async def refresh(self) -> None:
         """Look at what is new. What cannot be read now is read later; what is no good becomes an alarm."""
         try:
+            await refresh_authority(self._node)
             await self._read_chain()
             for announcement in await participants(self._node, "miner"):
                 self._names[announcement.key] = announcement.name
@@ -83,7 +85,7 @@ class Observer:
             self._alarms.append(line)
 
     async def _read_chain(self) -> None:
-        node, trainer = self._node, self._node.run.trainers[0]
+        node, trainer = self._node, self._node.authority.trainers[0]
         data = await node.store.get(paths.head(trainer), limits.MAX_HEAD_BYTES + limits.MAX_ENVELOPE_BYTES)
         self._chain.accept_head(data, node.clock.now())
         for version, digest in self._chain.missing():
@@ -91,7 +93,7 @@ class Observer:
             self._chain.accept_manifest(version, await node.store.get(path, limits.MAX_RECORD_BYTES))
 
     async def _read_window(self, window: int) -> None:
-        for validator in self._node.run.validators:
+        for validator in self._node.authority.validators:
             if (window, validator) in self._summaries:
                 continue
             summary = await self._read_summary(window, validator)
@@ -121,7 +123,7 @@ class Observer:
 
     async def _read_reports(self) -> None:
         """What the trainer says of the validators."""
-        for trainer in self._node.run.trainers:
+        for trainer in self._node.authority.trainers:
             prefix = paths.windowed(trainer, "reports")
             async for item in self._node.store.list(prefix, after=self._reported.get(trainer, "")):
                 data = await self._node.store.get(item.path, Report.max_bytes + limits.MAX_ENVELOPE_BYTES)

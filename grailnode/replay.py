@@ -83,7 +83,7 @@ async def replay(node: Node, task: Task, compute: Compute, which: Which) -> Repl
     group = await _group(node, commitment, which.index)
     follower = await Follower.open(node)
     await follower.refresh()
-    serving = follower.chain.version_for(which.window)
+    serving = follower.version_for(which.window)
     if not serving - node.run.schedule.max_lag <= commitment.version <= serving:
         raise ProtocolError(f"made by version {commitment.version}, but {serving} serves it", f"window {which.window}")
     engine = make_engine(node, compute)
@@ -91,7 +91,7 @@ async def replay(node: Node, task: Task, compute: Compute, which: Which) -> Repl
     randomness = await node.randomness(node.run.schedule.opening(which.window))
     judge = Judge(task, engine, which.window, randomness)
     (judgement,) = await judge.judge([(group, commitment.groups[which.index][0])])
-    said = [(key.hex(), await _said(node, key, miner, which)) for key in node.run.validators]
+    said = [(key.hex(), await _said(node, key, miner, which)) for key in node.authority.validators]
     statistics = _statistics(judgement, group, node.run.proof)
     return Replayed(miner, commitment.version, judgement, statistics, tuple(said))
 

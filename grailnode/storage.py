@@ -1,6 +1,7 @@
 """A node's store from its configuration: adapters inside limits, counts and retries, and one route for each participant."""
 
 import random
+from collections.abc import Collection, Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -26,16 +27,35 @@ from grailnode.store.routed import Places, RoutedStore
 from grailnode.store.s3 import S3Store
 from grailnode.store.s3_session import S3Location
 from protocol import limits
+from protocol.authority import Revisions
 from protocol.run import RunManifest
 from roles.ports import Clock, ObjectStore, Telemetry
 
 STRANGER: Final = PlaceSection(
     kind="https", url="https://announced.invalid", concurrency=4, attempts=2, deadline_seconds=120.0
 )
-"""How patient a node is with spaces of keys that the run manifest does not name: a host that hangs holds up little."""
+"""How patient a node is with spaces of keys that the authority does not name: a host that hangs holds up little."""
 
 _CONNECTIONS: Final = 64
 _THIS_MACHINE: Final = {"127.0.0.1", "localhost"}
+
+
+class _Named(Collection[bytes]):
+    """The keys that the authority names as trainers and validators, at each look."""
+
+    def __init__(self, revisions: Revisions) -> None:
+        self._revisions = revisions
+
+    def __contains__(self, key: object) -> bool:
+        authority = self._revisions.current
+        return key in authority.trainers or key in authority.validators
+
+    def __iter__(self) -> Iterator[bytes]:
+        authority = self._revisions.current
+        return iter(dict.fromkeys((*authority.trainers, *authority.validators)))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
 
 
 class Storage:
@@ -62,11 +82,13 @@ class Storage:
         """
         return self._place("store", self._config.store, self._writes)
 
-    def routed(self, run_id: bytes, run: RunManifest, key: bytes, state: ObjectStore, clock: Clock) -> ObjectStore:
+    def routed(
+        self, run: RunManifest, revisions: Revisions, key: bytes, state: ObjectStore, clock: Clock
+    ) -> ObjectStore:
         """The store of a node: the shared one, or one that leads to every participant's own.
 
         Args:
-            key: the node's public key; state: its own durable storage.
+            revisions: who may act now; key: the node's public key; state: its own durable storage.
 
         Raises:
             ConfigError, CredentialsError, StoreError: it cannot be opened.
@@ -84,8 +106,8 @@ class Storage:
                 for peer, place in section.peers.items()
             },
         )
-        named = {*run.trainers, *run.validators}
-        directory = Directory(places.meeting, state, clock, run_id, named)
+        named = _Named(revisions)
+        directory = Directory(places.meeting, state, clock, revisions.run_id, named)
 
         def open_space(url: str, owner: bytes) -> ObjectStore:
             return self._space(url, patient=owner in named)

@@ -24,14 +24,14 @@ async def verify_chain(node: Node, say: Callable[[str], None]) -> Held:
         ProtocolError: the first lie.
         StoreError: an object that the head promises is not to be had.
     """
-    trainer = node.run.trainers[0]
-    chain = ChainVerifier(node.run_id, node.run)
+    trainer = node.authority.trainers[0]
+    chain = ChainVerifier(node.run_id, node.run, revisions=node.revisions)
     data = await node.store.get(paths.head(trainer), limits.MAX_HEAD_BYTES + limits.MAX_ENVELOPE_BYTES)
     try:
         head = chain.accept_head(data, node.clock.now())
     except ExpiredError as error:
         say(f"note: {error}; nobody renews it, as after the end of a run")
-        head = chain.accept_head(data, 0.0)
+        head = chain.accept_head(data, node.clock.now(), even_expired=True)
     for version, digest in chain.missing():
         path = paths.manifest(trainer, version, digest)
         chain.accept_manifest(version, await node.store.get(path, limits.MAX_RECORD_BYTES * 2))

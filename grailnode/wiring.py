@@ -11,6 +11,7 @@ from grailnode.policy import Policy
 from protocol import environments
 from protocol.digest import Weights
 from roles.assignment import Task
+from roles.authority import under_authority
 from roles.follower import Follower
 from roles.miner.node import Miner, MinerSettings
 from roles.miner.produce import HonestProducer, Producer
@@ -84,17 +85,25 @@ async def run_miner(
     producer: Callable[[Task, TorchEngine], Producer] = HonestProducer,
 ) -> None:
     """Mine for ever."""
-    engine = make_engine(node, compute)
-    follower = await Follower.open(node)
-    await Miner(node, follower, engine, producer(make_task(node, policy), engine), settings).run()
+
+    async def mine() -> None:
+        engine = make_engine(node, compute)
+        follower = await Follower.open(node)
+        await Miner(node, follower, engine, producer(make_task(node, policy), engine), settings).run()
+
+    await under_authority(node, mine)
 
 
 async def run_validator(node: Node, policy: Policy, compute: Compute, settings: ValidatorSettings) -> None:
     """Validate for ever."""
-    follower = await Follower.open(node, keep=node.run.schedule.max_lag + _BEHIND)
-    ledger = await Ledger.open(node.state, node.run.scoring)
-    engine = make_engine(node, compute)
-    await Validator(node, follower, engine, make_task(node, policy), ledger, settings).run()
+
+    async def validate() -> None:
+        follower = await Follower.open(node, keep=node.run.schedule.max_lag + _BEHIND)
+        ledger = await Ledger.open(node.state, node.run.scoring)
+        engine = make_engine(node, compute)
+        await Validator(node, follower, engine, make_task(node, policy), ledger, settings).run()
+
+    await under_authority(node, validate)
 
 
 async def run_training(node: Node, genesis: Callable[[], Weights], compute: Compute, settings: TrainerSettings) -> None:
@@ -108,10 +117,14 @@ async def run_training(node: Node, genesis: Callable[[], Weights], compute: Comp
 
 async def run_publisher(node: Node, settings: PublisherSettings) -> None:
     """Publish for ever: the upload process."""
-    history = await History.open(node.state, node.run)
-    await Publisher(node, history, settings).run()
+
+    async def publish() -> None:
+        history = await History.open(node.state)
+        await Publisher(node, history, settings).run()
+
+    await under_authority(node, publish)
 
 
 async def run_collector(node: Node, settings: CollectorSettings) -> None:
     """Collect for ever: the download process."""
-    await Collector(node, settings).run()
+    await under_authority(node, Collector(node, settings).run)

@@ -134,10 +134,13 @@ def create(
         choices,
         policy,
         beacon.chain(pace.period_ms, genesis_ms),
-        proof=measured,
-        roots=[signing["root"].public],
-        trainers=[signing["trainer"].public],
-        validators=[signing["validator"].public],
+        founding.authority(
+            choices,
+            roots=[signing["root"].public],
+            trainers=[signing["trainer"].public],
+            validators=[signing["validator"].public],
+        ),
+        measured,
     )
     signed = founding.seal(manifest, signing["root"])
     for name, secret in drawn.items():  # nothing is written before everything else has gone well

@@ -3,8 +3,8 @@
 The head is the only object that is ever replaced, and it is what makes a version visible: it is written after the data and
 the manifests it speaks of, lists the digest of every manifest that is kept, and says which anchors are complete.
 
-Order of checks on a head: size, form, signer, signature, fields, run, expiry; epoch and version against what this node trusts
-and against the head that it follows; then that it lists the very manifests that either of them does. On a manifest: size,
+Order of checks on a head: size, form, signer, signature, fields, run, revision, expiry; epoch and version against what this node
+trusts and against the head that it follows; then that it lists the very manifests that either of them does. On a manifest: size,
 form, signer, signature, fields, the digest that the head lists, run, version, epoch, genesis, then against the manifests on
 either side: the link, the tensor table, and that epochs and windows never go back.
 """
@@ -18,6 +18,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, model_validator
 
 from protocol import limits
+from protocol.authority import Revisions
 from protocol.digest import Weights, dtypes, type_name
 from protocol.encoding import Record
 from protocol.errors import ChainError, ExpiredError, ForkError, GapError, MalformedError, RollbackError
@@ -122,6 +123,7 @@ class Head(Record):
         manifests: SHA-256 of the bodies of the manifests of versions base, base + 1, ..., the newest.
         anchors: the versions whose anchor is complete and kept, ascending.
         oldest_patch: the oldest version whose patch is kept.
+        revision: of the authority, the newest that its publisher knows.
         expires_ms: after this (milliseconds since the Unix epoch) the head counts no more.
     """
 
@@ -133,6 +135,7 @@ class Head(Record):
     manifests: Annotated[tuple[Digest, ...], Field(min_length=1, max_length=limits.MAX_CHAIN)]
     anchors: Annotated[tuple[Version, ...], Field(min_length=1, max_length=limits.MAX_CHAIN)]
     oldest_patch: Version
+    revision: Annotated[int, Field(ge=0, le=limits.MAX_REVISIONS)]
     expires_ms: Annotated[int, Field(ge=0, lt=1 << 53)]
 
     @model_validator(mode="after")
@@ -153,14 +156,32 @@ class Head(Record):
         return self.manifests[version - self.base]
 
 
+def check_expiry(head: Head, now: float) -> None:
+    """Refuse a head that nobody renewed.
+
+    Args:
+        now: seconds since the Unix epoch.
+
+    Raises:
+        ExpiredError: it counts no more.
+    """
+    if now * 1000.0 >= head.expires_ms:
+        raise ExpiredError(f"expired {now - head.expires_ms / 1000.0:.0f} s ago and nobody has renewed it", "head")
+
+
 class Trust(Record):
-    """What a node remembers on disk before it acts on it: it never follows anything older."""
+    """What a node remembers on disk before it acts on it: it never follows anything older.
+
+    Attributes:
+        revision: of the authority, the one whose rewind this obeys; 0 for none.
+    """
 
     kind: ClassVar[str] = "trust"
     run: Digest
     epoch: Epoch
     version: Version
     digest: Digest
+    revision: Annotated[int, Field(ge=0, le=limits.MAX_REVISIONS)]
 
 
 @dataclass(frozen=True)
@@ -181,13 +202,20 @@ class ChainVerifier:
 
     Use: `accept_head`, then fetch what `missing` names and `accept_manifest` each, then `plan`. The caller persists `trust`
     before it uses a plan.
+
+    Args:
+        trust: what this node trusted before.
+        revisions: who may sign, as it is known at each check; None for what the run manifest says.
     """
 
-    def __init__(self, run_id: bytes, run: RunManifest, trust: Trust | None = None) -> None:
+    def __init__(
+        self, run_id: bytes, run: RunManifest, trust: Trust | None = None, revisions: Revisions | None = None
+    ) -> None:
         if trust is not None and trust.run != run_id:
             raise ValueError("the remembered trust is of another run")
         self._run_id = run_id
         self._run = run
+        self._revisions = revisions or Revisions(run_id, run.authority)
         self._trust = trust
         self._head: Head | None = None
         self._manifests: dict[int, Signed[Manifest]] = {}
@@ -202,25 +230,36 @@ class ChainVerifier:
         """The newest head that was accepted."""
         return self._head
 
-    def accept_head(self, data: bytes, now: float) -> Head:
+    def accept_head(self, data: bytes, now: float, *, even_expired: bool = False) -> Head:
         """Check a head; follow it if it is newer.
 
         Args:
             data: hostile bytes.
             now: seconds since the Unix epoch.
+            even_expired: for looking at a run that has ended, never for acting on it.
 
         Raises:
             LimitError, MalformedError, SignatureError: not a head that a trainer of this run signed.
-            ChainError: it is of another run.
+            ChainError: it is of another run, or counts for longer than the run allows.
+            GapError: it was made under a revision of the authority that this node does not know.
             ExpiredError: nobody renewed it.
             RollbackError: it shows an older epoch or version than this node trusts, or than the head that it follows.
             ForkError: it shows another manifest for a version that this node trusts, or that the head it follows lists.
         """
-        head = open_signed(data, Head, self._run.trainers).record
+        self.obey_rewind()
+        head = open_signed(data, Head, self._revisions.current.trainers).record
         if head.run != self._run_id:
             raise ChainError("a head of another run", "head")
-        if now * 1000.0 >= head.expires_ms:
-            raise ExpiredError(f"expired {now - head.expires_ms / 1000.0:.0f} s ago", "head")
+        if head.revision > self._revisions.number:
+            raise GapError(
+                f"made under revision {head.revision} of the authority, of which this node knows "
+                f"{self._revisions.number}; storage hides the others",
+                "head",
+            )
+        if not even_expired:
+            check_expiry(head, now)
+        if head.expires_ms > (now + self._run.head_ttl) * 1000.0 + limits.MAX_CLOCK_SKEW_MS:
+            raise ChainError(f"counts for more than the {self._run.head_ttl} s that the run allows", "head")
         for known in (self._trust, self._head):
             if known is not None and (head.epoch < known.epoch or head.version < known.version):
                 raise RollbackError(
@@ -257,7 +296,7 @@ class ChainVerifier:
         head = self._head
         if head is None or not head.base <= version <= head.version:
             raise ValueError(f"version {version} is not one that the head lists")
-        signed = open_signed(data, Manifest, self._run.trainers)
+        signed = open_signed(data, Manifest, self._revisions.current.trainers)
         place = f"manifest {version}"
         if signed.digest != head.digest(version):
             raise ChainError("not the one that the head lists", place)
@@ -289,7 +328,33 @@ class ChainVerifier:
         head = self._head
         if head is None or not self._complete():
             return
-        self._trust = Trust(run=self._run_id, epoch=head.epoch, version=head.version, digest=head.digest(head.version))
+        obeyed = self._trust.revision if self._trust is not None else self._newest_rewind()
+        self._trust = Trust(
+            run=self._run_id,
+            epoch=head.epoch,
+            version=head.version,
+            digest=head.digest(head.version),
+            revision=obeyed,
+        )
+
+    def _newest_rewind(self) -> int:
+        rewind = self._revisions.rewind
+        return rewind[0] if rewind is not None else 0
+
+    def obey_rewind(self) -> None:
+        """Forget what a stolen key published, once for each revision of the authority that says so."""
+        rewind = self._revisions.rewind
+        if self._trust is None or rewind is None or rewind[0] <= self._trust.revision:
+            return
+        number, point = rewind
+        self._trust = self._trust.model_copy(update={"epoch": 0, "revision": number})
+        self._head = None
+        if self._trust.version < point.version:
+            return
+        self._trust = self._trust.model_copy(update={"version": point.version, "digest": point.digest})
+        at_point = self._manifests.get(point.version)
+        good = at_point is not None and at_point.digest == point.digest
+        self._manifests = {v: kept for v, kept in self._manifests.items() if good and v <= point.version}
 
     def _complete(self) -> bool:
         """Whether every manifest that the head lists is at hand; none but those ever is."""
@@ -312,7 +377,7 @@ class ChainVerifier:
 
     def branch(self) -> "ChainVerifier":
         """A verifier in the same state that goes its own way: what it learns is kept by keeping it, or forgotten with it."""
-        other = ChainVerifier(self._run_id, self._run, self._trust)
+        other = ChainVerifier(self._run_id, self._run, self._trust, self._revisions)
         other._head = self._head
         other._manifests = dict(self._manifests)
         return other

@@ -4,6 +4,7 @@
     ├── MalformedError         not the encoding that docs/spec gives
     ├── LimitError             larger, longer or deeper than protocol/limits.py allows
     ├── SignatureError         not signed by the key that had to sign it
+    ├── AdmissionError         a key that the run's authority does not admit
     ├── PatchError             a patch that does not fit the weights it is applied to, or itself
     └── ChainError             a chain that must not be followed
         ├── RollbackError      older than what this node already trusts
@@ -42,6 +43,10 @@ class LimitError(ProtocolError):
 
 class SignatureError(ProtocolError):
     """Not signed by the key that had to sign it, or a key that nobody may use."""
+
+
+class AdmissionError(ProtocolError):
+    """A key that the run's authority does not admit: revoked, not listed, or without the proof that it asks for."""
 
 
 class PatchError(ProtocolError):

@@ -17,7 +17,8 @@ MAX_SIGNATURES: Final = 16  # signatures of one envelope
 MAX_ENVELOPE_BYTES: Final = 4 * KIB  # what an envelope adds to its body
 
 # run.py
-MAX_RUN_BYTES: Final = 256 * KIB  # one run manifest
+MAX_RUN_BYTES: Final = 512 * KIB  # one run manifest, or one revision of its authority
+MAX_REVISIONS: Final = 4096  # revisions of a run's authority
 MAX_KEYS: Final = 1024  # keys of one role
 MAX_MODEL_FILE_BYTES: Final = 64 * MIB  # config, tokenizer
 
@@ -37,6 +38,7 @@ MAX_PATCH_HEADER_BYTES: Final = 16 * MIB  # the table of a patch, packed or not:
 # chain
 MAX_CHAIN: Final = 4096  # manifests that a head lists
 MAX_HEAD_BYTES: Final = 512 * KIB  # one head
+MAX_CLOCK_SKEW_MS: Final = 300_000  # milliseconds by which a publisher's clock may be ahead of a reader's
 
 # rollouts
 MAX_GROUP_SIZE: Final = 256  # rollouts of one group
@@ -55,6 +57,9 @@ MAX_SUMMARY_BYTES: Final = 4 * MIB  # one summary
 MAX_PARTICIPANTS: Final = 4096  # participants that a node takes notice of
 MAX_ANNOUNCEMENT_BYTES: Final = 4 * KIB  # one announcement
 MAX_SPACE_BYTES: Final = 256  # the URL of a space
+MAX_PROOF_BYTES: Final = 1 * KIB  # what an announcement shows to be admitted
+MAX_LISTED_PARTICIPANTS: Final = 1 << 16  # announcements' paths that a node reads of a listing
+MAX_WORK_MS: Final = 2 * 86_400_000  # milliseconds that a proof of work may count for: two days
 
 # beacon.py
 MAX_BEACON_BYTES: Final = 4 * KIB  # one relay's answer, or one chain's description

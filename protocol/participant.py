@@ -27,6 +27,7 @@ class Announcement(Record):
         space: where this key's objects are read: a URL, or empty for the meeting point.
         groups: a miner's pledge: groups that it will deliver in every window that opens while this stands; 0 for none.
         expires_ms: after this (milliseconds since the Unix epoch) it counts no more.
+        proof: what the run's admission policy asks for (protocol/admission.py); empty where it asks for nothing.
     """
 
     kind: ClassVar[str] = "announcement"
@@ -38,3 +39,4 @@ class Announcement(Record):
     space: Annotated[str, Field(max_length=limits.MAX_SPACE_BYTES, pattern=SPACE_FORM)]
     groups: Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
     expires_ms: Annotated[int, Field(ge=0, lt=1 << 53)]
+    proof: Annotated[bytes, Field(max_length=limits.MAX_PROOF_BYTES)]

@@ -21,6 +21,16 @@ def run(run_id: bytes) -> str:
     return f"runs/{run_id.hex()}"
 
 
+def revision(run_id: bytes, number: int) -> str:
+    """A signed revision of a run's authority, at the meeting point."""
+    return f"revisions/{run_id.hex()}-{_number(number)}"
+
+
+def revision_copy(writer: bytes, number: int) -> str:
+    """The same in the space of a trainer or validator, who copies what it knows."""
+    return f"{writer.hex()}/revisions/{_number(number)}"
+
+
 def participants() -> str:
     """Prefix of the announcements."""
     return "participants/"

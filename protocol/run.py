@@ -8,13 +8,13 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from protocol import limits
+from protocol.authority import Authority
 from protocol.beacon import ChainInfo
 from protocol.encoding import Line, Record
 from protocol.sampling import Filters, SamplingParams
-from protocol.signing import Digest, Key, check_public_key
+from protocol.signing import Digest
 from protocol.window import Schedule
 
-Keys = Annotated[tuple[Key, ...], Field(min_length=1, max_length=limits.MAX_KEYS)]
 _BYTES_PER_TOKEN = 8  # of a rollout: the token and its sketch
 _SLACK_BYTES = 1024  # field names and the like
 
@@ -133,8 +133,7 @@ class RunManifest(Record):
     """The rules of a run.
 
     Attributes:
-        roots, root_threshold: the keys that sign this manifest, and how many must.
-        trainers, validators, quorum: the keys that may publish policies and verdicts, and how many validators must accept.
+        authority: who may act, until a revision says otherwise; its roots sign this manifest.
         group_size: rollouts of a group; groups: most groups of a miner in a window.
         head_ttl: seconds after which a head that was not renewed is refused.
     """
@@ -142,11 +141,7 @@ class RunManifest(Record):
     kind: ClassVar[str] = "run"
     max_bytes: ClassVar[int] = limits.MAX_RUN_BYTES
     name: Annotated[Line, Field(min_length=1, max_length=64)]
-    roots: Keys
-    root_threshold: Annotated[int, Field(ge=1, le=limits.MAX_SIGNATURES)]
-    trainers: Keys
-    validators: Keys
-    quorum: Annotated[int, Field(ge=1, le=limits.MAX_KEYS)]
+    authority: Authority
     model: ModelSpec
     environment: Annotated[Line, Field(min_length=1, max_length=64)]
     sampling: SamplingSpec
@@ -157,16 +152,6 @@ class RunManifest(Record):
     proof: ProofSpec
     scoring: ScoringSpec
     head_ttl: Annotated[int, Field(ge=1, le=86_400 * 30)]
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "RunManifest":
-        if any(len(set(keys)) < len(keys) for keys in (self.roots, self.trainers, self.validators)):
-            raise ValueError("a key twice in one role")
-        if self.root_threshold > len(self.roots):
-            raise ValueError("root_threshold exceeds the number of roots")
-        if self.quorum > len(self.validators):
-            raise ValueError("quorum exceeds the number of validators")
-        return self
 
     @property
     def group_bytes(self) -> int:
@@ -185,12 +170,3 @@ class RunManifest(Record):
     def window_at(self, moment: float) -> int:
         """The window at a moment (seconds since the Unix epoch); negative before window 0 opens."""
         return self.schedule.window_at(self.beacon.round_at(moment))
-
-    def check_keys(self) -> None:
-        """Refuse unsound keys.
-
-        Raises:
-            SignatureError: a key of small order or not canonical.
-        """
-        for key in (*self.roots, *self.trainers, *self.validators):
-            check_public_key(key)

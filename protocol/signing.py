@@ -171,12 +171,24 @@ def open_signed(data: bytes, record_type: type[R], signers: Collection[bytes], t
     return Signed(record, tuple(keys), content_digest(envelope.body), data)
 
 
+def claimed_signers(data: bytes, record_type: type[Record]) -> tuple[bytes, ...]:
+    """The keys that an envelope names as its signers; nothing is verified yet.
+
+    Raises:
+        LimitError, MalformedError: not an envelope of that kind.
+    """
+    if len(data) > record_type.max_bytes + limits.MAX_ENVELOPE_BYTES:
+        raise LimitError(f"{len(data)} bytes are too many", record_type.kind)
+    envelope = Envelope.from_bytes(data)
+    if envelope.of != record_type.kind:
+        raise MalformedError(f"holds a {envelope.of!r}", record_type.kind)
+    return tuple(signature.key for signature in envelope.signatures)
+
+
 def open_announced(data: bytes, record_type: type[R]) -> Signed[R]:
     """Check an envelope that any keys may have signed; the caller decides what those keys may do.
 
     Raises:
         LimitError, MalformedError, SignatureError: as `open_signed`.
     """
-    if len(data) > record_type.max_bytes + limits.MAX_ENVELOPE_BYTES:
-        raise LimitError(f"{len(data)} bytes are too many", record_type.kind)
-    return open_signed(data, record_type, [signature.key for signature in Envelope.from_bytes(data).signatures])
+    return open_signed(data, record_type, claimed_signers(data, record_type))

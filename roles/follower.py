@@ -13,9 +13,9 @@ import torch
 import trio
 
 from protocol import paths, safetensors
-from protocol.chain import ChainVerifier, Manifest, ObjectRef, Plan, Trust
+from protocol.chain import ChainVerifier, Manifest, ObjectRef, Plan, Trust, check_expiry
 from protocol.digest import Weights, content_digest, tensor_digest, weights_digest
-from protocol.errors import ChainError, GapError, MalformedError, ProtocolError
+from protocol.errors import ChainError, ForkError, GapError, MalformedError, ProtocolError
 from protocol.limits import MAX_ENVELOPE_BYTES, MAX_HEAD_BYTES, MAX_RECORD_BYTES
 from protocol.patch import apply_with_digests
 from roles.catching_up import CatchUp
@@ -108,7 +108,7 @@ class Follower:
         self._node = node
         self._chain = chain
         self._keep = keep
-        self._trainer = node.run.trainers[0]
+        self._trainer = node.authority.trainers[0]
         self._held: dict[int, Held] = {}
         self._patches: dict[int, bytes] = {}
         self._refreshing = trio.Lock()
@@ -125,7 +125,7 @@ class Follower:
             trust = Trust.from_bytes(await node.state.get(TRUST_PATH, Trust.max_bytes))
         except NotFoundError:
             trust = None
-        return cls(node, ChainVerifier(node.run_id, node.run, trust), keep)
+        return cls(node, ChainVerifier(node.run_id, node.run, trust, node.revisions), keep)
 
     @property
     def chain(self) -> ChainVerifier:
@@ -137,6 +137,17 @@ class Follower:
         """The weights of the newest version held; None before the first."""
         return self._held[max(self._held)] if self._held else None
 
+    def version_for(self, window: int) -> int:
+        """The newest version that serves a window.
+
+        Raises:
+            GapError: no version that is kept serves it yet, or not every manifest is at hand.
+            ExpiredError: the head has expired since it was followed: storage may be hiding a newer one.
+        """
+        if self._chain.head is not None:
+            check_expiry(self._chain.head, self._node.clock.now())
+        return self._chain.version_for(window)
+
     async def refresh(self) -> None:
         """Look for a newer head, verify what it lists, remember it on disk, and fetch the patches that come next.
 
@@ -145,6 +156,7 @@ class Follower:
             ProtocolError: the store shows something that must not be followed; what is held stays good.
         """
         async with self._refreshing:
+            await self._obey_rewind()
             chain, trainer = await self._newest_chain()
             missing = chain.missing()
             for (version, _), data in zip(missing, await gather(self._fetch_manifest(trainer), missing), strict=True):
@@ -154,6 +166,21 @@ class Follower:
             self._chain, self._trainer = chain, trainer
             await self._prefetch()
 
+    async def _obey_rewind(self) -> None:
+        """Forget what a stolen key published, on disk first."""
+        chain = self._chain.branch()
+        chain.obey_rewind()
+        if chain.trust is None or chain.trust == self._chain.trust:
+            return
+        point = chain.trust
+        self._node.telemetry.event("chain-rewound", version=point.version, revision=point.revision)
+        async with self._holding:
+            await self._node.state.put(TRUST_PATH, point.to_bytes())
+            self._chain = chain
+            good = {manifest.version: manifest.weights for manifest in chain.manifests()}
+            self._held = {version: held for version, held in self._held.items() if good.get(version) == held.digest}
+            self._patches = {}
+
     async def _newest_chain(self) -> tuple[ChainVerifier, bytes]:
         """The chain after the first trainer's head that holds, its manifests not fetched yet; and that trainer.
 
@@ -161,12 +188,14 @@ class Follower:
             StoreError, ProtocolError: the first failure, where no trainer's head holds.
         """
         failures: list[Exception] = []
-        for trainer in self._node.run.trainers:
+        for trainer in self._node.authority.trainers:
             chain = self._chain.branch()
             try:
                 data = await self._node.store.get(paths.head(trainer), MAX_HEAD_BYTES + MAX_ENVELOPE_BYTES)
                 chain.accept_head(data, self._node.clock.now())
             except (StoreError, ProtocolError) as error:
+                if isinstance(error, ForkError):
+                    self._node.alarm(f"trainer {trainer.hex()[:16]} signed two histories: {error}")
                 failures.append(error)
             else:
                 return chain, trainer

@@ -1,18 +1,25 @@
 """What every role is given: the run's rules, this node's key and state, and the ports."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import trio
 
 from protocol import paths
+from protocol.authority import Authority, Revisions
 from protocol.participant import Announcement, Role
 from protocol.run import RunManifest
 from protocol.signing import SigningKey, sign
+from roles.alarms import Alarms
 from roles.ports import Beacon, BeaconError, Clock, ObjectStore, StoreError, Telemetry
+from roles.refusals import Refusals
 
 _RETRY_SECONDS = 0.25
+
+
+async def _no_proof(node: "Node") -> bytes:
+    return b""
 
 
 @dataclass(frozen=True)
@@ -20,11 +27,15 @@ class Node:
     """One participant of a run.
 
     Attributes:
-        run_id, run: the rules, already checked against the root keys.
+        run_id, run: the rules, already checked against the root keys. Who may act now is said by `authority` alone.
         key: signs what this node says; name: what it calls itself.
         store: the shared medium, which may lie; state: this node's own durable storage, which does not.
         space: the URL where others read what this node writes; empty where they read the same store.
         run_sync: runs a function that computes for long, off the event loop's thread (inline in a simulation).
+        proof: gives what the run's admission policy asks of this node's announcements (grailnode/proofs.py).
+        known, revisions: what this node knows of the authority, shared with whoever gives `known` (else the run manifest's
+            word); kept up to date by roles/authority.py.
+        alarms: lies that this node met and has not published yet; refusals: participants that it need not look at yet.
     """
 
     run_id: bytes
@@ -38,6 +49,24 @@ class Node:
     telemetry: Telemetry
     run_sync: Callable[..., Awaitable[Any]]
     space: str = ""
+    proof: Callable[["Node"], Awaitable[bytes]] = _no_proof
+    known: InitVar[Revisions | None] = None
+    revisions: Revisions = field(init=False)
+    alarms: Alarms = field(init=False, default_factory=Alarms)
+    refusals: Refusals = field(init=False, default_factory=Refusals)
+
+    def __post_init__(self, known: Revisions | None) -> None:
+        object.__setattr__(self, "revisions", known or Revisions(self.run_id, self.run.authority))
+
+    @property
+    def authority(self) -> Authority:
+        """Who may act now: read it at each use, for it may change between two."""
+        return self.revisions.current
+
+    def alarm(self, line: str) -> None:
+        """Tell of a lie: in this node's log at once, in its next summary if it is a validator."""
+        if self.alarms.add(line):
+            self.telemetry.event("alarm", error=line)
 
     def window(self) -> int:
         """The current window; negative before window 0 opens."""
@@ -71,6 +100,7 @@ class Node:
             space=self.space,
             groups=groups,
             expires_ms=int((self.clock.now() + seconds) * 1000),
+            proof=await self.proof(self) if role == "miner" else b"",
         )
         await self.publish(paths.participant(self.key.public), sign(record, self.key))
 

@@ -1,44 +1,76 @@
-"""Who takes part: the announcements in storage, checked."""
+"""Who takes part: the announcements in storage that the authority admits (docs/spec/authority.md).
+
+Junk is cheap to refuse. What a key alone decides is decided before anything is fetched; what was refused is not fetched again for a
+while, longer each time, so that where there are too many the others have their turn.
+"""
 
 from protocol import limits, paths
+from protocol.admission import Gate, lottery
 from protocol.errors import MalformedError, ProtocolError
 from protocol.participant import Announcement, Role
-from protocol.signing import open_announced
+from protocol.signing import claimed_signers, open_announced
 from roles.gather import gather
 from roles.node import Node
 from roles.ports import NotFoundError
 
 
 async def participants(node: Node, role: Role) -> list[Announcement]:
-    """The announcements of a role that hold now, in order of key. Broken ones are passed over and counted.
+    """The announcements of a role that the authority admits now, in order of key. Refused ones are passed over and told.
 
     Raises:
-        StoreError: the storage cannot be listed.
+        StoreError: the storage cannot be listed or read.
     """
-    found = [item.path async for item in node.store.list(paths.participants())]
+    gate = Gate(node.run_id, node.authority)
+    refusals = node.refusals
+    now = node.clock.now()
+    keys = [key for key in await _listed(node) if gate.may_fetch(key, role) and not refusals.resting(key, now)]
+    keys.sort(key=lambda key: lottery(node.run_id, key))
 
-    async def read(path: str) -> Announcement | None:
+    async def read(key: bytes) -> Announcement | None:
+        path = paths.participant(key)
         try:
             data = await node.store.get(path, limits.MAX_ANNOUNCEMENT_BYTES + limits.MAX_ENVELOPE_BYTES)
-            return _checked(node, path, data)
+            record = _signed(data, key)
+            if record.role == role:
+                gate.admit(record, now * 1000.0)
         except NotFoundError:
             return None
         except ProtocolError as error:
+            refusals.add(key, now)
             node.telemetry.event("announcement-refused", path=path, error=str(error))
             return None
+        refusals.forget(key)
+        return record
 
-    announcements = await gather(read, found[: limits.MAX_PARTICIPANTS])
-    return [item for item in announcements if item is not None and item.role == role]
+    read_ones = await gather(read, keys[: limits.MAX_PARTICIPANTS])
+    admitted = [record for record in read_ones if record is not None and record.role == role]
+    return sorted(admitted, key=lambda record: record.key)
 
 
-def _checked(node: Node, path: str, data: bytes) -> Announcement | None:
-    """An announcement that stands at its own key's path, of this run; None where it has expired.
+async def _listed(node: Node) -> list[bytes]:
+    """The keys that have announced themselves, as the storage says; paths of no key are passed over."""
+    keys: list[bytes] = []
+    async for item in node.store.list(paths.participants()):
+        try:
+            key = paths.key_at_end(item.path)
+        except MalformedError:
+            continue
+        if item.path == paths.participant(key):
+            keys.append(key)
+        if len(keys) >= limits.MAX_LISTED_PARTICIPANTS:
+            break
+    return list(dict.fromkeys(keys))
+
+
+def _signed(data: bytes, key: bytes) -> Announcement:
+    """An announcement that its own key signed.
 
     Raises:
         ProtocolError: it is not such a one.
     """
-    signed = open_announced(data, Announcement)
-    record = signed.record
-    if signed.signers != (record.key,) or paths.key_at_end(path) != record.key or record.run != node.run_id:
-        raise MalformedError("not of this key or run", path)
-    return record if record.expires_ms > node.clock.now() * 1000 else None
+    if claimed_signers(data, Announcement) != (key,):
+        raise MalformedError("not signed by the key that its path names, or not by it alone", "announcement")
+    record = open_announced(data, Announcement).record
+    if record.key != key:
+        raise MalformedError("speaks for another key than the one that signed it", "announcement")
+    return record

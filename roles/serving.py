@@ -38,4 +38,4 @@ async def keep_fresh(node: Node, follower: Follower, poll_seconds: float) -> Non
 
 def _first_version(node: Node, follower: Follower) -> int:
     """The version to rebuild before the first window asks for one: the one that serves now, so that it starts at once."""
-    return follower.chain.version_for(max(0, node.window()))
+    return follower.version_for(max(0, node.window()))

@@ -20,6 +20,7 @@ from grailnode.founding import SCORING
 from grailnode.policy import Policy
 from grailnode.store.memory import MemoryStore
 from protocol import paths
+from protocol.authority import OPEN, Authority
 from protocol.beacon import LocalKey
 from protocol.digest import digest_weights
 from protocol.encoding import Record
@@ -145,11 +146,15 @@ class Field:
         ref = FileRef(name="config.json", digest=sha256(b"config").digest(), size=1)
         return RunManifest(
             name="zoo",
-            roots=(key("zoo root").public,),
-            root_threshold=1,
-            trainers=(key("zoo trainer").public,),
-            validators=(key("zoo validator").public,),
-            quorum=1,
+            authority=Authority(
+                roots=(key("zoo root").public,),
+                root_threshold=1,
+                trainers=(key("zoo trainer").public,),
+                validators=(key("zoo validator").public,),
+                quorum=1,
+                admission=OPEN,
+                revoked=(),
+            ),
             model=ModelSpec(files=(ref,), genesis=digest_weights(weights)),
             environment=self.environment.name,
             sampling=SamplingSpec(temperature=1.0, max_tokens=self.max_tokens, eos=policy.eos),

@@ -138,7 +138,7 @@ class Cheater(HonestProducer):
     async def _copies(self, turn: Turn, indices: Sequence[int]) -> list[Group]:
         """Another miner's groups under this miner's name: the newest that a validator has accepted."""
         for window in range(turn.window - 1, max(-1, turn.window - _LOOK_BACK), -1):
-            for validator in self._node.run.validators:
+            for validator in self._node.authority.validators:
                 for verdict in await self._verdicts(validator, window):
                     if verdict.miner != turn.miner and all(judgement.accepted for judgement in verdict.judgements):
                         try:

@@ -27,7 +27,7 @@ class Directory:
         meeting: the store at which participants announce themselves; it may lie.
         state: this node's own durable storage.
         run_id: announcements of other runs are not remembered.
-        named: keys of the run manifest, remembered beside the `MAX_PARTICIPANTS` others.
+        named: trainers and validators, asked at each look, remembered beside the `MAX_PARTICIPANTS` others.
         capacity: of those others.
     """
 
@@ -44,7 +44,7 @@ class Directory:
         self._state = state
         self._clock = clock
         self._run_id = run_id
-        self._named = frozenset(named)
+        self._named = named
         self._capacity = capacity
         self._known: dict[bytes, tuple[Announcement, bytes]] | None = None
         self._loading = trio.Lock()
@@ -157,9 +157,9 @@ class Directory:
 
     async def _make_room(self, known: dict[bytes, tuple[Announcement, bytes]]) -> bool:
         """Forget who has expired, where it is full: whether there is room."""
-        if len(known.keys() - self._named) < self._capacity:
+        if len(known.keys() - set(self._named)) < self._capacity:
             return True
         for key in [key for key, (announcement, _) in known.items() if not self._holds(announcement)]:
             del known[key]
             await self._state.delete(REMEMBERED + key.hex())
-        return len(known.keys() - self._named) < self._capacity
+        return len(known.keys() - set(self._named)) < self._capacity

@@ -117,7 +117,7 @@ class RoutedStore:
         places, first = self._places, check_path(path).partition("/")[0]
         if first == places.key.hex():
             return places.own
-        if first in {"runs", places.beacon} or path == paths.participant(places.key):
+        if first in {"runs", "revisions", places.beacon} or path == paths.participant(places.key):
             return places.meeting
         raise RefusedError(f"{path}: another participant's, this node does not write there")
 

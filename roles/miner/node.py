@@ -93,7 +93,7 @@ class Miner:
         node = self._node
         randomness = await node.randomness(node.run.schedule.opening(window))
         try:
-            version = self._follower.chain.version_for(window)
+            version = self._follower.version_for(window)
             await serve(node, self._engine, await self._follower.hold(version))
             groups = await self._generate(Turn(window, randomness, version, node.key.public), pledged)
         except (StoreError, ProtocolError, EngineError) as error:

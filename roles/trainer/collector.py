@@ -97,7 +97,7 @@ class Collector:
                 if miner in done or (miner in self._overseer.canaries and outstanding):
                     continue
                 believed = [verdict for validator, verdict in verdicts.items() if validator not in ignored]
-                decisions = decide(believed, self._node.run.quorum, outstanding)
+                decisions = decide(believed, self._node.authority.quorum, outstanding)
                 if not any(decision.open for decision in decisions):
                     await self._overseer.hear(window, miner, verdicts)
                     await self._settle(window, miner, decisions, closed)

@@ -36,7 +36,7 @@ class Hearing:
 
     def outstanding(self, ignored: set[bytes]) -> int:
         """Validators of whom something may still come."""
-        return len(set(self._node.run.validators) - self._over - ignored)
+        return len(set(self._node.authority.validators) - self._over - ignored)
 
     async def listen(self, ignored: set[bytes]) -> None:
         """Read what is new.
@@ -44,7 +44,7 @@ class Hearing:
         Raises:
             StoreError: the storage did not answer; what was heard is kept.
         """
-        for validator in self._node.run.validators:
+        for validator in self._node.authority.validators:
             if validator in self._over or validator in ignored:
                 continue
             if validator not in self._seals:

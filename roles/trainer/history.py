@@ -8,11 +8,12 @@ chain/shards/{digest}         anchor shards that are still to be uploaded
 chain/published/{version}     the weights of the newest published version (safetensors)
 """
 
+from dataclasses import dataclass
+
 from protocol import limits, safetensors
 from protocol.chain import Head, Manifest, ObjectRef
 from protocol.digest import Weights
-from protocol.run import RunManifest
-from protocol.signing import Signed, open_signed
+from protocol.signing import Signed, open_announced
 from roles.ports import NotFoundError, ObjectStore
 from roles.trainer.spool import PUBLISHED, last_published
 
@@ -25,24 +26,23 @@ _SHARDS = "chain/shards/"
 class History:
     """The publisher's own record of its chain."""
 
-    def __init__(self, state: ObjectStore, run: RunManifest) -> None:
+    def __init__(self, state: ObjectStore) -> None:
         self._state = state
-        self._run = run
         self.manifests: dict[int, Signed[Manifest]] = {}
         self.anchors: set[int] = set()
         self.epoch = 0
         self.published = -1
 
     @classmethod
-    async def open(cls, state: ObjectStore, run: RunManifest) -> "History":
+    async def open(cls, state: ObjectStore) -> "History":
         """The record as the last run left it.
 
         Raises:
             StoreError, ProtocolError: the state is damaged.
         """
-        history = cls(state, run)
+        history = cls(state)
         async for item in state.list(_MANIFESTS):
-            signed = history._parse(await state.get(item.path, limits.MAX_RECORD_BYTES * 2))
+            signed = open_announced(await state.get(item.path, limits.MAX_RECORD_BYTES * 2), Manifest)
             history.manifests[signed.record.version] = signed
         async for item in state.list(_ANCHORS):
             history.anchors.add(int(item.path.removeprefix(_ANCHORS)))
@@ -53,9 +53,6 @@ class History:
         history.published = await last_published(state)
         return history
 
-    def _parse(self, data: bytes) -> Signed[Manifest]:
-        return open_signed(data, Manifest, self._run.trainers)
-
     async def begin_epoch(self, epoch: int) -> None:
         """Remember the fencing epoch of this start."""
         await self._state.put(_EPOCH, str(epoch).encode())
@@ -63,7 +60,7 @@ class History:
 
     async def promise(self, data: bytes) -> Signed[Manifest]:
         """Remember a signed manifest before any of its version is uploaded."""
-        signed = self._parse(data)
+        signed = open_announced(data, Manifest)
         await self._state.put(f"{_MANIFESTS}{signed.record.version:010d}", data)
         self.manifests[signed.record.version] = signed
         return signed
@@ -128,17 +125,27 @@ def kept_range(published: int, anchors: set[int], patches: int, most_anchors: in
     return tuple(kept), hung_on + 1
 
 
-def make_head(history: History, run_id: bytes, newest: int, patches: int, anchors: int, expires_ms: int) -> Head:
+@dataclass(frozen=True)
+class Stamp:
+    """What a head says beside the chain: the run, the revision of the authority that its publisher knows, and its expiry."""
+
+    run_id: bytes
+    revision: int
+    expires_ms: int
+
+
+def make_head(history: History, newest: int, patches: int, anchors: int, stamp: Stamp) -> Head:
     """The head that shows everything up to a version."""
     complete = {version for version in history.anchors if version <= newest}
     kept, oldest_patch = kept_range(newest, complete, patches, anchors)
     base = kept[0]
     return Head(
-        run=run_id,
+        run=stamp.run_id,
         epoch=history.epoch,
         base=base,
         manifests=tuple(history.manifests[version].digest for version in range(base, newest + 1)),
         anchors=kept,
         oldest_patch=oldest_patch,
-        expires_ms=expires_ms,
+        revision=stamp.revision,
+        expires_ms=stamp.expires_ms,
     )

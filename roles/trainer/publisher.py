@@ -17,7 +17,7 @@ from protocol.signing import Signed, open_signed, sign
 from roles.follower import Held
 from roles.node import Node
 from roles.ports import NotFoundError, StoreError
-from roles.trainer.history import History, make_head
+from roles.trainer.history import History, Stamp, make_head
 from roles.trainer.publication import Moment, Objects, hold, make_manifest, make_patch, make_shards
 from roles.trainer.spool import SnapshotName, get_snapshot, snapshots
 
@@ -210,9 +210,8 @@ class Publisher:
                 )
             expires_ms = int((node.clock.now() + node.run.head_ttl) * 1000)
             self._shown = max(newest, self._shown)  # an anchor's upload may end between a head and its bookkeeping
-            head = make_head(
-                self._history, node.run_id, self._shown, settings.keep_patches, settings.keep_anchors, expires_ms
-            )
+            stamp = Stamp(node.run_id, node.revisions.number, expires_ms)
+            head = make_head(self._history, self._shown, settings.keep_patches, settings.keep_anchors, stamp)
             await node.publish(paths.head(node.key.public), sign(head, node.key))
 
     async def _renew_head(self) -> None:
@@ -237,7 +236,8 @@ class Publisher:
         history, settings, key = self._history, self._settings, self._node.key.public
         if history.published % max(1, settings.keep_patches // 10):
             return
-        head = make_head(history, self._node.run_id, history.published, settings.keep_patches, settings.keep_anchors, 0)
+        stamp = Stamp(self._node.run_id, 0, 0)
+        head = make_head(history, history.published, settings.keep_patches, settings.keep_anchors, stamp)
         await history.forget_before(head.base)
         kept: set[str] = set()
         for version, signed in history.manifests.items():

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protocol import limits, paths
+from protocol.admission import lottery
 from protocol.errors import MalformedError, ProtocolError
 from protocol.participant import Announcement
 from protocol.rollout import Commitment
@@ -99,6 +100,10 @@ async def docket(node: Node, window: int, pledges: Mapping[bytes, int]) -> Docke
             node.telemetry.event("commitment-unread", miner=miner.hex(), window=window, error=str(error))
             return None
 
+    most = node.authority.admission.miners
+    if len(pledges) > most:
+        opening = await node.randomness(node.run.schedule.opening(window))
+        pledges = {miner: pledges[miner] for miner in sorted(pledges, key=lambda key: lottery(opening, key))[:most]}
     found = await gather(read, sorted(pledges))
     cases = tuple(item for item in found if isinstance(item, Case))
     return Docket(window, cases, {item: pledges[item] for item in found if isinstance(item, bytes)})

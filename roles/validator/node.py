@@ -106,7 +106,7 @@ class Validator:
             if node.clock.now() >= node.run.beacon.due(schedule.verdict(window)):
                 node.telemetry.event("window-abandoned", window=window, error="nobody waits for its verdicts any more")
                 return
-            weights = await self._follower.hold(self._follower.chain.version_for(window))
+            weights = await self._follower.hold(self._follower.version_for(window))
             opening = await node.randomness(schedule.opening(window))
             draw = await node.randomness(schedule.audit(window))
             began = trio.current_time()
@@ -197,7 +197,7 @@ class Validator:
             evaluation=evaluation if evaluation and evaluation.version == weights.version else None,
             verified_tokens=sum(judgement.tokens for verdict in verdicts for judgement in verdict.judgements),
             verify_ms=round(seconds * 1000),
-            alarms=(),
+            alarms=node.alarms.drain(),
         )
         await self._revealer.prepare(found.window, verdicts)
         await self._revealer.promise(await self._ledger.record(summary))

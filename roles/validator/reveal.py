@@ -88,7 +88,7 @@ class Revealer:
         """Wait until all other validators have sealed, or no seal counts any more."""
         node = self._node
         until = node.run.beacon.due(node.run.schedule.seal(window))
-        waiting = set(node.run.validators) - {node.key.public}
+        waiting = set(node.authority.validators) - {node.key.public}
         while waiting and node.clock.now() < until:
             for validator in sorted(waiting):
                 if await sealed_digest(node, window, validator) is not None:

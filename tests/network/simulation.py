@@ -88,10 +88,13 @@ def draft(choices: founding.Choices, validators: Sequence[str]) -> RunManifest:
         choices,
         genesis.PACKAGED,
         BEACON_KEY.chain(PERIOD_MS, int(BEGIN * 1000) + 1000),
-        proof=proof_file.read(genesis.PACKAGED / proof_file.NAME),
-        roots=[key("root").public],
-        trainers=[key("trainer").public],
-        validators=[key(name).public for name in validators],
+        founding.authority(
+            choices,
+            roots=[key("root").public],
+            trainers=[key("trainer").public],
+            validators=[key(name).public for name in validators],
+        ),
+        proof_file.read(genesis.PACKAGED / proof_file.NAME),
     )
 
 
@@ -178,7 +181,7 @@ class Network:
     async def head(self) -> Head:
         """The head as storage shows it."""
         data = await self.store.get(paths.head(key("trainer").public), 1 << 20)
-        return open_signed(data, Head, self.run.trainers).record
+        return open_signed(data, Head, self.run.authority.trainers).record
 
     async def until_window(self, window: int) -> None:
         """Virtual time passes until a window opens."""

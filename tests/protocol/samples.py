@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from protocol.admission import Invite, Work
+from protocol.authority import OPEN, Admission, Authority, ChainPoint, Revision
 from protocol.beacon import ChainInfo
 from protocol.chain import Head, Manifest, ObjectRef, PatchRef, TensorRow, Trust
 from protocol.encoding import Record
@@ -54,14 +56,40 @@ def schedule(**changes: Any) -> Schedule:
     return Schedule(**(fields | changes))
 
 
-def run_manifest(**changes: Any) -> RunManifest:
+def admission(**changes: Any) -> Admission:
+    return Admission(**(OPEN.model_dump() | changes))
+
+
+def authority(**changes: Any) -> Authority:
     fields: dict[str, Any] = {
-        "name": "sample",
         "roots": (ROOT.public,),
         "root_threshold": 1,
         "trainers": (TRAINER.public,),
         "validators": (VALIDATOR.public,),
         "quorum": 1,
+        "admission": admission(),
+        "revoked": (),
+    }
+    return Authority(**(fields | changes))
+
+
+def revision(number: int = 1, previous: bytes = RUN_ID, **changes: Any) -> Revision:
+    """A revision; fields of its authority are given as `authority` or change nothing."""
+    fields: dict[str, Any] = {
+        "run": RUN_ID,
+        "number": number,
+        "previous": previous,
+        "authority": authority(),
+        "rewind": None,
+        "note": "",
+    }
+    return Revision(**(fields | changes))
+
+
+def run_manifest(**changes: Any) -> RunManifest:
+    fields: dict[str, Any] = {
+        "name": "sample",
+        "authority": authority(),
         "model": ModelSpec(
             files=(FileRef(name="config.json", digest=digest("config"), size=10),), genesis=digest("weights 0")
         ),
@@ -120,7 +148,8 @@ def head(**changes: Any) -> Head:
         "manifests": (digest("manifest 0"), digest("manifest 1")),
         "anchors": (0,),
         "oldest_patch": 1,
-        "expires_ms": 10_000_000,
+        "revision": 0,
+        "expires_ms": 4_000_000,
     }
     return Head(**(fields | changes))
 
@@ -240,6 +269,7 @@ def announcement(**changes: Any) -> Announcement:
         "space": "https://north.example.org/run",
         "groups": 16,
         "expires_ms": 99,
+        "proof": b"",
     }
     return Announcement(**(fields | changes))
 
@@ -252,7 +282,10 @@ def every_record() -> list[Record]:
         manifest(),
         manifest(1, digest("manifest 0")),
         head(),
-        Trust(run=RUN_ID, epoch=1, version=5, digest=digest("manifest 5")),
+        Trust(run=RUN_ID, epoch=1, version=5, digest=digest("manifest 5"), revision=0),
+        revision(rewind=ChainPoint(version=4, digest=digest("manifest 4")), note="a stolen key"),
+        Work(expires_ms=5, nonce=7),
+        Invite(run=RUN_ID, key=MINER.public, expires_ms=99),
         group(),
         Commitment(run=RUN_ID, window=7, version=3, miner=MINER.public, batch=digest("batch"), groups=frames),
         verdict(judgement(0), rejected(3)),

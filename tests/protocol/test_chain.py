@@ -86,7 +86,8 @@ def test_following_from_nothing() -> None:
         assert content_digest(trainer.manifests[version].to_bytes()) == digest
         node.accept_manifest(version, trainer.data(version))
     assert node.missing() == []
-    assert node.trust == Trust(run=RUN_ID, epoch=1, version=3, digest=content_digest(trainer.manifests[3].to_bytes()))
+    newest = content_digest(trainer.manifests[3].to_bytes())
+    assert node.trust == Trust(run=RUN_ID, epoch=1, version=3, digest=newest, revision=0)
     assert list(node.manifests()) == trainer.manifests
 
 
@@ -236,7 +237,7 @@ def test_two_heads_for_one_version_are_a_fork_before_any_manifest_came() -> None
 def test_the_same_head_again() -> None:
     trainer = chain(3)
     node = follow(verifier(), trainer)
-    node.accept_head(trainer.head(expires_ms=20_000_000), NOW)
+    node.accept_head(trainer.head(expires_ms=4_500_000), NOW)
     assert node.missing() == []
 
 
@@ -275,7 +276,7 @@ def test_what_is_no_head(head: Callable[[], bytes], error: type[ProtocolError]) 
 
 def test_trust_of_another_run_is_our_own_mistake() -> None:
     with pytest.raises(ValueError, match="another run"):
-        verifier(Trust(run=samples.digest("other"), epoch=0, version=0, digest=samples.digest("x")))
+        verifier(Trust(run=samples.digest("other"), epoch=0, version=0, digest=samples.digest("x"), revision=0))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import paths, safetensors
+from protocol.admission import Invite, Work
+from protocol.authority import Revision, Revisions
 from protocol.chain import Head, Manifest, Trust
 from protocol.compression import decompress
 from protocol.encoding import Record, unpack
@@ -31,6 +33,9 @@ TYPES: tuple[type[Record], ...] = (
     Manifest,
     Trust,
     Announcement,
+    Revision,
+    Invite,
+    Work,
     Commitment,
     Group,
     RunManifest,
@@ -48,6 +53,7 @@ PARSERS: dict[str, Parser] = {
     "safetensors": safetensors.read,
     "open_signed": lambda data: open_signed(data, Announcement, [samples.MINER.public]),
     "open_announced": lambda data: open_announced(data, Announcement),
+    "revision": lambda data: Revisions(samples.RUN_ID, samples.authority()).check(1, data),
     "open_group": lambda data: open_group(data, COMMITMENT, 0),
     "sketch": lambda data: distances(data, bytes(20)),
     **{record.__name__: record.from_bytes for record in TYPES},
@@ -56,6 +62,7 @@ SEEDS = [
     *(record.to_bytes() for record in samples.every_record()),
     samples.group().to_frame(),
     sign(samples.announcement(), samples.MINER),
+    sign(samples.revision(), samples.ROOT),
     safetensors.write(samples.weights()),
 ]
 

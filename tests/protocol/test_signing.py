@@ -134,7 +134,7 @@ def test_a_point_that_is_not_on_the_curve_verifies_nothing() -> None:
 
 
 def test_the_kind_keeps_signatures_apart() -> None:
-    body = Trust(run=samples.RUN_ID, epoch=0, version=0, digest=samples.digest("x")).to_bytes()
+    body = Trust(run=samples.RUN_ID, epoch=0, version=0, digest=samples.digest("x"), revision=0).to_bytes()
     value = MINER.sign(b"grailnode/1\x00announcement\x00" + body)
     with pytest.raises(SignatureError):
         open_signed(
@@ -211,6 +211,7 @@ def test_each_altered_field_of_a_body_is_refused() -> None:
         "space": "https://south.example.org",
         "groups": 17,
         "expires_ms": 100,
+        "proof": b"x",
     }
     assert changes.keys() == fields.keys()
     for name, value in changes.items():

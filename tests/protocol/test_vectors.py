@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from protocol import challenge, errors, sampling, sketch
+from protocol.admission import Invite, Work, leading_zero_bits, work_digest
+from protocol.authority import Authority, Revision, Revisions
 from protocol.chain import ChainVerifier, Head, Manifest, Trust
 from protocol.digest import content_digest, digest_weights, dtypes, tensor_digest
 from protocol.encoding import Record, pack, unpack
@@ -31,6 +33,7 @@ VECTORS: dict[str, list[dict[str, Any]]] = {
 KINDS: tuple[type[Record], ...] = (
     *(Announcement, Commitment, Envelope, Group, Head, Judgement),
     *(Manifest, Report, Rollout, Row, RunManifest, Seal, Summary, Trust, Verdict),
+    *(Invite, Revision, Work),
 )
 
 
@@ -79,6 +82,28 @@ def test_parsed(page: str, item: dict[str, Any]) -> None:
         assert found.to_bytes() == data
     if item["parser"] == "value":
         assert pack(found) == data
+
+
+@pytest.mark.parametrize("item", picked("authority", "revision"), ids=name_of)
+def test_revisions(item: dict[str, Any]) -> None:
+    founding = case("authority", "founding")
+    known = Revisions(bytes.fromhex(founding["run_id"]), Authority.from_bytes(bytes.fromhex(founding["authority"])))
+    for number, data in enumerate(item["known"], 1):
+        known.adopt(known.check(number, bytes.fromhex(data)))
+    if item["error"] is None:
+        assert known.check(item["number"], bytes.fromhex(item["revision"])).record.number == item["number"]
+        return
+    with pytest.raises(errors.ProtocolError) as caught:
+        known.check(item["number"], bytes.fromhex(item["revision"]))
+    assert type(caught.value).__name__ == item["error"]
+
+
+def test_work() -> None:
+    item = case("authority", "work")
+    work = Work.from_bytes(bytes.fromhex(item["work"]))
+    digest = work_digest(bytes.fromhex(item["run"]), bytes.fromhex(item["key"]), work)
+    assert (digest.hex(), leading_zero_bits(digest)) == (item["digest"], item["bits"])
+    assert item["bits"] >= 8 > item["bits without"]
 
 
 def test_keys() -> None:

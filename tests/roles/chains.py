@@ -81,6 +81,7 @@ class Chain:
             manifests=tuple(signed.digest for signed in self.signed[: newest + 1]),
             anchors=tuple(version for version in self.anchors if version <= newest),
             oldest_patch=1,
+            revision=0,
             expires_ms=self._expires_ms,
         )
         data = sign(head, TRAINER)
@@ -112,6 +113,7 @@ class _NoBeacon:
 
 def small_run(genesis: bytes) -> tuple[bytes, RunManifest]:
     """A run whose only trainer is TRAINER and whose genesis is given."""
-    run = draft(Choices(), ["validator"]).model_copy(update={"trainers": (TRAINER.public,)})
-    run = run.model_copy(update={"model": run.model.model_copy(update={"genesis": genesis})})
+    run = draft(Choices(), ["validator"])
+    authority = run.authority.model_copy(update={"trainers": (TRAINER.public,)})
+    run = run.model_copy(update={"authority": authority, "model": run.model.model_copy(update={"genesis": genesis})})
     return content_digest(run.to_bytes()), run

@@ -203,7 +203,7 @@ async def test_a_manifest_withheld_leaves_the_chain_as_it_was():
     await site.store.delete(paths.manifest(TRAINER.public, 2, site.chain.signed[2].digest))
     with pytest.raises(NotFoundError):
         await follower.refresh()
-    assert follower.chain.version_for(1) == 1
+    assert follower.version_for(1) == 1
     trust = Trust.from_bytes(await site.state.get(TRUST_PATH, 1 << 20))
     assert trust.version == 1
 

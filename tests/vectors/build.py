@@ -19,6 +19,7 @@ from protocol.rollout import Commitment
 from protocol.signing import Envelope, Signature, sign
 from tests.protocol import samples
 from tests.protocol.samples import MINER, ROOT, RUN_ID, TRAINER, VALIDATOR
+from tests.vectors import revisions
 
 Case = dict[str, Any]
 MALFORMED, LIMIT, SIGNATURE = "MalformedError", "LimitError", "SignatureError"
@@ -127,6 +128,7 @@ def signing() -> list[Case]:
                 "role": "trainer",
                 "name": "south",
                 "expires_ms": 98,
+                "proof": b"x",
             }.items()
         ),
         bad("a key of order 1, which signs everything", "announced", forged(identity, identity + bytes(32)), SIGNATURE),
@@ -317,15 +319,17 @@ def chain() -> list[Case]:
         names = tuple(content_digest(manifest.to_bytes()) for manifest in listed)
         return sign(samples.head(manifests=names, **changes), TRAINER).hex()
 
-    trust = Trust(run=RUN_ID, epoch=1, version=2, digest=content_digest(manifests[2].to_bytes()))
+    trust = Trust(run=RUN_ID, epoch=1, version=2, digest=content_digest(manifests[2].to_bytes()), revision=0)
     steps = [
         ("the same again", head(manifests), None),
-        ("renewed", head(manifests, expires_ms=20_000_000), None),
+        ("renewed", head(manifests, expires_ms=4_500_000), None),
         ("a newer epoch", head(manifests, epoch=2), None),
         ("an older version", head(manifests[:2]), "RollbackError"),
         ("an older epoch", head(manifests, epoch=0), "RollbackError"),
         ("another manifest", head([*manifests[:2], other]), "ForkError"),
         ("expired", head(manifests, expires_ms=1_000_000), "ExpiredError"),
+        ("valid for too long", head(manifests, expires_ms=4_900_001), "ChainError"),
+        ("under a revision unknown here", head(manifests, revision=1), "GapError"),
         ("of another run", head(manifests, run=samples.digest("other")), "ChainError"),
         ("by a stranger", sign(samples.head(), MINER).hex(), SIGNATURE),
     ]
@@ -428,6 +432,7 @@ def ledger() -> list[Case]:
 
 PAGES: dict[str, Callable[[], list[Case]]] = {
     "encoding": encoding,
+    "authority": revisions.page,
     "signing": signing,
     "window": window,
     "sampling": sampling_page,

@@ -1,0 +1,162 @@
+"""Admission: who may mine under each policy, and what is refused before anything is paid for it."""
+
+from typing import Any, ClassVar
+
+import pytest
+
+from protocol import limits
+from protocol.admission import CREDENTIALS, Gate, Invite, Work, do_work, leading_zero_bits, lottery, work_digest
+from protocol.errors import AdmissionError, MalformedError, ProtocolError
+from protocol.participant import Announcement
+from protocol.signing import SigningKey, sign
+from tests.protocol import samples
+from tests.protocol.samples import MINER, ROOT, RUN_ID, TRAINER, VALIDATOR
+
+NOW = 50.0
+INVITER, STRANGER = samples.key("inviter"), samples.key("stranger")
+
+
+def gate(revoked: tuple[bytes, ...] = (), **admission: Any) -> Gate:
+    return Gate(RUN_ID, samples.authority(admission=samples.admission(**admission), revoked=revoked))
+
+
+def refused(gate: Gate, announcement: Announcement, match: str) -> None:
+    with pytest.raises(AdmissionError, match=match):
+        gate.admit(announcement, NOW)
+
+
+def test_open_to_all_but_the_revoked() -> None:
+    gate().admit(samples.announcement(), NOW)
+    closed = gate(revoked=(MINER.public,))
+    assert not closed.may_fetch(MINER.public, "miner")
+    refused(closed, samples.announcement(), "may not be a miner")
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"run": samples.digest("other")}, "another run"),
+        ({"expires_ms": 50}, "expired"),
+        ({"role": "trainer"}, "may not be a trainer"),
+        ({"role": "validator"}, "may not be a validator"),
+        ({"key": VALIDATOR.public, "role": "trainer"}, "may not be a trainer"),
+    ],
+)
+def test_what_nobody_may_announce(changes: dict[str, Any], match: str) -> None:
+    refused(gate(), samples.announcement(**changes), match)
+
+
+def test_trainers_and_validators_need_no_admission() -> None:
+    closed = gate(policy="allowlist")
+    closed.admit(samples.announcement(key=TRAINER.public, role="trainer"), NOW)
+    closed.admit(samples.announcement(key=VALIDATOR.public, role="validator"), NOW)
+
+
+def test_an_allowlist() -> None:
+    listed = gate(policy="allowlist", allowed=(MINER.public,))
+    listed.admit(samples.announcement(), NOW)
+    assert listed.may_fetch(MINER.public, "miner")
+    assert not listed.may_fetch(STRANGER.public, "miner")  # nothing of it is even fetched
+    refused(listed, samples.announcement(key=STRANGER.public), "may not be a miner")
+
+
+def invitation(*keys: SigningKey, **changes: Any) -> Announcement:
+    fields: dict[str, Any] = {"run": RUN_ID, "key": MINER.public, "expires_ms": 60}
+    return samples.announcement(proof=sign(Invite(**(fields | changes)), *keys))
+
+
+def test_an_invitation_by_an_inviter_or_a_root() -> None:
+    asked = gate(policy="invite", inviters=(INVITER.public,))
+    for key in (INVITER, ROOT):
+        asked.admit(invitation(key), NOW)
+
+
+@pytest.mark.parametrize(
+    ("announcement", "match"),
+    [
+        (samples.announcement(), "no invitation"),
+        (samples.announcement(proof=b"\xc1"), "no invitation"),
+        (samples.announcement(proof=Invite(run=RUN_ID, key=MINER.public, expires_ms=60).to_bytes()), "no invitation"),
+        (invitation(STRANGER), "no invitation"),
+        (invitation(TRAINER), "no invitation"),
+        (invitation(INVITER, STRANGER), "no invitation"),
+        (invitation(INVITER, key=STRANGER.public), "another key"),
+        (invitation(INVITER, run=samples.digest("other")), "another key or run"),
+        (invitation(INVITER, expires_ms=50), "expired"),
+    ],
+)
+def test_invitations_that_do_not_count(announcement: Announcement, match: str) -> None:
+    refused(gate(policy="invite", inviters=(INVITER.public,)), announcement, match)
+
+
+def worked(difficulty: int = 8, expires_ms: int = 60, key: bytes = MINER.public) -> Announcement:
+    work = do_work(RUN_ID, key, difficulty, expires_ms)
+    return samples.announcement(proof=work.to_bytes())
+
+
+def test_a_proof_of_work() -> None:
+    asked = gate(credential="work", difficulty=8)
+    asked.admit(worked(), NOW)
+    asked.admit(worked(9), NOW)
+
+
+@pytest.mark.parametrize(
+    ("announcement", "match"),
+    [
+        (worked(expires_ms=50), "expired"),
+        (worked(0, expires_ms=60 + limits.MAX_WORK_MS), "too far"),
+        (worked(key=STRANGER.public), "zero bits"),
+        (worked(0), "zero bits"),
+    ],
+)
+def test_work_that_does_not_count(announcement: Announcement, match: str) -> None:
+    refused(gate(credential="work", difficulty=20), announcement, match)
+
+
+def test_work_that_is_none() -> None:
+    for proof in (b"", b"\xc1", bytes(1024)):
+        with pytest.raises(MalformedError):
+            gate(credential="work", difficulty=1).admit(samples.announcement(proof=proof), NOW)
+
+
+def test_work_is_bound_to_run_key_and_time() -> None:
+    work = do_work(RUN_ID, MINER.public, 12, 60)
+    assert leading_zero_bits(work_digest(RUN_ID, MINER.public, work)) >= 12
+    others = (
+        work_digest(samples.digest("other"), MINER.public, work),
+        work_digest(RUN_ID, STRANGER.public, work),
+        work_digest(RUN_ID, MINER.public, Work(expires_ms=61, nonce=work.nonce)),
+    )
+    assert all(leading_zero_bits(other) < 12 for other in others)
+    assert leading_zero_bits(bytes(32)) == 256
+
+
+class Stake:
+    """A credential of another kind: the proof names an account that holds enough."""
+
+    accounts: ClassVar[dict[bytes, int]] = {b"rich": 100, b"poor": 1}
+
+    def check(self, announcement: Announcement, difficulty: int, now_ms: float) -> None:
+        if self.accounts.get(announcement.proof, 0) < difficulty:
+            raise AdmissionError("too little at stake", "announcement")
+
+
+def test_another_credential_plugs_in_and_an_unknown_one_admits_nobody() -> None:
+    authority = samples.authority(admission=samples.admission(credential="stake", difficulty=50))
+    staked = Gate(RUN_ID, authority, {**CREDENTIALS, "stake": Stake()})
+    staked.admit(samples.announcement(proof=b"rich"), NOW)
+    refused(staked, samples.announcement(proof=b"poor"), "too little")
+    refused(Gate(RUN_ID, authority), samples.announcement(proof=b"rich"), "does not know the credential 'stake'")
+
+
+def test_an_announcement_cannot_carry_more_proof_than_allowed() -> None:
+    with pytest.raises(ProtocolError):
+        Announcement.from_bytes(
+            samples.announcement().to_bytes().replace(b"\xa5proof\xc4\x00", b"\xa5proof\xc5\x04\x01" + bytes(1025))
+        )
+
+
+def test_the_lottery_favours_no_key_for_long() -> None:
+    keys = [samples.digest(str(number)) for number in range(200)]
+    first = [min(keys, key=lambda key: lottery(salt.to_bytes(4, "big"), key)) for salt in range(50)]
+    assert len(set(first)) > 30

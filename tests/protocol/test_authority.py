@@ -1,0 +1,241 @@
+"""Authorities and their revisions: who may replace whom, and what is refused."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from protocol.authority import Authority, ChainPoint, Revision, Revisions
+from protocol.chain import ChainVerifier
+from protocol.digest import content_digest
+from protocol.errors import ChainError, ForkError, GapError, ProtocolError, RollbackError, SignatureError
+from protocol.signing import Envelope, SigningKey, sign
+from tests.protocol import samples
+from tests.protocol.samples import MINER, ROOT, RUN_ID, TRAINER, VALIDATOR, authority, revision
+
+KEYS = (TRAINER.public, VALIDATOR.public)
+A, B, C, D = (samples.key(f"root {name}") for name in "abcd")
+THREE = {"roots": (A.public, B.public, C.public), "root_threshold": 2}
+
+
+def of(*keys: SigningKey, **changes: Any) -> Authority:
+    """An authority with two of three roots, or with the keys given as roots, two of which must sign."""
+    roots = {"roots": tuple(key.public for key in keys), "root_threshold": 2} if keys else THREE
+    return authority(**(roots | changes))
+
+
+def known(*revisions: Revision) -> Revisions:
+    """What a node knows that has obeyed some revisions of the three roots."""
+    node = Revisions(RUN_ID, of())
+    for item in revisions:
+        node.adopt(node.check(item.number, sign(item, A, B)))
+    return node
+
+
+def after(node: Revisions, **changes: Any) -> Revision:
+    """The next revision."""
+    return revision(node.number + 1, node.digest, **({"authority": of()} | changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"roots": ()},
+        {"root_threshold": 2},
+        {"root_threshold": 0},
+        {"quorum": 2},
+        {"quorum": 0},
+        {"validators": KEYS[:1] * 2, "quorum": 2},
+        {"roots": KEYS[:1] * 2, "root_threshold": 2},
+        {"trainers": KEYS[:1] * 2},
+        {"trainers": (b"short",)},
+        {"revoked": (TRAINER.public,)},
+        {"revoked": (ROOT.public,)},
+        {"revoked": tuple(sorted((A.public, B.public), reverse=True))},
+        {"revoked": (A.public,) * 2},
+        {"revoked": (MINER.public,), "admission": samples.admission(allowed=(MINER.public,))},
+    ],
+    ids=str,
+)
+def test_an_authority_that_cannot_be(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        authority(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"policy": "whoever"},
+        {"miners": 0},
+        {"miners": 4097},
+        {"difficulty": 257},
+        {"credential": "Two Words"},
+        {"allowed": tuple(sorted((A.public, B.public), reverse=True))},
+        {"inviters": (A.public,) * 2},
+    ],
+    ids=str,
+)
+def test_an_admission_that_cannot_be(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        samples.admission(**changes)
+
+
+@pytest.mark.parametrize("role", ["roots", "trainers", "validators"])
+@pytest.mark.parametrize("key", [bytes(32), b"\xff" * 32])
+def test_unsound_keys(role: str, key: bytes) -> None:
+    authority().check_keys()
+    with pytest.raises(SignatureError):
+        authority(**{role: (key,)}).check_keys()
+    node = known()
+    with pytest.raises(SignatureError):
+        node.check(1, sign(after(node, authority=of(**({role: (key,)} | {"root_threshold": 1}))), A, B))
+
+
+def test_any_two_of_three_roots_replace_the_authority() -> None:
+    for signers in ((A, B), (B, C), (C, A), (A, B, C)):
+        node = known()
+        node.adopt(node.check(1, sign(after(node, authority=of(trainers=(MINER.public,))), *signers)))
+        assert (node.number, node.current.trainers) == (1, (MINER.public,))
+
+
+@pytest.mark.parametrize("signers", [(A,), (TRAINER, VALIDATOR), (A, TRAINER), (A, B, TRAINER), (D, TRAINER)], ids=str)
+def test_who_may_not(signers: tuple[SigningKey, ...]) -> None:
+    node = known()
+    with pytest.raises(SignatureError):
+        node.check(1, sign(after(node), *signers))
+    assert node.number == 0
+
+
+def test_one_broken_signature_spoils_it() -> None:
+    node = known()
+    envelope = Envelope.from_bytes(sign(after(node), A, B, C))
+    last = envelope.signatures[-1].model_copy(update={"value": bytes(64)})
+    with pytest.raises(SignatureError):
+        node.check(1, envelope.model_copy(update={"signatures": (*envelope.signatures[:-1], last)}).to_bytes())
+
+
+def test_roots_rotate_with_the_signatures_of_both_sides() -> None:
+    rotated = of(B, C, D)
+    for signers, holds in (((A, B), False), ((B, C), True), ((C, D), False), ((A, B, C), True), ((A, B, D), True)):
+        node = known()
+        data = sign(after(node, authority=rotated), *signers)
+        if holds:
+            node.adopt(node.check(1, data))
+            assert node.current.roots == rotated.roots
+        else:
+            with pytest.raises(SignatureError):
+                node.check(1, data)
+    node.adopt(node.check(2, sign(after(node, authority=rotated), C, D)))
+    with pytest.raises(SignatureError):
+        node.check(3, sign(after(node, authority=rotated), A, B))  # A was a root once
+
+
+def test_a_lower_threshold_needs_the_old_one() -> None:
+    node = known()
+    weaker = after(node, authority=of(root_threshold=1))
+    with pytest.raises(SignatureError):
+        node.check(1, sign(weaker, A))
+    node.adopt(node.check(1, sign(weaker, A, B)))
+    node.adopt(node.check(2, sign(after(node), A, B)))
+
+
+def test_numbers_and_links() -> None:
+    first = after(known(), note="one")
+    second = after(known(first), note="two")
+    node = known(first)
+    with pytest.raises(RollbackError):
+        node.check(2, sign(first, A, B))
+    with pytest.raises(GapError):
+        known().check(1, sign(second, A, B))
+    with pytest.raises(ForkError):
+        node.check(2, sign(second.model_copy(update={"previous": RUN_ID}), A, B))
+    with pytest.raises(ChainError):
+        node.check(2, sign(second.model_copy(update={"run": samples.digest("other")}), A, B))
+    with pytest.raises(ValueError, match="neither known nor the next"):
+        node.check(3, sign(second, A, B))
+    with pytest.raises(ValueError, match="does not follow"):
+        node.adopt(node.check(1, sign(first, A, B)))
+
+
+def test_a_second_history_is_a_fork_whoever_comes_first() -> None:
+    first, other = after(known(), note="one"), after(known(), note="other")
+    node = known(first)
+    node.check(1, sign(first, B, C))  # other signatures on the same words
+    with pytest.raises(ForkError):
+        node.check(1, sign(other, A, B))
+    assert node.number == 1
+
+
+def chain_of(node: Revisions, key: SigningKey, **changes: Any) -> tuple[ChainVerifier, bytes, bytes]:
+    """A verifier under an authority, and a head of one version and its manifest, signed by a key."""
+    manifest = samples.manifest()
+    head = samples.head(manifests=(content_digest(manifest.to_bytes()),), **changes)
+    return (
+        ChainVerifier(RUN_ID, samples.run_manifest(authority=of()), None, node),
+        sign(head, key),
+        sign(manifest, key),
+    )
+
+
+def test_a_revoked_trainer_is_refused_and_what_was_verified_stays() -> None:
+    node = known()
+    verifier, head, manifest = chain_of(node, TRAINER)
+    verifier.accept_head(head, 1000.0)
+    verifier.accept_manifest(0, manifest)
+    changed = after(node, authority=of(trainers=(MINER.public,), revoked=(TRAINER.public,)))
+    node.adopt(node.check(1, sign(changed, A, B)))
+    with pytest.raises(SignatureError):
+        verifier.accept_head(head, 1000.0)
+    with pytest.raises(SignatureError):
+        verifier.accept_manifest(0, manifest)
+    assert verifier.version_for(5) == 0
+    _, head, _ = chain_of(node, MINER, epoch=2, revision=1)
+    verifier.accept_head(head, 1000.0)
+    assert not verifier.missing()  # signed again by the new key, the manifest has the same name
+
+
+def test_a_head_of_a_revision_that_storage_hides_is_refused() -> None:
+    node = known()
+    verifier, head, _ = chain_of(node, TRAINER, revision=1)
+    with pytest.raises(GapError, match="revision 1"):
+        verifier.accept_head(head, 1000.0)
+    node.adopt(node.check(1, sign(after(node), A, B)))
+    verifier.accept_head(head, 1000.0)
+
+
+@pytest.mark.parametrize("stolen", [{"epoch": (1 << 53) - 1}, {"epoch": 1}], ids=["epoch", "version"])
+def test_a_rewind_ends_what_a_thief_fast_forwarded(stolen: dict[str, int]) -> None:
+    node = known()
+    verifier, head, manifest = chain_of(node, TRAINER)
+    verifier.accept_head(head, 1000.0)
+    verifier.accept_manifest(0, manifest)
+    good = verifier.trust
+    assert good is not None
+    forged = samples.manifest(1, good.digest, optimizer_step=1 << 50)
+    names = (good.digest, content_digest(forged.to_bytes()))
+    verifier.accept_head(sign(samples.head(manifests=names, **stolen), TRAINER), 1000.0)
+    verifier.accept_manifest(1, sign(forged, TRAINER))
+    assert verifier.trust is not None and verifier.trust.version == 1
+    point = ChainPoint(version=0, digest=good.digest)
+    changed = after(node, authority=of(trainers=(MINER.public,)), rewind=point)
+    node.adopt(node.check(1, sign(changed, A, B)))
+    _, head, _ = chain_of(node, MINER, epoch=2, revision=1)
+    verifier.accept_head(head, 1000.0)
+    assert verifier.trust == good.model_copy(update={"epoch": 2, "revision": 1})
+    _, stale, _ = chain_of(node, MINER, epoch=1, revision=1)
+    with pytest.raises(RollbackError):  # rewound once, not for ever
+        verifier.accept_head(stale, 1000.0)
+
+
+def test_a_head_that_counts_for_ever_is_refused() -> None:
+    verifier, _, _ = chain_of(known(), TRAINER)
+    _, head, _ = chain_of(known(), TRAINER, expires_ms=(1 << 53) - 1)
+    with pytest.raises(ChainError, match="counts for more"):
+        verifier.accept_head(head, 1000.0)
+
+
+def test_revisions_survive_no_rubbish() -> None:
+    node = known()
+    for rubbish in (b"", b"\xc1", bytes(10_000_000), sign(samples.head(), A, B), sign(after(node), A, B)[:-1]):
+        with pytest.raises(ProtocolError):
+            node.check(1, rubbish)
