@@ -10,6 +10,7 @@ import os
 import secrets
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
@@ -75,7 +76,7 @@ class LocalStore:
                 yield info
 
     async def delete(self, path: str) -> None:
-        """Implements ObjectStore.delete; a power cut may bring the object back."""
+        """Implements ObjectStore.delete; when it returns, the disk has forgotten the object."""
         check_path(path)
         await self._run(lambda: self._delete(path))
 
@@ -122,13 +123,15 @@ class LocalStore:
                 target.unlink()
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 return
-        for folder in target.parents:
-            if folder == self._root:
-                return
-            try:
-                folder.rmdir()
-            except OSError:  # other objects lie there, or another deletion was faster
-                return
+            for folder in target.parents:
+                with suppress(FileNotFoundError):  # another deletion was faster, and flushed what is above
+                    sync_folder(folder)
+                if folder == self._root:
+                    return
+                try:
+                    folder.rmdir()
+                except OSError:  # other objects lie there
+                    return
 
     def _walk(self, prefix: str, after: str) -> Iterator[ObjectInfo]:
         """Objects in order of path. A folder's path ends with '/', so it sorts where its objects do."""

@@ -27,6 +27,8 @@ MAX_PARTS: Final = 10_000
 PARTS_AT_ONCE: Final = 4
 """Parts of one object in flight; each holds a copy of its bytes."""
 
+_MAX_PAGES: Final = 64  # of 1,000 uploads or parts; more than S3 lets an upload have
+
 T = TypeVar("T")
 
 
@@ -177,35 +179,65 @@ class Uploads:
             return  # gone already
 
     async def _listed(self, prefix: str) -> list[tuple[str, str, float]]:
-        """Unfinished uploads below a prefix, at most a page of them: path, upload id, when it began."""
+        """Unfinished uploads below a prefix: path, upload id, when it began (seconds since the epoch)."""
 
-        def work() -> list[tuple[str, str, float]]:
+        def page(marks: dict[str, Any]) -> tuple[list[tuple[str, str, float]], dict[str, Any]]:
             with s3_errors(self._name(prefix)):
-                answer = self._client.list_multipart_uploads(Bucket=self._location.bucket, Prefix=prefix)
-                return [
+                answer = self._client.list_multipart_uploads(Bucket=self._location.bucket, Prefix=prefix, **marks)
+                found = [
                     (item["Key"], item["UploadId"], item["Initiated"].timestamp())
                     for item in answer.get("Uploads", [])
                     if "Key" in item and "UploadId" in item and "Initiated" in item
                 ]
+                following = {
+                    "KeyMarker": answer.get("NextKeyMarker"),
+                    "UploadIdMarker": answer.get("NextUploadIdMarker"),
+                }
+                return found, _more(answer.get("IsTruncated"), following)
 
-        return await self._run(self._name(prefix), 0, work)
+        return await self._pages(prefix, page)
 
     async def _arrived(self, path: str, upload_id: str) -> dict[int, str]:
-        """ETags of the parts that the service holds, by number; the first page of them."""
+        """ETags of the parts that the service holds, by number."""
 
-        def work() -> dict[int, str]:
+        def page(marks: dict[str, Any]) -> tuple[list[tuple[int, str]], dict[str, Any]]:
             with s3_errors(self._name(path)):
-                answer = self._client.list_parts(Bucket=self._location.bucket, Key=path, UploadId=upload_id)
-                return {
-                    item["PartNumber"]: item["ETag"]
+                answer = self._client.list_parts(Bucket=self._location.bucket, Key=path, UploadId=upload_id, **marks)
+                found = [
+                    (item["PartNumber"], item["ETag"])
                     for item in answer.get("Parts", [])
                     if "PartNumber" in item and "ETag" in item
-                }
+                ]
+                following = {"PartNumberMarker": answer.get("NextPartNumberMarker")}
+                return found, _more(answer.get("IsTruncated"), following)
 
-        return await self._run(self._name(path), 0, work)
+        return dict(await self._pages(path, page))
+
+    async def _pages(self, where: str, page: Callable[[dict[str, Any]], tuple[list[T], dict[str, Any]]]) -> list[T]:
+        """All that the pages hold.
+
+        Raises:
+            StoreError: a page cannot be had, or they do not end.
+        """
+        found: list[T] = []
+        marks: dict[str, Any] = {}
+        for _ in range(_MAX_PAGES):
+            more, following = await self._run(self._name(where), 0, partial(page, marks))
+            found += more
+            if not following:
+                return found
+            if following == marks:
+                break
+            marks = following
+        raise StoreError(f"{self._name(where)}: the list of uploads does not end")
 
     def _name(self, path: str) -> str:
         return f"s3://{self._location.bucket}/{path}"
+
+
+def _more(truncated: bool | None, following: dict[str, Any]) -> dict[str, Any]:
+    """What asks for the next page; nothing where there is none."""
+    return {name: value for name, value in following.items() if value} if truncated else {}
 
 
 def _part_size(total: int, wanted: int) -> int:

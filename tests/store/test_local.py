@@ -192,3 +192,23 @@ async def test_deleting_the_last_object_removes_its_folders(tmp_path: Path):
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["x"]
     await store.delete("a/x")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".tmp"]
+
+
+@pytest.mark.trio
+async def test_a_deletion_is_on_the_disk_when_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = LocalStore(tmp_path, inline=True)
+    for path in ("a/b/one", "a/two"):
+        await store.put(path, b"x")
+    flushed: list[tuple[str, ...]] = []
+    fsync = os.fsync
+
+    def recorded_fsync(descriptor: int) -> None:
+        flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink().relative_to(tmp_path).parts)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    await store.delete("a/b/one")
+    assert flushed == [("a", "b"), ("a",)]  # the object's folder, then the one from which that folder went
+    flushed.clear()
+    await store.delete("a/nothing")
+    assert flushed == []

@@ -1,9 +1,11 @@
 """A service that fails, lies or crawls: each ends in one clear StoreError, in bounded time and memory."""
 
+import hashlib
 import random
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import trio
@@ -316,3 +318,48 @@ async def test_a_request_is_signed_by_the_given_keys_and_reads_no_environment(se
 def test_secrets_are_not_printed():
     assert "some-secret-key" not in repr(CREDENTIALS)
     assert "some-token" not in repr(CREDENTIALS)
+
+
+def _xml(body: str) -> Reply:
+    return Reply(200, f"<?xml version='1.0'?><R>{body}</R>".encode(), {"Content-Type": "application/xml"})
+
+
+@pytest.mark.trio
+async def test_uploads_and_parts_are_adopted_from_every_page_of_their_lists(location, service):
+    """A thousand strangers' uploads before ours, and its parts one to a page."""
+    data = bytes(range(256)) * (12 * MIB // 256)
+    pieces = [data[start : start + 5 * MIB] for start in range(0, len(data), 5 * MIB)]
+    tags = [hashlib.md5(piece).hexdigest() for piece in pieces]
+    sent: list[str] = []
+
+    def answer(asked: Asked) -> Reply:
+        query = parse_qs(urlsplit(asked.target).query, keep_blank_values=True)
+        if asked.method == "GET" and "uploads" in query:
+            if "key-marker" not in query:
+                other = "<Upload><Key>a-other</Key><UploadId>x</UploadId><Initiated>2026-01-01T00:00:00Z</Initiated></Upload>"
+                marks = "<NextKeyMarker>a-other</NextKeyMarker><NextUploadIdMarker>x</NextUploadIdMarker>"
+                return _xml(f"<IsTruncated>true</IsTruncated>{other}{marks}")
+            ours = "<Upload><Key>a</Key><UploadId>ours</UploadId><Initiated>2026-01-01T00:00:00Z</Initiated></Upload>"
+            return _xml(f"<IsTruncated>false</IsTruncated>{ours}")
+        if asked.method == "GET" and "uploadId" in query:
+            number = int(query.get("part-number-marker", ["0"])[0]) + 1
+            part = f"<Part><PartNumber>{number}</PartNumber><ETag>&quot;{tags[number - 1]}&quot;</ETag></Part>"
+            last = number == 2  # the third has not arrived
+            mark = "" if last else f"<NextPartNumberMarker>{number}</NextPartNumberMarker>"
+            return _xml(f"<IsTruncated>{str(not last).lower()}</IsTruncated>{part}{mark}")
+        sent.append(asked.method + query.get("partNumber", [""])[0])
+        return Reply(200, b"<R/>", {"ETag": '"t"', "Content-Type": "application/xml"})
+
+    service.answer = answer
+    store = S3Store(S3Location("bucket", location.endpoint, addressing="path", part_bytes=5 * MIB), CREDENTIALS)
+    await store.put("a", data)
+    assert sent == ["PUT3", "POST"]  # one part, and the completion
+    store.close()
+
+
+@pytest.mark.trio
+async def test_a_list_of_uploads_that_runs_in_circles(store, service):
+    marks = "<NextKeyMarker>k</NextKeyMarker><NextUploadIdMarker>u</NextUploadIdMarker>"
+    service.reply = _xml(f"<IsTruncated>true</IsTruncated>{marks}")
+    await fails(store.abort_uploads("a", 1e12), "does not end")
+    assert len(service.asked) == 2
