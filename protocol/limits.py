@@ -22,6 +22,11 @@ MAX_REVISIONS: Final = 4096  # revisions of a run's authority
 MAX_KEYS: Final = 1024  # keys of one role
 MAX_MODEL_FILE_BYTES: Final = 64 * MIB  # config, tokenizer
 
+# environments
+MAX_DATA_BYTES: Final = 64 * MIB  # one data file
+MAX_DATA_LINES: Final = 1 << 20  # lines of one data file, empty ones included
+MAX_DATA_LINE_BYTES: Final = 256 * KIB  # one problem of a data file
+
 # weights
 MAX_TENSORS: Final = 1 << 17  # tensors of one model
 MAX_NAME_BYTES: Final = 512  # UTF-8 bytes of a tensor's name

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from protocol import limits
+from protocol import environments, limits
 from protocol.authority import Authority
 from protocol.beacon import ChainInfo
 from protocol.encoding import Line, Record
@@ -23,7 +23,7 @@ Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 class FileRef(Record):
-    """A file of the model bundle, found by its digest in the trainer's space."""
+    """A file that every node needs (of the model bundle, or problems), found by its digest in the trainer's space."""
 
     kind: ClassVar[str] = "file"
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$")]
@@ -134,6 +134,7 @@ class RunManifest(Record):
 
     Attributes:
         authority: who may act, until a revision says otherwise; its roots sign this manifest.
+        environment, data: the task's name, and its file of problems where it reads one.
         group_size: rollouts of a group; groups: most groups of a miner in a window.
         head_ttl: seconds after which a head that was not renewed is refused.
     """
@@ -144,6 +145,7 @@ class RunManifest(Record):
     authority: Authority
     model: ModelSpec
     environment: Annotated[Line, Field(min_length=1, max_length=64)]
+    data: FileRef | None
     sampling: SamplingSpec
     group_size: Annotated[int, Field(ge=2, le=limits.MAX_GROUP_SIZE)]
     groups: Annotated[int, Field(ge=1, le=limits.MAX_GROUPS)]
@@ -152,6 +154,15 @@ class RunManifest(Record):
     proof: ProofSpec
     scoring: ScoringSpec
     head_ttl: Annotated[int, Field(ge=1, le=86_400 * 30)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "RunManifest":
+        known = self.environment in environments.names + environments.data_names
+        if known and environments.needs(self.environment).data != (self.data is not None):
+            raise ValueError("a data file that the environment does not read, or none where it reads one")
+        if self.data is not None and self.data.size > limits.MAX_DATA_BYTES:
+            raise ValueError("too large a data file")
+        return self
 
     @property
     def group_bytes(self) -> int:

@@ -1,28 +1,30 @@
 """The tasks that a run manifest can name. A new one is a module with a class and a line here."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from protocol.environments import mathematics, programming
 from protocol.environments.addition import Addition
 from protocol.environments.base import Environment, Problem, Sandbox
 from protocol.environments.countdown import Countdown
+from protocol.environments.dataset import Dataset
 from protocol.environments.mathematics import Mathematics
 from protocol.environments.programming import Programming
 from protocol.environments.sat import Sat
 
-__all__ = ["Environment", "Needs", "Problem", "Sandbox", "data_names", "get", "is_exact", "names", "needs"]
+__all__ = ["Environment", "Needs", "Problem", "Sandbox", "data_names", "dataset", "get", "is_exact", "names", "needs"]
 
 _DRAWN: Final[dict[str, Environment]] = {
     environment.name: environment for environment in (Addition(), Countdown(), Sat())
 }
-_READ: Final[dict[str, Callable[[bytes], Environment]]] = {Mathematics.name: Mathematics}
 _RUN: Final = {f"code-{python}": python for python in ("3.11", "3.12", "3.13", "3.14")}
+_TOKENS: Final = {"addition": 8, "countdown": 16, "sat": 9}
+_TOKENS_OF_PROSE: Final = 512
 
 names: Final = tuple(sorted(_DRAWN))
 """The environments that need nothing but a seed."""
 
-data_names: Final = tuple(sorted((*_READ, *_RUN)))
+data_names: Final = tuple(sorted((Mathematics.name, *_RUN)))
 """Those that read their problems from a data file."""
 
 
@@ -33,10 +35,12 @@ class Needs:
     Attributes:
         data: whether it reads its problems from a data file.
         python: the version of Python that its sandbox has to have; empty where it runs no programs.
+        tokens: tokens that a completion should be allowed, where nobody knows better.
     """
 
     data: bool = False
     python: str = ""
+    tokens: int = _TOKENS_OF_PROSE
 
 
 def needs(name: str) -> Needs:
@@ -47,7 +51,20 @@ def needs(name: str) -> Needs:
     """
     if name not in names + data_names:
         raise ValueError(f"unknown environment {name!r}; there are: {', '.join(names + data_names)}")
-    return Needs(data=name not in _DRAWN, python=_RUN.get(name, ""))
+    return Needs(name not in _DRAWN, _RUN.get(name, ""), _TOKENS.get(name, _TOKENS_OF_PROSE))
+
+
+def dataset(name: str, data: bytes) -> Dataset:
+    """The problems of an environment's data file, for who judges no completions.
+
+    Raises:
+        ValueError: there is no such environment, or it reads no data.
+        MalformedError, LimitError: the data is not such a file.
+    """
+    if not needs(name).data:
+        raise ValueError(f"environment {name!r} takes no data file")
+    form = programming if needs(name).python else mathematics
+    return Dataset(form.LABEL, data, form.read)
 
 
 def is_exact(name: str) -> bool:
@@ -77,7 +94,7 @@ def get(name: str, data: bytes | None = None, sandbox: Sandbox | None = None) ->
     if data is None:
         return _DRAWN[name]
     if not needed.python:
-        return _READ[name](data)
+        return Mathematics(data)
     if sandbox is None or sandbox.python != needed.python:
         raise ValueError(f"environment {name!r} needs a sandbox with Python {needed.python}")
     return Programming(data, sandbox)

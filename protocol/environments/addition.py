@@ -48,6 +48,11 @@ class Addition:
         problems = _test_set()
         return problems[index % len(problems)]
 
+    @property
+    def held_out_size(self) -> int:
+        """How many held-out problems there are."""
+        return len(_test_set())
+
     def reward(self, problem: Problem, completion: str) -> float:
         """1.0 where the completion is the sum and nothing else."""
         return 1.0 if completion == problem.reference else 0.0

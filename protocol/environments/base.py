@@ -34,6 +34,10 @@ class Environment(Protocol):
     def held_out(self, index: int) -> Problem:
         """The held-out problem of an index (0, 1, 2, ...); never a training problem."""
 
+    @property
+    def held_out_size(self) -> int | None:
+        """How many held-out problems differ; behind the last they repeat. None where there is no end of them."""
+
     def reward(self, problem: Problem, completion: str) -> float:
         """What a completion (text, end-of-sequence token removed) earns: in [0, 1]."""
 

@@ -104,6 +104,7 @@ class Countdown:
 
     name = "countdown"
     exact = True
+    held_out_size = None
 
     def problem(self, seed: bytes) -> Problem:
         """The training problem of a seed; a solution exists."""

@@ -4,85 +4,80 @@ A run names its data file by digest, so the bytes are the founder's; they are re
 checks: size, UTF-8, then line by line: JSON, an object, its fields; at last that both sets hold something.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
 
-from protocol import jsontext
+from protocol import jsontext, limits
 from protocol.environments.base import Problem
 from protocol.environments.draws import Draws, is_held_out
 from protocol.errors import LimitError, MalformedError
-
-MAX_DATA_BYTES: Final = 64 << 20  # one data file
-MAX_LINE_BYTES: Final = 1 << 18  # one problem
-MAX_PROBLEMS: Final = 1 << 20  # lines of one data file
 
 Fields = Mapping[str, object]
 
 
 class Dataset:
-    """The two sets, and what is drawn from them.
+    """The two sets, and what is drawn from them: all of an environment but its name and its rewards.
 
     Args:
-        label: the environment's name: keeps its draws and its split apart from others'.
+        label: keeps the draws and the split of one kind of problems apart from others'.
         data: the file.
         read: makes a problem of a line's fields; it raises `MalformedError` where it cannot.
-        identity: the text that names a problem for the split; the same problem in other spacing or case stays on its side.
 
     Raises:
-        MalformedError, LimitError: not such a file.
+        MalformedError, LimitError: not such a file; the message gives the line.
+
+    Attributes:
+        training: the training problems; kept: the held-out problems; each in the order of the file.
+        kept_lines: the line (1, 2, ...) of each held-out problem.
     """
 
-    def __init__(
-        self, label: str, data: bytes, read: Callable[[Fields], Problem], identity: Callable[[Problem], str]
-    ) -> None:
+    def __init__(self, label: str, data: bytes, read: Callable[[Fields], Problem]) -> None:
         self._label = label
-        sides: dict[bool, dict[str, Problem]] = {True: {}, False: {}}
-        for number, line in enumerate(_lines(data), 1):
+        sides: dict[bool, dict[str, tuple[int, Problem]]] = {True: {}, False: {}}
+        for number, line in _lines(data):
             try:
                 problem = read(_fields(line))
             except MalformedError as error:
                 raise MalformedError(error.what, f"line {number}") from error
-            name = " ".join(identity(problem).encode().lower().decode().split())  # ASCII case: alike in every Python
-            sides[is_held_out(f"{label} {name}")].setdefault(name, problem)
-        self._training = tuple(sides[False].values())
-        self._held_out = tuple(sides[True].values())
-        for side, problems in (("training", self._training), ("held-out", self._held_out)):
+            name = " ".join(problem.prompt.encode().lower().decode().split())  # ASCII case: alike in every Python
+            sides[is_held_out(f"{label} {name}")].setdefault(name, (number, problem))
+        self.training = tuple(problem for _, problem in sides[False].values())
+        self.kept = tuple(problem for _, problem in sides[True].values())
+        self.kept_lines = tuple(number for number, _ in sides[True].values())
+        for side, problems in (("training", self.training), ("held-out", self.kept)):
             if not problems:
-                raise MalformedError(
-                    f"no {side} problem among {len(sides[True]) + len(sides[False])}: add some", "data"
-                )
+                raise MalformedError(f"no {side} problem among {len(self.problems)}: add some", "data")
 
     @property
-    def training(self) -> tuple[Problem, ...]:
-        """The training problems, in the order of the file."""
-        return self._training
+    def problems(self) -> tuple[Problem, ...]:
+        """All problems, training ones first."""
+        return self.training + self.kept
 
     @property
-    def kept(self) -> tuple[Problem, ...]:
-        """The held-out problems, in the order of the file."""
-        return self._held_out
+    def held_out_size(self) -> int:
+        """How many problems are held out."""
+        return len(self.kept)
 
     def problem(self, seed: bytes) -> Problem:
         """The training problem of a seed."""
-        return self._training[Draws(self._label, seed).below(len(self._training))]
+        return self.training[Draws(self._label, seed).below(len(self.training))]
 
     def held_out(self, index: int) -> Problem:
         """The held-out problem of an index; behind the last they repeat."""
-        return self._held_out[index % len(self._held_out)]
+        return self.kept[index % len(self.kept)]
 
 
-def _lines(data: bytes) -> list[bytes]:
-    if len(data) > MAX_DATA_BYTES:
-        raise LimitError(f"{len(data)} bytes, more than {MAX_DATA_BYTES}", "data")
-    lines = [line for line in data.split(b"\n") if line.strip()]
-    if len(lines) > MAX_PROBLEMS:
-        raise LimitError(f"{len(lines)} problems, more than {MAX_PROBLEMS}", "data")
-    return lines
+def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The lines that say something, with their numbers."""
+    if len(data) > limits.MAX_DATA_BYTES:
+        raise LimitError(f"{len(data)} bytes, more than {limits.MAX_DATA_BYTES}", "data")
+    if data.count(b"\n") > limits.MAX_DATA_LINES:
+        raise LimitError(f"more than {limits.MAX_DATA_LINES} lines", "data")
+    return ((number, line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip())
 
 
 def _fields(line: bytes) -> Fields:
-    if len(line) > MAX_LINE_BYTES:
-        raise MalformedError(f"{len(line)} bytes, more than {MAX_LINE_BYTES}")
+    if len(line) > limits.MAX_DATA_LINE_BYTES:
+        raise MalformedError(f"{len(line)} bytes, more than {limits.MAX_DATA_LINE_BYTES}")
     fields = jsontext.parse(line)
     if not isinstance(fields, dict):
         raise MalformedError("no JSON object")

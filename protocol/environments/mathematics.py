@@ -16,13 +16,20 @@ from protocol.environments.completion import INSTRUCTION, Completion
 from protocol.environments.dataset import Dataset, Fields, text
 from protocol.errors import MalformedError
 
+LABEL: Final = "math"
+
 _CORRECT: Final = Fraction(70, 100)
 _FORMAT: Final = Fraction(15, 100)
 _THINKING: Final = Fraction(10, 100)
 _NO_TRAILING: Final = Fraction(5, 100)
 
 
-def _read(fields: Fields) -> Problem:
+def read(fields: Fields) -> Problem:
+    """The problem of a line.
+
+    Raises:
+        MalformedError: it is none.
+    """
     if "problem" in fields:
         question = text(fields, "problem")
         solution = text(fields, "solution", default="")
@@ -38,7 +45,7 @@ def _read(fields: Fields) -> Problem:
     return Problem(prompt, gold.strip())
 
 
-class Mathematics:
+class Mathematics(Dataset):
     """Problems of a data file.
 
     Args:
@@ -52,20 +59,7 @@ class Mathematics:
     exact = True
 
     def __init__(self, data: bytes) -> None:
-        self._dataset = Dataset(self.name, data, _read, lambda problem: problem.prompt)
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        """All problems, training ones first."""
-        return self._dataset.training + self._dataset.kept
-
-    def problem(self, seed: bytes) -> Problem:
-        """The training problem of a seed."""
-        return self._dataset.problem(seed)
-
-    def held_out(self, index: int) -> Problem:
-        """The held-out problem of an index; behind the last they repeat."""
-        return self._dataset.held_out(index)
+        super().__init__(LABEL, data, read)
 
     def reward(self, problem: Problem, completion: str) -> float:
         """Judges any text: the last solution block, or else the last \\boxed{...}, is its answer."""

@@ -16,6 +16,8 @@ from protocol.environments.completion import INSTRUCTION, Completion
 from protocol.environments.dataset import Dataset, Fields, checked, text
 from protocol.errors import MalformedError
 
+LABEL: Final = "code"
+
 MAX_PROGRAM_CHARS: Final = 1 << 14
 """A longer program is not run: it counts as one that does not compile."""
 
@@ -34,7 +36,12 @@ def _texts(fields: Fields, name: str) -> tuple[str, ...]:
     return tuple(checked(value, name) for value in values)
 
 
-def _read(fields: Fields) -> Problem:
+def read(fields: Fields) -> Problem:
+    """The problem of a line.
+
+    Raises:
+        MalformedError: it is none.
+    """
     task = text(fields, "text", "prompt").strip()
     code = text(fields, "code")
     setup = "\n".join((*_texts(fields, "test_imports"), text(fields, "test_setup_code", default="")))
@@ -59,7 +66,7 @@ def program(solution: str | None) -> str:
     return code.strip("\n") if code.strip() else ""
 
 
-class Programming:
+class Programming(Dataset):
     """Tasks of a data file.
 
     Args:
@@ -73,22 +80,9 @@ class Programming:
     exact = False  # limits of time and memory bind sooner on one machine than on another
 
     def __init__(self, data: bytes, sandbox: Sandbox) -> None:
+        super().__init__(LABEL, data, read)
         self.name = f"code-{sandbox.python}"
         self._sandbox = sandbox
-        self._dataset = Dataset("code", data, _read, lambda problem: problem.prompt)
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        """All problems, training ones first."""
-        return self._dataset.training + self._dataset.kept
-
-    def problem(self, seed: bytes) -> Problem:
-        """The training problem of a seed."""
-        return self._dataset.problem(seed)
-
-    def held_out(self, index: int) -> Problem:
-        """The held-out problem of an index; behind the last they repeat."""
-        return self._dataset.held_out(index)
 
     def reward(self, problem: Problem, completion: str) -> float:
         """Judges any text: runs what stands in its last solution block.

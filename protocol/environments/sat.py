@@ -66,6 +66,7 @@ class Sat:
 
     name = "sat"
     exact = True
+    held_out_size = None
 
     def problem(self, seed: bytes) -> Problem:
         """The training problem of a seed; a solution exists."""

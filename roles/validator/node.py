@@ -165,6 +165,7 @@ class Validator:
         if count == 0 or (self._evaluation is not None and self._evaluation.version == weights.version):
             return
         task = self._task
+        count = min(count, task.environment.held_out_size or count)
         problems = [task.environment.held_out(index) for index in range(count)]
         prompts = [task.tokenizer.encode(problem.prompt) for problem in problems]
         await serve(self._node, self._engine, weights)

@@ -94,6 +94,7 @@ def run_manifest(**changes: Any) -> RunManifest:
             files=(FileRef(name="config.json", digest=digest("config"), size=10),), genesis=digest("weights 0")
         ),
         "environment": "addition",
+        "data": None,
         "sampling": SamplingSpec(temperature=1.0, max_tokens=8, eos=1),
         "group_size": 2,
         "groups": 16,

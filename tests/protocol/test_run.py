@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from protocol import environments, limits
 from protocol.participant import Announcement
 from protocol.run import FileRef, ModelSpec, RunManifest
 from protocol.sampling import SamplingParams
@@ -47,6 +48,24 @@ def test_two_files_of_one_name() -> None:
     ref = FileRef(name="config.json", digest=samples.digest("x"), size=1)
     with pytest.raises(ValidationError):
         ModelSpec(files=(ref, ref), genesis=samples.digest("g"))
+
+
+DATA = FileRef(name="data.jsonl", digest=samples.digest("data"), size=limits.MAX_DATA_BYTES)
+
+
+def test_a_run_has_a_data_file_where_its_environment_reads_one() -> None:
+    for name in environments.data_names:
+        assert RunManifest.from_bytes(run_manifest(environment=name, data=DATA).to_bytes()).data == DATA
+        with pytest.raises(ValidationError, match="none where it reads one"):
+            run_manifest(environment=name)
+    for name in environments.names:
+        with pytest.raises(ValidationError, match="does not read"):
+            run_manifest(environment=name, data=DATA)
+
+
+@pytest.mark.parametrize("data", [None, DATA])
+def test_an_environment_of_a_later_program_is_left_to_it(data: FileRef | None) -> None:
+    assert run_manifest(environment="chess", data=data).data == data
 
 
 def test_sampling_as_the_engine_takes_it() -> None:

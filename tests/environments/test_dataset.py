@@ -1,0 +1,80 @@
+"""Data files: what is read from one, which lines are held out, and what is refused with its line (docs/spec/environments.md)."""
+
+import hashlib
+import json
+
+import pytest
+
+from protocol import environments, limits
+from protocol.errors import LimitError, MalformedError
+from tests.environments.tasks import CODE, MATH
+
+
+def line(question: str) -> bytes:
+    return json.dumps({"question": question, "answer": "so #### 4"}).encode() + b"\n"
+
+
+MANY = b"".join(line(f"What is {number} and 1?") for number in range(40))
+
+
+@pytest.mark.parametrize(("name", "data"), [("math", MATH), ("code-3.11", CODE), ("math", MANY)])
+def test_every_line_is_on_one_side_and_the_side_follows_from_its_text_alone(name: str, data: bytes) -> None:
+    whole = environments.dataset(name, data)
+    lines = [text for text in data.split(b"\n") if text]
+    assert len(whole.training) + len(whole.kept) == len(lines)
+    for number, problem in zip(whole.kept_lines, whole.kept, strict=True):
+        words = " ".join(problem.prompt.lower().split())
+        assert hashlib.sha256(f"held-out\0{name[:4]} {words}".encode()).digest()[0] < 26
+        fields = json.loads(lines[number - 1])
+        assert next(fields[form] for form in ("problem", "question", "text") if form in fields) in problem.prompt
+    turned = environments.dataset(name, b"\n".join(reversed(lines)))
+    assert {problem.prompt for problem in turned.kept} == {problem.prompt for problem in whole.kept}
+    assert {len(lines) + 1 - number for number in turned.kept_lines} == set(whole.kept_lines)
+
+
+def test_empty_lines_and_repeated_problems_hold_no_problem_and_lines_keep_their_numbers() -> None:
+    plain = environments.dataset("math", MANY)
+    spaced = environments.dataset("math", b"\n \n" + MANY.replace(b"\n", b"\r\n\n") + MANY)
+    assert spaced.problems == plain.problems
+    assert spaced.kept_lines == tuple(2 * number + 1 for number in plain.kept_lines)
+
+
+@pytest.mark.parametrize(
+    ("tail", "said"),
+    [
+        (b"{", "line 43: not JSON in UTF-8"),
+        (b"\xff", "line 43: not JSON in UTF-8"),
+        (b"[1]", "line 43: no JSON object"),
+        (b"{}", "line 43: no 'question'"),
+        (b'{"question": "a", "answer": 4}', "line 43: 'answer' is no text"),
+        (b'{"question": "a", "answer": "4"}', "line 43: no '####' in 'answer'"),
+        (b'{"question": "a", "answer": "#### "}', "line 43: no final answer"),
+        (b'{"question": "\\ud800", "answer": "#### 4"}', "line 43: 'question' holds a lone surrogate"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named(tail: bytes, said: str) -> None:
+    with pytest.raises(MalformedError) as raised:
+        environments.dataset("math", MANY + b"\n \n" + tail + b"\n" + MANY)
+    assert str(raised.value) == said
+
+
+def test_limits() -> None:
+    long = line("x" * limits.MAX_DATA_LINE_BYTES)
+    with pytest.raises(MalformedError, match=r"^line 2: \d+ bytes, more than 262144"):
+        environments.dataset("math", line("short") + long)
+    with pytest.raises(LimitError, match="lines"):
+        environments.dataset("math", b"\n" * (limits.MAX_DATA_LINES + 1))
+    with pytest.raises(LimitError, match="bytes"):
+        environments.dataset("math", bytes(limits.MAX_DATA_BYTES + 1))
+
+
+@pytest.mark.parametrize("data", [b"", b"\n\n", line("one alone")])
+def test_both_sets_must_hold_something(data: bytes) -> None:
+    with pytest.raises(MalformedError, match=r"data: no (training|held-out) problem among [01]: add some"):
+        environments.dataset("math", data)
+
+
+@pytest.mark.parametrize("name", environments.names)
+def test_an_environment_without_data(name: str) -> None:
+    with pytest.raises(ValueError, match="takes no data file"):
+        environments.dataset(name, MANY)
