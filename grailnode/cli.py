@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from protocol.limits import MAX_COMPLETION_TOKENS
+
 if TYPE_CHECKING:
     from grailnode.conversion import Format
 
@@ -88,17 +90,32 @@ def demo(windows: int | None, seed: int, out: Path, keep: bool) -> None:
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="A Hugging Face checkpoint directory. Default: the packaged genesis.",
 )
-@click.option("--environment", default="addition", show_default=True, help="The task.")
+@click.option("--environment", default="addition", show_default=True, help="The task: docs/spec/environments.md.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="JSON Lines with the problems, for a task that reads them.",
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(1, MAX_COMPLETION_TOKENS), help="The longest completion. Default: the task's."
+)
 @click.option(
     "--proof",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Thresholds that `grailnode calibrate` measured. Default: proof.json in the policy's directory.",
 )
-def init(directory: Path, policy: Path | None, environment: str, proof: Path | None) -> None:
+def init(
+    directory: Path,
+    policy: Path | None,
+    environment: str,
+    data: Path | None,
+    max_tokens: int | None,
+    proof: Path | None,
+) -> None:
     """Make a run in DIRECTORY: a commented run.toml, its keys, and the signed manifest."""
     from grailnode.commands import init_run  # noqa: PLC0415
 
-    init_run(directory, policy, environment, proof)
+    init_run(directory, policy, proof, environment, data, max_tokens)
 
 
 @cli.command()

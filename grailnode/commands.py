@@ -10,14 +10,14 @@ import click
 import trio
 from rich.console import Console
 
-from grailnode import genesis, joining, keys, workspace
+from grailnode import genesis, joining, keys, provisions, workspace
 from grailnode.config import Config, ConfigError, load, without_file
 from grailnode.conversion import Conversion, Format, convert
 from grailnode.demo.run import DemoSettings
 from grailnode.demo.run import run_demo as run_demo_network
 from grailnode.founding import Choices
 from grailnode.inspect import inspect_patch, patch_table
-from grailnode.node_process import Kind, Launch, main, make_node, make_spectator, replay_group
+from grailnode.node_process import Kind, Launch, data_file, main, make_node, make_spectator, replay_group
 from grailnode.observe import Observer
 from grailnode.processes import ProcessSpec, Supervisor, run_until_interrupted
 from grailnode.replay import Replayed, Which, replay_table, verify_ledger
@@ -28,6 +28,7 @@ from protocol import safetensors
 from roles.authority import refresh_authority
 
 DEFAULT_WINDOWS = 72
+_SHOWN_LINES = 8
 
 _PROCESSES: dict[str, tuple[Kind, ...]] = {
     "trainer": ("training", "upload", "download"),
@@ -86,6 +87,11 @@ def _check(config: Config, role: str, name: str) -> None:
     if role in allowed and node.key.public not in allowed[role]:
         path = config.at(config.node.keys) / f"{name}{keys.SUFFIX}"
         raise keys.KeyFileError(f"{path}: not a {role} key of this run; use --name for the node whose key is")
+    if role == "trainer":
+        provisions.needed(node.run.environment)
+        provisions.published(node.run, data_file(config))
+    if role != "trainer" or config.trainer.canaries:
+        provisions.open_sandbox(node.run)
 
 
 def run_demo(windows: int | None, seed: int, out: Path, keep: bool, command: str) -> None:
@@ -101,12 +107,21 @@ def run_demo(windows: int | None, seed: int, out: Path, keep: bool, command: str
     console.print(f"report: {out / 'report.html'}  {out / 'report.json'}")
 
 
-def init_run(directory: Path, policy: Path | None, environment: str, proof: Path | None) -> None:
+def init_run(
+    directory: Path, policy: Path | None, proof: Path | None, environment: str, data: Path | None, max_tokens: int | None
+) -> None:
     """A new run on this machine."""
-    made = workspace.create(
-        directory, Choices(environment=environment), workspace.Pace(), policy=policy or genesis.PACKAGED, proof=proof
-    )
+    tokens = max_tokens or provisions.needed(environment).tokens
+    choices = Choices(environment=environment, data=data, max_tokens=tokens)
+    made = workspace.create(directory, choices, workspace.Pace(), policy=policy or genesis.PACKAGED, proof=proof)
     click.echo(f"run {made.run_id.hex()[:16]} in {made.config}")
+    if made.problems is not None:
+        lines = ", ".join(map(str, made.problems.kept_lines[:_SHOWN_LINES]))
+        more = ", ..." if made.problems.held_out_size > _SHOWN_LINES else ""
+        click.echo(
+            f"problems: {len(made.problems.training)} to train on, {made.problems.held_out_size} held out "
+            f"(of lines {lines}{more}); completions of up to {tokens} tokens"
+        )
     click.echo("start it in four terminals:")
     for role, name in (("trainer", ""), ("validator", ""), ("miner", ""), ("miner", " --name miner-2")):
         click.echo(f"  grailnode --role {role} --run {made.config}{name}")

@@ -139,6 +139,7 @@ class TrainerSection(_Section):
     """
 
     policy: str = "genesis"
+    data: Path | None = None
     learning_rate: Positive = 7e-6
     warmup_steps: Annotated[int, Field(ge=0)] = 10
     groups_per_step: Count = 16

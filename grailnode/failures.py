@@ -8,7 +8,9 @@ from grailnode.credentials import CredentialsError
 from grailnode.keys import KeyFileError
 from grailnode.policy import PolicyError
 from grailnode.processes import ProcessError
+from grailnode.provisions import ProvisionError
 from grailnode.workspace import WorkspaceError
+from protocol.environments.base import SandboxError
 from protocol.errors import ProtocolError
 from roles.ports import StoreError
 from roles.trainer.publisher import FencedError
@@ -29,6 +31,8 @@ _TOLD = (
     KeyFileError,
     PolicyError,
     ProcessError,
+    ProvisionError,
+    SandboxError,
     WorkspaceError,
     ProtocolError,
     StoreError,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grailnode import policy as policies
+from grailnode import provisions
 from grailnode.calibration.proof_file import AUDIT, Proof
 from protocol import paths
 from protocol.authority import OPEN, Admission, Authority
@@ -24,11 +25,13 @@ class Choices:
     """What a founder decides beside the model; the defaults are the demo's.
 
     Attributes:
+        data: the file of problems, for an environment that reads one.
         windows are counted in beacon rounds: see protocol/window.py.
     """
 
     name: str = "demo"
     environment: str = "addition"
+    data: Path | None = None
     temperature: float = 1.0
     max_tokens: int = 8
     group_size: int = 8
@@ -73,6 +76,7 @@ def draft(
     Raises:
         PolicyError: the directory holds no policy.
         ProofFileError: the proof was measured on another, or for other sampling.
+        ProvisionError: the data file cannot be read.
         ValueError: the choices contradict each other.
     """
     policy = policies.Policy.load(directory)
@@ -90,6 +94,7 @@ def draft(
             genesis=genesis,
         ),
         environment=choices.environment,
+        data=provisions.reference(choices.data),
         sampling=SamplingSpec(temperature=choices.temperature, max_tokens=choices.max_tokens, eos=policy.eos),
         group_size=choices.group_size,
         groups=choices.groups,
@@ -130,7 +135,7 @@ def authority(
 
 
 async def publish_files(store: ObjectStore, writer: bytes, files: Mapping[str, bytes]) -> None:
-    """Put the model's files where the manifest's readers look for them."""
+    """Put the files of a run where the manifest's readers look for them."""
     for data in files.values():
         await store.put(paths.file(writer, content_digest(data)), data)
 
@@ -172,21 +177,31 @@ async def fetch_model(
         StoreError, ProtocolError: a file is not to be had, or not the one that the run names.
         PolicyError: the files make no policy.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     for ref in run.model.files:
-        target = directory / ref.name
-        if target.is_file() and content_digest(target.read_bytes()) == ref.digest:
-            continue
-        target.write_bytes(await _fetch_file(store, ref, writers))
+        await _fetch(store, ref, writers, directory)
     return policies.Policy.load(directory)
 
 
-async def _fetch_file(store: ObjectStore, ref: FileRef, writers: Sequence[bytes]) -> bytes:
-    """A file of the model from the first space that has it.
+async def fetch_data(store: ObjectStore, run: RunManifest, writers: Sequence[bytes], directory: Path) -> bytes | None:
+    """The run's data file, checked, and kept in a directory; None where it has none.
+
+    Raises:
+        StoreError, ProtocolError: it is not to be had, or not the one that the run names.
+    """
+    return None if run.data is None else await _fetch(store, run.data, writers, directory)
+
+
+async def _fetch(store: ObjectStore, ref: FileRef, writers: Sequence[bytes], directory: Path) -> bytes:
+    """A file of the run: the one in a directory, or else from the first space that has it, and kept there.
 
     Raises:
         StoreError, ProtocolError: the first failure, where no space has it.
     """
+    target = directory / ref.name
+    if target.is_file() and target.stat().st_size == ref.size:
+        kept = target.read_bytes()
+        if content_digest(kept) == ref.digest:
+            return kept
     failures: list[Exception] = []
     for writer in writers:
         try:
@@ -196,5 +211,7 @@ async def _fetch_file(store: ObjectStore, ref: FileRef, writers: Sequence[bytes]
         except (StoreError, ProtocolError) as error:
             failures.append(error)
         else:
+            directory.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
             return data
     raise failures[0]

@@ -13,7 +13,7 @@ from typing import IO, Literal
 import torch
 import trio
 
-from grailnode import founding, genesis, keys
+from grailnode import founding, genesis, keys, provisions
 from grailnode.beacon import RelayBeacon, StoreBeacon, publish_rounds
 from grailnode.canary import CanaryProducer
 from grailnode.clock import SystemClock
@@ -32,8 +32,10 @@ from grailnode.wiring import Compute, make_task, run_collector, run_miner, run_p
 from protocol import paths
 from protocol.authority import Revisions
 from protocol.beacon import LocalKey
+from protocol.environments import Sandbox
 from protocol.report import canary_key
 from protocol.signing import SigningKey
+from roles.assignment import Task
 from roles.node import Node
 from roles.ports import ObjectStore, StoreError
 
@@ -171,15 +173,28 @@ def _node(
     )
 
 
-async def _policy(node: Node, config: Config, name: str) -> Policy:
-    """The run's model files, as soon as the trainer has put them into the store."""
-    directory = config.at(config.node.state) / name / "model"
+async def _join(node: Node, config: Config, name: str) -> tuple[Task, Compute]:
+    """The run's task and model. First its sandbox, without which a node has no business in the run; then its files, as soon as
+    the trainer has put them into the store.
+    """
+    sandbox = await node.run_sync(provisions.open_sandbox, node.run)
     while True:
         try:
-            return await founding.fetch_model(node.store, node.run, node.authority.trainers, directory)
+            return await _task(node, config, config.at(config.node.state) / name, sandbox)
         except StoreError as error:
-            node.telemetry.event("model-not-there", error=str(error))
+            node.telemetry.event("files-not-there", error=str(error))
             await trio.sleep(_RETRY_SECONDS)
+
+
+async def _task(node: Node, config: Config, directory: Path, sandbox: Sandbox | None) -> tuple[Task, Compute]:
+    """The run's task and model, from files that are fetched into a directory.
+
+    Raises:
+        StoreError, ProtocolError, PolicyError: a file is not to be had, or not what it should be.
+    """
+    policy = await founding.fetch_model(node.store, node.run, node.authority.trainers, directory / "model")
+    data = await founding.fetch_data(node.store, node.run, node.authority.trainers, directory / "data")
+    return make_task(node, policy, data, sandbox), _compute(policy, config)
 
 
 def _compute(policy: Policy, config: Config) -> Compute:
@@ -205,6 +220,11 @@ def policy_directory(config: Config) -> Path:
     return genesis.PACKAGED if name == "genesis" else config.at(Path(name))
 
 
+def data_file(config: Config) -> Path | None:
+    """Where the trainer's data file lies; None where run.toml names none."""
+    return None if config.trainer.data is None else config.at(config.trainer.data)
+
+
 async def _training(node: Node, launch: Launch) -> None:
     config = launch.config
     directory = policy_directory(config)
@@ -215,7 +235,8 @@ async def _training(node: Node, launch: Launch) -> None:
 
 async def _upload(node: Node, launch: Launch) -> None:
     config = launch.config
-    files = founding.model_files(policy_directory(config))
+    data = provisions.published(node.run, data_file(config))
+    files = founding.model_files(policy_directory(config)) | data
     await founding.publish_files(node.store, node.key.public, files)
     await node.publish(paths.run(node.run_id), config.at(config.run.manifest).read_bytes())
     await run_publisher(node, trainer_settings(config, node.run.sampling.params()).publisher)
@@ -226,37 +247,39 @@ async def _download(node: Node, launch: Launch) -> None:
 
 
 async def _miner(node: Node, launch: Launch) -> None:
-    policy = await _policy(node, launch.config, launch.name)
-    await run_miner(node, policy, _compute(policy, launch.config), miner_settings(launch.config))
+    task, compute = await _join(node, launch.config, launch.name)
+    await run_miner(node, task, compute, miner_settings(launch.config))
 
 
 async def _canary(node: Node, launch: Launch) -> None:
     config = launch.config
-    policy = await _policy(node, config, f"{launch.name}-canary")
+    task, compute = await _join(node, config, f"{launch.name}-canary")
     producer = partial(CanaryProducer, trainer=_key(config, launch.name))
-    await run_miner(node, policy, _compute(policy, config), miner_settings(config), producer)
+    await run_miner(node, task, compute, miner_settings(config), producer)
 
 
 async def _cheater(node: Node, launch: Launch) -> None:
-    policy = await _policy(node, launch.config, launch.name)
-    await run_cheater(node, policy, _compute(policy, launch.config), miner_settings(launch.config))
+    task, compute = await _join(node, launch.config, launch.name)
+    await run_cheater(node, task, compute, miner_settings(launch.config))
 
 
 async def replay_group(config: Config, which: Which) -> Replayed:
     """Judge one group of a run again, as anybody can.
 
     Raises:
-        OSError, StoreError, ProtocolError, PolicyError, EngineError: what it takes is not to be had, or not what it should be.
+        OSError, StoreError, ProtocolError, PolicyError, EngineError, SandboxError: what it takes is not to be had, or not what it
+            should be.
     """
     node = make_spectator(config)
+    sandbox = await node.run_sync(provisions.open_sandbox, node.run)
     with tempfile.TemporaryDirectory(prefix="grailnode-verify-") as directory:
-        policy = await founding.fetch_model(node.store, node.run, node.authority.trainers, Path(directory))
-        return await replay(node, make_task(node, policy), _compute(policy, config), which)
+        task, compute = await _task(node, config, Path(directory), sandbox)
+        return await replay(node, task, compute, which)
 
 
 async def _validator(node: Node, launch: Launch) -> None:
-    policy = await _policy(node, launch.config, launch.name)
-    await run_validator(node, policy, _compute(policy, launch.config), validator_settings(launch.config))
+    task, compute = await _join(node, launch.config, launch.name)
+    await run_validator(node, task, compute, validator_settings(launch.config))
 
 
 _MAINS = {

@@ -77,6 +77,12 @@ class Tokenizer:
         """The text of token ids. Special tokens show by name, so a completion cannot hide one from an environment."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
 
+    @property
+    def unknown(self) -> int | None:
+        """The id that stands for what the vocabulary has no token for; None where there is nothing of the kind."""
+        token = getattr(self._tokenizer.model, "unk_token", None)
+        return None if token is None else self.id_of(token)
+
     def id_of(self, token: str) -> int | None:
         """The id of a token, None where there is no such token."""
         token_id = self._tokenizer.token_to_id(token)

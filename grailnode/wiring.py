@@ -1,5 +1,6 @@
 """Roles with their adapters: the only place where both are known. Used alike by processes and by the simulator."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -10,6 +11,8 @@ from grailnode.engine.torch_engine import TorchEngine
 from grailnode.policy import Policy
 from protocol import environments
 from protocol.digest import Weights
+from protocol.environments import Sandbox
+from protocol.errors import MalformedError, ProtocolError
 from roles.assignment import Task
 from roles.authority import under_authority
 from roles.follower import Follower
@@ -26,6 +29,8 @@ from roles.validator.ledger import Ledger
 from roles.validator.node import Validator, ValidatorSettings
 
 _BEHIND = 4  # versions a validator keeps beside those that laggards may declare, for windows that it judges late
+
+_MOST_TRIALS = 8  # of programs at a time: each may take a gigabyte
 
 
 @dataclass(frozen=True)
@@ -56,14 +61,22 @@ class TrainerSettings:
     seed: int = 0
 
 
-def make_task(node: Node, policy: Policy) -> Task:
+def make_task(node: Node, policy: Policy, data: bytes | None = None, sandbox: Sandbox | None = None) -> Task:
     """What the run asks of miners and validators.
 
+    Args:
+        data: the run's data file, for an environment that reads one; sandbox: for one that runs programs.
+
     Raises:
-        ValueError: this program does not know the run's environment.
+        ValueError: this program does not know the run's environment, or was not given what it needs.
+        ProtocolError: the data is no file of its problems.
     """
-    environment = environments.get(node.run.environment)
-    return Task(node.run_id, node.run, environment, policy.tokenizer, policy.vocabulary, node.run_sync)
+    try:
+        environment = environments.get(node.run.environment, data, sandbox)
+    except ProtocolError as error:
+        raise MalformedError(str(error), "the run's data file") from error
+    at_once = min(_MOST_TRIALS, len(os.sched_getaffinity(0))) if sandbox is not None else 1
+    return Task(node.run_id, node.run, environment, policy.tokenizer, policy.vocabulary, node.run_sync, at_once)
 
 
 def make_engine(node: Node, compute: Compute) -> TorchEngine:
@@ -79,7 +92,7 @@ def make_engine(node: Node, compute: Compute) -> TorchEngine:
 
 async def run_miner(
     node: Node,
-    policy: Policy,
+    task: Task,
     compute: Compute,
     settings: MinerSettings,
     producer: Callable[[Task, TorchEngine], Producer] = HonestProducer,
@@ -89,19 +102,19 @@ async def run_miner(
     async def mine() -> None:
         engine = make_engine(node, compute)
         follower = await Follower.open(node)
-        await Miner(node, follower, engine, producer(make_task(node, policy), engine), settings).run()
+        await Miner(node, follower, engine, producer(task, engine), settings).run()
 
     await under_authority(node, mine)
 
 
-async def run_validator(node: Node, policy: Policy, compute: Compute, settings: ValidatorSettings) -> None:
+async def run_validator(node: Node, task: Task, compute: Compute, settings: ValidatorSettings) -> None:
     """Validate for ever."""
 
     async def validate() -> None:
         follower = await Follower.open(node, keep=node.run.schedule.max_lag + _BEHIND)
         ledger = await Ledger.open(node.state, node.run.scoring)
         engine = make_engine(node, compute)
-        await Validator(node, follower, engine, make_task(node, policy), ledger, settings).run()
+        await Validator(node, follower, engine, task, ledger, settings).run()
 
     await under_authority(node, validate)
 

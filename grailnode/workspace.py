@@ -5,11 +5,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from grailnode import founding, genesis, keys
+from grailnode import founding, genesis, keys, provisions
 from grailnode.calibration import proof_file
 from grailnode.founding import Choices
+from grailnode.policy import Policy
 from protocol.beacon import LocalKey
 from protocol.challenge import stream
+from protocol.environments.dataset import Dataset
 from protocol.signing import SigningKey
 
 MINERS = ("miner-1", "miner-2")
@@ -86,12 +88,15 @@ class Pace:
 
 @dataclass(frozen=True)
 class Workspace:
-    """What was made: the directory, run.toml in it, the run's id, and the public keys by name."""
+    """What was made: the directory, run.toml in it, the run's id, and the public keys by name; and its problems where they
+    come from a data file.
+    """
 
     directory: Path
     config: Path
     run_id: bytes
     keys: dict[str, bytes]
+    problems: Dataset | None
 
 
 class WorkspaceError(Exception):
@@ -111,6 +116,8 @@ def create(
 ) -> Workspace:
     """Make a run.
 
+    The data file is copied into the directory, so that whatever becomes of the original the run keeps the one that it names.
+
     Args:
         proof: the file of thresholds that were measured on the policy; None for proof.json in its directory.
         seed: keys follow from it, so that a demo can be repeated; None for random ones.
@@ -119,11 +126,12 @@ def create(
     Raises:
         WorkspaceError: there is a run already, or no proof.
         ProofFileError: the proof cannot be used, or was measured on another policy.
-        PolicyError, KeyFileError, OSError: the policy or the directory cannot be used.
+        PolicyError, ProvisionError, KeyFileError, OSError: the policy, the data file or the directory cannot be used.
     """
     config = directory / "run.toml"
     if config.exists():
         raise WorkspaceError(f"{config}: there is a run already; choose another directory")
+    problems = provisions.check(choices.environment, choices.data, Policy.load(policy), choices.max_tokens)
     measured = proof_file.read(_proof_of(policy) if proof is None else proof)
     names = ("root", "trainer", "validator", *miners)
     drawn = {name: _secret(name, seed) for name in (*names, "beacon")}
@@ -146,12 +154,19 @@ def create(
     for name, secret in drawn.items():  # nothing is written before everything else has gone well
         keys.create(directory / "keys" / f"{name}{keys.SUFFIX}", secret)
     (directory / "run.manifest").write_bytes(signed.data)
+    if choices.data is not None:
+        (directory / provisions.DATA).write_bytes(choices.data.read_bytes())
     values = {**pace.__dict__, "run_id": signed.digest.hex(), "path": config}
     text = _TEMPLATE.format(**values)
     if policy != genesis.PACKAGED:
         text = text.replace('policy = "genesis"', f"policy = {str(policy.absolute())!r}")
+    if choices.data is not None:
+        text = text.replace(
+            "[trainer]\n", f'[trainer]\ndata = "{provisions.DATA}"       # the problems: what the manifest names\n'
+        )
     config.write_text(text, encoding="utf-8")
-    return Workspace(directory, config, signed.digest, {name: key.public for name, key in signing.items()})
+    public = {name: key.public for name, key in signing.items()}
+    return Workspace(directory, config, signed.digest, public, problems)
 
 
 def _proof_of(policy: Path) -> Path:

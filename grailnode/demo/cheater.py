@@ -10,8 +10,7 @@ from dataclasses import replace
 import torch
 
 from grailnode.engine.torch_engine import TorchEngine
-from grailnode.policy import Policy
-from grailnode.wiring import Compute, make_task
+from grailnode.wiring import Compute
 from protocol import limits, paths
 from protocol.digest import Weights
 from protocol.errors import ProtocolError
@@ -173,9 +172,9 @@ def _tokens(group: Sequence[Generation]) -> list[tuple[int, ...]]:
     return [item.tokens for item in group]
 
 
-async def run_cheater(node: Node, policy: Policy, compute: Compute, settings: MinerSettings) -> None:
+async def run_cheater(node: Node, task: Task, compute: Compute, settings: MinerSettings) -> None:
     """Cheat for ever."""
     engine = KeepingEngine(compute.model, run_sync=node.run_sync, max_batch_tokens=compute.max_batch_tokens)
     follower = await Follower.open(node)
-    producer = Cheater(make_task(node, policy), engine, node, compute)
+    producer = Cheater(task, engine, node, compute)
     await Miner(node, follower, engine, producer, settings).run()

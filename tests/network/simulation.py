@@ -6,6 +6,7 @@ Nothing here runs in a thread, so the same seed gives the same trace.
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -21,6 +22,7 @@ from grailnode.store.memory import MemoryStore
 from grailnode.wiring import (
     Compute,
     TrainerSettings,
+    make_task,
     run_collector,
     run_miner,
     run_publisher,
@@ -30,8 +32,10 @@ from grailnode.wiring import (
 from protocol import paths
 from protocol.beacon import LocalKey
 from protocol.chain import Head
+from protocol.environments import Sandbox
 from protocol.run import RunManifest
 from protocol.signing import Signed, SigningKey, open_signed
+from roles.assignment import Task
 from roles.miner.node import MinerSettings
 from roles.miner.produce import HonestProducer
 from roles.node import Node
@@ -82,11 +86,11 @@ class Log:
 BEACON_KEY = LocalKey.from_seed(b"simulated beacon")
 
 
-def draft(choices: founding.Choices, validators: Sequence[str]) -> RunManifest:
+def draft(choices: founding.Choices, validators: Sequence[str], policy: Path = genesis.PACKAGED) -> RunManifest:
     """The rules of a simulated run."""
     return founding.draft(
         choices,
-        genesis.PACKAGED,
+        policy,
         BEACON_KEY.chain(PERIOD_MS, int(BEGIN * 1000) + 1000),
         founding.authority(
             choices,
@@ -94,23 +98,32 @@ def draft(choices: founding.Choices, validators: Sequence[str]) -> RunManifest:
             trainers=[key("trainer").public],
             validators=[key(name).public for name in validators],
         ),
-        proof_file.read(genesis.PACKAGED / proof_file.NAME),
+        proof_file.read(policy / proof_file.NAME),
     )
 
 
 class Network:
     """The run, its store, and the nodes that were started."""
 
-    def __init__(self, choices: founding.Choices, validators: int = 1, quorum: int = 1) -> None:
+    def __init__(
+        self,
+        choices: founding.Choices,
+        validators: int = 1,
+        quorum: int = 1,
+        policy: Path = genesis.PACKAGED,
+        sandbox: Sandbox | None = None,
+    ) -> None:
         self.clock = TrioClock(BEGIN)
         self.store = MemoryStore()
         self.logs: dict[str, Log] = {}
         self.states: dict[str, MemoryStore] = {}
-        self.policy = Policy.load(genesis.PACKAGED)
-        self.weights = load_weights(genesis.PACKAGED)
+        self.policy = Policy.load(policy)
+        self.weights = load_weights(policy)
+        self.data = choices.data.read_bytes() if choices.data else None
+        self.sandbox = sandbox
         self.compute = Compute(models.build(self.policy))
         self.validators = [f"validator-{number}" for number in range(validators)]
-        manifest = draft(founding.Choices(**{**choices.__dict__, "quorum": quorum}), self.validators)
+        manifest = draft(founding.Choices(**{**choices.__dict__, "quorum": quorum}), self.validators, policy)
         self.signed: Signed[RunManifest] = founding.seal(manifest, key("root"))
 
     @property
@@ -134,6 +147,10 @@ class Network:
             run_sync=inline,
         )
 
+    def task(self, node: Node) -> Task:
+        """What the run asks of a miner or validator."""
+        return make_task(node, self.policy, self.data, self.sandbox)
+
     async def run_beacon(self) -> None:
         await publish_rounds(BEACON_KEY, self.run.beacon, self.store, self.clock, keep=200)
 
@@ -156,14 +173,17 @@ class Network:
 
     async def run_miner(self, name: str, groups: int = 4, producer: Any = HonestProducer) -> None:
         settings = MinerSettings(groups=groups, chunk=2, share=0.7, poll_seconds=0.2)
-        await run_miner(self.node(name), self.policy, self.compute, settings, producer)
+        node = self.node(name)
+        await run_miner(node, self.task(node), self.compute, settings, producer)
 
     async def run_cheat(self, name: str = "cheat", groups: int = 2) -> None:
         settings = MinerSettings(groups=groups, chunk=2, share=0.7, poll_seconds=0.2)
-        await run_cheater(self.node(name), self.policy, self.compute, settings)
+        node = self.node(name)
+        await run_cheater(node, self.task(node), self.compute, settings)
 
     async def run_validator(self, name: str = "validator-0") -> None:
-        await run_validator(self.node(name), self.policy, self.compute, ValidatorSettings(16, 0.2))
+        node = self.node(name)
+        await run_validator(node, self.task(node), self.compute, ValidatorSettings(16, 0.2))
 
     def start(self, nursery: trio.Nursery, *, miners: int = 2, canaries: int = 0) -> None:
         """The beacon, a trainer, validators and honest miners."""

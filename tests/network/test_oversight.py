@@ -12,7 +12,7 @@ from grailnode.canary import CanaryProducer
 from grailnode.founding import Choices
 from grailnode.observe import Observer
 from grailnode.replay import Which, replay, verify_ledger
-from grailnode.wiring import make_engine, make_task, run_miner, run_validator
+from grailnode.wiring import make_engine, run_miner, run_validator
 from protocol import challenge, limits, paths
 from protocol.digest import content_digest
 from protocol.errors import ProtocolError
@@ -63,7 +63,7 @@ async def run_choosy(network: Network) -> None:
     """A miner that picks and chooses, for ever."""
     node = network.node("choosy")
     engine = make_engine(node, network.compute)
-    producer = HonestProducer(make_task(node, network.policy), engine)
+    producer = HonestProducer(network.task(node), engine)
     settings = MinerSettings(groups=4, chunk=4, share=0.7, poll_seconds=0.2)
     await Choosy(node, await Follower.open(node), engine, producer, settings).run()
 
@@ -215,13 +215,13 @@ def test_a_validator_that_accepts_anything_is_caught_by_a_canary_and_counts_no_m
             node = network.node("validator-1")
             lax = node.run.model_copy(update={"proof": node.run.proof.model_copy(update=GULLIBLE)})
             settings = ValidatorSettings(0, 0.2)
-            await run_validator(replace(node, run=lax), network.policy, network.compute, settings)
+            await run_validator(replace(node, run=lax), network.task(node), network.compute, settings)
 
         async def sing() -> None:
             node = replace(network.node("canary"), key=canary)
             settings = MinerSettings(groups=4, chunk=4, share=0.7, poll_seconds=0.2)
             producer = partial(CanaryProducer, trainer=key("trainer"))
-            await run_miner(node, network.policy, network.compute, settings, producer)
+            await run_miner(node, network.task(node), network.compute, settings, producer)
 
         async with running(network, miners=1, canaries=1) as nursery:
             nursery.start_soon(gullible)
@@ -261,7 +261,7 @@ def test_anybody_can_judge_a_group_again_and_recompute_the_ledger():
             nursery.start_soon(network.run_cheat)
             await network.until_window(6)
         bystander = network.node("bystander")
-        task = make_task(bystander, network.policy)
+        task = network.task(bystander)
         miner = key("miner-1").public.hex()
         honest = await replay(bystander, task, network.compute, Which(miner[:8], 3, 2))
         assert honest.judgement.accepted

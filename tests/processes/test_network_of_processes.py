@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from grailnode import workspace
+from grailnode import genesis, workspace
 from grailnode.founding import Choices
 from tests.processes.programs import Program, eventually, grailnode, members
 
@@ -21,8 +21,8 @@ PACE = workspace.Pace(period_ms=250, groups_per_step=4, groups=6, evaluation_pro
 class Site:
     """A run's directory and the programs started on it."""
 
-    def __init__(self, directory: Path) -> None:
-        self.made = workspace.create(directory, CHOICES, PACE)
+    def __init__(self, directory: Path, choices: Choices = CHOICES, policy: Path = genesis.PACKAGED) -> None:
+        self.made = workspace.create(directory, choices, PACE, policy=policy)
         self.programs: dict[str, Program] = {}
 
     def start(self, role: str, name: str) -> Program:

@@ -1,0 +1,120 @@
+"""What a run's environment needs beside its name: every way in which it can be missing or wrong, told in one line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from grailnode import genesis, provisions, workspace
+from grailnode.config import load
+from grailnode.founding import Choices, open_run
+from grailnode.node_process import data_file
+from grailnode.policy import Policy
+from grailnode.provisions import ProvisionError
+from protocol import environments, limits
+from protocol.environments.base import SandboxError
+from protocol.run import RunManifest
+from tests.environments.tasks import CODE, MATH
+from tests.protocol.samples import run_manifest
+from tests.speaking import write_speaking_policy
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    """A policy whose tokenizer knows ASCII, a token a character, with room for 2,048."""
+    return write_speaking_policy(tmp_path_factory.mktemp("policy"), ["<solution>4</solution>"])
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "problems.jsonl"
+    path.write_bytes(MATH)
+    return path
+
+
+def refused(environment: str, data: Path | None, policy: Policy, max_tokens: int = 64) -> str:
+    with pytest.raises(ProvisionError) as raised:
+        provisions.check(environment, data, policy, max_tokens)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_files_that_ship_with_the_program_serve(reader: Policy, data: Path) -> None:
+    found = provisions.check("math", data, reader, 64)
+    assert found is not None
+    assert len(found.problems) == len(MATH.splitlines())
+    data.write_bytes(CODE)
+    assert provisions.check("code-3.11", data, reader, 64) is not None
+    assert provisions.check("sat", None, reader, 8) is None
+
+
+def test_a_file_too_many_or_too_few(reader: Policy, data: Path) -> None:
+    assert refused("math", None, reader) == "environment 'math' takes its problems from a data file: --data FILE"
+    assert refused("sat", data, reader) == "environment 'sat' takes no data file: drop --data"
+    assert refused("chess", data, reader).startswith("unknown environment 'chess'; there are: addition, ")
+
+
+def test_files_that_cannot_be_read(reader: Policy, data: Path, tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    assert refused("math", missing, reader) == f"{missing}: the data file cannot be read (no such file or directory)"
+    assert refused("math", tmp_path, reader) == f"{tmp_path}: the data file cannot be read (is a directory)"
+    data.write_bytes(MATH + b"\n{}\n")
+    assert refused("math", data, reader) == f"{data}: line {len(MATH.splitlines()) + 2}: no 'question'"
+    with data.open("wb") as file:
+        file.truncate(limits.MAX_DATA_BYTES + 1)
+    assert "more than 67108864; leave some problems out" in refused("math", data, reader)
+
+
+def test_prompts_that_the_policy_cannot_read_or_has_no_room_for(reader: Policy, data: Path) -> None:
+    assert "has characters that the policy's tokenizer does not know; give a policy that reads text" in refused(
+        "math", data, Policy.load(genesis.PACKAGED)
+    )
+    assert "and with completions of up to 2000 tokens the policy has room for 48" in refused("math", data, reader, 2000)
+    assert "has room for 0;" in refused("math", data, reader, 5000)
+    data.write_bytes(MATH + json.dumps({"question": "é?", "answer": "#### 4"}).encode())
+    assert "'é?" in refused("math", data, reader)
+
+
+def test_a_run_keeps_the_data_file_that_it_names(reader: Policy, data: Path, tmp_path: Path) -> None:
+    choices = Choices(environment="math", data=data, max_tokens=64)
+    made = workspace.create(tmp_path / "run", choices, workspace.Pace(), policy=reader.directory)
+    data.unlink()
+    run = open_run((made.directory / "run.manifest").read_bytes()).record
+    own = data_file(load(made.config))
+    assert own == made.directory / "data.jsonl"
+    assert provisions.published(run, own) == {"data.jsonl": MATH}
+    with pytest.raises(ProvisionError, match=r"^this run has a data file, .*: set \[trainer\] data$"):
+        provisions.published(run, None)
+    own.write_bytes(MATH + b"\n")
+    with pytest.raises(ProvisionError, match=r"data\.jsonl: not the data file of this run .*: put the original back"):
+        provisions.published(run, own)
+    own.unlink()
+    with pytest.raises(ProvisionError, match="cannot be read"):
+        provisions.published(run, own)
+
+
+def test_nothing_is_written_for_a_run_that_cannot_be(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ProvisionError):
+        workspace.create(tmp_path / "run", Choices(environment="math", data=data), workspace.Pace())
+    assert not (tmp_path / "run").exists()
+
+
+def test_runs_without_data_need_none() -> None:
+    assert provisions.published(run_manifest(), None) == {}
+    assert provisions.reference(None) is None
+    assert provisions.open_sandbox(run_manifest(environment="sat")) is None
+
+
+def test_a_sandbox_that_cannot_be_had_refuses_the_run(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    run = run_manifest(environment="code-3.11", data=provisions.reference(data))
+    with pytest.raises(SandboxError, match="no bwrap on the PATH: install bubblewrap"):
+        provisions.open_sandbox(run)
+
+
+def test_an_environment_of_a_later_program(data: Path) -> None:
+    later: RunManifest = run_manifest(environment="chess", data=provisions.reference(data))
+    with pytest.raises(ProvisionError, match=f"unknown environment 'chess'; there are: {environments.names[0]}, "):
+        provisions.open_sandbox(later)
