@@ -157,6 +157,7 @@ class Field:
             ),
             model=ModelSpec(files=(ref,), genesis=digest_weights(weights)),
             environment=self.environment.name,
+            data=None,
             sampling=SamplingSpec(temperature=1.0, max_tokens=self.max_tokens, eos=policy.eos),
             group_size=self.group_size,
             groups=self.groups,

@@ -104,6 +104,7 @@ class Stories:
 
     name: Final = "stories"
     exact: Final = True
+    held_out_size: Final = None
 
     def problem(self, seed: bytes) -> Problem:
         """The training problem of a seed."""

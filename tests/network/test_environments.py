@@ -17,9 +17,10 @@ from protocol import environments, limits, paths
 from protocol.environments import Environment, Problem
 from protocol.environments.base import Limits, SandboxError
 from protocol.errors import MalformedError, ProtocolError
+from protocol.ledger import Summary
 from protocol.rollout import Commitment, Group, open_group
 from protocol.signing import open_signed
-from protocol.verdict import Judgement, Summary
+from protocol.verdict import Judgement
 from roles.assignment import Task
 from roles.miner.produce import HonestProducer
 from tests.network.simulation import Network, key

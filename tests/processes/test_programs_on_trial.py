@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from protocol import paths
 from protocol.signing import open_announced
 from protocol.verdict import Verdict
 from tests.processes import programs
-from tests.processes.programs import eventually, grailnode, members
+from tests.processes.programs import Program, eventually, grailnode, members
 from tests.processes.test_network_of_processes import Site
 from tests.sandbox.conftest import OWN, sandbox
 from tests.speaking import write_speaking_policy
@@ -48,6 +49,16 @@ def verdicts(site: Site) -> list[Verdict]:
     return [open_announced(file.read_bytes(), Verdict).record for file in files if file.is_file()]
 
 
+def seen(site: Site) -> set[float]:
+    """All rewards in the store's verdicts."""
+    return {reward for verdict in verdicts(site) for judgement in verdict.judgements for reward in judgement.rewards}
+
+
+def gone(program: Program) -> bool:
+    """Whether nothing of a program is left."""
+    return not members(program.session)
+
+
 def test_programs_are_written_tried_and_trained_on(sandbox: BubblewrapSandbox, site: Site):
     assert sandbox.python == OWN
     for role, name in (("trainer", "trainer"), ("validator", "validator"), ("miner", "miner-1")):
@@ -60,10 +71,10 @@ def test_programs_are_written_tried_and_trained_on(sandbox: BubblewrapSandbox, s
         program.interrupt()
     for program in site.programs.values():
         program.wait(5)
-        eventually(lambda program=program: not members(program.session), 5, f"nothing of {program.log.stem} is left")
+        eventually(partial(gone, program), 5, f"nothing of {program.log.stem} is left")
     judgements = [judgement for verdict in verdicts(site) for judgement in verdict.judgements]
     assert all(judgement.accepted for judgement in judgements)
-    assert {reward for judgement in judgements for reward in judgement.rewards} <= DUE
+    assert seen(site) <= DUE
 
 
 def started(site: Site, role: str, name: str) -> list[str]:
@@ -82,7 +93,7 @@ def test_a_node_without_a_sandbox_does_not_join(
     monkeypatch.setitem(programs.ENVIRONMENT, "PATH", str(lonely))
     (line,) = started(site, role, name)
     assert line.startswith("grailnode: running programs needs bubblewrap, and there is no bwrap on the PATH: install")
-    assert not (site.made.directory / "store").exists()
+    assert not [path for path in (site.made.directory / "store").rglob("*") if path.is_file()]
 
 
 def test_a_trainer_whose_data_file_was_changed_does_not_start(site: Site):

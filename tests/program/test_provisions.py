@@ -69,7 +69,7 @@ def test_prompts_that_the_policy_cannot_read_or_has_no_room_for(reader: Policy, 
     assert "has characters that the policy's tokenizer does not know; give a policy that reads text" in refused(
         "math", data, Policy.load(genesis.PACKAGED)
     )
-    assert "and with completions of up to 2000 tokens the policy has room for 48" in refused("math", data, reader, 2000)
+    assert "and with completions of up to 2000 the policy has room for 48" in refused("math", data, reader, 2000)
     assert "has room for 0;" in refused("math", data, reader, 5000)
     data.write_bytes(MATH + json.dumps({"question": "é?", "answer": "#### 4"}).encode())
     assert "'é?" in refused("math", data, reader)
