@@ -34,7 +34,9 @@ def site(tmp_path: Path) -> Iterator[Site]:
     data.write_text("\n".join(map(json.dumps, tasks)))
     write_speaking_policy(tmp_path / "policy", [RIGHT, HALF, HOSTILE])
     choices = Choices(environment=f"code-{OWN}", data=data, max_tokens=1, group_size=4, groups=2, rounds=20)
-    choices = Choices(**{**choices.__dict__, "commit_rounds": 14, "audit_rounds": 16, "verdict_rounds": 60})
+    choices = Choices(
+        **{**choices.__dict__, "commit_rounds": 14, "audit_rounds": 16, "seal_rounds": 40, "verdict_rounds": 60}
+    )
     site = Site(tmp_path / "run", choices, tmp_path / "policy")
     data.unlink()  # the run has its own copy
     yield site
