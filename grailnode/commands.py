@@ -108,7 +108,12 @@ def run_demo(windows: int | None, seed: int, out: Path, keep: bool, command: str
 
 
 def init_run(
-    directory: Path, policy: Path | None, proof: Path | None, environment: str, data: Path | None, max_tokens: int | None
+    directory: Path,
+    policy: Path | None,
+    proof: Path | None,
+    environment: str,
+    data: Path | None,
+    max_tokens: int | None,
 ) -> None:
     """A new run on this machine."""
     tokens = max_tokens or provisions.needed(environment).tokens

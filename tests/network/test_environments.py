@@ -112,16 +112,14 @@ async def check_honest_and_boasting(network: Network) -> list[tuple[str, float]]
         rewards = tuple(task.environment.reward(due.problem, text) for text in texts(network, group))
         assert rewards == judgement.rewards
         seen += zip(texts(network, group), rewards, strict=True)
-    boasts = await judged(network, "boaster", range(6))
-    for group, judgement in boasts:
+    for group, judgement in await judged(network, "boaster", range(6)):
         assert all(rollout.reward == 1.0 for rollout in group.rollouts)
         assert judgement.reason == "wrong-reward"
-    assert len(boasts) >= 6
     return seen
 
 
 def test_countdown() -> None:
-    choices = Choices(environment="countdown", groups=2, group_size=4, max_tokens=16)
+    choices = Choices(environment="countdown", groups=2, group_size=4, max_tokens=8)
 
     async def scenario() -> None:
         network = Network(choices)
@@ -189,17 +187,19 @@ def test_the_data_file_travels_beside_the_model_and_nothing_else_passes_for_it(
         run, store, trainer = network.run, network.store, key("trainer").public
         files = provisions.published(run, mathematics.data)
         await founding.publish_files(store, trainer, files)
-        assert await founding.fetch_data(store, run, tmp_path / "data") == network.data
+        assert await founding.fetch_data(store, run, [trainer], tmp_path / "data") == network.data
         assert run.data is not None
         path = paths.file(trainer, run.data.digest)
         await store.delete(path)
-        assert await founding.fetch_data(store, run, tmp_path / "data") == network.data  # kept, and checked again
+        assert (
+            await founding.fetch_data(store, run, [trainer], tmp_path / "data") == network.data
+        )  # kept, and checked again
         kept = tmp_path / "data" / run.data.name
         kept.write_bytes(kept.read_bytes().replace(b"4", b"5"))
         assert network.data is not None
         await store.put(path, network.data.replace(b"4", b"5"))
         with pytest.raises(ProtocolError, match=r"^data\.jsonl: not the file that the run names$"):
-            await founding.fetch_data(store, run, tmp_path / "data")
+            await founding.fetch_data(store, run, [trainer], tmp_path / "data")
 
     simulate(scenario)
 

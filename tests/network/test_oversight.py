@@ -215,7 +215,8 @@ def test_a_validator_that_accepts_anything_is_caught_by_a_canary_and_counts_no_m
             node = network.node("validator-1")
             lax = node.run.model_copy(update={"proof": node.run.proof.model_copy(update=GULLIBLE)})
             settings = ValidatorSettings(0, 0.2)
-            await run_validator(replace(node, run=lax), network.task(node), network.compute, settings)
+            blind = replace(node, run=lax)
+            await run_validator(blind, network.task(blind), network.compute, settings)
 
         async def sing() -> None:
             node = replace(network.node("canary"), key=canary)
