@@ -159,7 +159,7 @@ def validate(root: Path) -> None:
     async def run() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(report)
-            nursery.start_soon(run_validator, node, policy, compute, ValidatorSettings(0, 1.0))
+            nursery.start_soon(run_validator, node, make_task(node, policy), compute, ValidatorSettings(0, 1.0))
 
     trio.run(run)
 

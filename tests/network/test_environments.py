@@ -140,7 +140,7 @@ def test_sat(tmp_path: Path) -> None:
         network = Network(choices, policy=tmp_path)
         async with running(network, miners=1) as nursery:
             nursery.start_soon(network.run_miner, "boaster", 2, boasting)
-            await network.until_window(6)
+            await network.until_window(9)
         paid = {reward for _, reward in await check_honest_and_boasting(network)}
         assert paid == {0.0, 0.1, 1.0}
         assert network.events("trainer/training", "step")
