@@ -13,7 +13,7 @@ from grailnode.workspace import WorkspaceError
 from protocol.environments.base import SandboxError
 from protocol.errors import ProtocolError
 from roles.ports import StoreError
-from roles.trainer.publisher import FencedError
+from roles.trainer.fencing import FencedError
 
 
 class StateInUseError(Exception):

@@ -5,7 +5,7 @@ import secrets
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Literal
@@ -239,7 +239,8 @@ async def _upload(node: Node, launch: Launch) -> None:
     files = founding.model_files(policy_directory(config)) | data
     await founding.publish_files(node.store, node.key.public, files)
     await node.publish(paths.run(node.run_id), config.at(config.run.manifest).read_bytes())
-    await run_publisher(node, trainer_settings(config, node.run.sampling.params()).publisher)
+    mark_ms = secrets.randbelow(max(1, node.run.head_ttl * 100))
+    await run_publisher(node, replace(trainer_settings(config, node.run.sampling.params()).publisher, mark_ms=mark_ms))
 
 
 async def _download(node: Node, launch: Launch) -> None:

@@ -1,6 +1,7 @@
 """What the publisher has published, durably: manifests as they were signed, which anchors are complete, the last weights.
 
 chain/epoch                   the fencing epoch of the newest start
+chain/writer                  the public key in whose space the chain lies
 chain/manifests/{version}     signed manifests, written before anything of the version is uploaded: after a crash the very
                               same bytes are uploaded again, so no version ever has two manifests
 chain/anchors/{version}       an empty note: this anchor is complete in storage
@@ -18,6 +19,7 @@ from roles.ports import NotFoundError, ObjectStore
 from roles.trainer.spool import PUBLISHED, last_published
 
 _EPOCH = "chain/epoch"
+_WRITER = "chain/writer"
 _MANIFESTS = "chain/manifests/"
 _ANCHORS = "chain/anchors/"
 _SHARDS = "chain/shards/"
@@ -32,6 +34,7 @@ class History:
         self.anchors: set[int] = set()
         self.epoch = 0
         self.published = -1
+        self.writer: bytes | None = None
 
     @classmethod
     async def open(cls, state: ObjectStore) -> "History":
@@ -50,8 +53,17 @@ class History:
             history.epoch = int(await state.get(_EPOCH, 32))
         except NotFoundError:
             history.epoch = 0
+        try:
+            history.writer = await state.get(_WRITER, 32)
+        except NotFoundError:
+            history.writer = None
         history.published = await last_published(state)
         return history
+
+    async def set_writer(self, key: bytes) -> None:
+        """Remember in whose space the chain lies now."""
+        await self._state.put(_WRITER, key)
+        self.writer = key
 
     async def begin_epoch(self, epoch: int) -> None:
         """Remember the fencing epoch of this start."""

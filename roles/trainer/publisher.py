@@ -5,25 +5,24 @@ the head, remember that it is published. Each step can be done again with the sa
 on where it was. Anchors are uploaded beside it and shown by the head once they are complete.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
 
-from protocol import limits, paths
+from protocol import paths
 from protocol.chain import Head, Manifest
 from protocol.digest import content_digest
-from protocol.errors import ChainError, PatchError, ProtocolError
-from protocol.signing import Signed, open_signed, sign
+from protocol.errors import ChainError, PatchError
+from protocol.signing import Signed, sign
 from roles.follower import Held
 from roles.node import Node
-from roles.ports import NotFoundError, StoreError
+from roles.ports import StoreError
+from roles.trainer.fencing import Fence
 from roles.trainer.history import History, Stamp, make_head
+from roles.trainer.moving import move_in
 from roles.trainer.publication import Moment, Objects, hold, make_manifest, make_patch, make_shards
 from roles.trainer.spool import SnapshotName, get_snapshot, snapshots
-
-
-class FencedError(Exception):
-    """Another trainer publishes under this key; this one must stop."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,9 @@ class PublisherSettings:
         shard_bytes: size of an anchor's shards.
         patch_attempts: tries to upload a patch before the version becomes an anchor.
         poll_seconds: how often to look for a snapshot.
+        settle_seconds: how long a start waits for another trainer under its key to show itself.
+        mark_ms: milliseconds by which this start's heads expire sooner, drawn anew at each start, so that no two starts that
+            happen at the same moment write the same head.
     """
 
     anchor_interval: int = 50
@@ -44,6 +46,8 @@ class PublisherSettings:
     shard_bytes: int = 1 << 30
     patch_attempts: int = 3
     poll_seconds: float = 0.05
+    settle_seconds: float = 1.0
+    mark_ms: int = 0
 
 
 class Publisher:
@@ -53,6 +57,7 @@ class Publisher:
         self._node = node
         self._history = history
         self._settings = settings
+        self._fence = Fence(node, history)
         self._held: Held | None = None
         self._head_lock = trio.Lock()
         self._shown = history.published
@@ -79,35 +84,22 @@ class Publisher:
                 await self._publish(waiting[0], nursery)
 
     async def _take_over(self) -> None:
-        """Begin a new epoch, and see that what is published is what this node remembers."""
-        head = await self._published_head()
-        history = self._history
-        if head is not None:
-            ours = history.manifests.get(head.version)
-            if head.version > history.published + 1 or ours is None or ours.digest != head.digest(head.version):
-                raise ChainError(
-                    f"storage shows version {head.version}, which this node's state did not publish; "
-                    "use the state it was published from, or a new run",
-                    "resume",
-                )
-        await history.begin_epoch(max(history.epoch, head.epoch if head else 0) + 1)
+        """See that what is published is what this node remembers, begin a new epoch, show it, and let a twin notice."""
+        node, history = self._node, self._history
+        await self._fence.begin()
         if history.published >= 0:
             weights = await history.weights()
-            self._held = await self._node.run_sync(hold, history.published, weights, None)
+            self._held = await node.run_sync(hold, history.published, weights, None)
             if self._held.digest != history.manifests[history.published].record.weights:
                 raise ChainError("the kept weights are not those that were published", f"version {history.published}")
-
-    async def _published_head(self) -> Head | None:
-        """The head in storage; None where there is none. What is no head of ours is a stranger's, and is written over."""
-        path = paths.head(self._node.key.public)
-        try:
-            data = await self._node.store.get(path, limits.MAX_HEAD_BYTES + limits.MAX_ENVELOPE_BYTES)
-            return open_signed(data, Head, [self._node.key.public]).record
-        except NotFoundError:
-            return None
-        except ProtocolError as error:
-            self._node.telemetry.event("strange-head", path=path, error=str(error))
-            return None
+        if history.writer not in (None, node.key.public):
+            assert history.writer is not None
+            await move_in(node, history, history.writer, self._head(history.published))
+        await history.set_writer(node.key.public)
+        if history.published >= 0:
+            await self._write_head(history.published)
+            await trio.sleep(self._settings.settle_seconds)
+            await self._write_head(history.published)
 
     async def _publish(self, name: SnapshotName, nursery: trio.Nursery) -> None:
         node, history = self._node, self._history
@@ -192,26 +184,26 @@ class Publisher:
         await self._upload_shards(manifest)
         await self._write_head(self._history.published)
 
+    def _head(self, newest: int, expires_ms: int = 0) -> Head:
+        """The head that shows everything up to a version."""
+        node, settings = self._node, self._settings
+        stamp = Stamp(node.run_id, node.revisions.number, expires_ms)
+        return make_head(self._history, newest, settings.keep_patches, settings.keep_anchors, stamp)
+
     async def _write_head(self, newest: int) -> None:
         """Put a head that shows everything up to a version, unless another trainer has taken over.
 
         Raises:
             FencedError: it has.
         """
-        node, settings = self._node, self._settings
+        node = self._node
         async with self._head_lock:
-            try:
-                current = await self._published_head()
-            except StoreError:
-                current = None
-            if current is not None and current.epoch > self._history.epoch:
-                raise FencedError(
-                    f"another trainer publishes under this key (epoch {current.epoch}, this one {self._history.epoch})"
-                )
-            expires_ms = int((node.clock.now() + node.run.head_ttl) * 1000)
+            with suppress(StoreError):  # a store that does not answer shows no other trainer; the put is retried anyway
+                await self._fence.check()
             self._shown = max(newest, self._shown)  # an anchor's upload may end between a head and its bookkeeping
-            stamp = Stamp(node.run_id, node.revisions.number, expires_ms)
-            head = make_head(self._history, self._shown, settings.keep_patches, settings.keep_anchors, stamp)
+            expires_ms = int((node.clock.now() + node.run.head_ttl) * 1000) - self._settings.mark_ms
+            head = self._head(self._shown, expires_ms)
+            self._fence.wrote(content_digest(head.to_bytes()))
             await node.publish(paths.head(node.key.public), sign(head, node.key))
 
     async def _renew_head(self) -> None:
@@ -236,8 +228,7 @@ class Publisher:
         history, settings, key = self._history, self._settings, self._node.key.public
         if history.published % max(1, settings.keep_patches // 10):
             return
-        stamp = Stamp(self._node.run_id, 0, 0)
-        head = make_head(history, history.published, settings.keep_patches, settings.keep_anchors, stamp)
+        head = self._head(history.published)
         await history.forget_before(head.base)
         kept: set[str] = set()
         for version, signed in history.manifests.items():

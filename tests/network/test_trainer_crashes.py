@@ -9,7 +9,7 @@ from trio.testing import MockClock
 from grailnode.founding import Choices
 from grailnode.store.memory import MemoryStore
 from grailnode.verification import verify_chain
-from roles.trainer.publisher import FencedError
+from roles.trainer.fencing import FencedError
 from tests.network.simulation import Network
 
 CHOICES = Choices(groups=4, group_size=8)

@@ -14,10 +14,12 @@ from protocol.digest import Weights, content_digest
 from protocol.run import RunManifest
 from protocol.signing import Signed, SigningKey, open_signed, sign
 from roles.node import Node
+from roles.ports import Clock
 from roles.trainer.publication import Moment, Objects, hold, make_manifest, make_patch, make_shards
 from tests.network.simulation import BEGIN, Log, draft, inline
 
 TRAINER = SigningKey(b"t" * 32)
+MINER = SigningKey(b"m" * 32)
 
 
 def small_weights(seed: int) -> dict[str, torch.Tensor]:
@@ -89,16 +91,25 @@ class Chain:
         return data
 
 
-def make_node(run_id: bytes, run: RunManifest, store: Any, state: MemoryStore, log: Log) -> Node:
-    """A miner's node whose clock is trio's."""
+def make_node(
+    run_id: bytes,
+    run: RunManifest,
+    store: Any,
+    state: MemoryStore,
+    log: Log,
+    key: SigningKey = MINER,
+    *,
+    clock: Clock | None = None,
+) -> Node:
+    """A node, a miner's unless another key is given, whose clock is trio's unless another is given."""
     return Node(
         run_id=run_id,
         run=run,
-        key=SigningKey(b"m" * 32),
-        name="miner",
+        key=key,
+        name=log.name,
         store=store,
         state=state,
-        clock=TrioClock(BEGIN),
+        clock=clock or TrioClock(BEGIN),
         beacon=_NoBeacon(),
         telemetry=log,
         run_sync=inline,

@@ -1,0 +1,221 @@
+"""The publisher: a new key takes the chain along, and two publishers with one key end with one."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from grailnode.clock import TrioClock
+from grailnode.store.memory import MemoryStore
+from protocol import paths
+from protocol.authority import Authority
+from protocol.chain import Head
+from protocol.digest import Weights, digest_weights
+from protocol.errors import ChainError, ProtocolError
+from protocol.signing import SigningKey, open_announced, sign
+from roles.authority import refresh_authority
+from roles.follower import Follower
+from roles.node import Node
+from roles.ports import NotFoundError
+from roles.trainer.fencing import FencedError
+from roles.trainer.history import History
+from roles.trainer.publisher import Publisher, PublisherSettings
+from roles.trainer.spool import SnapshotName, put_snapshot
+from tests.network.simulation import BEGIN, Log, key
+from tests.protocol.samples import revision
+from tests.roles.chains import TRAINER, changed, make_node, small_run, small_weights
+from tests.roles.test_follower import equal
+
+SUCCESSOR = SigningKey(b"s" * 32)
+SETTINGS = PublisherSettings(anchor_interval=2, keep_patches=3, keep_anchors=2, settle_seconds=1.0)
+
+
+def simulated(scenario: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    """A test that runs on a virtual clock."""
+
+    def test() -> None:
+        trio.run(scenario, clock=MockClock(autojump_threshold=0))
+
+    test.__name__ = scenario.__name__
+    return test
+
+
+async def copy_of(store: MemoryStore) -> MemoryStore:
+    """The same objects in another store."""
+    copied = MemoryStore()
+    async for item in store.list(""):
+        await copied.put(item.path, await store.get(item.path, 1 << 30))
+    return copied
+
+
+class Site:
+    """A store, a trainer's state, and the weights of its versions."""
+
+    def __init__(self) -> None:
+        self.store, self.state, self.log = MemoryStore(), MemoryStore(), Log("trainer")
+        self.weights: list[Weights] = [small_weights(0)]
+        for seed in range(1, 12):
+            self.weights.append(changed(self.weights[-1], seed))
+        self.run_id, self.run = small_run(digest_weights(self.weights[0]))
+        self.clock = TrioClock(BEGIN)
+
+    def node(self, key: SigningKey = TRAINER, state: MemoryStore | None = None, log: Log | None = None) -> Node:
+        return make_node(self.run_id, self.run, self.store, state or self.state, log or self.log, key, clock=self.clock)
+
+    async def snapshot(self, *versions: int, state: MemoryStore | None = None) -> None:
+        for version in versions:
+            await put_snapshot(state or self.state, SnapshotName(version, version), self.weights[version])
+
+    async def publish(self, seconds: float = 5.0, mark_ms: int = 0, **options: Any) -> None:
+        """Run a publisher for a while."""
+        node = self.node(**options)
+        await refresh_authority(node)
+        with trio.move_on_after(seconds):
+            await Publisher(node, await History.open(node.state), replace(SETTINGS, mark_ms=mark_ms)).run()
+
+    async def follower(self, state: MemoryStore | None = None) -> tuple[Node, Follower]:
+        node = make_node(self.run_id, self.run, self.store, state or MemoryStore(), Log("miner"), clock=self.clock)
+        await refresh_authority(node)
+        return node, await Follower.open(node)
+
+    async def revise(self, number: int, previous: bytes, **changes: Any) -> None:
+        authority = Authority(**(dict(self.run.authority) | changes))
+        record = revision(number, previous, run=self.run_id, authority=authority)
+        await self.store.put(paths.revision(self.run_id, number), sign(record, key("root")))
+
+    async def head(self, key: SigningKey = TRAINER) -> Head:
+        return open_announced(await self.store.get(paths.head(key.public), 1 << 20), Head).record
+
+
+async def newest(node: Node, follower: Follower) -> tuple[int, Weights]:
+    """What a follower comes to hold."""
+    await refresh_authority(node)
+    await follower.refresh()
+    assert follower.chain.head is not None
+    held = await follower.hold(follower.chain.head.version)
+    return held.version, held.weights
+
+
+@simulated
+async def test_a_new_key_takes_the_chain_along():
+    site = Site()
+    await site.snapshot(0, 1, 2, 3, 4, 5)
+    await site.publish()
+    node, follower = await site.follower()
+    version, weights = await newest(node, follower)
+    assert version == 5 and equal(weights, site.weights[5])
+    await site.revise(1, site.run_id, trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
+    await refresh_authority(node)
+    with pytest.raises(NotFoundError):
+        await follower.refresh()  # the old head is not looked at any more, the new one is not there yet
+    assert follower.version_for(0) >= 0  # what was verified is still followed
+    await site.snapshot(6)
+    await site.publish(key=SUCCESSOR)
+    before, after = await site.head(), await site.head(SUCCESSOR)
+    assert (after.epoch, after.version, after.revision) == (before.epoch + 1, 6, 1)
+    overlap = range(max(before.base, after.base), 6)
+    assert overlap and all(before.digest(version) == after.digest(version) for version in overlap)
+    async for item in site.store.list(TRAINER.public.hex()):
+        await site.store.delete(item.path)
+    for who in ((node, follower), await site.follower()):
+        version, weights = await newest(*who)
+        assert version == 6 and equal(weights, site.weights[6])
+
+
+@simulated
+async def test_a_move_that_was_interrupted_goes_on():
+    site = Site()
+    await site.snapshot(0, 1, 2, 3)
+    await site.publish()
+    await site.revise(1, site.run_id, trainers=(SUCCESSOR.public,))
+    await site.snapshot(4)
+    for _ in range(4):
+        await site.publish(seconds=0.0, key=SUCCESSOR)  # killed at its first wait
+    await site.publish(key=SUCCESSOR)
+    version, weights = await newest(*await site.follower())
+    assert version == 4 and equal(weights, site.weights[4])
+
+
+@simulated
+async def test_a_move_without_the_old_space_says_what_is_missing():
+    site = Site()
+    await site.snapshot(0, 1)
+    await site.publish()
+    await site.revise(1, site.run_id, trainers=(SUCCESSOR.public,))
+    async for item in site.store.list(paths.anchors(TRAINER.public)):
+        await site.store.delete(item.path)
+    with pytest.raises(ChainError, match="old key's space must stay readable"):
+        await site.publish(key=SUCCESSOR)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.5, 3.0])
+def test_two_publishers_with_one_key_and_one_state_end_with_one(delay: float):
+    async def scenario() -> None:
+        site = Site()
+        await site.snapshot(0, 1, 2)
+        await site.publish()
+        states = [site.state, await copy_of(site.state)]
+        ended: list[int] = []
+
+        async def run(place: int) -> None:
+            await trio.sleep(delay * place)
+            await site.snapshot(3, 4, state=states[place])
+            try:
+                await site.publish(seconds=4000.0, mark_ms=place, state=states[place], log=Log(f"twin {place}"))
+            except* (FencedError, ChainError):
+                ended.append(place)
+
+        async with trio.open_nursery() as nursery:
+            for place in range(2):
+                nursery.start_soon(run, place)
+        assert len(ended) == 1
+        version, weights = await newest(*await site.follower())
+        assert version == 4 and equal(weights, site.weights[4])
+
+    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+
+
+@simulated
+async def test_a_state_that_is_behind_what_is_published_does_not_go_on():
+    site = Site()
+    await site.snapshot(0, 1)
+    await site.publish()
+    backup = await copy_of(site.state)
+    await site.snapshot(2)
+    await site.publish()
+    with pytest.raises(ChainError, match="storage shows version 2"):
+        await site.publish(state=backup)
+    assert (await site.head()).version == 2
+
+
+@simulated
+async def test_a_base_that_differs_from_what_is_published_does_not_go_on():
+    site = Site()
+    await site.snapshot(0, 1)
+    await site.publish()
+    other = Site()
+    await other.snapshot(0)
+    await other.publish()
+    await other.snapshot(1)
+    other.weights[1] = other.weights[5]
+    await other.snapshot(1)
+    await other.publish()
+    with pytest.raises(ChainError, match="did not publish"):
+        await site.publish(state=other.state)
+
+
+@simulated
+async def test_the_head_is_renewed_at_once_when_a_trainer_comes_back():
+    site = Site()
+    await site.snapshot(0)
+    await site.publish()
+    _, follower = await site.follower()
+    await trio.sleep(2 * site.run.head_ttl)
+    with pytest.raises(ProtocolError, match="nobody has renewed it"):
+        await follower.refresh()
+    await site.publish()
+    await follower.refresh()
+    assert follower.version_for(5) == 0
