@@ -96,8 +96,10 @@ class Collector:
             for miner, verdicts in hearing.verdicts.items():
                 if miner in done or (miner in self._overseer.canaries and outstanding):
                     continue
-                believed = [verdict for validator, verdict in verdicts.items() if validator not in ignored]
-                decisions = decide(believed, self._node.authority.quorum, outstanding)
+                authority = self._node.authority
+                counting = set(authority.validators) - ignored
+                believed = [verdict for validator, verdict in verdicts.items() if validator in counting]
+                decisions = decide(believed, authority.quorum, outstanding)
                 if not any(decision.open for decision in decisions):
                     await self._overseer.hear(window, miner, verdicts)
                     await self._settle(window, miner, decisions, closed)
