@@ -126,6 +126,11 @@ def init(
 )
 @click.option("--environment", default="addition", show_default=True, help="Whose prompts are completed.")
 @click.option(
+    "--data",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Its problems, for a task that reads them from a file.",
+)
+@click.option(
     "--prompts",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help='Prompts instead of the environment\'s: JSON Lines, each {"prompt": "..."}.',
@@ -137,7 +142,9 @@ def init(
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True)
 @click.option("--device", default="cpu", show_default=True, help="Of torch.")
 @click.option("--temperature", type=click.FloatRange(0.0, min_open=True), default=None, help="The run's. Default: 1.")
-@click.option("--max-tokens", type=click.IntRange(1), default=None, help="The run's longest completion. Default: 8.")
+@click.option(
+    "--max-tokens", type=click.IntRange(1), default=None, help="The run's longest completion. Default: the task's."
+)
 @click.option("--sketch", type=click.Choice(["projection", "topk"]), default="projection", show_default=True)
 @click.option(
     "--level",

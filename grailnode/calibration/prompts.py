@@ -7,6 +7,7 @@ from typing import Final
 from grailnode.calibration.measure import CalibrationError
 from grailnode.policy import Tokenizer
 from protocol import environments, jsontext
+from protocol.environments.dataset import Dataset
 from protocol.errors import MalformedError
 
 Prompts = Callable[[bytes], str]
@@ -15,17 +16,14 @@ Prompts = Callable[[bytes], str]
 _MAX_BYTES: Final = 1 << 30
 
 
-def of_environment(name: str) -> Prompts:
+def of_environment(name: str, problems: Dataset | None) -> Prompts:
     """An environment's training problems.
 
-    Raises:
-        CalibrationError: there is none of this name, or it needs a data file.
+    Args:
+        problems: of its data file, where it reads one; as `provisions.check` gives them.
     """
-    try:
-        environment = environments.get(name)
-    except ValueError as error:
-        raise CalibrationError(f"{error}; or give its prompts with --prompts") from error
-    return lambda seed: environment.problem(seed).prompt
+    drawn = environments.get(name) if problems is None else problems
+    return lambda seed: drawn.problem(seed).prompt
 
 
 def of_file(path: Path, tokenizer: Tokenizer) -> Prompts:

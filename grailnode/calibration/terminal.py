@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from grailnode import genesis
+from grailnode import genesis, provisions
 from grailnode.calibration import prompts, proof_file
 from grailnode.calibration.measure import CalibrationError, Demands
 from grailnode.calibration.pairs import Work
@@ -44,6 +44,7 @@ class Options:
     headroom: float
     seed: int
     out: Path | None
+    data: Path | None = None
 
 
 def calibrate_policy(options: Options) -> None:
@@ -99,23 +100,20 @@ def make_job(options: Options) -> Job:
     """What the options ask for.
 
     Raises:
-        CalibrationError, PolicyError: they ask for what is not to be had.
+        CalibrationError, PolicyError, ProvisionError: they ask for what is not to be had.
     """
     policy = Policy.load(options.policy or genesis.PACKAGED)
     choices = Choices()
+    max_tokens = options.max_tokens or provisions.needed(options.environment).tokens
     work = Work(
         policy=policy,
         params=SamplingParams(
             temperature=options.temperature or choices.temperature,
-            max_tokens=options.max_tokens or choices.max_tokens,
+            max_tokens=max_tokens,
             eos=policy.eos,
         ),
         group_size=choices.group_size,
-        prompt=(
-            prompts.of_file(options.prompts, policy.tokenizer)
-            if options.prompts
-            else prompts.of_environment(options.environment)
-        ),
+        prompt=_prompts(options, policy, max_tokens),
         kind=cast(SketchKind, options.sketch),
         seed=options.seed,
     )
@@ -129,6 +127,13 @@ def make_job(options: Options) -> Job:
         rollouts=options.rollouts,
         demands=replace(Demands(), level=options.level, headroom=options.headroom, window=audited),
     )
+
+
+def _prompts(options: Options, policy: Policy, max_tokens: int) -> prompts.Prompts:
+    if options.prompts is not None:
+        return prompts.of_file(options.prompts, policy.tokenizer)
+    problems = provisions.check(options.environment, options.data, policy, max_tokens)
+    return prompts.of_environment(options.environment, problems)
 
 
 def _check_device(name: str) -> None:

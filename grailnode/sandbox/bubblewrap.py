@@ -26,6 +26,8 @@ _INSIDE: Final = Path(__file__).parent / "inside"
 _MOUNTED: Final = "/app/grailnode/sandbox/inside"
 _LIBRARIES: Final = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 _PROBE_SECONDS: Final = 30.0
+_RETRY_SECONDS: Final = (0.1, 1.0)  # pauses after trials whose tester did not even start
+_STARTED: Final = b"r"
 _TESTER_CPU_FACTOR: Final = 2
 _DESCRIBE: Final = (
     "import json,sys,sysconfig as s;p=s.get_paths();"
@@ -103,7 +105,20 @@ class BubblewrapSandbox:
             raise SandboxError(f"the sandbox has holes here: {', '.join(found['holes'])}")
 
     def attempt(self, exercise: Exercise, solution: str) -> Trial:
-        """Try a solution; see `protocol.environments.base.Sandbox`."""
+        """Try a solution; see `protocol.environments.base.Sandbox`. A machine short of memory is given some time."""
+        said = self._verdict(exercise, solution)
+        for pause in _RETRY_SECONDS:
+            if said[:1] == _STARTED:
+                break
+            time.sleep(pause)
+            said = self._verdict(exercise, solution)
+        if said[:1] != _STARTED:
+            raise SandboxError("the sandbox did not start: too little memory, or a change of this machine's settings")
+        outcomes = said[2:].ljust(len(exercise.tests), b"0")
+        return Trial(said[1:2] == b"c", tuple(outcome == ord("1") for outcome in outcomes))
+
+    def _verdict(self, exercise: Exercise, solution: str) -> bytes:
+        """What the tester says: that it started, whether the solution compiles, and each test's outcome; as far as it came."""
         task = json.dumps([exercise.reference, exercise.setup, exercise.tests]).encode()
         source = solution.encode(errors="surrogatepass")
         with contextlib.ExitStack() as stack:
@@ -117,11 +132,7 @@ class BubblewrapSandbox:
             stack.enter_context(self._start("solver", source, (calls.read, answers.write)))
             answers.close()
             calls.close()
-            said = _read(tester.stdout, 2 + len(exercise.tests), self._limits.wall_seconds)
-        if said[:1] != b"r":
-            raise SandboxError("the sandbox did not start: too little memory, or a change of this machine's settings")
-        outcomes = said[2:].ljust(len(exercise.tests), b"0")
-        return Trial(said[1:2] == b"c", tuple(outcome == ord("1") for outcome in outcomes))
+            return _read(tester.stdout, 2 + len(exercise.tests), self._limits.wall_seconds)
 
     @contextlib.contextmanager
     def _start(

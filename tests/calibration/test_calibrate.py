@@ -14,6 +14,10 @@ from grailnode.cli import cli
 from grailnode.failures import explain
 from grailnode.founding import Choices, open_run
 from grailnode.policy import Policy
+from grailnode.provisions import ProvisionError
+from protocol import environments
+from tests.environments.tasks import MATH
+from tests.speaking import write_speaking_policy
 
 OPTIONS = Options(
     policy=None,
@@ -92,16 +96,27 @@ def test_what_is_too_wide_is_refused_and_not_written(tmp_path: Path) -> None:
     ("changes", "told"),
     [
         ({"environment": "multiplication"}, "unknown environment 'multiplication'"),
-        ({"environment": "math"}, "needs a data file; or give its prompts with --prompts"),
+        ({"environment": "math"}, "takes its problems from a data file: --data FILE"),
         ({"pairs": "same,other"}, "--pairs: no pair 'other'; there are: run, all, same, small-batches"),
         ({"device": "abacus"}, "--device abacus: torch cannot use it"),
     ],
 )
 def test_what_is_not_to_be_had_is_told(changes: dict[str, str], told: str) -> None:
-    with pytest.raises(CalibrationError) as caught:
+    with pytest.raises((CalibrationError, ProvisionError)) as caught:
         make_job(replace(OPTIONS, **changes))  # type: ignore[arg-type]
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_problems_of_a_data_file_give_their_prompts(tmp_path: Path) -> None:
+    data = tmp_path / "problems.jsonl"
+    data.write_bytes(MATH)
+    write_speaking_policy(tmp_path / "policy", ["<solution>4</solution>"])
+    work = make_job(replace(OPTIONS, policy=tmp_path / "policy", environment="math", data=data)).work
+    problems = environments.dataset("math", MATH)
+    seeds = [bytes([number]) * 32 for number in range(100)]
+    assert {work.prompt(seed) for seed in seeds} == {problem.prompt for problem in problems.training}
+    assert work.params.max_tokens == environments.needs("math").tokens
 
 
 def test_a_directory_that_is_not_there_is_told_before_anything_is_measured(tmp_path: Path) -> None:
