@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,6 +12,7 @@ import click
 from protocol.limits import MAX_COMPLETION_TOKENS
 
 if TYPE_CHECKING:
+    from grailnode.buckets import Provider
     from grailnode.conversion import Format
 
 EXIT_FAILED = 1
@@ -104,6 +106,17 @@ def demo(windows: int | None, seed: int, out: Path, keep: bool) -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Thresholds that `grailnode calibrate` measured. Default: proof.json in the policy's directory.",
 )
+@click.option("--bucket", help="Keep the run in a bucket: NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME/PREFIX.")
+@click.option("--provider", type=click.Choice(["aws", "r2", "minio"]), default="aws", show_default=True)
+@click.option("--region", default="", help="Of the bucket. Default: us-east-1; auto on R2.")
+@click.option(
+    "--url", default="", help="Where everybody reads the bucket. Default: the service's own URL; R2 has none."
+)
+@click.option("--reader", "readers", multiple=True, help="A principal that may read; without any, everybody may.")
+@click.option("--days", type=click.IntRange(1), default=7, show_default=True, help="That settled windows are kept.")
+@click.option("--join", metavar="URL", help="Take part in the run whose manifest is there, instead of making one.")
+@click.option("--meeting", help="With --join: the bucket in which participants announce themselves.")
+@click.option("--name", default="miner-1", show_default=True, help="With --join: the node's name.")
 def init(
     directory: Path,
     policy: Path | None,
@@ -111,11 +124,36 @@ def init(
     data: Path | None,
     max_tokens: int | None,
     proof: Path | None,
+    bucket: str | None,
+    provider: str,
+    region: str,
+    url: str,
+    readers: tuple[str, ...],
+    days: int,
+    join: str | None,
+    meeting: str | None,
+    name: str,
 ) -> None:
-    """Make a run in DIRECTORY: a commented run.toml, its keys, and the signed manifest."""
-    from grailnode.commands import init_run  # noqa: PLC0415
+    """Make a run in DIRECTORY: a commented run.toml, its keys, and the signed manifest.
 
-    init_run(directory, policy, proof, environment, data, max_tokens)
+    With --bucket the run lives in a bucket of S3, and what the bucket needs (policies, CORS, lifecycle) is printed and written to
+    DIRECTORY/bucket. With --join as well, DIRECTORY is for a node of somebody else's run.
+    """
+    from grailnode import commands  # noqa: PLC0415
+
+    make = partial(commands.init_run, directory, policy, proof, environment, data, max_tokens)
+    if bucket is None:
+        if join is not None:
+            raise click.UsageError("--join needs a --bucket that this node writes to")
+        make()
+        return
+    if (join is None) != (meeting is None):
+        raise click.UsageError("--join and --meeting go together")
+    wanted = commands.BucketOptions(bucket, cast("Provider", provider), region, url, readers, days)
+    if join is None or meeting is None:
+        commands.init_bucket(make, wanted)
+    else:
+        commands.join_run(directory, wanted, join, meeting, name)
 
 
 @cli.command()

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -10,7 +12,8 @@ import click
 import trio
 from rich.console import Console
 
-from grailnode import genesis, joining, keys, provisions, workspace
+from grailnode import bucket_setup, founding, genesis, joining, keys, provisions, workspace
+from grailnode.buckets import Bucket, Provider, Use, parse_bucket
 from grailnode.config import Config, ConfigError, load, without_file
 from grailnode.conversion import Conversion, Format, convert
 from grailnode.demo.run import DemoSettings
@@ -24,7 +27,7 @@ from grailnode.replay import Replayed, Which, replay_table, verify_ledger
 from grailnode.telemetry import Telemetry
 from grailnode.verification import verify_chain
 from grailnode.view import render_status, render_summary
-from protocol import safetensors
+from protocol import paths, safetensors
 from roles.authority import refresh_authority
 
 DEFAULT_WINDOWS = 72
@@ -114,7 +117,7 @@ def init_run(
     environment: str,
     data: Path | None,
     max_tokens: int | None,
-) -> None:
+) -> workspace.Workspace:
     """A new run on this machine."""
     tokens = max_tokens or provisions.needed(environment).tokens
     choices = Choices(environment=environment, data=data, max_tokens=tokens)
@@ -130,6 +133,54 @@ def init_run(
     click.echo("start it in four terminals:")
     for role, name in (("trainer", ""), ("validator", ""), ("miner", ""), ("miner", " --name miner-2")):
         click.echo(f"  grailnode --role {role} --run {made.config}{name}")
+    return made
+
+
+@dataclass(frozen=True)
+class BucketOptions:
+    """A bucket as the command line names it (grailnode/buckets.py)."""
+
+    text: str
+    provider: Provider
+    region: str
+    url: str
+    readers: tuple[str, ...]
+    days: int
+
+    def parse(self) -> Bucket:
+        """The bucket.
+
+        Raises:
+            BucketError: it cannot be one.
+        """
+        return parse_bucket(self.text, self.provider, self.region, self.url)
+
+
+def init_bucket(make: Callable[[], workspace.Workspace], options: BucketOptions) -> None:
+    """A new run that lives in a bucket, its meeting point too; print what the bucket needs."""
+    bucket = options.parse()
+    made = make()
+    bucket_setup.move_store(made.config, bucket)
+    rules = founding.open_run((made.directory / "run.manifest").read_bytes()).record
+    owners = tuple(key for name, key in made.keys.items() if name != "root")
+    use = Use(owners, options.readers, rules.beacon.chain_hash.hex(), options.days)
+    _print_documents(made.directory, bucket, use)
+    click.echo(f"\nothers join by {bucket.url}/{paths.run(made.run_id)}")
+
+
+def join_run(directory: Path, options: BucketOptions, manifest: str, meeting: str, name: str) -> None:
+    """A directory for a node of somebody else's run; print what its bucket needs."""
+    bucket = options.parse()
+    provider: Provider = "aws" if "://" not in meeting or meeting.startswith("s3://") else options.provider
+    met = parse_bucket(meeting, provider, options.region, joining.named_run(manifest)[0])
+    key = bucket_setup.join(directory, bucket, bucket_setup.Membership(manifest, name, met))
+    click.echo(f"{name} is {key.hex()}")
+    _print_documents(directory, bucket, Use((key,), options.readers, days=options.days))
+
+
+def _print_documents(directory: Path, bucket: Bucket, use: Use) -> None:
+    for document in bucket_setup.write_documents(directory, bucket, use):
+        click.echo(f"\n# {directory / bucket_setup.DOCUMENTS / document.name}\n{document.text}# {document.command}")
 
 
 def print_status(config: Config) -> None:

@@ -1,5 +1,6 @@
 """Which failures are a user's to mend, and what to tell them in one line."""
 
+from grailnode.buckets import BucketError
 from grailnode.calibration.measure import CalibrationError
 from grailnode.calibration.proof_file import ProofFileError
 from grailnode.config import ConfigError
@@ -21,6 +22,7 @@ class StateInUseError(Exception):
 
 
 _TOLD = (
+    BucketError,
     CalibrationError,
     ProofFileError,
     ConversionError,

@@ -1,0 +1,87 @@
+"""`grailnode init --bucket`: run.toml for a bucket of one's own, and the documents that the bucket needs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from grailnode import joining, keys
+from grailnode.buckets import Bucket, BucketError, Document, Use, documents
+from grailnode.keys import SUFFIX
+from protocol.signing import SigningKey
+
+DOCUMENTS = "bucket"
+"""The folder beside run.toml that holds them."""
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What a newcomer gives: the URL of the run's manifest, the name of the node, and where participants meet."""
+
+    manifest: str
+    name: str
+    meeting: Bucket
+
+
+def store_section(bucket: Bucket, meeting: Bucket, *, guest: bool) -> str:
+    """The [store] part of run.toml; a guest at the meeting point has credentials of its own for it."""
+    return (
+        '[store]\nkind = "s3"\n'
+        + _place(bucket)
+        + 'credentials = "s3.credentials"  # mode 0600; without the file name: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY\n'
+        + f'url = "{bucket.url}"  # where everybody reads what this node writes\n\n'
+        + '[store.meeting]  # where participants announce themselves\nkind = "s3"\n'
+        + _place(meeting)
+        + f'credentials = "{"meeting" if guest else "s3"}.credentials"\n'
+        + f'url = "{meeting.url}"\n'
+    )
+
+
+def _place(bucket: Bucket) -> str:
+    lines = {"bucket": bucket.name, "endpoint": bucket.endpoint, "region": bucket.region, "prefix": bucket.prefix}
+    addressing = "path" if bucket.provider == "minio" else "auto"
+    written = {name: value for name, value in lines.items() if value} | {"addressing": addressing}
+    return "".join(f'{name} = "{value}"\n' for name, value in written.items())
+
+
+def move_store(config: Path, bucket: Bucket) -> None:
+    """Let a run that was just made live in a bucket, which is its meeting point as well."""
+    text = config.read_text(encoding="utf-8")
+    begin = text.index("[store]")
+    end = text.index("[node]")
+    config.write_text(text[:begin] + store_section(bucket, bucket, guest=False) + "\n" + text[end:], encoding="utf-8")
+
+
+def join(directory: Path, bucket: Bucket, member: Membership) -> bytes:
+    """Write a newcomer's run.toml and key; returns the public key.
+
+    Raises:
+        BucketError: there is a run already, or the manifest's URL does not name the run.
+        KeyFileError: the key cannot be made.
+    """
+    config = directory / "run.toml"
+    if config.exists():
+        raise BucketError(f"{config}: there is a run already; choose another directory")
+    _, run_id = joining.named_run(member.manifest)
+    if not run_id:
+        raise BucketError(f"{member.manifest}: which run? the manifest's URL ends with /runs/ID")
+    key = SigningKey(keys.create(directory / "keys" / f"{member.name}{SUFFIX}"))
+    config.write_text(
+        f'[run]\nmanifest = "{member.manifest}"\nid = "{run_id}"\n\n'
+        + store_section(bucket, member.meeting, guest=True)
+        + '\n[beacon]\nkey = ""  # somebody else runs it; or relays = ["https://api.drand.sh"] for a public chain\n',
+        encoding="utf-8",
+    )
+    return key.public
+
+
+def write_documents(directory: Path, bucket: Bucket, use: Use) -> list[Document]:
+    """Put a bucket's documents beside run.toml; returns them.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    made = documents(bucket, use)
+    folder = directory / DOCUMENTS
+    folder.mkdir(parents=True, exist_ok=True)
+    for document in made:
+        (folder / document.name).write_text(document.text, encoding="utf-8")
+    return made

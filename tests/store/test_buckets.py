@@ -1,0 +1,218 @@
+"""What `grailnode init --bucket` prints: documents that services take, and that allow what a node does and nothing more."""
+
+import json
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from grailnode.buckets import BucketError, Document, Use, documents, parse_bucket
+from grailnode.cli import cli
+from grailnode.config import load
+from grailnode.founding import open_run
+from protocol import paths
+
+ME, OTHER = b"\x11" * 32, b"\x22" * 32
+BEACON = "ab" * 32
+R2 = "https://account.r2.cloudflarestorage.com/mine/runs-of-mine"
+MINIO = "https://minio.example.org/mine"
+BUCKETS = {
+    "aws": parse_bucket("mine", "aws"),
+    "aws below a prefix": parse_bucket("s3://mine/some/place", "aws", "eu-west-1"),
+    "minio": parse_bucket(MINIO, "minio"),
+    "r2": parse_bucket(R2, "r2", url="https://pub-1.r2.dev"),
+}
+
+
+def allows(policy: dict[str, Any], action: str, resource: str, prefix: str | None = None) -> bool:
+    """Whether a policy lets its holder do this: IAM's rules for Allow statements, ARNs and s3:prefix."""
+    for statement in policy["Statement"]:
+        assert statement["Effect"] == "Allow"
+        conditions = statement.get("Condition", {}).get("StringLike", {}).get("s3:prefix")
+        if (
+            any(fnmatchcase(action, pattern) for pattern in statement["Action"])
+            and any(fnmatchcase(resource, pattern) for pattern in statement["Resource"])
+            and (conditions is None or any(fnmatchcase(prefix or "", pattern) for pattern in conditions))
+        ):
+            return True
+    return False
+
+
+def by_name(made: Sequence[Document]) -> dict[str, Any]:
+    return {item.name: json.loads(item.text) for item in made if item.name.endswith(".json")}
+
+
+OWN = [
+    paths.head(ME),
+    paths.patch(ME, OTHER),
+    paths.commitment(ME, 3),
+    paths.verdict(ME, 3, OTHER),
+    paths.summary(ME, 3),
+]
+FOREIGN = [paths.head(OTHER), paths.participant(ME), paths.run(OTHER), f"{BEACON}/public/1", "x", f"x/{ME.hex()}/head"]
+
+
+@pytest.mark.parametrize("kind", ["aws", "aws below a prefix", "minio"])
+def test_a_nodes_credentials_write_its_own_objects_and_no_others(kind: str):
+    bucket = BUCKETS[kind]
+    policy = by_name(documents(bucket, Use((ME,))))["writer-policy.json"]
+    root = f"arn:aws:s3:::{bucket.name}"
+    for verb in ("GetObject", "PutObject", "DeleteObject", "AbortMultipartUpload", "ListMultipartUploadParts"):
+        assert all(allows(policy, f"s3:{verb}", f"{root}/{bucket.prefix}{path}") for path in OWN)
+        assert not any(allows(policy, f"s3:{verb}", f"{root}/{bucket.prefix}{path}") for path in FOREIGN)
+    assert allows(policy, "s3:ListBucket", root, f"{bucket.prefix}{ME.hex()}/manifests/")
+    assert not allows(policy, "s3:ListBucket", root, "")
+    assert not allows(policy, "s3:ListBucket", root, f"{bucket.prefix}{OTHER.hex()}/")
+    for verb in ("PutBucketPolicy", "DeleteBucket", "PutLifecycleConfiguration", "PutObjectAcl", "GetObjectVersion"):
+        assert not allows(policy, f"s3:{verb}", root)
+        assert not allows(policy, f"s3:{verb}", f"{root}/{bucket.prefix}{OWN[0]}")
+
+
+@pytest.mark.parametrize("kind", ["aws", "aws below a prefix", "minio"])
+def test_readers_read_and_nothing_else(kind: str):
+    bucket = BUCKETS[kind]
+    root = f"arn:aws:s3:::{bucket.name}"
+    public = by_name(documents(bucket, Use((ME,))))["bucket-policy.json"]
+    named = by_name(documents(bucket, Use((ME,), ("arn:aws:iam::1:user/x",))))["bucket-policy.json"]
+    for policy in (public, named):
+        assert allows(policy, "s3:GetObject", f"{root}/{bucket.prefix}{OWN[0]}")
+        for verb in ("PutObject", "DeleteObject", "PutObjectAcl"):
+            assert not allows(policy, f"s3:{verb}", f"{root}/{bucket.prefix}{OWN[0]}")
+    assert {statement["Principal"] for statement in public["Statement"]} == {"*"}
+    assert not allows(public, "s3:ListBucket", root, "")
+    assert [statement["Principal"] for statement in named["Statement"]] == [{"AWS": ["arn:aws:iam::1:user/x"]}] * 2
+    if bucket.prefix:
+        assert not allows(public, "s3:GetObject", f"{root}/elsewhere")
+
+
+@pytest.mark.parametrize("kind", ["aws", "minio"])
+def test_guests_of_a_meeting_point_announce_and_nothing_else(kind: str):
+    bucket = BUCKETS[kind]
+    made = by_name(documents(bucket, Use((ME,), beacon=BEACON)))
+    root = f"arn:aws:s3:::{bucket.name}"
+    guest, writer = made["guest-policy.json"], made["writer-policy.json"]
+    assert allows(guest, "s3:PutObject", f"{root}/{paths.participant(OTHER)}")
+    assert allows(guest, "s3:ListBucket", root, "participants/")
+    for path in (paths.run(OTHER), f"{BEACON}/public/9"):
+        assert allows(guest, "s3:GetObject", f"{root}/{path}")
+        assert not allows(guest, "s3:PutObject", f"{root}/{path}")
+        assert allows(writer, "s3:PutObject", f"{root}/{path}")
+    for path in (*OWN, f"{OTHER.hex()}/public/1"):
+        assert not allows(guest, "s3:PutObject", f"{root}/{path}")
+    assert not allows(guest, "s3:DeleteObject", f"{root}/{paths.participant(OTHER)}")
+    assert "guest-policy.json" not in by_name(documents(bucket, Use((ME,))))
+
+
+def test_a_token_of_r2_is_for_one_bucket_and_guests_credentials_for_one_prefix():
+    made = by_name(documents(BUCKETS["r2"], Use((ME,), beacon=BEACON)))
+    (policy,) = made["writer-token.json"]["policies"]
+    assert policy["resources"] == {"com.cloudflare.edge.r2.bucket.account_default_mine": "*"}
+    assert [group["name"] for group in policy["permission_groups"]] == ["Workers R2 Storage Bucket Item Write"]
+    assert made["guest-credentials.json"]["prefixes"] == ["runs-of-mine/participants/"]
+
+
+@pytest.mark.parametrize("kind", list(BUCKETS))
+def test_what_is_settled_goes_and_what_is_needed_stays(kind: str):
+    bucket = BUCKETS[kind]
+    rules = by_name(documents(bucket, Use((ME, OTHER), days=9)))["lifecycle.json"]["Rules"]
+    expiring = {rule["Filter"]["Prefix"]: rule["Expiration"]["Days"] for rule in rules if "Expiration" in rule}
+    gone = [paths.commitment(ME, 1), paths.batch(OTHER, 1, ME), paths.verdict(ME, 1, OTHER), paths.seal(ME, 1)]
+    kept = [paths.head(ME), paths.manifest(ME, 1, ME), paths.patch(ME, ME), paths.anchor(ME, ME), paths.summary(ME, 1)]
+    assert all(any((bucket.prefix + path).startswith(prefix) for prefix in expiring) for path in gone)
+    assert not any((bucket.prefix + path).startswith(prefix) for prefix in expiring for path in kept)
+    assert set(expiring.values()) == {9}
+    aborts = [rule["AbortIncompleteMultipartUpload"] for rule in rules if "AbortIncompleteMultipartUpload" in rule]
+    assert aborts == ([] if kind == "minio" else [{"DaysAfterInitiation": 1}])
+    assert len({rule["ID"] for rule in rules}) == len(rules)
+
+
+@pytest.mark.parametrize("kind", list(BUCKETS))
+def test_pages_in_browsers_may_read_ranges(kind: str):
+    texts = {item.name: item.text for item in documents(BUCKETS[kind], Use((ME,)))}
+    if "cors.xml" in texts:
+        (rule,) = ElementTree.fromstring(texts["cors.xml"])
+        found = {child.tag: [item.text for item in rule.findall(child.tag)] for child in rule}
+        methods, exposed = found["AllowedMethod"], found["ExposeHeader"]
+    else:
+        (document,) = json.loads(texts["cors.json"])["CORSRules"]
+        methods, exposed = document["AllowedMethods"], document["ExposeHeaders"]
+    assert methods == ["GET", "HEAD"]
+    assert {"ETag", "Content-Range"} <= set(exposed)
+
+
+def test_a_service_takes_the_documents(moto_bucket):
+    """moto checks them as boto3 and S3 do."""
+    from grailnode.store.s3_session import S3Session
+
+    location, credentials = moto_bucket
+    made = by_name(documents(parse_bucket(location.bucket, "aws"), Use((ME,), beacon=BEACON)))
+    session = S3Session(location, credentials)
+    client, name = session.client, location.bucket
+    client.put_bucket_policy(Bucket=name, Policy=json.dumps(made["bucket-policy.json"]))
+    client.put_bucket_cors(Bucket=name, CORSConfiguration=made["cors.json"])
+    client.put_bucket_lifecycle_configuration(Bucket=name, LifecycleConfiguration=made["lifecycle.json"])
+    kept = client.get_bucket_lifecycle_configuration(Bucket=name)["Rules"]
+    assert len(kept) == len(made["lifecycle.json"]["Rules"])
+    session.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "provider", "told"),
+    [
+        ("Mine", "aws", "not a bucket's name"),
+        ("mine/../x", "aws", "not a bucket's name"),
+        ("ftp://mine", "aws", "give NAME"),
+        ("https://user:word@host/mine", "minio", "give NAME"),
+        ("mine", "minio", "give the endpoint as well"),
+        ("mine", "r2", "https://ACCOUNT.r2.cloudflarestorage.com/mine"),
+        (R2, "r2", "give --url"),
+    ],
+)
+def test_buckets_that_cannot_be(text: str, provider: Any, told: str):
+    with pytest.raises(BucketError) as caught:
+        parse_bucket(text, provider)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_init_writes_a_run_that_lives_in_the_bucket(tmp_path: Path):
+    run = tmp_path / "run"
+    ended = CliRunner().invoke(cli, ["init", str(run), "--bucket", "s3://mine/place", "--region", "eu-west-1"])
+    assert ended.exit_code == 0, ended.output
+    config = load(run / "run.toml")
+    assert (config.store.kind, config.store.bucket, config.store.prefix) == ("s3", "mine", "place/")
+    assert config.store.url == "https://mine.s3.eu-west-1.amazonaws.com/place"
+    assert config.store.meeting is not None
+    assert config.store.meeting.bucket == "mine"
+    assert config.store.credentials == Path("s3.credentials")
+    signed = open_run((run / "run.manifest").read_bytes())
+    assert f"https://mine.s3.eu-west-1.amazonaws.com/place/{paths.run(signed.digest)}" in ended.output
+    writer = json.loads((run / "bucket" / "writer-policy.json").read_text())
+    trainer = signed.record.authority.trainers[0]
+    root = "arn:aws:s3:::mine/place"
+    assert allows(writer, "s3:PutObject", f"{root}/{paths.head(trainer)}")
+    assert allows(writer, "s3:PutObject", f"{root}/{signed.record.beacon.path(1)}")
+
+    joined = tmp_path / "joined"
+    url = f"{config.store.url}/{paths.run(signed.digest)}"
+    ended = CliRunner().invoke(
+        cli, ["init", str(joined), "--bucket", "s3://theirs", "--join", url, "--meeting", "s3://mine/place"]
+    )
+    assert ended.exit_code == 0, ended.output
+    config = load(joined / "run.toml")
+    assert (config.run.manifest, config.run.id) == (url, signed.digest.hex())
+    assert (config.store.bucket, config.store.url) == ("theirs", "https://theirs.s3.us-east-1.amazonaws.com")
+    assert config.store.meeting is not None
+    assert config.store.meeting.credentials == Path("meeting.credentials")
+    assert config.beacon.key == ""
+    assert (joined / "keys" / "miner-1.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_nothing_is_made_for_a_bucket_that_cannot_be(tmp_path: Path):
+    ended = CliRunner().invoke(cli, ["init", str(tmp_path / "run"), "--bucket", "NOT A BUCKET"])
+    assert ended.exit_code != 0
+    assert not (tmp_path / "run").exists()
