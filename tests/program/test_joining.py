@@ -1,0 +1,113 @@
+"""A run that is named by a URL: which run it is must be given, or the server's word for it be taken on purpose."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from grailnode import workspace
+from grailnode.commands import open_config
+from grailnode.config import ConfigError
+from grailnode.founding import Choices
+from grailnode.node_process import make_spectator
+from protocol import paths
+from protocol.errors import ProtocolError
+from roles.ports import NotFoundError
+from tests.store.loopback import serve
+from tests.store.served_files import FileServer
+
+
+class Host:
+    """A file server in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.files = FileServer()
+        self.url = ""
+        self._ready = threading.Event()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._scope = trio.CancelScope()
+        self._thread = threading.Thread(target=trio.run, args=(self._main,))
+        self._thread.start()
+        assert self._ready.wait(30)
+
+    async def _main(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                self.url = await nursery.start(serve, self.files.answer)
+                self._ready.set()
+
+    def stop(self) -> None:
+        assert self._token is not None
+        self._token.run_sync_soon(self._scope.cancel)
+        self._thread.join(30)
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    host = Host()
+    yield host
+    host.stop()
+
+
+@pytest.fixture
+def made(tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> workspace.Workspace:
+    """A run whose manifest is served at /run/runs/ID and at /latest; the node's directory is elsewhere."""
+    made = workspace.create(tmp_path / "founder", Choices(), workspace.Pace())
+    data = (made.directory / "run.manifest").read_bytes()
+    host.files.objects[f"/run/{paths.run(made.run_id)}"] = data
+    host.files.objects["/latest"] = data
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return made
+
+
+def test_a_url_that_names_the_run_is_enough(made: workspace.Workspace, host: Host):
+    url = f"{host.url}/run/{paths.run(made.run_id)}"
+    config = open_config(url)
+    assert config.run.id == made.run_id.hex()
+    assert make_spectator(config).run_id == made.run_id
+    host.files.objects.clear()
+    again = open_config(url)  # kept here: the server is not needed twice
+    assert Path(again.run.manifest).is_relative_to(Path.cwd())
+
+
+def test_a_server_that_shows_another_run_is_refused(made: workspace.Workspace, host: Host, tmp_path: Path):
+    other = workspace.create(tmp_path / "other", Choices(name="other"), workspace.Pace())
+    url = f"{host.url}/run/{paths.run(made.run_id)}"
+    host.files.objects[f"/run/{paths.run(made.run_id)}"] = (other.directory / "run.manifest").read_bytes()
+    with pytest.raises(ProtocolError, match=r"is run .*, not "):
+        open_config(url)
+    for rubbish in (b"", b"rubbish", b"\0" * 1000):
+        host.files.objects[f"/run/{paths.run(made.run_id)}"] = rubbish
+        with pytest.raises(ProtocolError):
+            open_config(url)
+    assert not list(Path.cwd().rglob("*.manifest"))
+
+
+def test_a_url_without_a_name_needs_the_id_or_trust(
+    made: workspace.Workspace, host: Host, capsys: pytest.CaptureFixture[str]
+):
+    url = f"{host.url}/latest"
+    with pytest.raises(ConfigError, match=r"which run\? give its id with --set run\.id=ID, or .* --trust-run"):
+        open_config(url)
+    pinned = open_config(url, (f"run.id={made.run_id.hex()}",))
+    assert pinned.run.id == made.run_id.hex()
+    assert capsys.readouterr().err == ""
+    trusted = open_config(url, trust=True)
+    assert trusted.run.id == made.run_id.hex()
+    told = capsys.readouterr().err
+    assert made.run_id.hex() in told
+    assert "on the word of 127.0.0.1 alone" in told
+    assert len(told.splitlines()) == 1
+    with pytest.raises(ProtocolError, match="is run"):
+        open_config(url, ("run.id=" + "0" * 64,))
+
+
+def test_what_is_not_there(host: Host, made: workspace.Workspace):
+    with pytest.raises(NotFoundError):
+        open_config(f"{host.url}/run/{paths.run(b'x' * 32)}")
+    with pytest.raises(ConfigError, match="not a base URL"):
+        open_config("http://example.org/latest", trust=True)
