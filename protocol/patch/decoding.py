@@ -1,7 +1,10 @@
-"""The decoder's hot loops: waits and steps back to changes (docs/spec/patch.md, section 3). The mirror of encoding.py.
+"""The decoder's hot loops: sections to changes, changes into elements (docs/spec/patch.md, section 3). The mirror of encoding.py.
 
 The bytes may be hostile and numba does not check: every index is compared with its array's size before it is used, and every
 loop consumes elements, changes or words of a section, of each of which there are finitely many.
+
+A decoded change is one integer: size of the step: 32 bits | 1 if it goes down | gap: 31 bits. Behind the last change of a group
+stands one with the gap NEVER.
 """
 
 from collections.abc import Callable
@@ -9,22 +12,21 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-import numpy as np
-
+from protocol.patch.encoding import GROUPS
 from protocol.patch.jit import kernel
-from protocol.patch.rangecoder import (
-    CONTEXTS,
-    FULL,
-    MAX_LENGTH,
-    NARROW,
-    TAIL_WORDS,
-    WIDE,
-    WINDOW,
+from protocol.patch.lanes import AHEAD, LANES, MAX_CLASSES, copy, fetch, count_classes, lowest, members, ones
+from protocol.patch.rans import (
+    LEAST,
+    SLOTS,
+    STATE_WORDS,
+    STEP_SYMBOLS,
     I,
     U,
     bits_at,
+    class_of,
+    get_state,
+    get_symbol,
     key_of,
-    surviving,
 )
 
 PAST_THE_END: Final = -2
@@ -33,7 +35,10 @@ NOT_A_CODE: Final = -4
 LEAVES_CLASS: Final = -5
 LEAVES_DTYPE: Final = -6
 LEFT_OVER: Final = -7
-NO_SIGNS: Final = -8
+NO_SIZE: Final = -8
+
+NEVER: Final = 1 << 30
+"""A gap longer than any chunk."""
 
 reasons: Final = {
     PAST_THE_END: "a gap past the end",
@@ -42,286 +47,228 @@ reasons: Final = {
     LEAVES_CLASS: "a step out of its class",
     LEAVES_DTYPE: "a step out of the dtype",
     LEFT_OVER: "bytes left over in a section",
-    NO_SIGNS: "signs that are cut off",
+    NO_SIZE: "a step of no size that the dtype has",
 }
 """What is wrong, by the status that a kernel returns."""
 
 
-@kernel()
-def refill(value: Any, width: Any, words: Any, position: Any, least: Any) -> Any:
-    """Read words until the interval is at least `least` wide, the first without a branch; beyond the end they are zero."""
-    narrow = U(width < least)
-    next_word = U(words[position]) if position < words.size else U(0)
-    value = (value << (narrow << U(4))) | (next_word & (U(0) - narrow))
-    width = width << (narrow << U(4))
-    position += I(narrow)
-    while width < least:
-        word = U(0)
-        if position < words.size:
-            word = U(words[position])
-        position += 1
-        value = (value << U(16)) | word
-        width = width << U(16)
-    return value, width, position
-
-
-@kernel()
-def get_bit(value: Any, width: Any, words: Any, position: Any, odds: Any, seen: Any, rates: Any, context: Any) -> Any:
-    """The mirror of put_bit."""
-    value, width, position = refill(value, width, words, position, U(NARROW))
-    odd = U(odds[context])
-    split = (width >> U(16)) * odd
-    count = seen[context]
-    bit = value < split
-    if bit:
-        width = split
-        odd = min(odd + (((U(65536) - odd) * rates[count]) >> U(16)), U(65504))
-    else:
-        value -= split
-        width -= split
-        odd = max(odd - ((odd * rates[count]) >> U(16)), U(32))
-    odds[context] = odd
-    if count < 255:
-        seen[context] = count + 1
-    return value, width, position, bit
-
-
-@kernel()
-def first_value(words: Any) -> Any:
-    """The first four words, as the decoder's first value."""
-    value = U(0)
-    for position in range(4):
-        value = (value << U(16)) | (U(words[position]) if position < words.size else U(0))
-    return value
-
-
-@kernel()
-def logarithm(number: Any, logarithms: Any) -> Any:
-    """log2 of a positive integer in ticks, good to a few ticks."""
-    bits = U(np.float64(number).view(np.int64))
-    index = (bits >> U(42)) & U(1023)
-    below = logarithms[index]
-    rest = I((bits >> U(32)) & U(1023))
-    return (I(bits >> U(52)) << I(20)) + below + (((logarithms[index + U(1)] - below) * rest) >> I(10))
-
-
-@kernel()
-def sure_ticks(value: Any, unit: Any, logarithms: Any) -> Any:
-    """Ticks that surely pass before the coded one: the inverse of `surviving`, a few ticks short."""
-    ticks = logarithm(unit, logarithms) + I(32 << 20) - logarithm(value + U(1), logarithms) - I(16)
-    return max(ticks, I(0))
-
-
-@kernel()
-def pass_windows(value: Any, width: Any, words: Any, position: Any, wait: Any) -> Any:
-    """Read the windows that pass without a change; `wait` falls by one window for each."""
-    value, width, position = refill(value, width, words, position, U(WIDE))
-    while value < (width >> U(32)) << U(16) and position <= words.size + TAIL_WORDS:
-        wait -= I(WINDOW)
-        value, width, position = refill(value, (width >> U(32)) << U(16), words, position, U(WIDE))
-    return value, width, position, wait
-
-
-@kernel()
-def get_step(
-    value: Any, width: Any, words: Any, position: Any, raw: Any, count: Any, odds: Any, seen: Any, rates: Any, base: Any
-) -> Any:
-    """The mirror of put_step; `count` turns negative when the raw bits run out."""
-    length, size, left = I(0), U(1), I(1)
-    unary = True
-    context = base
-    while left > 0:
-        value, width, position, bit = get_bit(value, width, words, position, odds, seen, rates, context)
-        if unary:
-            length += I(bit)
-            unary = bit and length < MAX_LENGTH
-            left = I(1) if unary else min(length, I(2))
-            context = base + length if unary else base + I(32) + length
-        else:
-            size = size * U(2) + U(bit)
-            left -= I(1)
-            context = base + I(64) + I(2) * length + I(bit)
-    rest = max(length - I(2), I(0))
-    if count + I(1) + rest > I(8) * raw.size:
-        return value, width, position, I(-1), size, U(0)
-    negative = (U(raw[U(count) >> U(3)]) >> U(count & I(7))) & U(1)
-    count += I(1)
-    below = U(0)
-    for bit_number in range(rest):
-        below |= ((U(raw[U(count) >> U(3)]) >> U(count & I(7))) & U(1)) << U(bit_number)
-        count += I(1)
-    return value, width, position, count, (size << U(rest)) | below, negative
-
-
-@kernel()
-def stepped(bits: Any, size: Any, down: Any, order: Any) -> Any:
-    """The pattern `size` steps away, and 0 or what is wrong with it."""
-    key = key_of(bits, order) + ((size ^ (U(0) - down)) + down)
-    return bits_at(key & order[3], order), I(0) if key <= order[3] else I(LEAVES_DTYPE)
-
-
-@kernel()
-def after_last(waits: Any, at_word: Any, steps: Any, at_step: Any, raw: Any, bits: Any) -> Any:
-    """Whether the sections end where the decoder does: 0 or what is wrong."""
-    if at_word > waits.size + TAIL_WORDS or at_step > steps.size + TAIL_WORDS:
-        return I(CUT_OFF)
-    if at_word < waits.size or at_step < steps.size or (bits + I(7)) // I(8) != raw.size:
-        return I(LEFT_OVER)
+def fill_rows(widths: Any, table: Any) -> Any:
+    """Decoder tables: for every slot its symbol's width, its place within it (shifted by 12) and the symbol (by 24): [rows, SLOTS]."""
+    for row in range(widths.shape[0]):
+        slot = U(0)
+        for symbol in range(widths.shape[1]):
+            width = U(widths[row, symbol])
+            for place in range(width):
+                table[row, slot] = width | U(place) << U(12) | U(symbol) << U(24)
+                slot += U(1)
     return I(0)
 
 
-def get_listed(
-    old: Any, new: Any, count: Any, back: Any, order: Any, listed: Any, weight: Any, survival: Any, logarithms: Any,
-    waits: Any, rates: Any, odds: Any, seen: Any, steps: Any, raw: Any
-) -> Any:  # fmt: skip
-    """Decode `count` listed changes of `old` into `new`, steps turned round when `back` is 1; returns 0 or what is wrong.
+@kernel()
+def get_bits(raw: Any, bits: Any, width: Any) -> Any:
+    """The `width` <= 32 bits from bit `bits` on."""
+    place = bits >> U(5)
+    window = U(raw[place]) | U(raw[place + U(1)]) << U(32)
+    return (window >> (bits & U(31))) & ((U(1) << width) - U(1)), bits + width
 
-    Their indices go to `listed`, which has room for `count` and one more: the number of elements stands behind the last.
+
+def get_changes(
+    elements: Any, counts: Any, words: Any, raw: Any, raw_bits: Any, buckets: Any, known: Any, gaps: Any, steps: Any,
+    changes: Any
+) -> Any:  # fmt: skip
+    """Decode the changes of a chunk of `elements`; returns 0 or what is wrong.
+
+    Args:
+        counts: of each group: int64[GROUPS].
+        words: the section of words, and at least 8 more that are 0.
+        raw: the section of raw bits, and at least 4 more integers.
+        raw_bits: bits of that section.
+        buckets, known: as for put_changes.
+        gaps, steps: decoder tables: [GROUPS, SLOTS].
+        changes: room for all of them and one more for each group.
     """
-    value, at_word = first_value(waits), I(4)
-    step_value, at_step = first_value(steps), I(4)
-    width = step_width = U(FULL)
-    bits, index = I(0), I(0)
-    for number in range(count):
-        value, width, at_word, behind = pass_windows(value, width, waits, at_word, I(0))
-        if at_word > waits.size + TAIL_WORDS or value >= width:
-            return I(CUT_OFF)
-        unit = width >> U(32)
-        gap = max(I(float(sure_ticks(value, unit, logarithms) - behind) / float(weight)), I(0))
-        left = value + U(1)
-        while left > value and gap <= old.size:
-            end = min((gap + I(1)) * weight + behind, I(WINDOW))
-            left = surviving(survival, unit, U(max(end, I(0))))
-            gap += I(1)
-        index += gap - I(1)
-        if index >= old.size or left > value:
-            return I(PAST_THE_END)
-        above = surviving(survival, unit, U(min(max((gap - I(1)) * weight + behind, I(0)), I(WINDOW))))
-        if value >= above:
-            return I(NOT_A_CODE)
-        value, width = value - left, above - left
-        step_value, step_width, at_step, bits, size, down = get_step(
-            step_value, step_width, steps, at_step, raw, bits, odds, seen, rates, I(0)
-        )
-        if bits < 0:
-            return I(NO_SIGNS)
-        after, status = stepped(U(old[U(index)]), size, down ^ back, order)
-        if status != 0:
-            return status
-        new[U(index)] = after
-        listed[number] = index
-        index += I(1)
-    listed[count] = old.size
-    return after_last(waits, at_word, steps, at_step, raw, bits)
+    end = I(words.size) - I(8)
+    if end < I(2 * STATE_WORDS):
+        return I(CUT_OFF)
+    gap_state, at = get_state(words, I(0))
+    step_state, at = get_state(words, at)
+    if gap_state < U(LEAST) or step_state < U(LEAST):
+        return I(NOT_A_CODE)
+    bits, number = U(0), U(0)
+    for group in range(GROUPS):
+        shift, beyond, symbols = buckets[group, 0], buckets[group, 1], known[group]
+        passed = U(0)
+        for _ in range(counts[group]):
+            entry = U(gaps[group, gap_state & U(SLOTS - 1)])
+            gap_state, at = get_symbol(gap_state, words, at, entry)
+            gap = U(0)
+            while entry >> U(24) == beyond:
+                gap += beyond << shift
+                if at > end or passed + gap >= U(elements):
+                    return I(CUT_OFF) if at > end else I(PAST_THE_END)
+                entry = U(gaps[group, gap_state & U(SLOTS - 1)])
+                gap_state, at = get_symbol(gap_state, words, at, entry)
+            gap += (entry >> U(24)) << shift
+            entry = U(steps[group, step_state & U(SLOTS - 1)])
+            step_state, at = get_symbol(step_state, words, at, entry)
+            if at > end or bits > U(raw_bits):
+                return I(CUT_OFF)
+            low, bits = get_bits(raw, bits, shift + U(1))
+            gap += low >> U(1)
+            passed += gap + U(1)
+            if passed > U(elements):
+                return I(PAST_THE_END)
+            symbol = entry >> U(24)
+            if symbol < symbols:
+                octave = max(symbol, U(3)) - U(3)
+                rest = octave >> U(2)
+                lead = U(4) + (octave & U(3)) if symbol >= U(3) else symbol + U(1)
+            else:
+                rest, bits = get_bits(raw, bits, U(5))
+                lead = U(1)
+            fine, bits = get_bits(raw, bits, rest)
+            changes[number] = lead << rest | fine | (low & U(1)) << U(32) | gap << U(33)
+            number += U(1)
+        changes[number] = U(NEVER) << U(33)
+        number += U(1)
+    if at > end or bits > U(raw_bits):
+        return I(CUT_OFF)
+    if at < end or (bits + U(7)) >> U(3) != U(raw_bits) >> U(3):
+        return I(LEFT_OVER)
+    return I(0) if gap_state == U(LEAST) and step_state == U(LEAST) else I(NOT_A_CODE)
 
 
 @kernel()
-def seek(
-    shift: Any, old: Any, weights: Any, listed: Any, survival: Any, value: Any, unit: Any, sure: Any, index: Any,
-    stop: Any, passed: Any, wait: Any
+def stepped(bits: Any, change: Any, back: Any, order: Any) -> Any:
+    """The pattern that a change leads to, and whether it stays within the dtype."""
+    down = U(I(change << U(31)) >> I(63)) ^ back
+    key = key_of(bits, order) + (((change & U(0xFFFFFFFF)) ^ down) - down)
+    return bits_at(key & order[3], order), key <= order[3]
+
+
+@kernel()
+def nth_one(mask: Any, number: Any) -> Any:
+    """The place of the `number`-th 1 of a mask, counted from 0, by halves and without a branch to guess."""
+    place = U(0)
+    for halving in range(6):
+        half = U(32) >> U(halving)
+        below = ones(mask & ((U(1) << half) - U(1)))
+        upper = U(0) - U(number >= below)
+        number -= below & upper
+        mask >>= half & upper
+        place += half & upper
+    return place
+
+
+def place_listed(old: Any, new: Any, order: Any, back: Any, changes: Any, cursor: Any, listed: Any) -> Any:
+    """Copy a piece of the chunk and make its changes, all of them listed; returns 0 or what is wrong.
+
+    Args:
+        back: 2^64 - 1 to take steps back, else 0.
+        cursor: the next change of each group: int64[GROUPS].
+        listed: elements before the next listed change: int64[1].
+    """
+    for block in range(new.size // LANES):
+        begin = U(block) * U(LANES)
+        fetch(old, begin + U(AHEAD))
+        fetch(new, begin + U(AHEAD))
+        copy(old, new, begin)
+    for index in range(new.size // LANES * LANES, new.size):
+        new[U(index)] = old[U(index)]
+    at, number, inside = listed[0], U(cursor[0]), True
+    while at < new.size:
+        change = changes[number]
+        after, fits = stepped(U(new[U(at)]), change, back, order)
+        new[U(at)] = after
+        inside = inside and fits
+        number += U(1)
+        at += I(1) + I(changes[number] >> U(33))
+    listed[0] = at - I(new.size)
+    cursor[0] = I(number)
+    return I(0) if inside else I(LEAVES_DTYPE)
+
+
+def place(
+    old: Any, new: Any, form: Any, order: Any, back: Any, changes: Any, cursor: Any, classes: Any, left: Any,
+    listed: Any
 ) -> Any:  # fmt: skip
-    """From `index` on, the element that `value` waits for, over the listed ones; ends at `stop` where there is none."""
-    left = value + U(1)
-    while True:
-        while index + U(8) <= stop:
-            block = U(0)
-            for offset in range(8):
-                block += weights[U(old[index + U(offset)]) >> U(shift)]
-            if wait + I(block) > sure:
-                break
-            wait += I(block)
-            index += U(8)
-        if index + U(8) <= stop:
-            total, within, passing = wait, I(0), U(0)
-            for offset in range(8):  # no branch: which of the eight it is cannot be guessed
-                weight = I(weights[U(old[index + U(offset)]) >> U(shift)])
-                total += weight
-                before = I(total <= sure)
-                within += weight & (I(0) - before)
-                passing += U(before)
-            wait += within
-            index += passing
-        while index < stop:
-            end = wait + I(weights[U(old[index]) >> U(shift)])
-            if end > sure:
-                left = surviving(survival, unit, U(min(end, I(WINDOW))))
-                if left <= value:
-                    break
-            wait = end
-            index += U(1)
-        if index < stop or stop == U(old.size):
-            break
-        index = stop + U(1)
-        passed += U(1)
-        stop = U(listed[passed])
-    return index, stop, passed, wait, left
+    """Copy a piece of the chunk, a multiple of 64 elements, and make its changes; returns 0 or what is wrong.
 
-
-def classed_getter(shift: int) -> Callable[..., int]:
-    """`get_classed` for elements whose groups begin at bit `shift`."""
-
-    def get_classed(
-        old: Any, new: Any, count: Any, back: Any, order: Any, listed: Any, classes: Any, weights: Any,
-        survival: Any, logarithms: Any, waits: Any, rates: Any, odds: Any, seen: Any, steps: Any, raw: Any
-    ) -> Any:  # fmt: skip
-        """Decode `count` classed changes of `old` into `new`, steps turned round when `back` is 1; returns 0 or what is wrong.
-
-        The elements in `listed` are passed over: nothing waits for them. The number of elements stands behind the last of them.
-        """
-        value, at_word = first_value(waits), I(4)
-        step_value, at_step = first_value(steps), I(4)
-        width = step_width = U(FULL)
-        bits = I(0)
-        index, passed, stop = U(0), U(0), U(listed[0])
-        for _ in range(count):
-            value, width, at_word, wait = pass_windows(value, width, waits, at_word, I(0))
-            if at_word > waits.size + TAIL_WORDS or value >= width:
-                return I(CUT_OFF)
-            unit = width >> U(32)
-            sure = sure_ticks(value, unit, logarithms)
-            index, stop, passed, wait, left = seek(
-                shift, old, weights, listed, survival, value, unit, sure, index, stop, passed, wait
-            )
-            if index >= stop:
-                return I(PAST_THE_END)
-            above = surviving(survival, unit, U(min(max(wait, I(0)), I(WINDOW))))
-            if value >= above:
-                return I(NOT_A_CODE)
-            value, width = value - left, above - left
-            group = U(old[index]) >> U(shift)
-            base = I(classes[group]) * I(CONTEXTS)
-            step_value, step_width, at_step, bits, size, down = get_step(
-                step_value, step_width, steps, at_step, raw, bits, odds, seen, rates, base
-            )
-            if bits < 0:
-                return I(NO_SIGNS)
-            after, status = stepped(U(old[index]), size, down ^ back, order)
-            if status == 0 and classes[after >> U(shift)] != classes[group]:
-                status = I(LEAVES_CLASS)
-            if status != 0:
-                return status
-            new[index] = after
-            index += U(1)
-        return after_last(waits, at_word, steps, at_step, raw, bits)
-
-    return get_classed
+    Args:
+        form: shift and mask of the exponent, the first class's exponent, the last class: uint64[5].
+        left: elements of each class before its next change: int64[MAX_CLASSES].
+        Others as for place_listed.
+    """
+    shift, mask, first, last = form[0], form[1], form[2], form[3]
+    inside, stays = True, True
+    for block in range(new.size // LANES):
+        begin = U(block) * U(LANES)
+        fetch(old, begin + U(AHEAD))
+        fetch(new, begin + U(AHEAD))
+        copy(old, new, begin)
+        skip = U(0)
+        while listed[0] < I(begin) + I(LANES):
+            at = U(listed[0])
+            change = changes[U(cursor[0])]
+            after, fits = stepped(U(new[at]), change, back, order)
+            new[at] = after
+            inside = inside and fits
+            left[class_of(after, shift, mask, first, last)] += I(1)
+            skip |= U(1) << (at - begin)
+            cursor[0] += I(1)
+            listed[0] += I(1) + I(changes[U(cursor[0])] >> U(33))
+        if I(count_classes(new, begin, shift, mask, first, last, classes, left)) >= I(0):
+            continue
+        due = U(0)
+        for own in range(MAX_CLASSES):
+            due |= (U(left[own]) >> U(63)) << U(own)
+        while due != U(0):
+            own = lowest(due)
+            due &= due - U(1)
+            mates = members(classes, own) & ~skip
+            number, count = U(cursor[own + U(1)]), I(ones(mates))
+            turn = left[own] + count
+            while turn < count:
+                at = begin + nth_one(mates, U(turn))
+                after, fits = stepped(U(new[at]), changes[number], back, order)
+                new[at] = after
+                inside = inside and fits
+                stays = stays and class_of(after, shift, mask, first, last) == own
+                number += U(1)
+                turn += I(1) + I(changes[number] >> U(33))
+            cursor[own + U(1)] = I(number)
+            left[own] = turn - count
+    listed[0] -= I(new.size)
+    if not inside:
+        return I(LEAVES_DTYPE)
+    return I(0) if stays else I(LEAVES_CLASS)
 
 
 @dataclass(frozen=True, slots=True)
 class Decoders:
     """The decoder's kernels of one element width."""
 
-    get_listed: Callable[..., int]
-    get_classed: Callable[..., int]
+    fill_rows: Callable[..., int]
+    get_changes: Callable[..., int]
+    place_listed: Callable[..., int]
+    place: Callable[..., int]
 
 
 @cache
-def decoders_for(itemsize: int, shift: int) -> Decoders:
-    """Compile the kernels for elements of `itemsize` bytes and groups at bit `shift`, or load them from numba's cache."""
-    element, byte, half, table = f"uint{8 * itemsize}[::1]", "uint8[::1]", "uint16[::1]", "uint64[::1]"
-    decoded = (element, element, "int64", "uint64", table, "uint32[::1]")
-    sections = ("int64[::1]", half, table, half, byte, half, byte)
+def decoders_for(itemsize: int) -> Decoders:
+    """Compile the kernels for elements of `itemsize` bytes, or load them from numba's cache."""
+    element, byte, numbers, signed = f"uint{8 * itemsize}[::1]", "uint8[::1]", "uint64[::1]", "int64[::1]"
+    table = "uint32[:, ::1]"
+    sections = ("uint16[::1]", "uint32[::1]", "int64")
+    placed = (numbers, "uint64", numbers, signed)
     return Decoders(
-        get_listed=kernel(*decoded, "int64", table, *sections)(get_listed),
-        get_classed=kernel(*decoded, byte, table, table, *sections)(classed_getter(shift)),
+        fill_rows=kernel(table, table)(fill_rows),
+        get_changes=kernel("int64", signed, *sections, "uint64[:, ::1]", numbers, table, table, numbers)(get_changes),
+        place_listed=kernel(element, element, *placed, signed)(place_listed),
+        place=kernel(element, element, numbers, *placed, byte, signed, signed)(place),
     )
+
+
+assert SLOTS == 4096
+assert STEP_SYMBOLS < 256
+assert MAX_CLASSES + 1 == GROUPS

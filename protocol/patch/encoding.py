@@ -1,9 +1,11 @@
-"""The encoder's hot loops: scan, waits, steps (docs/spec/patch.md, section 3). One machine-code version for each element width.
+"""The encoder's hot loops: find the changes, sort them by class, code them (docs/spec/patch.md, section 3).
 
-A change is *listed* (its wait counted in elements, all alike) when its class differs before and after, *classed* otherwise (its
-wait counted in ticks, each element as many as its class is likely to change). Elements are compared a 64-bit word at a time;
-table look-ups stay scalar, because gather instructions are many times slower on processors with the fix for gather data
-sampling. What can go either way is computed without a branch: a wrong guess costs as much as the whole rest of a change.
+A change is *listed* (its gap counted in elements) when its class differs before and after or there are no classes, *classed*
+otherwise (its gap counted in elements of its class). In memory it is one integer:
+
+    size of the step: 32 bits | 1 if it goes down | gap: 21 bits | 0 if it is listed, else 1 + its class
+
+Elements are looked at sixty-four at a time, and a block without a change costs no more than a look and the count of its classes.
 """
 
 from collections.abc import Callable
@@ -11,336 +13,186 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-import numpy as np
-
 from protocol.patch.jit import kernel
-from protocol.patch.rangecoder import CONTEXTS, FULL, MAX_LENGTH, NARROW, WIDE, WINDOW, I, U, key_of, surviving
+from protocol.patch.lanes import AHEAD, LANES, MAX_CLASSES, fetch, count_classes, differing, lowest, members, ones
+from protocol.patch.rans import LEAST, STEP_SYMBOLS, I, U, class_of, key_of, put_state, put_symbol, symbol_of
 
 OUT_OF_ROOM: Final = -1
 """The changes need more bytes than the elements themselves."""
 
-
-@kernel()
-def widen(low: Any, width: Any, out: Any, position: Any, least: Any) -> Any:
-    """Write words until the interval is at least `least` wide; the first of them without a branch to guess."""
-    out[position] = low >> U(48)
-    narrow = U(width < least)
-    position += I(narrow)
-    low = low << (narrow << U(4))
-    width = width << (narrow << U(4))
-    while width < least:
-        out[position] = low >> U(48)
-        position += 1
-        low = low << U(16)
-        width = width << U(16)
-    return low, width, position
+GROUPS: Final = MAX_CLASSES + 1
+"""Groups of changes: listed ones, then the classes."""
 
 
 @kernel()
-def advance(low: Any, distance: Any, out: Any, position: Any) -> Any:
-    """low + distance; a carry runs into the words already written."""
-    total = low + distance
-    if total < low:
-        back = position - 1
-        while back >= 0:
-            out[back] += np.uint16(1)
-            if out[back] != np.uint16(0):
-                break
-            back -= 1
-    return total
+def packed(group: Any, gap: Any, before: Any, after: Any, order: Any) -> Any:
+    """A change as one integer."""
+    step = key_of(after, order) - key_of(before, order)
+    down = step >> U(63)
+    size = (step ^ U(I(step) >> I(63))) + down
+    return size | down << U(32) | gap << U(33) | group << U(54)
 
 
-@kernel()
-def put_wait(low: Any, width: Any, out: Any, position: Any, survival: Any, start: Any, weight: Any) -> Any:
-    """Code that the change falls on the element that spans ticks [start, start + weight)."""
-    low, width, position = widen(low, width, out, position, U(WIDE))
-    while start >= U(WINDOW):
-        if position + 8 > out.size:
-            return low, width, position
-        width = (width >> U(32)) << U(16)
-        low, width, position = widen(low, width, out, position, U(WIDE))
-        start -= U(WINDOW)
-    unit = width >> U(32)
-    end = min(start + weight, U(WINDOW))
-    left = surviving(survival, unit, end)
-    low = advance(low, left, out, position)
-    return low, surviving(survival, unit, start) - left, position
-
-
-@kernel()
-def put_bit(
-    low: Any, width: Any, out: Any, position: Any, odds: Any, seen: Any, rates: Any, context: Any, bit: Any
+def scan(
+    old: Any, new: Any, form: Any, order: Any, classes: Any, left: Any, listed: Any, changes: Any, counts: Any
 ) -> Any:
-    """Code one bit by its context's odds, which learn from it."""
-    low, width, position = widen(low, width, out, position, U(NARROW))
-    odd = U(odds[context])
-    split = (width >> U(16)) * odd
-    count = seen[context]
-    if bit:
-        width = split
-        odd = min(odd + (((U(65536) - odd) * rates[count]) >> U(16)), U(65504))
-    else:
-        low = advance(low, split, out, position)
-        width -= split
-        odd = max(odd - ((odd * rates[count]) >> U(16)), U(32))
-    odds[context] = odd
-    if count < 255:
-        seen[context] = count + 1
-    return low, width, position
-
-
-@kernel()
-def finish(low: Any, width: Any, out: Any, position: Any) -> Any:
-    """Write the fewest words that name a number of the interval; returns the section's length in words."""
-    for keep in range(5):
-        drop = U(64 - 16 * keep)
-        if keep == 0:
-            distance = U(0) - low
-        elif keep == 4:
-            distance = U(0)
-        else:
-            distance = (U(0) - low) & ((U(1) << drop) - U(1))
-        if distance < width:
-            break
-    low = advance(low, distance, out, position)
-    for word in range(keep):
-        out[position + word] = low >> U(48)
-        low = low << U(16)
-    while keep > 0 and out[position + keep - 1] == 0:
-        keep -= 1
-    return position + keep
-
-
-@kernel()
-def put_raw(raw: Any, count: Any, bit: Any) -> Any:
-    """Append one bit, least significant first, to zeroed bytes."""
-    raw[U(count) >> U(3)] |= np.uint8(bit << U(count & I(7)))
-    return count + I(1)
-
-
-@kernel()
-def put_step(
-    low: Any, width: Any, out: Any, position: Any, raw: Any, count: Any, odds: Any, seen: Any, rates: Any,
-    base: Any, size: Any, negative: Any
-) -> Any:  # fmt: skip
-    """A step: sign raw, length in unary and the two bits below the leading one by odds, the rest raw."""
-    count = put_raw(raw, count, negative)
-    length = I(0)
-    while (size >> U(length + I(1))) != U(0):
-        length += I(1)
-    unary = min(length + I(1), I(MAX_LENGTH))
-    context = base
-    for number in range(unary + min(length, I(2))):
-        if number < unary:
-            bit = number < length
-            context = base + number
-        elif number == unary:
-            bit = (size >> U(length - I(1))) & U(1) != U(0)
-            context = base + I(32) + length
-        else:
-            context = base + I(64) + I(2) * length + I(bit)
-            bit = (size >> U(length - I(2))) & U(1) != U(0)
-        low, width, position = put_bit(low, width, out, position, odds, seen, rates, context, bit)
-    for below in range(length - I(2)):
-        count = put_raw(raw, count, (size >> U(below)) & U(1))
-    return low, width, position, count
-
-
-@kernel()
-def distance(before: Any, after: Any) -> Any:
-    """How far apart two places are, and whether the way goes down."""
-    down = U(after < before)
-    return ((after - before) ^ (U(0) - down)) + down, down
-
-
-@kernel()
-def skip(
-    old_words: Any, new_words: Any, weights: Any, number: Any, wait: Any, lanes: Any, shift: Any, mask: Any
-) -> Any:
-    """On to the first word that differs; the elements passed over add their weights to the wait."""
-    at, words = U(number), U(old_words.size)
-    while at < words and old_words[at] == new_words[at]:
-        groups = old_words[at] >> U(shift)
-        for _ in range(lanes):
-            wait += weights[groups & U(mask)]
-            groups >>= U(64 // lanes)
-        at += U(1)
-    return I(at), wait
-
-
-def scanner(lanes: int, shift: int) -> Callable[..., tuple[int, int, int]]:
-    """`scan` for words of `lanes` elements whose groups begin at bit `shift`: as constants these cost no registers."""
-    bits = 64 // lanes
-    element = (1 << bits) - 1
-    mask = element >> shift
-
-    def scan(
-        old: Any, new: Any, old_words: Any, new_words: Any, classes: Any, weights: Any, survival: Any,
-        out: Any, at: Any, listed: Any, classed: Any
-    ) -> Any:  # fmt: skip
-        """Find the changes; code the waits of those that keep their class, note the others.
-
-        Args:
-            at: room for the indices of the listed changes.
-            listed, classed: room for the old and the new patterns of the changes of each kind: [2, elements].
-
-        Returns:
-            changes listed, changes classed, words of `out` (or OUT_OF_ROOM).
-        """
-        low, width, position = U(0), U(FULL), I(0)
-        wait = U(0)
-        n_listed, n_classed = I(0), I(0)
-        room = out.size - 16
-        number = I(0)
-        while number <= old_words.size:
-            number, wait = skip(old_words, new_words, weights, number, wait, lanes, shift, mask)
-            if number < old_words.size:
-                before, after = old_words[number], new_words[number]
-            else:
-                before, after = U(0), U(0)
-                for lane in range(old.size - number * lanes):
-                    before |= U(old[number * lanes + lane]) << U(lane * bits)
-                    after |= U(new[number * lanes + lane]) << U(lane * bits)
-            for lane in range(lanes):
-                was, becomes = before & U(element), after & U(element)
-                before >>= U(bits)
-                after >>= U(bits)
-                group = was >> U(shift)
-                if was == becomes:
-                    wait += weights[group]
-                elif classes[group] != classes[becomes >> U(shift)]:
-                    at[n_listed] = number * lanes + lane
-                    listed[0, n_listed], listed[1, n_listed] = was, becomes
-                    n_listed += I(1)
-                else:
-                    low, width, position = put_wait(low, width, out, position, survival, wait, weights[group])
-                    if position > room:
-                        return n_listed, n_classed, I(OUT_OF_ROOM)
-                    classed[0, n_classed], classed[1, n_classed] = was, becomes
-                    n_classed += I(1)
-                    wait = U(0)
-            number += I(1)
-        return n_listed, n_classed, finish(low, width, out, position)
-
-    return scan
-
-
-def finder(lanes: int) -> Callable[..., int]:
-    """`find` for words of `lanes` elements."""
-    bits = 64 // lanes
-    element = (1 << bits) - 1
-
-    def find(old: Any, new: Any, old_words: Any, new_words: Any, at: Any, listed: Any) -> Any:
-        """The indices of all changes, into `at`, their old and new patterns into `listed`; returns how many.
-
-        Both have room for every element.
-        """
-        count = U(0)
-        for number in range(old_words.size):
-            before, after = old_words[number], new_words[number]
-            if before != after:
-                for lane in range(lanes):
-                    was, becomes = before >> U(lane * bits) & U(element), after >> U(lane * bits) & U(element)
-                    at[count] = U(number) * U(lanes) + U(lane)
-                    listed[U(0), count], listed[U(1), count] = was, becomes
-                    count += U(was != becomes)
-        for index in range(old_words.size * lanes, old.size):
-            at[count] = index
-            listed[U(0), count], listed[U(1), count] = old[index], new[index]
-            count += U(old[index] != new[index])
-        return I(count)
-
-    return find
-
-
-def put_waits(at: Any, count: Any, weight: Any, survival: Any, out: Any) -> Any:
-    """Code the waits of listed changes; returns the words written, or OUT_OF_ROOM."""
-    low, width, position = U(0), U(FULL), I(0)
-    room = out.size - 16
-    start = U(0)
-    for number in range(count):
-        index = U(at[number])
-        low, width, position = put_wait(low, width, out, position, survival, (index - start) * weight, weight)
-        if position > room:
-            return I(OUT_OF_ROOM)
-        start = index + U(1)
-    return finish(low, width, out, position)
-
-
-def put_steps(
-    changes: Any, count: Any, shift: Any, classes: Any, order: Any, rates: Any, odds: Any, seen: Any, out: Any, raw: Any
-) -> Any:
-    """Code the steps of the first `count` of `changes` ([2, elements]); returns words and raw bits, or OUT_OF_ROOM."""
-    low, width, position = U(0), U(FULL), I(0)
-    bits = I(0)
-    room = out.size - 64
-    room_bits = I(8) * raw.size - I(64)
-    for number in range(count):
-        before = U(changes[0, number])
-        size, negative = distance(key_of(before, order), key_of(U(changes[1, number]), order))
-        base = I(classes[before >> shift]) * I(CONTEXTS)
-        low, width, position, bits = put_step(
-            low, width, out, position, raw, bits, odds, seen, rates, base, size, negative
-        )
-        if position > room or bits > room_bits:
-            return I(OUT_OF_ROOM), bits
-    return finish(low, width, out, position), bits
-
-
-def count_classes(
-    old: Any, new: Any, shift: Any, stride: Any, classes: Any, order: Any, elements: Any, lengths: Any, crossings: Any
-) -> Any:
-    """Statistics of one block of 4096 elements in `stride`, added up by class.
+    """Append the changes of elements whose number is a multiple of 64.
 
     Args:
-        classes: class by group (sign and exponent): uint8[groups].
-        elements: int64[256], all elements.
-        lengths: int64[256 * 32], changes that keep their class, by the length of their step.
-        crossings: int64[256], changes that leave it.
+        form: shift and mask of the exponent, the first class's exponent, the last class, the number of classes: uint64[5].
+        classes: scratch: uint8[64].
+        left: minus the elements of each class since its last change: int64[MAX_CLASSES].
+        listed: minus the elements since the last listed change: int64[1].
+        changes: room for all changes.
+        counts: changes of each group so far: int64[GROUPS].
     """
-    for start in range(I(0), old.size, I(4096) * stride):
-        for index in range(U(start), U(min(start + I(4096), old.size))):
-            before, after = U(old[index]), U(new[index])
-            group = U(classes[before >> shift])
-            elements[group] += 1
-            if before == after:
-                continue
-            if U(classes[after >> shift]) != group:
-                crossings[group] += 1
-                continue
-            size, _ = distance(key_of(before, order), key_of(after, order))
-            length = U(0)
-            while (size >> (length + U(1))) != U(0):
-                length += U(1)
-            lengths[group * U(32) + length] += 1
+    shift, mask, first, last, n_classes = form[0], form[1], form[2], form[3], form[4]
+    found = U(0)
+    for group in range(GROUPS):
+        found += U(counts[group])
+    for block in range(old.size // LANES):
+        begin = U(block) * U(LANES)
+        fetch(old, begin + U(AHEAD))
+        fetch(new, begin + U(AHEAD))
+        rest = differing(old, new, begin)
+        if n_classes > U(0):
+            count_classes(old, begin, shift, mask, first, last, classes, left)
+        skip = U(0)
+        while rest != U(0):
+            place = lowest(rest)
+            rest &= rest - U(1)
+            before, after = U(old[begin + place]), U(new[begin + place])
+            own = class_of(before, shift, mask, first, last)
+            if n_classes == U(0) or class_of(after, shift, mask, first, last) != own:
+                changes[found] = packed(U(0), U(I(begin + place) - listed[0]), before, after, order)
+                listed[0] = I(begin + place) + I(1)
+                counts[0] += I(1)
+                left[own] += I(1)
+                skip |= U(1) << place
+            else:
+                mates = members(classes, own) & ~skip
+                inside, earlier = I(ones(mates)), I(ones(mates & ((U(1) << place) - U(1))))
+                changes[found] = packed(own + U(1), U(earlier - inside - left[own]), before, after, order)
+                left[own] = earlier + I(1) - inside
+                counts[own + U(1)] += I(1)
+            found += U(1)
+    listed[0] -= I(old.size)
+    return I(found)
+
+
+def sort(changes: Any, count: Any, ends: Any, into: Any) -> Any:
+    """Changes by group, those of a group in their order; `ends` says where each group begins and then where it ends."""
+    for number in range(count):
+        change = changes[number]
+        group = change >> U(54)
+        into[U(ends[group])] = change
+        ends[group] += I(1)
     return I(0)
+
+
+def tally(changes: Any, count: Any, elements: Any, symbols: Any) -> Any:
+    """Add changes up: the elements that their gaps passed and their own, by group, and their steps' symbols: [GROUPS, STEP_SYMBOLS]."""
+    for number in range(count):
+        change = changes[number]
+        group = change >> U(54)
+        symbol, _ = symbol_of(change & U(0xFFFFFFFF))
+        symbols[group, symbol] += I(1)
+        elements[group] += I((change >> U(33)) & U(0x1FFFFF)) + I(1)
+    return I(0)
+
+
+@kernel()
+def put_entry(state: Any, out: Any, position: Any, table: Any, group: Any, symbol: Any) -> Any:
+    """Code a symbol by its group's table."""
+    return put_symbol(state, out, position, table[group, U(2) * symbol], table[group, U(2) * symbol + U(1)])
+
+
+def put_changes(changes: Any, count: Any, buckets: Any, known: Any, gaps: Any, steps: Any, out: Any) -> Any:
+    """Code gaps and steps of sorted changes; returns where in `out` the words begin, or OUT_OF_ROOM.
+
+    Args:
+        buckets: of each group, the bits of a bucket of gaps and the number of buckets: uint64[GROUPS, 2].
+        known: of each group, how many symbols of steps its table has, others are spelled out: uint64[GROUPS].
+        gaps, steps: encoder tables: [GROUPS, 2 * symbols].
+    """
+    gap_state = step_state = U(LEAST)
+    position = I(out.size)
+    for behind in range(count):
+        change = changes[U(count - I(1) - behind)]
+        group = change >> U(54)
+        symbol, _ = symbol_of(change & U(0xFFFFFFFF))
+        symbol = min(symbol, known[group])
+        step_state, position = put_entry(step_state, out, position, steps, group, symbol)
+        bucket = ((change >> U(33)) & U(0x1FFFFF)) >> buckets[group, U(0)]
+        beyond = buckets[group, U(1)]
+        if bucket < beyond:
+            gap_state, position = put_entry(gap_state, out, position, gaps, group, bucket)
+        else:
+            gap_state, position = put_entry(gap_state, out, position, gaps, group, bucket % beyond)
+            for _ in range(bucket // beyond):
+                if position < I(16):
+                    return I(OUT_OF_ROOM)
+                gap_state, position = put_entry(gap_state, out, position, gaps, group, beyond)
+        if position < I(16):
+            return I(OUT_OF_ROOM)
+    position = put_state(step_state, out, position)
+    return put_state(gap_state, out, position)
+
+
+@kernel()
+def put_bits(out: Any, position: Any, held: Any, fill: Any, value: Any, width: Any) -> Any:
+    """Append the low `width` <= 32 bits of a value that has no others."""
+    held |= value << fill
+    fill += width
+    out[position] = held & U(0xFFFFFFFF)
+    full = fill >> U(5)
+    return position + full, held >> (full << U(5)), fill & U(31)
+
+
+def put_raw(changes: Any, count: Any, buckets: Any, known: Any, out: Any) -> Any:
+    """Write what sorted changes say as plain bits, in their order; returns how many bits."""
+    position, held, fill = U(0), U(0), U(0)
+    for number in range(count):
+        change = changes[number]
+        group = change >> U(54)
+        size = change & U(0xFFFFFFFF)
+        shift = buckets[group, U(0)]
+        low = ((change >> U(33)) & ((U(1) << shift) - U(1))) << U(1) | ((change >> U(32)) & U(1))
+        position, held, fill = put_bits(out, position, held, fill, low, shift + U(1))
+        symbol, rest = symbol_of(size)
+        if symbol >= known[group]:
+            rest = U(0)
+            while size >> (rest + U(1)) != U(0):
+                rest += U(1)
+            position, held, fill = put_bits(out, position, held, fill, rest, U(5))
+        position, held, fill = put_bits(out, position, held, fill, size & ((U(1) << rest) - U(1)), rest)
+    out[position] = held
+    return I(position << U(5)) + I(fill)
 
 
 @dataclass(frozen=True, slots=True)
 class Coders:
     """The encoder's kernels of one element width."""
 
-    scan: Callable[..., tuple[int, int, int]]
-    find: Callable[..., int]
-    put_waits: Callable[..., int]
-    put_steps: Callable[..., tuple[int, int]]
-    count_classes: Callable[..., int]
+    scan: Callable[..., int]
+    sort: Callable[..., int]
+    tally: Callable[..., int]
+    put_changes: Callable[..., int]
+    put_raw: Callable[..., int]
 
 
 @cache
-def coders_for(itemsize: int, shift: int) -> Coders:
-    """Compile the kernels for elements of `itemsize` bytes and groups at bit `shift`, or load them from numba's cache."""
-    element, byte, half, index, table, count = (
-        f"uint{8 * itemsize}[::1]", "uint8[::1]", "uint16[::1]", "uint32[::1]", "uint64[::1]", "int64[::1]",
-    )  # fmt: skip
-    lanes = 8 // itemsize
-    words = (element, element, table, table)
-    changes = f"uint{8 * itemsize}[:, ::1]"
-    adaptive = (table, half, byte)
+def coders_for(itemsize: int) -> Coders:
+    """Compile the kernels for elements of `itemsize` bytes, or load them from numba's cache."""
+    element, byte, numbers, signed = f"uint{8 * itemsize}[::1]", "uint8[::1]", "uint64[::1]", "int64[::1]"
+    tables = "uint64[:, ::1]"
     return Coders(
-        scan=kernel(*words, byte, table, table, half, index, changes, changes)(scanner(lanes, shift)),
-        find=kernel(*words, index, changes)(finder(lanes)),
-        put_waits=kernel(index, "int64", "uint64", table, half)(put_waits),
-        put_steps=kernel(changes, "int64", "uint64", byte, table, *adaptive, half, byte)(put_steps),
-        count_classes=kernel(element, element, "uint64", "int64", byte, table, count, count, count)(count_classes),
+        scan=kernel(element, element, numbers, numbers, byte, signed, signed, numbers, signed)(scan),
+        sort=kernel(numbers, "int64", signed, numbers)(sort),
+        tally=kernel(numbers, "int64", signed, "int64[:, ::1]")(tally),
+        put_changes=kernel(numbers, "int64", tables, numbers, tables, tables, "uint16[::1]")(put_changes),
+        put_raw=kernel(numbers, "int64", tables, numbers, "uint32[::1]")(put_raw),
     )
+
+
+assert STEP_SYMBOLS < 128

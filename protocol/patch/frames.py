@@ -9,13 +9,12 @@ import torch
 from protocol.errors import ProtocolError
 from protocol.patch.container import Mode, Row
 from protocol.patch.dense import decode_dense, encode_dense, store
-from protocol.patch.model import Model, fit, uniform
 from protocol.patch.room import OutOfRoomError
-from protocol.patch.sparse import Workspace, chunks_of, decode_chunk, encode_sparse, read_directory
+from protocol.patch.sparse import Decoder, Workspace, encode_sparse, read_directory
 from protocol.patch.values import Bits, Layout, bits_of, layout_of
 
 PROBE_BLOCKS: Final = 8
-PROBE_ELEMENTS: Final = 4096
+PROBE_ELEMENTS: Final = 1024
 """Elements of each of the blocks that dense modes are tried on before a whole tensor is."""
 
 PROBE_MARGIN: Final = 1.25
@@ -56,21 +55,17 @@ def _differ(old: Bits, new: Bits) -> bool:
     return any((old[i : i + COMPARED_ELEMENTS] != new[i : i + COMPARED_ELEMENTS]).any() for i in blocks)
 
 
-def _sparse_models(old: Bits, new: Bits, layout: Layout, profile: str) -> Iterator[Model]:
-    """Models worth trying: with classes, unless the profile or the dtype has none; without them where these cost much."""
-    if profile == "compact" and layout.is_float:
-        yield fit(old, new, layout)
-    yield uniform(old, new, layout)
-
-
 def _shortest_sparse(
     old: Bits, new: Bits, shape: tuple[int, ...], layout: Layout, profile: str, workspace: Workspace
 ) -> tuple[int, memoryview | None]:
-    """Elements that change and the shortest sparse frame; 0 and None when any is longer than the tensor."""
+    """Elements that change and the shortest sparse frame; 0 and None when any is longer than the tensor.
+
+    With classes, unless the profile or the dtype has none; without them where these cost much.
+    """
     changed, best, below = 0, None, old.nbytes + 1
-    for model in _sparse_models(old, new, layout, profile):
+    for classed in (True, False) if profile == "compact" and layout.is_float else (False,):
         try:
-            changed, best = encode_sparse(old, new, shape, model, workspace, below)
+            changed, best = encode_sparse(old, new, shape, layout, workspace, below, classed=classed)
         except OutOfRoomError:
             continue
         below = len(best)
@@ -129,14 +124,11 @@ def _decode(row: Row, frame: memoryview, old: Bits, target: Bits | None, back: b
             yield begin, new
         return
     model, chunks = read_directory(frame, row.shape, row.changed, layout)
-    longest = max(end - begin for begin, end in chunks_of(row.shape))
-    scratch = np.empty(longest, old.dtype) if target is None else old
+    decoder = Decoder(frame, model, back=back)
     for chunk in chunks:
-        before = old[chunk.begin : chunk.end]
-        after = scratch[: chunk.end - chunk.begin] if target is None else target[chunk.begin : chunk.end]
-        np.copyto(after, before)
-        decode_chunk(frame, chunk, model, after if back else before, after, back=back)
-        yield chunk.begin, after
+        after = None if target is None else target[chunk.begin : chunk.end]
+        for begin, piece in decoder.pieces(chunk, old[chunk.begin : chunk.end], after):
+            yield chunk.begin + begin, piece
 
 
 def decode_range(row: Row, frame: memoryview, old: Bits, new: Bits, first: int) -> None:
@@ -152,10 +144,11 @@ def decode_range(row: Row, frame: memoryview, old: Bits, new: Bits, first: int) 
                 np.copyto(new[begin : begin + block.size], block)
             return
         model, chunks = read_directory(frame, row.shape, row.changed, layout)
+        decoder = Decoder(frame, model)
         for chunk in chunks:
             if chunk.begin >= first and chunk.end <= first + old.size:
-                piece = slice(chunk.begin - first, chunk.end - first)
-                np.copyto(new[piece], old[piece])
-                decode_chunk(frame, chunk, model, old[piece], new[piece])
+                part = slice(chunk.begin - first, chunk.end - first)
+                for _ in decoder.pieces(chunk, old[part], new[part]):
+                    pass
     except ProtocolError as error:
         raise type(error)(error.what, f"{row.name}, {error.where}" if error.where else row.name) from error

@@ -50,7 +50,7 @@ class FrameFacts:
         bits_per_change: bits of the frame for each changed element.
         classes: classes of the model; 0 without one.
         listed: changes coded apart because they leave their class (all of them in the fast profile).
-        sections: bytes of a sparse frame's data by part and section ("classed waits", "listed steps", ...); empty for other codecs.
+        sections: bytes of a sparse frame's data by section: "words", "raw"; 0 for other codecs.
     """
 
     row: Row
@@ -59,15 +59,6 @@ class FrameFacts:
     classes: int
     listed: int
     sections: dict[str, int]
-
-
-def _sections(chunks: list[Chunk]) -> dict[str, int]:
-    parts = [(kind, part) for chunk in chunks for kind, part in (("listed", chunk.listed), ("classed", chunk.classed))]
-    result: dict[str, int] = {}
-    for kind, part in parts:
-        for name, nbytes in (("waits", 2 * part.waits), ("steps", 2 * part.steps), ("raw", part.raw)):
-            result[f"{kind} {name}"] = result.get(f"{kind} {name}", 0) + nbytes
-    return result
 
 
 def frame_facts(patch: bytes) -> Iterator[FrameFacts]:
@@ -86,7 +77,7 @@ def frame_facts(patch: bytes) -> Iterator[FrameFacts]:
             row,
             row.changed / max(1, row.elements),
             8 * row.size / row.changed if row.changed else 0.0,
-            len(model.firsts) if model else 0,
-            sum(chunk.listed.count for chunk in chunks),
-            _sections(chunks),
+            model.classes if model else 0,
+            sum(chunk.counts[0] for chunk in chunks),
+            {"words": sum(2 * chunk.words for chunk in chunks), "raw": sum(chunk.raw for chunk in chunks)},
         )

@@ -1,8 +1,9 @@
-"""Which elements are likely to change: classes of exponents and their weights (docs/spec/patch.md, section 3).
+"""Which elements are likely to change, and by how much (docs/spec/patch.md, section 3).
 
 Rounding to BF16 makes small weights change far more often than large ones, about twice as often for each exponent less. A
-class is a run of exponents; its weight is the ticks that one of its elements adds to a wait, -log2(1 - p) half-lives for a
-chance p of changing. Weights travel as eighths of a power of two: 1 byte a class, a loss of under 0.001 bit a change.
+class is an exponent; the first and the last class take the exponents beyond them too. Its weight, in ticks, says how likely its
+elements are to change: -log2(1 - p) half-lives for a chance p. Weights travel as eighths of a power of two: 1 byte a class, a
+loss of under 0.001 bit a change.
 """
 
 import math
@@ -15,44 +16,68 @@ from numpy.typing import NDArray
 
 from protocol.errors import MalformedError
 from protocol.patch.container import Cursor
-from protocol.patch.encoding import coders_for
-from protocol.patch.rangecoder import CONTEXTS, HALF_LIFE, WINDOW
+from protocol.patch.decoding import decoders_for
+from protocol.patch.encoding import GROUPS
+from protocol.patch.lanes import MAX_CLASSES
+from protocol.patch.rans import (
+    HALF_LIFE,
+    MAX_BUCKETS,
+    MAX_WEIGHT,
+    SLOTS,
+    STEP_SYMBOLS,
+    bucket_bits,
+    decoder_row,
+    encoder_table,
+    gap_widths,
+    step_widths,
+)
 from protocol.patch.values import Bits, Layout
 
-MAX_CLASSES: Final = 32
 MAX_CODE: Final = 192
-"""Code of the largest weight, WINDOW: 8 * log2(WINDOW)."""
+"""Code of the largest weight, MAX_WEIGHT: 8 * log2(MAX_WEIGHT)."""
 
-SAMPLED_ELEMENTS: Final = 1 << 19
-"""About how many elements the statistics are taken from."""
-
-FIRST_LOOK_ELEMENTS: Final = 1 << 17
+FIRST_LOOK_ELEMENTS: Final = 1 << 16
 """About how many elements the classes are chosen from."""
 
+SAMPLES: Final = 16
+"""Evenly spaced pieces that these are taken from."""
+
 MIN_CLASS_CHANGES: Final = 24
-CLASSES_PER_TENSOR: Final = 128
+CLASSES_PER_TENSOR: Final = 64
 """A class holds at least MIN_CLASS_CHANGES changes and one in CLASSES_PER_TENSOR of the tensor's."""
 
-PRIOR_CHANGES: Final = 16
-"""An adaptive bit starts from a prior where the sample holds at least this many observations of it."""
-
-MAX_PRIORS: Final = 15
-PRIOR_COUNT: Final = 16
-"""Observations that a prior, or the even odds of the bits below a step's leading one, counts for."""
+COMMON_STEP: Final = 2
+"""Observations of a symbol, or of larger ones, from which on it has a place in its table."""
 
 _eighths: Final = (65536, 71468, 77936, 84990, 92682, 101070, 110218, 120194)
 """floor(2^16 * 2^(i/8))."""
 
 
 def weight_of(code: int) -> int:
-    """The ticks that a code stands for: 1 to WINDOW."""
+    """The ticks that a code stands for: 1 to MAX_WEIGHT."""
     return (_eighths[code & 7] << (code >> 3)) >> 16
+
+
+def _code(weight: float) -> int:
+    return min(MAX_CODE, max(0, round(8 * math.log2(max(weight, 1.0)))))
 
 
 def code_of(chance: float) -> int:
     """The code whose weight fits a chance of changing best."""
-    ticks = -math.log2(max(1.0 - chance, 2.0**-16)) * HALF_LIFE
-    return min(MAX_CODE, max(0, round(8 * math.log2(max(ticks, 1.0)))))
+    return _code(-math.log2(max(1.0 - chance, 2.0**-16)) * HALF_LIFE)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What is said of the listed changes, or of those of one class.
+
+    Attributes:
+        code: the weight of an element, as a code.
+        steps: the weights of the first symbols of steps, and last of all others together, as codes.
+    """
+
+    code: int
+    steps: bytes
 
 
 @dataclass(frozen=True)
@@ -60,168 +85,147 @@ class Model:
     """What a sparse frame says before its chunks.
 
     Attributes:
-        firsts: each class's first exponent, ascending from 0; empty when every change is listed.
-        codes: each class's weight, as a code.
-        listed_code: the weight of an element in the wait for a listed change, as a code.
-        priors: for each class, the first odds of the first bits of a step's length, of 256.
+        first: the exponent of the first class.
+        groups: the listed changes, then the classes; without classes, every change is listed.
     """
 
     layout: Layout
-    firsts: tuple[int, ...]
-    codes: tuple[int, ...]
-    listed_code: int
-    priors: tuple[bytes, ...]
+    first: int
+    groups: tuple[Group, ...]
 
     @property
-    def contexts(self) -> int:
-        """Classes, but at least one."""
-        return max(1, len(self.firsts))
+    def classes(self) -> int:
+        """How many there are."""
+        return len(self.groups) - 1
 
     @cached_property
-    def classes(self) -> NDArray[np.uint8]:
-        """Class by group (sign and exponent): uint8[groups]."""
-        exponents = np.arange(self.layout.groups) % self.layout.exponents
-        index = np.searchsorted(self.firsts, exponents, side="right") - 1 if self.firsts else exponents * 0
-        return index.astype(np.uint8)
+    def form(self) -> NDArray[np.uint64]:
+        """Shift and mask of the exponent, the first class's exponent, the last class, the number of classes: uint64[5]."""
+        return form_of(self.layout, self.first, self.classes)
 
     @cached_property
-    def weights(self) -> NDArray[np.uint64]:
-        """Ticks by group (sign and exponent): uint64[groups]."""
-        ticks = np.array([weight_of(code) for code in self.codes] or [0], dtype=np.uint64)
-        return ticks[self.classes]
+    def buckets(self) -> NDArray[np.uint64]:
+        """Of each group, the bits of a bucket of gaps and the number of buckets: uint64[GROUPS, 2]."""
+        table = np.zeros((GROUPS, 2), np.uint64)
+        for number, group in enumerate(self.groups):
+            weight = weight_of(group.code)
+            table[number] = bucket_bits(weight), len(gap_widths(weight)) - 1
+        return table
 
-    def adaptive_bits(self) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
-        """Odds (of 65536) and observations of every adaptive bit at the start of a chunk: [contexts * CONTEXTS]."""
-        odds = np.full((self.contexts, CONTEXTS), 1 << 15, np.uint16)
-        seen = np.zeros((self.contexts, CONTEXTS), np.uint8)
-        seen[:, 32:] = PRIOR_COUNT
-        for number, priors in enumerate(self.priors):
-            odds[number, : len(priors)] = np.frombuffer(priors, np.uint8).astype(np.uint16) << 8
-            odds[number, len(priors) : 32] = priors[-1] << 8 if priors else 1 << 15
-            seen[number, : len(priors)] = PRIOR_COUNT
-        return odds.reshape(-1), seen.reshape(-1)
+    @cached_property
+    def known(self) -> NDArray[np.uint64]:
+        """Of each group, the symbols of steps that its table has; others are spelled out: uint64[GROUPS]."""
+        table = np.zeros(GROUPS, np.uint64)
+        table[: len(self.groups)] = [len(group.steps) - 1 for group in self.groups]
+        return table
 
-    @property
-    def listed_weight(self) -> int:
-        """Ticks of an element in the wait for a listed change."""
-        return weight_of(self.listed_code)
+    @cached_property
+    def _gap_widths(self) -> list[tuple[int, ...]]:
+        return [gap_widths(weight_of(group.code)) for group in self.groups]
+
+    @cached_property
+    def _step_widths(self) -> list[tuple[int, ...]]:
+        return [step_widths(tuple(map(weight_of, group.steps))) for group in self.groups]
+
+    def encoder_tables(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """The symbols of gaps and of steps, by group."""
+        return encoder_table(self._gap_widths, MAX_BUCKETS + 1), encoder_table(self._step_widths, STEP_SYMBOLS + 1)
+
+    def decoder_tables(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """The symbol of each slot of gaps and of steps, by group: twice [groups, SLOTS]."""
+        widths = np.zeros((len(self.groups), STEP_SYMBOLS + 1), np.uint32)
+        for number, row in enumerate(self._step_widths):
+            widths[number, : len(row)] = row
+        steps = np.empty((len(self.groups), SLOTS), np.uint32)
+        decoders_for(self.layout.bits // 8).fill_rows(widths, steps)
+        return np.stack([decoder_row(row) for row in self._gap_widths]), steps
 
 
-@dataclass(frozen=True, slots=True)
+def form_of(layout: Layout, first: int, classes: int) -> NDArray[np.uint64]:
+    """Shift and mask of the exponent, the first class's exponent, the last class, the number of classes: uint64[5]."""
+    return np.array((layout.group_shift, layout.exponents - 1, first, max(classes, 1) - 1, classes), dtype=np.uint64)
+
+
 class Statistics:
-    """Of a sample of a tensor, by class.
+    """Of the changes that a model is made for, by group: listed changes, then classes.
 
     Attributes:
-        elements: int64[256].
-        lengths: changes that keep their class, by the length of their step: int64[256, 32].
-        crossings: changes that do not: int64[256].
+        elements: int64[GROUPS]; for the listed changes, all elements.
+        steps: changes by the symbol of their step: int64[GROUPS, STEP_SYMBOLS].
     """
 
-    elements: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    crossings: NDArray[np.int64]
+    def __init__(self) -> None:
+        self.elements = np.zeros(GROUPS, np.int64)
+        self.steps = np.zeros((GROUPS, STEP_SYMBOLS), np.int64)
 
-    @property
-    def density(self) -> float:
-        """Estimated share of the elements that change."""
-        return _chance(int(self.lengths.sum()) + int(self.crossings.sum()), int(self.elements.sum()))
+    def model(self, layout: Layout, first: int, classes: int) -> Model:
+        """The model that fits best, for the classes of the exponents from `first` on."""
+        return Model(layout, first, tuple(self._group(number) for number in range(classes + 1)))
 
-
-def _chance(changes: int, elements: int) -> float:
-    return (changes + 0.4) / (elements + 1.0)
-
-
-def take_statistics(
-    old: Bits, new: Bits, layout: Layout, classes: NDArray[np.uint8], sampled: int = SAMPLED_ELEMENTS
-) -> Statistics:
-    """Statistics of every stride-th block of 4096 elements, about `sampled` of them; class by group: uint8[groups]."""
-    stride = max(1, old.size // sampled)
-    elements, crossings = np.zeros((2, 256), dtype=np.int64)
-    lengths = np.zeros((256, MAX_CLASSES), dtype=np.int64)
-    coders_for(old.itemsize, layout.group_shift).count_classes(
-        old, new, layout.group_shift, stride, classes, layout.order, elements, lengths.reshape(-1), crossings
-    )
-    return Statistics(elements, lengths, crossings)
+    def _group(self, number: int) -> Group:
+        steps = self.steps[number]
+        changes, elements = int(steps.sum()), int(self.elements[number])
+        beyond = np.cumsum(steps[::-1])[::-1]  # of each symbol, changes with it or a larger one
+        known = int(np.count_nonzero(beyond >= COMMON_STEP))
+        counts = [*steps[:known].tolist(), changes - int(steps[:known].sum())]
+        codes = bytes(_code(64 * (count + 0.2)) for count in counts)
+        return Group(code_of((changes + 0.4) / (elements + 1.0)), codes)
 
 
-def _first_exponents(statistics: Statistics, share: float) -> tuple[int, ...]:
-    """Where classes begin, so that each has enough changes; statistics by exponent, of a share of the tensor."""
-    changes = statistics.lengths.sum(axis=1) + statistics.crossings
+def _first_look(old: Bits, new: Bits, layout: Layout) -> tuple[NDArray[np.int64], float]:
+    """Changes by the exponent of their old value, in a sample, and the sample's share of the tensor."""
+    pieces = [slice(0, old.size)]
+    if old.size > FIRST_LOOK_ELEMENTS:
+        length = FIRST_LOOK_ELEMENTS // SAMPLES
+        starts = np.linspace(0, old.size - length, SAMPLES).astype(np.int64)
+        pieces = [slice(start, start + length) for start in starts.tolist()]
+    before = np.concatenate([old[piece] for piece in pieces])
+    changed = before[before != np.concatenate([new[piece] for piece in pieces])]
+    exponents = (changed.astype(np.int64) >> layout.group_shift) & (layout.exponents - 1)
+    return np.bincount(exponents, minlength=layout.exponents), before.size / old.size
+
+
+def choose_classes(old: Bits, new: Bits, layout: Layout) -> tuple[int, int]:
+    """The first exponent and the number of the classes that hold the most changes, each of them enough."""
+    changes, share = _first_look(old, new, layout)
     wanted = max(MIN_CLASS_CHANGES * share, float(changes.sum()) / CLASSES_PER_TENSOR, 1.0)
-    firsts, gathered = [0], 0
-    for exponent, count in enumerate(changes.tolist()):
-        if gathered >= wanted and count and len(firsts) < MAX_CLASSES:
-            firsts.append(exponent)
-            gathered = 0
-        gathered += count
-    return tuple(firsts)
-
-
-def _priors(lengths: NDArray[np.int64]) -> bytes:
-    """First odds of each bit of the length that the sample tells enough about: the chance that it goes on."""
-    priors = []
-    left = int(lengths.sum())
-    for count in lengths[:MAX_PRIORS].tolist():
-        if left < PRIOR_CHANGES:
-            break
-        priors.append(min(255, max(1, round(256 * _chance(left - count, left)))))
-        left -= count
-    return bytes(priors)
-
-
-def fit(old: Bits, new: Bits, layout: Layout) -> Model:
-    """The model of a compact frame: classes from a first look, everything else from a second one at these classes."""
-    exponents = (np.arange(layout.groups) % layout.exponents).astype(np.uint8)
-    look = take_statistics(old, new, layout, exponents, FIRST_LOOK_ELEMENTS)
-    firsts = _first_exponents(look, float(look.elements.sum()) / old.size)
-    bare = Model(layout, firsts, (0,) * len(firsts), 0, (b"",) * len(firsts))
-    statistics = take_statistics(old, new, layout, bare.classes)
-    changes = statistics.lengths.sum(axis=1).tolist()
-    chances = [_chance(changes[number], int(statistics.elements[number])) for number in range(len(firsts))]
-    listed = _chance(int(statistics.crossings.sum()), int(statistics.elements.sum()))
-    priors = tuple(_priors(lengths) for lengths in statistics.lengths[: len(firsts)])
-    return Model(layout, firsts, tuple(code_of(chance) for chance in chances), code_of(listed), priors)
-
-
-def uniform(old: Bits, new: Bits, layout: Layout) -> Model:
-    """The model of a fast frame: every change is listed."""
-    statistics = take_statistics(old, new, layout, np.zeros(layout.groups, np.uint8))
-    return Model(layout, (), (), code_of(statistics.density), ())
-
-
-def plain(layout: Layout) -> Model:
-    """No classes: what the steps of listed changes are coded with."""
-    return Model(layout, (), (), 0, ())
+    upto = np.concatenate(([0], np.cumsum(changes)))
+    most = min(MAX_CLASSES, changes.size)
+    first = int(np.argmax(upto[most:] - upto[:-most]))
+    last = first + most - 1
+    while first < last and upto[first + 1] < wanted:
+        first += 1
+    while last > first and upto[-1] - upto[last] < wanted:
+        last -= 1
+    return first, last - first + 1
 
 
 def write_model(model: Model) -> bytes:
-    """Number of classes; code of listed changes; of each class its first exponent, code, number of priors and priors."""
-    classes = zip(model.firsts, model.codes, model.priors, strict=True)
-    return bytes((len(model.firsts), model.listed_code)) + b"".join(
-        bytes((first, code, len(priors))) + priors for first, code, priors in classes
-    )
+    """Number of classes, first exponent; of each group its code, the number of its steps' symbols, their codes."""
+    groups = (bytes((group.code, len(group.steps) - 1)) + group.steps for group in model.groups)
+    return bytes((model.classes, model.first)) + b"".join(groups)
 
 
 def read_model(cursor: Cursor, layout: Layout) -> Model:
     """The mirror of `write_model`.
 
     Raises:
-        MalformedError: more classes than there may be, first exponents out of order or out of range, weights or odds out of
-            range.
+        MalformedError: more classes or symbols than there may be, or a code or an exponent out of range.
     """
-    count, listed_code = cursor.byte(), cursor.byte()
-    if count > MAX_CLASSES:
-        raise MalformedError(f"{count} classes", "sparse frame")
-    firsts, codes, priors = [], [], []
-    for number in range(count):
-        firsts.append(cursor.byte())
-        codes.append(cursor.byte())
-        priors.append(cursor.take(cursor.varint(MAX_PRIORS)))
-        if firsts[-1] >= layout.exponents or (firsts[-1] <= firsts[-2] if number else firsts[0] != 0):
-            raise MalformedError("first exponents that do not ascend from 0", "sparse frame")
-    if max((*codes, listed_code)) > MAX_CODE or 0 in b"".join(priors):
-        raise MalformedError("a weight or odds out of range", "sparse frame")
-    return Model(layout, tuple(firsts), tuple(codes), listed_code, tuple(priors))
+    classes, first = cursor.byte(), cursor.byte()
+    if classes > MAX_CLASSES:
+        raise MalformedError(f"{classes} classes", "sparse frame")
+    if first + max(classes, 1) > layout.exponents:
+        raise MalformedError(f"classes of exponents {first} to {first + classes - 1}", "sparse frame")
+    groups = []
+    for _ in range(classes + 1):
+        code, symbols = cursor.byte(), cursor.byte()
+        if symbols > STEP_SYMBOLS:
+            raise MalformedError(f"{symbols} symbols of steps", "sparse frame")
+        groups.append(Group(code, cursor.take(symbols + 1)))
+        if max(code, *groups[-1].steps) > MAX_CODE:
+            raise MalformedError("a weight out of range", "sparse frame")
+    return Model(layout, first, tuple(groups))
 
 
-assert weight_of(MAX_CODE) == WINDOW
+assert weight_of(MAX_CODE) == MAX_WEIGHT

@@ -1,37 +1,40 @@
 """Sparse frames: a model, a directory of chunks, the chunks (docs/spec/patch.md, section 3).
 
-A chunk is up to 2^20 elements that never span a boundary between rows that two shards may hold, and is coded by itself. It
-has a listed and a classed part, each of three sections: waits, steps, raw bits.
+A chunk is up to 2^21 elements that never span a boundary between rows that two shards may hold, and is coded by itself: a
+section of the entropy coder's words and one of plain bits.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from protocol.errors import PatchError
 from protocol.patch.container import Cursor, varint
-from protocol.patch.decoding import decoders_for, reasons
-from protocol.patch.encoding import OUT_OF_ROOM, Coders, coders_for
-from protocol.patch.model import MAX_CLASSES, MAX_PRIORS, Model, plain, read_model, write_model
-from protocol.patch.rangecoder import logarithm_table, rate_table, survival_table
+from protocol.patch.decoding import NEVER, PAST_THE_END, decoders_for, reasons
+from protocol.patch.encoding import GROUPS, OUT_OF_ROOM, coders_for
+from protocol.patch.lanes import LANES, MAX_CLASSES
+from protocol.patch.model import Model, Statistics, choose_classes, form_of, read_model, write_model
+from protocol.patch.rans import STEP_SYMBOLS
 from protocol.patch.room import OutOfRoomError, Room
-from protocol.patch.values import Bits, Layout, layout_of
+from protocol.patch.values import Bits, Layout
 
-CHUNK_ELEMENTS: Final = 1 << 20
+CHUNK_ELEMENTS: Final = 1 << 21
+PIECE_ELEMENTS: Final = 1 << 17
+"""Elements of a chunk that are decoded at a time, so that what comes next finds them in the cache."""
+
+MAX_MODEL_BYTES: Final = 2 + GROUPS * (3 + STEP_SYMBOLS)
+MAX_DIRECTORY_BYTES: Final = 4 * (GROUPS + 2)  # of one chunk
+
+HELD_SHARE: Final = 1 / 8
+MIN_HELD: Final = 1 << 16
+"""Changes that are kept while a model is made for them: so many for each element, but at least so many, of 8 bytes each."""
+
 MAX_SHARDS: Final = 8
 MIN_SHARD_ELEMENTS: Final = 1 << 19
-
-MAX_MODEL_BYTES: Final = 2 + MAX_CLASSES * (3 + MAX_PRIORS)
-MAX_DIRECTORY_BYTES: Final = 2 * 4 * 5  # of one chunk: two parts of four varints
-
-_survival: Final = survival_table()
-_rates: Final = rate_table()
-_logarithms: Final = logarithm_table()
 
 
 def shards_of(shape: Sequence[int]) -> int:
@@ -52,140 +55,110 @@ def chunks_of(shape: Sequence[int]) -> Iterator[tuple[int, int]]:
             yield start, min(start + CHUNK_ELEMENTS, begin + shard)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The changes of one kind in one chunk: how many, and where their sections lie in the frame's data."""
-
-    count: int
-    waits: int
-    steps: int
-    raw: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the three sections."""
-        return 2 * self.waits + 2 * self.steps + self.raw
-
-
-@dataclass(frozen=True, slots=True)
-class Sections:
-    """The changes of one kind in one chunk."""
-
-    count: int
-    waits: NDArray[np.uint16]
-    steps: NDArray[np.uint16]
-    raw: NDArray[np.uint8]
-
-    def directory(self) -> bytes:
-        """The count and, unless it is 0, the sections' lengths."""
-        if self.count == 0:
-            return varint(0)
-        return b"".join(varint(n) for n in (self.count, self.waits.size, self.steps.size, self.raw.size))
-
-    def data(self) -> bytes:
-        """The sections' bytes."""
-        return self.waits.astype("<u2").tobytes() + self.steps.astype("<u2").tobytes() + self.raw.tobytes()
-
-
-_nothing: Final = Sections(0, np.empty(0, np.uint16), np.empty(0, np.uint16), np.empty(0, np.uint8))
-
-
-def _words(bits: Bits) -> NDArray[np.uint64]:
-    """The elements' memory as 64-bit words, without a last incomplete one; a copy where it is not aligned."""
-    whole = bits.size * bits.itemsize // 8 * 8 // bits.itemsize
-    return np.require(bits[:whole].view(np.uint64), requirements="A")
-
-
 class Workspace:
-    """Scratch memory of one worker: 13 to 21 MiB, whatever the tensors' sizes."""
+    """Scratch memory of one worker, whatever the tensors' sizes: 56 MiB, of which only what a chunk's changes need is ever touched."""
 
     def __init__(self) -> None:
-        self.at = np.empty(CHUNK_ELEMENTS, np.uint32)
-        self.waits = np.empty(CHUNK_ELEMENTS // 2 + 128, np.uint16)
-        self._changes: dict[np.dtype[Any], tuple[Bits, Bits]] = {}
+        self.changes = np.empty((2, CHUNK_ELEMENTS), np.uint64)
+        self.words = np.empty(2 * CHUNK_ELEMENTS, np.uint16)
+        self.raw = np.empty(2 * CHUNK_ELEMENTS + 2, np.uint32)
+        self.classes = np.empty(LANES, np.uint8)
 
-    def changes(self, dtype: np.dtype[Any]) -> tuple[Bits, Bits]:
-        """Room for the listed and the classed changes of a chunk: twice [2, CHUNK_ELEMENTS]."""
-        if dtype not in self._changes:
-            room = np.empty((2, 2, CHUNK_ELEMENTS), dtype)
-            self._changes = {dtype: (room[0], room[1])}
-        return self._changes[dtype]
+
+def _padded(bits: Bits) -> Bits:
+    """The elements behind the last whole 64, and zeros."""
+    padded: Bits = np.zeros(LANES, bits.dtype)
+    padded[: bits.size % LANES] = bits[bits.size // LANES * LANES :]
+    return padded
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The changes of one chunk, by group, and how many each group has: int64[GROUPS]."""
+
+    changes: NDArray[np.uint64]
+    counts: NDArray[np.int64]
 
 
 class _Encoder:
-    """Codes the chunks of one tensor."""
+    """Finds and codes the changes of one tensor."""
 
-    def __init__(self, model: Model, itemsize: int, workspace: Workspace) -> None:
-        self._model = model
-        self._kernels: Coders = coders_for(itemsize, model.layout.group_shift)
+    def __init__(self, layout: Layout, first: int, classes: int, workspace: Workspace) -> None:
+        self._layout, self._first, self._classes = layout, first, classes
+        self._kernels = coders_for(layout.bits // 8)
         self._space = workspace
-        self._plain = plain(model.layout)
-        self._order = model.layout.order
+        self._state = form_of(layout, first, classes), layout.order, workspace.classes
+        self._statistics = Statistics()
 
-    def _steps(self, changes: Bits, count: int, model: Model) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
-        out = np.empty(3 * count + 128, np.uint16)
-        raw = np.zeros(count * changes.itemsize + 64, np.uint8)
-        words, bits = self._kernels.put_steps(
-            changes,
-            count,
-            model.layout.group_shift,
-            model.classes,
-            self._order,
-            _rates,
-            *model.adaptive_bits(),
-            out,
-            raw,
-        )
-        if words == OUT_OF_ROOM:
-            raise OutOfRoomError
-        return out[:words].copy(), raw[: (bits + 7) // 8].copy()
+    def find(self, old: Bits, new: Bits, *, learn: bool) -> _Found:
+        """The changes of a chunk, in the workspace; adds them to the statistics where these are to learn from them."""
+        counts, left, listed = np.zeros(GROUPS, np.int64), np.zeros(MAX_CLASSES, np.int64), np.zeros(1, np.int64)
+        changes = self._space.changes[0]
+        state = (*self._state, left, listed, changes, counts)
+        count = self._kernels.scan(old, new, *state)
+        if old.size % LANES:
+            count = self._kernels.scan(_padded(old), _padded(new), *state)
+        if self._classes:
+            self._kernels.sort(changes, count, np.cumsum(counts) - counts, self._space.changes[1])
+            changes = self._space.changes[1]
+        if learn:
+            self._kernels.tally(changes, count, self._statistics.elements, self._statistics.steps)
+            self._statistics.elements[0] -= listed[0]
+            self._statistics.elements[1:] -= left
+        return _Found(changes[:count], counts)
 
-    def _listed(self, changes: Bits, count: int) -> Sections:
-        if count == 0:
-            return _nothing
-        out = np.empty(3 * count + 128, np.uint16)
-        words = self._kernels.put_waits(self._space.at, count, self._model.listed_weight, _survival, out)
-        if words == OUT_OF_ROOM:
-            raise OutOfRoomError
-        return Sections(count, out[:words].copy(), *self._steps(changes, count, self._plain))
+    def model(self) -> Model:
+        """The model that fits what was learnt."""
+        return self._statistics.model(self._layout, self._first, self._classes)
 
-    def chunk(self, old: Bits, new: Bits) -> tuple[Sections, Sections]:
-        """The listed and the classed part of one chunk."""
-        model, at = self._model, self._space.at
-        words = (old, new, _words(old), _words(new))
-        in_list, in_class = self._space.changes(old.dtype)
-        if not model.firsts:
-            return self._listed(in_list, self._kernels.find(*words, at, in_list)), _nothing
-        out = self._space.waits[: old.size // 2 + 128]
-        listed, classed, length = self._kernels.scan(
-            *words, model.classes, model.weights, _survival, out, at, in_list, in_class
-        )
-        if length == OUT_OF_ROOM:
+    def code(self, found: _Found, model: Model, tables: tuple[NDArray[np.uint64], ...]) -> tuple[bytes, bytes]:
+        """A chunk's directory entry and its data."""
+        changes, count = found.changes, found.changes.size
+        head = b"".join(map(varint, found.counts[: len(model.groups)].tolist()))
+        if not count:
+            return head, b""
+        out, raw = self._space.words, self._space.raw
+        begin = self._kernels.put_changes(changes, count, model.buckets, model.known, *tables, out)
+        if begin == OUT_OF_ROOM:
             raise OutOfRoomError
-        if classed == 0:
-            return self._listed(in_list, listed), _nothing
-        steps = self._steps(in_class, classed, model)
-        return self._listed(in_list, listed), Sections(classed, out[:length].copy(), *steps)
+        bits = self._kernels.put_raw(changes, count, model.buckets, model.known, raw)
+        data = out[begin:].astype("<u2").tobytes(), raw[: bits // 32 + 1].astype("<u4").tobytes()[: (bits + 7) // 8]
+        return head + b"".join(varint(n) for n in (len(data[0]) // 2, len(data[1]))), b"".join(data)
 
 
 def encode_sparse(
-    old: Bits, new: Bits, shape: Sequence[int], model: Model, workspace: Workspace, below: int
+    old: Bits, new: Bits, shape: Sequence[int], layout: Layout, workspace: Workspace, below: int, *, classed: bool
 ) -> tuple[int, memoryview]:
     """A sparse frame: how many elements it changes, and its bytes.
+
+    The model is made for the first chunks, as many as have HELD_SHARE of the elements in changes: for most tensors, all of them.
+
+    Args:
+        classed: with classes, which only floats have.
 
     Raises:
         OutOfRoomError: it would take `below` bytes or more: the tensor is better sent in another way.
     """
-    encoder = _Encoder(model, old.itemsize, workspace)
-    chunks = list(chunks_of(shape))
-    most = MAX_MODEL_BYTES + MAX_DIRECTORY_BYTES * len(chunks)
+    encoder = _Encoder(layout, *(choose_classes(old, new, layout) if classed else (0, 0)), workspace)
+    ranges = list(chunks_of(shape))
+    held, enough = [], max(MIN_HELD, int(HELD_SHARE * old.size))
+    for begin, end in ranges:
+        held.append(encoder.find(old[begin:end], new[begin:end], learn=True))
+        enough -= held[-1].changes.size
+        if enough <= 0 or end == old.size:
+            break
+        held[-1] = _Found(held[-1].changes.copy(), held[-1].counts)
+    model = encoder.model()
+    tables = model.encoder_tables()
+    most = MAX_MODEL_BYTES + MAX_DIRECTORY_BYTES * len(ranges)
     directory, changed, room = bytearray(write_model(model)), 0, Room(most + below)
     room.used = most
-    for begin, end in chunks:
-        for part in encoder.chunk(old[begin:end], new[begin:end]):
-            directory += part.directory()
-            room.put(part.data())
-            changed += part.count
+    for number, (begin, end) in enumerate(ranges):
+        found = held[number] if number < len(held) else encoder.find(old[begin:end], new[begin:end], learn=False)
+        head, data = encoder.code(found, model, tables)
+        directory += head
+        room.put(data)
+        changed += found.changes.size
     frame = room.frame(directory, most)
     if len(frame) >= below:
         raise OutOfRoomError
@@ -194,21 +167,36 @@ def encode_sparse(
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk of a frame: its elements, its parts and where their data begin."""
+    """One chunk of a frame.
+
+    Attributes:
+        begin, end: its elements.
+        counts: how many listed changes it has, and how many of each class.
+        words, raw: 16-bit words and bytes of its sections.
+        offset: where these begin in the frame.
+    """
 
     begin: int
     end: int
-    listed: Part
-    classed: Part
+    counts: tuple[int, ...]
+    words: int
+    raw: int
     offset: int
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the sections."""
+        return 2 * self.words + self.raw
 
-def _read_part(cursor: Cursor, elements: int, itemsize: int) -> Part:
-    count = cursor.varint(elements)
-    if count == 0:
-        return Part(0, 0, 0, 0)
-    longest = elements * itemsize + 128
-    return Part(count, cursor.varint(longest), cursor.varint(longest), cursor.varint(longest))
+
+def _read_chunk(cursor: Cursor, begin: int, end: int, model: Model, offset: int) -> Chunk:
+    counts = tuple(cursor.varint(end - begin) for _ in model.groups)
+    if sum(counts) > end - begin:
+        raise PatchError(f"{sum(counts)} changes in elements {begin} to {end}")
+    if not any(counts):
+        return Chunk(begin, end, counts, 0, 0, offset)
+    longest = (end - begin) * model.layout.bits // 8 + 512
+    return Chunk(begin, end, counts, cursor.varint(longest), cursor.varint(longest), offset)
 
 
 def read_directory(frame: memoryview, shape: Sequence[int], changed: int, layout: Layout) -> tuple[Model, list[Chunk]]:
@@ -220,72 +208,88 @@ def read_directory(frame: memoryview, shape: Sequence[int], changed: int, layout
     """
     cursor = Cursor(frame, "sparse frame")
     model = read_model(cursor, layout)
-    parts = []
+    chunks: list[Chunk] = []
+    offset = 0
     for begin, end in chunks_of(shape):
-        listed = _read_part(cursor, end - begin, layout.bits // 8)
-        classed = _read_part(cursor, end - begin if model.firsts else 0, layout.bits // 8)
-        parts.append((begin, end, listed, classed))
-    counted = sum(listed.count + classed.count for _, _, listed, classed in parts)
+        chunks.append(_read_chunk(cursor, begin, end, model, offset))
+        offset += chunks[-1].nbytes
+    counted = sum(sum(chunk.counts) for chunk in chunks)
     if counted != changed:
         raise PatchError(f"{counted} changes in the chunks where the table says {changed}")
-    offset, chunks = cursor.offset, []
-    for begin, end, listed, classed in parts:
-        chunks.append(Chunk(begin, end, listed, classed, offset))
-        offset += listed.nbytes + classed.nbytes
-    if offset != len(frame):
+    if cursor.offset + offset != len(frame):
         raise PatchError(f"sections of {offset} bytes in a frame of {len(frame)}")
-    return model, chunks
+    return model, [replace(chunk, offset=cursor.offset + chunk.offset) for chunk in chunks]
 
 
-def _sections(frame: memoryview, offset: int, part: Part) -> Sections:
-    waits, steps = offset + 2 * part.waits, offset + 2 * part.waits + 2 * part.steps
-    return Sections(
-        part.count,
-        np.frombuffer(bytes(frame[offset:waits]), "<u2").astype(np.uint16),
-        np.frombuffer(bytes(frame[waits:steps]), "<u2").astype(np.uint16),
-        np.frombuffer(bytes(frame[steps : steps + part.raw]), np.uint8).copy(),
-    )
+class Decoder:
+    """Makes the changes of the chunks of one frame."""
 
+    def __init__(self, frame: memoryview, model: Model, *, back: bool = False) -> None:
+        self._frame, self._model, self._back = frame, model, np.uint64(0xFFFFFFFFFFFFFFFF if back else 0)
+        self._kernels = decoders_for(model.layout.bits // 8)
+        self._tables = model.decoder_tables()
+        self._order = model.layout.order
+        self._classes = np.empty(LANES, np.uint8)
+        self._scratch: Bits = np.empty(PIECE_ELEMENTS, f"u{model.layout.bits // 8}")
 
-def decode_chunk(frame: memoryview, chunk: Chunk, model: Model, old: Bits, new: Bits, *, back: bool = False) -> None:
-    """Write the changes of one chunk into `new`, which holds the chunk's elements already.
+    def _changes(self, chunk: Chunk) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """The chunk's changes, by group, and where each group begins."""
+        model = self._model
+        counts = np.zeros(GROUPS, np.int64)
+        counts[: len(chunk.counts)] = chunk.counts
+        words, raw = np.zeros(chunk.words + 8, np.uint16), np.zeros(chunk.raw // 4 + 5, "<u4")
+        words[: chunk.words] = np.frombuffer(self._frame, "<u2", chunk.words, chunk.offset)
+        raw.view(np.uint8)[: chunk.raw] = np.frombuffer(self._frame, np.uint8, chunk.raw, chunk.offset + 2 * chunk.words)
+        changes = np.empty(int(counts.sum()) + GROUPS, np.uint64)
+        raw = raw.astype(np.uint32, copy=False)
+        tables = (model.buckets, model.known, *self._tables)
+        if changes.size > GROUPS:
+            elements = chunk.end - chunk.begin
+            status = self._kernels.get_changes(elements, counts, words, raw, 8 * chunk.raw, *tables, changes)
+            _check(status, chunk)
+        else:
+            changes[:] = NEVER << 33
+        return changes, np.cumsum(counts + 1) - counts - 1
 
-    Args:
-        old: the chunk's previous elements; when `back`, `new` itself: the steps are then taken back, which leaves the previous
-            elements (the listed ones first, so that every class is what it was when the waits of the others were counted).
+    def pieces(self, chunk: Chunk, old: Bits, new: Bits | None) -> Iterator[tuple[int, Bits]]:
+        """The chunk's new elements, or the older ones when `back`, piece by piece.
 
-    Raises:
-        PatchError: sections that do not fit the elements.
-    """
-    compiled = decoders_for(old.itemsize, model.layout.group_shift)
-    layout, order = model.layout, model.layout.order
-    listed = np.empty(chunk.listed.count + 1, np.uint32)
-    listed[0] = old.size
-    if chunk.listed.count:
-        part = _sections(frame, chunk.offset, chunk.listed)
-        state = (_rates, *plain(layout).adaptive_bits(), part.steps, part.raw)
-        status = compiled.get_listed(
-            old,
-            new,
-            part.count,
-            int(back),
-            order,
-            listed,
-            model.listed_weight,
-            _survival,
-            _logarithms,
-            part.waits,
-            *state,
-        )
-        _check(status, chunk)
-    if chunk.classed.count:
-        part = _sections(frame, chunk.offset + chunk.listed.nbytes, chunk.classed)
-        state = (_rates, *model.adaptive_bits(), part.steps, part.raw)
-        status = compiled.get_classed(
-            old, new, part.count, int(back), order, listed, model.classes, model.weights, _survival,
-            _logarithms, part.waits, *state
-        )  # fmt: skip
-        _check(status, chunk)
+        Args:
+            old: the chunk's elements.
+            new: where they go, which may be where they are; without it, each piece is good only until the next is asked for.
+
+        Yields:
+            Where in the chunk a piece begins, and its elements.
+
+        Raises:
+            PatchError: sections that do not fit the elements.
+        """
+        changes, cursor = self._changes(chunk)
+        ends = cursor + np.array([*chunk.counts, *[0] * (GROUPS - len(chunk.counts))])
+        first = (changes[cursor] >> np.uint64(33)).astype(np.int64)
+        listed, left = first[:1].copy(), first[1:].copy()
+        state = (self._order, self._back, changes, cursor)
+        for begin in range(0, old.size, PIECE_ELEMENTS):
+            source = old[begin : begin + PIECE_ELEMENTS]
+            target = self._scratch[: source.size] if new is None else new[begin : begin + PIECE_ELEMENTS]
+            if self._model.classes:
+                self._place(source, target, (*state, self._classes, left, listed), chunk)
+            else:
+                _check(self._kernels.place_listed(source, target, *state, listed), chunk)
+            yield begin, target
+        if (cursor != ends).any():
+            raise PatchError(f"{reasons[PAST_THE_END]}, in elements {chunk.begin} to {chunk.end}")
+
+    def _place(self, old: Bits, new: Bits, state: tuple[Any, ...], chunk: Chunk) -> None:
+        whole = new.size // LANES * LANES
+        form, (order, *rest) = self._model.form, state
+        _check(self._kernels.place(old[:whole], new[:whole], form, order, *rest), chunk)
+        if whole < new.size:
+            tail = _padded(old)
+            _check(self._kernels.place(tail, tail, form, order, *rest), chunk)
+            if tail[new.size - whole :].any():
+                raise PatchError(f"{reasons[PAST_THE_END]}, in elements {chunk.begin} to {chunk.end}")
+            new[whole:] = tail[: new.size - whole]
 
 
 def _check(status: int, chunk: Chunk) -> None:
@@ -295,6 +299,5 @@ def _check(status: int, chunk: Chunk) -> None:
 
 def warm_up() -> None:
     """Compile the kernels for BF16, or load them: seconds the first time on a machine, a moment after that."""
-    shift = layout_of(torch.bfloat16).group_shift
-    coders_for(2, shift)
-    decoders_for(2, shift)
+    coders_for(2)
+    decoders_for(2)

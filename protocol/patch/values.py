@@ -49,13 +49,13 @@ class Layout:
     def order(self) -> NDArray[np.uint64]:
         """What a kernel puts patterns in order with: uint64[4].
 
-        The place of the top bit, the bits that a positive pattern flips, those that a negative one flips otherwise, the last
+        How far the top bit is from bit 63, the bits that a positive pattern flips, those that a negative one flips otherwise, the last
         place in the order.
         """
         top, last = 1 << (self.bits - 1), (1 << self.bits) - 1
         positive = top if self.signed else 0
         negative = last if self.is_float else positive
-        return np.array((self.bits - 1, positive, positive ^ negative, last), dtype=np.uint64)
+        return np.array((64 - self.bits, positive, positive ^ negative, last), dtype=np.uint64)
 
 
 _layouts: Final[dict[torch.dtype, Layout]] = {
