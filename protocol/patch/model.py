@@ -73,7 +73,7 @@ class Group:
 
     Attributes:
         code: the weight of an element, as a code.
-        steps: the weights of the first symbols of steps, and last of all others together, as codes.
+        steps: the weights of the first symbols of steps, at least one, and last of all others together, as codes.
     """
 
     code: int
@@ -166,7 +166,7 @@ class Statistics:
         steps = self.steps[number]
         changes, elements = int(steps.sum()), int(self.elements[number])
         beyond = np.cumsum(steps[::-1])[::-1]  # of each symbol, changes with it or a larger one
-        known = int(np.count_nonzero(beyond >= COMMON_STEP))
+        known = max(1, int(np.count_nonzero(beyond >= COMMON_STEP)))
         counts = [*steps[:known].tolist(), changes - int(steps[:known].sum())]
         codes = bytes(_code(64 * (count + 0.2)) for count in counts)
         return Group(code_of((changes + 0.4) / (elements + 1.0)), codes)
@@ -220,7 +220,7 @@ def read_model(cursor: Cursor, layout: Layout) -> Model:
     groups = []
     for _ in range(classes + 1):
         code, symbols = cursor.byte(), cursor.byte()
-        if symbols > STEP_SYMBOLS:
+        if not 0 < symbols <= STEP_SYMBOLS:
             raise MalformedError(f"{symbols} symbols of steps", "sparse frame")
         groups.append(Group(code, cursor.take(symbols + 1)))
         if max(code, *groups[-1].steps) > MAX_CODE:

@@ -95,8 +95,9 @@ class _Encoder:
         counts, left, listed = np.zeros(GROUPS, np.int64), np.zeros(MAX_CLASSES, np.int64), np.zeros(1, np.int64)
         changes = self._space.changes[0]
         state = (*self._state, left, listed, changes, counts)
-        count = self._kernels.scan(old, new, *state)
-        if old.size % LANES:
+        whole = old.size // LANES * LANES
+        count = self._kernels.scan(old[:whole], new[:whole], *state)
+        if whole < old.size:
             count = self._kernels.scan(_padded(old), _padded(new), *state)
         if self._classes:
             self._kernels.sort(changes, count, np.cumsum(counts) - counts, self._space.changes[1])

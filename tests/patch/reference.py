@@ -1,30 +1,60 @@
 """The sparse coder of docs/spec/patch.md, section 3, in plain Python integers: slow and obvious. Kernels are compared with it."""
 
 from dataclasses import dataclass, field
+from math import isqrt
 
 from protocol.patch.values import Layout
 
 HALF_LIFE = 1 << 20
-WINDOW = 16 * HALF_LIFE
+SLOTS = 1 << 12
+LEAST = 1 << 32
+PRECISE = 512
 
 
-def integer_root(value: int, power_of_two: int) -> int:
-    """floor(value ** (1 / 2**power_of_two))."""
-    from math import isqrt
-
-    for _ in range(power_of_two):
-        value = isqrt(value)
-    return value
-
-
-SURVIVAL = [integer_root(1 << (32 * 1024 - index), 10) for index in range(1025)]
+def roots() -> list[int]:
+    """floor(2^64 * 2^(-2^-j)) for j from 1 to 20."""
+    precise, result = 1 << PRECISE, []
+    root = precise // 2
+    for _ in range(20):
+        root = isqrt(root * precise)
+        result.append(root >> (PRECISE - 64))
+    return result
 
 
-def surviving(unit: int, ticks: int) -> int:
-    """R(ticks) of an interval of unit * 2^32."""
-    index, rest = (ticks >> 10) & 1023, ticks & 1023
-    level = SURVIVAL[index] - ((SURVIVAL[index] - SURVIVAL[index + 1]) * rest >> 10)
-    return unit * level >> (ticks >> 20)
+ROOTS = roots()
+
+
+def surviving(ticks: int) -> int:
+    """Of 2^32 waits, those longer than so many ticks."""
+    value = 1 << 64
+    for j, root in enumerate(ROOTS, 1):
+        if ticks >> (20 - j) & 1:
+            value = value * root >> 64
+    return value >> 32 + ticks // HALF_LIFE
+
+
+def bucket_bits(weight: int) -> int:
+    """The largest k that keeps 2^k elements at 6 * 2^16 ticks or less, or 0."""
+    return max([k for k in range(20) if weight << k <= 6 << 16], default=0)
+
+
+def gap_widths(weight: int) -> list[int]:
+    """Slots of each bucket and of all beyond."""
+    span = weight << bucket_bits(weight)
+    buckets = max(1, min(31, 12 * HALF_LIFE // span))
+    edges = [0]
+    for i in range(1, buckets + 1):
+        wanted = SLOTS - surviving(i * span) // (1 << 20)
+        edges.append(max(edges[-1] + 1, min(wanted, SLOTS - 1 - buckets + i)))
+    edges.append(SLOTS)
+    return [edges[i + 1] - edges[i] for i in range(buckets + 1)]
+
+
+def step_widths(weights: list[int]) -> list[int]:
+    """Slots of each symbol, in proportion."""
+    widths = [1 + weight * (SLOTS - len(weights)) // sum(weights) for weight in weights]
+    widths[weights.index(max(weights))] += SLOTS - sum(widths)
+    return widths
 
 
 def order(bits: int, layout: Layout) -> int:
@@ -43,116 +73,90 @@ def pattern(key: int, layout: Layout) -> int:
     return key ^ top if layout.signed else key
 
 
+def class_of(bits: int, layout: Layout, first: int, classes: int) -> int:
+    """The class of a pattern, from 0."""
+    exponent = (bits >> layout.mantissa) % layout.exponents
+    return min(max(exponent - first, 0), classes - 1)
+
+
+def symbol_of(size: int) -> tuple[int, int]:
+    """A size's symbol, and how many bits it leaves open."""
+    length = size.bit_length() - 1
+    if length < 2:
+        return size - 1, 0
+    return 3 + 4 * (length - 2) + (size >> (length - 2)) % 4, length - 2
+
+
 @dataclass
-class Writer:
-    """The encoder's interval, as an exact integer: the code so far is `low` after `words` shifts of 16 bits."""
+class Group:
+    """Listed changes, or a class: its tables, and its changes as (gap, down, size)."""
 
-    low: int = 0
-    width: int = (1 << 64) - 1
-    words: int = 0
+    weight: int
+    steps: list[int]
+    changes: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def narrow(self, begin: int, width: int) -> None:
-        self.low += begin
-        self.width = width
 
-    def widen(self, least: int) -> None:
-        while self.width < least:
-            self.low <<= 16
-            self.width <<= 16
-            self.words += 1
+@dataclass
+class Stack:
+    """The encoder's two states and the words that it has written, from the last to the first."""
 
-    def wait(self, start: int, weight: int) -> None:
-        self.widen(1 << 48)
-        while start >= WINDOW:
-            self.narrow(0, (self.width >> 32) << 16)
-            self.widen(1 << 48)
-            start -= WINDOW
-        unit = self.width >> 32
-        left = surviving(unit, min(start + weight, WINDOW))
-        self.narrow(left, surviving(unit, start) - left)
+    states: dict[str, int] = field(default_factory=lambda: {"gap": LEAST, "step": LEAST})
+    words: list[int] = field(default_factory=list)
 
-    def bit(self, adaptive: "Adaptive", context: int, bit: bool) -> None:
-        self.widen(1 << 32)
-        split = (self.width >> 16) * adaptive.odds[context]
-        self.narrow(0 if bit else split, split if bit else self.width - split)
-        adaptive.learn(context, bit)
+    def push(self, name: str, widths: list[int], symbol: int) -> None:
+        state, width, begin = self.states[name], widths[symbol], sum(widths[:symbol])
+        if state >= width << 36:
+            self.words.append(state % (1 << 16))
+            state >>= 16
+        self.states[name] = state // width * SLOTS + begin + state % width
 
     def finish(self) -> list[int]:
-        for keep in range(5):
-            unit = 1 << (64 - 16 * keep)
-            value = -(-self.low // unit) * unit
-            if value < self.low + self.width:
-                break
-        total = 16 * (self.words + 4)
-        words = [value >> (total - 16 * (i + 1)) & 0xFFFF for i in range(self.words + keep)]
-        while len(words) > self.words and words[-1] == 0:
-            words.pop()
-        return words
+        for name in ("step", "gap"):
+            for word in range(3):
+                self.words.append(self.states[name] >> (16 * word) & 0xFFFF)
+        return self.words[::-1]
 
 
-@dataclass
-class Adaptive:
-    """Odds and observations of the adaptive bits."""
-
-    odds: list[int]
-    seen: list[int]
-
-    def learn(self, context: int, bit: bool) -> None:
-        odd, rate = self.odds[context], 655360 // (10 * self.seen[context] + 16)
-        odd = min(odd + ((65536 - odd) * rate >> 16), 65504) if bit else max(odd - (odd * rate >> 16), 32)
-        self.odds[context] = odd
-        self.seen[context] = min(255, self.seen[context] + 1)
-
-
-@dataclass
-class Part:
-    """Waits, steps and raw bits of the changes of one kind."""
-
-    waits: Writer = field(default_factory=Writer)
-    steps: Writer = field(default_factory=Writer)
-    raw: list[int] = field(default_factory=list)
-    count: int = 0
-
-    def step(self, adaptive: Adaptive, base: int, before: int, after: int) -> None:
-        self.count += 1
-        size = abs(after - before)
-        self.raw.append(int(after < before))
-        length = size.bit_length() - 1
-        for number in range(min(length + 1, 31)):
-            self.steps.bit(adaptive, base + number, number < length)
-        if length >= 1:
-            first = size >> (length - 1) & 1
-            self.steps.bit(adaptive, base + 32 + length, bool(first))
-            if length >= 2:
-                self.steps.bit(adaptive, base + 64 + 2 * length + first, bool(size >> (length - 2) & 1))
-        self.raw += [size >> bit & 1 for bit in range(length - 2)]
-
-    def raw_bytes(self) -> bytes:
-        packed = bytearray((len(self.raw) + 7) // 8)
-        for index, bit in enumerate(self.raw):
-            packed[index // 8] |= bit << index % 8
-        return bytes(packed)
-
-
-def encode_chunk(
-    old: list[int], new: list[int], layout: Layout, classes: list[int], weights: list[int], listed_weight: int,
-    adaptive: Adaptive, plain: Adaptive,
-) -> tuple[Part, Part]:  # fmt: skip
-    """The listed and the classed part of one chunk; classes and weights by group, no weights when all changes are listed."""
-    listed, classed = Part(), Part()
-    passed = wait = 0
+def find_changes(old: list[int], new: list[int], layout: Layout, first: int, groups: list[Group]) -> None:
+    """Sort the changes of a chunk into groups."""
+    classes = len(groups) - 1
+    gaps = [0] * len(groups)
     for before, after in zip(old, new, strict=True):
-        group, next_group = before >> layout.group_shift, after >> layout.group_shift
-        keys = order(before, layout), order(after, layout)
-        in_list = before != after and (not weights or classes[group] != classes[next_group])
-        if in_list:
-            listed.waits.wait(passed * listed_weight, listed_weight)
-            listed.step(plain, 0, *keys)
-        elif before != after:
-            classed.waits.wait(wait, weights[group])
-            classed.step(adaptive, 128 * classes[group], *keys)
-            wait = 0
-        elif weights:
-            wait += weights[group]
-        passed = 0 if in_list else passed + 1
-    return listed, classed
+        own = 1 + class_of(before, layout, first, classes) if classes else 0
+        leaves = classes and class_of(after, layout, first, classes) != own - 1
+        group = 0 if leaves else own
+        if before != after:
+            step = order(after, layout) - order(before, layout)
+            groups[group].changes.append((gaps[group], int(step < 0), abs(step)))
+            gaps[group] = 0
+        elif own:
+            gaps[own] += 1
+        if before == after or group:
+            gaps[0] += 1
+
+
+def encode_chunk(groups: list[Group]) -> tuple[list[int], bytes]:
+    """The words and the raw bits of a chunk whose changes are found."""
+    stack, raw = Stack(), []
+    for group in groups:
+        bucket = bucket_bits(group.weight)
+        for gap, down, size in group.changes:
+            raw += [down, *(gap >> i & 1 for i in range(bucket))]
+            symbol, rest = symbol_of(size)
+            if symbol >= len(group.steps) - 1:
+                rest = size.bit_length() - 1
+                raw += [rest >> i & 1 for i in range(5)]
+            raw += [size >> i & 1 for i in range(rest)]
+    for group in reversed(groups):
+        gaps, steps = gap_widths(group.weight), step_widths(group.steps)
+        beyond = len(gaps) - 1
+        for gap, _, size in reversed(group.changes):
+            stack.push("step", steps, min(symbol_of(size)[0], len(steps) - 1))
+            bucket = gap >> bucket_bits(group.weight)
+            stack.push("gap", gaps, bucket % beyond)
+            for _ in range(bucket // beyond):
+                stack.push("gap", gaps, beyond)
+    packed = bytearray((len(raw) + 7) // 8)
+    for index, bit in enumerate(raw):
+        packed[index // 8] |= bit << index % 8
+    return stack.finish(), bytes(packed)

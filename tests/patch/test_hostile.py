@@ -116,7 +116,7 @@ def test_a_table_that_unpacks_to_too_much_takes_no_memory():
 
 
 def test_a_count_of_changes_takes_no_memory_before_it_is_checked():
-    frame = struct.pack("<BB", 0, 100) + varint(10**6) + varint(1) + varint(1) + varint(1) + varint(0)
+    frame = struct.pack("<6B", 0, 0, 100, 1, 1, 1) + varint(10**6) + varint(1) + varint(1)
     weights = {"w": torch.zeros(10, dtype=torch.bfloat16)}
     rows = varint(1) + b"w" + bytes((0, 1)) + varint(10) + bytes((1,)) + varint(10) + varint(len(frame)) + bytes(8)
     with pytest.raises(LimitError, match="1000000"):

@@ -56,6 +56,7 @@ def bomb(nbytes: int) -> bytes:
     return PREAMBLE.pack(b"GRP1", 0, len(packed), bytes(32), bytes(32)) + packed
 
 
+LISTED = bytes((0, 0, 100, 1, 1, 1))  # a model without classes
 EIGHT_DIMENSIONS = bytes((8,)) + varint(0) + 7 * varint(limits.MAX_ELEMENTS)
 WHALE = "y" * 90 + "\U0001f40b"
 CHANGED = bytes((SPARSE,)) + varint(1) + varint(1) + CHECK
@@ -80,10 +81,10 @@ HOSTILE = {
     "planes of the right size with more behind it": one(PLANES, declaring(8192) + compress(bytes(1 << 24))[:8000]),
     "planes with a window of 128 MiB": one(VALUES, wide_window()),
     "stored bytes that are too few": one(STORED, bytes(8191)),
-    "2^20 changes listed, sections of 4 GiB": one(SPARSE, bytes((0, 100)) + varint(4096) + 3 * varint(1 << 32)),
-    "32 classes and no more": one(SPARSE, bytes((32, 100)) + bytes(64)),
-    "counts that do not add up": one(SPARSE, bytes((0, 100)) + varint(1) + 3 * varint(0) + varint(0)),
-    "every element changed, no code": one(SPARSE, bytes((0, 100)) + varint(4096) + 3 * varint(0)),
+    "4096 changes listed, sections of 4 GiB": one(SPARSE, LISTED + varint(4096) + 2 * varint(1 << 32)),
+    "13 classes and no more": one(SPARSE, bytes((13, 100)) + bytes(64)),
+    "counts that do not add up": one(SPARSE, LISTED + varint(1) + 2 * varint(0)),
+    "every element changed, no code": one(SPARSE, LISTED + varint(4096) + 2 * varint(0)),
 }
 
 PARSERS: dict[str, Callable[[bytes], object]] = {

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protocol.patch.model import fit, plain, uniform
-from protocol.patch.rangecoder import survival_table
+from protocol.patch import rans
+from protocol.patch.model import MAX_CODE, weight_of
 from protocol.patch.room import OutOfRoomError
 from protocol.patch.sparse import Workspace, encode_sparse, read_directory
 from protocol.patch.values import bits_of, layout_of, ordered, unordered
@@ -14,8 +14,21 @@ from tests.patch import reference
 from tests.patch.weights import DTYPES, from_bits, pairs
 
 
-def test_the_survival_table_is_exact():
-    assert survival_table().tolist() == reference.SURVIVAL
+def test_the_tables_of_gaps_are_exact():
+    for code in range(MAX_CODE + 1):
+        weight = weight_of(code)
+        assert rans.bucket_bits(weight) == reference.bucket_bits(weight)
+        assert list(rans.gap_widths(weight)) == reference.gap_widths(weight)
+        assert sum(rans.gap_widths(weight)) == rans.SLOTS
+        assert min(rans.gap_widths(weight)) > 0
+
+
+@given(st.lists(st.integers(0, MAX_CODE).map(weight_of), min_size=2, max_size=rans.STEP_SYMBOLS + 1))
+def test_the_tables_of_steps_are_exact(weights):
+    widths = rans.step_widths(tuple(weights))
+    assert list(widths) == reference.step_widths(weights)
+    assert sum(widths) == rans.SLOTS
+    assert min(widths) > 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -31,28 +44,19 @@ def test_orders_agree_and_invert(dtype):
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(pairs(), st.booleans())
 def test_kernels_write_the_reference_words(pair, fast):
-    layout = layout_of(pair[0].dtype)
+    layout, shape = layout_of(pair[0].dtype), tuple(pair[0].shape)
     old, new = bits_of(pair[0]), bits_of(pair[1])
     if old.size == 0 or (old == new).all():
         return
-    model = uniform(old, new, layout) if fast or not layout.is_float else fit(old, new, layout)
+    classed = layout.is_float and not fast
     try:
-        changed, frame = encode_sparse(old, new, tuple(pair[0].shape), model, Workspace(), below=1 << 20)
+        changed, frame = encode_sparse(old, new, shape, layout, Workspace(), 1 << 20, classed=classed)
     except OutOfRoomError:
         return
-    parsed, chunks = read_directory(memoryview(frame), tuple(pair[0].shape), changed, layout)
-    assert parsed == model
-    adaptive = reference.Adaptive(*(array.tolist() for array in model.adaptive_bits()))
-    unclassed = reference.Adaptive(*(array.tolist() for array in plain(layout).adaptive_bits()))
-    weights = model.weights.tolist() if model.firsts else []
-    parts = reference.encode_chunk(
-        old.tolist(), new.tolist(), layout, model.classes.tolist(), weights, model.listed_weight, adaptive, unclassed
-    )
-    data = b""
-    for part in parts:
-        if part.count:
-            for words in (part.waits.finish(), part.steps.finish()):
-                data += np.array(words, dtype="<u2").tobytes()
-            data += part.raw_bytes()
-    assert [part.count for part in parts] == [chunks[0].listed.count, chunks[0].classed.count]
-    assert frame[chunks[0].offset :] == data
+    model, chunks = read_directory(memoryview(frame), shape, changed, layout)
+    assert bool(model.classes) == classed
+    groups = [reference.Group(weight_of(group.code), [*map(weight_of, group.steps)]) for group in model.groups]
+    reference.find_changes(old.tolist(), new.tolist(), layout, model.first, groups)
+    words, raw = reference.encode_chunk(groups)
+    assert [len(group.changes) for group in groups] == list(chunks[0].counts)
+    assert frame[chunks[0].offset :] == np.array(words, dtype="<u2").tobytes() + raw

@@ -97,9 +97,10 @@ def hostile() -> list[dict[str, str]]:
         ("a tensor twice", _with_table(data, table.replace(name, bytes((6,)) + b"b.bias")), "MalformedError"),
         ("a tensor that the weights lack", _with_table(data, table.replace(b"b.bias", b"b.bias"[:-1] + b"t")), "PatchError"),
         ("the wrong base", other, "PatchError"),
-        ("33 classes", _set(data, frames, 33), "MalformedError"),
-        ("a weight out of range", _set(data, frames + 1, 255), "MalformedError"),
-        ("classes that do not begin at 0", _set(data, frames + 2, 7), "MalformedError"),
+        ("14 classes", _set(data, frames, 14), "MalformedError"),
+        ("classes of exponents that there are not", _set(data, frames + 1, 255), "MalformedError"),
+        ("a weight out of range", _set(data, frames + 2, 255), "MalformedError"),
+        ("no symbol for a step", _set(data, frames + 3, 0), "MalformedError"),
         ("a flipped bit in a section", _set(data, frames + 40, data[frames + 40] ^ 4), "ProtocolError"),
         ("a table that is not zstd", _set(data, PREAMBLE.size, 0), "MalformedError"),
     ]  # fmt: skip
