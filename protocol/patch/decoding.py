@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from protocol.patch.encoding import GROUPS
 from protocol.patch.jit import kernel
-from protocol.patch.lanes import AHEAD, LANES, MAX_CLASSES, copy, fetch, count_classes, lowest, members, ones
+from protocol.patch.lanes import AHEAD, LANES, MAX_CLASSES, copy, count_classes, fetch, lowest, members, ones
 from protocol.patch.rans import (
     LEAST,
     SLOTS,
@@ -53,7 +53,7 @@ reasons: Final = {
 
 
 def fill_rows(widths: Any, table: Any) -> Any:
-    """Decoder tables: for every slot its symbol's width, its place within it (shifted by 12) and the symbol (by 24): [rows, SLOTS]."""
+    """Decoder tables, [rows, SLOTS], from the widths of symbols, [rows, symbols]; entries as in rans.decoder_row."""
     for row in range(widths.shape[0]):
         slot = U(0)
         for symbol in range(widths.shape[1]):
@@ -70,6 +70,16 @@ def get_bits(raw: Any, bits: Any, width: Any) -> Any:
     place = bits >> U(5)
     window = U(raw[place]) | U(raw[place + U(1)]) << U(32)
     return (window >> (bits & U(31))) & ((U(1) << width) - U(1)), bits + width
+
+
+@kernel()
+def ending(at: Any, end: Any, bits: Any, raw_bits: Any, gap_state: Any, step_state: Any) -> Any:
+    """Whether the sections end where the decoder does, in the states that an encoder began with: 0 or what is wrong."""
+    if at > end or bits > raw_bits:
+        return I(CUT_OFF)
+    if at < end or (bits + U(7)) >> U(3) != raw_bits >> U(3):
+        return I(LEFT_OVER)
+    return I(0) if gap_state == U(LEAST) and step_state == U(LEAST) else I(NOT_A_CODE)
 
 
 def get_changes(
@@ -102,10 +112,8 @@ def get_changes(
             entry = U(gaps[group, gap_state & U(SLOTS - 1)])
             gap_state, at = get_symbol(gap_state, words, at, entry)
             gap = U(0)
-            while entry >> U(24) == beyond:
+            while entry >> U(24) == beyond and at <= end and passed + gap < U(elements):
                 gap += beyond << shift
-                if at > end or passed + gap >= U(elements):
-                    return I(CUT_OFF) if at > end else I(PAST_THE_END)
                 entry = U(gaps[group, gap_state & U(SLOTS - 1)])
                 gap_state, at = get_symbol(gap_state, words, at, entry)
             gap += (entry >> U(24)) << shift
@@ -131,11 +139,7 @@ def get_changes(
             number += U(1)
         changes[number] = U(NEVER) << U(33)
         number += U(1)
-    if at > end or bits > U(raw_bits):
-        return I(CUT_OFF)
-    if at < end or (bits + U(7)) >> U(3) != U(raw_bits) >> U(3):
-        return I(LEFT_OVER)
-    return I(0) if gap_state == U(LEAST) and step_state == U(LEAST) else I(NOT_A_CODE)
+    return ending(at, end, bits, U(raw_bits), gap_state, step_state)
 
 
 @kernel()

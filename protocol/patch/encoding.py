@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, Final
 
 from protocol.patch.jit import kernel
-from protocol.patch.lanes import AHEAD, LANES, MAX_CLASSES, fetch, count_classes, differing, lowest, members, ones
+from protocol.patch.lanes import AHEAD, LANES, MAX_CLASSES, count_classes, differing, fetch, lowest, members, ones
 from protocol.patch.rans import LEAST, STEP_SYMBOLS, I, U, class_of, key_of, put_state, put_symbol, symbol_of
 
 OUT_OF_ROOM: Final = -1
@@ -91,7 +91,7 @@ def sort(changes: Any, count: Any, ends: Any, into: Any) -> Any:
 
 
 def tally(changes: Any, count: Any, elements: Any, symbols: Any) -> Any:
-    """Add changes up: the elements that their gaps passed and their own, by group, and their steps' symbols: [GROUPS, STEP_SYMBOLS]."""
+    """Add changes up, by group: elements that gaps passed and that changed, and steps by symbol, [GROUPS, STEP_SYMBOLS]."""
     for number in range(count):
         change = changes[number]
         group = change >> U(54)

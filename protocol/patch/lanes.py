@@ -6,11 +6,16 @@ Each takes an offset into arrays that hold 64 elements from there on; nothing is
 from typing import Any, Final
 
 from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
+from numba import core, extending
+
+cgutils: Any = core.cgutils
+types: Any = core.types
+intrinsic: Any = extending.intrinsic
 
 LANES: Final = 64
 AHEAD: Final = 1024
+"""Elements between what is worked on and what is asked for from memory."""
+
 MAX_CLASSES: Final = 13
 """Classes that `count_classes` knows; each costs a hundredth of a nanosecond an element, whether it is used or not."""
 

@@ -215,7 +215,7 @@ def read_model(cursor: Cursor, layout: Layout) -> Model:
     classes, first = cursor.byte(), cursor.byte()
     if classes > MAX_CLASSES:
         raise MalformedError(f"{classes} classes", "sparse frame")
-    if first + max(classes, 1) > layout.exponents:
+    if first + max(classes, 1) > layout.exponents or (classes and not layout.is_float):
         raise MalformedError(f"classes of exponents {first} to {first + classes - 1}", "sparse frame")
     groups = []
     for _ in range(classes + 1):

@@ -8,6 +8,7 @@ numba's cache sees changes of the file that a kernel stands in, not of this one:
 """
 
 from functools import cache
+from itertools import pairwise
 from math import isqrt
 from typing import Any, Final
 
@@ -77,7 +78,7 @@ def gap_widths(weight: int) -> tuple[int, ...]:
         edge = SLOTS - (surviving(number * span) >> (32 - SLOT_BITS))
         edges.append(max(edges[-1] + 1, min(edge, SLOTS - 1 - buckets + number)))
     edges.append(SLOTS)
-    return tuple(after - before for before, after in zip(edges, edges[1:], strict=False))
+    return tuple(after - before for before, after in pairwise(edges))
 
 
 def step_widths(weights: tuple[int, ...]) -> tuple[int, ...]:
@@ -109,7 +110,9 @@ def decoder_row(widths: tuple[int, ...]) -> NDArray[np.uint32]:
     symbols = np.repeat(np.arange(len(widths), dtype=np.uint32), widths)
     width = np.array(widths, np.uint32)
     begins = np.cumsum(width, dtype=np.uint32) - width
-    row: NDArray[np.uint32] = width[symbols] | (np.arange(SLOTS, dtype=np.uint32) - begins[symbols]) << 12 | symbols << 24
+    row: NDArray[np.uint32] = (
+        width[symbols] | (np.arange(SLOTS, dtype=np.uint32) - begins[symbols]) << 12 | symbols << 24
+    )
     return row
 
 

@@ -56,7 +56,7 @@ def chunks_of(shape: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class Workspace:
-    """Scratch memory of one worker, whatever the tensors' sizes: 56 MiB, of which only what a chunk's changes need is ever touched."""
+    """Scratch memory of one worker: 56 MiB, whatever the tensors' sizes; only what a chunk's changes need is ever touched."""
 
     def __init__(self) -> None:
         self.changes = np.empty((2, CHUNK_ELEMENTS), np.uint64)
@@ -240,7 +240,9 @@ class Decoder:
         counts[: len(chunk.counts)] = chunk.counts
         words, raw = np.zeros(chunk.words + 8, np.uint16), np.zeros(chunk.raw // 4 + 5, "<u4")
         words[: chunk.words] = np.frombuffer(self._frame, "<u2", chunk.words, chunk.offset)
-        raw.view(np.uint8)[: chunk.raw] = np.frombuffer(self._frame, np.uint8, chunk.raw, chunk.offset + 2 * chunk.words)
+        raw.view(np.uint8)[: chunk.raw] = np.frombuffer(
+            self._frame, np.uint8, chunk.raw, chunk.offset + 2 * chunk.words
+        )
         changes = np.empty(int(counts.sum()) + GROUPS, np.uint64)
         raw = raw.astype(np.uint32, copy=False)
         tables = (model.buckets, model.known, *self._tables)

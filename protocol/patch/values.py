@@ -49,8 +49,8 @@ class Layout:
     def order(self) -> NDArray[np.uint64]:
         """What a kernel puts patterns in order with: uint64[4].
 
-        How far the top bit is from bit 63, the bits that a positive pattern flips, those that a negative one flips otherwise, the last
-        place in the order.
+        How far a pattern is shifted to bring its top bit to bit 63, the bits that a positive pattern flips, those that a negative
+        one flips otherwise, the last place in the order.
         """
         top, last = 1 << (self.bits - 1), (1 << self.bits) - 1
         positive = top if self.signed else 0
