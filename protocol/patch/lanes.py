@@ -3,6 +3,7 @@
 Each takes an offset into arrays that hold 64 elements from there on; nothing is checked.
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from llvmlite import ir
@@ -10,7 +11,7 @@ from numba import core, extending
 
 cgutils: Any = core.cgutils
 types: Any = core.types
-intrinsic: Any = extending.intrinsic
+intrinsic: Callable[[Callable[..., Any]], Callable[..., Any]] = extending.intrinsic
 
 LANES: Final = 64
 AHEAD: Final = 1024

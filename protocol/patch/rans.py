@@ -107,12 +107,10 @@ def encoder_table(rows: list[tuple[int, ...]], symbols: int) -> NDArray[np.uint6
 @cache
 def decoder_row(widths: tuple[int, ...]) -> NDArray[np.uint32]:
     """For every slot its symbol's width, its place within it (shifted by 12) and the symbol (by 24): [SLOTS]."""
-    symbols = np.repeat(np.arange(len(widths), dtype=np.uint32), widths)
     width = np.array(widths, np.uint32)
-    begins = np.cumsum(width, dtype=np.uint32) - width
-    row: NDArray[np.uint32] = (
-        width[symbols] | (np.arange(SLOTS, dtype=np.uint32) - begins[symbols]) << 12 | symbols << 24
-    )
+    symbols = np.repeat(np.arange(len(widths), dtype=np.uint32), widths)
+    places = np.arange(SLOTS, dtype=np.uint32) - (np.cumsum(width, dtype=np.uint32) - width)[symbols]
+    row: NDArray[np.uint32] = np.bitwise_or(width[symbols] | places << 12, symbols << 24, dtype=np.uint32)
     return row
 
 
