@@ -151,6 +151,8 @@ class TrainerSection(_Section):
     anchor_interval: Count = 50
     keep_patches: Count = 100
     keep_anchors: Count = 10
+    patch_profile: Literal["compact", "fast", "auto"] = "compact"
+    link_mbps: Annotated[float, Field(ge=0)] = 0
     seed: int = 0
     poll_seconds: Positive = 0.1
     canaries: Annotated[int, Field(ge=0, le=1000)] = 0
@@ -278,6 +280,8 @@ def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSetting
             anchor_interval=section.anchor_interval,
             keep_patches=section.keep_patches,
             keep_anchors=section.keep_anchors,
+            profile=section.patch_profile,
+            link_mbps=section.link_mbps or None,
         ),
         collector=CollectorSettings(poll_seconds=section.poll_seconds, canaries=section.canaries),
         seed=section.seed,

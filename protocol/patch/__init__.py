@@ -11,12 +11,14 @@ from protocol.patch.codec import Digests, Encoded, PatchSummary, encode, encode_
 from protocol.patch.container import Mode, Row
 from protocol.patch.history import invert, squash
 from protocol.patch.partial import StreamingApply, apply_rows, row_edges
-from protocol.patch.profiles import Choice, Rates, choose_profile
+from protocol.patch.profiles import PROFILES, Choice, Conditions, Rates, choose_profile
 from protocol.patch.sparse import warm_up
 
 __all__ = [
+    "PROFILES",
     "Applied",
     "Choice",
+    "Conditions",
     "Digests",
     "Encoded",
     "Mode",

@@ -11,6 +11,7 @@ from blake3 import blake3
 from protocol.digest import Weights, raw_bytes, type_name, weights_digest
 from protocol.patch.container import CHECK_BYTES, Mode, Row, Table, check_length, read_header, write_container
 from protocol.patch.frames import encode_frame
+from protocol.patch.profiles import Choice, Conditions, pick_profile
 from protocol.patch.sparse import Workspace
 
 Digests = Mapping[str, bytes]
@@ -19,10 +20,11 @@ Digests = Mapping[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A patch, and the digests of the new weights' tensors that were computed on the way."""
+    """A patch, the digests of the new weights' tensors that were computed on the way, and which profile was taken, and why."""
 
     patch: bytes
     digests: dict[str, bytes]
+    choice: Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,13 @@ def check_same_tensors(old: Weights, new: Weights) -> None:
 
 
 def encode_with_digests(
-    old: Weights, new: Weights, *, profile: str = "compact", base_digests: Digests | None = None, threads: int = 1
+    old: Weights,
+    new: Weights,
+    *,
+    profile: str = "compact",
+    conditions: Conditions | None = None,
+    base_digests: Digests | None = None,
+    threads: int = 1,
 ) -> Encoded:
     """Like `encode`; takes the old tensors' digests where they are known, gives the new ones back.
 
@@ -76,13 +84,14 @@ def encode_with_digests(
         threads: tensors encoded at the same time, each with a Workspace of its own.
     """
     check_same_tensors(old, new)
+    choice = pick_profile(profile, sum(tensor.nbytes for tensor in new.values()), conditions)
     names = sorted(new)
     scratch = local()
 
     def one(name: str) -> tuple[Row, memoryview, bytes, bytes]:
         if not hasattr(scratch, "workspace"):
             scratch.workspace = Workspace()
-        mode, changed, frame = encode_frame(old[name], new[name], profile, scratch.workspace)
+        mode, changed, frame = encode_frame(old[name], new[name], choice.profile, scratch.workspace)
         before = base_digests[name] if base_digests is not None else digest_tensor(old[name])
         after = before if mode == Mode.UNCHANGED else digest_tensor(new[name])
         check = b"" if mode == Mode.UNCHANGED else after[:CHECK_BYTES]
@@ -97,22 +106,25 @@ def encode_with_digests(
     digests = {row.name: after for row, _, _, after in encoded}
     base = weights_digest({row.name: before for row, _, before, _ in encoded}, old)
     rows, frames = [row for row, *_ in encoded], [frame for _, frame, *_ in encoded]
-    return Encoded(write_container(profile, base, weights_digest(digests, new), rows, frames), digests)
+    patch = write_container(choice.profile, base, weights_digest(digests, new), rows, frames)
+    return Encoded(patch, digests, choice)
 
 
-def encode(old: Weights, new: Weights, *, profile: str = "compact") -> bytes:
+def encode(old: Weights, new: Weights, *, profile: str = "compact", conditions: Conditions | None = None) -> bytes:
     """The patch from `old` to `new`, bit for bit.
 
     Args:
         old: the last published version.
         new: the version to publish: the same tensors.
-        profile: "compact" or "fast".
+        profile: "compact", "fast", or "auto": whichever of the two brings these weights to a follower first.
+        conditions: what "auto" goes by; `encode_with_digests` says what it picked and why.
 
     Raises:
-        ValueError: tensors that differ in name, dtype or shape, are not contiguous or not on the CPU.
+        ValueError: no such profile, "auto" without conditions, or
+            tensors that differ in name, dtype or shape, are not contiguous or not on the CPU.
         MalformedError: a dtype that does not travel.
     """
-    return encode_with_digests(old, new, profile=profile).patch
+    return encode_with_digests(old, new, profile=profile, conditions=conditions).patch
 
 
 def summary(patch: bytes) -> PatchSummary:

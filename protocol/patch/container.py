@@ -20,13 +20,13 @@ from protocol import limits
 from protocol.compression import compress, decompress
 from protocol.digest import dtypes, type_names
 from protocol.errors import LimitError, MalformedError, PatchError
+from protocol.patch.profiles import PROFILES
 
 MAGIC: Final = b"GRP1"
 PREAMBLE: Final = struct.Struct("<4sBxxxI32s32s")
 CHECK_BYTES: Final = 8
 FRAME_SLACK: Final = 64  # bytes that a frame may have beyond its tensor's own
 
-_PROFILES: Final = ("compact", "fast")
 _DTYPE_CODES: Final = tuple(sorted(type_names.values()))
 
 
@@ -251,7 +251,7 @@ def write_container(
     if len(table) > limits.MAX_PATCH_HEADER_BYTES or len(rows) > limits.MAX_TENSORS:
         raise LimitError(f"a table of {len(table)} bytes and {len(rows)} tensors")
     packed = compress(table)
-    preamble = PREAMBLE.pack(MAGIC, _PROFILES.index(profile), len(packed), base, result)
+    preamble = PREAMBLE.pack(MAGIC, PROFILES.index(profile), len(packed), base, result)
     return b"".join((preamble, packed, *frames))
 
 
@@ -267,7 +267,7 @@ def header_bytes(data: bytes | bytearray | memoryview) -> int:
     magic, profile, packed, _, _ = PREAMBLE.unpack_from(data)
     if magic != MAGIC or bytes(data[5:8]) != bytes(3):
         raise MalformedError("not a patch", "patch")
-    if profile >= len(_PROFILES):
+    if profile >= len(PROFILES):
         raise MalformedError(f"no profile has the code {profile}", "patch")
     if packed > limits.MAX_PATCH_HEADER_BYTES:
         raise LimitError(f"a table of {packed} bytes", "patch")
@@ -290,7 +290,7 @@ def read_header(data: bytes | bytearray | memoryview, tensors: int | None = None
         raise MalformedError(f"cut off at byte {len(data)}", "patch table")
     with memoryview(data) as whole, whole[PREAMBLE.size : end] as packed:
         table = Table(packed, tensors)
-    return Header(_PROFILES[profile], base, result, table, end)
+    return Header(PROFILES[profile], base, result, table, end)
 
 
 def check_length(data: bytes | bytearray | memoryview, header: Header) -> None:

@@ -1,7 +1,11 @@
 """Which profile to publish with: the one that reaches the followers first (PULSE, appendix H.4.5, equation 26)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
+
+PROFILES: Final = ("compact", "fast")
+"""How a patch can be made; "auto" is one of these, picked for the Conditions at hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,19 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
+class Conditions:
+    """What "auto" goes by.
+
+    Attributes:
+        link: bytes a second, as measured; None before anything was.
+        rates: of each profile, as measured on the last patches; a profile without any is tried.
+    """
+
+    link: float | None = None
+    rates: Mapping[str, Rates] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """A profile, and why."""
 
@@ -31,20 +48,39 @@ class Choice:
     reason: str
 
 
-def choose_profile(weight_bytes: int, link: float, rates: Mapping[str, Rates]) -> Choice:
+def choose_profile(weight_bytes: int, conditions: Conditions) -> Choice:
     """The profile with the least encode + transfer + apply time.
 
     Args:
         weight_bytes: bytes of the full weights.
-        link: bytes a second, as measured.
-        rates: of each profile, as measured on the last patches.
 
     Raises:
-        ValueError: no rates, or a link that carries nothing.
+        ValueError: a link that carries nothing.
     """
-    if not rates or link <= 0:
-        raise ValueError("rates and a link that carries something")
-    seconds = {profile: rate.seconds(weight_bytes, link) for profile, rate in rates.items()}
-    best = min(seconds, key=lambda profile: (seconds[profile], profile))
-    times = ", ".join(f"{profile} {seconds[profile]:.2f} s" for profile in sorted(seconds))
-    return Choice(best, f"encode + transfer at {link * 8 / 1e6:.0f} Mbit/s + apply: {times}")
+    link, rates = conditions.link, conditions.rates
+    for profile in PROFILES:
+        if profile not in rates:
+            return Choice(profile, f"{profile} has not been measured yet")
+    if link is None:
+        return Choice("compact", "no transfer has been measured yet")
+    if link <= 0:
+        raise ValueError("a link that carries nothing")
+    seconds = {profile: rates[profile].seconds(weight_bytes, link) for profile in PROFILES}
+    best = min(PROFILES, key=lambda profile: seconds[profile])
+    times = ", ".join(f"{profile} {seconds[profile]:.3g} s" for profile in PROFILES)
+    return Choice(best, f"encode + transfer at {link * 8 / 1e6:.3g} Mbit/s + apply: {times}")
+
+
+def pick_profile(profile: str, weight_bytes: int, conditions: Conditions | None) -> Choice:
+    """A profile by name; "auto" as `choose_profile` does.
+
+    Raises:
+        ValueError: no such profile, or "auto" without Conditions.
+    """
+    if profile == "auto":
+        if conditions is None:
+            raise ValueError("the auto profile needs Conditions: the link's rate and the codec's")
+        return choose_profile(weight_bytes, conditions)
+    if profile not in PROFILES:
+        raise ValueError(f"no profile {profile!r}: {', '.join(PROFILES)} or auto")
+    return Choice(profile, "as configured")

@@ -30,16 +30,22 @@ def hold(version: int, weights: Weights, before: Held | None) -> Held:
     return Held(version, tensors, digests, weights_digest(digests, tensors))
 
 
-def make_patch(held: Held, before: Held) -> tuple[bytes, int]:
-    """The patch from one version to the next, and how many elements it changes; applied once here, as every follower will.
+def encode_patch(held: Held, before: Held, profile: str, conditions: patch.Conditions) -> patch.Encoded:
+    """The patch from one version to the next."""
+    return patch.encode_with_digests(
+        before.weights, held.weights, profile=profile, conditions=conditions, base_digests=before.digests
+    )
+
+
+def check_patch(data: bytes, held: Held, before: Held) -> int:
+    """How many elements a patch changes, applied once here as every follower will.
 
     Raises:
         PatchError: it does not lead to the weights that it was made from: a fault of the codec, and nobody else's problem.
     """
-    data = patch.encode_with_digests(before.weights, held.weights, base_digests=before.digests).patch
     if patch.apply_with_digests(before.weights, data, digests=before.digests).digests != held.digests:
         raise PatchError("does not lead to the weights that it was made from", f"version {held.version}")
-    return data, patch.summary(data).changed
+    return patch.summary(data).changed
 
 
 def make_shards(weights: Weights, shard_bytes: int) -> tuple[bytes, ...]:

@@ -6,7 +6,7 @@ on where it was. Anchors are uploaded beside it and shown by the head once they 
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import trio
 
@@ -14,14 +14,16 @@ from protocol import paths
 from protocol.chain import Head, Manifest
 from protocol.digest import content_digest
 from protocol.errors import ChainError, PatchError
+from protocol.patch import Encoded
 from protocol.signing import Signed, sign
 from roles.follower import Held
 from roles.node import Node
 from roles.ports import StoreError
+from roles.trainer.conditions import Made, Meter
 from roles.trainer.fencing import Fence
 from roles.trainer.history import History, Stamp, make_head
 from roles.trainer.moving import move_in
-from roles.trainer.publication import Moment, Objects, hold, make_manifest, make_patch, make_shards
+from roles.trainer.publication import Moment, Objects, check_patch, encode_patch, hold, make_manifest, make_shards
 from roles.trainer.spool import SnapshotName, get_snapshot, snapshots
 
 
@@ -38,6 +40,8 @@ class PublisherSettings:
         settle_seconds: how long a start waits for another trainer under its key to show itself.
         mark_ms: milliseconds by which this start's heads expire sooner, drawn anew at each start, so that no two starts that
             happen at the same moment write the same head.
+        profile: of the patches: "compact", "fast" or "auto".
+        link_mbps: megabits a second that "auto" reckons with; None: what this node's uploads were measured at.
     """
 
     anchor_interval: int = 50
@@ -48,6 +52,8 @@ class PublisherSettings:
     poll_seconds: float = 0.05
     settle_seconds: float = 1.0
     mark_ms: int = 0
+    profile: str = "compact"
+    link_mbps: float | None = None
 
 
 class Publisher:
@@ -62,6 +68,7 @@ class Publisher:
         self._head_lock = trio.Lock()
         self._shown = history.published
         self._doomed: set[str] = set()
+        self._meter = Meter(settings.link_mbps * 1e6 / 8 if settings.link_mbps else None)
 
     async def run(self) -> None:
         """Publish for ever.
@@ -130,7 +137,7 @@ class Publisher:
         """What the version consists of, its patch uploaded. A patch that fails, here or in the store, becomes an anchor."""
         if self._held is not None:
             try:
-                patch, changed = await self._node.run_sync(make_patch, held, self._held)
+                patch, changed = await self._make_patch(held, self._held)
             except PatchError as error:
                 self._node.telemetry.event("patch-refused", version=held.version, error=str(error))
                 return Objects(held, None, 0, self._shards(held))
@@ -139,6 +146,25 @@ class Publisher:
                 return Objects(held, patch, changed, self._shards(held) if due else ())
         return Objects(held, None, 0, self._shards(held))
 
+    async def _make_patch(self, held: Held, before: Held) -> tuple[bytes, int]:
+        """The patch from the version before, and how many elements it changes; both ways are timed.
+
+        Raises:
+            PatchError: the codec is at fault.
+        """
+        run_sync, settings = self._node.run_sync, self._settings
+        began = trio.current_time()
+        encoded: Encoded = await run_sync(encode_patch, held, before, settings.profile, self._meter.conditions())
+        between = trio.current_time()
+        changed: int = await run_sync(check_patch, encoded.patch, held, before)
+        weight_bytes = sum(tensor.nbytes for tensor in held.weights.values())
+        made = Made(
+            encoded.choice.profile, weight_bytes, len(encoded.patch), between - began, trio.current_time() - between
+        )
+        self._meter.made(made)
+        self._node.telemetry.event("patch", version=held.version, reason=encoded.choice.reason, **asdict(made))
+        return encoded.patch, changed
+
     def _shards(self, held: Held) -> tuple[bytes, ...]:
         return make_shards(held.weights, self._settings.shard_bytes)
 
@@ -146,11 +172,13 @@ class Publisher:
         """Upload a patch; whether it worked within the attempts allowed."""
         path = paths.patch(self._node.key.public, content_digest(patch))
         for _ in range(self._settings.patch_attempts):
+            began = trio.current_time()
             try:
                 await self._node.store.put(path, patch)
             except StoreError as error:
                 self._node.telemetry.event("put-failed", path=path, error=str(error))
             else:
+                self._meter.sent(len(patch), trio.current_time() - began)
                 return True
         return False
 

@@ -61,8 +61,8 @@ def test_compact_is_smaller_than_fast_and_both_say_the_same():
 
 def test_auto_weighs_bytes_against_time():
     rates = {"compact": patch.Rates(2e9, 2e9, 0.0045), "fast": patch.Rates(4e9, 4e9, 0.0062)}
-    slow_link = patch.choose_profile(14_000_000_000, 400e6 / 8, rates)
-    fast_link = patch.choose_profile(14_000_000_000, 100e9 / 8, rates)
-    assert (slow_link.profile, fast_link.profile) == ("fast", "fast")
-    assert patch.choose_profile(14_000_000_000, 10e6 / 8, rates).profile == "compact"
+    slow_link, fast_link, slowest = (
+        patch.choose_profile(14_000_000_000, patch.Conditions(link / 8, rates)) for link in (400e6, 100e9, 10e6)
+    )
+    assert (slow_link.profile, fast_link.profile, slowest.profile) == ("fast", "fast", "compact")
     assert "400 Mbit/s" in slow_link.reason

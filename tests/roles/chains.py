@@ -11,11 +11,12 @@ from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.chain import Head, Manifest
 from protocol.digest import Weights, content_digest
+from protocol.patch import Conditions
 from protocol.run import RunManifest
 from protocol.signing import Signed, SigningKey, open_signed, sign
 from roles.node import Node
 from roles.ports import Clock
-from roles.trainer.publication import Moment, Objects, hold, make_manifest, make_patch, make_shards
+from roles.trainer.publication import Moment, Objects, check_patch, encode_patch, hold, make_manifest, make_shards
 from tests.network.simulation import BEGIN, Log, draft, inline
 
 TRAINER = SigningKey(b"t" * 32)
@@ -56,7 +57,8 @@ class Chain:
         version = len(self.signed)
         before = hold(version - 1, self.weights[-1], None) if version else None
         held = hold(version, weights, before)
-        patch, count = make_patch(held, before) if before else (None, 0)
+        patch = encode_patch(held, before, "compact", Conditions()).patch if before else None
+        count = check_patch(patch, held, before) if patch and before else 0
         shards = make_shards(weights, 1 << 20) if anchor or before is None else ()
         moment = Moment(self._run_id, self.signed[-1].digest if version else b"", version, 1, version, 0)
         manifest = make_manifest(Objects(held, patch, count, shards), moment)

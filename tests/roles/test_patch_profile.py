@@ -1,0 +1,132 @@
+"""The auto profile: tried, measured, picked for the link at hand, and said why; all of it in virtual time."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import trio
+from trio.testing import MockClock
+
+from grailnode.founding import Choices
+from grailnode.inspect import inspect_patch
+from grailnode.store.memory import MemoryStore
+from protocol import patch
+from protocol.patch import Encoded
+from roles.trainer.conditions import FORGET_AFTER, Made, Meter
+from roles.trainer.history import History
+from roles.trainer.publisher import Publisher, PublisherSettings
+from roles.trainer.spool import SnapshotName, put_snapshot
+from tests.network.simulation import Network
+from tests.roles.chains import changed, small_weights
+
+ENCODE_SECONDS = {"compact": 0.05, "fast": 0.01}
+
+
+class SlowStore(MemoryStore):
+    """A store behind a link of so many bytes a second."""
+
+    def __init__(self, link: float) -> None:
+        super().__init__()
+        self._link = link
+
+    async def put(self, path: str, data: bytes) -> None:
+        await trio.sleep(len(data) / self._link)
+        await super().put(path, data)
+
+
+def trained(versions: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Consecutive versions whose masters move a little."""
+    random = torch.Generator().manual_seed(1)
+    masters = torch.randn((256, 256), generator=random) * 0.0147
+    for _ in range(versions):
+        yield {"w": masters.bfloat16()}
+        masters = masters + torch.randn(masters.shape, generator=random) * 2e-6
+
+
+async def slow_codec(work: Callable[..., Any], *arguments: object) -> Any:
+    """Runs work at once, and lets encoding take its time."""
+    result = work(*arguments)
+    if isinstance(result, Encoded):
+        await trio.sleep(ENCODE_SECONDS[result.choice.profile])
+    return result
+
+
+def publish(link: float, settings: PublisherSettings, versions: int = 6) -> tuple[list[dict[str, Any]], SlowStore]:
+    """Publish some versions; the events of their patches, and the store."""
+    store = SlowStore(link)
+
+    async def scenario() -> list[dict[str, Any]]:
+        network = Network(Choices())
+        node = replace(network.node("trainer", "/upload", store), run_sync=slow_codec)
+        for version, snapshot in enumerate(trained(versions)):
+            await put_snapshot(node.state, SnapshotName(version, version), snapshot)
+        with trio.move_on_after(2000):
+            await Publisher(node, await History.open(node.state, node.run), settings).run()
+        return network.events("trainer/upload", "patch")
+
+    return trio.run(scenario, clock=MockClock(autojump_threshold=0)), store
+
+
+@pytest.mark.parametrize(("link", "picked"), [(100.0, "compact"), (1e9, "fast")])
+def test_auto_measures_both_profiles_and_then_picks_for_the_link(link: float, picked: str):
+    events, store = publish(link, PublisherSettings(profile="auto"))
+    assert [event["version"] for event in events] == [1, 2, 3, 4, 5]
+    assert [event["profile"] for event in events] == ["compact", "fast", picked, picked, picked]
+    assert "not been measured" in events[1]["reason"]
+    assert f"{link * 8 / 1e6:.3g} Mbit/s" in events[2]["reason"]
+
+    async def made() -> list[str]:
+        patches = [item.path async for item in store.list("") if "/patches/" in item.path]
+        return [inspect_patch(await store.get(path, 1 << 20)).profile for path in patches]
+
+    assert sorted(trio.run(made)) == sorted(event["profile"] for event in events)
+
+
+def test_an_operator_who_knows_the_followers_link_overrules_the_measured_one():
+    events, _ = publish(1e9, PublisherSettings(profile="auto", link_mbps=8e-4))
+    assert events[-1]["profile"] == "compact"
+    assert "0.0008 Mbit/s" in events[-1]["reason"]
+
+
+def test_a_profile_that_was_set_is_kept():
+    events, _ = publish(100.0, PublisherSettings(profile="fast"), versions=3)
+    assert {(event["profile"], event["reason"]) for event in events} == {("fast", "as configured")}
+
+
+def test_a_profile_that_was_not_picked_for_long_is_measured_again():
+    meter = Meter(1e9)
+    meter.made(Made("fast", 100, 10, 1.0, 1.0))
+    for _ in range(FORGET_AFTER):
+        assert "fast" in meter.conditions().rates
+        meter.made(Made("compact", 100, 5, 1.0, 1.0))
+    assert meter.conditions().rates.keys() == {"compact"}
+
+
+def test_the_link_is_what_recent_uploads_took():
+    meter = Meter(None)
+    assert meter.conditions().link is None
+    for _ in range(40):
+        meter.sent(1000, 10.0)
+    for _ in range(40):
+        meter.sent(1000, 1.0)
+    assert meter.conditions().link == pytest.approx(1000, rel=0.01)
+
+
+def test_profiles_that_do_not_exist_and_auto_without_conditions_are_our_own_fault():
+    weights = small_weights(0)
+    with pytest.raises(ValueError, match="compact, fast or auto"):
+        patch.encode(weights, weights, profile="best")
+    with pytest.raises(ValueError, match="needs Conditions"):
+        patch.encode(weights, weights, profile="auto")
+
+
+def test_auto_encodes_as_the_profile_that_it_picks():
+    old, new = small_weights(0), changed(small_weights(0), 1)
+    rates = {"compact": patch.Rates(2e9, 2e9, 0.0045), "fast": patch.Rates(4e9, 4e9, 0.0062)}
+    for link, profile in ((1e3, "compact"), (1e12, "fast")):
+        conditions = patch.Conditions(link, rates)
+        encoded = patch.encode_with_digests(old, new, profile="auto", conditions=conditions)
+        assert encoded.choice == patch.choose_profile(sum(t.nbytes for t in old.values()), conditions)
+        assert encoded.patch == patch.encode(old, new, profile=profile)
