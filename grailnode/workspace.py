@@ -56,6 +56,7 @@ max_uses = {max_uses}              # times that a group is trained on
 decay = {decay}               # weight of a group for each version that it is behind
 max_staleness = {max_staleness}         # versions behind after which it is dropped
 anchor_interval = {anchor_interval}      # versions between two full checkpoints
+patch_profile = "compact" # or "fast", or "auto": whichever brings a version to the followers first, as measured
 
 [miner]
 groups = {groups}  # a window, at most what the run allows

@@ -19,6 +19,7 @@ from roles.sequences import pad, split
 from roles.trainer.loss import LossSettings, advantages, entropy, policy_loss
 from roles.trainer.optimizer import AdamW, AdamWSettings
 from roles.trainer.replay import TrainingGroup
+from roles.trainer.snapshot import Snapshot, SnapshotSource
 
 
 class PolicyModel(Protocol):
@@ -70,6 +71,23 @@ class StepReport:
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """A learner at one moment; the copies may be under way."""
+
+    _view: Snapshot
+    _state: Snapshot
+    _count: Mapping[str, Tensor]
+
+    def bf16_view(self) -> dict[str, Tensor]:
+        """The weights to publish: contiguous BF16 tensors on the CPU; waits for the copy."""
+        return self._view.tensors()
+
+    def state(self) -> dict[str, Tensor]:
+        """What `restore` takes, as CPU tensors; waits for the copy."""
+        return self._state.tensors() | self._count
+
+
+@dataclass(frozen=True)
 class _Sample:
     """One rollout with its share of the group's reward."""
 
@@ -103,6 +121,9 @@ class Learner:
         self._device = device
         self._dtype = dtype
         self._optimizer = AdamW(weights, settings.optimizer, device)
+        self._views = SnapshotSource(self._optimizer.masters, torch.bfloat16)
+        self._states = SnapshotSource(self._optimizer.tensors)
+        self._copying: tuple[Snapshot, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -129,6 +150,8 @@ class Learner:
         ]
         loss, clipped, spread = (math.fsum(column) for column in zip(*sums, strict=True))
         gradients = {name: _gradient(weight) for name, weight in weights.items()}
+        for snapshot in self._copying:
+            snapshot.wait_before_writing()
         rewards = [reward for group in groups for reward in group.rewards]
         return StepReport(
             grad_norm=self._optimizer.step(gradients),
@@ -158,6 +181,11 @@ class Learner:
     def bf16_view(self) -> dict[str, Tensor]:
         """The weights to publish: contiguous BF16 tensors on the CPU, the caller's own."""
         return self._optimizer.bf16_view()
+
+    def begin_checkpoint(self) -> "Checkpoint":
+        """Copy weights and state of this moment while training goes on. On a GPU the copy before must have been read."""
+        self._copying = (self._views.take(), self._states.take())
+        return Checkpoint(*self._copying, self._optimizer.count())
 
     def state(self) -> dict[str, Tensor]:
         """Masters, moments and step count as CPU tensors by name, for a safetensors file."""

@@ -92,15 +92,20 @@ class AdamW:
         """The published weights: masters rounded to BF16 (nearest, ties to even); contiguous CPU copies."""
         return {name: master.to(torch.bfloat16).cpu().contiguous() for name, master in self._masters.items()}
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Masters and moments by name, as they lie on the device; changed in place by `step`."""
+        parts = {_MASTER: self._masters, _FIRST: self._first, _SECOND: self._second}
+        return {prefix + name: tensor for prefix, tensors in parts.items() for name, tensor in tensors.items()}
+
+    def count(self) -> dict[str, Tensor]:
+        """The step count as a tensor by name: what `tensors` lacks of a state that `restore` takes."""
+        return {_STEPS: torch.tensor(self.steps, dtype=torch.int64)}
+
     def state(self) -> dict[str, Tensor]:
         """Masters, moments and the step count as tensors by name: contiguous CPU copies for a safetensors file."""
-        parts = {_MASTER: self._masters, _FIRST: self._first, _SECOND: self._second}
-        state = {
-            prefix + name: tensor.to("cpu", copy=True).contiguous()
-            for prefix, tensors in parts.items()
-            for name, tensor in tensors.items()
-        }
-        return state | {_STEPS: torch.tensor(self.steps, dtype=torch.int64)}
+        copies = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in self.tensors.items()}
+        return copies | self.count()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state, bit for bit.
@@ -108,8 +113,7 @@ class AdamW:
         Raises:
             ValueError: it is not the state of these weights; nothing has changed.
         """
-        parts = {_MASTER: self._masters, _FIRST: self._first, _SECOND: self._second}
-        expected = {prefix + name: tensor for prefix, tensors in parts.items() for name, tensor in tensors.items()}
+        expected = self.tensors
         if state.keys() != expected.keys() | {_STEPS} or any(
             state[name].shape != tensor.shape or state[name].dtype != tensor.dtype for name, tensor in expected.items()
         ):

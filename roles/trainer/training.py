@@ -22,7 +22,7 @@ from protocol.verdict import unpack_logprobs
 from roles.node import Node
 from roles.ports import NotFoundError
 from roles.trainer.harvest import Harvest
-from roles.trainer.learner import Learner, StepReport
+from roles.trainer.learner import Checkpoint, Learner, StepReport
 from roles.trainer.replay import ReplayBuffer, TrainingGroup
 from roles.trainer.spool import INBOX, SnapshotName, last_published, next_version, put_snapshot, snapshots
 
@@ -63,12 +63,25 @@ class Waits:
 
 @dataclass(frozen=True)
 class _HandOver:
-    """All that is written for a version: the snapshot, the checkpoint, and the inbox objects that it contains."""
+    """All that is written for a version: weights and state of its moment, the replay buffer, and the inbox objects in it.
+
+    Attributes:
+        learner: its copies may still be on their way from the device.
+    """
 
     name: SnapshotName
-    view: Weights
-    checkpoint: dict[str, Tensor]
+    learner: Checkpoint
+    replay: dict[str, Tensor]
     consumed: tuple[str, ...]
+
+    def checkpoint(self) -> bytes:
+        """The checkpoint as a safetensors file; waits for the copies."""
+        meta = bytearray(json.dumps({"version": self.name.version}).encode())
+        return safetensors.torch.save(
+            {_LEARNER + key: tensor for key, tensor in self.learner.state().items()}
+            | {_REPLAY + key: tensor for key, tensor in self.replay.items()}
+            | {_META: torch.frombuffer(meta, dtype=torch.uint8)}
+        )
 
 
 class Training:
@@ -156,24 +169,16 @@ class Training:
             return
         name = SnapshotName(self._version + 1, self._learner.steps)
         self._buffer.advance(name.version)
-        outgoing.send_nowait(_HandOver(name, self._learner.bf16_view(), self._checkpoint(name), tuple(self._consumed)))
+        moment = self._learner.begin_checkpoint()
+        outgoing.send_nowait(_HandOver(name, moment, self._buffer.state(), tuple(self._consumed)))
         self._version, self._due, self._consumed = name.version, False, []
-
-    def _checkpoint(self, name: SnapshotName) -> dict[str, Tensor]:
-        meta = bytearray(json.dumps({"version": name.version}).encode())
-        return (
-            {_LEARNER + key: tensor for key, tensor in self._learner.state().items()}
-            | {_REPLAY + key: tensor for key, tensor in self._buffer.state().items()}
-            | {_META: torch.frombuffer(meta, dtype=torch.uint8)}
-        )
 
     async def _write(self, incoming: "trio.MemoryReceiveChannel[_HandOver]") -> None:
         """Make each version durable: checkpoint, snapshot, then drop what the checkpoint contains from the inbox."""
         node = self._node
         async for item in incoming:
-            data = await node.run_sync(safetensors.torch.save, item.checkpoint)
-            await node.state.put(CHECKPOINT, data)
-            await put_snapshot(node.state, item.name, item.view)
+            await node.state.put(CHECKPOINT, await node.run_sync(item.checkpoint))
+            await put_snapshot(node.state, item.name, await node.run_sync(item.learner.bf16_view))
             for path in item.consumed:
                 await node.state.delete(path)
 

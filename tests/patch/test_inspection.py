@@ -1,4 +1,4 @@
-"""What people see of a patch; and the trainer's snapshot where there is no GPU."""
+"""What people see of a patch."""
 
 import io
 import json
@@ -11,7 +11,6 @@ from grailnode.inspect import inspect_patch, patch_table
 from protocol import patch
 from protocol.errors import MalformedError
 from protocol.patch.inspection import bound_bits
-from roles.trainer.snapshot import SnapshotSource
 from tests.patch.weights import rounded_update
 
 
@@ -48,17 +47,3 @@ def test_the_bound_of_a_known_distribution():
     new.view(torch.int16)[::2] += 1
     assert bound_bits(old, new) == pytest.approx(2.0)  # one bit an element, and every step the same
     assert bound_bits(old, old) == 0.0
-
-
-def test_a_snapshot_is_a_rounded_copy_that_later_steps_do_not_touch():
-    masters = {"a": torch.randn(5, 7), "b": torch.randn(())}
-    source = SnapshotSource(masters)
-    first = source.take()
-    expected = {name: tensor.bfloat16() for name, tensor in masters.items()}
-    first.wait_before_writing()
-    masters["a"] += 1
-    second = source.take()
-    assert first.ready
-    assert second.ready
-    assert all(torch.equal(first.weights()[name], expected[name]) for name in masters)
-    assert torch.equal(second.weights()["a"], masters["a"].bfloat16())
