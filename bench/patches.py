@@ -1,6 +1,8 @@
 """Weight patches against the published formats, on one core, in one run.
 
-    python -m bench.patches compare --rows 4096 --columns 4096     bits, ratios, rates, memory, bound
+    python -m bench.patches compare                                 workload A: bits, ratios, rates, memory, bound
+    python -m bench.patches compare --targets B                     workload B: versions that a demo published (runs one)
+    python -m bench.patches compare --targets B --run FILE          ... or those of a run that `grailnode demo --keep` left
     python -m bench.patches edges                                   workload C: routing against the alternatives
     python -m bench.patches cores                                   one core and two
     python -m bench.patches growth --elements 1024                  16M to 1024M elements
@@ -8,17 +10,16 @@
     python -m bench.patches digest                                  BLAKE3
     python -m bench.patches start                                   import and first use
 
-Rates are bytes of BF16 weights a second; the best of `--repeats`, since other work only ever slows a run down.
+Rates are bytes of BF16 weights a second; the best of `--repeats`, since other work only ever slows a run down. Extra memory is the
+peak of a forked child beside the tensors, old and new (bench/memory.py).
 """
 
 import argparse
 import os
-import resource
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,138 +28,34 @@ from rich.table import Table
 
 from bench.checkpoints import TARGETS, find_rate, simulate
 from bench.formats import FORMATS
+from bench.measures import Update, best_of, measure_all, measure_whole, print_table
+from bench.published_run import demo_run, published_versions
 from protocol import patch
-from protocol.patch.inspection import bound_bits
 from protocol.patch.values import bits_of
-
-Weights = dict[str, torch.Tensor]
-PROFILES = ("compact", "fast")
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One row: bytes on the wire, seconds each way, peak extra bytes."""
-
-    name: str
-    nbytes: int
-    encode: float
-    apply: float
-    extra: int
-
-
-def best_of(work: Callable[[], object], repeats: int) -> float:
-    """The least seconds of several runs."""
-    seconds = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
-
-
-def extra_memory(work: Callable[[], object]) -> int:
-    """Peak resident bytes above those before, as the kernel saw them (Linux resets the mark)."""
-    try:
-        with open("/proc/self/clear_refs", "w") as mark:  # noqa: PTH123
-            mark.write("5")
-    except OSError:
-        return 0
-    before = _status("VmRSS")
-    work()
-    return max(0, _status("VmHWM") - before)
-
-
-def _status(field: str) -> int:
-    with open("/proc/self/status") as status:  # noqa: PTH123
-        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field))
-
-
-def measure_ours(old: torch.Tensor, new: torch.Tensor, profile: str, repeats: int) -> list[Measured]:
-    """This codec: the codec alone (digests known, as a trainer and a follower know them), and with every digest computed."""
-    before, after = {"w": old}, {"w": new}
-    known = {"w": bytes(32)}
-    data = patch.encode(before, after, profile=profile)
-    digests = patch.encode_with_digests(before, before).digests
-    from protocol.patch import frames  # noqa: PLC0415
-    from protocol.patch.container import read_header, split_frames  # noqa: PLC0415
-    from protocol.patch.sparse import Workspace  # noqa: PLC0415
-
-    workspace = Workspace()
-    header = read_header(data)
-    row, frame = header.rows[0], next(split_frames(data, header))
-    target = torch.empty_like(new)
-
-    def code() -> object:
-        return frames.encode_frame(old, new, profile, workspace)
-
-    def decode() -> object:
-        return [None for _ in frames.decode_frame(row, frame, bits_of(old), bits_of(target))]
-
-    assert known.keys() == digests.keys()
-    return [
-        Measured(
-            f"grailnode {profile}", len(data), best_of(code, repeats), best_of(decode, repeats), extra_memory(code)
-        ),
-        Measured(
-            f"grailnode {profile}, with digests",
-            len(data),
-            best_of(lambda: patch.encode_with_digests(before, after, profile=profile, base_digests=digests), repeats),
-            best_of(lambda: patch.apply_with_digests(before, data, digests=digests), repeats),
-            extra_memory(lambda: patch.apply_with_digests(before, data, digests=digests)),
-        ),
-    ]
-
-
-def measure_published(old: torch.Tensor, new: torch.Tensor, repeats: int) -> list[Measured]:
-    """Every published format, without digests; each is checked bit for bit."""
-    before, after, columns = bits_of(old), bits_of(new), old.shape[-1]
-    rows = []
-    for form in FORMATS:
-        data = form.encode(before, after, columns)
-        assert np.array_equal(form.decode(before, data, columns), after), form.name
-        encode = best_of(lambda: form.encode(before, after, columns), repeats)  # noqa: B023
-        apply = best_of(lambda: form.decode(before, data, columns), repeats)  # noqa: B023
-        extra = extra_memory(lambda: form.encode(before, after, columns))  # noqa: B023
-        rows.append(Measured(form.name, len(data), encode, apply, extra))
-    return rows
-
-
-def print_table(title: str, rows: list[Measured], weight_bytes: int, changed: int, bound: float) -> None:
-    """The rows beside the bound."""
-    table = Table(title=title)
-    for column in (
-        "format",
-        "bits/change",
-        "of bound",
-        "of PULSE zstd-1",
-        "x full",
-        "encode GB/s",
-        "apply GB/s",
-        "extra MB",
-    ):
-        table.add_column(column, justify="left" if column == "format" else "right")
-    pulse = next((row.nbytes for row in rows if row.name == "PULSE COO + zstd-1"), 0)
-    for row in rows:
-        bits = row.nbytes * 8 / max(1, changed)
-        table.add_row(
-            row.name, f"{bits:.3f}", f"{bits / bound:.3f}" if bound else "-", f"{row.nbytes / pulse:.3f}" if pulse else "-",
-            f"{weight_bytes / row.nbytes:.1f}", f"{weight_bytes / 1e9 / row.encode:.2f}",
-            f"{weight_bytes / 1e9 / row.apply:.2f}", f"{row.extra / 1e6:.1f}",
-        )  # fmt: skip
-    Console(width=140).print(table)
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Workload A, every format."""
-    trajectory = simulate(arguments.rows, arguments.columns, arguments.seed)
-    for target in arguments.targets.split(","):
-        old, new = trajectory.views(find_rate(trajectory, TARGETS[target]))
-        changed = int((bits_of(old) != bits_of(new)).sum())
-        bound = bound_bits(old, new)
-        rows = [row for profile in PROFILES for row in measure_ours(old, new, profile, arguments.repeats)]
-        rows += measure_published(old, new, 1 if arguments.quick else 2)
-        title = f"{target}: {arguments.rows} x {arguments.columns} BF16, {changed / old.numel():.3%} changed, "
-        print_table(title + f"bound {bound:.3f} bits a change", rows, old.nbytes, changed, bound)
+    """Workloads A and B, every format."""
+    targets = arguments.targets.split(",")
+    trajectory = simulate(arguments.rows, arguments.columns, arguments.seed) if targets != ["B"] else None
+    for target in targets:
+        if trajectory is None or target == "B":
+            title, updates = _published(arguments)
+        else:
+            old, new = trajectory.views(find_rate(trajectory, TARGETS[target]))
+            title, updates = f"{target}: {arguments.rows} x {arguments.columns} BF16", [Update({"w": old}, {"w": new})]
+        print_table(title, measure_all(updates, arguments.repeats, quick=arguments.quick), updates)
+
+
+def _published(arguments: argparse.Namespace) -> tuple[str, list[Update]]:
+    if arguments.run is not None:
+        versions = published_versions(arguments.run, arguments.versions + 1)
+    else:
+        with demo_run(arguments.windows) as run_file:
+            versions = published_versions(run_file, arguments.versions + 1)
+    updates = [Update(old, new) for old, new in pairwise(versions)]
+    size = f"{len(versions[0])} tensors, {updates[0].nbytes / 1e6:.2f} MB"
+    return f"B: the last {len(updates)} versions of a demo, {size}", updates
 
 
 def edge_cases(seed: int = 0) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -184,24 +81,28 @@ def edge_cases(seed: int = 0) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
 
 
 def edges(arguments: argparse.Namespace) -> None:
-    """Workloads A3, A4 and C: this codec against the best alternative of each case."""
+    """Workloads A3, A4 and C: this codec against the best alternative of each case.
+
+    Of the alternatives, none has a header, names, shapes or digests. So the last column compares this codec's frame with them.
+    """
     trajectory = simulate(1024, 1024, 0)
     cases = {name: trajectory.views(find_rate(trajectory, TARGETS[name])) for name in ("A3", "A4")} | edge_cases()
     table = Table(title="bytes of a 1024 x 1024 BF16 tensor (2097152 bytes)")
-    for column in ("case", "compact", "mode", "fast", "best alternative", "its name", "compact / best"):
+    for column in ("case", "codec", "compact", "its frame", "fast", "best alternative", "its name", "frame / best"):
         table.add_column(column)
     for name, (old, new) in cases.items():
-        compact, fast = (patch.encode({"w": old}, {"w": new}, profile=profile) for profile in PROFILES)
+        compact, fast = (patch.encode({"w": old}, {"w": new}, profile=profile) for profile in patch.PROFILES)
         sizes = {"full tensor": old.nbytes}
         for form in FORMATS:
             try:
-                sizes[form.name] = len(form.encode(bits_of(old), bits_of(new), old.shape[-1]))
+                sizes[form.name] = len(form.pack(form.plain(bits_of(old), bits_of(new), old.shape[-1]), [bits_of(old)]))
             except ValueError:
                 continue
         best = min(sizes, key=lambda key: sizes[key])
-        mode = patch.summary(compact).rows[0].mode.name.lower()
+        row = patch.summary(compact).rows[0]
         table.add_row(
-            name, str(len(compact)), mode, str(len(fast)), str(sizes[best]), best, f"{len(compact) / sizes[best]:.3f}"
+            name, row.mode.name.lower(), str(len(compact)), str(row.size), str(len(fast)), str(sizes[best]), best,
+            f"{row.size / sizes[best]:.3f}",
         )  # fmt: skip
     Console(width=140).print(table)
 
@@ -273,8 +174,8 @@ def projection(arguments: argparse.Namespace) -> None:
         table.add_column(column)
     for target in ("A1", "A2"):
         old, new = trajectory.views(find_rate(trajectory, TARGETS[target]))
-        for profile in PROFILES:
-            row = measure_ours(old, new, profile, arguments.repeats)[1]
+        for profile in patch.PROFILES:
+            row = measure_whole(Update({"w": old}, {"w": new}), profile, arguments.repeats)
             scale = elements / old.numel()
             transfer, apply = row.nbytes * scale / link, row.apply * scale / cores_
             table.add_row(
@@ -318,7 +219,10 @@ def main() -> None:
     parser.add_argument("benchmark", choices=sorted(benchmarks))
     parser.add_argument("--rows", type=int, default=4096)
     parser.add_argument("--columns", type=int, default=4096)
-    parser.add_argument("--targets", default="A1,A2,A3,A4")
+    parser.add_argument("--targets", default="A1,A2,A3,A4", help="workloads of `compare`: any of A1, A2, A3, A4, B")
+    parser.add_argument("--run", type=Path, help="run.toml of a kept demo, for workload B")
+    parser.add_argument("--windows", type=int, default=12, help="windows of the demo that workload B runs otherwise")
+    parser.add_argument("--versions", type=int, default=8, help="updates of workload B, the newest ones")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--elements", type=int, default=256, help="largest set of `growth`, in millions")
@@ -326,7 +230,6 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="measure the published formats once")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    resource.getrusage(resource.RUSAGE_SELF)
     patch.warm_up()
     benchmarks[arguments.benchmark](arguments)
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from rich.table import Table
 
 from protocol.digest import Weights, type_name
-from protocol.patch import apply, summary
+from protocol.patch import Mode, apply, summary
 from protocol.patch.inspection import bound_bits, frame_facts
 
 
@@ -18,10 +18,12 @@ class InspectedTensor:
     """One row.
 
     Attributes:
-        codec: how the tensor travels (unchanged, sparse, step_planes, value_planes, stored).
+        codec: how the tensor travels (unchanged, sparse, step_planes, value_planes, xor_planes, stored).
         density: share of the elements that change.
         bits_per_change: bits of the frame for each changed element.
         listed: changes coded apart from the classes.
+        sections: bytes of a sparse frame by part and section.
+        invertible: whether the newer weights and the patch tell the older ones.
         bound: least bits a change by exponent alone; None without the base weights.
     """
 
@@ -36,12 +38,14 @@ class InspectedTensor:
     bits_per_change: float
     classes: int
     listed: int
+    sections: dict[str, int]
+    invertible: bool
     bound: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class InspectedPatch:
-    """A patch: its ends (weights digests, hex), its sums and its tensors."""
+    """A patch: its ends (weights digests, hex), its sums and its tensors; the bound as for a tensor, over all of them."""
 
     profile: str
     base: str
@@ -51,6 +55,8 @@ class InspectedPatch:
     elements: int
     changed: int
     bits_per_change: float
+    invertible: bool
+    bound: float | None
     tensors: tuple[InspectedTensor, ...]
 
     def to_json(self) -> dict[str, object]:
@@ -86,6 +92,8 @@ def inspect_patch(data: bytes, base: Weights | None = None) -> InspectedPatch:
                 facts.bits_per_change,
                 facts.classes,
                 facts.listed,
+                facts.sections,
+                row.mode != Mode.VALUE_PLANES,
                 bound,
             )
         )
@@ -98,6 +106,10 @@ def inspect_patch(data: bytes, base: Weights | None = None) -> InspectedPatch:
         elements=whole.elements,
         changed=whole.changed,
         bits_per_change=8 * whole.nbytes / max(1, whole.changed),
+        invertible=all(row.invertible for row in tensors),
+        bound=sum((row.bound or 0.0) * row.changed for row in tensors) / max(1, whole.changed)
+        if base is not None
+        else None,
         tensors=tuple(tensors),
     )
 
@@ -105,10 +117,12 @@ def inspect_patch(data: bytes, base: Weights | None = None) -> InspectedPatch:
 def patch_table(patch: InspectedPatch, *, unchanged: bool = False) -> Table:
     """A table for the terminal; unchanged tensors are left out unless asked for."""
     ratio = patch.weight_bytes / max(1, patch.nbytes)
+    bound = "" if patch.bound is None else f" where {patch.bound:.2f} are the bound"
+    back = "" if patch.invertible else "\nno way back: value_planes do not tell older values"
     table = Table(
         title=f"{patch.profile} patch, {patch.nbytes:,} bytes, {ratio:.1f}x smaller than the weights",
-        caption=f"{patch.changed:,} of {patch.elements:,} elements change, {patch.bits_per_change:.2f} bits each\n"
-        f"from {patch.base[:16]} to {patch.result[:16]}",
+        caption=f"{patch.changed:,} of {patch.elements:,} elements change, {patch.bits_per_change:.2f} bits each{bound}\n"
+        f"from {patch.base[:16]} to {patch.result[:16]}{back}",
     )
     for heading in ("tensor", "dtype", "shape"):
         table.add_column(heading, overflow="fold")

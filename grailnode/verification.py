@@ -1,6 +1,6 @@
 """`grailnode verify`: follow a published chain from its oldest anchor to the head and believe nothing."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 from protocol import limits, paths
 from protocol.chain import ChainVerifier, Manifest
@@ -24,6 +24,15 @@ async def verify_chain(node: Node, say: Callable[[str], None]) -> Held:
         ProtocolError: the first lie.
         StoreError: an object that the head promises is not to be had.
     """
+    newest: Held | None = None
+    async for held in follow_chain(node, say):
+        newest = held
+    assert newest is not None  # or follow_chain would have raised
+    return newest
+
+
+async def follow_chain(node: Node, say: Callable[[str], None]) -> AsyncIterator[Held]:
+    """Every version that the kept anchors and patches lead to, oldest first; checks and raises as `verify_chain`."""
     trainer = node.authority.trainers[0]
     chain = ChainVerifier(node.run_id, node.run, revisions=node.revisions)
     data = await node.store.get(paths.head(trainer), limits.MAX_HEAD_BYTES + limits.MAX_ENVELOPE_BYTES)
@@ -50,9 +59,10 @@ async def verify_chain(node: Node, say: Callable[[str], None]) -> Held:
             say(
                 f"version {held.version}: patch of {manifest.patch.object.size} bytes leads to {held.digest.hex()[:16]}"
             )
+        if held is not None and held.version == manifest.version:
+            yield held
     if held is None or held.version != head.version:
         raise ChainError("no way from a kept anchor to the newest version", f"version {head.version}")
-    return held
 
 
 async def _patched(node: Node, trainer: bytes, held: Held, manifest: Manifest) -> Held:

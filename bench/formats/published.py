@@ -1,4 +1,4 @@
-"""Each format as a pair of functions over one tensor of 16-bit patterns.
+"""Each format as a pair of functions over one tensor of 16-bit patterns, and what packs the tensors of an update together.
 
 Sources: PULSE (arXiv 2602.03839v2, appendices C and H) for COO with u8 row and u16 column gaps and for flat int32 gaps;
 SparseRL-Sync (arXiv 2605.07330, section 3.3) for int16 gaps and entropy-coded values; TRL's delta weight sync for raw indices and
@@ -6,7 +6,7 @@ values; slime for XOR with the previous tensor. Where a gap does not fit its typ
 """
 
 import gzip
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,13 +21,38 @@ Encode = Callable[[Bits, Bits, int], bytes]
 Decode = Callable[[Bits, bytes, int], Bits]
 
 
+def _unpacked(data: bytes, old: Sequence[Bits]) -> bytes:
+    return data
+
+
 @dataclass(frozen=True)
 class Format:
-    """A published format: `encode(old, new, columns)` and `decode(old, data, columns)`."""
+    """A published format.
+
+    Attributes:
+        plain, restore: one tensor to bytes, and back, given its old patterns and its columns.
+        pack, unpack: the bytes of all tensors at once, given all old patterns.
+    """
 
     name: str
-    encode: Encode
-    decode: Decode
+    plain: Encode
+    restore: Decode
+    pack: Callable[[bytes, Sequence[Bits]], bytes] = _unpacked
+    unpack: Callable[[bytes, Sequence[Bits]], bytes] = _unpacked
+
+    def encode(self, old: Sequence[Bits], new: Sequence[Bits], columns: Sequence[int]) -> bytes:
+        """An update of all tensors."""
+        parts = [self.plain(*tensor) for tensor in zip(old, new, columns, strict=True)]
+        return self.pack(b"".join(len(part).to_bytes(8, "little") + part for part in parts), old)
+
+    def decode(self, old: Sequence[Bits], data: bytes, columns: Sequence[int]) -> list[Bits]:
+        """The new patterns of all tensors."""
+        unpacked, offset, tensors = self.unpack(data, old), 0, []
+        for before, width in zip(old, columns, strict=True):
+            end = offset + 8 + int.from_bytes(unpacked[offset : offset + 8], "little")
+            tensors.append(self.restore(before, unpacked[offset + 8 : end], width))
+            offset = end
+        return tensors
 
 
 def _split(data: bytes, *dtypes: str) -> list[NDArray[Any]]:
@@ -131,14 +156,14 @@ def from_sparse_rl(old: Bits, data: bytes, columns: int) -> Bits:
     return new
 
 
-def _zstd(level: int, encode: Encode, decode: Decode, name: str) -> Format:
-    def packed(old: Bits, new: Bits, columns: int) -> bytes:
-        return zstandard.ZstdCompressor(level=level).compress(encode(old, new, columns))
-
-    def unpacked(old: Bits, data: bytes, columns: int) -> Bits:
-        return decode(old, zstandard.ZstdDecompressor().decompress(data), columns)
-
-    return Format(f"{name} + zstd-{level}", packed, unpacked)
+def _zstd(level: int, plain: Encode, restore: Decode, name: str) -> Format:
+    return Format(
+        f"{name} + zstd-{level}",
+        plain,
+        restore,
+        lambda data, old: zstandard.ZstdCompressor(level=level).compress(data),
+        lambda data, old: zstandard.ZstdDecompressor().decompress(data),
+    )
 
 
 def xor(old: Bits, new: Bits, columns: int) -> bytes:
@@ -152,20 +177,32 @@ def from_xor(old: Bits, data: bytes, columns: int) -> Bits:
     return new
 
 
-def patch_from(old: Bits, new: Bits, columns: int) -> bytes:
-    """`zstd --patch-from`: the new tensor with the old one as a dictionary, window over both, level 1."""
-    dictionary = zstandard.ZstdCompressionDict(old.tobytes(), dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-    window = min(30, max(10, int(2 * old.nbytes - 1).bit_length()))
-    parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=window, enable_ldm=True)
-    return zstandard.ZstdCompressor(dict_data=dictionary, compression_params=parameters).compress(new.tobytes())
+def whole(old: Bits, new: Bits, columns: int) -> bytes:
+    """The new tensor."""
+    return new.tobytes()
 
 
-def from_patch_from(old: Bits, data: bytes, columns: int) -> Bits:
-    """The mirror of `patch_from`."""
-    dictionary = zstandard.ZstdCompressionDict(old.tobytes(), dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-    decoder = zstandard.ZstdDecompressor(dict_data=dictionary, max_window_size=1 << 31)
-    new: Bits = np.frombuffer(decoder.decompress(data), "<u2")
+def from_whole(old: Bits, data: bytes, columns: int) -> Bits:
+    """The mirror of `whole`."""
+    new: Bits = np.frombuffer(data, "<u2")
     return new
+
+
+def _dictionary(old: Sequence[Bits]) -> zstandard.ZstdCompressionDict:
+    together = b"".join(tensor.tobytes() for tensor in old)
+    return zstandard.ZstdCompressionDict(together, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+
+
+def patch_from(data: bytes, old: Sequence[Bits]) -> bytes:
+    """`zstd --patch-from`: the new tensors with the old ones as a dictionary, window over both, level 1."""
+    window = min(30, max(10, int(2 * len(data) - 1).bit_length()))
+    parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=window, enable_ldm=True)
+    return zstandard.ZstdCompressor(dict_data=_dictionary(old), compression_params=parameters).compress(data)
+
+
+def from_patch_from(data: bytes, old: Sequence[Bits]) -> bytes:
+    """The mirror of `patch_from`."""
+    return zstandard.ZstdDecompressor(dict_data=_dictionary(old), max_window_size=1 << 31).decompress(data)
 
 
 FORMATS: Final = (
@@ -173,17 +210,21 @@ FORMATS: Final = (
     _zstd(3, coo, from_coo, "PULSE COO"),
     Format(
         "PULSE COO + lz4",
-        lambda old, new, columns: lz4.frame.compress(coo(old, new, columns)),
-        lambda old, data, columns: from_coo(old, lz4.frame.decompress(data), columns),
+        coo,
+        from_coo,
+        lambda data, old: lz4.frame.compress(data),
+        lambda data, old: lz4.frame.decompress(data),
     ),
     Format(
         "PULSE COO + gzip-6",
-        lambda old, new, columns: gzip.compress(coo(old, new, columns), 6),
-        lambda old, data, columns: from_coo(old, gzip.decompress(data), columns),
+        coo,
+        from_coo,
+        lambda data, old: gzip.compress(data, 6),
+        lambda data, old: gzip.decompress(data),
     ),
     _zstd(1, flat, from_flat, "flat int32 gaps"),
     Format("SparseRL-Sync gaps + ANS", sparse_rl, from_sparse_rl),
     Format("TRL raw", trl, from_trl),
-    Format("zstd --patch-from", patch_from, from_patch_from),
+    Format("zstd --patch-from", whole, from_whole, patch_from, from_patch_from),
     _zstd(1, xor, from_xor, "slime XOR"),
 )

@@ -76,7 +76,7 @@ class Checkpoint:
 
     _view: Snapshot
     _state: Snapshot
-    _count: Mapping[str, Tensor]
+    _count: dict[str, Tensor]
 
     def bf16_view(self) -> dict[str, Tensor]:
         """The weights to publish: contiguous BF16 tensors on the CPU; waits for the copy."""

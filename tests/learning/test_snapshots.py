@@ -87,13 +87,13 @@ def test_training_goes_on_while_versions_are_written_and_each_version_is_one_ste
         with trio.move_on_after(30):
             await Training(node, learner, buffer, lambda: network.weights, TrainingSettings(2, 1)).run()
         written = await snapshots(state)
-        assert [name.version for name in written] == list(range(len(written)))
+        assert [snapshot.version for snapshot in written] == list(range(len(written)))
         assert len(written) >= 5
-        steps = [name.optimizer_step for name in written]
+        steps = [snapshot.optimizer_step for snapshot in written]
         assert learner.steps >= 20  # of 30 seconds: none was spent waiting for a write
         assert all(later - earlier >= 2 for earlier, later in pairwise(steps[1:]))
-        for name in written:
-            assert equal(dict(await get_snapshot(state, name)), views[name.optimizer_step])
+        for snapshot in written:
+            assert equal(dict(await get_snapshot(state, snapshot)), views[snapshot.optimizer_step])
         again = Learner(network.compute.model, network.weights, SETTINGS)
         resumed = Training(
             node, again, ReplayBuffer(ReplaySettings(1 << 30, 0.7, 1000, 1000), 0), dict, TrainingSettings(9, 1)

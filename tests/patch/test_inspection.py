@@ -25,7 +25,20 @@ def test_inspection_counts_what_changed():
     assert found.tensors[0].bound == pytest.approx(bound_bits(old, new))
     assert found.tensors[0].bits_per_change > bound_bits(old, new)
     assert inspect_patch(data).tensors[0].bound is None
-    assert json.loads(json.dumps(found.to_json()))["tensors"][1]["changed"] == 0
+    plain = json.loads(json.dumps(found.to_json()))
+    assert plain["tensors"][1]["changed"] == 0
+    assert plain["profile"] == "compact"
+    assert plain["bits_per_change"] > plain["bound"] > 0
+    assert sum(plain["tensors"][0]["sections"].values()) < plain["tensors"][0]["nbytes"]
+
+
+def test_inspection_tells_whether_there_is_a_way_back():
+    old, new = rounded_update(64, 512, 1.0, seed=1)
+    before, after = {"a": old, "b": old}, {"a": new, "b": torch.zeros_like(old)}
+    found = inspect_patch(patch.encode(before, after))
+    assert [row.invertible for row in found.tensors] == [True, False]
+    assert not found.invertible
+    assert inspect_patch(patch.encode(before, {"a": new, "b": old})).invertible
 
 
 def test_the_table_fits_a_terminal():
@@ -33,7 +46,8 @@ def test_the_table_fits_a_terminal():
     out = io.StringIO()
     table = patch_table(inspect_patch(patch.encode({"a": old}, {"a": new})))
     Console(file=out, width=120).print(table)
-    assert "sparse" in out.getvalue()
+    for word in ("compact patch", "sparse", "density", "bits/change", "classes", "bound"):
+        assert word in out.getvalue()
 
 
 def test_what_is_no_patch_is_malformed():

@@ -1,0 +1,208 @@
+"""One format on one update: its bytes, its seconds each way, its peak extra memory."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench.formats import FORMATS, Format
+from bench.formats.xet import deduplicated
+from bench.memory import peak_extra
+from protocol import patch
+from protocol.patch import frames
+from protocol.patch.container import read_header, split_frames
+from protocol.patch.inspection import bound_bits
+from protocol.patch.sparse import Workspace
+from protocol.patch.values import Bits, bits_of
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Update:
+    """Weights before and after."""
+
+    old: Weights
+    new: Weights
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the full weights."""
+        return sum(tensor.nbytes for tensor in self.old.values())
+
+    @property
+    def changed(self) -> int:
+        """Elements that change."""
+        return sum(int(np.count_nonzero(bits_of(self.old[name]) != bits_of(self.new[name]))) for name in self.old)
+
+    @property
+    def bound(self) -> float:
+        """Bits that coding by exponent alone takes at least."""
+        names = [name for name in self.old if not torch.equal(self.old[name], self.new[name])]
+        return sum(
+            bound_bits(self.old[name], self.new[name])
+            * np.count_nonzero(bits_of(self.old[name]) != bits_of(self.new[name]))
+            for name in names
+        )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One row: bytes on the wire, seconds each way, and the peak of bytes beside inputs and outputs; None: not measured."""
+
+    name: str
+    nbytes: int
+    encode: float
+    apply: float
+    encode_extra: int | None
+    apply_extra: int | None
+
+
+def best_of(work: Callable[[], object], repeats: int) -> float:
+    """The least seconds of several runs."""
+    seconds = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
+
+
+def measure_codec(update: Update, profile: str, repeats: int) -> Measured:
+    """The codec alone: no digests, no new tensors; frames without a container, which counts in the bytes all the same."""
+    data = patch.encode(update.old, update.new, profile=profile)
+    header = read_header(data)
+    parts = [
+        (row, bytes(frame)) for row, frame in zip(header.rows, split_frames(data, header), strict=True) if row.size
+    ]
+    targets = {row.name: torch.empty_like(update.new[row.name]) for row, _ in parts}
+    workspace = Workspace()
+
+    def encode(space: Workspace) -> None:
+        for name, old in update.old.items():
+            frames.encode_frame(old, update.new[name], profile, space)
+
+    def decode() -> None:
+        for row, frame in parts:
+            for _ in frames.decode_frame(
+                row, memoryview(frame), bits_of(update.old[row.name]), bits_of(targets[row.name])
+            ):
+                pass
+
+    return Measured(
+        f"grailnode {profile}", len(data), best_of(lambda: encode(workspace), repeats), best_of(decode, repeats),
+        peak_extra(lambda: encode(Workspace())), peak_extra(decode),
+    )  # fmt: skip
+
+
+def measure_whole(update: Update, profile: str, repeats: int) -> Measured:
+    """Encoding and applying as trainer and follower do, who know the old digests: new digests, new tensors, every check."""
+    data = patch.encode(update.old, update.new, profile=profile)
+    digests = patch.encode_with_digests(update.old, update.old).digests
+
+    def encode() -> object:
+        return patch.encode_with_digests(update.old, update.new, profile=profile, base_digests=digests)
+
+    def apply() -> object:
+        return patch.apply_with_digests(update.old, data, digests=digests)
+
+    return Measured(
+        f"grailnode {profile}, with digests", len(data), best_of(encode, repeats), best_of(apply, repeats),
+        peak_extra(encode), max(0, peak_extra(apply) - _changed_bytes(update)),
+    )  # fmt: skip
+
+
+def _changed_bytes(update: Update) -> int:
+    return sum(new.nbytes for name, new in update.new.items() if not torch.equal(new, update.old[name]))
+
+
+def measure_published(update: Update, form: Format, repeats: int) -> Measured:
+    """A published format, without digests; checked bit for bit."""
+    names = sorted(update.old)
+    old, new = ([bits_of(weights[name]) for name in names] for weights in (update.old, update.new))
+    columns = [update.old[name].shape[-1] if update.old[name].dim() else 1 for name in names]
+
+    def encode() -> bytes:
+        return form.encode(old, new, columns)
+
+    data = encode()
+
+    def decode() -> list[Bits]:
+        return form.decode(old, data, columns)
+
+    assert all(np.array_equal(one, other) for one, other in zip(decode(), new, strict=True)), form.name
+    return Measured(
+        form.name, len(data), best_of(encode, repeats), best_of(decode, repeats),
+        peak_extra(encode), max(0, peak_extra(decode) - update.nbytes),
+    )  # fmt: skip
+
+
+def measure_xet(updates: Sequence[Update]) -> list[Measured]:
+    """hf-xet on consecutive updates; applying is fetching the whole version into a file."""
+    rows = deduplicated([updates[0].old, *(update.new for update in updates)])
+    return [Measured("hf-xet chunks, local store", row.nbytes, row.upload, row.download, None, None) for row in rows]
+
+
+def measure_all(updates: Sequence[Update], repeats: int, *, quick: bool) -> list[Measured]:
+    """Every format on consecutive updates, each added up over these."""
+    kinds: list[Callable[[Update], Measured]] = [
+        lambda update, profile=profile, measure=measure: measure(update, profile, repeats)  # type: ignore[misc]
+        for profile in patch.PROFILES
+        for measure in (measure_codec, measure_whole)
+    ]
+    kinds += [lambda update, form=form: measure_published(update, form, 1 if quick else 2) for form in FORMATS]  # type: ignore[misc]
+    columns = [[kind(update) for update in updates] for kind in kinds]
+    return [total(rows) for rows in [*columns, measure_xet(updates)]]
+
+
+def total(rows: Sequence[Measured]) -> Measured:
+    """One format's rows of several updates as one: sums, and the largest peaks."""
+    return Measured(
+        rows[0].name,
+        sum(row.nbytes for row in rows),
+        sum(row.encode for row in rows),
+        sum(row.apply for row in rows),
+        max((row.encode_extra for row in rows if row.encode_extra is not None), default=None),
+        max((row.apply_extra for row in rows if row.apply_extra is not None), default=None),
+    )
+
+
+HEADINGS = (
+    "format",
+    "bits/change",
+    "of bound",
+    "of PULSE",
+    "x full",
+    "encode GB/s",
+    "apply GB/s",
+    "extra MB, enc",
+    "app",
+)
+
+
+def print_table(title: str, rows: Sequence[Measured], updates: Sequence[Update]) -> None:
+    """The rows beside the bound, which is said in the title."""
+    nbytes, changed = sum(update.nbytes for update in updates), sum(update.changed for update in updates)
+    bound = sum(update.bound for update in updates) / max(1, changed)
+    elements = sum(tensor.numel() for update in updates for tensor in update.old.values())
+    heading = f"{title}, {changed / elements:.3%} changed, bound {bound:.3f} bits a change"
+    table = Table(title=heading)
+    for column in HEADINGS:
+        table.add_column(column, justify="left" if column == "format" else "right")
+    pulse = next(row.nbytes for row in rows if row.name == "PULSE COO + zstd-1")
+    for row in rows:
+        bits = row.nbytes * 8 / max(1, changed)
+        table.add_row(
+            row.name, f"{bits:.3f}", f"{bits / bound:.3f}" if bound else "-", f"{row.nbytes / pulse:.3f}",
+            f"{nbytes / row.nbytes:.1f}", f"{nbytes / 1e9 / row.encode:.2f}", f"{nbytes / 1e9 / row.apply:.2f}",
+            _megabytes(row.encode_extra), _megabytes(row.apply_extra),
+        )  # fmt: skip
+    Console(width=140).print(table)
+
+
+def _megabytes(nbytes: int | None) -> str:
+    return "-" if nbytes is None else f"{nbytes / 1e6:.1f}"
