@@ -63,7 +63,7 @@ def publish(link: float, settings: PublisherSettings, versions: int = 6) -> tupl
         for version, snapshot in enumerate(trained(versions)):
             await put_snapshot(node.state, SnapshotName(version, version), snapshot)
         with trio.move_on_after(2000):
-            await Publisher(node, await History.open(node.state, node.run), settings).run()
+            await Publisher(node, await History.open(node.state), settings).run()
         return network.events("trainer/upload", "patch")
 
     return trio.run(scenario, clock=MockClock(autojump_threshold=0)), store
