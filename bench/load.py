@@ -122,10 +122,14 @@ def found(root: Path, rounds: int) -> Site:
         seal_rounds=2 * rounds, verdict_rounds=3 * rounds,
     )  # fmt: skip
     chain = BEACON.chain(PERIOD_MS, int(time.time() * 1000) + 12_000)
-    manifest = founding.draft(
-        choices, genesis.PACKAGED, chain, proof=proof_file.read(genesis.PACKAGED / "proof.json"),
-        roots=[key("root").public], trainers=[key("trainer").public], validators=[key("validator").public],
-    )  # fmt: skip
+    authority = founding.authority(
+        choices,
+        roots=[key("root").public],
+        trainers=[key("trainer").public],
+        validators=[key("validator").public],
+    )
+    proof = proof_file.read(genesis.PACKAGED / proof_file.NAME)
+    manifest = founding.draft(choices, genesis.PACKAGED, chain, authority, proof)
     (root / "run.manifest").write_bytes(sign(manifest, key("root")))
     return Site.open(root)
 
@@ -195,6 +199,7 @@ class Crowd:
                     "name": "",
                     "space": "",
                     "groups": GROUPS,
+                    "proof": b"",
                     "expires_ms": int((time.time() + 7200) * 1000),
                 }
             )
