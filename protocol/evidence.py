@@ -62,26 +62,53 @@ def surprise(misses: int, trials: int, rate: float) -> float:
     return min(MOST_SURPRISE, -math.log10(tail)) if tail > 0.0 else MOST_SURPRISE
 
 
-def weigh(distances: np.ndarray, margins: np.ndarray, lengths: Sequence[int], proof: ProofSpec) -> Evidence:
+def repeated(completions: Sequence[Sequence[int]]) -> np.ndarray:
+    """Which positions of a group stand behind the very tokens that a position of an earlier rollout stands behind: bool [N].
+
+    Rollouts of one prompt begin alike. Where two have the same tokens behind them, their states are the same and so is the noise in
+    them: honest misses would come eight at a time, which no test of independent ones allows for.
+    """
+    nodes: dict[tuple[int, int], int] = {}  # of the tree of all beginnings: (node, token) to the node behind it
+    seen: set[int] = set()
+    again = []
+    for tokens in completions:
+        node = 0
+        for token in tokens:
+            again.append(node in seen)
+            seen.add(node)
+            node = nodes.setdefault((node, token), len(nodes) + 1)
+    return np.array(again, dtype=bool)
+
+
+def weigh(
+    distances: np.ndarray,
+    margins: np.ndarray,
+    lengths: Sequence[int],
+    proof: ProofSpec,
+    repeats: np.ndarray | None = None,
+) -> Evidence:
     """The evidence of a group.
 
     Args:
         distances: integer [N], the largest of the four differences at each position, rollout behind rollout.
         margins: float [N], the sampling shortfall of each token; not a number where the policy gives none.
         lengths: tokens of each rollout, N in sum.
+        repeats: bool [N], positions whose sketch says nothing new (`repeated`); None where there are none. Their margins count:
+            the noise that a token was drawn with is each rollout's own.
     """
     if not len(distances):
         return NOT_REACHED
-    off_sketch = distances > proof.sketch_tolerance
+    fresh = np.ones(len(distances), dtype=bool) if repeats is None else ~repeats
+    off_sketch = (distances > proof.sketch_tolerance) & fresh
     off_margin = ~(margins <= proof.margin)  # what is no number is a miss
     scopes = list(_scopes(lengths))
     return Evidence(
         tokens=len(distances),
         sketch_misses=int(off_sketch.sum()),
-        sketch_median=float(np.median(distances)),
+        sketch_median=float(np.median(distances[fresh])),
         margin_misses=int(off_margin.sum()),
         worst_margin=float(np.clip(np.nan_to_num(margins, nan=LARGEST_MARGIN), 0.0, LARGEST_MARGIN).max()),
-        sketch_surprise=_most(off_sketch, scopes, proof.sketch_rate),
+        sketch_surprise=_most(off_sketch, [scope[fresh[scope]] for scope in scopes], proof.sketch_rate),
         margin_surprise=_most(off_margin, scopes, proof.margin_rate),
     )
 
@@ -106,7 +133,8 @@ def window_surprise(groups: Iterable[tuple[int, int, int]], proof: ProofSpec) ->
     """The surprise of a miner's window as a whole: a cheat in so few tokens of each group that no group shows it.
 
     Args:
-        groups: (tokens, sketch misses, margin misses) of each group that would be accepted.
+        groups: (tokens, sketch misses, margin misses) of each group that would be accepted. Sketches are tested against all
+            tokens, of which some are repeated: to the advantage of the honest.
     """
     counts = list(groups)
     tokens = sum(count[0] for count in counts)

@@ -16,8 +16,8 @@ import numpy as np
 
 from grailnode.calibration.pairs import Observed
 from grailnode.calibration.proof_file import AUDIT
-from protocol.decision import binomial_tail, rate_bound
-from protocol.evidence import Evidence, weigh, window_surprise
+from protocol.decision import rate_bound
+from protocol.evidence import Evidence, window_surprise
 from protocol.run import ProofSpec
 from protocol.sampling import LARGEST_NOISE
 from protocol.sketch import SketchKind
@@ -70,7 +70,7 @@ def thresholds(honest: Honest, copies: Sequence[Sequence[Observed]], kind: Sketc
         raise CalibrationError(f"a pair needs at least {LEAST_GROUPS} groups; ask for more --rollouts")
     pilot = [list(groups[::_PILOT]) for groups in honest.values()]
     rest = [[group for i, group in enumerate(groups) if i % _PILOT] for groups in honest.values()]
-    distances, margins = _columns("distances", pilot, rest, copies), _columns("margins", pilot, rest, copies)
+    distances, margins = _columns("fresh", pilot, rest, copies), _columns("margins", pilot, rest, copies)
     tolerance = int(distances.choose(range(WIDEST_SKETCH + 1), demands))
     limit = max(margin_limit(groups, demands) for groups in honest.values())
     margin = margins.choose([value for value in _MARGINS if value <= limit], demands)
@@ -78,21 +78,16 @@ def thresholds(honest: Honest, copies: Sequence[Sequence[Observed]], kind: Sketc
         sketch=kind,
         sketch_tolerance=tolerance,
         sketch_rate=distances.rate(tolerance, demands),
-        sketch_median=_median(honest, distances, tolerance, demands),
+        sketch_median=_median(honest, tolerance, demands),
         margin=margin,
         margin_rate=margins.rate(margin, demands),
         margin_limit=limit,
         level=demands.level,
         confidence=demands.confidence,
-        positions=sum(tokens(groups) for groups in honest.values()),
+        positions=sum(len(group.fresh) for groups in honest.values() for group in groups),
         **AUDIT,
     )
     return widened(spec, honest, demands.window)
-
-
-def tokens(groups: Sequence[Observed]) -> int:
-    """Positions of all groups."""
-    return sum(sum(group.lengths) for group in groups)
 
 
 @dataclass(frozen=True)
@@ -104,7 +99,7 @@ class _Columns:
     copies: list[np.ndarray]
 
     def rate(self, threshold: float, demands: Demands) -> float:
-        """The honest rate of misses beyond a threshold: the worst pair's bound, times the headroom; below 1."""
+        """The honest rate of misses beyond a threshold: the worst pair's bound with headroom; below 1."""
         return _rate(self.rest, threshold, demands)
 
     def choose(self, candidates: Sequence[float], demands: Demands) -> float:
@@ -126,8 +121,11 @@ def _columns(name: str, *parts: Sequence[Sequence[Observed]]) -> _Columns:
 
 
 def _rate(pairs: Sequence[np.ndarray], threshold: float, demands: Demands) -> float:
-    worst = max(_bound(int(beyond(values, threshold).sum()), len(values), demands.confidence) for values in pairs)
-    return min(worst * demands.headroom, 1.0 - 1e-6)
+    def bound(values: np.ndarray) -> float:
+        events = math.ceil(demands.headroom * int(beyond(values, threshold).sum()))
+        return _bound(min(events, len(values)), len(values), demands.confidence)
+
+    return min(max(map(bound, pairs)), 1.0 - 1e-6)
 
 
 _bound = functools.cache(rate_bound)  # most thresholds have the same few misses beyond them
@@ -170,20 +168,19 @@ def margin_limit(groups: Sequence[Observed], demands: Demands) -> float:
     return min(_WIDEST_MARGIN, demands.headroom * max(seen, reached))
 
 
-def _median(honest: Honest, distances: _Columns, tolerance: int, demands: Demands) -> int:
-    """The least median that half of a group's positions exceed with a probability below the level, at one a rollout."""
-    seen = max(float(np.median(group.distances)) for groups in honest.values() for group in groups)
-    shortest = min(len(group.lengths) for groups in honest.values() for group in groups)
-    for median in range(max(tolerance, math.ceil(seen)), WIDEST_SKETCH):
-        if binomial_tail(-(-shortest // 2), shortest, distances.rate(median, demands)) < demands.level:
-            return median
-    return WIDEST_SKETCH
+def _median(honest: Honest, tolerance: int, demands: Demands) -> int:
+    """The headroom times the largest distance of a single position, at least one unit: what no group's median comes near.
+
+    A group can be as short as one position, so nothing less than a single position's bound will do.
+    """
+    largest = max(int(group.distances.max(initial=1)) for groups in honest.values() for group in groups)
+    return min(WIDEST_SKETCH, max(tolerance, math.ceil(demands.headroom * largest)))
 
 
 def widened(spec: ProofSpec, honest: Honest, window: int) -> ProofSpec:
     """The thresholds with rates raised until the measured groups look as independent misses at these rates would.
 
-    Misses of one prompt or rollout come together more often than the test allows for. Of m scopes the least probable one should
+    Misses of one prompt may come together more often than the test allows for. Of m scopes the least probable one should
     have a probability of about 1 / m; a tenth of that is where the rates have to give.
     """
     scopes = sum(len(group.lengths) + 5 for groups in honest.values() for group in groups)
@@ -204,7 +201,7 @@ def surprises(spec: ProofSpec, honest: Honest, window: int) -> tuple[float, floa
     """The largest surprise of all honest groups and windows, of sketches and of margins: decades."""
     sketch = margin = 0.0
     for groups in honest.values():
-        weighed = [weigh(group.distances, group.margins, group.lengths, spec) for group in groups]
+        weighed = [group.weigh(spec) for group in groups]
         sketch = max(sketch, *(evidence.sketch_surprise for evidence in weighed))
         margin = max(margin, *(evidence.margin_surprise for evidence in weighed))
         for begin in range(0, len(weighed), window):

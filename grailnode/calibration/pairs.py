@@ -11,12 +11,14 @@ from grailnode.calibration.variants import Pair
 from grailnode.policy import Policy
 from protocol import challenge, sampling, sketch
 from protocol.digest import Weights
+from protocol.evidence import Evidence, repeated, weigh
+from protocol.run import ProofSpec
 from protocol.sampling import SamplingParams
 from roles.ports import Engine, Forward, Generation, Request
 
 _CHUNK_BYTES: Final = 1 << 28
 """Logits (float32) that are held at once."""
-_CHUNK_GROUPS: Final = 64
+_CHUNK_ROLLOUTS: Final = 512
 _LEAST_RIVAL: Final = 0.1  # probability of all rivals; below it, rounding of the log-probability itself would show
 _RUN: Final = bytes(32)  # no run: seeds are derived as a run derives them, from this in place of its id and its miners
 
@@ -41,8 +43,8 @@ class Work:
     @property
     def chunk(self) -> int:
         """Groups that are generated and checked together."""
-        group = self.group_size * self.params.max_tokens * self.policy.vocabulary * 4
-        return max(1, min(_CHUNK_GROUPS, _CHUNK_BYTES // group))
+        rollout = self.params.max_tokens * self.policy.vocabulary * 4
+        return max(1, min(_CHUNK_ROLLOUTS, _CHUNK_BYTES // rollout) // self.group_size)
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Observed:
     Attributes:
         lengths: tokens of each rollout, N in sum.
         distances: int16 [N], the largest of the four differences of the sketches at each position.
+        repeats: bool [N], positions whose state an earlier rollout has had (protocol/evidence.py): their distances do not count.
         margins: float32 [N], the sampling shortfall of each token.
         shifts: float32 [N], by how much the two sides differ in each token's score against its average rival's, in absolute
             value and units of logits / temperature: what makes a margin where two scores nearly tie.
@@ -59,8 +62,19 @@ class Observed:
 
     lengths: tuple[int, ...]
     distances: np.ndarray
+    repeats: np.ndarray
     margins: np.ndarray
     shifts: np.ndarray
+
+    @property
+    def fresh(self) -> np.ndarray:
+        """The distances that count."""
+        counted: np.ndarray = self.distances[~self.repeats]
+        return counted
+
+    def weigh(self, proof: ProofSpec) -> Evidence:
+        """The evidence that a validator has of this group."""
+        return weigh(self.distances, self.margins, self.lengths, proof, self.repeats)
 
 
 async def observe(
@@ -121,4 +135,5 @@ def _compare(
     said = np.array([value for item in done for value in item.logprobs], dtype=np.float32)
     # A log-probability moves by (1 - p) times what the token's score moves against its average rival's.
     shifts = np.abs(likely - said) / np.maximum(1.0 - np.exp(likely), _LEAST_RIVAL)
-    return Observed(lengths, sketch.distances(claimed, due), margins.numpy(), shifts)
+    repeats = repeated([item.tokens for item in done])
+    return Observed(lengths, sketch.distances(claimed, due), repeats, margins.numpy(), shifts)

@@ -37,7 +37,7 @@ class PairRow(_Part):
 
     Attributes:
         generating, checking: how either side computed.
-        tokens: completion tokens, which are as many positions.
+        tokens: completion tokens; positions: those whose state no earlier rollout of the group has had.
         distances: sketch distances below which 50%, 99%, 99.9% and all positions lie, in sketch units.
         sketch_misses: share of positions beyond the tolerance.
         margins: sampling margins below which 99%, 99.9% and all tokens lie, in logits / temperature.
@@ -49,6 +49,7 @@ class PairRow(_Part):
     generating: Line
     checking: Line
     tokens: Count
+    positions: Count
     distances: tuple[Size, Size, Size, Size]
     sketch_misses: Share
     margins: tuple[Size, Size, Size]

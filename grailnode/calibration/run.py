@@ -1,8 +1,8 @@
 """`grailnode calibrate` without the terminal: honest pairs, then copies, then thresholds or a refusal."""
 
 import platform
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -38,7 +38,8 @@ class Job:
     Attributes:
         work: policy, prompts and sampling; prompts: where they are from, in a word.
         pairs: whose work a run will meet.
-        rollouts: of each pair, rounded up to whole groups.
+        rollouts: of each pair, rounded up to whole groups: half in groups, as a run has them, and half each of a prompt of its
+            own, because rollouts of one prompt share most of their states.
     """
 
     work: Work
@@ -59,9 +60,8 @@ async def calibrate(job: Job, progress: Progress, show: Callable[[Sequence[PairR
         PolicyError, EngineError: a variant cannot compute this policy.
     """
     weights = policies.load_weights(job.work.policy.directory)
-    groups = -(-job.rollouts // job.work.group_size)
-    honest = {pair.name: await _seen(job, pair, weights, groups, pair.name, progress) for pair in job.pairs}
-    copies = await _copies(job, honest, weights, min(groups, _COPY_GROUPS), progress)
+    honest = {pair.name: await _honest(job, pair, weights, progress) for pair in job.pairs}
+    copies = await _copies(job, honest, weights, progress)
     due = [observed for (bits, _), observed in copies.items() if bits == separation.DUE_BITS]
     spec = measure.thresholds(honest, due, job.work.kind, job.demands)
     rows = [_row(pair, honest[pair.name], spec) for pair in job.pairs]
@@ -86,34 +86,44 @@ async def calibrate(job: Job, progress: Progress, show: Callable[[Sequence[PairR
     return Proof(thresholds=spec, measured=measured)
 
 
-async def _seen(
-    job: Job,
-    pair: Pair,
-    weights: Weights,
-    groups: int,
-    what: str,
-    progress: Progress,
-    claimed: Weights | None = None,
+async def _honest(job: Job, pair: Pair, weights: Weights, progress: Progress) -> list[Observed]:
+    grouped = -(-job.rollouts // 2 // job.work.group_size)
+    single = job.rollouts // 2
+    total = grouped * job.work.group_size + single
+    apart = replace(job.work, group_size=1)
+    parts = observe(job.work, pair, weights, grouped), observe(apart, pair, weights, single, first=grouped)
+    return await _watched(parts, pair.name, total, progress)
+
+
+async def _watched(
+    parts: Sequence[AsyncIterator[Observed]], what: str, total: int, progress: Progress
 ) -> list[Observed]:
-    size, observed = job.work.group_size, []
-    progress(what, 0, groups * size)
-    async for group in observe(job.work, pair, weights, groups, claimed=claimed):
-        observed.append(group)
-        progress(what, len(observed) * size, groups * size)
+    """All groups of the parts, one part behind another, with progress."""
+    observed: list[Observed] = []
+    done = 0
+    progress(what, done, total)
+    for part in parts:
+        async for group in part:
+            observed.append(group)
+            done += len(group.lengths)
+            progress(what, done, total)
     return observed
 
 
 async def _copies(
-    job: Job, honest: measure.Honest, weights: Weights, groups: int, progress: Progress
+    job: Job, honest: measure.Honest, weights: Weights, progress: Progress
 ) -> dict[tuple[int, str], list[Observed]]:
     """What the check sees of copies: by the first pair and by the one with the widest noise."""
+    groups = min(-(-job.rollouts // job.work.group_size), _COPY_GROUPS)
     widest = max(job.pairs, key=lambda pair: _width(honest[pair.name]))
     chosen = {pair.name: pair for pair in (job.pairs[0], widest)}
     found = {}
     for bits in COPIES:
         copy = quantized(weights, bits)
         for name, pair in chosen.items():
-            found[bits, name] = await _seen(job, pair, weights, groups, f"{bits}-bit copy, {name}", progress, copy)
+            part = observe(job.work, pair, weights, groups, claimed=copy)
+            total = groups * job.work.group_size
+            found[bits, name] = await _watched([part], f"{bits}-bit copy, {name}", total, progress)
     return found
 
 
@@ -123,7 +133,7 @@ def _width(groups: Sequence[Observed]) -> float:
 
 
 def _row(pair: Pair, groups: Sequence[Observed], spec: ProofSpec) -> PairRow:
-    distances = np.concatenate([group.distances for group in groups])
+    distances = np.concatenate([group.fresh for group in groups])
     margins = np.nan_to_num(np.concatenate([group.margins for group in groups]), nan=1e6, posinf=1e6)
     shifts = np.nan_to_num(np.concatenate([group.shifts for group in groups]), nan=1e6, posinf=1e6)
     middle, high, highest, top = (float(np.quantile(distances, q, method="higher")) for q in (0.5, 0.99, 0.999, 1.0))
@@ -132,7 +142,8 @@ def _row(pair: Pair, groups: Sequence[Observed], spec: ProofSpec) -> PairRow:
         name=pair.name,
         generating=str(pair.generating),
         checking=str(pair.checking),
-        tokens=len(distances),
+        tokens=len(margins),
+        positions=len(distances),
         distances=(middle, high, highest, top),
         sketch_misses=float(beyond(distances, spec.sketch_tolerance).mean()),
         margins=(wide, wider, widest),

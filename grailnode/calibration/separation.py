@@ -47,7 +47,7 @@ def power(bits: int, pair: str, observed: Sequence[Observed], spec: ProofSpec, w
         observed: what the check saw of its groups.
         window: audited groups of a window.
     """
-    weighed = [weigh(group.distances, group.margins, group.lengths, spec) for group in observed]
+    weighed = [group.weigh(spec) for group in observed]
     caught = np.array([refused(evidence, spec) for evidence in weighed])
     drawn = np.random.default_rng(0).integers(0, len(weighed), (_WINDOWS, window))
     windows = 0
@@ -83,7 +83,7 @@ def check(powers: Sequence[Power], honest: Honest, spec: ProofSpec, window: int)
     weak = min((item for item in powers if item.bits == DUE_BITS), key=lambda item: item.windows)
     if weak.windows >= DUE_POWER:
         return
-    sketch, positions = _widest(honest, "distances", spec.sketch_tolerance)
+    sketch, positions = _widest(honest, "fresh", spec.sketch_tolerance)
     margin, draws = _widest(honest, "margins", spec.margin)
     raise TooWideError(
         f"the honest distribution is too wide: of a {DUE_BITS}-bit copy's windows of {window} groups (pair {weak.pair}), "

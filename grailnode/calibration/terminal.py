@@ -155,12 +155,13 @@ def pairs_table(rows: Sequence[PairRow]) -> Table:
     caption = "distances in sketch units; margins and shifts in logits / temperature"
     table = Table(title="Honest distribution", caption=caption, box=None)
     table.add_column("pair", no_wrap=True)
-    for title in ("tokens", "distance\n99.9%", "\nmax", "\nmissed", "margin\nmax", "\nmissed", "shift\nmax"):
+    for title in ("tokens", "states", "distance\n99.9%", "\nmax", "\nmissed", "margin\nmax", "\nmissed", "shift\nmax"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             row.name,
             str(row.tokens),
+            str(row.positions),
             *(f"{value:g}" for value in row.distances[2:]),
             f"{row.sketch_misses:.3%}",
             f"{row.margins[2]:.2g}",
@@ -173,7 +174,7 @@ def pairs_table(rows: Sequence[PairRow]) -> Table:
 def summary(proof: Proof) -> list[str]:
     """The thresholds, and what they refuse, in lines."""
     spec = proof.thresholds
-    sure = f"with {spec.confidence:.0%} confidence, times {proof.measured.headroom:g}"
+    sure = f"with {spec.confidence:.0%} confidence, were misses {proof.measured.headroom:g} times as frequent"
     lines = [
         f"sketch ({spec.sketch}): a position misses beyond {spec.sketch_tolerance}, at a rate of at most "
         f"{spec.sketch_rate:.2g} ({sure}); median of a group at most {spec.sketch_median}",

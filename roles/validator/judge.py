@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from protocol import challenge, sampling, sketch
-from protocol.evidence import NOT_REACHED, Evidence, weigh
+from protocol.evidence import NOT_REACHED, Evidence, repeated, weigh
 from protocol.rollout import Group
 from protocol.verdict import Judgement, Reason
 from roles.assignment import Assignment, Task, ends_as_due
@@ -100,7 +100,8 @@ class Judge:
         margins = sampling.batch_margins(
             logits, tokens, due.seeds, lengths, params.temperature, params.filters, slack=proof.margin
         )
-        evidence = weigh(distances, margins.cpu().numpy(), lengths, proof)
+        repeats = repeated([rollout.tokens for rollout in group.rollouts])
+        evidence = weigh(distances, margins.cpu().numpy(), lengths, proof, repeats)
         if evidence.wrong_sketch(proof):
             return Found(Reason.SKETCH, evidence)
         if evidence.wrong_sampling(proof):

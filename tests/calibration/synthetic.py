@@ -28,6 +28,7 @@ def groups(
             Observed(
                 lengths,
                 np.where(chance.random(n) < miss, distance, 0).astype(np.int16),
+                np.zeros(n, dtype=bool),
                 np.where(chance.random(n) < tip, margin, 0.0).astype(np.float32),
                 (shift * np.abs(chance.standard_normal(n))).astype(np.float32),
             )

@@ -18,7 +18,7 @@ from grailnode.calibration.measure import (
     thresholds,
 )
 from grailnode.calibration.pairs import Observed
-from protocol.evidence import bar, weigh
+from protocol.evidence import bar
 from protocol.run import ProofSpec
 from tests.calibration.synthetic import COPY, groups
 
@@ -57,10 +57,10 @@ def test_a_tolerance_is_chosen_where_the_copy_stands_out() -> None:
 
 
 def test_headroom_is_left() -> None:
-    honest = {"pair": groups(100, miss=0.01, distance=1)}
+    honest = {"pair": groups(100, miss=0.01)}
     narrow, wide = (found(honest, demands=replace(DEMANDS, headroom=h)) for h in (1.0, 4.0))
     assert narrow.sketch_tolerance == wide.sketch_tolerance
-    assert wide.sketch_rate == pytest.approx(4 * narrow.sketch_rate)
+    assert 2 * narrow.sketch_rate < wide.sketch_rate < 4 * narrow.sketch_rate  # the bound of four times the misses
     assert wide.margin_limit == pytest.approx(4 * narrow.margin_limit)
 
 
@@ -82,7 +82,7 @@ def test_misses_that_come_together_raise_the_rate() -> None:
 def test_more_of_the_same_passes(miss: float) -> None:
     spec = found({"pair": groups(200, miss=miss, distance=2, tip=1e-3, margin=1e-6)})
     later = groups(400, miss=miss, distance=2, tip=1e-3, margin=1e-6, seed=1)
-    assert not any(refused(weigh(g.distances, g.margins, g.lengths, spec), spec) for g in later)
+    assert not any(refused(g.weigh(spec), spec) for g in later)
 
 
 def test_the_limit_lies_beyond_what_honest_shifts_can_do() -> None:

@@ -27,7 +27,11 @@ async def test_honest_pairs_agree(work: Work, policy: Policy, weights: Weights) 
         for group in groups:
             tokens = sum(group.lengths)
             assert len(group.lengths) == work.group_size
-            assert len(group.distances) == len(group.margins) == len(group.shifts) == tokens
+            assert len(group.distances) == len(group.repeats) == len(group.margins) == len(group.shifts) == tokens
+            assert not group.repeats[: group.lengths[0]].any()
+            assert (
+                len(group.fresh) == tokens - group.repeats.sum() < tokens
+            )  # the first state is the prompt's, in every rollout
             assert group.distances.max() <= 1, pair.name
             assert group.margins.max() < 1e-3, pair.name
             assert group.shifts.max() < 1e-3, pair.name
@@ -54,13 +58,13 @@ async def test_groups_depend_on_their_numbers_alone(work: Work, weights: Weights
     whole = await seen(work, SAME, weights)
     rest = await seen(work, SAME, weights, groups=2, first=4)
     assert [group.lengths for group in rest] == [group.lengths for group in whole[4:]]
-    monkeypatch.setattr(pairs, "_CHUNK_GROUPS", 1)
+    monkeypatch.setattr(pairs, "_CHUNK_ROLLOUTS", 1)
     assert [group.lengths for group in await seen(work, SAME, weights)] == [group.lengths for group in whole]
     other = await seen(replace(work, seed=1), SAME, weights)
     assert [group.lengths for group in other] != [group.lengths for group in whole]
 
 
 def test_a_large_vocabulary_makes_small_chunks(work: Work, policy: Policy) -> None:
-    assert work.chunk == 64
+    assert work.chunk == 128
     large = replace(policy, config=dict(policy.config) | {"vocab_size": 151_936})
     assert replace(work, policy=large, params=replace(work.params, max_tokens=100_000)).chunk == 1

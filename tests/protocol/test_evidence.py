@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.evidence import LARGEST_MARGIN, MOST_SURPRISE, Evidence, bar, surprise, weigh, window_surprise
+from protocol.evidence import LARGEST_MARGIN, MOST_SURPRISE, Evidence, bar, repeated, surprise, weigh, window_surprise
 from protocol.run import ProofSpec
 from tests.protocol import samples
 
@@ -80,6 +80,32 @@ def test_uneven_and_empty_rollouts():
     assert refused(evidence) == (True, True)
     assert weigh(np.zeros(0), np.zeros(0), [0, 0], PROOF) == Evidence()
     assert refused(Evidence()) == (False, False)
+
+
+def test_positions_behind_the_same_tokens_are_repeated():
+    completions = [(5, 6, 7), (5, 6, 8, 9), (6, 6), (), (5, 6, 8, 1), (5, 6, 7)]
+    kept = [[0, 0, 0], [1, 1, 1, 0], [1, 0], [], [1, 1, 1, 1], [1, 1, 1]]
+    assert repeated(completions).tolist() == [bool(flag) for flags in kept for flag in flags]
+    assert repeated([]).tolist() == []
+
+
+def test_one_miss_in_a_shared_beginning_counts_once():
+    """All rollouts begin alike, and the honest noise of that one state is in each of them."""
+    distances, margins = np.zeros(80, dtype=np.int16), np.zeros(80)
+    distances[::10] = 9
+    repeats = np.zeros(80, dtype=bool)
+    repeats[10::10] = True
+    assert refused(weigh(distances, margins, [10] * 8, PROOF)) == (True, False)
+    evidence = weigh(distances, margins, [10] * 8, PROOF, repeats)
+    assert refused(evidence) == (False, False)
+    assert evidence.sketch_misses == 1
+    margins[10::10] = 0.1  # a token's noise is its own rollout's
+    assert weigh(distances, margins, [10] * 8, PROOF, repeats).margin_misses == 7
+
+
+def test_a_rollout_that_says_nothing_new():
+    evidence = weigh(np.array([9, 9]), np.zeros(2), [1, 1], PROOF, np.array([False, True]))
+    assert (evidence.tokens, evidence.sketch_misses, evidence.sketch_median) == (2, 1, 9.0)
 
 
 @given(st.integers(0, 500), st.integers(1, 500), st.floats(1e-6, 0.5))
