@@ -85,7 +85,7 @@ def test_a_policy_of_ones_own_keeps_its_proof(policy: Policy, tmp_path: Path) ->
 def test_what_is_too_wide_is_refused_and_not_written(tmp_path: Path) -> None:
     out = tmp_path / "proof.json"
     with pytest.raises(CalibrationError) as caught:
-        invoke("--rollouts", 64, "--pairs", "same", "--headroom", 1e6, "--out", out)
+        invoke("--rollouts", 64, "--pairs", "same", "--level", 1e-300, "--headroom", 16, "--out", out)
     line = explain(caught.value)
     assert line is not None
     assert line.startswith("the honest distribution is too wide: of a 4-bit copy's windows")
