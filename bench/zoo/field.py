@@ -177,6 +177,11 @@ class Field:
             head_ttl=3600,
         )
 
+    def share(self, other: "Field") -> None:
+        """Use another field's engines, honest work, store and memory: the same run but for its thresholds."""
+        self._engines, self._honest, self.works, self.store = other._engines, other._honest, other.works, other.store
+        self.node = replace(self.node, store=other.store)
+
     def model(self, depth: int | None = None) -> Qwen3:
         """The architecture, or one of another depth."""
         config = Qwen3Config.of(self.past.policy.config)

@@ -10,7 +10,7 @@ import math
 import random
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from bench.zoo import stories
 from bench.zoo.field import inline
+from bench.zoo.weights import keeping
 from grailnode import policy as policies
 from grailnode.engine.model import CausalModel
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
@@ -37,6 +38,9 @@ from roles.trainer.replay import TrainingGroup
 
 CACHE: Final = Path.home() / ".cache" / "grailnode" / "zoo"
 """Where the policy of the benches is kept."""
+
+DRAFT: Final = "draft.safetensors"
+"""A model of half the depth that was cut from version 0 and learned the stories anew, for a while."""
 
 PARAMS: Final = SamplingParams(temperature=1.0, max_tokens=stories.LONGEST, eos=stories.EOS)
 
@@ -115,15 +119,19 @@ def _loss(model: Qwen3, weights: Mapping[str, Tensor], batch: PaddedBatch) -> Te
     return functional.cross_entropy(model.logits(weights, hidden), batch.targets)
 
 
-def supervise(recipe: Recipe, seed: int) -> dict[str, Tensor]:
-    """Supervised training from random weights, with a line of progress now and then: BF16 tensors."""
-    model, generator = recipe.model(), torch.Generator().manual_seed(seed)
-    weights = {
+def _initial(model: Qwen3, seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
         name: (torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) * 0.02)
         for name, shape in model.shapes.items()
     }
-    for tensor in weights.values():
-        tensor.requires_grad_()
+
+
+def supervise(recipe: Recipe, seed: int, start: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Supervised training from random weights or from these, with a line of progress now and then: BF16 tensors."""
+    model = recipe.model()
+    begin = start or _initial(model, seed)
+    weights = {name: tensor.to(torch.float32, copy=True).requires_grad_() for name, tensor in begin.items()}
     optimizer = torch.optim.AdamW(weights.values(), betas=(0.9, 0.99), weight_decay=0.0)
     began, recent = time.monotonic(), 0.0
     for step, batch in zip(range(1, recipe.steps + 1), _batches(recipe, seed), strict=False):
@@ -213,6 +221,9 @@ def make(directory: Path, recipe: Recipe, seed: int) -> None:
         policies.save(directory, recipe.config(), stories.tokenizer(), supervise(recipe, seed))
     start = policies.load_weights(directory)
     print(f"version 0: held-out loss {held_out_loss(recipe, start):.4f} nats a token", flush=True)
+    if not (directory / DRAFT).is_file():
+        half = replace(recipe, layers=recipe.layers // 2, steps=recipe.steps // 12, learning_rate=1e-3)
+        save_file(supervise(half, seed + 1, keeping(start, list(range(half.layers)))), directory / DRAFT)
     if not _weights_file(directory, recipe.versions).is_file():
         trio.run(_descend, directory, recipe, seed, start)
     newest = load_version(directory, recipe.versions)

@@ -63,3 +63,9 @@ def keeping(weights: Mapping[str, Tensor], kept: list[int]) -> dict[str, Tensor]
         elif int(found[1]) in place:
             copy[f"model.layers.{place[int(found[1])]}.{name[found.end() :]}"] = tensor
     return copy
+
+
+def changed_share(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> float:
+    """Share of elements whose bits differ."""
+    differing = sum(int((old[name].view(torch.int16) != new[name].view(torch.int16)).sum()) for name in old)
+    return differing / sum(tensor.numel() for tensor in old.values())

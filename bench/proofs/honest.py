@@ -1,0 +1,64 @@
+"""Table (a): how often honest work is refused, over pairs of honest engines that thresholds were not measured on.
+
+Thresholds come from groups of one seed, the table from groups of another. A refusal is of a group by itself or of a window of 16.
+"""
+
+import numpy as np
+
+from bench.proofs.setting import TEST_SEED, Profile, Setting
+from grailnode.calibration.measure import beyond, refused
+from grailnode.calibration.pairs import Observed
+from protocol.evidence import bar, weigh, window_surprise
+from protocol.run import ProofSpec
+
+WINDOW = 16
+
+
+def refusals(groups: list[Observed], spec: ProofSpec) -> tuple[int, int]:
+    """Groups refused by themselves, and windows that are refused together."""
+    weighed = [weigh(group.distances, group.margins, group.lengths, spec) for group in groups]
+    windows = 0
+    for begin in range(0, len(weighed), WINDOW):
+        counts = [(e.tokens, e.sketch_misses, e.margin_misses) for e in weighed[begin : begin + WINDOW]]
+        windows += window_surprise(counts, spec) > bar(spec)
+    return sum(refused(evidence, spec) for evidence in weighed), windows
+
+
+def describe(spec: ProofSpec) -> str:
+    """The thresholds in a line."""
+    return (
+        f"tolerance {spec.sketch_tolerance}, sketch rate {spec.sketch_rate:.2g}, median {spec.sketch_median}, margin "
+        f"{spec.margin:.2g}, margin rate {spec.margin_rate:.2g}, margin limit {spec.margin_limit:.2g}, level "
+        f"{spec.level:g}, from {spec.positions} positions"
+    )
+
+
+async def table(setting: Setting, groups: int, calibration: int) -> None:
+    """Print it for both profiles.
+
+    Args:
+        groups: of each pair; calibration: of each pair, for the thresholds.
+    """
+    for profile in setting.profiles():
+        spec = await setting.proof(profile, calibration)
+        print(f"{profile.name}: {describe(spec)}")
+        await _rows(setting, profile, spec, groups)
+
+
+async def _rows(setting: Setting, profile: Profile, spec: ProofSpec, groups: int) -> None:
+    totals = [0, 0, 0, 0]
+    print("pair                      rollouts    tokens  refused: groups windows  off sketch  off margin  worst margin")
+    for pair in profile.pairs:
+        seen = await setting.observed(pair, setting.share(pair, groups), TEST_SEED)
+        distances = np.concatenate([group.distances for group in seen])
+        margins = np.concatenate([group.margins for group in seen])
+        rollouts = sum(len(group.lengths) for group in seen)
+        alone, together = refusals(seen, spec)
+        print(
+            f"{pair.name:24} {rollouts:9} {len(margins):9}  {alone:15} {together:7}  "
+            f"{beyond(distances, spec.sketch_tolerance).mean():10.2e}  {beyond(margins, spec.margin).mean():10.2e}  "
+            f"{margins.max():12.2e}",
+            flush=True,
+        )
+        totals = [a + b for a, b in zip(totals, (rollouts, len(margins), alone, together), strict=True)]
+    print(f"{'all':24} {totals[0]:9} {totals[1]:9}  {totals[2]:15} {totals[3]:7}\n", flush=True)

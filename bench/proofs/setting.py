@@ -1,0 +1,161 @@
+"""What all tables share: the zoo's policy, its past, thresholds measured on honest pairs, and a place for what was computed."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.zoo import model as zoo
+from bench.zoo.field import Field, Past
+from bench.zoo.stories import Stories
+from grailnode.calibration.copies import quantized
+from grailnode.calibration.measure import Demands, thresholds
+from grailnode.calibration.pairs import Observed, Work, observe
+from grailnode.calibration.variants import Pair, Variant, cross_pairs, run_pairs
+from grailnode.engine.qwen3 import Qwen3
+from grailnode.policy import Policy
+from protocol.run import ProofSpec
+from protocol.sketch import SketchKind
+
+GROUP_SIZE: Final = 8
+CALIBRATION_SEED: Final = 0
+TEST_SEED: Final = 1
+BASE: Final = Variant()
+_CHUNK: Final = 16  # groups of one file of results
+_COPY_GROUPS: Final = 48
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A run's honest nodes, by the pairs that its thresholds are measured on."""
+
+    name: str
+    pairs: tuple[Pair, ...]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The policy in a directory, and a folder for results, so that a bench that was stopped goes on where it was."""
+
+    directory: Path
+    cache: Path
+
+    @cached_property
+    def policy(self) -> Policy:
+        """Tokenizer and config."""
+        return Policy.load(self.directory)
+
+    @cached_property
+    def newest(self) -> int:
+        """The version that serves."""
+        return max(int(path.stem.split("-")[1]) for path in self.directory.glob("version-*.safetensors"))
+
+    def version(self, number: int) -> dict[str, Tensor]:
+        """Weights of a version."""
+        return _loaded(self.directory, number)
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """Weights of the version that serves."""
+        return self.version(self.newest)
+
+    def past(self) -> Past:
+        """For the field."""
+        draft = self.directory / zoo.DRAFT
+        return Past(self.policy, self.newest, self.version, zoo.load_file(draft) if draft.is_file() else None)
+
+    def field(self, proof: ProofSpec, groups: int) -> Field:
+        """One run with these thresholds."""
+        past = self.past()
+        return Field(past, Stories(), proof, zoo.PARAMS.max_tokens, groups=groups, group_size=GROUP_SIZE)
+
+    def work(self, seed: int, kind: SketchKind = "projection") -> Work:
+        """What is asked of pairs."""
+        return Work(self.policy, zoo.PARAMS, GROUP_SIZE, lambda data: Stories().problem(data).prompt, kind, seed)
+
+    def model(self) -> Qwen3:
+        """The architecture."""
+        return zoo.Recipe().model()
+
+    def profiles(self) -> tuple[Profile, Profile]:
+        """Nodes that all compute in float32, and nodes of which some compute in bfloat16."""
+        same = run_pairs(BASE, self.policy)
+        mixed = tuple(pair for pair in cross_pairs(BASE) if pair.name.startswith("bfloat16"))
+        return Profile("float32", same), Profile("mixed", same + mixed)
+
+    async def observed(
+        self, pair: Pair, groups: int, seed: int, claimed: Mapping[str, Tensor] | None = None, label: str = ""
+    ) -> list[Observed]:
+        """What the check sees of a pair's groups, kept in files of a few groups each."""
+        self.cache.mkdir(parents=True, exist_ok=True)
+        found: list[Observed] = []
+        for first in range(0, groups, _CHUNK):
+            path = self.cache / f"{label or 'honest'}-{pair.name}-{seed}-{first:06d}.npz"
+            if not path.is_file():
+                count = min(_CHUNK, groups - first)
+                work = self.work(seed)
+                seen = [item async for item in observe(work, pair, self.weights, count, claimed=claimed, first=first)]
+                _save(path, seen)
+                print(f"  {path.stem}", flush=True)
+            found += _load(path)
+        return found[:groups]
+
+    async def proof(self, profile: Profile, groups: int) -> ProofSpec:
+        """The thresholds that calibration gives for a profile."""
+        path = self.cache / f"proof-{profile.name}-{groups}.json"
+        if not path.is_file():
+            honest = {
+                pair.name: await self.observed(pair, self.share(pair, groups), CALIBRATION_SEED)
+                for pair in profile.pairs
+            }
+            copy = quantized(self.weights, 4)
+            pairs = [profile.pairs[0]] + [pair for pair in profile.pairs if pair.name == "bfloat16-generated"]
+            seen = [await self.observed(pair, _COPY_GROUPS, CALIBRATION_SEED, copy, "copy-4") for pair in pairs]
+            spec = thresholds(honest, seen, "projection", Demands())
+            path.write_text(json.dumps(spec.model_dump()))
+        return ProofSpec(**json.loads(path.read_text()))
+
+    @staticmethod
+    def share(pair: Pair, groups: int) -> int:
+        """Fewer groups of the pairs that take long: those that compute every sequence alone."""
+        return max(8, groups // 8) if "alone" in pair.name else groups
+
+
+@lru_cache(maxsize=4)
+def _loaded(directory: Path, number: int) -> dict[str, Tensor]:
+    return zoo.load_version(directory, number)
+
+
+def _save(path: Path, seen: Sequence[Observed]) -> None:
+    partial = path.with_suffix(".tmp.npz")
+    np.savez(
+        partial,
+        sizes=np.array([len(item.lengths) for item in seen]),
+        lengths=np.concatenate([item.lengths for item in seen]),
+        distances=np.concatenate([item.distances for item in seen]),
+        margins=np.concatenate([item.margins for item in seen]),
+        shifts=np.concatenate([item.shifts for item in seen]),
+    )
+    partial.rename(path)
+
+
+def _load(path: Path) -> Iterator[Observed]:
+    with np.load(path) as kept:
+        data = {name: kept[name] for name in kept.files}
+    rollout = position = 0
+    for size in data["sizes"].tolist():
+        lengths = tuple(data["lengths"][rollout : rollout + size].tolist())
+        part = slice(position, position + sum(lengths))
+        yield Observed(lengths, data["distances"][part], data["margins"][part], data["shifts"][part])
+        rollout, position = rollout + size, part.stop
+
+
+def single_threaded() -> None:
+    """One core, as all figures are for."""
+    torch.set_num_threads(1)

@@ -1,0 +1,113 @@
+"""Table (e): generation, a bare prefill and verification of the same rollouts on one core, and where the time goes.
+
+CPU seconds of this process: neighbours on the machine do not count. Each figure is the least of several runs.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.proofs.setting import GROUP_SIZE, Setting
+from bench.zoo.field import Field
+from grailnode.founding import PROOF
+from protocol import challenge, sampling, sketch
+from protocol.evidence import weigh
+from protocol.rollout import Group
+from roles.miner.produce import HonestProducer
+from roles.validator.judge import Judge
+
+_RUNS = 5
+
+
+async def _least(work: Callable[[], Awaitable[Any]], runs: int = _RUNS) -> float:
+    """CPU seconds of the fastest run."""
+    seconds = []
+    for _ in range(runs):
+        start = time.process_time()
+        await work()
+        seconds.append(time.process_time() - start)
+    return min(seconds)
+
+
+async def table(setting: Setting, groups: int) -> None:
+    """Print it."""
+    field = setting.field(PROOF, groups)
+    engine, turn = await field.serving(), field.turn(0)
+    producer = HonestProducer(field.task, engine)
+    made = await producer.produce(turn, range(groups))
+    tokens = sum(len(rollout.tokens) for group in made for rollout in group.rollouts)
+    judge = Judge(field.task, engine, turn.window, turn.randomness)
+    prompts = [group.prompt_tokens for group in made for _ in group.rollouts]
+    completions = [rollout.tokens for group in made for rollout in group.rollouts]
+
+    async def generate() -> None:
+        await producer.produce(turn, range(groups))
+
+    async def one_by_one() -> None:
+        for index in range(groups):
+            await producer.produce(turn, [index])
+
+    async def prefill() -> None:
+        await engine.forward(prompts, completions)
+
+    async def verify() -> None:
+        await judge.judge([(group, bytes(32)) for group in made])
+
+    await prefill()
+    await verify()
+    rows = {
+        f"generation, {groups * GROUP_SIZE} rollouts together": await _least(generate, 2),
+        f"generation, {GROUP_SIZE} rollouts together": await _least(one_by_one, 2),
+        "bare prefill (hidden states and logits)": await _least(prefill),
+        "verification (Judge.judge)": await _least(verify),
+    }
+    print(f"{tokens} completion tokens, {setting.policy.vocabulary} in the vocabulary, one core")
+    for name, seconds in rows.items():
+        print(f"{name:42} {tokens / seconds:9.0f} tokens/s  {seconds / tokens * 1e6:7.1f} us a token")
+    together, single, bare, check = rows.values()
+    print(f"verification is {together / check:.1f} and {single / check:.1f} times faster than generation, ", end="")
+    print(f"{check / bare:.3f} times as slow as the prefill")
+    await _parts(field, made, tokens)
+
+
+async def _parts(field: Field, made: list[Group], tokens: int) -> None:
+    """What a verification does beside the prefill."""
+    engine, turn = await field.serving(), field.turn(0)
+    prompts = [group.prompt_tokens for group in made for _ in group.rollouts]
+    completions = [rollout.tokens for group in made for rollout in group.rollouts]
+    seen = await engine.forward(prompts, completions)
+    logits, hidden = torch.cat([item.logits for item in seen]), torch.cat([item.hidden for item in seen])
+    drawn = torch.tensor([token for completion in completions for token in completion])
+    lengths = [len(completion) for completion in completions]
+    due = [field.task.assign(turn.window, turn.randomness, turn.miner, group.index) for group in made]
+    seeds = [seed for item in due for seed in item.seeds]
+    seed = challenge.sketch_seed(field.task.run_id, turn.window, turn.randomness)
+    claimed = b"".join(rollout.sketch for group in made for rollout in group.rollouts)
+    proof = field.task.run.proof
+
+    async def sketches() -> None:
+        sketch.distances(claimed, sketch.commit(proof.sketch, hidden, seed))
+
+    async def margins() -> None:
+        sampling.batch_margins(logits, drawn, seeds, lengths, 1.0)
+
+    async def logprobs() -> None:
+        sampling.log_probabilities(logits, drawn, 1.0)
+
+    async def evidence() -> None:
+        size = GROUP_SIZE
+        begin = 0
+        for at in range(0, len(lengths), size):
+            count = sum(lengths[at : at + size])
+            weigh(np.zeros(count, np.int16), np.zeros(count, np.float32), lengths[at : at + size], proof)
+            begin += count
+
+    async def rewards() -> None:
+        for item, group in zip(due, made, strict=True):
+            await field.task.rewards(item.problem, [rollout.tokens for rollout in group.rollouts])
+
+    for part in (sketches, margins, logprobs, evidence, rewards):
+        print(f"  {part.__name__:12} {await _least(part) / tokens * 1e6:6.2f} us a token")
