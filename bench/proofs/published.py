@@ -5,9 +5,9 @@ each, at most 7; the dot product with 16 coefficients in [-127, 127], which belo
 (plus 5 times the root of the position).
 
 `Toploc` (arXiv 2501.16007): of each 32 tokens the 128 largest of all activations in BF16; a polynomial over GF(65497) through
-(index, bits), 2 bytes a coefficient and 2 of modulus. The verifier evaluates it at its own 128 indices and refuses where more than 38
-exponents differ, or the mantissas of the others by more than 10 on average or 8 in the median. A sign that differs counts as an
-exponent that does, which is the stricter reading.
+(index, bits), 2 bytes a coefficient and 2 of modulus. The verifier evaluates it at its own 128 indices; more than 38 wrong
+exponents, or mantissas of the others off by more than 10 on average or 8 in the median, are refused. A wrong sign counts as a wrong
+exponent, which is the stricter reading.
 """
 
 from dataclasses import dataclass
