@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from bench.zoo import stories
 from bench.zoo.field import inline
-from bench.zoo.weights import keeping
+from bench.zoo.weights import changed_share, keeping
 from grailnode import policy as policies
 from grailnode.engine.model import CausalModel
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
@@ -205,12 +205,6 @@ async def _group(engine: TorchEngine, task: Task, size: int, version: int, seed:
     return TrainingGroup(seed, b"", 0, version - 1, prompt, completions, tuple(likely), rewards)
 
 
-def changed(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> float:
-    """Share of elements whose bits differ."""
-    differing = sum(int((old[name].view(torch.int16) != new[name].view(torch.int16)).sum()) for name in old)
-    return differing / sum(tensor.numel() for tensor in old.values())
-
-
 def _weights_file(directory: Path, version: int) -> Path:
     return directory / f"version-{version:03d}.safetensors"
 
@@ -238,7 +232,7 @@ async def _descend(directory: Path, recipe: Recipe, seed: int, start: Mapping[st
         save_file(weights, _weights_file(directory, version))
         print(
             f"version {version} of {recipe.versions}: reward {report.mean_reward:.3f}, entropy {report.entropy:.3f}, "
-            f"{changed(before, weights):.4f} of the weights changed",
+            f"{changed_share(before, weights):.4f} of the weights changed",
             flush=True,
         )
         before = weights
