@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=100, help="windows of each animal")
     parser.add_argument("--only", default="", help="animals whose names hold this")
     parser.add_argument("--rollouts", type=int, default=600, help="rollouts of the table of sketches")
-    parser.add_argument("--windows", type=int, default=40, help="projections of the table of sketches")
+    parser.add_argument("--projections", type=int, default=10_000, help="of the table of sketches")
     options = parser.parse_args()
     torch.set_num_threads(1)
     setting = Setting(options.policy, options.policy / "results")
@@ -36,9 +36,9 @@ def main() -> None:
         case "roc":
             trio.run(roc.table, setting, options.groups or 48, options.calibration)
         case "sketch":
-            trio.run(information.table, setting, options.rollouts, options.windows)
+            trio.run(information.table, setting, options.rollouts, options.projections)
         case _:
-            trio.run(speed.table, setting, options.groups or 12)
+            trio.run(speed.table, setting, options.groups or 12, options.calibration)
 
 
 if __name__ == "__main__":

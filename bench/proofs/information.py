@@ -1,12 +1,14 @@
 """Table (d): what a sketch alone is worth, in bits a position, against somebody who did not compute the hidden states.
 
-A forger's value agrees at a position with a probability q. A rollout of T positions may miss k of them, where k is the least
-number that honest rollouts exceed with a probability below 1e-4, by the bound on the honest rate of misses. A position is worth
--log2(P(at least T - k of T agree)) / T; tolerance and k are those that make it worth most against the constant. Forgers: the best
-constant under the window's own projection, and what bench/zoo/predictors.py learned from honest states.
+Over many projections a forger's value agrees at a position with some probability: next to none at most places, more where the
+state hardly depends on the text. A rollout of T positions may miss k of them, where k is the least number that honest rollouts exceed
+with a probability below 1e-4. Its worth is -log2(P(at least T - k agree)) / T, positions taken as independent; a probability below what
+was seen counts as once. Tolerance and k are those that are worth most against the constant. Forgers: the sketch of one fixed state,
+the best of some, and what bench/zoo/predictors.py learned from honest states.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,8 +27,10 @@ from protocol.decision import binomial_tail, rate_bound
 from roles.ports import Request
 
 FALSE_REJECTION: Final = 1e-4
-_CONSTANTS: Final = 64
-_LARGEST: Final = 64
+_CONSTANTS: Final = 40
+_TOLERANCES: Final = 12
+_ROLLOUTS: Final = 6
+_WINDOWS: Final = 20
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,21 @@ class States:
     due: Tensor
     ridge: Tensor
     network: Tensor
+
+    def some(self, rollouts: int) -> "States":
+        """The first few rollouts."""
+        end = sum(self.lengths[:rollouts])
+        parts = (part[:end] for part in (self.generated, self.due, self.ridge, self.network))
+        return States(self.lengths[:rollouts], *parts)
+
+    def constants(self, count: int) -> list[Tensor]:
+        """Candidates for the best constant: states of the policy here and there, and their mean."""
+        return [*self.due[:: max(1, len(self.due) // count)], self.due.mean(dim=0)]
+
+    def mean(self, value: Callable[[np.ndarray], float], agreement: "Agreement", tolerance: int) -> float:
+        """The mean over rollouts of something that their positions' probabilities give."""
+        parts = np.split(agreement.bounded[tolerance], np.cumsum(self.lengths)[:-1])
+        return float(np.mean([value(part) for part in parts]))
 
 
 async def states(setting: Setting, dtype: DType, rollouts: int) -> States:
@@ -69,69 +88,76 @@ async def _rollouts(
     return tuple(lengths), torch.cat(generated), torch.cat(due), inputs
 
 
-def spread(values: np.ndarray) -> np.ndarray:
-    """How many distances are 0, 1, ..., _LARGEST: int64."""
-    return np.bincount(np.minimum(values, _LARGEST + 1), minlength=_LARGEST + 2)[: _LARGEST + 1]
-
-
-def worth(q: float, length: int, allowed: int) -> float:
-    """Bits a position of a rollout of so many, of which so many may miss."""
-    probability = binomial_tail(length - allowed, length, q)
-    return -math.log2(probability) / length if probability > 0.0 else math.inf
-
-
 def allowed(rate: float, length: int) -> int:
     """The misses that an honest rollout exceeds with a probability below FALSE_REJECTION."""
     return next(k for k in range(length + 1) if k == length or binomial_tail(k + 1, length, rate) < FALSE_REJECTION)
 
 
-def ours(kind: sketch.SketchKind, found: States, windows: int) -> None:
+def worth(agreeing: np.ndarray, misses: int) -> float:
+    """Bits a position of one rollout.
+
+    Args:
+        agreeing: float64 [T], the probability that a forger's value agrees at each position.
+        misses: how many positions may not.
+    """
+    ways = np.zeros(misses + 1)  # probability of so many misses among the positions so far
+    ways[0] = 1.0
+    for p in agreeing:
+        ways = ways * p + np.concatenate([[0.0], ways[:-1]]) * (1.0 - p)
+    return -math.log2(max(float(ways.sum()), 1e-300)) / len(agreeing)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Over many projections, how often a claim agreed with what was due: float64 [tolerances, positions]."""
+
+    shares: np.ndarray
+    projections: int
+
+    @property
+    def bounded(self) -> np.ndarray:
+        """The shares, but never less than could be seen."""
+        return np.maximum(self.shares, 1.0 / self.projections)
+
+
+def ours(kind: sketch.SketchKind, found: States, projections: int) -> None:
     """Print the rows of one kind."""
-    honest, forged = np.zeros(_LARGEST + 1), {name: np.zeros(_LARGEST + 1) for name in ("constant", "ridge", "network")}
-    half = len(found.due) // 2
-    for window in range(windows):
-        seed = challenge.stream(window.to_bytes(32, "little"), "bench", 32)
-        due = sketch.commit(kind, found.due, seed)
-        honest += spread(sketch.distances(sketch.commit(kind, found.generated, seed), due))
-        forged["ridge"] += spread(sketch.distances(sketch.commit(kind, found.ridge, seed), due))
-        forged["network"] += spread(sketch.distances(sketch.commit(kind, found.network, seed), due))
-        forged["constant"] += _constant(np.frombuffer(due, np.int8).reshape(-1, 4).astype(np.int16), half)
-    positions, length = windows * len(found.due), round(float(np.mean(found.lengths)))
-    best = max(range(_LARGEST + 1), key=lambda t: _at(t, honest, forged["constant"], positions, length)[2])
-    misses = _at(best, honest, forged["constant"], positions, length)[0]
-    for name, counts in forged.items():
-        total = positions if name != "constant" else windows * (len(found.due) - half)
-        passed = int(counts[: best + 1].sum())
-        q = max(passed, 1) / total
-        sign = "" if passed else ">="
+    some = found.some(_ROLLOUTS)
+    pilot = _agreements(
+        kind, some.due, [value.expand_as(some.due) for value in some.constants(_CONSTANTS)], 100, 1 << 32
+    )
+    best = max(range(len(pilot)), key=lambda place: float(np.log(pilot[place].bounded).mean()))
+    constant = some.constants(_CONSTANTS)[best].expand_as(some.due)
+    claims = {"honest": some.generated, "constant": constant, "ridge": some.ridge, "network": some.network}
+    agree = dict(zip(claims, _agreements(kind, some.due, list(claims.values()), projections, 0), strict=True))
+    length = round(float(np.mean(some.lengths)))
+    rates = [rate_bound(round((1 - share) * 1e6), 10**6, 0.99) for share in agree["honest"].shares.mean(axis=1)]
+    rules = [(tolerance, allowed(rate, length)) for tolerance, rate in enumerate(rates)]
+    tolerance, misses = max(rules, key=lambda rule: some.mean(lambda p: worth(p, rule[1]), agree["constant"], rule[0]))
+    for name in ("constant", "ridge", "network"):
+        shares = agree[name].shares[tolerance]
+        bits = some.mean(lambda p: worth(p, misses), agree[name], tolerance)
+        unseen = float((shares == 0.0).mean())
         print(
-            f"{kind:12} tolerance {best:2}, {misses} of {length} may miss   {name:9} agrees at {passed:8} of {total:8}   "
-            f"{sign}{-math.log2(q):5.2f} bits, {sign}{worth(q, length, misses):5.2f} a position of a rollout",
+            f"{kind:10} tolerance {tolerance}, {misses} of {length} may miss   {name:9} {bits:6.2f} bits a position; agrees at "
+            f"{shares.mean():.2e} of the positions, never in {projections} projections at {unseen:.2f} of them",
             flush=True,
         )
 
 
-def _at(
-    tolerance: int, honest: np.ndarray, constant: np.ndarray, positions: int, length: int
-) -> tuple[int, float, float]:
-    """Misses that may be, the constant's q, and its worth."""
-    outside = positions - int(honest[: tolerance + 1].sum())
-    misses = allowed(rate_bound(outside, positions, 0.99), length)
-    q = max(1.0, float(constant[: tolerance + 1].sum())) / (positions // 2)
-    return misses, q, worth(min(q, 1.0), length, misses)
-
-
-def _constant(due: np.ndarray, half: int) -> np.ndarray:
-    """Distances of the best of some constants, chosen by one half of the positions for each tolerance, on the other half."""
-    chosen, rest = due[:half], due[half:]
-    tries = [*chosen[:: max(1, half // _CONSTANTS)], np.median(chosen, axis=0).round().astype(np.int16)]
-    gains = np.array([spread(np.abs(chosen - value).max(axis=1)).cumsum() for value in tries])
-    found = np.zeros(_LARGEST + 1)
-    reached = 0
-    for tolerance, index in enumerate(gains.argmax(axis=0)):
-        within = int((np.abs(rest - tries[index]).max(axis=1) <= tolerance).sum())
-        found[tolerance], reached = max(0, within - reached), max(within, reached)
-    return found
+def _agreements(
+    kind: sketch.SketchKind, due: Tensor, claims: list[Tensor], projections: int, first: int
+) -> list[Agreement]:
+    """How often each claim's states agree with those that are due."""
+    counts = np.zeros((len(claims), _TOLERANCES, len(due)))
+    together = torch.cat([due, *claims])
+    tolerances = np.arange(_TOLERANCES)[:, None]
+    for number in range(first, first + projections):
+        seed = challenge.stream(number.to_bytes(32, "little"), "bench", 32)
+        values = np.frombuffer(sketch.commit(kind, together, seed), np.int8).reshape(len(claims) + 1, len(due), 4)
+        apart = np.abs(values[1:].astype(np.int16) - values[0]).max(axis=2)
+        counts += apart[:, None, :] <= tolerances
+    return [Agreement(count / projections, projections) for count in counts]
 
 
 def bucketed(found: States, windows: int) -> None:
@@ -194,7 +220,7 @@ def _toploc_constant(rule: Toploc, chunks: list[Tensor]) -> bytes:
     return rule.through(indices.numpy(), usual.view(torch.int16).numpy().astype(np.int64) & 0xFFFF)
 
 
-async def table(setting: Setting, rollouts: int, windows: int) -> None:
+async def table(setting: Setting, rollouts: int, projections: int) -> None:
     """Print it for an honest pair in float32 and for one that generates in bfloat16."""
     dtypes: tuple[DType, ...] = ("float32", "bfloat16")
     for dtype in dtypes:
@@ -204,11 +230,11 @@ async def table(setting: Setting, rollouts: int, windows: int) -> None:
             for guess in (found.ridge, found.network)
         ]
         print(
-            f"generated in {dtype}, checked in float32: {len(found.due)} positions, {windows} windows; ridge explains "
+            f"generated in {dtype}, checked in float32: {len(found.due)} positions; the ridge regression explains "
             f"{explained[0]:.3f} of the variance, the network {explained[1]:.3f}"
         )
-        ours("projection", found, windows)
-        ours("topk", found, windows)
-        bucketed(found, windows)
+        ours("projection", found, projections)
+        ours("topk", found, projections // 5)
+        bucketed(found, _WINDOWS)
         toploc(found)
         print(flush=True)

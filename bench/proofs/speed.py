@@ -12,7 +12,6 @@ import torch
 
 from bench.proofs.setting import GROUP_SIZE, Setting
 from bench.zoo.field import Field
-from grailnode.founding import PROOF
 from protocol import challenge, sampling, sketch
 from protocol.evidence import weigh
 from protocol.rollout import Group
@@ -32,9 +31,9 @@ async def _least(work: Callable[[], Awaitable[Any]], runs: int = _RUNS) -> float
     return min(seconds)
 
 
-async def table(setting: Setting, groups: int) -> None:
+async def table(setting: Setting, groups: int, calibration: int) -> None:
     """Print it."""
-    field = setting.field(PROOF, groups)
+    field = setting.field(await setting.proof(setting.profiles()[0], calibration), groups)
     engine, turn = await field.serving(), field.turn(0)
     producer = HonestProducer(field.task, engine)
     made = await producer.produce(turn, range(groups))

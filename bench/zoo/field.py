@@ -16,11 +16,10 @@ from torch import Tensor
 from bench.zoo.weights import keeping, layers
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import TorchEngine
-from grailnode.founding import SCORING
+from grailnode.founding import SCORING, Choices, authority
 from grailnode.policy import Policy
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from protocol.authority import OPEN, Authority
 from protocol.beacon import LocalKey
 from protocol.digest import digest_weights
 from protocol.encoding import Record
@@ -142,23 +141,20 @@ class Field:
         self.node = Node(run_id, run, validator, "zoo", store, MemoryStore(), silent, silent, silent, inline)
 
     def _manifest(self) -> RunManifest:
-        policy, weights = self.past.policy, self.past.version(0)
         ref = FileRef(name="config.json", digest=sha256(b"config").digest(), size=1)
+        choices = Choices()
         return RunManifest(
             name="zoo",
-            authority=Authority(
-                roots=(key("zoo root").public,),
-                root_threshold=1,
-                trainers=(key("zoo trainer").public,),
-                validators=(key("zoo validator").public,),
-                quorum=1,
-                admission=OPEN,
-                revoked=(),
+            authority=authority(
+                choices,
+                roots=[key("zoo root").public],
+                trainers=[key("zoo trainer").public],
+                validators=[key("zoo validator").public],
             ),
-            model=ModelSpec(files=(ref,), genesis=digest_weights(weights)),
+            model=ModelSpec(files=(ref,), genesis=digest_weights(self.past.version(0))),
             environment=self.environment.name,
             data=None,
-            sampling=SamplingSpec(temperature=1.0, max_tokens=self.max_tokens, eos=policy.eos),
+            sampling=SamplingSpec(temperature=1.0, max_tokens=self.max_tokens, eos=self.past.policy.eos),
             group_size=self.group_size,
             groups=self.groups,
             schedule=Schedule(
@@ -174,7 +170,7 @@ class Field:
             beacon=LocalKey.from_seed(b"the beacon of the zoo").chain(1000, 0),
             proof=self.proof,
             scoring=SCORING,
-            head_ttl=3600,
+            head_ttl=choices.head_ttl,
         )
 
     def share(self, other: "Field") -> None:

@@ -1,7 +1,7 @@
 """Guessing hidden states without computing them: what a sketch is worth against somebody who learned from honest ones.
 
-Features of a position are what costs nothing: the embeddings of the last tokens, the mean embedding of all before, and the place.
-A ridge regression, or a small network, maps them to the final hidden state; the real projection makes the sketch of that.
+Features of a position are what costs nothing: the embeddings of the last tokens and of the one that was drawn, the mean embedding
+of all before, and the place. A ridge regression, or a small network, maps them to the final hidden state; the real projection makes the sketch of that.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,13 +31,13 @@ class Examples:
 
 def features(embedding: Tensor, prompt: Sequence[int], completion: Sequence[int]) -> Tensor:
     """float32 [T, F] for the T states from which a completion's tokens were drawn."""
-    ids = torch.tensor([*prompt, *completion][:-1])
-    vectors = embedding[ids].to(torch.float32)
-    shifted = [functional.pad(vectors, (0, 0, back, 0))[: len(ids)] for back in range(_LAST)]
-    places = torch.arange(1, len(ids) + 1, dtype=torch.float32)[:, None]
-    mean = vectors.cumsum(0) / places
+    vectors = embedding[torch.tensor([*prompt, *completion])].to(torch.float32)
+    seen, drawn = vectors[:-1], vectors[1:]
+    shifted = [functional.pad(seen, (0, 0, back, 0))[: len(seen)] for back in range(_LAST)]
+    places = torch.arange(1, len(seen) + 1, dtype=torch.float32)[:, None]
+    mean = seen.cumsum(0) / places
     waves = torch.cat([torch.sin(places / 4.0**k) for k in range(6)], dim=1)
-    return torch.cat([*shifted, mean, waves, torch.ones_like(places)], dim=1)[len(prompt) - 1 :]
+    return torch.cat([drawn, *shifted, mean, waves, torch.ones_like(places)], dim=1)[len(prompt) - 1 :]
 
 
 def ridge(examples: Examples) -> Predictor:

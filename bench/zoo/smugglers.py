@@ -60,13 +60,13 @@ class Late(Honest):
 
 
 class OverQuota(Honest):
-    """Promises a hundred groups more than there are."""
+    """Promises more groups than a miner may deliver."""
 
     async def put(self, path: str, data: bytes) -> None:
         """A commitment to the groups, again and again."""
         promise = self.promised(path, data)
         if promise is not None:
-            data = sign(promise.model_copy(update={"groups": promise.groups * 100}), self.key)
+            data = sign(promise.model_copy(update={"groups": promise.groups * 4}), self.key)
         await self.store.put(path, data)
 
 

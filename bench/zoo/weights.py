@@ -1,4 +1,4 @@
-"""Cheaper copies of a policy: fewer bits, fewer layers."""
+"""Cheaper copies of a policy: noise, fewer layers. Fewer bits are in grailnode/calibration/copies.py."""
 
 import re
 from collections.abc import Mapping
@@ -6,36 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-_BLOCK = 32
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
-
-
-def quantized(weights: Mapping[str, Tensor], bits: float) -> dict[str, Tensor]:
-    """Every matrix rounded to integers of so many bits with a scale for each block of 32, as weight-only quantization does.
-
-    Args:
-        bits: 2 to 16; with a fraction, that share of the matrices (every so many layers) gets one bit more.
-    """
-    whole, share = int(bits), bits - int(bits)
-    copy, budget = {}, 0.0
-    for name in sorted(weights):
-        tensor = weights[name]
-        if tensor.dim() < 2:
-            copy[name] = tensor
-            continue
-        budget += share
-        extra = budget >= 1.0 - 1e-9
-        budget -= extra
-        copy[name] = _rounded(tensor, whole + extra)
-    return copy
-
-
-def _rounded(matrix: Tensor, bits: int) -> Tensor:
-    blocks = matrix.to(torch.float32).reshape(matrix.shape[0], -1, _BLOCK)
-    largest = 2 ** (bits - 1) - 1
-    scale = (blocks.abs().amax(dim=-1, keepdim=True) / largest).clamp_min(1e-12)
-    rounded: Tensor = (blocks / scale).round() * scale
-    return rounded.reshape(matrix.shape).to(matrix.dtype)
 
 
 def perturbed(weights: Mapping[str, Tensor], relative: float, seed: int = 0) -> dict[str, Tensor]:

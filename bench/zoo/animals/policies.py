@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 from bench.zoo.animals.registry import Behaviour, animal, assigned, by, finished
 from bench.zoo.field import Field, Weights
-from bench.zoo.weights import keeping, layers, quantized
+from bench.zoo.weights import keeping, layers
+from grailnode.calibration.copies import quantized
 from protocol.rollout import Group
 from protocol.verdict import Reason
 from roles.miner.produce import HonestProducer, Turn
