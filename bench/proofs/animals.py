@@ -1,6 +1,7 @@
 """Table (b): in how many of 100 windows each animal is caught, its first, by the thresholds of either profile, and what for.
 
-An animal works once; both validators judge the same bytes. Results go line by line into a file, which a second call goes on with.
+An animal works once; both validators judge the same bytes. Results go line by line into a file, which a second call goes on
+with.
 """
 
 import json

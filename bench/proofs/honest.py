@@ -1,6 +1,7 @@
 """Table (a): how often honest work is refused, over pairs of honest engines that thresholds were not measured on.
 
-Thresholds come from groups of one seed, the table from groups of another. A refusal is of a group by itself or of a window of 16.
+Thresholds come from groups of one seed, the table from groups of another. A refusal is of a group by itself or of a window of
+16.
 """
 
 import numpy as np

@@ -1,10 +1,10 @@
 """Table (d): what a sketch alone is worth, in bits a position, against somebody who did not compute the hidden states.
 
 Over many projections a forger's value agrees at a position with some probability: next to none at most places, more where the
-state hardly depends on the text. A rollout of T positions may miss k of them, where k is the least number that honest rollouts exceed
-with a probability below 1e-4. Its worth is -log2(P(at least T - k agree)) / T, positions taken as independent; a probability below what
-was seen counts as once. Tolerance and k are those that are worth most against the constant. Forgers: the sketch of one fixed state,
-the best of some, and what bench/zoo/predictors.py learned from honest states.
+state hardly depends on the text. A rollout of T positions may miss k of them, where k is the least number that honest rollouts
+exceed with a probability below 1e-4. Its worth is -log2(P(at least T - k agree)) / T, positions taken as independent; a
+probability below what was seen counts as once. Tolerance and k are those that are worth most against the constant. Forgers: the
+sketch of one fixed state, the best of some, and what bench/zoo/predictors.py learned from honest states.
 """
 
 import math

@@ -1,13 +1,13 @@
 """Two published rules for hidden states, to be measured on the same states as ours.
 
-`Bucketed`: grail's sketch as deployed. The 16 largest dimensions in order of their number, the sign and floor(0.8 log2(|h| + 1)) of
-each, at most 7; the dot product with 16 coefficients in [-127, 127], which belong to ranks; modulo 2^31 - 1; agreement within 6,000
-(plus 5 times the root of the position).
+`Bucketed`: grail's sketch as deployed. The 16 largest dimensions in order of their number, the sign and floor(0.8 log2(|h| +
+1)) of each, at most 7; the dot product with 16 coefficients in [-127, 127], which belong to ranks; modulo 2^31 - 1; agreement
+within 6,000 (plus 5 times the root of the position).
 
 `Toploc` (arXiv 2501.16007): of each 32 tokens the 128 largest of all activations in BF16; a polynomial over GF(65497) through
 (index, bits), 2 bytes a coefficient and 2 of modulus. The verifier evaluates it at its own 128 indices; more than 38 wrong
-exponents, or mantissas of the others off by more than 10 on average or 8 in the median, are refused. A wrong sign counts as a wrong
-exponent, which is the stricter reading.
+exponents, or mantissas of the others off by more than 10 on average or 8 in the median, are refused. A wrong sign counts as a
+wrong exponent, which is the stricter reading.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Where an animal meets the validator: one run, one policy with its past, one miner, and the validator's own code.
 
-A trial is one window: the animal produces the groups that the window's randomness asks of it and commits to them, and Auditor and
-Judge of roles/validator say what they find. Nothing of the check is rebuilt here.
+A trial is one window: the animal produces the groups that the window's randomness asks of it and commits to them, and Auditor
+and Judge of roles/validator say what they find. Nothing of the check is rebuilt here.
 """
 
 from collections import Counter

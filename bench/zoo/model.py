@@ -1,8 +1,8 @@
 """Makes the zoo's policy and its descendants: `python -m bench.zoo.model --out DIR` (about a quarter of an hour on one core).
 
 First a small Qwen3 learns the stories from a corpus; then it goes on by reinforcement as a run's trainer would (GRPO on its own
-rollouts, FP32 masters, a BF16 view for every version). DIR holds a policy directory (version 0) and the versions' weights; a second
-call finds them there.
+rollouts, FP32 masters, a BF16 view for every version). DIR holds a policy directory (version 0) and the versions' weights; a
+second call finds them there.
 """
 
 import argparse

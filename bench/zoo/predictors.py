@@ -1,7 +1,8 @@
 """Guessing hidden states without computing them: what a sketch is worth against somebody who learned from honest ones.
 
-Features of a position are what costs nothing: the embeddings of the last tokens and of the one that was drawn, the mean embedding
-of all before, and the place. A ridge regression, or a small network, maps them to the final hidden state; the real projection makes the sketch of that.
+Features of a position are what costs nothing: the embeddings of the last tokens and of the one that was drawn, the mean
+embedding of all before, and the place. A ridge regression, or a small network, maps them to the final hidden state; the real
+projection makes the sketch of that.
 """
 
 from collections.abc import Callable, Sequence

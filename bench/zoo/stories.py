@@ -3,9 +3,10 @@
     prompt:     mira has 14 kabo . toren has 8 kabo . tell of their trades .
     completion: mira sells 5 kabo to toren at the lunte wovar . mira now has 9 kabo , toren has 13 . .. then they go home .
 
-The text is made so that a small model shows what a language model shows: a vocabulary with a long tail, words that go with others
-(where a thing is traded, what such a place is like), choices that are open, and words that nearly follow from what came before. The
-reward is the share of accounts that are right. Words of the open classes are made of syllables; there is no list of them.
+The text is made so that a small model shows what a language model shows: a vocabulary with a long tail, words that go with
+others (where a thing is traded, what such a place is like), choices that are open, and words that nearly follow from what came
+before. The reward is the share of accounts that are right. Words of the open classes are made of syllables; there is no list of
+them.
 """
 
 import hashlib
