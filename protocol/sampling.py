@@ -27,6 +27,7 @@ RIVALS: Final = 1024
 LARGEST_NOISE: Final = 22.875
 """No noise is larger: the Gumbel quantile of 1 - 2**-33, rounded up."""
 
+_CACHED_VALUES: Final = 1 << 18  # float32 values that a processor's cache holds: what is worked on at a time
 _WORD: Final = 0xFFFF_FFFF
 _SEGMENT_BITS: Final = 8
 _SEGMENTS: Final = 1 << _SEGMENT_BITS
@@ -301,8 +302,10 @@ def log_probabilities(logits: Tensor, tokens: Tensor, temperature: float, filter
 
     With filters the distribution is that of the allowed tokens; the token itself counts as allowed.
     """
-    scaled = logits / temperature
+    scaled = logits if temperature == 1.0 else logits / temperature
     if filters.active:
         mask = allowed(scaled, filters).scatter(-1, tokens[:, None], True)
         scaled = scaled.masked_fill(~mask, -math.inf)
-    return torch.log_softmax(scaled, dim=-1).gather(-1, tokens[:, None]).squeeze(-1)
+    rows = max(1, _CACHED_VALUES // scaled.shape[-1]) if scaled.device.type == "cpu" else max(1, len(scaled))
+    parts = zip(scaled.split(rows), tokens.split(rows), strict=True)  # type: ignore[no-untyped-call]
+    return torch.cat([torch.log_softmax(part, dim=-1).gather(-1, own[:, None]).squeeze(-1) for part, own in parts])

@@ -38,7 +38,7 @@ def main() -> None:
         case "sketch":
             trio.run(information.table, setting, options.rollouts, options.projections)
         case _:
-            trio.run(speed.table, setting, options.groups or 12, options.calibration)
+            trio.run(speed.table, setting, options.groups or 12)
 
 
 if __name__ == "__main__":

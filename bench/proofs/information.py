@@ -117,7 +117,8 @@ class Agreement:
     @property
     def bounded(self) -> np.ndarray:
         """The shares, but never less than could be seen."""
-        return np.maximum(self.shares, 1.0 / self.projections)
+        bounded: np.ndarray = np.maximum(self.shares, 1.0 / self.projections)
+        return bounded
 
 
 def ours(kind: sketch.SketchKind, found: States, projections: int) -> None:

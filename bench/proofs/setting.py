@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from bench.zoo import model as zoo
@@ -68,7 +69,7 @@ class Setting:
     def past(self) -> Past:
         """For the field."""
         draft = self.directory / zoo.DRAFT
-        return Past(self.policy, self.newest, self.version, zoo.load_file(draft) if draft.is_file() else None)
+        return Past(self.policy, self.newest, self.version, load_file(draft) if draft.is_file() else None)
 
     def field(self, proof: ProofSpec, groups: int) -> Field:
         """One run with these thresholds."""
