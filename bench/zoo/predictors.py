@@ -18,7 +18,7 @@ Predictor = Callable[[Tensor], Tensor]
 _LAST = 4
 _RIDGE = 1.0
 _HIDDEN = 256
-_STEPS = 400
+_STEPS = 300
 _BATCH = 256
 
 

@@ -33,4 +33,4 @@ def field() -> Field:
     trio.run(learn)
     past = Past(policy, VERSIONS, lambda version: versions[version])
     proof = proof_file.read(genesis.PACKAGED / proof_file.NAME).thresholds
-    return Field(past, task.environment, proof, MAX_TOKENS, groups=10, lessons=4)
+    return Field(past, task.environment, proof, MAX_TOKENS, groups=10, lessons=3)

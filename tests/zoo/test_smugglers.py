@@ -20,7 +20,8 @@ async def smuggle(network: Network, species: type[smugglers.Honest]) -> None:
     """Mine behind such a store, for ever."""
     store = species(network.store, key("smuggler"), key("miner-1").public)
     settings = MinerSettings(groups=4, chunk=4, share=0.7, poll_seconds=0.2)
-    await run_miner(network.node("smuggler", store=store), network.policy, network.compute, settings)
+    node = network.node("smuggler", store=store)
+    await run_miner(node, network.task(node), network.compute, settings)
 
 
 def played(species: type[smugglers.Honest], check: Callable[[Network], Awaitable[None]]) -> None:
