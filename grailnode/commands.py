@@ -1,9 +1,10 @@
 """What the command line's verbs do."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -59,6 +60,9 @@ def open_config(run: str, overrides: tuple[str, ...] = (), *, trust: bool = Fals
     if told:
         click.echo(told, err=True)
     return config
+
+
+_aws_region = re.compile(r"\.s3\.([a-z0-9-]+)\.amazonaws\.com")
 
 
 def run_role(role: str, run: str, name: str | None, overrides: tuple[str, ...], *, trust: bool) -> None:
@@ -172,7 +176,9 @@ def join_run(directory: Path, options: BucketOptions, manifest: str, meeting: st
     """A directory for a node of somebody else's run; print what its bucket needs."""
     bucket = options.parse()
     provider: Provider = "aws" if "://" not in meeting or meeting.startswith("s3://") else options.provider
-    met = parse_bucket(meeting, provider, options.region, joining.named_run(manifest)[0])
+    base = joining.named_run(manifest)[0]
+    there = _aws_region.search(base)  # the founder's bucket may be in another region than this node's
+    met = replace(parse_bucket(meeting, provider, there[1] if there else options.region, base), url=base)
     key = bucket_setup.join(directory, bucket, bucket_setup.Membership(manifest, name, met))
     click.echo(f"{name} is {key.hex()}")
     _print_documents(directory, bucket, Use((key,), options.readers, days=options.days))

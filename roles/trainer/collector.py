@@ -5,6 +5,7 @@ hand it over; then write the account. The harvest lies at a path of its own and 
 after a crash changes nothing: the learner refuses a group that it has seen.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import trio
@@ -41,6 +42,22 @@ def _name(window: int, miner: bytes) -> str:
     return f"{window:010d}-{miner.hex()}"
 
 
+_AT_ONCE = 16  # miners' windows that are being settled
+
+
+@dataclass(frozen=True)
+class _Later:
+    """When to ask a miner's storage again that did not answer (seconds since the epoch), and the pause before that."""
+
+    moment: float = 0.0
+    pause: float = 0.5
+
+    def after(self, now: float) -> "_Later":
+        """Twice the pause from now on, up to half a minute: who does not answer costs the others little."""
+        pause = min(30.0, 2 * self.pause)
+        return _Later(now + pause, pause)
+
+
 class Collector:
     """Collects the verified groups of one run for one trainer."""
 
@@ -51,6 +68,9 @@ class Collector:
         self._overseer = Overseer(node, settings.canaries)
         self._since = node.clock.now()
         self._done: dict[int, set[bytes]] = {}
+        self._later: dict[tuple[int, bytes], _Later] = {}
+        self._settling: set[tuple[int, bytes]] = set()
+        self._slots = trio.CapacityLimiter(_AT_ONCE)
 
     async def run(self) -> None:
         """Collect for ever.
@@ -63,11 +83,15 @@ class Collector:
         async for item in node.state.list(COLLECTED):
             path = item.path.removeprefix(COLLECTED)
             self._done.setdefault(paths.window_of(path), set()).add(paths.key_at_end(path))
-        oldest = max(0, node.window() - self._windows_open())
+        async with trio.open_nursery() as tasks:
+            await self._collect_all(max(0, node.window() - self._windows_open()), tasks)
+
+    async def _collect_all(self, oldest: int, tasks: trio.Nursery) -> None:
+        node = self._node
         while True:
             now = node.window()
             for window in range(oldest, now + 1):
-                await self._collect(window)
+                await self._collect(window, tasks)
             while oldest < now and self._closed(oldest) and self._hearing(oldest).verdicts.keys() <= self._done[oldest]:
                 await self._overseer.report(oldest)
                 del self._hearings[oldest]
@@ -85,7 +109,7 @@ class Collector:
     def _closed(self, window: int) -> bool:
         return self._node.clock.now() >= self._node.run.beacon.due(self._node.run.schedule.verdict(window))
 
-    async def _collect(self, window: int) -> None:
+    async def _collect(self, window: int, tasks: trio.Nursery) -> None:
         """Hear a window's validators and settle every miner whose groups are all decided."""
         hearing, ignored = self._hearing(window), self._overseer.distrusted
         closed = self._closed(window)  # asked before reading, so that the last look comes after the end
@@ -96,16 +120,49 @@ class Collector:
             for miner, verdicts in hearing.verdicts.items():
                 if miner in done or (miner in self._overseer.canaries and outstanding):
                     continue
+                if (window, miner) in self._settling or self._node.clock.now() < self._retry(window, miner).moment:
+                    continue
                 authority = self._node.authority
                 counting = set(authority.validators) - ignored
                 believed = [verdict for validator, verdict in verdicts.items() if validator in counting]
                 decisions = decide(believed, authority.quorum, outstanding)
                 if not any(decision.open for decision in decisions):
                     await self._overseer.hear(window, miner, verdicts)
-                    await self._settle(window, miner, decisions, closed)
-                    done.add(miner)
+                    self._settling.add((window, miner))
+                    tasks.start_soon(self._settle_once, window, miner, decisions, closed)
         except StoreError as error:
             self._node.telemetry.event("collect-failed", window=window, error=str(error))
+
+    async def _settle_once(self, window: int, miner: bytes, decisions: list[Decision], closed: bool) -> None:
+        """Settle a miner's window beside all others: storage that does not answer costs its owner, and it not for ever."""
+        try:
+            async with self._slots:
+                await self._settle(window, miner, decisions, closed)
+            self._done[window].add(miner)
+            self._later.pop((window, miner), None)
+        except StoreError as error:
+            self._node.telemetry.event("collect-failed", window=window, miner=miner.hex()[:8], error=str(error))
+            self._later[window, miner] = self._retry(window, miner).after(self._node.clock.now())
+            if self._given_up(window):
+                await self._account_unreachable(window, miner, decisions)
+        finally:
+            self._settling.remove((window, miner))
+
+    async def _account_unreachable(self, window: int, miner: bytes, decisions: list[Decision]) -> None:
+        outcomes = tuple((decision.digest, decision.reason or "unreachable") for decision in decisions)
+        account = Account(window=window, miner=miner, outcomes=outcomes)
+        with suppress(StoreError):  # this node's own disk; the same moment comes again
+            await self._node.state.put(COLLECTED + _name(window, miner), account.to_bytes())
+            self._done[window].add(miner)
+            self._later.pop((window, miner), None)
+
+    def _retry(self, window: int, miner: bytes) -> _Later:
+        return self._later.get((window, miner), _Later())
+
+    def _given_up(self, window: int) -> bool:
+        """Whether as much time has gone by since a window's end as its verdicts had."""
+        schedule = self._node.run.schedule
+        return self._node.clock.now() >= self._node.run.beacon.due(schedule.verdict(window) + schedule.verdict_rounds)
 
     async def _settle(self, window: int, miner: bytes, decisions: list[Decision], closed: bool) -> None:
         """Fetch what is accepted, hand it over, and account for everything.

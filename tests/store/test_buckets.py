@@ -208,6 +208,8 @@ def test_init_writes_a_run_that_lives_in_the_bucket(tmp_path: Path):
     assert (config.store.bucket, config.store.url) == ("theirs", "https://theirs.s3.us-east-1.amazonaws.com")
     assert config.store.meeting is not None
     assert config.store.meeting.credentials == Path("meeting.credentials")
+    assert (config.store.meeting.region, config.store.meeting.prefix) == ("eu-west-1", "place/")
+    assert config.store.meeting.url == "https://mine.s3.eu-west-1.amazonaws.com/place"
     assert config.beacon.key == ""
     assert (joined / "keys" / "miner-1.key").stat().st_mode & 0o777 == 0o600
 

@@ -1,0 +1,72 @@
+"""A miner whose bucket answers nobody any more: its own loss, and nobody else's."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import trio
+
+from grailnode.store.memory import MemoryStore
+from protocol import paths
+from roles.node import Node
+from roles.ports import ObjectInfo, ObjectStore, StoreError
+from roles.trainer.harvest import Account
+from roles.trainer.spool import COLLECTED
+from tests.network.simulation import Network, key
+from tests.network.test_network import CHOICES, running, simulate
+
+
+class Unreachable:
+    """A store in which what lies below one prefix cannot be read."""
+
+    def __init__(self, inner: MemoryStore, prefix: str) -> None:
+        self._inner = inner
+        self._prefix = prefix
+
+    async def put(self, path: str, data: bytes) -> None:
+        await self._inner.put(path, data)
+
+    async def delete(self, path: str) -> None:
+        await self._inner.delete(path)
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        async for info in self._inner.list(prefix, after=after):
+            yield info
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        if path.startswith(self._prefix):
+            await trio.sleep(1.0)
+            raise StoreError(f"{path}: connection refused")
+        return await self._inner.get(path, max_bytes, offset=offset, size=size)
+
+
+class Apart(Network):
+    """A network whose trainer cannot reach the first miner's batches."""
+
+    def node(self, name: str, process: str = "", store: ObjectStore | None = None) -> Node:
+        if process == "/download":
+            store = Unreachable(self.store, paths.windowed(key("miner-1").public, "batches"))
+        return super().node(name, process, store)
+
+
+def test_a_miner_that_cannot_be_reached_holds_up_nobody_and_is_accounted_for_in_the_end():
+    async def scenario() -> None:
+        network = Apart(CHOICES)
+        async with running(network):
+            await network.until_window(9)
+        collected: dict[str, list[dict[str, Any]]] = {}
+        for event in network.events("trainer/download", "collected"):
+            collected.setdefault(event["miner"], []).append(event)
+        reached = collected[key("miner-2").public.hex()[:8]]
+        assert len(reached) >= 6
+        assert sum(event["used"] for event in reached) >= 4 * 4
+        assert key("miner-1").public.hex()[:8] not in collected
+        assert (await network.head()).version >= 4  # the trainer goes on learning
+        accounts = {}
+        async for info in network.states["trainer"].list(COLLECTED):
+            account = Account.from_bytes(await network.states["trainer"].get(info.path, 1 << 20))
+            if account.miner == key("miner-1").public:
+                accounts[account.window] = {reason for _, reason in account.outcomes}
+        assert {1, 2} <= accounts.keys()
+        assert set.union(*accounts.values()) == {"unreachable"}
+
+    simulate(scenario)
