@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from protocol.patch.jit import kernel
 from protocol.patch.lanes import AHEAD, LANES, MAX_CLASSES, count_classes, differing, fetch, lowest, members, ones
-from protocol.patch.rans import LEAST, STEP_SYMBOLS, I, U, class_of, key_of, put_state, put_symbol, symbol_of
+from protocol.patch.rans import LEAST, SLOTS, STEP_SYMBOLS, I, U, class_of, key_of, put_state, put_symbol, symbol_of
 
 OUT_OF_ROOM: Final = -1
 """The changes need more bytes than the elements themselves."""
@@ -101,6 +101,25 @@ def tally(changes: Any, count: Any, elements: Any, symbols: Any) -> Any:
     return I(0)
 
 
+def fill_entries(widths: Any, table: Any) -> Any:
+    """Encoder tables, [rows, 2 * symbols], from the widths of symbols, [rows, symbols], those of 0 behind the others.
+
+    Of each symbol first 2^64 / width, rounded up; then the width (shifted by 32) and what the symbol adds: where it begins, and
+    4095 for a width of 1, whose 2^64 - 1 makes the quotient one too small.
+    """
+    for row in range(widths.shape[0]):
+        begin = U(0)
+        for symbol in range(widths.shape[1]):
+            width = U(widths[row, symbol])
+            if width == U(0):
+                break
+            single = U(width == U(1))
+            table[row, 2 * symbol] = U(0xFFFFFFFFFFFFFFFF) // width + (U(1) - single)
+            table[row, 2 * symbol + 1] = width << U(32) | (begin + single * U(SLOTS - 1))
+            begin += width
+    return I(0)
+
+
 @kernel()
 def put_entry(state: Any, out: Any, position: Any, table: Any, group: Any, symbol: Any) -> Any:
     """Code a symbol by its group's table."""
@@ -177,6 +196,7 @@ class Coders:
     scan: Callable[..., int]
     sort: Callable[..., int]
     tally: Callable[..., int]
+    fill_entries: Callable[..., int]
     put_changes: Callable[..., int]
     put_raw: Callable[..., int]
 
@@ -190,6 +210,7 @@ def coders_for(itemsize: int) -> Coders:
         scan=kernel(element, element, numbers, numbers, byte, signed, signed, numbers, signed)(scan),
         sort=kernel(numbers, "int64", signed, numbers)(sort),
         tally=kernel(numbers, "int64", signed, "int64[:, ::1]")(tally),
+        fill_entries=kernel("uint32[:, ::1]", tables)(fill_entries),
         put_changes=kernel(numbers, "int64", tables, numbers, tables, tables, "uint16[::1]")(put_changes),
         put_raw=kernel(numbers, "int64", tables, numbers, "uint32[::1]")(put_raw),
     )

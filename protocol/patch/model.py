@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from protocol.errors import MalformedError
 from protocol.patch.container import Cursor
 from protocol.patch.decoding import decoders_for
-from protocol.patch.encoding import GROUPS
+from protocol.patch.encoding import GROUPS, coders_for
 from protocol.patch.lanes import MAX_CLASSES
 from protocol.patch.rans import (
     HALF_LIFE,
@@ -27,7 +27,6 @@ from protocol.patch.rans import (
     STEP_SYMBOLS,
     bucket_bits,
     decoder_row,
-    encoder_table,
     gap_widths,
     step_widths,
 )
@@ -58,13 +57,10 @@ def weight_of(code: int) -> int:
     return (_eighths[code & 7] << (code >> 3)) >> 16
 
 
-def _code(weight: float) -> int:
-    return min(MAX_CODE, max(0, round(8 * math.log2(max(weight, 1.0)))))
-
-
 def code_of(chance: float) -> int:
     """The code whose weight fits a chance of changing best."""
-    return _code(-math.log2(max(1.0 - chance, 2.0**-16)) * HALF_LIFE)
+    ticks = -math.log2(max(1.0 - chance, 2.0**-16)) * HALF_LIFE
+    return min(MAX_CODE, max(0, round(8 * math.log2(max(ticks, 1.0)))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,26 +115,36 @@ class Model:
         table[: len(self.groups)] = [len(group.steps) - 1 for group in self.groups]
         return table
 
-    @cached_property
     def _gap_widths(self) -> list[tuple[int, ...]]:
         return [gap_widths(weight_of(group.code)) for group in self.groups]
 
-    @cached_property
     def _step_widths(self) -> list[tuple[int, ...]]:
         return [step_widths(tuple(map(weight_of, group.steps))) for group in self.groups]
 
     def encoder_tables(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """The symbols of gaps and of steps, by group."""
-        return encoder_table(self._gap_widths, MAX_BUCKETS + 1), encoder_table(self._step_widths, STEP_SYMBOLS + 1)
+        fill = coders_for(self.layout.bits // 8).fill_entries
+        gaps, steps = _array(self._gap_widths(), MAX_BUCKETS + 1), _array(self._step_widths(), STEP_SYMBOLS + 1)
+        tables = (
+            np.zeros((len(gaps), 2 * MAX_BUCKETS + 2), np.uint64),
+            np.zeros((len(steps), 2 * STEP_SYMBOLS + 2), np.uint64),
+        )
+        fill(gaps, tables[0])
+        fill(steps, tables[1])
+        return tables
 
     def decoder_tables(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
         """The symbol of each slot of gaps and of steps, by group: twice [groups, SLOTS]."""
-        widths = np.zeros((len(self.groups), STEP_SYMBOLS + 1), np.uint32)
-        for number, row in enumerate(self._step_widths):
-            widths[number, : len(row)] = row
         steps = np.empty((len(self.groups), SLOTS), np.uint32)
-        decoders_for(self.layout.bits // 8).fill_rows(widths, steps)
-        return np.stack([decoder_row(row) for row in self._gap_widths]), steps
+        decoders_for(self.layout.bits // 8).fill_rows(_array(self._step_widths(), STEP_SYMBOLS + 1), steps)
+        return np.stack([decoder_row(row) for row in self._gap_widths()]), steps
+
+
+def _array(rows: list[tuple[int, ...]], symbols: int) -> NDArray[np.uint32]:
+    table = np.zeros((len(rows), symbols), np.uint32)
+    for number, row in enumerate(rows):
+        table[number, : len(row)] = row
+    return table
 
 
 def form_of(layout: Layout, first: int, classes: int) -> NDArray[np.uint64]:
@@ -160,16 +166,23 @@ class Statistics:
 
     def model(self, layout: Layout, first: int, classes: int) -> Model:
         """The model that fits best, for the classes of the exponents from `first` on."""
-        return Model(layout, first, tuple(self._group(number) for number in range(classes + 1)))
+        steps = self.steps[: classes + 1]
+        beyond = np.cumsum(steps[:, ::-1], axis=1)[:, ::-1]  # of each symbol, changes with it or a larger one
+        known = np.maximum(1, np.count_nonzero(beyond >= COMMON_STEP, axis=1)).tolist()
+        others = np.append(beyond, np.zeros((len(steps), 1), np.int64), axis=1)
+        codes, last = _codes(steps), _codes(others)
+        groups = []
+        for number, symbols in enumerate(known):
+            changes, elements = int(beyond[number, 0]), int(self.elements[number])
+            own = codes[number, :symbols].tobytes() + last[number, symbols : symbols + 1].tobytes()
+            groups.append(Group(code_of((changes + 0.4) / (elements + 1.0)), own))
+        return Model(layout, first, tuple(groups))
 
-    def _group(self, number: int) -> Group:
-        steps = self.steps[number]
-        changes, elements = int(steps.sum()), int(self.elements[number])
-        beyond = np.cumsum(steps[::-1])[::-1]  # of each symbol, changes with it or a larger one
-        known = max(1, int(np.count_nonzero(beyond >= COMMON_STEP)))
-        counts = [*steps[:known].tolist(), changes - int(steps[:known].sum())]
-        codes = bytes(_code(64 * (count + 0.2)) for count in counts)
-        return Group(code_of((changes + 0.4) / (elements + 1.0)), codes)
+
+def _codes(counts: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """The codes of weights in proportion to counts, of none too."""
+    codes: NDArray[np.uint8] = np.clip(np.rint(8 * np.log2(64 * (counts + 0.2))), 0, MAX_CODE).astype(np.uint8)
+    return codes
 
 
 def _first_look(old: Bits, new: Bits, layout: Layout) -> tuple[NDArray[np.int64], float]:

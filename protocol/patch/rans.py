@@ -89,21 +89,6 @@ def step_widths(weights: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(widths)
 
 
-def encoder_table(rows: list[tuple[int, ...]], symbols: int) -> NDArray[np.uint64]:
-    """What put_symbol needs of every symbol of every row: [rows, 2 * symbols].
-
-    First 2^64 / width, rounded up; then the width (shifted by 32) and what the symbol adds: where it begins, and 4095 for a width
-    of 1, whose 2^64 - 1 makes the quotient one too small.
-    """
-    table = np.zeros((len(rows), 2 * symbols), np.uint64)
-    for number, row in enumerate(rows):
-        widths = np.array(row, np.uint64)
-        adds = np.cumsum(widths) - widths + np.where(widths == 1, np.uint64(SLOTS - 1), np.uint64(0))
-        inverses = np.uint64(2**64 - 1) // widths + (widths > 1)
-        table[number, : 2 * len(row)] = np.stack((inverses, adds | widths << np.uint64(32)), axis=1).reshape(-1)
-    return table
-
-
 @cache
 def decoder_row(widths: tuple[int, ...]) -> NDArray[np.uint32]:
     """For every slot its symbol's width, its place within it (shifted by 12) and the symbol (by 24): [SLOTS]."""
