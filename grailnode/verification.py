@@ -39,7 +39,7 @@ async def follow_chain(node: Node, say: Callable[[str], None]) -> AsyncIterator[
     try:
         head = chain.accept_head(data, node.clock.now())
     except ExpiredError as error:
-        say(f"note: {error}; nobody renews it, as after the end of a run")
+        say(f"note: {error}, as after the end of a run")
         head = chain.accept_head(data, node.clock.now(), even_expired=True)
     for version, digest in chain.missing():
         path = paths.manifest(trainer, version, digest)

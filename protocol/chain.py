@@ -166,7 +166,7 @@ def check_expiry(head: Head, now: float) -> None:
         ExpiredError: it counts no more.
     """
     if now * 1000.0 >= head.expires_ms:
-        raise ExpiredError(f"expired {now - head.expires_ms / 1000.0:.0f} s ago and nobody has renewed it", "head")
+        raise ExpiredError("has expired; nobody renews it, or storage hides whoever does", "head")
 
 
 class Trust(Record):

@@ -160,7 +160,7 @@ class Follower:
             chain, trainer = await self._newest_chain()
             missing = chain.missing()
             for (version, _), data in zip(missing, await gather(self._fetch_manifest(trainer), missing), strict=True):
-                chain.accept_manifest(version, data)
+                self._accept_manifest(chain, trainer, version, data)
             if chain.trust is not None and chain.trust != self._chain.trust:
                 await self._node.state.put(TRUST_PATH, chain.trust.to_bytes())
             self._chain, self._trainer = chain, trainer
@@ -181,6 +181,17 @@ class Follower:
             self._held = {version: held for version, held in self._held.items() if good.get(version) == held.digest}
             self._patches = {}
 
+    def _accept_manifest(self, chain: ChainVerifier, trainer: bytes, version: int, data: bytes) -> None:
+        try:
+            chain.accept_manifest(version, data)
+        except ForkError as error:
+            self._alarm_of_fork(trainer, error)
+            raise
+
+    def _alarm_of_fork(self, trainer: bytes, error: Exception) -> None:
+        if isinstance(error, ForkError):
+            self._node.alarm(f"trainer {trainer.hex()[:16]} signed two histories: {error}")
+
     async def _newest_chain(self) -> tuple[ChainVerifier, bytes]:
         """The chain after the first trainer's head that holds, its manifests not fetched yet; and that trainer.
 
@@ -194,8 +205,7 @@ class Follower:
                 data = await self._node.store.get(paths.head(trainer), MAX_HEAD_BYTES + MAX_ENVELOPE_BYTES)
                 chain.accept_head(data, self._node.clock.now())
             except (StoreError, ProtocolError) as error:
-                if isinstance(error, ForkError):
-                    self._node.alarm(f"trainer {trainer.hex()[:16]} signed two histories: {error}")
+                self._alarm_of_fork(trainer, error)
                 failures.append(error)
             else:
                 return chain, trainer

@@ -11,20 +11,22 @@ from protocol.participant import Announcement, Role
 from protocol.signing import claimed_signers, open_announced
 from roles.gather import gather
 from roles.node import Node
-from roles.ports import NotFoundError
+from roles.ports import NotFoundError, StoreError, TooLargeError
 
 
 async def participants(node: Node, role: Role) -> list[Announcement]:
     """The announcements of a role that the authority admits now, in order of key. Refused ones are passed over and told.
 
     Raises:
-        StoreError: the storage cannot be listed or read.
+        StoreError: the storage cannot be listed, or nothing that it lists can be read.
     """
     gate = Gate(node.run_id, node.authority)
     refusals = node.refusals
     now = node.clock.now()
     keys = [key for key in await _listed(node) if gate.may_fetch(key, role) and not refusals.resting(key, now)]
     keys.sort(key=lambda key: lottery(node.run_id, key))
+
+    failures: list[StoreError] = []
 
     async def read(key: bytes) -> Announcement | None:
         path = paths.participant(key)
@@ -35,15 +37,22 @@ async def participants(node: Node, role: Role) -> list[Announcement]:
                 gate.admit(record, now * 1000.0)
         except NotFoundError:
             return None
-        except ProtocolError as error:
+        except (ProtocolError, TooLargeError) as error:
             refusals.add(key, now)
             node.telemetry.event("announcement-refused", path=path, error=str(error))
+            return None
+        except StoreError as error:
+            failures.append(error)
+            node.telemetry.event("announcement-unread", path=path, error=str(error))
             return None
         refusals.forget(key)
         return record
 
-    read_ones = await gather(read, keys[: limits.MAX_PARTICIPANTS])
-    admitted = [record for record in read_ones if record is not None and record.role == role]
+    keys = keys[: limits.MAX_PARTICIPANTS]
+    found = await gather(read, keys)
+    if failures and len(failures) == len(keys):
+        raise failures[0]
+    admitted = [record for record in found if record is not None and record.role == role]
     return sorted(admitted, key=lambda record: record.key)
 
 

@@ -214,7 +214,7 @@ async def test_the_head_is_renewed_at_once_when_a_trainer_comes_back():
     await site.publish()
     _, follower = await site.follower()
     await trio.sleep(2 * site.run.head_ttl)
-    with pytest.raises(ProtocolError, match="nobody has renewed it"):
+    with pytest.raises(ProtocolError, match="has expired"):
         await follower.refresh()
     await site.publish()
     await follower.refresh()

@@ -1,0 +1,209 @@
+"""Key compromise: what a thief can do with one key, and how soon it ends."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import trio
+
+from protocol import paths
+from protocol.admission import Invite, do_work
+from protocol.chain import Trust
+from protocol.errors import ProtocolError
+from protocol.signing import SigningKey, sign
+from roles.authority import POLL_SECONDS, keep_authority, refresh_authority
+from roles.follower import TRUST_PATH
+from roles.node import Node
+from roles.participants import participants
+from tests.attacks.target import (
+    MINER,
+    ROOTS,
+    SECOND,
+    STRANGER,
+    SUCCESSOR,
+    TRAINER,
+    VALIDATOR,
+    Target,
+    attack,
+    holding,
+)
+from tests.protocol import samples
+
+
+@attack
+async def test_keys_a_revoked_trainer_is_refused_within_one_poll():
+    target = await holding()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_authority, target.node)
+        await trio.sleep(0.5)
+        await target.revise(trainers=(SECOND.public,), revoked=(TRAINER.public,))
+        await trio.sleep(POLL_SECONDS)
+        await target.publish()  # the thief goes on
+        await target.mirror(SECOND, newest=3, epoch=1, revision=1)
+        await target.follower.refresh()
+        nursery.cancel_scope.cancel()
+    assert target.follower.chain.head is not None and target.follower.chain.head.version == 3
+    assert target.follower.version_for(3) == 3
+
+
+@attack
+async def test_keys_a_revoked_trainers_manifests_are_refused():
+    target = await holding(1)
+    await target.cold()
+    await target.mirror(SECOND, epoch=1, revision=1)
+    stolen = sign(target.chain.signed[0].record, TRAINER)
+    await target.store.put(paths.manifest(SECOND.public, 0, target.chain.signed[0].digest), stolen)
+    await target.revise(trainers=(SECOND.public,), revoked=(TRAINER.public,))
+    await refresh_authority(target.node)
+    await target.refuses("not signed by keys that may sign it")
+
+
+@attack
+async def test_keys_what_was_verified_before_a_revocation_is_still_held():
+    target = await holding()
+    await target.revise(trainers=(SECOND.public,), revoked=(TRAINER.public,))
+    await refresh_authority(target.node)
+    await target.refuses("head")
+    assert target.follower.version_for(2) == 2
+    assert (await target.follower.hold(3)).version == 3
+
+
+@attack
+async def test_keys_a_successor_goes_on_where_the_stolen_key_was():
+    target = await holding()
+    await target.revise(trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
+    await target.publish()
+    await target.mirror(SUCCESSOR, epoch=1, revision=1)
+    await refresh_authority(target.node)
+    await target.goes_on()
+    trust = Trust.from_bytes(await target.state.get(TRUST_PATH, 1 << 20))
+    assert (trust.epoch, trust.version) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    "thieves",
+    [(ROOTS[0],), (TRAINER,), (VALIDATOR,), (TRAINER, SECOND, VALIDATOR), (ROOTS[0], TRAINER), (ROOTS[2], STRANGER)],
+    ids=["one root", "trainer", "validator", "all online keys", "root and trainer", "root and stranger"],
+)
+def test_keys_that_cannot_revise(thieves: tuple[SigningKey, ...]) -> None:
+    @attack
+    async def scenario() -> None:
+        target = await holding()
+        await target.revise(*thieves, trainers=(STRANGER.public,))
+        await target.refuses_revision("signed by . roots? where 2 must sign|signed by [01] roots where 2 must sign")
+        await target.publish()
+        await target.goes_on()
+
+    scenario()
+
+
+@attack
+async def test_keys_roots_that_were_replaced_cannot_revise():
+    target = await holding()
+    fresh = tuple(SigningKey(bytes([number]) * 32) for number in (211, 212, 213))
+    roots = tuple(key.public for key in fresh)
+    await target.revise(*ROOTS[:2], *fresh[:2], roots=roots, revoked=tuple(sorted(key.public for key in ROOTS)))
+    await refresh_authority(target.node)
+    assert target.node.authority.roots == roots
+    await target.revise(*ROOTS, trainers=(STRANGER.public,))
+    await target.refuses_revision("signed by 0 roots where 2 must sign")
+    await target.revise(*fresh[1:], trainers=(SECOND.public,))
+    await refresh_authority(target.node)
+    assert target.node.authority.trainers == (SECOND.public,)
+
+
+@attack
+async def test_keys_new_roots_that_nobody_holds():
+    target = await holding()
+    await target.revise(roots=tuple(samples.key(name).public for name in "abc"))
+    await target.refuses_revision("new roots: signed by 0 roots where 2 must sign")
+
+
+@attack
+async def test_keys_a_root_that_signs_everything():
+    target = await holding()
+    await target.revise(roots=(ROOTS[0].public, ROOTS[1].public, b"\1" + bytes(31)))
+    await target.refuses_revision("small order")
+
+
+@attack
+async def test_keys_one_thief_among_the_signers_spoils_a_revision():
+    target = await holding()
+    await target.revise(*ROOTS[:2], STRANGER, revoked=(MINER.public,))
+    await target.refuses_revision("signed by a key that is no root")
+
+
+@attack
+async def test_keys_a_revoked_miner_is_passed_over_within_one_poll():
+    target = Target()
+    await target.publish()
+    await target.node.announce("miner", 60.0)
+    assert [found.key for found in await participants(target.node, "miner")] == [MINER.public]
+    await target.revise(revoked=(MINER.public,))
+    await refresh_authority(target.node)
+    assert await participants(target.node, "miner") == []
+
+
+@attack
+async def test_keys_a_stranger_who_announces_himself_a_validator():
+    target = Target()
+    await target.publish()
+    await target.new_node(key=STRANGER).announce("validator", 60.0)
+    await target.new_node(key=VALIDATOR).announce("validator", 60.0)
+    assert [found.key for found in await participants(target.node, "validator")] == [VALIDATOR.public]
+
+
+@attack
+async def test_keys_a_stolen_inviter_invites_nobody_any_more():
+    inviter = samples.key("inviter")
+    target = Target(admission=samples.admission(policy="invite", inviters=(inviter.public,)))
+    await target.publish()
+
+    async def token(node: Node) -> bytes:
+        return sign(Invite(run=node.run_id, key=node.key.public, expires_ms=1 << 50), inviter)
+
+    await dataclasses.replace(target.node, proof=token).announce("miner", 60.0)
+    assert [found.key for found in await participants(target.node, "miner")] == [MINER.public]
+    await target.revise(admission=samples.admission(policy="invite"), revoked=(inviter.public,))
+    await refresh_authority(target.node)
+    assert await participants(target.node, "miner") == []
+    (line,) = target.log.named("announcement-refused")
+    assert "no invitation by an inviter of this run" in line["error"]
+
+
+@attack
+async def test_keys_another_miners_invitation_or_work_is_worth_nothing():
+    async def none(node: Node) -> bytes:
+        return do_work(node.run_id, STRANGER.public, 12, int(node.clock.now() * 1000) + 1000).to_bytes()
+
+    target = Target(admission=samples.admission(credential="work", difficulty=12))
+    await target.publish()
+    await dataclasses.replace(target.node, proof=none).announce("miner", 60.0)
+    assert await participants(target.node, "miner") == []
+    (line,) = target.log.named("announcement-refused")
+    assert "zero bits" in line["error"]
+
+
+@attack
+async def test_keys_junk_that_was_refused_is_not_fetched_again_at_once():
+    target = Target()
+    await target.publish()
+    junk = [samples.key(str(number)).public for number in range(20)]
+    for key in junk:
+        await target.store.put(paths.participant(key), b"junk")
+    for _ in range(5):
+        await participants(target.node, "miner")
+    assert len(target.log.named("announcement-refused")) == len(junk)
+    await trio.sleep(11.0)
+    await participants(target.node, "miner")
+    assert len(target.log.named("announcement-refused")) == 2 * len(junk)
+
+
+@attack
+async def test_keys_a_thief_of_the_trainers_key_cannot_open_another_run():
+    target = await holding()
+    changes: dict[str, Any] = {"run": samples.digest("the thief's run")}
+    await target.show(target.head(**changes))
+    await target.refuses("a head of another run")
+    with pytest.raises(ProtocolError):
+        target.node.revisions.check(1, sign(target.head(), TRAINER))

@@ -1,0 +1,253 @@
+"""Malicious mirrors and mix-and-match: places that lie each in its own way, and true parts of different wholes."""
+
+from dataclasses import replace
+
+from protocol import paths
+from protocol.authority import Revision
+from protocol.chain import Manifest
+from protocol.signing import open_announced, sign
+from roles.authority import refresh_authority
+from roles.participants import participants
+from tests.attacks.target import (
+    MINER,
+    ROOTS,
+    SECOND,
+    STRANGER,
+    SUCCESSOR,
+    TRAINER,
+    VALIDATOR,
+    Target,
+    attack,
+    holding,
+)
+from tests.network.simulation import Log
+from tests.protocol import samples
+
+# Malicious mirrors
+
+
+@attack
+async def test_mirror_one_trainers_space_lies_and_the_others_does_not():
+    target = await holding()
+    await target.publish()
+    await target.mirror(SECOND)
+    await target.store.put(paths.head(TRAINER.public), b"\xc1")
+    await target.goes_on()
+
+
+@attack
+async def test_mirror_one_trainers_space_is_frozen_and_the_others_is_not():
+    target = await holding()
+    frozen = target.head(expires_ms=int(target.clock.now() * 1000))
+    await target.publish()
+    await target.mirror(SECOND)
+    await target.show(frozen)
+    await target.goes_on()
+
+
+@attack
+async def test_mirror_one_trainers_space_is_empty():
+    target = await holding()
+    await target.publish()
+    await target.mirror(SECOND)
+    async for item in target.store.list(TRAINER.public.hex()):
+        await target.store.delete(item.path)
+    await target.goes_on()
+
+
+@attack
+async def test_mirror_that_shows_good_and_bad_by_turns():
+    target = await holding()
+    for _ in range(3):
+        await target.publish()
+        good = await target.store.get(paths.head(TRAINER.public), 1 << 20)
+        await target.show(target.head(0))
+        await target.refuses("version 0 behind")
+        await target.store.put(paths.head(TRAINER.public), good)
+        await target.goes_on()
+
+
+@attack
+async def test_mirror_of_another_run_by_the_same_trainer():
+    target = await holding()
+    await target.show(target.head(run=samples.digest("another run")))
+    await target.refuses("of another run")
+
+
+@attack
+async def test_mirror_a_meeting_point_with_a_forged_revision_and_a_validator_with_the_true_one():
+    target = await holding()
+    await target.revise(STRANGER, SECOND, trainers=(STRANGER.public,))
+    await target.revise(at=paths.revision_copy(VALIDATOR.public, 1), revoked=(STRANGER.public,))
+    await refresh_authority(target.node)
+    assert target.node.authority.revoked == (STRANGER.public,)
+    assert target.node.authority.trainers == (TRAINER.public, SECOND.public)
+    (line,) = target.log.named("revision-refused")
+    assert "signed by 0 roots where 2 must sign" in line["error"]
+
+
+@attack
+async def test_mirror_a_validator_with_a_revision_of_another_run():
+    target = await holding()
+    await target.revise(at=paths.revision_copy(VALIDATOR.public, 1), run=samples.digest("another run"))
+    await target.refuses_revision("of another run")
+
+
+@attack
+async def test_mirror_strangers_spaces_are_not_asked_for_revisions():
+    target = await holding()
+    await target.revise(at=paths.revision_copy(STRANGER.public, 1), revoked=(MINER.public,))
+    await refresh_authority(target.node)
+    assert target.node.revisions.number == 0
+
+
+@attack
+async def test_mirror_an_honest_validator_passes_on_what_it_learned():
+    target = await holding()
+    await target.revise(revoked=(STRANGER.public,))
+    validator = target.new_node(key=VALIDATOR, state=type(target.state)(), log=Log("validator"))
+    await refresh_authority(validator)
+    await target.store.delete(paths.revision(target.run_id, 1))  # and now the meeting point forgets it
+    await refresh_authority(target.node)
+    assert target.node.authority.revoked == (STRANGER.public,)
+
+
+@attack
+async def test_mirror_a_miner_passes_nothing_on():
+    target = await holding()
+    await target.revise(revoked=(STRANGER.public,))
+    await refresh_authority(target.node)
+    assert not [item.path async for item in target.store.list(MINER.public.hex())]
+
+
+# Mix-and-match
+
+
+@attack
+async def test_mix_the_newest_head_with_an_older_manifest():
+    target = await holding()
+    await target.publish()
+    older = await target.store.get(target.manifest_path(3), 1 << 20)
+    await target.store.put(target.manifest_path(4), older)
+    await target.refuses("manifest 4: not the one that the head lists")
+
+
+@attack
+async def test_mix_two_manifests_in_each_others_places():
+    target = await holding()
+    await target.cold()
+    one, two = target.manifest_path(1), target.manifest_path(2)
+    first, second = await target.store.get(one, 1 << 20), await target.store.get(two, 1 << 20)
+    await target.store.put(one, second)
+    await target.store.put(two, first)
+    await target.refuses("not the one that the head lists")
+
+
+@attack
+async def test_mix_a_patch_of_another_version():
+    target = await holding(2)
+    target.chain.signed.pop()
+    third = await target.forge(patch=target.chain.signed[1].record.patch, weights=samples.digest("third"))
+    assert third.record.version == 2
+    await target.cold()
+    await target.refuses_to_hold("made for other weights than these")
+
+
+@attack
+async def test_mix_an_anchor_of_another_version():
+    target = await holding()
+    await target.publish(anchor=True)
+    await target.cold()
+    old = await target.store.get(target.shard_path(0), 1 << 20)
+    await target.store.put(target.shard_path(4), old)
+    await target.refuses_to_hold("not the bytes that the manifest names")
+
+
+@attack
+async def test_mix_a_manifest_of_another_run_of_the_same_trainer():
+    target = await holding()
+    await target.forge(run=samples.digest("another run"))
+    await target.refuses("of another run, version or epoch")
+
+
+@attack
+async def test_mix_a_manifest_of_a_later_epoch_under_an_earlier_head():
+    target = await holding()
+    await target.forge(epoch=9)
+    await target.refuses("of another run, version or epoch")
+
+
+@attack
+async def test_mix_a_manifest_that_continues_another_chain():
+    target = await holding()
+    await target.forge(previous=samples.digest("another chain"))
+    await target.refuses("does not continue the manifest before it")
+    assert any("signed two histories" in line for line in target.node.alarms.drain())
+
+
+@attack
+async def test_mix_two_heads_for_one_version_is_an_alarm():
+    target = await holding()
+    fork = open_announced(
+        sign(target.chain.signed[3].record.model_copy(update={"optimizer_step": 99}), TRAINER), Manifest
+    )
+    names = tuple(signed.digest for signed in (*target.chain.signed[:3], fork))
+    await target.show(target.head(manifests=names))
+    await target.refuses("another manifest for trusted version 3")
+    (line,) = target.node.alarms.drain()
+    assert f"trainer {TRAINER.public.hex()[:16]} signed two histories" in line
+    assert target.node.alarms.drain() == ()  # told once
+    assert target.log.named("alarm")
+
+
+@attack
+async def test_mix_a_window_that_goes_back():
+    target = await holding()
+    await target.forge(first_window=0)
+    await target.refuses("an epoch or a window that goes back")
+
+
+@attack
+async def test_mix_one_participants_announcement_at_anothers_path():
+    target = Target()
+    await target.publish()
+    await target.node.announce("miner", 60.0)
+    data = await target.store.get(paths.participant(MINER.public), 1 << 16)
+    await target.store.put(paths.participant(STRANGER.public), data)
+    assert [found.key for found in await participants(target.node, "miner")] == [MINER.public]
+    (line,) = target.log.named("announcement-refused")
+    assert "not signed by the key that its path names" in line["error"]
+
+
+@attack
+async def test_mix_an_announcement_of_another_run():
+    target = Target()
+    await target.publish()
+    other = replace(target.new_node(), run_id=samples.digest("another run"))
+    await other.announce("miner", 60.0)
+    assert await participants(target.node, "miner") == []
+    (line,) = target.log.named("announcement-refused")
+    assert "of another run" in line["error"]
+
+
+@attack
+async def test_mix_a_second_revision_of_a_number_that_is_known():
+    target = await holding()
+    await target.revise(note="one")
+    fork: Revision = target.next_revision(note="the other")
+    await refresh_authority(target.node)
+    await target.store.put(paths.revision_copy(VALIDATOR.public, 1), sign(fork, *ROOTS[1:]))
+    await target.refuses_revision("the roots signed two histories", event="alarm")
+    assert target.node.revisions.number == 1
+    assert len(target.node.alarms.drain()) == 1
+
+
+@attack
+async def test_mix_two_revisions_of_one_number_at_once_and_neither_is_obeyed():
+    target = await holding()
+    await target.revise(trainers=(SUCCESSOR.public,))
+    await target.revise(at=paths.revision_copy(VALIDATOR.public, 1), trainers=(STRANGER.public,))
+    await target.refuses_revision("none is obeyed", event="alarm")
+    assert target.node.revisions.number == 0
+    await target.publish()
+    await target.goes_on()
