@@ -17,9 +17,9 @@ from protocol.run import FileRef
 from protocol.signing import Envelope, sign
 from roles.participants import participants
 from roles.ports import ObjectInfo
-from tests.attacks.target import MINER, ROOTS, SECOND, STRANGER, TRAINER, VALIDATOR, Target, attack, holding
+from tests.attacks.target import ROOTS, SECOND, STRANGER, VALIDATOR, Target, attack, holding
 from tests.protocol import samples
-from tests.roles.chains import small_weights
+from tests.roles.chains import MINER, TRAINER, small_weights
 
 NOT_SIGNED = "not signed by keys that may sign it"
 

@@ -15,19 +15,9 @@ from roles.authority import POLL_SECONDS, keep_authority, refresh_authority
 from roles.follower import TRUST_PATH
 from roles.node import Node
 from roles.participants import participants
-from tests.attacks.target import (
-    MINER,
-    ROOTS,
-    SECOND,
-    STRANGER,
-    SUCCESSOR,
-    TRAINER,
-    VALIDATOR,
-    Target,
-    attack,
-    holding,
-)
+from tests.attacks.target import ROOTS, SECOND, STRANGER, SUCCESSOR, VALIDATOR, Target, attack, holding
 from tests.protocol import samples
+from tests.roles.chains import MINER, TRAINER
 
 
 @attack

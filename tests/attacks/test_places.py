@@ -8,20 +8,10 @@ from protocol.chain import Manifest
 from protocol.signing import open_announced, sign
 from roles.authority import refresh_authority
 from roles.participants import participants
-from tests.attacks.target import (
-    MINER,
-    ROOTS,
-    SECOND,
-    STRANGER,
-    SUCCESSOR,
-    TRAINER,
-    VALIDATOR,
-    Target,
-    attack,
-    holding,
-)
+from tests.attacks.target import ROOTS, SECOND, STRANGER, SUCCESSOR, VALIDATOR, Target, attack, holding
 from tests.network.simulation import Log
 from tests.protocol import samples
+from tests.roles.chains import MINER, TRAINER
 
 # Malicious mirrors
 

@@ -12,19 +12,9 @@ from protocol.signing import sign
 from roles.authority import load_authority, refresh_authority
 from roles.follower import TRUST_PATH, Follower
 from roles.participants import participants
-from tests.attacks.target import (
-    MINER,
-    ROOTS,
-    SECOND,
-    STRANGER,
-    SUCCESSOR,
-    TRAINER,
-    VALIDATOR,
-    Target,
-    attack,
-    holding,
-)
+from tests.attacks.target import ROOTS, SECOND, STRANGER, SUCCESSOR, VALIDATOR, Target, attack, holding
 from tests.protocol import samples
+from tests.roles.chains import MINER, TRAINER
 from tests.roles.test_follower import equal
 
 LAST_EPOCH = (1 << 53) - 1
