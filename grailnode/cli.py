@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from grailnode.authority_cli import admit, keys
 from protocol.limits import MAX_COMPLETION_TOKENS
 
 if TYPE_CHECKING:
@@ -117,6 +118,12 @@ def demo(windows: int | None, seed: int, out: Path, keep: bool) -> None:
 @click.option("--join", metavar="URL", help="Take part in the run whose manifest is there, instead of making one.")
 @click.option("--meeting", help="With --join: the bucket in which participants announce themselves.")
 @click.option("--name", default="miner-1", show_default=True, help="With --join: the node's name.")
+@click.option("--roots", type=click.IntRange(1, 16), default=1, show_default=True, help="Root keys; 3 for a real run.")
+@click.option("--threshold", type=click.IntRange(1, 16), help="Root keys that must sign. Default: 2, where there are.")
+@click.option("--admission", type=click.Choice(["open", "allowlist", "invite"]), default="open", show_default=True)
+@click.option(
+    "--work", type=click.IntRange(0, 64), default=0, show_default=True, help="Bits an open run's miner works."
+)
 def init(
     directory: Path,
     policy: Path | None,
@@ -133,6 +140,10 @@ def init(
     join: str | None,
     meeting: str | None,
     name: str,
+    roots: int,
+    threshold: int | None,
+    admission: str,
+    work: int,
 ) -> None:
     """Make a run in DIRECTORY: a commented run.toml, its keys, and the signed manifest.
 
@@ -140,8 +151,11 @@ def init(
     DIRECTORY/bucket. With --join as well, DIRECTORY is for a node of somebody else's run.
     """
     from grailnode import commands  # noqa: PLC0415
+    from protocol.authority import OPEN  # noqa: PLC0415
 
-    make = partial(commands.init_run, directory, policy, proof, environment, data, max_tokens)
+    rules = OPEN.model_copy(update={"policy": admission, "credential": "work" if work else "", "difficulty": work})
+    founders = (roots, min(2, roots) if threshold is None else threshold)
+    make = partial(commands.init_run, directory, policy, proof, environment, data, max_tokens, founders, rules)
     if bucket is None:
         if join is not None:
             raise click.UsageError("--join needs a --bucket that this node writes to")
@@ -274,6 +288,10 @@ def convert(
     from grailnode.commands import convert_file  # noqa: PLC0415
 
     convert_file(source, out, cast("Format", given), cast("Format", wanted), base, versions=(number, base_version))
+
+
+cli.add_command(keys)
+cli.add_command(admit)
 
 
 def main() -> None:

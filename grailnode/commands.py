@@ -29,6 +29,7 @@ from grailnode.telemetry import Telemetry
 from grailnode.verification import verify_chain
 from grailnode.view import render_status, render_summary
 from protocol import paths, safetensors
+from protocol.authority import OPEN, Admission
 from roles.authority import refresh_authority
 
 DEFAULT_WINDOWS = 72
@@ -90,6 +91,7 @@ def _check(config: Config, role: str, name: str) -> None:
             "bucket up"
         )
     node = make_node(config, name, Telemetry(name))
+    trio.run(refresh_authority, node)
     allowed = {"trainer": node.authority.trainers, "validator": node.authority.validators}
     if role in allowed and node.key.public not in allowed[role]:
         path = config.at(config.node.keys) / f"{name}{keys.SUFFIX}"
@@ -121,10 +123,26 @@ def init_run(
     environment: str,
     data: Path | None,
     max_tokens: int | None,
+    founders: tuple[int, int] = (1, 1),
+    admission: Admission = OPEN,
 ) -> workspace.Workspace:
-    """A new run on this machine."""
+    """A new run on this machine.
+
+    Args:
+        founders: root keys, and how many of them must sign.
+    """
     tokens = max_tokens or provisions.needed(environment).tokens
-    choices = Choices(environment=environment, data=data, max_tokens=tokens)
+    roots, threshold = founders
+    if threshold > roots:
+        raise workspace.WorkspaceError(f"{threshold} of {roots} root keys can never sign; lower --threshold")
+    choices = Choices(
+        environment=environment,
+        data=data,
+        max_tokens=tokens,
+        roots=roots,
+        root_threshold=threshold,
+        admission=admission,
+    )
     made = workspace.create(directory, choices, workspace.Pace(), policy=policy or genesis.PACKAGED, proof=proof)
     click.echo(f"run {made.run_id.hex()[:16]} in {made.config}")
     if made.problems is not None:
@@ -134,6 +152,8 @@ def init_run(
             f"problems: {len(made.problems.training)} to train on, {made.problems.held_out_size} held out "
             f"(of lines {lines}{more}); completions of up to {tokens} tokens"
         )
+    if roots > 1:
+        click.echo(f"{threshold} of {roots} root keys decide who may act: move keys/root-*.key to where no network is")
     click.echo("start it in four terminals:")
     for role, name in (("trainer", ""), ("validator", ""), ("miner", ""), ("miner", " --name miner-2")):
         click.echo(f"  grailnode --role {role} --run {made.config}{name}")
@@ -166,7 +186,7 @@ def init_bucket(make: Callable[[], workspace.Workspace], options: BucketOptions)
     made = make()
     bucket_setup.move_store(made.config, bucket)
     rules = founding.open_run((made.directory / "run.manifest").read_bytes()).record
-    owners = tuple(key for name, key in made.keys.items() if name != "root")
+    owners = tuple(key for name, key in made.keys.items() if not name.startswith("root"))
     use = Use(owners, options.readers, rules.beacon.chain_hash.hex(), options.days)
     _print_documents(made.directory, bucket, use)
     click.echo(f"\nothers join by {bucket.url}/{paths.run(made.run_id)}")
@@ -219,6 +239,7 @@ def verify_ledgers(config: Config) -> None:
 
     async def check() -> None:
         node = make_spectator(config)
+        await refresh_authority(node)
         for validator in node.authority.validators:
             if not await verify_ledger(node, validator, click.echo):
                 click.echo(f"validator {validator.hex()[:16]}: no summaries")

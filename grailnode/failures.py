@@ -10,6 +10,7 @@ from grailnode.keys import KeyFileError
 from grailnode.policy import PolicyError
 from grailnode.processes import ProcessError
 from grailnode.provisions import ProvisionError
+from grailnode.revising import RevisionError
 from grailnode.workspace import WorkspaceError
 from protocol.environments.base import SandboxError
 from protocol.errors import ProtocolError
@@ -34,6 +35,7 @@ _TOLD = (
     PolicyError,
     ProcessError,
     ProvisionError,
+    RevisionError,
     SandboxError,
     WorkspaceError,
     ProtocolError,

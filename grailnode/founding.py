@@ -49,6 +49,7 @@ class Choices:
     audit_ppm: int = 1_000_000
     audit_floor_ppm: int = 1_000_000
     audit_halving: int = 16
+    roots: int = 1
     root_threshold: int = 1
     admission: Admission = OPEN
 

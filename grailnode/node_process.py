@@ -13,7 +13,7 @@ from typing import IO, Literal
 import torch
 import trio
 
-from grailnode import founding, genesis, keys, provisions
+from grailnode import founding, genesis, keys, proofs, provisions
 from grailnode.beacon import RelayBeacon, StoreBeacon, publish_rounds
 from grailnode.canary import CanaryProducer
 from grailnode.clock import SystemClock
@@ -146,6 +146,17 @@ def make_spectator(config: Config) -> Node:
     return _node(config, "spectator", SigningKey(secrets.token_bytes(32)), MemoryStore(), storage, telemetry)
 
 
+def make_founder(config: Config) -> Node:
+    """A node that publishes what root keys signed: it writes, under a key that nobody knows, and keeps no state.
+
+    Raises:
+        OSError, ProtocolError, ConfigError, CredentialsError, StoreError: manifest or store cannot be used.
+    """
+    telemetry = Telemetry("founder")
+    key = SigningKey(secrets.token_bytes(32))
+    return _node(config, "founder", key, MemoryStore(), Storage(config, telemetry), telemetry)
+
+
 def _node(
     config: Config, name: str, key: SigningKey, state: ObjectStore, storage: Storage, telemetry: Telemetry
 ) -> Node:
@@ -169,6 +180,7 @@ def _node(
         telemetry=telemetry,
         run_sync=trio.to_thread.run_sync,
         space=config.store.url if config.store.meeting is not None else "",
+        proof=proofs.prover(config.at(config.node.keys) / f"{name}{proofs.SUFFIX}"),
         known=revisions,
     )
 

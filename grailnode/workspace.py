@@ -134,7 +134,8 @@ def create(
         raise WorkspaceError(f"{config}: there is a run already; choose another directory")
     problems = provisions.check(choices.environment, choices.data, Policy.load(policy), choices.max_tokens)
     measured = proof_file.read(_proof_of(policy) if proof is None else proof)
-    names = ("root", "trainer", "validator", *miners)
+    roots = ("root",) if choices.roots == 1 else tuple(f"root-{number + 1}" for number in range(choices.roots))
+    names = (*roots, "trainer", "validator", *miners)
     drawn = {name: _secret(name, seed) for name in (*names, "beacon")}
     signing = {name: SigningKey(drawn[name]) for name in names}
     beacon = LocalKey.from_seed(drawn["beacon"])
@@ -145,13 +146,13 @@ def create(
         beacon.chain(pace.period_ms, genesis_ms),
         founding.authority(
             choices,
-            roots=[signing["root"].public],
+            roots=[signing[name].public for name in roots],
             trainers=[signing["trainer"].public],
             validators=[signing["validator"].public],
         ),
         measured,
     )
-    signed = founding.seal(manifest, signing["root"])
+    signed = founding.seal(manifest, *(signing[name] for name in roots[: choices.root_threshold]))
     for name, secret in drawn.items():  # nothing is written before everything else has gone well
         keys.create(directory / "keys" / f"{name}{keys.SUFFIX}", secret)
     (directory / "run.manifest").write_bytes(signed.data)

@@ -1,0 +1,170 @@
+"""What `grailnode keys` and `grailnode admit` do."""
+
+import time
+from pathlib import Path
+
+import click
+import trio
+
+from grailnode import keys, proofs, revising
+from grailnode.commands import open_config
+from grailnode.config import Config
+from grailnode.node_process import make_founder
+from grailnode.revising import Draft, RevisionError
+from grailnode.store.local import LocalStore
+from protocol import paths
+from protocol.admission import Invite
+from protocol.authority import ChainPoint, Revision
+from protocol.errors import ProtocolError
+from protocol.signing import SigningKey, check_public_key, sign
+from roles.authority import refresh_authority
+from roles.node import Node
+from roles.trainer.history import History
+
+
+def _public(text: str) -> bytes:
+    """A public key from 64 hexadecimal digits, or of a key file."""
+    path = Path(text)
+    if path.is_file():
+        return SigningKey(keys.read(path)).public
+    try:
+        return check_public_key(bytes.fromhex(text))
+    except (ValueError, ProtocolError) as error:
+        raise RevisionError(f"{text}: neither a public key (64 hexadecimal digits) nor a key file ({error})") from None
+
+
+def _known(run: str) -> tuple[Config, Node]:
+    """A run, and who may act in it as its store says now."""
+    config = open_config(run)
+    node = make_founder(config)
+    trio.run(refresh_authority, node)
+    return config, node
+
+
+def new_key(path: Path) -> None:
+    """A new key file."""
+    click.echo(f"{path}: {SigningKey(keys.create(path)).public.hex()}")
+
+
+def show_keys(run: str) -> None:
+    """The keys of this machine, and what they may do."""
+    config, node = _known(run)
+    authority = node.authority
+    click.echo(
+        f"revision {node.revisions.number}; {authority.root_threshold} of {len(authority.roots)} roots must sign"
+    )
+    for path in sorted(config.at(config.node.keys).glob(f"*{keys.SUFFIX}")):
+        public = SigningKey(keys.read(path)).public
+        named = {"root": authority.roots, "trainer": authority.trainers, "validator": authority.validators}
+        held = [role for role, of in named.items() if public in of]
+        if public in authority.revoked:
+            held = ["revoked"]
+        click.echo(f"{path.stem:16} {public.hex()} {', '.join(held) or '-'}")
+
+
+def rotate_key(run: str, name: str) -> None:
+    """A new key in place of one of this machine's."""
+    config, node = _known(run)
+    directory = config.at(config.node.keys)
+    path, coming = directory / f"{name}{keys.SUFFIX}", directory / f"{name}.next{keys.SUFFIX}"
+    old = SigningKey(keys.read(path)).public
+    new = SigningKey(keys.read(coming) if coming.exists() else keys.create(coming)).public
+    changes = revising.replaced(node.authority, old, new)
+    draft = revising.propose(node.revisions, f"{name}: another key", **changes)
+    click.echo(f"{coming}: {new.hex()}")
+    _sign_and_publish(config, node, draft)
+    click.echo(f"when it is published: stop {name}; mv {path} {path}.old; mv {coming} {path}; start {name}")
+
+
+def revoke_key(run: str, key: str, rewind: int | None) -> None:
+    """No role for a key any more."""
+    config, node = _known(run)
+    public = _public(key)
+    point = trio.run(_point, config, rewind) if rewind is not None else None
+    draft = revising.propose(
+        node.revisions, f"{public.hex()[:16]} is revoked", point, **revising.revoked(node.authority, public)
+    )
+    _sign_and_publish(config, node, draft)
+
+
+async def _point(config: Config, version: int) -> ChainPoint:
+    """A version as the trainer of this machine published it."""
+    history = await History.open(LocalStore(config.at(config.node.state) / "trainer" / "objects"))
+    if version not in history.manifests:
+        known = ", ".join(map(str, sorted(history.manifests))) or "none"
+        raise RevisionError(f"--rewind {version}: this machine's trainer did not publish it; it knows {known}")
+    return ChainPoint(version=version, digest=history.manifests[version].digest)
+
+
+def admit_key(run: str, key: str, days: int, inviter: Path | None) -> None:
+    """A miner on the allowlist, or an invitation for it."""
+    config, node = _known(run)
+    public, authority = _public(key), node.authority
+    if public in authority.revoked:
+        raise RevisionError(f"{public.hex()} is revoked in this run")
+    if authority.admission.policy == "open":
+        click.echo("this run is open: everyone may mine, nobody needs to be admitted")
+    elif authority.admission.policy == "allowlist":
+        changes = revising.admitted(authority, public)
+        _sign_and_publish(config, node, revising.propose(node.revisions, f"{public.hex()[:16]} may mine", **changes))
+    else:
+        signer = _inviter(config, node, inviter)
+        expires_ms = int((time.time() + days * 86_400) * 1000)
+        token = sign(Invite(run=node.run_id, key=public, expires_ms=expires_ms), signer)
+        click.echo(token.hex())
+        click.echo(f"for {days} days; on the miner's machine it goes into keys/NAME{proofs.SUFFIX}", err=True)
+
+
+def _inviter(config: Config, node: Node, path: Path | None) -> SigningKey:
+    authority = node.authority
+    may = {*authority.roots, *authority.admission.inviters}
+    directory = config.at(config.node.keys)
+    for candidate in [path] if path is not None else sorted(directory.glob(f"*{keys.SUFFIX}")):
+        key = SigningKey(keys.read(candidate))
+        if key.public in may:
+            return key
+    raise RevisionError(f"{path or directory}: no key of an inviter or a root; name one with --key FILE")
+
+
+def sign_draft(path: Path, key: Path) -> None:
+    """Another signature on a draft; needs neither the run nor a network."""
+    draft = revising.read_draft(path)
+    for line in revising.describe(draft.revision):
+        click.echo(line)
+    draft = draft.signed_by(SigningKey(keys.read(key)))
+    path.write_bytes(draft.to_bytes())
+    click.echo(f"{path}: {len(draft.signatures)} signatures")
+
+
+def publish_draft(run: str, path: Path) -> None:
+    """A draft that enough roots have signed, for everybody."""
+    _, node = _known(run)
+    draft = revising.read_draft(path)
+    lacking = revising.outstanding(draft, node.revisions)
+    if lacking:
+        raise RevisionError(f"{path}: {lacking}; `grailnode keys sign {path} KEYFILE`")
+    _publish(node, draft)
+
+
+def _sign_and_publish(config: Config, node: Node, draft: Draft) -> None:
+    """Sign with the root keys at hand; publish if they are enough, else say where the draft is and what to do with it."""
+    wanted = {*node.authority.roots, *draft.revision.authority.roots}
+    draft = revising.sign_at_hand(draft, config.at(config.node.keys), wanted)
+    for line in revising.describe(draft.revision):
+        click.echo(line)
+    lacking = revising.outstanding(draft, node.revisions)
+    if not lacking:
+        _publish(node, draft)
+        return
+    path = config.at(Path(f"revision-{draft.revision.number}{revising.SUFFIX}"))
+    path.write_bytes(draft.to_bytes())
+    click.echo(f"{path}: {lacking}. Take it to each root key: grailnode keys sign {path.name} KEYFILE")
+    click.echo(f"then: grailnode keys publish {path.name} --run RUN")
+
+
+def _publish(node: Node, draft: Draft) -> None:
+    """Check it as every node will, then put it at the meeting point."""
+    signed = node.revisions.check(node.revisions.number + 1, draft.envelope())
+    record: Revision = signed.record
+    trio.run(node.publish, paths.revision(node.run_id, record.number), signed.data)
+    click.echo(f"revision {record.number} is published; every node obeys it at its next poll")

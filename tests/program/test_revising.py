@@ -1,0 +1,137 @@
+"""Drafts of revisions: signed one key at a time, published when enough have; and what miners show to be admitted."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from grailnode import keys, proofs, revising
+from grailnode.keys import KeyFileError
+from grailnode.revising import RevisionError, propose, read_draft
+from protocol.admission import Gate, Invite
+from protocol.authority import Authority, Revisions
+from protocol.errors import SignatureError
+from protocol.participant import Announcement
+from protocol.signing import SigningKey, sign
+from roles.participants import participants
+from tests.attacks.target import Target
+from tests.protocol import samples
+from tests.protocol.samples import MINER, RUN_ID, TRAINER, VALIDATOR
+from tests.roles.chains import MINER as TARGET_MINER
+
+ROOTS = tuple(samples.key(f"root {number}") for number in range(3))
+OTHER = samples.key("other")
+
+
+def founding(**changes: Any) -> Authority:
+    roots = {"roots": tuple(root.public for root in ROOTS), "root_threshold": 2}
+    return samples.authority(**(roots | changes))
+
+
+def test_a_draft_goes_from_key_to_key_and_is_published_when_enough_have_signed(tmp_path: Path):
+    known = Revisions(RUN_ID, founding())
+    draft = propose(known, "another trainer", **revising.replaced(known.current, TRAINER.public, OTHER.public))
+    path = tmp_path / "revision-1.draft"
+    assert revising.outstanding(draft, known) == "0 of 2 root keys have signed"
+    for root in (ROOTS[2], ROOTS[0], ROOTS[0]):
+        path.write_bytes(draft.signed_by(root).to_bytes())
+        draft = read_draft(path)
+    assert len(draft.signatures) == 2
+    assert revising.outstanding(draft, known) == ""
+    known.adopt(known.check(1, draft.envelope()))
+    assert known.current.trainers == (OTHER.public,)
+    assert known.current.revoked == (TRAINER.public,)
+
+
+def test_new_roots_must_sign_too():
+    known = Revisions(RUN_ID, founding())
+    draft = propose(known, "", **revising.replaced(known.current, ROOTS[0].public, OTHER.public))
+    draft = draft.signed_by(ROOTS[0]).signed_by(ROOTS[1])
+    assert revising.outstanding(draft, known) == "1 of 2 new root keys have signed"
+    with pytest.raises(SignatureError):
+        known.check(1, draft.envelope())
+    draft = draft.signed_by(OTHER)
+    assert revising.outstanding(draft, known) == ""
+    known.adopt(known.check(1, draft.envelope()))
+
+
+def test_keys_at_hand_sign_at_once(tmp_path: Path):
+    for number in range(2):
+        keys.create(tmp_path / f"root-{number}.key", samples.digest(f"key of root {number}"))
+    keys.create(tmp_path / "miner-1.key")
+    known = Revisions(RUN_ID, founding())
+    draft = revising.sign_at_hand(propose(known, ""), tmp_path, known.current.roots)
+    assert {signature.key for signature in draft.signatures} == {ROOTS[0].public, ROOTS[1].public}
+
+
+def test_revoking_takes_every_role():
+    inviting = samples.admission(policy="invite", inviters=(OTHER.public,), allowed=(OTHER.public,))
+    authority = founding(validators=(VALIDATOR.public, OTHER.public), quorum=2, admission=inviting)
+    after = propose(Revisions(RUN_ID, authority), "", **revising.revoked(authority, OTHER.public)).revision.authority
+    assert (after.validators, after.quorum, after.revoked) == ((VALIDATOR.public,), 1, (OTHER.public,))
+    assert after.admission.inviters == after.admission.allowed == ()
+
+
+def test_what_nobody_can_ask_for():
+    authority = founding()
+    with pytest.raises(RevisionError, match="only one of the trainers; `grailnode keys rotate`"):
+        revising.revoked(authority, TRAINER.public)
+    with pytest.raises(RevisionError, match="has no role"):
+        revising.replaced(authority, MINER.public, OTHER.public)
+    with pytest.raises(RevisionError, match="no such authority"):
+        propose(Revisions(RUN_ID, authority), "", quorum=5)
+
+
+@pytest.mark.parametrize("rubbish", [b"", b"\xc1", b"\x80", samples.revision().to_bytes()])
+def test_a_file_that_is_no_draft(tmp_path: Path, rubbish: bytes):
+    path = tmp_path / "x.draft"
+    path.write_bytes(rubbish)
+    with pytest.raises(RevisionError, match="not a draft of a revision"):
+        read_draft(path)
+
+
+def test_what_is_signed_is_shown_first():
+    draft = propose(Revisions(RUN_ID, founding()), "a stolen key", revoked=(MINER.public,))
+    lines = "\n".join(revising.describe(draft.revision))
+    for told in ("revision 1", "a stolen key", TRAINER.public.hex()[:16], MINER.public.hex()[:16], "open"):
+        assert told in lines
+
+
+def announced(target: Target, invitation: Path) -> list[Announcement]:
+    """What readers see of a miner that shows what it has."""
+    found: list[Announcement] = []
+
+    async def scenario() -> None:
+        await target.publish()
+        node = target.node
+        object.__setattr__(node, "proof", proofs.prover(invitation))
+        await node.announce("miner", 60.0)
+        await node.announce("miner", 60.0)
+        found.extend(await participants(node, "miner"))
+
+    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+    return found
+
+
+def test_a_miner_works_where_work_is_asked_for_and_keeps_what_it_did(tmp_path: Path):
+    target = Target(admission=samples.admission(credential="work", difficulty=10))
+    assert [item.key for item in announced(target, tmp_path / "none")] == [TARGET_MINER.public]
+    assert len(target.log.named("working")) == 1
+
+
+def test_a_miner_shows_its_invitation(tmp_path: Path):
+    inviter: SigningKey = OTHER
+    target = Target(admission=samples.admission(policy="invite", inviters=(inviter.public,)))
+    token = sign(Invite(run=target.run_id, key=TARGET_MINER.public, expires_ms=1 << 50), inviter)
+    path = tmp_path / "miner-1.invite"
+    path.write_text(token.hex() + "\n")
+    (seen,) = announced(target, path)
+    Gate(target.run_id, target.run.authority).admit(seen, target.clock.now() * 1000)
+
+
+def test_a_miner_without_an_invitation_says_what_is_missing(tmp_path: Path):
+    target = Target(admission=samples.admission(policy="invite"))
+    with pytest.raises(KeyFileError, match="no invitation; this run asks for one"):
+        announced(target, tmp_path / "miner-1.invite")
