@@ -1,22 +1,21 @@
 """Drafts of revisions: signed one key at a time, published when enough have; and what miners show to be admitted."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
-from trio.testing import MockClock
 
 from grailnode import keys, proofs, revising
 from grailnode.keys import KeyFileError
 from grailnode.revising import RevisionError, propose, read_draft
-from protocol.admission import Gate, Invite
+from protocol.admission import Invite
 from protocol.authority import Authority, Revisions
 from protocol.errors import SignatureError
 from protocol.participant import Announcement
-from protocol.signing import SigningKey, sign
+from protocol.signing import sign
 from roles.participants import participants
-from tests.attacks.target import Target
+from tests.attacks.target import Target, attack
 from tests.protocol import samples
 from tests.protocol.samples import MINER, RUN_ID, TRAINER, VALIDATOR
 from tests.roles.chains import MINER as TARGET_MINER
@@ -99,39 +98,41 @@ def test_what_is_signed_is_shown_first():
         assert told in lines
 
 
-def announced(target: Target, invitation: Path) -> list[Announcement]:
+async def announced(target: Target, invitation: Path) -> list[Announcement]:
     """What readers see of a miner that shows what it has."""
-    found: list[Announcement] = []
-
-    async def scenario() -> None:
-        await target.publish()
-        node = target.node
-        object.__setattr__(node, "proof", proofs.prover(invitation))
-        await node.announce("miner", 60.0)
-        await node.announce("miner", 60.0)
-        found.extend(await participants(node, "miner"))
-
-    trio.run(scenario, clock=MockClock(autojump_threshold=0))
-    return found
+    await target.publish()
+    node = replace(target.node, proof=proofs.prover(invitation))
+    await node.announce("miner", 60.0)
+    await node.announce("miner", 60.0)
+    return await participants(target.node, "miner")
 
 
 def test_a_miner_works_where_work_is_asked_for_and_keeps_what_it_did(tmp_path: Path):
-    target = Target(admission=samples.admission(credential="work", difficulty=10))
-    assert [item.key for item in announced(target, tmp_path / "none")] == [TARGET_MINER.public]
-    assert len(target.log.named("working")) == 1
+    @attack
+    async def scenario():
+        target = Target(admission=samples.admission(credential="work", difficulty=10))
+        assert [item.key for item in await announced(target, tmp_path / "none")] == [TARGET_MINER.public]
+        assert len(target.log.named("working")) == 1
+
+    scenario()
 
 
 def test_a_miner_shows_its_invitation(tmp_path: Path):
-    inviter: SigningKey = OTHER
-    target = Target(admission=samples.admission(policy="invite", inviters=(inviter.public,)))
-    token = sign(Invite(run=target.run_id, key=TARGET_MINER.public, expires_ms=1 << 50), inviter)
-    path = tmp_path / "miner-1.invite"
-    path.write_text(token.hex() + "\n")
-    (seen,) = announced(target, path)
-    Gate(target.run_id, target.run.authority).admit(seen, target.clock.now() * 1000)
+    @attack
+    async def scenario():
+        target = Target(admission=samples.admission(policy="invite", inviters=(OTHER.public,)))
+        token = sign(Invite(run=target.run_id, key=TARGET_MINER.public, expires_ms=1 << 50), OTHER)
+        path = tmp_path / "miner-1.invite"
+        path.write_text(token.hex() + "\n")
+        assert [item.proof for item in await announced(target, path)] == [token]
+
+    scenario()
 
 
 def test_a_miner_without_an_invitation_says_what_is_missing(tmp_path: Path):
-    target = Target(admission=samples.admission(policy="invite"))
-    with pytest.raises(KeyFileError, match="no invitation; this run asks for one"):
-        announced(target, tmp_path / "miner-1.invite")
+    @attack
+    async def scenario():
+        with pytest.raises(KeyFileError, match="no invitation; this run asks for one"):
+            await announced(Target(admission=samples.admission(policy="invite")), tmp_path / "miner-1.invite")
+
+    scenario()
