@@ -21,7 +21,7 @@ from grailnode.demo.run import DemoSettings
 from grailnode.demo.run import run_demo as run_demo_network
 from grailnode.founding import Choices
 from grailnode.inspect import inspect_patch, patch_table
-from grailnode.node_process import Kind, Launch, data_file, main, make_node, make_spectator, replay_group
+from grailnode.node_process import Kind, Launch, data_file, main, make_canary, make_node, make_spectator, replay_group
 from grailnode.observe import Observer
 from grailnode.processes import ProcessSpec, Supervisor, run_until_interrupted
 from grailnode.replay import Replayed, Which, replay_table, verify_ledger
@@ -96,6 +96,8 @@ def _check(config: Config, role: str, name: str) -> None:
     if role in allowed and node.key.public not in allowed[role]:
         path = config.at(config.node.keys) / f"{name}{keys.SUFFIX}"
         raise keys.KeyFileError(f"{path}: not a {role} key of this run; use --name for the node whose key is")
+    if role == "trainer" and config.trainer.canaries:
+        make_canary(config, name, Telemetry(name))
     if role == "trainer":
         provisions.needed(node.run.environment)
         provisions.published(node.run, data_file(config))

@@ -135,7 +135,8 @@ class TrainerSection(_Section):
     """How the trainer learns and publishes.
 
     `canaries` counts the miners that it has run under keys of its own to test the validators; the last of them runs now. One more
-    is a fresh one, for when a report has given the key of the last one away.
+    is a fresh one, for when a report has given the key of the last one away. `canary_store` is where it writes: in the trainer's
+    own bucket everybody would know whose it is.
     """
 
     policy: str = "genesis"
@@ -156,6 +157,7 @@ class TrainerSection(_Section):
     seed: int = 0
     poll_seconds: Positive = 0.1
     canaries: Annotated[int, Field(ge=0, le=1000)] = 0
+    canary_store: StoreSection | None = None
 
 
 class MinerSection(_Section):

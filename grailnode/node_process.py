@@ -17,7 +17,7 @@ from grailnode import founding, genesis, keys, proofs, provisions
 from grailnode.beacon import RelayBeacon, StoreBeacon, publish_rounds
 from grailnode.canary import CanaryProducer
 from grailnode.clock import SystemClock
-from grailnode.config import Config, miner_settings, trainer_settings, validator_settings
+from grailnode.config import Config, ConfigError, miner_settings, trainer_settings, validator_settings
 from grailnode.demo.cheater import run_cheater
 from grailnode.engine import model as models
 from grailnode.failures import StateInUseError, explain, passing
@@ -127,6 +127,10 @@ def make_canary(config: Config, name: str, telemetry: Telemetry) -> Node:
     """
     number = config.trainer.canaries - 1
     key = canary_key(_key(config, name), number)
+    if config.trainer.canary_store is not None:
+        config = config.model_copy(update={"store": config.trainer.canary_store})
+    elif config.store.meeting is not None:
+        raise ConfigError("trainer.canary_store: missing; in the trainer's own bucket a canary is known for what it is")
     state = LocalStore(config.at(config.node.state) / f"{name}-canary-{number}" / "objects")
     return _node(config, f"node {key.public.hex()[:4]}", key, state, Storage(config, telemetry), telemetry)
 

@@ -24,6 +24,7 @@ class Overseer:
         self.canaries = {canary_key(node.key, number).public for number in range(canaries)}
         self.distrusted: set[bytes] = set()
         """Validators whose verdicts do not count: they accepted what was false on purpose."""
+        self._heard: dict[int, set[bytes]] = {}
         self._disagreements: dict[int, list[Disagreement]] = {}
         self._deceptions: dict[int, list[Deception]] = {}
 
@@ -37,11 +38,14 @@ class Overseer:
             self.distrusted.add(paths.key_at_end(item.path))
 
     async def hear(self, window: int, miner: bytes, verdicts: Mapping[bytes, Verdict]) -> None:
-        """Take notice of all verdicts (by validator) on a miner's window.
+        """Take notice, once, of all verdicts (by validator) on a miner's window.
 
         Raises:
             StoreError: the state cannot be written.
         """
+        if miner in self._heard.setdefault(window, set()):
+            return
+        self._heard[window].add(miner)
         self._compare(window, miner, verdicts)
         if miner in self.canaries:
             for validator, verdict in sorted(verdicts.items()):
@@ -90,6 +94,7 @@ class Overseer:
     async def report(self, window: int) -> None:
         """Publish what there is to say of a window that is over."""
         node = self._node
+        self._heard.pop(window, None)
         disagreements, deceptions = self._disagreements.pop(window, []), self._deceptions.pop(window, [])
         if disagreements or deceptions:
             record = Report(
