@@ -25,9 +25,10 @@ def main() -> None:
     parser.add_argument("--only", default="", help="animals whose names hold this")
     parser.add_argument("--rollouts", type=int, default=600, help="rollouts of the table of sketches")
     parser.add_argument("--projections", type=int, default=10_000, help="of the table of sketches")
+    parser.add_argument("--without", default="", help="pairs to leave out, separated by commas")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    setting = Setting(options.policy, options.policy / "results")
+    setting = Setting(options.policy, options.policy / "results", tuple(options.without.split(",")))
     match options.table:
         case "honest":
             trio.run(honest.table, setting, options.groups or 256, options.calibration)

@@ -9,7 +9,7 @@ import numpy as np
 from bench.proofs.setting import TEST_SEED, Profile, Setting
 from grailnode.calibration.measure import beyond, refused
 from grailnode.calibration.pairs import Observed
-from protocol.evidence import bar, weigh, window_surprise
+from protocol.evidence import bar, window_surprise
 from protocol.run import ProofSpec
 
 WINDOW = 16
@@ -17,7 +17,7 @@ WINDOW = 16
 
 def refusals(groups: list[Observed], spec: ProofSpec) -> tuple[int, int]:
     """Groups refused by themselves, and windows that are refused together."""
-    weighed = [weigh(group.distances, group.margins, group.lengths, spec) for group in groups]
+    weighed = [group.weigh(spec) for group in groups]
     windows = 0
     for begin in range(0, len(weighed), WINDOW):
         counts = [(e.tokens, e.sketch_misses, e.margin_misses) for e in weighed[begin : begin + WINDOW]]
@@ -51,7 +51,7 @@ async def _rows(setting: Setting, profile: Profile, spec: ProofSpec, groups: int
     print("pair                      rollouts    tokens  refused: groups windows  off sketch  off margin  worst margin")
     for pair in profile.pairs:
         seen = await setting.observed(pair, setting.share(pair, groups), TEST_SEED)
-        distances = np.concatenate([group.distances for group in seen])
+        distances = np.concatenate([group.fresh for group in seen])
         margins = np.concatenate([group.margins for group in seen])
         rollouts = sum(len(group.lengths) for group in seen)
         alone, together = refusals(seen, spec)

@@ -16,7 +16,7 @@ from grailnode.calibration.copies import quantized
 from grailnode.calibration.measure import beyond, refused
 from grailnode.calibration.pairs import Observed
 from protocol import challenge, sampling
-from protocol.evidence import bar, weigh, window_surprise
+from protocol.evidence import bar, window_surprise
 from protocol.run import ProofSpec
 from roles.ports import Request
 
@@ -44,7 +44,7 @@ def _copies(setting: Setting) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
 
 def detected_after(groups: list[Observed], spec: ProofSpec) -> float | None:
     """Tokens until a window that grows group by group is refused, the median; None where more than half never are."""
-    weighed = [weigh(group.distances, group.margins, group.lengths, spec) for group in groups]
+    weighed = [group.weigh(spec) for group in groups]
     generator, needed = np.random.default_rng(0), []
     for _ in range(_ORDERS):
         counts: list[tuple[int, int, int]] = []
@@ -66,13 +66,13 @@ async def table(setting: Setting, groups: int, calibration: int) -> None:
     print(f"{'change':26} {'weights':>8} {'off':>9} {'margins':>9}{heads}")
     for label, copy in _copies(setting):
         seen = await setting.observed(pair, groups, TEST_SEED, copy, label.replace(" ", "-"))
-        distances = np.concatenate([group.distances for group in seen])
+        distances = np.concatenate([group.fresh for group in seen])
         margins = np.concatenate([group.margins for group in seen])
         line = f"{label:26} {changed_share(setting.weights, copy):8.4f} "
         line += f"{beyond(distances, specs[0].sketch_tolerance).mean():9.5f} {(margins > 0).mean():9.5f}"
         for spec in specs:
             tokens = detected_after(seen, spec)
-            share = np.mean([refused(weigh(g.distances, g.margins, g.lengths, spec), spec) for g in seen])
+            share = np.mean([refused(group.weigh(spec), spec) for group in seen])
             line += f"  {'not detected' if tokens is None else f'{tokens:.0f}':>16} {share:7.2f}"
         print(line, flush=True)
     await edits(setting, specs, [profile.name for profile in profiles])

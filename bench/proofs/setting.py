@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -42,10 +41,15 @@ class Profile:
 
 @dataclass(frozen=True)
 class Setting:
-    """The policy in a directory, and a folder for results, so that a bench that was stopped goes on where it was."""
+    """The policy in a directory, and a folder for results, so that a bench that was stopped goes on where it was.
+
+    Attributes:
+        without: names of pairs to leave out: two threads wait for each other on a machine that has other work.
+    """
 
     directory: Path
     cache: Path
+    without: tuple[str, ...] = ()
 
     @cached_property
     def policy(self) -> Policy:
@@ -86,7 +90,7 @@ class Setting:
 
     def profiles(self) -> tuple[Profile, Profile]:
         """Nodes that all compute in float32, and nodes of which some compute in bfloat16."""
-        same = run_pairs(BASE, self.policy)
+        same = tuple(pair for pair in run_pairs(BASE, self.policy) if pair.name not in self.without)
         mixed = tuple(pair for pair in cross_pairs(BASE) if pair.name.startswith("bfloat16"))
         return Profile("float32", same), Profile("mixed", same + mixed)
 
@@ -125,7 +129,7 @@ class Setting:
     @staticmethod
     def share(pair: Pair, groups: int) -> int:
         """Fewer groups of the pairs that take long: those that compute every sequence alone."""
-        return max(8, groups // 8) if "alone" in pair.name else groups
+        return max(8, groups // 2) if "alone" in pair.name else groups
 
 
 @lru_cache(maxsize=4)
@@ -133,16 +137,16 @@ def _loaded(directory: Path, number: int) -> dict[str, Tensor]:
     return zoo.load_version(directory, number)
 
 
+def _columns() -> list[str]:
+    """The arrays of an Observed, a value a position each."""
+    return [field.name for field in fields(Observed) if field.name != "lengths"]
+
+
 def _save(path: Path, seen: Sequence[Observed]) -> None:
     partial = path.with_suffix(".tmp.npz")
-    np.savez(
-        partial,
-        sizes=np.array([len(item.lengths) for item in seen]),
-        lengths=np.concatenate([item.lengths for item in seen]),
-        distances=np.concatenate([item.distances for item in seen]),
-        margins=np.concatenate([item.margins for item in seen]),
-        shifts=np.concatenate([item.shifts for item in seen]),
-    )
+    arrays = {name: np.concatenate([getattr(item, name) for item in seen]) for name in _columns()}
+    sizes, lengths = [len(item.lengths) for item in seen], [length for item in seen for length in item.lengths]
+    np.savez(partial, allow_pickle=False, sizes=np.array(sizes), lengths=np.array(lengths), **arrays)
     partial.rename(path)
 
 
@@ -153,10 +157,5 @@ def _load(path: Path) -> Iterator[Observed]:
     for size in data["sizes"].tolist():
         lengths = tuple(data["lengths"][rollout : rollout + size].tolist())
         part = slice(position, position + sum(lengths))
-        yield Observed(lengths, data["distances"][part], data["margins"][part], data["shifts"][part])
+        yield Observed(lengths, **{name: data[name][part] for name in _columns()})
         rollout, position = rollout + size, part.stop
-
-
-def single_threaded() -> None:
-    """One core, as all figures are for."""
-    torch.set_num_threads(1)
