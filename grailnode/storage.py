@@ -11,6 +11,7 @@ from grailnode.beacon import Relay
 from grailnode.config import Config, ConfigError, PlaceSection
 from grailnode.credentials import read_credentials
 from grailnode.progress import DownloadReport
+from grailnode.store.bounded import BoundedStore
 from grailnode.store.caching import CachedStore
 from grailnode.store.directory import Directory
 from grailnode.store.disk import disk_errors
@@ -149,7 +150,7 @@ class Storage:
     def _place(self, name: str, section: PlaceSection, writes: bool) -> ObjectStore:
         if section.kind == "local":
             store: ObjectStore = LocalStore(self._config.at(section.path))
-            return MeteredStore(store, self._meter)  # asking a disk again does not mend it
+            return BoundedStore(MeteredStore(store, self._meter))  # asking a disk again does not mend it
         store = self._https(section, public_only=False) if section.kind == "https" else self._s3(name, section, writes)
         decorated = self._decorated(store, section)
         return PrefixedStore(decorated, section.prefix.rstrip("/") + "/") if section.prefix else decorated
@@ -186,7 +187,8 @@ class Storage:
             max_get_bytes=limits.MAX_SHARD_BYTES,
         )
         policy = RetryPolicy(attempts=section.attempts, deadline=section.deadline_seconds)
-        return RetryingStore(LimitedStore(MeteredStore(store, self._meter), bounds), self._rng, policy)
+        limited = LimitedStore(MeteredStore(store, self._meter), bounds)
+        return BoundedStore(RetryingStore(limited, self._rng, policy))
 
 
 def _patience(section: PlaceSection) -> dict[str, object]:

@@ -12,10 +12,13 @@ from protocol.participant import Announcement, Role
 from protocol.run import RunManifest
 from protocol.signing import SigningKey, sign
 from roles.alarms import Alarms
-from roles.ports import Beacon, BeaconError, Clock, ObjectStore, StoreError, Telemetry
+from roles.ports import Beacon, BeaconError, Clock, NotFoundError, ObjectStore, StoreError, Telemetry
 from roles.refusals import Refusals
 
 _RETRY_SECONDS = 0.25
+_MOST_LOSSES = 8  # of one object, acknowledged and not there
+_READ_BACKS = 3  # tries to get an answer
+_READ_BACK_BYTES = 1 << 20  # objects up to this size are read back whole
 
 
 async def _no_proof(node: "Node") -> bytes:
@@ -82,13 +85,43 @@ class Node:
                 await trio.sleep(_RETRY_SECONDS)
 
     async def publish(self, path: str, data: bytes) -> None:
-        """Put an object until the store takes it; the store's decorators space the tries."""
+        """Put an object until the store takes it and shows it; the store's decorators space the tries.
+
+        What storage acknowledges and loses, it may lose again: after a few times this node goes on, and has said so.
+        """
+        for _ in range(_MOST_LOSSES):
+            await self._put(path, data)
+            if await self.shows(path, data):
+                return
+            await trio.sleep(_RETRY_SECONDS)
+
+    async def _put(self, path: str, data: bytes) -> None:
         while True:
             try:
                 return await self.store.put(path, data)
             except StoreError as error:
                 self.telemetry.event("put-failed", path=path, error=str(error))
                 await trio.sleep(_RETRY_SECONDS)
+
+    async def shows(self, path: str, data: bytes) -> bool:
+        """Whether an object that the store acknowledged is there: the whole of a small one, the last byte of a large one.
+
+        Where the store gives no answer (or this node may not read there), its acknowledgment counts.
+        """
+        offset = max(0, len(data) - 1) if len(data) > _READ_BACK_BYTES else 0
+        size = len(data) - offset
+        there = True
+        for _ in range(_READ_BACKS):
+            try:
+                there = await self.store.get(path, size, offset=offset, size=size) == data[offset:]
+            except NotFoundError:
+                there = False
+            except StoreError:
+                continue
+            break
+        if not there:
+            self.telemetry.event("put-lost", path=path, error="acknowledged, and not what the store shows")
+        return there
 
     async def announce(self, role: Role, seconds: float, groups: int = 0) -> None:
         """Make this node known for some seconds; a miner with the groups that it pledges."""

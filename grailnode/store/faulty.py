@@ -45,6 +45,7 @@ class FaultyStore:
         self._past = past if past is not None else Past()
         self._planned: deque[tuple[str, Fault]] = deque()
         self._again: list[tuple[str, bytes | None]] = []
+        self._calm = trio.Event()
         self.link = Link.OPEN
         self.trace: list[tuple[str, str, Fault]] = []
 
@@ -57,6 +58,13 @@ class FaultyStore:
         if fault not in applicable[operation]:
             raise ValueError(f"{fault.name} cannot befall a {operation}")
         self._planned.append((operation, fault))
+
+    def calm(self) -> None:
+        """No more faults: what hangs ends in an error, what is planned or held back never comes; a cut link stays cut."""
+        self._calm.set()
+        self._rates.clear()
+        self._planned.clear()
+        self._again.clear()
 
     async def put(self, path: str, data: bytes) -> None:
         """Implements ObjectStore.put, faults aside."""
@@ -123,7 +131,8 @@ class FaultyStore:
         if fault is Fault.ERROR:
             raise StoreError(f"{path}: failed before it took effect (injected)")
         if fault is Fault.HANG:
-            await trio.sleep_forever()
+            await self._calm.wait()
+            raise StoreError(f"{path}: the connection broke after a long silence (injected)")
         return fault
 
     async def _answer(self, operation: str, path: str, fault: Fault | None) -> None:

@@ -19,6 +19,7 @@ from roles.ports import Engine, EngineError, StoreError
 from roles.serving import keep_fresh, serve
 
 ANNOUNCED_SECONDS = 600.0
+_RENEWED_WINDOWS = 2  # a validator that could not see a commitment holds the pledge void until it is given anew
 _CAUTION = 0.8  # of the time that a window has, what is pledged takes at most so much
 
 
@@ -67,7 +68,9 @@ class Miner:
         now = self._node.clock.now()
         if groups != self._pledged or now >= self._until:
             await self._node.announce("miner", ANNOUNCED_SECONDS, groups)
-            self._pledged, self._until = groups, now + ANNOUNCED_SECONDS / 3
+            schedule = self._node.run.schedule
+            renewal = _RENEWED_WINDOWS * schedule.rounds * self._node.run.beacon.period_ms / 1000
+            self._pledged, self._until = groups, now + min(ANNOUNCED_SECONDS / 3, renewal)
 
     async def _mine(self, window: int) -> None:
         """Keep the pledge of a window, then pledge what the next ones will bring."""

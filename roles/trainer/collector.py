@@ -83,16 +83,17 @@ class Collector:
         async for item in node.state.list(COLLECTED):
             path = item.path.removeprefix(COLLECTED)
             self._done.setdefault(paths.window_of(path), set()).add(paths.key_at_end(path))
+        # whoever was away for long goes on where it was: the verdicts still lie there, and want an account
+        oldest = max(0, min(node.window(), max(self._done, default=node.window())) - self._windows_open())
         async with trio.open_nursery() as tasks:
-            await self._collect_all(max(0, node.window() - self._windows_open()), tasks)
+            await self._collect_all(oldest, tasks)
 
     async def _collect_all(self, oldest: int, tasks: trio.Nursery) -> None:
         node = self._node
         while True:
             now = node.window()
-            for window in range(oldest, now + 1):
-                await self._collect(window, tasks)
-            while oldest < now and self._closed(oldest) and self._hearing(oldest).verdicts.keys() <= self._done[oldest]:
+            finished = {window for window in range(oldest, now + 1) if await self._collect(window, tasks)}
+            while oldest in finished:
                 await self._overseer.report(oldest)
                 del self._hearings[oldest]
                 oldest += 1
@@ -109,8 +110,11 @@ class Collector:
     def _closed(self, window: int) -> bool:
         return self._node.clock.now() >= self._node.run.beacon.due(self._node.run.schedule.verdict(window))
 
-    async def _collect(self, window: int, tasks: trio.Nursery) -> None:
-        """Hear a window's validators and settle every miner whose groups are all decided."""
+    async def _collect(self, window: int, tasks: trio.Nursery) -> bool:
+        """Hear a window's validators and settle every miner whose groups are all decided; whether that was all.
+
+        It was not while the window is open, nor where the last look failed: what it would have shown is not accounted for.
+        """
         hearing, ignored = self._hearing(window), self._overseer.distrusted
         closed = self._closed(window)  # asked before reading, so that the last look comes after the end
         done = self._done.setdefault(window, set())
@@ -132,6 +136,8 @@ class Collector:
                     tasks.start_soon(self._settle_once, window, miner, decisions, closed)
         except StoreError as error:
             self._node.telemetry.event("collect-failed", window=window, error=str(error))
+            return False
+        return closed and hearing.verdicts.keys() <= done
 
     async def _settle_once(self, window: int, miner: bytes, decisions: list[Decision], closed: bool) -> None:
         """Settle a miner's window beside all others: storage that does not answer costs its owner, and it not for ever."""

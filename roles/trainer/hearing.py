@@ -30,6 +30,7 @@ class Hearing:
         self._away = self._due <= listening_since
         self._seals: dict[bytes, bytes] = {}
         self._summaries: dict[bytes, Summary] = {}
+        self._told: set[str] = set()
         self._over: set[bytes] = set()  # validators of whom nothing more can come
         self.verdicts: dict[bytes, dict[bytes, Verdict]] = {}
         """By miner, then by validator."""
@@ -74,8 +75,10 @@ class Hearing:
                 raise MalformedError("not the summary that was sealed", path)
         except NotFoundError:
             return
-        except ProtocolError as error:
-            self._refuse(validator, str(error))
+        except (
+            ProtocolError
+        ) as error:  # the storage may have lied, this once: it is read again until the window is over
+            self._tell("summary-refused", path, error)
             return
         self._summaries[validator] = record
 
@@ -97,13 +100,19 @@ class Hearing:
             except NotFoundError:
                 return False
             except ProtocolError as error:
-                self._node.telemetry.event("verdict-refused", path=path, error=str(error))
-                return True
+                self._tell("verdict-refused", path, error)
+                return False
             self.verdicts.setdefault(row.miner, {})[validator] = verdict
             return True
 
         if all(await gather(read, missing)):
             self._over.add(validator)
+
+    def _tell(self, event: str, path: str, error: ProtocolError) -> None:
+        """Say it once for each object."""
+        if path not in self._told:
+            self._told.add(path)
+            self._node.telemetry.event(event, window=self._window, path=path, error=str(error))
 
     def _refuse(self, validator: bytes, why: str) -> None:
         self._over.add(validator)

@@ -5,7 +5,7 @@ chain/writer                  the public key in whose space the chain lies
 chain/manifests/{version}     signed manifests, written before anything of the version is uploaded: after a crash the very
                               same bytes are uploaded again, so no version ever has two manifests
 chain/anchors/{version}       an empty note: this anchor is complete in storage
-chain/shards/{digest}         anchor shards that are still to be uploaded
+chain/shards/{version}-{digest}  anchor shards that are still to be uploaded
 chain/published/{version}     the weights of the newest published version (safetensors)
 """
 
@@ -58,12 +58,24 @@ class History:
         except NotFoundError:
             history.writer = None
         history.published = await last_published(state)
+        await history._drop_needless_shards()
         return history
 
     async def set_writer(self, key: bytes) -> None:
         """Remember in whose space the chain lies now."""
         await self._state.put(_WRITER, key)
         self.writer = key
+
+    async def _drop_needless_shards(self) -> None:
+        """Delete shards that a crash left behind: of anchors that are complete, and of versions that were never promised."""
+        needed = {
+            _shard(version, ref)
+            for version, signed in self.manifests.items()
+            if version not in self.anchors
+            for ref in signed.record.anchor
+        }
+        for path in [item.path async for item in self._state.list(_SHARDS) if item.path not in needed]:
+            await self._state.delete(path)
 
     async def begin_epoch(self, epoch: int) -> None:
         """Remember the fencing epoch of this start."""
@@ -80,18 +92,18 @@ class History:
     async def keep_shards(self, manifest: Manifest, shards: tuple[bytes, ...]) -> None:
         """Keep an anchor's shards until they are uploaded."""
         for ref, data in zip(manifest.anchor, shards, strict=True):
-            await self._state.put(f"{_SHARDS}{ref.digest.hex()}", data)
+            await self._state.put(_shard(manifest.version, ref), data)
 
-    async def shard(self, ref: ObjectRef) -> bytes:
-        """A shard that was kept."""
-        return await self._state.get(f"{_SHARDS}{ref.digest.hex()}", ref.size)
+    async def shard(self, manifest: Manifest, ref: ObjectRef) -> bytes:
+        """A shard of a manifest's anchor that was kept."""
+        return await self._state.get(_shard(manifest.version, ref), ref.size)
 
     async def complete_anchor(self, manifest: Manifest) -> None:
         """Remember that an anchor is complete in storage; its shards need not be kept."""
         await self._state.put(f"{_ANCHORS}{manifest.version:010d}", b"")
         self.anchors.add(manifest.version)
         for ref in manifest.anchor:
-            await self._state.delete(f"{_SHARDS}{ref.digest.hex()}")
+            await self._state.delete(_shard(manifest.version, ref))
 
     def unfinished_anchors(self) -> list[Manifest]:
         """Published manifests whose anchor is not complete yet."""
@@ -123,6 +135,11 @@ class History:
             await self._state.delete(f"{_ANCHORS}{version:010d}")
             del self.manifests[version]
             self.anchors.discard(version)
+
+
+def _shard(version: int, ref: ObjectRef) -> str:
+    """Where a shard is kept. Two versions with equal tensors have equal shards, and each its own copy here."""
+    return f"{_SHARDS}{version:010d}-{ref.digest.hex()}"
 
 
 def kept_range(published: int, anchors: set[int], patches: int, most_anchors: int) -> tuple[tuple[int, ...], int]:

@@ -121,7 +121,7 @@ class Publisher:
         held: Held = await node.run_sync(hold, name.version, weights, self._held)
         promised = history.manifests.get(name.version) or await self._promise(name, await self._make(held))
         manifest = promised.record
-        if manifest.patch is None:
+        if manifest.patch is None and manifest.version not in history.anchors:
             await self._upload_shards(manifest)
         await node.publish(paths.manifest(node.key.public, manifest.version, promised.digest), promised.data)
         await self._write_head(manifest.version)
@@ -179,7 +179,8 @@ class Publisher:
                 self._node.telemetry.event("put-failed", path=path, error=str(error))
             else:
                 self._meter.sent(len(patch), trio.current_time() - began)
-                return True
+                if await self._node.shows(path, patch):
+                    return True
         return False
 
     async def _promise(self, name: SnapshotName, objects: Objects) -> Signed[Manifest]:
@@ -204,7 +205,8 @@ class Publisher:
 
     async def _upload_shards(self, manifest: Manifest) -> None:
         for ref in manifest.anchor:
-            await self._node.publish(paths.anchor(self._node.key.public, ref.digest), await self._history.shard(ref))
+            shard = await self._history.shard(manifest, ref)
+            await self._node.publish(paths.anchor(self._node.key.public, ref.digest), shard)
         await self._history.complete_anchor(manifest)
 
     async def _upload_anchor(self, manifest: Manifest) -> None:

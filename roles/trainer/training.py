@@ -159,6 +159,7 @@ class Training:
             buffered=len(self._buffer),
             data_wait_fraction=data,
             io_wait_fraction=hand_over,
+            groups=",".join(group.digest.hex()[:16] for group in groups),
         )
         return True
 

@@ -80,17 +80,23 @@ async def docket(node: Node, window: int, pledges: Mapping[bytes, int]) -> Docke
         StoreError, ProtocolError: never; the signature is that of `gather`.
     """
 
-    most = min(limits.MAX_COMMITMENT_BYTES, _COMMITMENT_BYTES * node.run.groups) + limits.MAX_ENVELOPE_BYTES
+    largest = min(limits.MAX_COMMITMENT_BYTES, _COMMITMENT_BYTES * node.run.groups) + limits.MAX_ENVELOPE_BYTES
+
+    async def open_commitment(miner: bytes, path: str) -> Case:
+        data = await node.store.get(path, largest)
+        signed = open_signed(data, Commitment, [miner])
+        record = signed.record
+        if (record.run, record.window, record.miner) != (node.run_id, window, miner) or not record.groups:
+            raise MalformedError("of another run, window or miner, or empty", path)
+        return Case(signed, pledges[miner], node.clock.now())
 
     async def read(miner: bytes) -> Case | bytes | None:
         path = paths.commitment(miner, window)
         try:
-            data = await node.store.get(path, most)
-            signed = open_signed(data, Commitment, [miner])
-            record = signed.record
-            if (record.run, record.window, record.miner) != (node.run_id, window, miner) or not record.groups:
-                raise MalformedError("of another run, window or miner, or empty", path)
-            return Case(signed, pledges[miner], node.clock.now())
+            try:
+                return await open_commitment(miner, path)
+            except (NotFoundError, ProtocolError):  # the storage may have lied, once: a pledge is not broken by that
+                return await open_commitment(miner, path)
         except NotFoundError:
             return miner
         except (ProtocolError, TooLargeError) as error:

@@ -1,0 +1,61 @@
+"""Listings that repeat, stray or never end, before somebody holds them all."""
+
+import random
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from grailnode.store.bounded import BoundedStore
+from grailnode.store.faults import Fault
+from grailnode.store.faulty import FaultyStore
+from grailnode.store.memory import MemoryStore
+from roles.ports import StoreError
+
+
+async def filled(count: int) -> MemoryStore:
+    store = MemoryStore()
+    for number in range(count):
+        await store.put(f"a/{number:03d}", b"x")
+    return store
+
+
+async def listed(store: BoundedStore, prefix: str = "a/", after: str = "") -> list[str]:
+    return [info.path async for info in store.list(prefix, after=after)]
+
+
+@pytest.mark.parametrize("fault", [Fault.LIST_TWICE, Fault.LIST_SHUFFLED])
+def test_what_is_repeated_or_out_of_order_is_given_once_and_nothing_is_lost(fault: Fault):
+    async def scenario() -> None:
+        faulty = FaultyStore(await filled(50), random.Random(1))
+        faulty.plan("list", fault)
+        paths = await listed(BoundedStore(faulty))
+        assert sorted(paths) == [f"a/{number:03d}" for number in range(50)]
+
+    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_listing_that_never_ends_ends_in_one_clear_line():
+    async def scenario() -> None:
+        faulty = FaultyStore(await filled(5), random.Random(1))
+        faulty.plan("list", Fault.LIST_ENDLESS)
+        with pytest.raises(StoreError, match="more than 100 entries"):
+            await listed(BoundedStore(faulty, 100))
+        assert len(await listed(BoundedStore(faulty, 5))) == 5
+
+    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+
+
+def test_paths_that_were_not_asked_for_are_left_out():
+    class Straying(MemoryStore):
+        async def list(self, prefix: str, *, after: str = ""):
+            async for info in super().list("", after=""):
+                yield info
+
+    async def scenario() -> None:
+        store = Straying()
+        for path in ("a/1", "a/2", "b/1"):
+            await store.put(path, b"x")
+        assert await listed(BoundedStore(store), "a/", after="a/1") == ["a/2"]
+
+    trio.run(scenario, clock=MockClock(autojump_threshold=0))
