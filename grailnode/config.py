@@ -102,6 +102,7 @@ class NodeSection(_Section):
     """Where this machine keeps keys (one file a name), state (one directory a name), logs, and what it downloaded.
 
     `cache` is shared by all nodes of the machine and never larger than `cache_bytes`; a local store needs none.
+    `metrics_port` of 127.0.0.1 serves /metrics (a trainer's processes take the ports behind it as well); 0 serves none.
     """
 
     keys: Path = Path("keys")
@@ -109,6 +110,7 @@ class NodeSection(_Section):
     logs: Path = Path("logs")
     cache: Path = Path("cache")
     cache_bytes: Count = 20 << 30
+    metrics_port: Annotated[int, Field(ge=0, le=65_000)] = 0
 
 
 class BeaconSection(_Section):

@@ -21,6 +21,7 @@ from grailnode.config import Config, ConfigError, miner_settings, trainer_settin
 from grailnode.demo.cheater import run_cheater
 from grailnode.engine import model as models
 from grailnode.failures import StateInUseError, explain, passing
+from grailnode.metrics import serve_metrics
 from grailnode.policy import Policy, load_weights
 from grailnode.processes import EXIT_HOPELESS, run_process
 from grailnode.replay import Replayed, Which, replay
@@ -98,7 +99,12 @@ async def _run(launch: Launch) -> int:
         with lock_state(state, kind):
             telemetry.event("started", kind=kind)
             make = make_canary if kind == "canary" else make_node
-            await _MAINS[kind](make(config, launch.name, telemetry), launch)
+            node = make(config, launch.name, telemetry)
+            async with trio.open_nursery() as nursery:
+                if config.node.metrics_port:
+                    nursery.start_soon(serve_metrics, metrics_port(config, kind), telemetry.exposition)
+                await _MAINS[kind](node, launch)
+                nursery.cancel_scope.cancel()
     except Exception as error:
         line = explain(error)
         if line is None:
@@ -106,6 +112,11 @@ async def _run(launch: Launch) -> int:
         telemetry.event("failed", error=line)
         return 1 if passing(error) else EXIT_HOPELESS
     return 0
+
+
+def metrics_port(config: Config, kind: Kind) -> int:
+    """Where a process serves its numbers: a trainer's one behind another, in the order of TRAINER_KINDS."""
+    return config.node.metrics_port + (TRAINER_KINDS.index(kind) if kind in TRAINER_KINDS else 0)
 
 
 def make_node(config: Config, name: str, telemetry: Telemetry) -> Node:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import IO
 
 Field = str | int | float
+_MOST_SHOWN = 40  # characters of a list
 
 
 class Telemetry:
@@ -22,7 +23,9 @@ class Telemetry:
         self._name = name
         self._file = file
         self._terminal = terminal
-        self._values: dict[str, float] = defaultdict(float)
+        self._gauges: dict[str, float] = {}
+        self._counts: dict[str, float] = defaultdict(float)
+        self._events: dict[str, int] = defaultdict(int)
 
     @classmethod
     def to_file(cls, name: str, path: Path, terminal: IO[str] | None = None) -> "Telemetry":
@@ -33,6 +36,7 @@ class Telemetry:
     def event(self, name: str, **fields: Field) -> None:
         """Something happened."""
         moment = time.time()
+        self._events[name] += 1
         if self._file is not None:
             line = {"time": round(moment, 3), "node": self._name, "event": name, **fields}
             self._write(self._file, json.dumps(line) + "\n")
@@ -51,18 +55,28 @@ class Telemetry:
 
     def gauge(self, name: str, value: float) -> None:
         """A quantity now stands at a value."""
-        self._values[name] = value
+        self._gauges[name] = value
 
     def count(self, name: str, amount: float = 1.0) -> None:
         """A quantity that only grows grew."""
-        self._values[name] += amount
+        self._counts[name] += amount
 
     def exposition(self) -> str:
         """The numbers in Prometheus' text format."""
-        return "".join(
-            f'grailnode_{name}{{node="{self._name}"}} {value!r}\n' for name, value in sorted(self._values.items())
-        )
+        node = f'node="{self._name}"'
+        lines = []
+        for name, value in sorted(self._gauges.items()):
+            lines += [f"# TYPE grailnode_{name} gauge", f"grailnode_{name}{{{node}}} {value!r}"]
+        for name, value in sorted(self._counts.items()):
+            lines += [f"# TYPE grailnode_{name}_total counter", f"grailnode_{name}_total{{{node}}} {value!r}"]
+        lines.append("# TYPE grailnode_events_total counter")
+        lines += [
+            f'grailnode_events_total{{{node},event="{event}"}} {count}' for event, count in sorted(self._events.items())
+        ]
+        return "\n".join(lines) + "\n"
 
 
 def _short(value: Field) -> str:
+    if isinstance(value, str) and len(value) > _MOST_SHOWN and value.count(",") > 1:
+        return f"{value[:_MOST_SHOWN]}..."  # a list; the file has all of it
     return f"{value:.4g}" if isinstance(value, float) else str(value)

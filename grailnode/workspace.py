@@ -37,6 +37,7 @@ path = "store"
 keys = "keys"    # one file for each name
 state = "state"  # one directory for each name: never share one between two processes
 logs = "logs"    # one file of JSON lines for each process
+metrics_port = 0 # of 127.0.0.1, for Prometheus; a trainer's processes take the next ones too; 0 for none
 
 [beacon]
 key = "beacon"  # the trainer's node runs this run's local beacon with keys/beacon.key
