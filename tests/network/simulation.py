@@ -13,7 +13,6 @@ import trio
 
 from grailnode import founding, genesis
 from grailnode.beacon import StoreBeacon, publish_rounds
-from grailnode.calibration import proof_file
 from grailnode.clock import TrioClock
 from grailnode.demo.cheater import run_cheater
 from grailnode.engine import model as models
@@ -46,6 +45,7 @@ from roles.trainer.optimizer import AdamWSettings
 from roles.trainer.publisher import PublisherSettings
 from roles.trainer.training import TrainingSettings
 from roles.validator.node import ValidatorSettings
+from tests.network import small_policy
 
 BEGIN = 1_750_000_000.0
 PERIOD_MS = 250
@@ -98,7 +98,7 @@ def draft(choices: founding.Choices, validators: Sequence[str], policy: Path = g
             trainers=[key("trainer").public],
             validators=[key(name).public for name in validators],
         ),
-        proof_file.read(policy / proof_file.NAME),
+        small_policy.proof(policy),
     )
 
 
@@ -130,9 +130,17 @@ class Network:
     def run(self) -> RunManifest:
         return self.signed.record
 
+    def medium(self, name: str, process: str) -> ObjectStore:
+        """The shared store as a process sees it."""
+        return self.store
+
+    def durable(self, name: str, process: str) -> ObjectStore:
+        """A node's own state as one of its processes sees it."""
+        return self.states.setdefault(name, MemoryStore())
+
     def node(self, name: str, process: str = "", store: ObjectStore | None = None) -> Node:
         """A node of a name; processes of one name share its state."""
-        store = store if store is not None else self.store
+        store = store if store is not None else self.medium(name, process)
         log = self.logs.setdefault(name + process, Log(name + process))
         return Node(
             run_id=self.signed.digest,
@@ -140,7 +148,7 @@ class Network:
             key=key(name),
             name=name,
             store=store,
-            state=self.states.setdefault(name, MemoryStore()),
+            state=self.durable(name, process),
             clock=self.clock,
             beacon=StoreBeacon(store, self.run.beacon, self.clock),
             telemetry=log,
@@ -158,18 +166,22 @@ class Network:
         """Other rules, before anybody has started."""
         self.signed = founding.seal(self.run.model_copy(update=changes), key("root"))
 
-    async def run_trainer(self, name: str = "trainer", canaries: int = 0, **publisher: Any) -> None:
-        """The three processes as three tasks."""
-        settings = TrainerSettings(
-            training=TrainingSettings(groups_per_step=4, steps_per_version=1),
+    def trainer_settings(self, groups_per_step: int = 4, canaries: int = 0, **publisher: Any) -> TrainerSettings:
+        """What the simulated trainer's operator decides."""
+        return TrainerSettings(
+            training=TrainingSettings(groups_per_step=groups_per_step, steps_per_version=1),
             learner=LearnerSettings(optimizer=AdamWSettings(learning_rate=2e-5)),
             publisher=PublisherSettings(**{"anchor_interval": 4, **publisher}),
+            collector=CollectorSettings(canaries=canaries),
         )
+
+    async def run_trainer(self, name: str = "trainer", canaries: int = 0, **publisher: Any) -> None:
+        """The three processes as three tasks."""
+        settings = self.trainer_settings(canaries=canaries, **publisher)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run_training, self.node(name, "/training"), lambda: self.weights, self.compute, settings)
             nursery.start_soon(run_publisher, self.node(name, "/upload"), settings.publisher)
-            collector = CollectorSettings(canaries=canaries)
-            nursery.start_soon(run_collector, self.node(name, "/download"), collector)
+            nursery.start_soon(run_collector, self.node(name, "/download"), settings.collector)
 
     async def run_miner(self, name: str, groups: int = 4, producer: Any = HonestProducer) -> None:
         settings = MinerSettings(groups=groups, chunk=2, share=0.7, poll_seconds=0.2)

@@ -1,0 +1,66 @@
+"""Many seeds, several processes: what became of each."""
+
+import logging
+import multiprocessing
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from tests.network.invariants import violations
+from tests.network.seeded import run_seeded
+from tests.network.storm import StormyNetwork, live
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One seed's life.
+
+    Attributes:
+        trace: a digest of everything that happened in it.
+        violations: of DESIGN.md section 1, one line each.
+        faults: injected, those of the nodes' own disks included; deaths: of processes, and ends that a supervisor mended.
+        versions, steps, collected: published, taken, and miners' windows settled.
+        seconds: of CPU time.
+    """
+
+    seed: int
+    trace: str
+    violations: tuple[str, ...]
+    faults: int
+    deaths: int
+    versions: int
+    steps: int
+    collected: int
+    seconds: float
+
+
+async def _live_and_judge(seed: int) -> tuple[StormyNetwork, str, list[str]]:
+    network = await live(seed)
+    return network, network.trace(), await violations(network)
+
+
+def outcome(seed: int) -> Outcome:
+    """Live through a seed and judge it."""
+    torch.set_num_threads(1)
+    logging.getLogger("grailnode").setLevel(logging.ERROR)  # the beacon's relays lie all the time here
+    began = time.process_time()
+    network, trace, found = run_seeded(seed, _live_and_judge, seed)
+    return Outcome(
+        seed=seed,
+        trace=trace,
+        violations=tuple(found),
+        faults=sum(len(life.storm.trace) + len(life.disk.trace) for life in network.lives.values()),
+        deaths=len(network.died) + len(network.failed),
+        versions=len(network.events("trainer/upload", "published")),
+        steps=len(network.events("trainer/training", "step")),
+        collected=len(network.events("trainer/download", "collected")),
+        seconds=time.process_time() - began,
+    )
+
+
+def sweep(seeds: Iterable[int], processes: int) -> Iterator[Outcome]:
+    """The outcomes of seeds, as they come."""
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        yield from pool.imap_unordered(outcome, seeds, chunksize=4)

@@ -1,0 +1,151 @@
+"""The trainer's processes killed before and after every single operation on their stores: the weights come out the same."""
+
+from collections.abc import Awaitable, Callable
+from functools import cache, partial
+
+import pytest
+import trio
+
+from grailnode.verification import verify_chain
+from grailnode.wiring import run_publisher, run_training
+from protocol import paths, safetensors
+from protocol.digest import digest_weights
+from roles.ports import ObjectStore
+from roles.trainer.harvest import Harvest, HarvestedGroup
+from roles.trainer.publisher import PublisherSettings
+from roles.trainer.spool import INBOX, OUTBOX, SnapshotName
+from tests.network import small_policy
+from tests.network.seeded import run_seeded
+from tests.network.simulation import Network, key
+from tests.network.storm import CHOICES
+from tests.network.tripwire import TrippingStore, Tripwire
+from tests.network.witness import Witness
+
+HARVESTS = 2
+GROUPS = 2
+SETTINGS = PublisherSettings(anchor_interval=2, keep_patches=2, keep_anchors=1)
+
+
+def harvest(number: int) -> Harvest:
+    """Two groups of two rollouts, one right and one wrong; digests as they would be."""
+    groups = []
+    for place in range(GROUPS):
+        tokens = [bytes([3 + (number + place) % 10, 0, 0, 0, 1, 0, 0, 0]), bytes([9, 0, 0, 0, 1, 0, 0, 0])]
+        groups.append(
+            HarvestedGroup(
+                digest=bytes([number, place]) * 16,
+                prompt=bytes([4, 0, 0, 0, 13, 0, 0, 0]),
+                completions=tuple(tokens),
+                logprobs=b"\0\0\0\xbf" * 4,  # -0.5 each
+                rewards=(1.0, 0.0),
+            )
+        )
+    return Harvest(window=number, version=0, miner=key("miner-1").public, groups=tuple(groups))
+
+
+class Trainer(Network):
+    """One trainer whose processes die at an operation: the n-th put, get or delete of theirs, counted over their lives."""
+
+    store: Witness
+
+    def __init__(self, process: str, death: int | None, after: bool) -> None:
+        super().__init__(CHOICES, policy=small_policy.DIRECTORY)
+        self.process = process
+        self.store = Witness()
+        self.disk = Witness()
+        self.died = False
+        self._scope = trio.CancelScope()
+        self.wire = Tripwire(
+            lambda operation, path: operation != "list", death if death is not None else 1 << 60, after, self._strike
+        )
+
+    async def _strike(self) -> None:
+        self.died = True
+        self._scope.cancel()
+        await trio.sleep_forever()
+
+    def medium(self, name: str, process: str) -> ObjectStore:
+        return TrippingStore(self.store, self.wire) if process == self.process else self.store
+
+    def durable(self, name: str, process: str) -> ObjectStore:
+        return TrippingStore(self.disk, self.wire) if process == self.process else self.disk
+
+    async def keep(self, main: Callable[[], Awaitable[None]], mortal: bool) -> None:
+        """Run a process; start it again when it has died."""
+        while True:
+            if not mortal:
+                await main()
+            with trio.CancelScope() as scope:
+                self._scope = scope
+                await main()
+            await trio.sleep(0.05)
+
+    async def live(self) -> dict[int, str]:
+        """The weights of each version handed over, after all harvests were learned from and published."""
+        settings = self.trainer_settings(groups_per_step=GROUPS)
+        training = partial(self._training, settings)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.run_beacon)
+            nursery.start_soon(self.keep, training, self.process == "/training")
+            nursery.start_soon(self.keep, self._upload, self.process == "/upload")
+            for number in range(HARVESTS):
+                await self._published(number)
+                await self.disk.put(f"{INBOX}{number:010d}-x", harvest(number).to_bytes())
+            await self._published(HARVESTS)
+            await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+        held = await verify_chain(Network.node(self, "checker"), lambda line: None)
+        assert held.version == HARVESTS
+        names = [
+            put.path.rsplit("/", 1)[-1].split("-") for put in self.store.under(paths.manifests(key("trainer").public))
+        ]
+        assert len({number for number, _ in names}) == len({digest for _, digest in names}) == HARVESTS + 1
+        views: dict[int, set[str]] = {}
+        for put in self.disk.under(OUTBOX):
+            digest = digest_weights(safetensors.read(put.data)).hex()
+            views.setdefault(SnapshotName.parse(put.path).version, set()).add(digest)
+        assert all(len(found) == 1 for found in views.values())
+        assert views[HARVESTS] == {held.digest.hex()}
+        return {version: min(found) for version, found in views.items()}
+
+    async def _training(self, settings: object) -> None:
+        await run_training(self.node("trainer", "/training"), lambda: self.weights, self.compute, settings)  # type: ignore[arg-type]
+
+    async def _upload(self) -> None:
+        await run_publisher(self.node("trainer", "/upload"), SETTINGS)
+
+    async def _published(self, version: int) -> None:
+        while not any(put.path.endswith(f"published/{version:010d}") for put in self.disk.puts):
+            await trio.sleep(0.02)
+
+
+def lived(process: str, death: int | None, after: bool) -> tuple[dict[int, str], bool]:
+    """The weights by version of a trainer, and whether it died."""
+
+    async def scenario() -> tuple[dict[int, str], bool]:
+        with trio.fail_after(600):
+            trainer = Trainer(process, death, after)
+            return await trainer.live(), trainer.died
+
+    weights, died = run_seeded(0, scenario)
+    return weights, died
+
+
+@cache
+def uncrashed() -> dict[int, str]:
+    """The weights of a trainer that nothing happens to."""
+    return lived("/training", None, after=False)[0]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("process", ["/training", "/upload"])
+def test_a_trainer_killed_at_any_operation_makes_the_same_weights(process: str, after: bool):
+    assert len(set(uncrashed().values())) == HARVESTS + 1
+    deaths = 0
+    for operation in range(1000):
+        weights, died = lived(process, operation, after)
+        assert weights == uncrashed(), f"killed {'after' if after else 'before'} operation {operation}"
+        if not died:
+            break
+        deaths += 1
+    assert deaths > 5
