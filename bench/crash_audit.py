@@ -1,0 +1,146 @@
+"""DESIGN.md section 1, asked of a network of real processes: of its directory, and of what its processes have said."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import trio
+
+from bench.crash_site import SIGNS, Site
+from grailnode.node_process import make_spectator
+from grailnode.verification import verify_chain
+from protocol.errors import ProtocolError
+from protocol.rollout import Commitment
+from protocol.signing import open_announced
+from protocol.verdict import Reason, Verdict
+from roles.ports import StoreError
+from roles.trainer.harvest import USED, Account
+
+_KEPT_WINDOWS = 900  # a trainer forgets accounts after 1,000
+
+
+def audit(site: Site) -> list[str]:
+    """Everything that should never have happened, one line each."""
+    return [
+        *_bit_identical(site),
+        *_chain_holds(site),
+        *_gapless(site),
+        *_verified_and_once(site),
+        *_accounted_for(site),
+        *_no_rejections(site),
+    ]
+
+
+def _bit_identical(site: Site) -> Iterator[str]:
+    digests: dict[int, set[str]] = defaultdict(set)
+    for process in SIGNS:
+        for event in site.events(process, "serving"):
+            digests[event["version"]].add(event["weights"])
+    for version, found in digests.items():
+        if len(found) > 1:
+            yield f"weights: version {version} was served with {len(found)} contents"
+
+
+def _chain_holds(site: Site) -> Iterator[str]:
+    async def check() -> None:
+        await verify_chain(make_spectator(site.config), lambda line: None)
+
+    for attempt in range(3):
+        try:
+            trio.run(check)
+        except (ProtocolError, StoreError) as error:
+            if attempt == 2:  # the first times retention may have raced this reader, which is slow to start
+                yield f"chain: {error}"
+        else:
+            return
+
+
+def _gapless(site: Site) -> Iterator[str]:
+    versions = [event["version"] for event in site.events("trainer/upload", "published")]
+    if versions != sorted(set(versions)):
+        yield "chain: a version was published twice, or out of order"
+    manifests: dict[str, set[str]] = defaultdict(set)
+    for file in (site.directory / "store").glob("*/manifests/*"):
+        number, _, digest = file.name.partition("-")
+        manifests[number].add(digest)
+    for number, found in manifests.items():
+        if len(found) > 1:
+            yield f"chain: version {int(number)} has {len(found)} manifests"
+    kept = sorted(int(number) for number in manifests)
+    if kept and kept != list(range(kept[0], kept[-1] + 1)):
+        yield "chain: a manifest between the oldest and the newest is missing"
+
+
+def _lineage(site: Site) -> list[str]:
+    """The groups of the steps behind the newest weights, in order."""
+    steps: list[list[str]] = []
+    for event in site.events("trainer/training"):
+        if event["event"] == "resumed":
+            del steps[event["step"] :]
+        elif event["event"] == "step":
+            del steps[event["step"] - 1 :]
+            steps.append(event["groups"].split(","))
+    return [group for step in steps for group in step]
+
+
+def _verdicts(site: Site) -> list[Verdict]:
+    return [
+        open_announced(file.read_bytes(), Verdict).record for file in _whole(site.directory / "store", "*/verdicts/*")
+    ]
+
+
+def _whole(root: Path, pattern: str) -> list[Path]:
+    return [file for file in sorted(root.glob(pattern)) if ".tmp" not in file.parts]
+
+
+def _verified_and_once(site: Site) -> Iterator[str]:
+    trained = Counter(_lineage(site))  # before the verdicts: the network lives on while it is judged
+    accepted = {
+        judgement.digest.hex()[:16]
+        for verdict in _verdicts(site)
+        for judgement in verdict.judgements
+        if judgement.accepted
+    }
+    for group, times in trained.items():
+        if times > 1:
+            yield f"training: group {group} was trained on {times} times"
+        if group not in accepted:
+            yield f"training: group {group} was trained on, and no validator accepts it"
+
+
+def _accounted_for(site: Site) -> Iterator[str]:
+    """Every judged group of a window that is over has an outcome, unless the trainer has said why it heard no validator."""
+    spectator = make_spectator(site.config)
+    schedule, now = spectator.run.schedule, spectator.window()
+    over = now - 2 - -(-schedule.verdict_rounds // schedule.rounds)
+    accounts = {}
+    for file in _whole(site.directory / "state" / "trainer" / "objects", "collected/*"):
+        account = Account.from_bytes(file.read_bytes())
+        accounts[account.window, account.miner] = {digest for digest, _ in account.outcomes}
+    forgotten = max((window for window, _ in accounts), default=0) - _KEPT_WINDOWS
+    unheard = {(event["window"], event["validator"]) for event in site.events("trainer/download", "validator-unheard")}
+    for verdict in _verdicts(site):
+        if not forgotten < verdict.window <= over or (verdict.window, verdict.validator.hex()[:8]) in unheard:
+            continue
+        missing = {j.digest for j in verdict.judgements} - accounts.get((verdict.window, verdict.miner), set())
+        if missing:
+            yield f"account: window {verdict.window} of {verdict.miner.hex()[:8]}: nothing said of {len(missing)} groups"
+
+
+def _no_rejections(site: Site) -> Iterator[str]:
+    """Everybody here is honest: whoever was not too far behind is accepted, and what is used was promised."""
+    for event in site.events("validator", "verdict"):
+        if event["rejected"] and event["reasons"] != Reason.VERSION:
+            yield f"verdict: window {event['window']}: {event['rejected']} groups of an honest miner: {event['reasons']}"
+    used = {
+        digest
+        for file in _whole(site.directory / "state" / "trainer" / "objects", "collected/*")
+        for digest, outcome in Account.from_bytes(file.read_bytes()).outcomes
+        if outcome == USED
+    }
+    promised = set()
+    for file in _whole(site.directory / "store", "*/commitments/*"):
+        commitment = open_announced(file.read_bytes(), Commitment).record
+        promised |= {digest for digest, *_ in commitment.groups}
+    for digest in used - promised:
+        yield f"account: group {digest.hex()[:16]} was used, and nobody promised it"

@@ -1,0 +1,174 @@
+"""Where a process can be killed: named points, and the hooks that a bench's own process installs to be killed there.
+
+The program has no hooks. A process under test is `node_process.main` with its stores wrapped, and with the few functions
+that write to the disk or step the optimizer replaced, by `arm`.
+"""
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from grailnode import node_process
+from grailnode.node_process import Kind, Launch
+from grailnode.store import disk, local
+from roles.node import Node
+from roles.trainer.learner import Learner
+from tests.network.tripwire import TrippingStore, Tripwire
+
+Where = Literal["store", "state", "disk", "step"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A moment of a process's life.
+
+    Attributes:
+        kind: of the process.
+        where: the shared store, the node's own state, the disk below both, or the optimizer.
+        operation: of the store; at the disk, the function.
+        pattern: what the path contains (a regular expression); at the disk, of any path.
+        after: once it took effect, instead of before.
+    """
+
+    name: str
+    kind: Kind
+    where: Where
+    operation: str
+    pattern: str
+    after: bool
+
+
+def _around(name: str, kind: Kind, where: Where, operation: str, pattern: str) -> list[Point]:
+    """Just before and just after."""
+    return [
+        Point(f"before {name}", kind, where, operation, pattern, after=False),
+        Point(f"after {name}", kind, where, operation, pattern, after=True),
+    ]
+
+
+POINTS: Final = (
+    *_around("the optimizer step", "training", "step", "step", ""),
+    *_around("the checkpoint", "training", "state", "put", "^training/checkpoint"),
+    *_around("the snapshot is handed over", "training", "state", "put", "^outbox/"),
+    *_around("a read harvest is deleted", "training", "state", "delete", "^inbox/"),
+    *_around("the epoch is noted", "upload", "state", "put", "^chain/epoch"),
+    *_around("the manifest is promised", "upload", "state", "put", "^chain/manifests/"),
+    *_around("the patch put", "upload", "store", "put", "/patches/"),
+    *_around("the manifest put", "upload", "store", "put", "/manifests/"),
+    *_around("the head put", "upload", "store", "put", "/head$"),
+    *_around("the version is noted", "upload", "state", "put", "^chain/published/"),
+    *_around("the old version is dropped", "upload", "state", "delete", "^chain/published/"),
+    *_around("the snapshot is deleted", "upload", "state", "delete", "^outbox/"),
+    *_around("an anchor's shard is kept", "upload", "state", "put", "^chain/shards/"),
+    *_around("an anchor's shard put", "upload", "store", "put", "/anchors/"),
+    *_around("the anchor is noted", "upload", "state", "put", "^chain/anchors/"),
+    *_around("a kept shard is deleted", "upload", "state", "delete", "^chain/shards/"),
+    *_around("retention deletes an object", "upload", "store", "delete", ""),
+    *_around("a harvest put", "download", "state", "put", "^inbox/"),
+    *_around("the account", "download", "state", "put", "^collected/"),
+    *_around("the ledger append", "validator", "state", "put", "^ledger/"),
+    *_around("the seal put (commit)", "validator", "store", "put", "/seals/"),
+    *_around("the verdict put (reveal)", "validator", "store", "put", "/verdicts/"),
+    *_around("the summary put", "validator", "store", "put", "/summaries/"),
+    *_around("the batch put", "miner", "store", "put", "/batches/"),
+    *_around("the commitment put", "miner", "store", "put", "/commitments/"),
+    *_around("the announcement put", "miner", "store", "put", "^participants/"),
+    *_around("the trust is noted", "miner", "state", "put", "^trust"),
+    Point("in the middle of a temporary file", "upload", "disk", "write", "", after=False),
+    Point("before fsync", "upload", "disk", "fsync", "", after=False),
+    Point("between fsync and rename", "upload", "disk", "fsync", "", after=True),
+    Point("between rename and the folder's fsync", "upload", "disk", "folder", "", after=False),
+    Point("after the folder's fsync", "upload", "disk", "folder", "", after=True),
+    Point("in the middle of a checkpoint's file", "training", "disk", "write", "", after=False),
+    Point("in the middle of a ledger's file", "validator", "disk", "write", "", after=False),
+)
+
+
+@dataclass(frozen=True)
+class Trap:
+    """A point, and how often it passes unharmed before it kills; None where the process lives."""
+
+    point: Point | None = None
+    passes: int = 0
+
+
+def kill_myself() -> None:
+    """kill -9."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+
+
+def main(launch: Launch, trap: Trap) -> None:
+    """A node's process that dies at a point."""
+    if trap.point is not None:
+        arm(trap.point, trap.passes)
+    node_process.main(launch)
+
+
+def arm(point: Point, passes: int) -> None:
+    """Install the hook of a point in this process, for good."""
+    if point.where == "step":
+        _replace(Learner, "step", point, passes)
+    elif point.where == "disk":
+        _arm_disk(point, passes)
+    else:
+        _arm_stores(point, passes)
+
+
+def _arm_stores(point: Point, passes: int) -> None:
+    async def strike() -> None:
+        kill_myself()
+
+    matches = re.compile(point.pattern)
+    wire = Tripwire(
+        lambda operation, path: operation == point.operation and matches.search(path) is not None,
+        passes,
+        point.after,
+        strike,
+    )
+    make: Callable[..., Node] = node_process.make_node
+
+    def made(*arguments: Any) -> Node:
+        node = make(*arguments)
+        if point.where == "store":
+            return replace(node, store=TrippingStore(node.store, wire))
+        return replace(node, state=TrippingStore(node.state, wire))
+
+    setattr(node_process, "make_node", made)  # noqa: B010 - mypy knows it as a function
+
+
+def _arm_disk(point: Point, passes: int) -> None:
+    if point.operation == "folder":
+        _replace(local, "sync_folder", point, passes)
+    elif point.operation == "fsync":
+        _replace(os, "fsync", point, passes)
+    else:
+        write, left = disk.write_through, [passes]
+
+        def write_half(descriptor: int, data: bytes) -> None:
+            if left[0] == 0:
+                os.write(descriptor, data[: len(data) // 2])
+                kill_myself()
+            left[0] -= 1
+            write(descriptor, data)
+
+        setattr(local, "write_through", write_half)  # noqa: B010
+
+
+def _replace(owner: Any, name: str, point: Point, passes: int) -> None:
+    """Replace a function by one that kills before or after the call that is due."""
+    function, left = getattr(owner, name), [passes]
+
+    def deadly(*arguments: Any) -> Any:
+        due, left[0] = left[0] == 0, left[0] - 1
+        if due and not point.after:
+            kill_myself()
+        result = function(*arguments)
+        if due:
+            kill_myself()
+        return result
+
+    setattr(owner, name, deadly)

@@ -1,0 +1,157 @@
+"""A small network of real processes that can be started, killed and watched one by one."""
+
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from typing import Any, Final
+
+from bench.crash_points import Trap, main
+from grailnode import workspace
+from grailnode.calibration import proof_file
+from grailnode.config import Config, load
+from grailnode.founding import Choices
+from grailnode.node_process import Kind, Launch
+from tests.network import small_policy
+
+CHOICES: Final = Choices(groups=4, group_size=4, max_tokens=4, seal_rounds=9, verdict_rounds=16)
+PACE: Final = workspace.Pace(
+    period_ms=150,
+    groups_per_step=2,
+    groups=4,
+    evaluation_problems=0,
+    anchor_interval=3,
+    learning_rate=2e-5,
+)
+PROCESSES: Final[dict[str, tuple[str, Kind]]] = {
+    "trainer/beacon": ("trainer", "beacon"),
+    "trainer/training": ("trainer", "training"),
+    "trainer/upload": ("trainer", "upload"),
+    "trainer/download": ("trainer", "download"),
+    "validator": ("validator", "validator"),
+    "miner-1": ("miner-1", "miner"),
+    "miner-2": ("miner-2", "miner"),
+}
+SIGNS: Final = {
+    "trainer/training": "step",
+    "trainer/upload": "published",
+    "trainer/download": "collected",
+    "validator": "verdict",
+    "miner-1": "delivered",
+    "miner-2": "delivered",
+}
+"""The event by which a process is known to be at work. The beacon's is everybody else's."""
+
+_POLL_SECONDS: Final = 0.02
+
+
+@dataclass
+class Site:
+    """A run's directory, and its processes."""
+
+    directory: Path
+    config: Config
+    context: ForkServerContext
+    processes: dict[str, ForkServerProcess] = field(default_factory=dict)
+    _heard: dict[str, tuple[int, list[dict[str, Any]]]] = field(default_factory=dict)
+
+    @classmethod
+    @contextmanager
+    def open(cls, directory: Path) -> Iterator["Site"]:
+        """A network at work, made where there is none; stopped at the end of the block."""
+        file = directory / "run.toml"
+        if not file.exists():
+            directory.mkdir(parents=True, exist_ok=True)
+            proof = directory / proof_file.NAME
+            proof.write_text(small_policy.proof(small_policy.DIRECTORY).to_json(), encoding="utf-8")
+            workspace.create(directory, CHOICES, PACE, policy=small_policy.DIRECTORY, proof=proof, seed=1)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["grailnode.fork_server", "torch", "bench.crash_points"])
+        site = cls(directory, load(file, ["trainer.keep_patches=6"]), context)
+        try:
+            for process in PROCESSES:
+                site.start(process)
+            site.revive([], 120.0)
+            yield site
+        finally:
+            for process in PROCESSES:
+                site.kill(process)
+
+    def now(self) -> float:
+        """Seconds on a clock that nobody sets."""
+        return time.monotonic()
+
+    def wait(self, seconds: float) -> None:
+        """Let the network live for some seconds."""
+        time.sleep(seconds)
+
+    def process_of(self, kind: Kind, seed: int) -> str:
+        """A process of a kind; of several, the seed decides."""
+        found = [process for process, (_, known) in PROCESSES.items() if known == kind]
+        return found[seed % len(found)]
+
+    def start(self, process: str, trap: Trap | None = None) -> None:
+        """Start a process, with a trap or without."""
+        name, kind = PROCESSES[process]
+        launch = Launch(self.config, kind, name, echo=False)
+        child = self.context.Process(target=main, args=(launch, trap or Trap()), name=process, daemon=True)
+        child.start()
+        self.processes[process] = child
+
+    def kill(self, process: str) -> None:
+        """kill -9, and wait until it is gone."""
+        child = self.processes[process]
+        if child.is_alive():
+            child.kill()
+        child.join()
+
+    stop = kill
+
+    def died(self, process: str, within: float) -> bool:
+        """Whether a process that was trapped has died of it in time."""
+        self.processes[process].join(within)
+        return not self.processes[process].is_alive()
+
+    def revive(self, processes: Sequence[str], within: float) -> float:
+        """Start processes again; the seconds until every one of them, and with none named all, is at work."""
+        began = self.now()
+        marks = {process: len(self.events(process, SIGNS[process])) for process in SIGNS}
+        for process in processes:
+            self.start(process)
+        waiting = {process for process in (processes or SIGNS) if process in SIGNS}
+        if "trainer/beacon" in processes:
+            waiting.add("miner-1")
+        while waiting and self.now() < began + within:
+            waiting -= {process for process in waiting if len(self.events(process, SIGNS[process])) > marks[process]}
+            time.sleep(_POLL_SECONDS)
+        return self.now() - began if not waiting else float("inf")
+
+    def settle(self) -> None:
+        """Let every window that was begun be judged and collected."""
+        schedule = CHOICES.verdict_rounds + CHOICES.rounds
+        self.wait(schedule * PACE.period_ms / 1000 + 1.0)
+
+    def events(self, process: str, name: str = "") -> list[dict[str, Any]]:
+        """What a process has said, of one name or in all; a line that a kill cut short is none."""
+        file = self.directory / "logs" / f"{process.replace('/', '-')}.jsonl"
+        place, seen = self._heard.setdefault(process, (0, []))
+        if file.exists():
+            with file.open("rb") as lines:
+                lines.seek(place)
+                text = lines.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            seen += [event for event in map(_parsed, whole.splitlines()) if event is not None]
+            self._heard[process] = (place + len(whole), seen)
+        return [event for event in seen if not name or event["event"] == name]
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        event: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return event
