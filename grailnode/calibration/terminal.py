@@ -153,7 +153,7 @@ def _pairs(wanted: str, base: Variant, policy: Policy) -> tuple[Pair, ...]:
 def pairs_table(rows: Sequence[PairRow]) -> Table:
     """The honest distribution of both statistics, a line for each pair."""
     caption = "distances in sketch units; margins and shifts in logits / temperature"
-    table = Table(title="Honest distribution", caption=caption, box=None)
+    table = Table(title="Honest distribution", caption=caption, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("pair", no_wrap=True)
     for title in ("tokens", "states", "distance\n99.9%", "\nmax", "\nmissed", "margin\nmax", "\nmissed", "shift\nmax"):
         table.add_column(title, justify="right", no_wrap=True)
