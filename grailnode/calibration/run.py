@@ -22,6 +22,7 @@ from protocol.run import ProofSpec
 COPIES: Final = (3, separation.DUE_BITS, 8)
 """Bits of the copies that are tried; the others are for information."""
 _COPY_GROUPS: Final = 64
+_GROUPED: Final = 4  # one honest rollout of so many is in a group, where it shares most of its states
 
 
 class Progress(Protocol):
@@ -38,8 +39,8 @@ class Job:
     Attributes:
         work: policy, prompts and sampling; prompts: where they are from, in a word.
         pairs: whose work a run will meet.
-        rollouts: of each pair, rounded up to whole groups: half in groups, as a run has them, and half each of a prompt of its
-            own, because rollouts of one prompt share most of their states.
+        rollouts: of each pair: a quarter in whole groups, as a run has them, the others each of a prompt of its own, because
+            rollouts of one prompt share most of their states.
     """
 
     work: Work
@@ -87,8 +88,8 @@ async def calibrate(job: Job, progress: Progress, show: Callable[[Sequence[PairR
 
 
 async def _honest(job: Job, pair: Pair, weights: Weights, progress: Progress) -> list[Observed]:
-    grouped = -(-job.rollouts // 2 // job.work.group_size)
-    single = job.rollouts // 2
+    grouped = -(-job.rollouts // _GROUPED // job.work.group_size)
+    single = max(0, job.rollouts - grouped * job.work.group_size)
     total = grouped * job.work.group_size + single
     apart = replace(job.work, group_size=1)
     parts = observe(job.work, pair, weights, grouped), observe(apart, pair, weights, single, first=grouped)
