@@ -103,6 +103,11 @@ class Simulation:
         self.sparsity: list[float] = []  # by version, from 1 on
         self.tokens = 0
 
+    @property
+    def versions(self) -> Sequence[Mapping[str, Tensor]]:
+        """Every version so far, the genesis first."""
+        return self._versions
+
     def window(self, number: int) -> dict[str, float]:
         """Play one window: what came of it, by name."""
         version = self._newest_at[number - self.setup.lag] if number >= self.setup.lag else 0

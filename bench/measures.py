@@ -204,7 +204,7 @@ def print_table(title: str, rows: Sequence[Measured], updates: Sequence[Update])
         bits = row.nbytes * 8 / max(1, changed)
         table.add_row(
             row.name, f"{bits:.3f}", f"{bits / bound:.3f}" if bound else "-", f"{row.nbytes / pulse:.3f}",
-            f"{nbytes / row.nbytes:.1f}", f"{nbytes / 1e9 / row.encode:.2f}", f"{nbytes / 1e9 / row.apply:.2f}",
+            f"{nbytes / row.nbytes:.1f}", f"{nbytes / 1e9 / row.encode:.3g}", f"{nbytes / 1e9 / row.apply:.3g}",
             _megabytes(row.encode_extra), _megabytes(row.apply_extra),
         )  # fmt: skip
     Console(width=140).print(table)

@@ -1,8 +1,8 @@
 """Weight patches against the published formats, on one core, in one run.
 
     python -m bench.patches compare                                 workload A: bits, ratios, rates, memory, bound
-    python -m bench.patches compare --targets B                     workload B: versions that a demo published (runs one)
-    python -m bench.patches compare --targets B --run FILE          ... or those of a run that `grailnode demo --keep` left
+    python -m bench.patches compare --targets B                     workload B: versions of the demo's learner
+    python -m bench.patches compare --targets B --run FILE          ... or of a run that `grailnode demo --keep` left behind
     python -m bench.patches edges                                   workload C: routing against the alternatives
     python -m bench.patches cores                                   one core and two
     python -m bench.patches growth --elements 1024                  16M to 1024M elements
@@ -29,7 +29,7 @@ from rich.table import Table
 from bench.checkpoints import TARGETS, find_rate, simulate
 from bench.formats import FORMATS
 from bench.measures import Update, best_of, measure_all, measure_whole, print_table
-from bench.published_run import demo_run, published_versions
+from bench.published_run import published_versions, trained_versions
 from protocol import patch
 from protocol.patch.values import bits_of
 
@@ -49,13 +49,15 @@ def compare(arguments: argparse.Namespace) -> None:
 
 def _published(arguments: argparse.Namespace) -> tuple[str, list[Update]]:
     if arguments.run is not None:
-        versions = published_versions(arguments.run, arguments.versions + 1)
+        versions = published_versions(arguments.run)
     else:
-        with demo_run(arguments.windows) as run_file:
-            versions = published_versions(run_file, arguments.versions + 1)
+        versions = trained_versions(arguments.windows, arguments.seed)
+    if len(versions) < 2:
+        raise SystemExit("fewer than two versions: a run of more windows, please")
+    versions = versions[-arguments.versions - 1 :]
     updates = [Update(old, new) for old, new in pairwise(versions)]
     size = f"{len(versions[0])} tensors, {updates[0].nbytes / 1e6:.2f} MB"
-    return f"B: the last {len(updates)} versions of a demo, {size}", updates
+    return f"B: the last {len(updates)} updates of the demo's policy, {size}", updates
 
 
 def edge_cases(seed: int = 0) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -221,7 +223,7 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("--targets", default="A1,A2,A3,A4", help="workloads of `compare`: any of A1, A2, A3, A4, B")
     parser.add_argument("--run", type=Path, help="run.toml of a kept demo, for workload B")
-    parser.add_argument("--windows", type=int, default=12, help="windows of the demo that workload B runs otherwise")
+    parser.add_argument("--windows", type=int, default=20, help="windows for which workload B learns otherwise")
     parser.add_argument("--versions", type=int, default=8, help="updates of workload B, the newest ones")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=7)

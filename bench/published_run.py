@@ -1,19 +1,15 @@
-"""Workload B: consecutive versions that a run has published, as its followers get them.
+"""Workload B: consecutive versions of the demo's own run.
 
-Reads the chain of a run that `grailnode demo --keep` left behind, every signature and digest checked; runs a short demo first where
-none is given.
+Either those that its learner makes (bench/learning.py: without a clock, so the same on any machine), or those of a run that
+`grailnode demo --keep` left behind, as its followers get them, every signature and digest checked.
 """
 
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 import trio
 
+from bench.learning import Setup, Simulation
 from grailnode.config import load
 from grailnode.node_process import make_spectator
 from grailnode.verification import follow_chain
@@ -21,24 +17,22 @@ from grailnode.verification import follow_chain
 Weights = dict[str, torch.Tensor]
 
 
-def published_versions(run_file: Path, last: int) -> list[Weights]:
-    """The newest `last` versions of a run, oldest first.
+def published_versions(run_file: Path) -> list[Weights]:
+    """The versions of a run that its kept anchors and patches lead to, oldest first.
 
     Raises:
         ProtocolError: the chain does not hold.
     """
 
     async def read() -> list[Weights]:
-        held = [dict(held.weights) async for held in follow_chain(make_spectator(load(run_file)), lambda line: None)]
-        return held[-last:]
+        return [dict(held.weights) async for held in follow_chain(make_spectator(load(run_file)), lambda line: None)]
 
     return trio.run(read)
 
 
-@contextmanager
-def demo_run(windows: int) -> Iterator[Path]:
-    """The run.toml of a demo of so many windows, gone afterwards."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = ("-m", "grailnode", "demo", "--keep", "--windows", str(windows), "--out", folder)
-        subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
-        yield Path(folder) / "network" / "run.toml"
+def trained_versions(windows: int, seed: int) -> list[Weights]:
+    """The versions that the demo's trainer publishes in so many windows, oldest first: the same genesis, learner and settings."""
+    simulation = Simulation(Setup(windows=windows, seed=seed, held_out=1))
+    for window in range(windows):
+        simulation.window(window)
+    return [dict(version) for version in simulation.versions]

@@ -1,0 +1,30 @@
+"""The kept corpus: broken patches, one for each way that a parser refused one (`python -m bench.fuzz --keep`), replayed."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.fuzz import parsers
+from protocol import patch, safetensors
+from protocol.digest import digest_weights
+from protocol.errors import ProtocolError
+
+FOLDER = Path(__file__).parent / "corpus"
+CASES = sorted(path.parent for path in FOLDER.glob("*/weights.safetensors"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_parser_answers_with_a_value_or_a_protocol_error(case):
+    weights = safetensors.read((case / "weights.safetensors").read_bytes())
+    before, files = digest_weights(weights), sorted(case.glob("*.patch"))
+    assert len(files) >= 5
+    for file in files:
+        broken = file.read_bytes()
+        with pytest.raises(ProtocolError):
+            patch.apply(weights, broken)
+        for parse in parsers(weights, weights).values():
+            try:
+                parse(broken)
+            except ProtocolError:
+                continue
+    assert digest_weights(weights) == before
