@@ -37,10 +37,13 @@ def _probe(old: Bits, new: Bits) -> tuple[Bits, Bits]:
     return np.concatenate([old[piece] for piece in pieces]), np.concatenate([new[piece] for piece in pieces])
 
 
-def _dense_modes(old: Bits, new: Bits, layout: Layout, best: int) -> list[Mode]:
-    """The dense modes that may be shorter than `best` bytes."""
+def _dense_modes(old: Bits, new: Bits, layout: Layout, changed: int, best: int) -> list[Mode]:
+    """The dense modes that may be shorter than the `best` bytes of a frame with `changed` changes (0: they were not counted).
+
+    Changes may stand in few rows, of which a probe meets too many or too few: what counts is the share of the changes in it.
+    """
     some_old, some_new = _probe(old, new)
-    share = some_old.size / old.size
+    share = int(np.count_nonzero(some_old != some_new)) / changed if changed else some_old.size / old.size
     below = int(PROBE_MARGIN * best * share) + 64
     return [
         mode
@@ -85,7 +88,7 @@ def encode_frame(
         return Mode.UNCHANGED, 0, memoryview(b"")
     changed, best = _shortest_sparse(before, after, tuple(old.shape), layout, profile, workspace)
     mode, below = Mode.SPARSE, len(best) if best is not None else before.nbytes + 1
-    for dense in _dense_modes(before, after, layout, below):
+    for dense in _dense_modes(before, after, layout, changed, below):
         frame = encode_dense(before, after, layout, dense, level=ZSTD_LEVEL, below=below)
         if frame is not None:
             mode, best, below = dense, frame, len(frame)

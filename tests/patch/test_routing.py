@@ -42,6 +42,15 @@ def test_rows_of_an_embedding_cost_no_more_than_their_steps():
     assert encoded(old, new)[1] < 2 * new[::97].numel() + 600
 
 
+@pytest.mark.parametrize("spacing", [23, 37, 64, 97])
+def test_rows_that_a_probe_may_meet_or_miss_are_sent_as_planes(spacing):
+    """Step planes of few changed rows are a third of a sparse frame, wherever the rows stand."""
+    old, _ = rounded_update(1024, 1024, 1.0, seed=7)
+    new = old.clone()
+    new[::spacing] = (new[::spacing].float() * 1.01).bfloat16()
+    assert encoded(old, new)[0] == Mode.STEP_PLANES
+
+
 def test_experts_without_a_change_cost_a_few_bytes():
     old, new = rounded_update(64, 64, 1.0, seed=5)
     few = {f"model.layers.{i}.mlp.experts.{j}.up_proj.weight": old for i in range(4) for j in range(4)}
