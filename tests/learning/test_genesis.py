@@ -21,7 +21,7 @@ TINY = genesis.Recipe(width=16, layers=1, heads=2, pairs=1, head_size=8, feed_fo
 
 def test_shipped_files() -> None:
     files = {path.name: path.stat().st_size for path in genesis.PACKAGED.iterdir()}
-    assert set(files) == {"config.json", "tokenizer.json", "model.safetensors"}
+    assert set(files) == {"config.json", "tokenizer.json", "model.safetensors", "proof.json"}
     assert sum(files.values()) < 3_000_000
 
 
