@@ -120,6 +120,8 @@ def demo(windows: int | None, seed: int, out: Path, keep: bool) -> None:
 @click.option("--name", default="miner-1", show_default=True, help="With --join: the node's name.")
 @click.option("--roots", type=click.IntRange(1, 16), default=1, show_default=True, help="Root keys; 3 for a real run.")
 @click.option("--threshold", type=click.IntRange(1, 16), help="Root keys that must sign. Default: 2, where there are.")
+@click.option("--validators", type=click.IntRange(1, 16), default=1, show_default=True, help="Keys of validators to make.")
+@click.option("--quorum", type=click.IntRange(1, 16), default=1, show_default=True, help="Validators that must accept.")
 @click.option("--admission", type=click.Choice(["open", "allowlist", "invite"]), default="open", show_default=True)
 @click.option(
     "--work", type=click.IntRange(0, 64), default=0, show_default=True, help="Bits an open run's miner works."
@@ -142,6 +144,8 @@ def init(
     name: str,
     roots: int,
     threshold: int | None,
+    validators: int,
+    quorum: int,
     admission: str,
     work: int,
 ) -> None:
@@ -155,7 +159,18 @@ def init(
 
     rules = OPEN.model_copy(update={"policy": admission, "credential": "work" if work else "", "difficulty": work})
     founders = (roots, min(2, roots) if threshold is None else threshold)
-    make = partial(commands.init_run, directory, policy, proof, environment, data, max_tokens, founders, rules)
+    make = partial(
+        commands.init_run,
+        directory,
+        policy,
+        proof,
+        environment,
+        data,
+        max_tokens,
+        founders,
+        rules,
+        (validators, quorum),
+    )
     if bucket is None:
         if join is not None:
             raise click.UsageError("--join needs a --bucket that this node writes to")

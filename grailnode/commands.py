@@ -127,22 +127,28 @@ def init_run(
     max_tokens: int | None,
     founders: tuple[int, int] = (1, 1),
     admission: Admission = OPEN,
+    judges: tuple[int, int] = (1, 1),
 ) -> workspace.Workspace:
     """A new run on this machine.
 
     Args:
-        founders: root keys, and how many of them must sign.
+        founders: root keys, and how many of them must sign; judges: validators, and how many of them must accept.
     """
     tokens = max_tokens or provisions.needed(environment).tokens
     roots, threshold = founders
     if threshold > roots:
         raise workspace.WorkspaceError(f"{threshold} of {roots} root keys can never sign; lower --threshold")
+    validators, quorum = judges
+    if quorum > validators:
+        raise workspace.WorkspaceError(f"{quorum} of {validators} validators can never accept; lower --quorum")
     choices = Choices(
         environment=environment,
         data=data,
         max_tokens=tokens,
         roots=roots,
         root_threshold=threshold,
+        validators=validators,
+        quorum=quorum,
         admission=admission,
     )
     made = workspace.create(directory, choices, workspace.Pace(), policy=policy or genesis.PACKAGED, proof=proof)

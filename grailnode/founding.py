@@ -44,6 +44,7 @@ class Choices:
     first_round: int = 1
     lead: int = 1
     max_lag: int = 2
+    validators: int = 1
     quorum: int = 1
     head_ttl: int = 3600
     audit_ppm: int = 1_000_000

@@ -136,7 +136,8 @@ def create(
     problems = provisions.check(choices.environment, choices.data, Policy.load(policy), choices.max_tokens)
     measured = proof_file.read(_proof_of(policy) if proof is None else proof)
     roots = ("root",) if choices.roots == 1 else tuple(f"root-{number + 1}" for number in range(choices.roots))
-    names = (*roots, "trainer", "validator", *miners)
+    validators = ("validator", *(f"validator-{number + 2}" for number in range(choices.validators - 1)))
+    names = (*roots, "trainer", *validators, *miners)
     drawn = {name: _secret(name, seed) for name in (*names, "beacon")}
     signing = {name: SigningKey(drawn[name]) for name in names}
     beacon = LocalKey.from_seed(drawn["beacon"])
@@ -149,7 +150,7 @@ def create(
             choices,
             roots=[signing[name].public for name in roots],
             trainers=[signing["trainer"].public],
-            validators=[signing["validator"].public],
+            validators=[signing[name].public for name in validators],
         ),
         measured,
     )
