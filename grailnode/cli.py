@@ -120,7 +120,9 @@ def demo(windows: int | None, seed: int, out: Path, keep: bool) -> None:
 @click.option("--name", default="miner-1", show_default=True, help="With --join: the node's name.")
 @click.option("--roots", type=click.IntRange(1, 16), default=1, show_default=True, help="Root keys; 3 for a real run.")
 @click.option("--threshold", type=click.IntRange(1, 16), help="Root keys that must sign. Default: 2, where there are.")
-@click.option("--validators", type=click.IntRange(1, 16), default=1, show_default=True, help="Keys of validators to make.")
+@click.option(
+    "--validators", type=click.IntRange(1, 16), default=1, show_default=True, help="Keys of validators to make."
+)
 @click.option("--quorum", type=click.IntRange(1, 16), default=1, show_default=True, help="Validators that must accept.")
 @click.option("--admission", type=click.Choice(["open", "allowlist", "invite"]), default="open", show_default=True)
 @click.option(

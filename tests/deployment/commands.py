@@ -1,0 +1,55 @@
+"""Whether a command line is one of the program's: its verbs, options and settings exist and their values can be."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+import click
+import pytest
+
+from grailnode.cli import cli
+from grailnode.config import ConfigError, without_file
+
+Parsed = tuple[str, dict[str, object]]
+
+
+def parse(arguments: Sequence[str], directory: Path = Path()) -> list[Parsed]:
+    """The commands of a command line from the outermost on, each with its values; nothing is run.
+
+    Raises:
+        AssertionError: the program would refuse it.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            click.Path, "convert", lambda self, value, param, ctx: Path(str(value))
+        )  # files of other machines
+        try:
+            found = list(_contexts(list(arguments)))
+        except click.ClickException as error:
+            raise AssertionError(f"grailnode {' '.join(arguments)}: {error.format_message()}") from None
+    for _, values in found:
+        overrides = cast("tuple[str, ...]", values.get("overrides", ()))
+        try:
+            without_file({}, overrides, directory)
+        except ConfigError as error:
+            # One setting may need another, which run.toml has; an unknown key or an impossible value never helps.
+            assert "needs a" in str(error) or "says where they read" in str(error), str(error)
+    return found
+
+
+def _contexts(arguments: list[str]) -> Iterator[Parsed]:
+    command: click.Command = cli
+    parent = None
+    while True:
+        context = command.make_context(command.name or "grailnode", arguments, parent=parent)
+        yield command.name or "", dict(context.params)
+        if not isinstance(command, click.Group):
+            return
+        rest = [*context._protected_args, *context.args] if hasattr(context, "_protected_args") else context.args
+        if not rest:
+            if command is not cli:
+                raise click.UsageError("which command?")
+            return
+        _, below, arguments = command.resolve_command(context, rest)
+        assert below is not None
+        command, parent = below, context

@@ -1,0 +1,281 @@
+"""The images and compose files, as far as one can tell without a Docker engine: what they say is looked at, nothing is built."""
+
+import importlib.util
+import re
+import shlex
+import socket
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import trio
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from grailnode.commands import _PROCESSES
+from grailnode.config import load
+from grailnode.metrics import serve_metrics
+from grailnode.node_process import lock_state, metrics_port
+from tests.deployment.commands import parse
+from tests.processes.programs import grailnode
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+DOCKERFILES = sorted(DOCKER.glob("Dockerfile*"))
+COMPOSE = sorted(DOCKER.glob("compose*.yaml"))
+LOCKS = sorted(DOCKER.glob("*.lock"))
+
+Instruction = tuple[str, str]
+
+
+def instructions(file: Path) -> list[Instruction]:
+    """A Dockerfile's instructions in order, comments left out and continued lines joined."""
+    lines = [line for line in file.read_text().splitlines() if not line.lstrip().startswith("#")]
+    joined = "\n".join(lines).replace("\\\n", " ")
+    return [
+        (verb.upper(), rest.strip()) for verb, _, rest in (line.partition(" ") for line in joined.split("\n") if line)
+    ]
+
+
+def last_stage(file: Path) -> list[Instruction]:
+    found = instructions(file)
+    return found[max(place for place, (verb, _) in enumerate(found) if verb == "FROM") :]
+
+
+def faults(found: list[Instruction]) -> Iterator[str]:
+    """What nobody wants in a Dockerfile."""
+    for verb, rest in found:
+        if verb == "FROM" and not re.fullmatch(r"[a-z0-9./-]+:(?!latest\b)[\w.-]*\d[\w.-]*( AS \w+)?", rest):
+            yield f"a base without a version: {rest}"
+        if verb == "ADD":
+            yield f"ADD fetches and unpacks; COPY copies: {rest}"
+        if verb == "RUN" and "apt-get install" in rest and "rm -rf /var/lib/apt/lists" not in rest:
+            yield f"the lists of apt stay: {rest}"
+        if verb == "RUN" and "pip install" in rest and "--no-cache-dir" not in rest:
+            yield f"pip's cache stays: {rest}"
+        if verb == "RUN" and re.search(r"\b(curl|wget|sudo)\b", rest):
+            yield f"something is fetched, or done as somebody else: {rest}"
+        if verb in {"ENV", "ARG"} and re.search(r"(?i)secret|password|token|access_key", rest):
+            yield f"a secret in an image: {rest}"
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
+def test_an_image_has_what_it_should_and_nothing_else(file: Path):
+    assert list(faults(instructions(file))) == []
+    final = last_stage(file)
+    verbs = [verb for verb, _ in final]
+    assert [rest for verb, rest in final if verb == "USER"][-1] not in {"root", "0"}
+    assert verbs.index("ENTRYPOINT") > verbs.index("USER")
+    assert "HEALTHCHECK" in verbs
+    assert ("ENTRYPOINT", '["grailnode"]') in final
+    installed = [rest for verb, rest in instructions(file) if verb == "RUN" and "pip install" in rest]
+    assert all("--require-hashes" in rest or "--no-deps --no-build-isolation ." in rest for rest in installed)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("FROM python:latest", "without a version"),
+        ("FROM python", "without a version"),
+        ("ADD https://example.org/a.tar /", "ADD"),
+        ("RUN apt-get update && apt-get install -y git", "lists of apt"),
+        ("RUN pip install torch", "cache"),
+        ("ENV AWS_SECRET_ACCESS_KEY=x", "secret"),
+    ],
+)
+def test_the_lint_finds_faults(text: str, fault: str, tmp_path: Path):
+    (tmp_path / "Dockerfile").write_text(text)
+    assert any(fault in found for found in faults(instructions(tmp_path / "Dockerfile")))
+
+
+def test_what_is_copied_is_there_and_is_sent_to_the_builder():
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    for file in DOCKERFILES:
+        for verb, rest in instructions(file):
+            if verb != "COPY" or "--from=" in rest:
+                continue
+            for source in [part for part in rest.split() if not part.startswith("--")][:-1]:
+                assert (ROOT / source).exists(), f"{file.name}: {source}"
+                sent = any(Path(source).match(pattern) or pattern == f"{source}/**" for pattern in allowed)
+                assert sent, f".dockerignore keeps {source} back"
+
+
+def services(file: Path) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text())["services"]
+    return found
+
+
+def substituted(text: str) -> str:
+    """A compose file's `${NAME:-default}` replaced by the default, and `${NAME:?message}` by a folder."""
+    return re.sub(r"\$\{\w+:\?[^}]*\}", "/given", re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text))
+
+
+ALL_SERVICES = [
+    pytest.param(file, name, service, id=f"{file.stem}/{name}")
+    for file in COMPOSE
+    for name, service in services(file).items()
+]
+
+
+@pytest.mark.parametrize(("file", "name", "service"), ALL_SERVICES)
+def test_a_service_is_pinned_confined_and_speaks_the_programs_language(file: Path, name: str, service: dict[str, Any]):
+    image = substituted(service["image"])
+    assert re.fullmatch(r"[a-z0-9/]+:[\w.-]+", image)
+    assert not image.endswith(":latest")
+    assert not service.get("privileged")
+    assert not re.search(r"(?i)(secret|password)[\w]*: (?!\$\{)\S", yaml.safe_dump(service.get("environment", {})))
+    for volume in service.get("volumes", []):
+        source, _, target = substituted(volume).rpartition(":")
+        assert source.startswith("/") or source in yaml.safe_load(file.read_text())["volumes"]
+        assert "docker.sock" not in volume
+        if image.startswith("grailnode:"):
+            assert target == dict(last_stage(DOCKERFILES[0]))["WORKDIR"]
+    if not image.startswith("grailnode:"):
+        return
+    assert service["read_only"]
+    assert service["cap_drop"] == ["ALL"]
+    if "entrypoint" in service:
+        for part in service["command"][0].split("||"):
+            words = shlex.split(part)
+            if words[0] == "grailnode":
+                parse(words[1:])
+    else:
+        parse([substituted(argument) for argument in service["command"]])
+
+
+def roles(file: Path) -> list[tuple[str, str]]:
+    found = []
+    for service in services(file).values():
+        if service["image"].startswith("grailnode:") and "entrypoint" not in service:
+            ((_, values), *_) = parse([substituted(argument) for argument in service["command"]])
+            if values["role"]:
+                found.append((str(values["role"]), str(values["name"] or values["role"])))
+    return sorted(found)
+
+
+def test_the_network_of_one_host_is_whole(tmp_path: Path):
+    """Its nodes are those whose keys `init` makes, and all of them are led to one bucket."""
+    file = DOCKER / "compose.yaml"
+    command = shlex.split(services(file)["run"]["command"][0].partition("||")[2])
+    made = grailnode(*command[1:], cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    directory = tmp_path / command[command.index("init") + 1]
+    assert roles(file) == [
+        ("miner", "miner-1"),
+        ("miner", "miner-2"),
+        ("trainer", "trainer"),
+        ("validator", "validator"),
+        ("validator", "validator-2"),
+    ]
+    assert {name for _, name in roles(file)} <= {path.stem for path in (directory / "keys").iterdir()}
+    shown = grailnode("keys", "show", "--run", str(directory / "run.toml"))
+    held = {line.split()[0]: line.split()[-1] for line in shown.stdout.splitlines()[1:]}
+    assert held["validator"] == held["validator-2"] == "validator"
+    stores = set()
+    for service in services(file).values():
+        arguments = service.get("command", [])
+        if service["image"].startswith("grailnode:") and "entrypoint" not in service:
+            settings = [part.removeprefix("--set=") for part in arguments if part.startswith("--set=")]
+            run = next(part.removeprefix("--run=") for part in arguments if part.startswith("--run="))
+            stores.add(load(tmp_path / run, settings).store.model_dump_json())
+    assert len(stores) == 1
+
+
+@pytest.mark.parametrize("role", _PROCESSES)
+def test_each_role_has_a_compose_file(role: str):
+    assert [found for found, _ in roles(DOCKER / f"compose.{role}.yaml")] == [role]
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
+def test_a_lock_satisfies_what_the_project_asks_for(lock: Path):
+    lines = [line for line in lock.read_text().splitlines() if not line.startswith("#")]
+    pinned = {}
+    for line in lines:
+        match = re.fullmatch(r"([a-z0-9.-]+)==([\w.+]+) --hash=sha256:[0-9a-f]{64}", line)
+        assert match, line
+        pinned[canonicalize_name(match[1])] = match[2]
+    assert len(pinned) == len(lines)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for text in project["dependencies"]:
+        wanted = Requirement(text)
+        assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), text
+    assert "index-url" not in lock.read_text()
+    assert ("+cpu" in pinned["torch"]) == (lock.stem == "cpu")
+
+
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"docker_{name}", DOCKER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_lock_is_written_from_pips_report():
+    report = {
+        "install": [
+            {
+                "metadata": {"name": name, "version": "1"},
+                "download_info": {"archive_info": {"hashes": {"sha256": "ab"}}},
+            }
+            for name in ("B_b", "a")
+        ]
+    }
+    assert _script("lock").locked(report).splitlines()[1:] == ["a==1 --hash=sha256:ab", "b-b==1 --hash=sha256:ab"]
+
+
+@pytest.fixture
+def health() -> ModuleType:
+    return _script("healthcheck")
+
+
+def _run_file(directory: Path, text: str = "") -> None:
+    (directory / "run.toml").write_text(text)
+
+
+@pytest.mark.parametrize("role", _PROCESSES)
+def test_a_node_is_healthy_while_all_its_processes_live(health: ModuleType, role: str, tmp_path: Path):
+    _run_file(tmp_path)
+    arguments = ["/sbin/docker-init", "--", "grailnode", f"--role={role}", "--run", "run.toml", "--name", "it"]
+    kinds = [kind for kind in _PROCESSES[role] if kind in health.PROCESSES[role]]
+    assert list(health.PROCESSES[role]) == kinds == list(_PROCESSES[role])
+    absent = {f"it/{kind}" for kind in kinds}
+    assert set(health.missing(arguments, tmp_path)) == absent
+    files = []
+    for kind in kinds:
+        files.append(lock_state(tmp_path / "state" / "it", kind))
+        absent.remove(f"it/{kind}")
+        assert set(health.missing(arguments, tmp_path)) == absent
+    files[0].close()
+    assert health.missing(arguments, tmp_path) == [f"it/{kinds[0]}"]
+
+
+def test_where_there_are_metrics_a_process_must_answer(health: ModuleType, tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    _run_file(tmp_path, f"[node]\nmetrics_port = {port}\n")
+    config = load(tmp_path / "run.toml")
+    assert all(
+        metrics_port(config, kind) == port + offset
+        for processes in health.PROCESSES.values()
+        for kind, offset in processes.items()
+    )
+    arguments = ["grailnode", "--role", "miner", "--run", "run.toml"]
+    with lock_state(tmp_path / "state" / "miner-1", "miner"):
+        assert health.missing(arguments, tmp_path) == ["miner-1/miner"]
+
+        async def ask() -> list[str]:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(serve_metrics, port, str)
+                while not await trio.to_thread.run_sync(health.answers, port):
+                    await trio.sleep(0.01)
+                found: list[str] = await trio.to_thread.run_sync(health.missing, arguments, tmp_path)
+                nursery.cancel_scope.cancel()
+            return found
+
+        assert trio.run(ask) == []
