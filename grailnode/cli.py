@@ -124,6 +124,13 @@ def demo(windows: int | None, seed: int, out: Path, keep: bool) -> None:
     "--validators", type=click.IntRange(1, 16), default=1, show_default=True, help="Keys of validators to make."
 )
 @click.option("--quorum", type=click.IntRange(1, 16), default=1, show_default=True, help="Validators that must accept.")
+@click.option(
+    "--window",
+    type=click.FloatRange(0.4, 3600),
+    default=2.0,
+    show_default=True,
+    help="Seconds; over the internet a minute.",
+)
 @click.option("--admission", type=click.Choice(["open", "allowlist", "invite"]), default="open", show_default=True)
 @click.option(
     "--work", type=click.IntRange(0, 64), default=0, show_default=True, help="Bits an open run's miner works."
@@ -148,6 +155,7 @@ def init(
     threshold: int | None,
     validators: int,
     quorum: int,
+    window: float,
     admission: str,
     work: int,
 ) -> None:
@@ -172,6 +180,7 @@ def init(
         founders,
         rules,
         (validators, quorum),
+        window,
     )
     if bucket is None:
         if join is not None:

@@ -128,11 +128,13 @@ def init_run(
     founders: tuple[int, int] = (1, 1),
     admission: Admission = OPEN,
     judges: tuple[int, int] = (1, 1),
+    window: float | None = None,
 ) -> workspace.Workspace:
     """A new run on this machine.
 
     Args:
         founders: root keys, and how many of them must sign; judges: validators, and how many of them must accept.
+        window: how long one is, in seconds; None for the demo's.
     """
     tokens = max_tokens or provisions.needed(environment).tokens
     roots, threshold = founders
@@ -151,7 +153,8 @@ def init_run(
         quorum=quorum,
         admission=admission,
     )
-    made = workspace.create(directory, choices, workspace.Pace(), policy=policy or genesis.PACKAGED, proof=proof)
+    pace = workspace.Pace() if window is None else workspace.Pace(period_ms=round(window * 1000 / choices.rounds))
+    made = workspace.create(directory, choices, pace, policy=policy or genesis.PACKAGED, proof=proof)
     click.echo(f"run {made.run_id.hex()[:16]} in {made.config}")
     if made.problems is not None:
         lines = ", ".join(map(str, made.problems.kept_lines[:_SHOWN_LINES]))

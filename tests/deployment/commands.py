@@ -13,8 +13,11 @@ from grailnode.config import ConfigError, without_file
 Parsed = tuple[str, dict[str, object]]
 
 
-def parse(arguments: Sequence[str], directory: Path = Path()) -> list[Parsed]:
+def parse(arguments: Sequence[str], *, whole: bool = True) -> list[Parsed]:
     """The commands of a command line from the outermost on, each with its values; nothing is run.
+
+    Args:
+        whole: whether all that the command needs has to be there.
 
     Raises:
         AssertionError: the program would refuse it.
@@ -25,12 +28,17 @@ def parse(arguments: Sequence[str], directory: Path = Path()) -> list[Parsed]:
         )  # files of other machines
         try:
             found = list(_contexts(list(arguments)))
+        except click.exceptions.Exit:
+            return []  # --help
+        except click.MissingParameter as error:
+            assert not whole, f"grailnode {' '.join(arguments)}: {error.format_message()}"
+            return []
         except click.ClickException as error:
             raise AssertionError(f"grailnode {' '.join(arguments)}: {error.format_message()}") from None
     for _, values in found:
         overrides = cast("tuple[str, ...]", values.get("overrides", ()))
         try:
-            without_file({}, overrides, directory)
+            without_file({}, overrides, Path())
         except ConfigError as error:
             # One setting may need another, which run.toml has; an unknown key or an impossible value never helps.
             assert "needs a" in str(error) or "says where they read" in str(error), str(error)
