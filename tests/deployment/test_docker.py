@@ -193,7 +193,7 @@ def test_each_role_has_a_compose_file(role: str):
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
 def test_a_lock_satisfies_what_the_project_asks_for(lock: Path):
     lines = [line for line in lock.read_text().splitlines() if not line.startswith("#")]
-    pinned = {}
+    pinned: dict[str, str] = {}
     for line in lines:
         match = re.fullmatch(r"([a-z0-9.-]+)==([\w.+]+) --hash=sha256:[0-9a-f]{64}", line)
         assert match, line

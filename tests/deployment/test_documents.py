@@ -48,7 +48,7 @@ def test_there_are_commands() -> None:
 
 @pytest.mark.parametrize(("line", "whole"), COMMANDS)
 def test_a_command_is_one_of_the_programs(line: str, whole: bool) -> None:
-    words = shlex.split(line.replace("...", ""), comments=True)
+    words = shlex.split(re.sub(r"\.\.\.|[\[\]]", "", line), comments=True)  # [--json] is said of what may be left out
     parse(words[1:], whole=whole)
 
 
