@@ -20,13 +20,21 @@ class Honest:
         self.store = store
         self.key = key
         self.neighbour = neighbour
+        self.told: dict[str, bytes] = {}
 
     async def put(self, path: str, data: bytes) -> None:
-        """As the port says."""
+        """As the port says, to the miner that looks again; what others see is `smuggle`'s."""
+        self.told[path] = data
+        await self.smuggle(path, data)
+
+    async def smuggle(self, path: str, data: bytes) -> None:
+        """Put what others see."""
         await self.store.put(path, data)
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """As the port says."""
+        """As the port says; of what was put, that."""
+        if path in self.told:
+            return self.told[path][offset:][: size if size is not None else max_bytes]
         return await self.store.get(path, max_bytes, offset=offset, size=size)
 
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
@@ -49,7 +57,7 @@ class Late(Honest):
 
     held: tuple[str, bytes] | None = None
 
-    async def put(self, path: str, data: bytes) -> None:
+    async def smuggle(self, path: str, data: bytes) -> None:
         """The one before instead of a commitment."""
         if self.promised(path, data) is None:
             return await self.store.put(path, data)
@@ -62,7 +70,7 @@ class Late(Honest):
 class OverQuota(Honest):
     """Promises more groups than a miner may deliver."""
 
-    async def put(self, path: str, data: bytes) -> None:
+    async def smuggle(self, path: str, data: bytes) -> None:
         """A commitment to the groups, again and again."""
         promise = self.promised(path, data)
         if promise is not None:
@@ -73,7 +81,7 @@ class OverQuota(Honest):
 class AnothersKey(Honest):
     """Commits to its work in another miner's name, whose key it does not have."""
 
-    async def put(self, path: str, data: bytes) -> None:
+    async def smuggle(self, path: str, data: bytes) -> None:
         """A commitment that names the neighbour, where the own one is looked for."""
         promise = self.promised(path, data)
         if promise is None:
@@ -86,7 +94,7 @@ class AnothersKey(Honest):
 class Swapped(Honest):
     """Replaces the batch by another of the same size as soon as it is committed to."""
 
-    async def put(self, path: str, data: bytes) -> None:
+    async def smuggle(self, path: str, data: bytes) -> None:
         """After the commitment, other bytes where the batch was."""
         await self.store.put(path, data)
         promise = self.promised(path, data)
