@@ -13,7 +13,7 @@ import click
 import trio
 from rich.console import Console
 
-from grailnode import bucket_setup, founding, genesis, joining, keys, provisions, workspace
+from grailnode import bucket_setup, founding, genesis, joining, keys, proofs, provisions, workspace
 from grailnode.buckets import Bucket, Provider, Use, parse_bucket
 from grailnode.config import Config, ConfigError, load, without_file
 from grailnode.conversion import Conversion, Format, convert
@@ -30,7 +30,9 @@ from grailnode.verification import verify_chain
 from grailnode.view import render_status, render_summary
 from protocol import paths, safetensors
 from protocol.authority import OPEN, Admission
+from protocol.errors import AdmissionError
 from roles.authority import refresh_authority
+from roles.node import Node
 
 DEFAULT_WINDOWS = 72
 _SHOWN_LINES = 8
@@ -76,14 +78,14 @@ def run_role(role: str, run: str, name: str | None, overrides: tuple[str, ...], 
     if role == "trainer" and config.trainer.canaries:
         kinds = (*kinds, "canary")
     assert set(kinds) <= set(get_args(Kind))
-    _check(config, role, name)
+    check_start(config, role, name)
     specs = [ProcessSpec(f"{name}/{kind}", main, (Launch(config, kind, name),)) for kind in kinds]
     supervisor = Supervisor(lambda line: click.echo(line, err=True))
     run_until_interrupted(partial(supervisor.keep, specs))
     click.echo(f"{name}: stopped", err=True)
 
 
-def _check(config: Config, role: str, name: str) -> None:
+def check_start(config: Config, role: str, name: str) -> None:
     """Refuse what cannot work before any process starts."""
     if config.store.kind == "https":
         raise ConfigError(
@@ -97,12 +99,25 @@ def _check(config: Config, role: str, name: str) -> None:
         path = config.at(config.node.keys) / f"{name}{keys.SUFFIX}"
         raise keys.KeyFileError(f"{path}: not a {role} key of this run; use --name for the node whose key is")
     if role == "trainer" and config.trainer.canaries:
-        make_canary(config, name, Telemetry(name))
+        _check_canary(make_canary(config, name, Telemetry(name)))
     if role == "trainer":
         provisions.needed(node.run.environment)
         provisions.published(node.run, data_file(config))
     if role != "trainer" or config.trainer.canaries:
         provisions.open_sandbox(node.run)
+
+
+def _check_canary(node: Node) -> None:
+    """Refuse to start with a canary that nobody takes notice of."""
+    trio.run(refresh_authority, node)
+    try:
+        trio.run(proofs.check_admitted, node)
+    except (AdmissionError, keys.KeyFileError) as error:
+        public = node.key.public.hex()
+        raise ConfigError(
+            f"trainer.canaries: this run admits by {node.authority.admission.policy}, and its canary {public} is not "
+            f"admitted ({error}); run `grailnode admit {public}`, or set trainer.canaries = 0"
+        ) from None
 
 
 def run_demo(windows: int | None, seed: int, out: Path, keep: bool, command: str) -> None:

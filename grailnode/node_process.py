@@ -131,7 +131,8 @@ def make_node(config: Config, name: str, telemetry: Telemetry) -> Node:
 
 
 def make_canary(config: Config, name: str, telemetry: Telemetry) -> Node:
-    """The node of a trainer's newest canary: a miner's, under a key that only this trainer can tell.
+    """The node of a trainer's newest canary: a miner's, under a key that only this trainer can tell. Where the run invites its
+    miners, the canary's invitation is the file NAME-canary-NUMBER.invite among the keys.
 
     Raises:
         OSError, ProtocolError, KeyFileError, ConfigError, CredentialsError, StoreError: as for `make_node`.
@@ -142,8 +143,10 @@ def make_canary(config: Config, name: str, telemetry: Telemetry) -> Node:
         config = config.model_copy(update={"store": config.trainer.canary_store})
     elif config.store.meeting is not None:
         raise ConfigError("trainer.canary_store: missing; in the trainer's own bucket a canary is known for what it is")
-    state = LocalStore(config.at(config.node.state) / f"{name}-canary-{number}" / "objects")
-    return _node(config, f"node {key.public.hex()[:4]}", key, state, Storage(config, telemetry), telemetry)
+    own = f"{name}-canary-{number}"
+    state = LocalStore(config.at(config.node.state) / own / "objects")
+    called = f"node {key.public.hex()[:4]}"
+    return _node(config, called, key, state, Storage(config, telemetry), telemetry, invitation=own)
 
 
 def _key(config: Config, name: str) -> SigningKey:
@@ -173,8 +176,15 @@ def make_founder(config: Config) -> Node:
 
 
 def _node(
-    config: Config, name: str, key: SigningKey, state: ObjectStore, storage: Storage, telemetry: Telemetry
+    config: Config,
+    name: str,
+    key: SigningKey,
+    state: ObjectStore,
+    storage: Storage,
+    telemetry: Telemetry,
+    invitation: str = "",
 ) -> Node:
+    """A node; its invitation, where it needs one, is in the file of its name unless of another."""
     signed = founding.open_run(
         config.at(config.run.manifest).read_bytes(), bytes.fromhex(config.run.id) if config.run.id else None
     )
@@ -195,7 +205,7 @@ def _node(
         telemetry=telemetry,
         run_sync=trio.to_thread.run_sync,
         space=config.store.url if config.store.meeting is not None else "",
-        proof=proofs.prover(config.at(config.node.keys) / f"{name}{proofs.SUFFIX}"),
+        proof=proofs.prover(config.at(config.node.keys) / f"{invitation or name}{proofs.SUFFIX}"),
         known=revisions,
     )
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from grailnode.keys import KeyFileError
 from protocol import limits
-from protocol.admission import Work, do_work, leading_zero_bits, work_digest
+from protocol.admission import Gate, Work, do_work, leading_zero_bits, work_digest
 from protocol.errors import ProtocolError
 from roles.node import Node
 from roles.ports import NotFoundError
@@ -32,6 +32,18 @@ def prover(invitation: Path) -> Callable[[Node], Awaitable[bytes]]:
         return b""
 
     return prove
+
+
+async def check_admitted(node: Node) -> None:
+    """Return if this node's run takes notice of it as a miner: by its list, or by the invitation that it holds.
+
+    Raises:
+        AdmissionError: it does not, or not any more.
+        KeyFileError: the invitation is missing.
+    """
+    if node.authority.admission.policy != "open":  # a proof of work is done when it is needed
+        announcement = await node.announcement("miner", 60.0)
+        Gate(node.run_id, node.authority).admit(announcement, node.clock.now() * 1000)
 
 
 def _invitation(path: Path) -> bytes:

@@ -140,8 +140,8 @@ def _statistics(judgement: Judgement, group: Group, proof: ProofSpec) -> tuple[S
         Statistic("reason", judgement.reason or "accepted", "accepted", judgement.accepted),
         Statistic(
             "sketch misses",
-            f"{judgement.sketch_misses} of {n} beyond {proof.sketch_tolerance} units",
-            f"{n * proof.sketch_rate:.2g} expected",
+            f"{judgement.sketch_misses} of {judgement.positions} beyond {proof.sketch_tolerance} units",
+            f"{judgement.positions * proof.sketch_rate:.2g} expected",
             judgement.reason != Reason.SKETCH,
         ),
         Statistic(

@@ -3,7 +3,8 @@
 A statistic of a position is a miss when it lies outside its tolerance. Honest noise makes misses at no more than the rate that
 `grailnode calibrate` bounded, so any number of misses has a probability under honest work, and a scope in which it lies below the
 run's level is refused. Scopes are every rollout, every quarter of the rollouts' lengths (a cheat that begins late), the group, and
-a miner's whole window (docs/spec/verdict.md).
+a miner's whole window; what its windows show one after another is added up by a test that may be looked at after each of them
+(docs/spec/verdict.md).
 """
 
 import math
@@ -18,6 +19,30 @@ from protocol.run import ProofSpec
 QUARTERS = 4
 MOST_SURPRISE = 400.0  # decades: less than the smallest float64
 LARGEST_MARGIN = 1e6  # as a verdict can say it; also what a policy that gives no numbers is worth
+_DOUBLINGS = np.arange(1, 11)  # of the odds of a miss: the alternatives that a history is held against
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the tests of more than one group go by.
+
+    Attributes:
+        tokens: completion tokens; positions: those of them whose sketch says something new (`repeated`).
+        sketch_misses: of the positions; margin_misses: of the tokens.
+    """
+
+    tokens: int = 0
+    positions: int = 0
+    sketch_misses: int = 0
+    margin_misses: int = 0
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(
+            self.tokens + other.tokens,
+            self.positions + other.positions,
+            self.sketch_misses + other.sketch_misses,
+            self.margin_misses + other.margin_misses,
+        )
 
 
 @dataclass(frozen=True)
@@ -25,19 +50,25 @@ class Evidence:
     """The statistics of a group; what is not reached is as in the best of groups.
 
     Attributes:
-        tokens: positions looked at.
+        tokens: looked at; positions: those of them whose sketch says something new.
         sketch_misses: positions outside `sketch_tolerance`; sketch_median: the group's median distance, in sketch units.
         margin_misses: tokens beyond `margin`; worst_margin: the largest, in units of logits / temperature.
         sketch_surprise, margin_surprise: -log10 of the least probability of a scope's misses under honest work.
     """
 
     tokens: int = 0
+    positions: int = 0
     sketch_misses: int = 0
     sketch_median: float = 0.0
     margin_misses: int = 0
     worst_margin: float = 0.0
     sketch_surprise: float = 0.0
     margin_surprise: float = 0.0
+
+    @property
+    def counts(self) -> Counts:
+        """For the tests of several groups together."""
+        return Counts(self.tokens, self.positions, self.sketch_misses, self.margin_misses)
 
     def wrong_sketch(self, proof: ProofSpec) -> bool:
         """Whether honest work would not show these sketches."""
@@ -104,6 +135,7 @@ def weigh(
     scopes = list(_scopes(lengths))
     return Evidence(
         tokens=len(distances),
+        positions=int(fresh.sum()),
         sketch_misses=int(off_sketch.sum()),
         sketch_median=float(np.median(distances[fresh])),
         margin_misses=int(off_margin.sum()),
@@ -129,16 +161,43 @@ def _most(misses: np.ndarray, scopes: Sequence[np.ndarray], rate: float) -> floa
     return max((surprise(int(misses[scope].sum()), len(scope), rate) for scope in scopes), default=0.0)
 
 
-def window_surprise(groups: Iterable[tuple[int, int, int]], proof: ProofSpec) -> float:
+def window_surprise(groups: Iterable[Counts], proof: ProofSpec) -> float:
     """The surprise of a miner's window as a whole: a cheat in so few tokens of each group that no group shows it.
 
     Args:
-        groups: (tokens, sketch misses, margin misses) of each group that would be accepted. Sketches are tested against all
-            tokens, of which some are repeated: to the advantage of the honest.
+        groups: the counts of each group that would be accepted.
     """
-    counts = list(groups)
-    tokens = sum(count[0] for count in counts)
+    whole = sum(groups, Counts())
     return max(
-        surprise(sum(count[1] for count in counts), tokens, proof.sketch_rate),
-        surprise(sum(count[2] for count in counts), tokens, proof.margin_rate),
+        surprise(whole.sketch_misses, whole.positions, proof.sketch_rate),
+        surprise(whole.margin_misses, whole.tokens, proof.margin_rate),
     )
+
+
+def history_surprise(windows: Iterable[Counts], proof: ProofSpec) -> float:
+    """The surprise of a miner's windows one after another: a cheat so small, or windows so short, that none of them shows it.
+
+    Decades of R, whose expectation after n windows of honest work is at most n, whichever of them one looks at: that it exceeds
+    1 / level in n windows has a probability of at most n * level (Doob), as if each window had a test of its own. R is the mean
+    over k = 1..10 of R_k, where R_k(n) = (1 + R_k(n - 1)) * 2^(k x) / (1 + p (2^k - 1))^t for x misses in t trials at honest
+    rate p: the evidence that since some window the odds of a miss are 2^k times the honest ones (Shiryaev 1963, Roberts 1966).
+
+    Args:
+        windows: the counts of a miner's accepted groups, oldest first.
+    """
+    found = list(windows)
+    return max(
+        _changed([(item.sketch_misses, item.positions) for item in found], proof.sketch_rate),
+        _changed([(item.margin_misses, item.tokens) for item in found], proof.margin_rate),
+    )
+
+
+def _changed(windows: Sequence[tuple[int, int]], rate: float) -> float:
+    """log10 of R after (misses, trials) of each window, between 0 and MOST_SURPRISE."""
+    growth = np.log1p(rate * (np.exp2(_DOUBLINGS) - 1.0))
+    logs = np.full(len(_DOUBLINGS), -np.inf)  # ln R_k
+    for misses, trials in windows:
+        if trials:
+            logs = np.logaddexp(0.0, logs) + misses * math.log(2.0) * _DOUBLINGS - trials * growth
+    decades = (np.logaddexp.reduce(logs) - math.log(len(_DOUBLINGS))) / math.log(10.0)
+    return float(np.clip(decades, 0.0, MOST_SURPRISE))

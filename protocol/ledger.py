@@ -12,12 +12,14 @@ from pydantic import Field, model_validator
 from protocol import limits
 from protocol.digest import content_digest
 from protocol.encoding import Line, Record
+from protocol.evidence import Counts
 from protocol.rollout import Version, Window
 from protocol.run import ScoringSpec
 from protocol.signing import Digest, Key
 from protocol.verdict import Verdict
 
 Groups = Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
+Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 Score = Annotated[float, Field(ge=0.0, le=1.0)]
 OptionalDigest = Annotated[bytes, Field(max_length=32)]
 
@@ -33,6 +35,7 @@ class Row(Record):
     Attributes:
         verdict: SHA-256 of the verdict's body; empty where nothing was delivered, and so nothing judged.
         pledged, submitted, audited, accepted, rejected: groups.
+        tokens, positions, sketch_misses, margin_misses: of the accepted groups, for the test of a miner's history.
     """
 
     kind: ClassVar[str] = "ledger-row"
@@ -43,6 +46,10 @@ class Row(Record):
     audited: Groups
     accepted: Groups
     rejected: Groups
+    tokens: Count
+    positions: Count
+    sketch_misses: Count
+    margin_misses: Count
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
@@ -51,26 +58,39 @@ class Row(Record):
             raise ValueError("accepted + rejected = audited <= submitted <= pledged must hold")
         if bool(self.verdict) != bool(self.submitted):
             raise ValueError("a verdict on what was submitted, and on nothing else")
+        if not self.sketch_misses <= self.positions <= self.tokens or self.margin_misses > self.tokens:
+            raise ValueError("more misses than positions, or more of either than tokens")
         return self
+
+    @property
+    def counts(self) -> Counts:
+        """For the test of a miner's history."""
+        return Counts(self.tokens, self.positions, self.sketch_misses, self.margin_misses)
 
     @classmethod
     def of(cls, verdict: Verdict) -> "Row":
         """The row of a verdict."""
-        accepted = sum(judgement.accepted for judgement in verdict.judgements)
+        accepted = [judgement.counts for judgement in verdict.judgements if judgement.accepted]
+        counts = sum(accepted, Counts())
         return cls(
             miner=verdict.miner,
             verdict=content_digest(verdict.to_bytes()),
             pledged=verdict.pledged,
             submitted=verdict.submitted,
             audited=len(verdict.judgements),
-            accepted=accepted,
-            rejected=len(verdict.judgements) - accepted,
+            accepted=len(accepted),
+            rejected=len(verdict.judgements) - len(accepted),
+            tokens=counts.tokens,
+            positions=counts.positions,
+            sketch_misses=counts.sketch_misses,
+            margin_misses=counts.margin_misses,
         )
 
     @classmethod
     def undelivered(cls, miner: bytes, pledged: int) -> "Row":
         """The row of a pledge that was not kept at all."""
-        return cls(miner=miner, verdict=b"", pledged=pledged, submitted=0, audited=0, accepted=0, rejected=0)
+        nothing = dict.fromkeys(("submitted", "audited", "accepted", "rejected", *vars(Counts())), 0)
+        return cls(miner=miner, verdict=b"", pledged=pledged, **nothing)
 
 
 class Amendment(Record):
@@ -220,3 +240,18 @@ def clean_windows(ledger: Iterable[Summary]) -> dict[bytes, int]:
         for row in summary.rows:
             counts[row.miner] = 0 if row.rejected else counts.get(row.miner, 0) + bool(row.accepted)
     return counts
+
+
+def histories(ledger: Iterable[Summary]) -> dict[bytes, list[Counts]]:
+    """For each miner, what each of its windows since its last rejection showed of accepted groups, oldest first."""
+    found: dict[bytes, list[Counts]] = {}
+    for summary in ledger:
+        for item in summary.amendments:
+            if item.rejected:
+                found.pop(item.miner, None)
+        for row in summary.rows:
+            if row.rejected:
+                found.pop(row.miner, None)
+            elif row.accepted:
+                found.setdefault(row.miner, []).append(row.counts)
+    return found

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from protocol import limits
 from protocol.encoding import Record
-from protocol.evidence import LARGEST_MARGIN, MOST_SURPRISE
+from protocol.evidence import LARGEST_MARGIN, MOST_SURPRISE, Counts
 from protocol.rollout import Version, Window
 from protocol.signing import Digest, Key
 
@@ -28,6 +28,7 @@ class Reason(enum.StrEnum):
     SKETCH = "wrong-sketch"  # not the hidden states of this policy
     SAMPLING = "wrong-sampling"  # not the tokens that this policy and this noise give
     WINDOW = "improbable-window"  # no group shows it, but honest work would not make all of them together
+    HISTORY = "improbable-history"  # no window shows it, but honest work would not make these windows one after another
     REWARD = "wrong-reward"  # not what the environment pays
 
 
@@ -47,6 +48,7 @@ class Judgement(Record):
         index: the group's number; digest: SHA-256 of its frame.
         reason: empty where it was accepted, else a Reason.
         tokens: completion tokens of the group.
+        positions: those of the tokens whose sketch says something new; 0 where they were not reached.
         sketch_misses, sketch_median, margin_misses, worst_margin: the statistics that the thresholds are held against, as in
             protocol/evidence.py; 0 where they were not reached.
         surprise: -log10 of the least probability of a scope's misses under honest work.
@@ -60,6 +62,7 @@ class Judgement(Record):
     digest: Digest
     reason: ReasonCode
     tokens: Annotated[int, Field(ge=0)]
+    positions: Annotated[int, Field(ge=0)]
     sketch_misses: Annotated[int, Field(ge=0)]
     sketch_median: Annotated[float, Field(ge=0.0, le=254.0)]
     margin_misses: Annotated[int, Field(ge=0)]
@@ -74,14 +77,19 @@ class Judgement(Record):
             raise ValueError("rewards or log-probabilities of a rejected group")
         if not self.reason and len(self.logprobs) != 4 * self.tokens:
             raise ValueError("not one log-probability for each token")
-        if max(self.sketch_misses, self.margin_misses) > self.tokens:
-            raise ValueError("more misses than tokens")
+        if not self.sketch_misses <= self.positions <= self.tokens or self.margin_misses > self.tokens:
+            raise ValueError("more misses than positions, or more of either than tokens")
         return self
 
     @property
     def accepted(self) -> bool:
         """Whether the group may be trained on."""
         return self.reason == ""
+
+    @property
+    def counts(self) -> Counts:
+        """For the tests of several groups together."""
+        return Counts(self.tokens, self.positions, self.sketch_misses, self.margin_misses)
 
 
 class Verdict(Record):

@@ -125,7 +125,12 @@ class Node:
 
     async def announce(self, role: Role, seconds: float, groups: int = 0) -> None:
         """Make this node known for some seconds; a miner with the groups that it pledges."""
-        record = Announcement(
+        record = await self.announcement(role, seconds, groups)
+        await self.publish(paths.participant(self.key.public), sign(record, self.key))
+
+    async def announcement(self, role: Role, seconds: float, groups: int = 0) -> Announcement:
+        """What `announce` says, with the proof that the run's admission asks of a miner."""
+        return Announcement(
             run=self.run_id,
             key=self.key.public,
             role=role,
@@ -135,7 +140,6 @@ class Node:
             expires_ms=int((self.clock.now() + seconds) * 1000),
             proof=await self.proof(self) if role == "miner" else b"",
         )
-        await self.publish(paths.participant(self.key.public), sign(record, self.key))
 
     async def keep_announced(self, role: Role, seconds: float) -> None:
         """Announce this node now, and again in time, for ever."""

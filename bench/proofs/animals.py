@@ -9,14 +9,18 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import trio
+
 from bench.proofs.setting import Setting
 from bench.zoo.animals import ANIMALS, Animal
 from bench.zoo.field import Field, Outcome
-from protocol.rollout import assemble
+from protocol.rollout import Commitment, assemble
 from protocol.run import ProofSpec
+from roles.gather import gather
 
 GROUPS = 2
 SPARSE_GROUPS = 13  # 104 rollouts, so that one of a hundred is one
+_AT_ONCE = 8  # windows side by side
 SPARSE = ("one edited token in 1% of rollouts", "one edited token in 10% of rollouts")
 
 
@@ -34,11 +38,11 @@ async def table(setting: Setting, tries: int, calibration: int, only: str) -> No
 
 
 def _fields(setting: Setting, specs: dict[str, ProofSpec], groups: int) -> dict[str, Field]:
-    """One field for each profile; engines, honest work and what validators remember are shared."""
+    """One field for each profile; engines and honest work are shared."""
     first: Field | None = None
     fields = {}
     for name, spec in specs.items():
-        field = setting.field(spec, groups)
+        field = setting.field(spec, groups, together=True)
         if first is not None:
             field.share(first)
         fields[name], first = field, first or field
@@ -48,23 +52,37 @@ def _fields(setting: Setting, specs: dict[str, ProofSpec], groups: int) -> dict[
 async def _tries(
     fields: dict[str, Field], animal: Animal, tries: int, path: Path, done: dict[tuple[str, int], dict[str, Any]]
 ) -> None:
-    home = next(iter(fields.values()))
-    for window in range(tries):
-        if (animal.name, window) in done:
-            continue
-        home.works.clear()
-        groups = await animal.at(home).produce(home.turn(window), range(home.groups))
-        batch, commitment = assemble(groups)
-        works = dict(home.works)
-        line: dict[str, Any] = {"animal": animal.name, "window": window}
-        for name, field in fields.items():
-            home.works.clear()
-            home.works.update(works)
-            outcome = await field.judge(batch, commitment, field.miner)
-            line[name] = _said(outcome)
+    missing = [window for window in range(tries) if (animal.name, window) not in done]
+    for begin in range(0, len(missing), _AT_ONCE):
+        lines = await _windows(fields, animal, missing[begin : begin + _AT_ONCE])
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
     print(f"  {animal.name}", flush=True)
+
+
+async def _windows(fields: dict[str, Field], animal: Animal, windows: list[int]) -> list[dict[str, Any]]:
+    """What is said of the animal in these windows, by window and profile."""
+    home = next(iter(fields.values()))
+    home.works.clear()
+
+    async def produce(window: int) -> tuple[bytes, Commitment]:
+        return assemble(await animal.at(home).produce(home.turn(window), range(home.groups)))
+
+    delivered = await gather(produce, windows)
+    works = dict(home.works)
+    lines: list[dict[str, Any]] = [{"animal": animal.name, "window": window} for window in windows]
+
+    async def judge(name: str) -> None:
+        field = fields[name]
+        field.works = dict(works)
+        outcomes = await gather(lambda item: field.judge(*item, field.miner), delivered)
+        for line, outcome in zip(lines, outcomes, strict=True):
+            line[name] = _said(outcome)
+
+    async with trio.open_nursery() as nursery:
+        for name in fields:
+            nursery.start_soon(judge, name)
+    return lines
 
 
 def _said(outcome: Outcome) -> dict[str, Any]:

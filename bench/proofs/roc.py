@@ -1,7 +1,8 @@
 """Table (c): the smallest change that is told from honest work, and how many tokens that takes.
 
-Groups of a changed policy are looked at one after another, as a window grows, until one is refused or all so far are improbable
-together; the tokens seen until then are the median over shuffled orders. What is not refused within all groups is not detected.
+For a changed policy: the share of groups refused by themselves, then the tokens until its miner is refused where the groups are
+one window that grows (`tokens`) and where each is a window of its own (`apart`), the median over shuffled orders. A dash: not
+refused within all the groups.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from grailnode.calibration.copies import quantized
 from grailnode.calibration.measure import beyond, refused
 from grailnode.calibration.pairs import Observed
 from protocol import challenge, sampling
-from protocol.evidence import bar, window_surprise
+from protocol.evidence import Counts, bar, history_surprise, window_surprise
 from protocol.run import ProofSpec
 from roles.ports import Request
 
@@ -28,6 +29,10 @@ def _mixed(weights: Mapping[str, Tensor], more: int, fewer: int) -> dict[str, Te
     """Every other matrix with fewer bits."""
     high, low = quantized(weights, more), quantized(weights, fewer)
     return {name: (low if place % 2 else high)[name] for place, name in enumerate(sorted(weights))}
+
+
+def _tokens(count: float | None) -> str:
+    return "-" if count is None else f"{count:.0f}"
 
 
 def _copies(setting: Setting) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
@@ -42,17 +47,22 @@ def _copies(setting: Setting) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
         yield f"weights off by {relative:g}", perturbed(weights, relative)
 
 
-def detected_after(groups: list[Observed], spec: ProofSpec) -> float | None:
-    """Tokens until a window that grows group by group is refused, the median; None where more than half never are."""
+def detected_after(groups: list[Observed], spec: ProofSpec, *, apart: bool) -> float | None:
+    """Tokens until a miner is refused, the median over shuffled orders; None where more than half never are.
+
+    Args:
+        apart: each group is a window of its own; else they are one window that grows.
+    """
     weighed = [group.weigh(spec) for group in groups]
     generator, needed = np.random.default_rng(0), []
     for _ in range(_ORDERS):
-        counts: list[tuple[int, int, int]] = []
+        counts: list[Counts] = []
         for index in generator.permutation(len(weighed)):
             evidence = weighed[index]
-            counts.append((evidence.tokens, evidence.sketch_misses, evidence.margin_misses))
-            if refused(evidence, spec) or window_surprise(counts, spec) > bar(spec):
-                needed.append(sum(count[0] for count in counts))
+            counts.append(evidence.counts)
+            together = history_surprise(counts, spec) if apart else window_surprise(counts, spec)
+            if refused(evidence, spec) or together > bar(spec):
+                needed.append(sum(count.tokens for count in counts))
                 break
     return float(np.median(needed)) if len(needed) > _ORDERS // 2 else None
 
@@ -62,7 +72,7 @@ async def table(setting: Setting, groups: int, calibration: int) -> None:
     profiles = setting.profiles()
     specs = [await setting.proof(profile, calibration) for profile in profiles]
     pair = profiles[0].pairs[0]
-    heads = "".join(f"  {profile.name + ': tokens':>16} {'groups':>7}" for profile in profiles)
+    heads = "".join(f"  {profile.name + ': groups':>15} {'tokens':>7} {'apart':>7}" for profile in profiles)
     print(f"{'change':26} {'weights':>8} {'off':>9} {'margins':>9}{heads}")
     for label, copy in _copies(setting):
         seen = await setting.observed(pair, groups, TEST_SEED, copy, label.replace(" ", "-"))
@@ -71,9 +81,9 @@ async def table(setting: Setting, groups: int, calibration: int) -> None:
         line = f"{label:26} {changed_share(setting.weights, copy):8.4f} "
         line += f"{beyond(distances, specs[0].sketch_tolerance).mean():9.5f} {(margins > 0).mean():9.5f}"
         for spec in specs:
-            tokens = detected_after(seen, spec)
             share = np.mean([refused(group.weigh(spec), spec) for group in seen])
-            line += f"  {'not detected' if tokens is None else f'{tokens:.0f}':>16} {share:7.2f}"
+            together, apart = (detected_after(seen, spec, apart=apart) for apart in (False, True))
+            line += f"  {share:15.2f} {_tokens(together):>7} {_tokens(apart):>7}"
         print(line, flush=True)
     await edits(setting, specs, [profile.name for profile in profiles])
 

@@ -75,10 +75,12 @@ class Setting:
         draft = self.directory / zoo.DRAFT
         return Past(self.policy, self.newest, self.version, load_file(draft) if draft.is_file() else None)
 
-    def field(self, proof: ProofSpec, groups: int) -> Field:
-        """One run with these thresholds."""
+    def field(self, proof: ProofSpec, groups: int, *, together: bool = False) -> Field:
+        """One run with these thresholds; `together` where windows are tried side by side."""
         past = self.past()
-        return Field(past, Stories(), proof, zoo.PARAMS.max_tokens, groups=groups, group_size=GROUP_SIZE)
+        return Field(
+            past, Stories(), proof, zoo.PARAMS.max_tokens, groups=groups, group_size=GROUP_SIZE, together=together
+        )
 
     def work(self, seed: int, kind: SketchKind = "projection") -> Work:
         """What is asked of pairs."""
@@ -116,8 +118,7 @@ class Setting:
         path = self.cache / f"proof-{profile.name}-{groups}.json"
         if not path.is_file():
             honest = {
-                pair.name: await self.observed(pair, self.share(pair, groups), CALIBRATION_SEED)
-                for pair in profile.pairs
+                pair.name: await self.observed(pair, share(pair, groups, 2), CALIBRATION_SEED) for pair in profile.pairs
             }
             copy = quantized(self.weights, 4)
             pairs = [profile.pairs[0]] + [pair for pair in profile.pairs if pair.name == "bfloat16-generated"]
@@ -126,10 +127,10 @@ class Setting:
             path.write_text(json.dumps(spec.model_dump()))
         return ProofSpec(**json.loads(path.read_text()))
 
-    @staticmethod
-    def share(pair: Pair, groups: int) -> int:
-        """Fewer groups of the pairs that take long: those that compute every sequence alone."""
-        return max(8, groups // 2) if "alone" in pair.name else groups
+
+def share(pair: Pair, groups: int, less: int) -> int:
+    """So many groups, or a part of them, of the pairs that take long: those that compute every sequence alone."""
+    return max(8, groups // less) if "alone" in pair.name else groups
 
 
 @lru_cache(maxsize=4)

@@ -13,6 +13,7 @@ from typing import Any
 import trio
 from torch import Tensor
 
+from bench.zoo.together import Together
 from bench.zoo.weights import keeping, layers
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import TorchEngine
@@ -24,6 +25,8 @@ from protocol.beacon import LocalKey
 from protocol.digest import digest_weights
 from protocol.encoding import Record
 from protocol.environments import Environment
+from protocol.evidence import Counts
+from protocol.ledger import Row
 from protocol.rollout import Commitment, Group, assemble
 from protocol.run import FileRef, ModelSpec, ProofSpec, RunManifest, SamplingSpec
 from protocol.signing import SigningKey, open_signed, sign
@@ -32,6 +35,7 @@ from protocol.window import Schedule
 from roles.assignment import Task
 from roles.miner.produce import HonestProducer, Producer, Turn
 from roles.node import Node
+from roles.ports import Engine
 from roles.validator.audit import Auditor
 from roles.validator.docket import Case
 from roles.validator.judge import Judge
@@ -98,11 +102,13 @@ class Outcome:
     Attributes:
         reasons: rejected groups by reason; accepted: groups accepted.
         tokens: completion tokens that were checked.
+        counts: what the accepted groups showed.
     """
 
     reasons: Counter[str]
     accepted: int
     tokens: int
+    counts: Counts
 
 
 @dataclass
@@ -115,6 +121,7 @@ class Field:
         proof: thresholds.
         group_size, groups: of a miner's window.
         lessons: windows from which predictors of sketches learn.
+        together: windows are tried side by side (bench/zoo/together.py).
     """
 
     past: Past
@@ -124,11 +131,12 @@ class Field:
     group_size: int = 8
     groups: int = 8
     lessons: int = 12
+    together: bool = False
     miner: SigningKey = field(default_factory=lambda: key("zoo miner"))
     neighbour: SigningKey = field(default_factory=lambda: key("zoo neighbour"))
     store: MemoryStore = field(default_factory=MemoryStore)
     works: dict[bytes, bytes] = field(default_factory=dict)
-    _engines: dict[str, TorchEngine] = field(default_factory=dict)
+    _engines: dict[str, Engine] = field(default_factory=dict)
     _honest: dict[tuple[bytes, int, int], Group] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -174,9 +182,8 @@ class Field:
         )
 
     def share(self, other: "Field") -> None:
-        """Use another field's engines, honest work, store and memory: the same run but for its thresholds."""
-        self._engines, self._honest, self.works, self.store = other._engines, other._honest, other.works, other.store
-        self.node = replace(self.node, store=other.store)
+        """Use another field's engines and honest work: the same run but for its thresholds."""
+        self._engines, self._honest = other._engines, other._honest
 
     def model(self, depth: int | None = None) -> Qwen3:
         """The architecture, or one of another depth."""
@@ -184,21 +191,21 @@ class Field:
         assert config is not None
         return Qwen3(config if depth is None else replace(config, num_hidden_layers=depth))
 
-    async def engine(self, name: str, make: Callable[[], Weights]) -> TorchEngine:
+    async def engine(self, name: str, make: Callable[[], Weights]) -> Engine:
         """An engine of some weights, made once for each name. Their number of layers may be another than the policy's."""
         if name not in self._engines:
             weights = make()
-            engine = TorchEngine(self.model(layers(weights)), run_sync=inline)
+            engine: Engine = TorchEngine(self.model(layers(weights)), run_sync=inline)
             await engine.stage(self.past.serving, dict(weights))
             await engine.commit()
-            self._engines[name] = engine
+            self._engines[name] = Together(engine) if self.together else engine
         return self._engines[name]
 
-    async def serving(self) -> TorchEngine:
+    async def serving(self) -> Engine:
         """The engine that every honest node has."""
         return await self.engine("serving", lambda: self.past.version(self.past.serving))
 
-    async def draft(self) -> TorchEngine:
+    async def draft(self) -> Engine:
         """An engine of half the depth."""
         whole = self.past.version(self.past.serving)
         half = list(range(layers(whole) // 2))
@@ -227,19 +234,35 @@ class Field:
         batch, commitment = assemble(groups)
         return await self.judge(batch, commitment, self.miner)
 
+    async def windows_until_refused(self, producer: Producer, most: int) -> tuple[int, Counter[str]]:
+        """How many windows of one group a miner has accepted before the first that is refused, and for what."""
+        history: list[Counts] = []
+        for window in range(most):
+            self.works.clear()
+            batch, commitment = assemble(await producer.produce(self.turn(window), [0]))
+            outcome = await self.judge(batch, commitment, self.miner, history)
+            if outcome.reasons:
+                return window, outcome.reasons
+            history.append(outcome.counts)
+        return most, Counter()
+
     async def trial_of(self, miner: SigningKey, window: int) -> Outcome:
         """One window of an honest program under a key, which the validator remembers."""
         batch, commitment = assemble(await self.honest(self.turn(window, miner), range(self.groups)))
         return await self.judge(batch, commitment, miner)
 
-    async def judge(self, batch: bytes, commitment: Commitment, miner: SigningKey) -> Outcome:
-        """What the validator finds of a batch that lies in storage in time."""
+    async def judge(
+        self, batch: bytes, commitment: Commitment, miner: SigningKey, history: Sequence[Counts] = ()
+    ) -> Outcome:
+        """What the validator finds of a batch that lies in storage in time, and of the miner's windows up to it."""
         window = commitment.window
         await self.store.put(paths.batch(miner.public, window, commitment.batch), batch)
         judge = Judge(self.task, await self.serving(), window, self.randomness(window))
         auditor = Auditor(self.node, judge, sha256(f"draw {window}".encode()).digest(), self.works)
         signed = open_signed(sign(commitment, miner), Commitment, [miner.public])
-        verdict, strange = await auditor.audit(Case(signed, self.groups, 0.0), _EVERY_GROUP, known=True)
+        verdict, strange = await auditor.audit(
+            Case(signed, self.groups, 0.0), _EVERY_GROUP, known=True, history=history
+        )
         await self.store.delete(paths.batch(miner.public, window, commitment.batch))
         return _outcome(auditor.name_copies(verdict, strange))
 
@@ -247,7 +270,7 @@ class Field:
 def _outcome(verdict: Verdict) -> Outcome:
     reasons = Counter(judgement.reason for judgement in verdict.judgements if not judgement.accepted)
     tokens = sum(judgement.tokens for judgement in verdict.judgements)
-    return Outcome(reasons, len(verdict.judgements) - reasons.total(), tokens)
+    return Outcome(reasons, len(verdict.judgements) - reasons.total(), tokens, Row.of(verdict).counts)
 
 
 def changed(record: Record, **changes: Any) -> Any:

@@ -9,7 +9,7 @@ worst pair, never of a pool in which the others would hide it.
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -206,8 +206,8 @@ def surprises(spec: ProofSpec, honest: Honest, window: int) -> tuple[float, floa
         margin = max(margin, *(evidence.margin_surprise for evidence in weighed))
         for begin in range(0, len(weighed), window):
             part = weighed[begin : begin + window]
-            sketch = max(sketch, window_surprise([(e.tokens, e.sketch_misses, 0) for e in part], spec))
-            margin = max(margin, window_surprise([(e.tokens, 0, e.margin_misses) for e in part], spec))
+            sketch = max(sketch, window_surprise([replace(e.counts, margin_misses=0) for e in part], spec))
+            margin = max(margin, window_surprise([replace(e.counts, sketch_misses=0) for e in part], spec))
     return sketch, margin
 
 

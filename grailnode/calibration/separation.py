@@ -52,7 +52,7 @@ def power(bits: int, pair: str, observed: Sequence[Observed], spec: ProofSpec, w
     drawn = np.random.default_rng(0).integers(0, len(weighed), (_WINDOWS, window))
     windows = 0
     for members in drawn:
-        counts = [(weighed[i].tokens, weighed[i].sketch_misses, weighed[i].margin_misses) for i in members]
+        counts = [weighed[i].counts for i in members]
         windows += bool(caught[members].any()) or window_surprise(counts, spec) > bar(spec)
     by_itself = spec.model_copy(update={"sketch_median": WIDEST_SKETCH})
     alone = [refused(weigh(*part, spec), by_itself) for group in observed for part in _rollouts(group)]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from protocol import challenge, paths
 from protocol.errors import LimitError, ProtocolError
-from protocol.evidence import bar, window_surprise
+from protocol.evidence import Counts, bar, history_surprise, window_surprise
 from protocol.rollout import Commitment, Group, open_group
 from protocol.run import ProofSpec
 from protocol.verdict import Judgement, Reason, Verdict
@@ -33,11 +33,18 @@ class Auditor:
         self._draw = draw
         self._works = works
 
-    async def audit(self, case: Case, share_ppm: int, *, known: bool) -> tuple[Verdict, dict[int, bytes]]:
+    async def audit(
+        self, case: Case, share_ppm: int, *, known: bool, history: Sequence[Counts] = ()
+    ) -> tuple[Verdict, dict[int, bytes]]:
         """Judge the groups of a case that the second round picks.
 
         Where one of these is rejected, all of a known miner's are judged. Of a stranger's, the first is judged alone, and no
         more if it is rejected: that costs the stranger everything and the validator little.
+
+        Args:
+            share_ppm: millionths of the groups that are picked.
+            known: whether the ledger knows the miner.
+            history: what the miner's windows before this one showed since its last rejection, oldest first.
 
         Returns:
             The verdict, and the work digest of each rejected group that may be a copy: of a group that is accepted later in
@@ -52,12 +59,13 @@ class Auditor:
         if known or all(judgement.accepted for judgement in judgements):
             more, strangers = await self.judge_groups(case.commitment.record, others)
             judgements, strange = judgements + more, strange | strangers
-        if known and not all(judgement.accepted for judgement in judgements):
+        refusal = _together(judgements, history, self._node.run.proof)
+        if known and (refusal or not all(judgement.accepted for judgement in judgements)):
             rest = tuple(index for index in range(case.submitted) if index not in picked)
             more, strangers = await self.judge_groups(case.commitment.record, rest)
             judgements, strange = judgements + more, strange | strangers
-        together = _together(judgements, self._node.run.proof)
-        return verdict_on(self._node, case, together), strange
+            refusal = refusal or _together(judgements, history, self._node.run.proof)
+        return verdict_on(self._node, case, _refused(judgements, refusal)), strange
 
     async def judge_groups(
         self, commitment: Commitment, indices: Sequence[int]
@@ -100,7 +108,7 @@ class Auditor:
                 if size > most:
                     raise LimitError(f"{size} bytes, where a group of this run takes {most} at most", path)
                 frame = await self._node.store.get(path, size, offset=offset, size=size)
-                groups.append(open_group(frame, commitment, index, most))
+                groups.append(await self._node.run_sync(open_group, frame, commitment, index, most))
             except StoreError:
                 judgements.append(rejected(index, commitment.groups[index][0], Reason.MISSING))
             except ProtocolError:
@@ -108,12 +116,21 @@ class Auditor:
         return groups, judgements
 
 
-def _together(judgements: Sequence[Judgement], proof: ProofSpec) -> list[Judgement]:
-    """The judgements, or none of them accepting where honest work would not make all the accepted ones together."""
-    counts = [(item.tokens, item.sketch_misses, item.margin_misses) for item in judgements if item.accepted]
-    if window_surprise(counts, proof) <= bar(proof):
-        return list(judgements)
-    refusal = {"reason": Reason.WINDOW.value, "rewards": (), "logprobs": b""}
+def _together(judgements: Sequence[Judgement], history: Sequence[Counts], proof: ProofSpec) -> Reason | None:
+    """Why none of the groups that would be accepted is, where honest work would not make all of them together."""
+    accepted = [judgement.counts for judgement in judgements if judgement.accepted]
+    if window_surprise(accepted, proof) > bar(proof):
+        return Reason.WINDOW
+    if accepted and history_surprise([*history, sum(accepted, Counts())], proof) > bar(proof):
+        return Reason.HISTORY
+    return None
+
+
+def _refused(judgements: Sequence[Judgement], reason: Reason | None) -> Sequence[Judgement]:
+    """The judgements, none of them accepting where there is a reason against them all."""
+    if reason is None:
+        return judgements
+    refusal = {"reason": reason.value, "rewards": (), "logprobs": b""}
     return [item.model_copy(update=refusal) if item.accepted else item for item in judgements]
 
 

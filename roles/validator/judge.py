@@ -5,7 +5,7 @@ Order: version, quota and form, prompt, tokens and ending, sketch, sampling, rew
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -59,21 +59,25 @@ class Judge:
         return judgements + await self._judge(part)
 
     async def _judge(self, groups: Sequence[tuple[Group, bytes]]) -> list[Judgement]:
-        assignments = [
-            self._task.assign(self._window, self._randomness, group.miner, group.index) for group, _ in groups
-        ]
-        reasons = [self._form(group, due) for (group, _), due in zip(groups, assignments, strict=True)]
+        """All that takes long runs off the event loop, which has deadlines to watch; a cancelled call ends when its step does."""
+        due, reasons = await self._task.run_sync(self._forms, groups)
         sound = [place for place, reason in enumerate(reasons) if reason is None]
-        prompts = [assignments[place].prompt for place in sound for _ in groups[place][0].rollouts]
+        prompts = [due[place].prompt for place in sound for _ in groups[place][0].rollouts]
         completions = [rollout.tokens for place in sound for rollout in groups[place][0].rollouts]
-        forwards = iter(await self._engine.forward(prompts, completions) if prompts else [])
-        judgements = []
-        for (group, digest), due, reason in zip(groups, assignments, reasons, strict=True):
-            found = Found(reason)
-            if reason is None:
-                found = await self._compute(group, due, [next(forwards) for _ in group.rollouts])
-            judgements.append(_judgement(group, digest, found))
-        return judgements
+        found = [Found(reason) for reason in reasons]
+        if sound:
+            forwards = await self._engine.forward(prompts, completions)
+            size = self._task.run.group_size
+            parts = [forwards[at : at + size] for at in range(0, len(forwards), size)]
+            weighed = await self._task.run_sync(self._weigh, [(groups[at][0], due[at]) for at in sound], parts)
+            for place, one in zip(sound, weighed, strict=True):
+                found[place] = one if one.reason else await self._pay(groups[place][0], due[place], one)
+        return [_judgement(group, digest, one) for (group, digest), one in zip(groups, found, strict=True)]
+
+    def _forms(self, groups: Sequence[tuple[Group, bytes]]) -> tuple[list[Assignment], list[Reason | None]]:
+        """What each group should be, and why it is not where no policy is needed to see that."""
+        due = [self._task.assign(self._window, self._randomness, group.miner, group.index) for group, _ in groups]
+        return due, [self._form(group, item) for (group, _), item in zip(groups, due, strict=True)]
 
     def _form(self, group: Group, due: Assignment) -> Reason | None:
         """Everything that needs no computation by the policy."""
@@ -88,8 +92,12 @@ class Judge:
                 return Reason.TOKENS
         return None
 
-    async def _compute(self, group: Group, due: Assignment, forwards: Sequence[Forward]) -> Found:
-        """What the prefill says: the statistics of the group's positions, against the run's thresholds."""
+    def _weigh(self, groups: Sequence[tuple[Group, Assignment]], parts: Sequence[Sequence[Forward]]) -> list[Found]:
+        """What the prefill (a Forward a rollout) says of each group."""
+        return [self._compute(group, due, part) for (group, due), part in zip(groups, parts, strict=True)]
+
+    def _compute(self, group: Group, due: Assignment, forwards: Sequence[Forward]) -> Found:
+        """The statistics of a group's positions, against the run's thresholds; log-probabilities where they hold."""
         proof, params = self._task.run.proof, self._task.run.sampling.params()
         claimed = b"".join(rollout.sketch for rollout in group.rollouts)
         hidden = torch.cat([forward.hidden for forward in forwards])
@@ -106,13 +114,17 @@ class Judge:
             return Found(Reason.SKETCH, evidence)
         if evidence.wrong_sampling(proof):
             return Found(Reason.SAMPLING, evidence)
+        logprobs = sampling.log_probabilities(logits, tokens, params.temperature, params.filters)
+        packed = logprobs.to(torch.float32).numpy().astype(np.dtype("<f4")).tobytes()
+        return Found(None, evidence, logprobs=packed)
+
+    async def _pay(self, group: Group, due: Assignment, found: Found) -> Found:
+        """The finding on a group that the policy made, with what the environment pays for it."""
         rewards = await self._task.rewards(due.problem, [rollout.tokens for rollout in group.rollouts])
         claims = [rollout.reward for rollout in group.rollouts] if self._task.environment.exact else rewards
         if any(abs(claim - reward) > _REWARD_TOLERANCE for claim, reward in zip(claims, rewards, strict=True)):
-            return Found(Reason.REWARD, evidence)
-        logprobs = sampling.log_probabilities(logits, tokens, params.temperature, params.filters)
-        packed = logprobs.to(torch.float32).numpy().astype(np.dtype("<f4")).tobytes()
-        return Found(None, evidence, rewards, packed)
+            return Found(Reason.REWARD, found.evidence)
+        return replace(found, rewards=rewards)
 
 
 def _judgement(group: Group, digest: bytes, found: Found) -> Judgement:
@@ -121,6 +133,7 @@ def _judgement(group: Group, digest: bytes, found: Found) -> Judgement:
         digest=digest,
         reason=found.reason.value if found.reason else "",
         tokens=sum(len(rollout.completion) // 4 for rollout in group.rollouts),
+        positions=found.evidence.positions,
         sketch_misses=found.evidence.sketch_misses,
         sketch_median=found.evidence.sketch_median,
         margin_misses=found.evidence.margin_misses,
@@ -138,6 +151,7 @@ def rejected(index: int, digest: bytes, reason: Reason) -> Judgement:
         digest=digest,
         reason=reason.value,
         tokens=0,
+        positions=0,
         sketch_misses=0,
         sketch_median=0.0,
         margin_misses=0,

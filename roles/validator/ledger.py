@@ -1,7 +1,8 @@
 """This validator's ledger: its summaries over the windows that count; durable, so that a restart forgets nothing."""
 
 from protocol.digest import content_digest
-from protocol.ledger import Row, Summary, clean_windows, scores
+from protocol.evidence import Counts
+from protocol.ledger import Row, Summary, clean_windows, histories, scores
 from protocol.run import ScoringSpec
 from roles.ports import ObjectStore
 
@@ -46,6 +47,10 @@ class Ledger:
     def clean_windows(self) -> dict[bytes, int]:
         """For each miner, its clean windows since the last rejection."""
         return clean_windows(self.entries())
+
+    def histories(self) -> dict[bytes, list[Counts]]:
+        """For each miner, what its windows since the last rejection showed."""
+        return histories(self.entries())
 
     def rejected(self) -> set[bytes]:
         """The miners that had groups rejected in the windows at hand."""

@@ -134,7 +134,8 @@ class Validator:
             else:
                 await serve(node, self._engine, held)
                 share = node.run.proof.audit_share(turns.clean.get(case.miner, 0))
-                judged.append(await auditor.audit(case, share, known=standing is Standing.KNOWN))
+                known, history = standing is Standing.KNOWN, turns.histories.get(case.miner, ())
+                judged.append(await auditor.audit(case, share, known=known, history=history))
         verdicts = [auditor.name_copies(verdict, strange) for verdict, strange in judged]
         self._forget_old_works()
         for verdict in verdicts:

@@ -32,6 +32,8 @@ class Turns:
         self._draw = draw
         self.clean = ledger.clean_windows()
         """Clean windows of each miner since its last rejection."""
+        self.histories = ledger.histories()
+        """What each miner's windows since its last rejection showed."""
         self._rejected = ledger.rejected()
 
     def standing(self, miner: bytes) -> Standing:

@@ -178,6 +178,7 @@ def judgement(index: int = 0, **changes: Any) -> Judgement:
         "digest": digest(f"frame {index}"),
         "reason": "",
         "tokens": 5,
+        "positions": 5,
         "sketch_misses": 0,
         "sketch_median": 0.0,
         "margin_misses": 0,
@@ -218,6 +219,10 @@ def row(miner: SigningKey = MINER, **changes: Any) -> Row:
         "audited": 4,
         "accepted": 4,
         "rejected": 0,
+        "tokens": 20,
+        "positions": 16,
+        "sketch_misses": 1,
+        "margin_misses": 0,
     }
     return Row(**(fields | changes))
 

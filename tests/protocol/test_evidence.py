@@ -5,7 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.evidence import LARGEST_MARGIN, MOST_SURPRISE, Evidence, bar, repeated, surprise, weigh, window_surprise
+from protocol.evidence import (
+    LARGEST_MARGIN,
+    MOST_SURPRISE,
+    Counts,
+    Evidence,
+    bar,
+    history_surprise,
+    repeated,
+    surprise,
+    weigh,
+    window_surprise,
+)
 from protocol.run import ProofSpec
 from tests.protocol import samples
 
@@ -29,8 +40,7 @@ def test_honest_work_at_the_full_rate_passes():
     groups = [weigh(*honest(seed), LENGTHS, PROOF) for seed in range(200)]
     assert not any(any(refused(group)) for group in groups)
     assert sum(group.sketch_misses for group in groups) > 100  # there was noise
-    counts = [(group.tokens, group.sketch_misses, group.margin_misses) for group in groups]
-    assert window_surprise(counts, PROOF) < bar(PROOF)
+    assert window_surprise([group.counts for group in groups], PROOF) < bar(PROOF)
 
 
 def test_one_rollout_of_eight():
@@ -57,7 +67,7 @@ def test_a_thin_cheat_shows_in_the_window_and_nowhere_else():
     margins[::400] = 0.1
     group = weigh(distances, margins, LENGTHS, PROOF)
     assert refused(group) == (False, False)
-    assert window_surprise([(group.tokens, group.sketch_misses, group.margin_misses)] * 16, PROOF) > bar(PROOF)
+    assert window_surprise([group.counts] * 16, PROOF) > bar(PROOF)
 
 
 def test_one_token_beyond_the_limit_is_enough():
@@ -120,3 +130,61 @@ def test_surprise_grows_with_the_misses(misses: int, trials: int, rate: float):
 def test_thresholds_that_contradict_each_other(changes: dict[str, float]):
     with pytest.raises(ValueError):
         ProofSpec(**(PROOF.model_dump() | changes))
+
+
+TINY = 24  # tokens of a window of one group of three-token answers
+
+
+def windows(seed: int, count: int, rate: float) -> list[Counts]:
+    """Tiny windows whose tokens miss their margin at a rate."""
+    misses = np.random.default_rng(seed).binomial(TINY, rate, count)
+    return [Counts(TINY, TINY, 0, int(missed)) for missed in misses]
+
+
+def first_refused(history: list[Counts]) -> int | None:
+    """The number of the window after which the history refuses."""
+    return next((n for n in range(1, len(history) + 1) if history_surprise(history[:n], PROOF) > bar(PROOF)), None)
+
+
+def test_a_history_of_honest_windows_passes_at_the_full_rate():
+    assert all(first_refused(windows(seed, 60, PROOF.margin_rate)) is None for seed in range(10))
+
+
+def test_a_history_refuses_what_no_tiny_window_shows():
+    for seed in range(10):
+        history = windows(seed, 32, 0.03)
+        assert sum(window_surprise([window], PROOF) > bar(PROOF) for window in history) == 0
+        assert first_refused(history) is not None
+
+
+def test_good_windows_first_do_not_pay_for_bad_ones_later():
+    bad = windows(0, 32, 0.05)
+    assert (first_refused(windows(1, 100, 0.0) + bad) or 0) - 100 <= (first_refused(bad) or 0) + 3
+
+
+def test_a_history_exceeds_a_bar_no_more_often_than_as_many_tests():
+    """Doob: in n windows of honest work R exceeds 1 / level with a probability of at most n * level, looked at after each."""
+    level, n, miners = 0.005, 20, 150
+    exceeded = 0
+    for seed in range(miners):
+        history = windows(seed, n, PROOF.margin_rate)
+        exceeded += any(history_surprise(history[:end], PROOF) > -np.log10(level) for end in range(1, n + 1))
+    assert exceeded <= miners * n * level
+
+
+def test_a_history_is_what_its_formula_says():
+    history, p = [Counts(40, 30, 1, 2), Counts(0, 0, 0, 0), Counts(24, 9, 0, 3)], PROOF.margin_rate
+    found = np.zeros(10)
+    k = np.arange(1, 11)
+    for t, x in ((40, 2), (24, 3)):
+        found = (1.0 + found) * 2.0 ** (k * x) / (1.0 + p * (2.0**k - 1.0)) ** t
+    assert history_surprise(history, PROOF) == pytest.approx(np.log10(found.mean()))
+    assert history_surprise([], PROOF) == 0.0
+    assert history_surprise([Counts(10**6, 10**6, 10**6, 10**6)], PROOF) == MOST_SURPRISE
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=9), st.floats(1e-9, 0.999))
+def test_any_history_has_a_surprise(trials: list[tuple[int, int]], rate: float) -> None:
+    proof = PROOF.model_copy(update={"margin_rate": rate, "sketch_rate": rate})
+    history = [Counts(max(pair), max(pair), min(pair), min(pair)) for pair in trials]
+    assert 0.0 <= history_surprise(history, proof) <= MOST_SURPRISE

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from protocol.ledger import Amendment, Evaluation, Row, Summary, balances, clean_windows, scores, shares
+from protocol.evidence import Counts
+from protocol.ledger import Amendment, Evaluation, Row, Summary, balances, clean_windows, histories, scores, shares
 from protocol.run import ScoringSpec
 from tests.protocol import samples
 from tests.protocol.samples import MINER, SCORING, TRAINER, judgement, rejected, row, summary, verdict
@@ -31,6 +32,9 @@ def worth(*summaries: Summary, scoring: ScoringSpec = STEADY) -> float:
         {"verdict": b""},
         {"submitted": 0, "audited": 0, "accepted": 0},
         {"verdict": bytes(31)},
+        {"tokens": 15},
+        {"sketch_misses": 17},
+        {"margin_misses": 21},
     ],
 )
 def test_a_row_that_does_not_add_up(changes: dict[str, Any]) -> None:
@@ -151,3 +155,24 @@ def test_the_audited_share_falls_to_the_floor() -> None:
     assert [proof.audit_share(clean) for clean in (0, 7, 8, 16, 24, 10_000)] == [
         *(250_000, 250_000, 125_000, 62_500, 50_000, 50_000)
     ]
+
+
+def test_a_row_counts_what_the_accepted_groups_showed() -> None:
+    first = judgement(0, tokens=5, positions=3, sketch_misses=1, margin_misses=2)
+    found = Row.of(verdict(first, judgement(1, positions=2), rejected(2)))
+    assert found.counts == Counts(tokens=10, positions=5, sketch_misses=1, margin_misses=2)
+    assert Row.undelivered(A.public, 3).counts == Counts()
+
+
+def test_a_history_begins_anew_with_a_rejection() -> None:
+    good, bad = row(A), row(A, accepted=3, rejected=1)
+    unseen = row(A, audited=0, accepted=0, tokens=0, positions=0, sketch_misses=0)
+    ledger = [
+        summary(good, row(B), window=1),
+        summary(bad, window=2),
+        summary(good, window=3),
+        summary(unseen, window=4),
+    ]
+    assert histories(ledger) == {A.public: [good.counts], B.public: [row(B).counts]}
+    found_false = Amendment(window=3, miner=A.public, verdict=bytes(32), accepted=0, rejected=1)
+    assert histories([*ledger, summary(window=5, amendments=(found_false,))]) == {B.public: [row(B).counts]}

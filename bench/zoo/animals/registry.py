@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from bench.zoo.field import Field, changed
-from grailnode.engine.torch_engine import TorchEngine
 from protocol import challenge, sketch
 from protocol.rollout import Group, Rollout
 from protocol.verdict import Reason
 from roles.assignment import Assignment
 from roles.miner.produce import HonestProducer, Turn
-from roles.ports import Generation
+from roles.ports import Engine, Generation
 
 Tokens = tuple[int, ...]
 Behaviour = Callable[[Field, Turn, Sequence[int]], Awaitable[list[Group]]]
@@ -72,13 +71,13 @@ def chance(turn: Turn) -> random.Random:
     return random.Random(turn.randomness)
 
 
-async def by(engine: TorchEngine, field: Field, turn: Turn, indices: Sequence[int]) -> list[Group]:
+async def by(engine: Engine, field: Field, turn: Turn, indices: Sequence[int]) -> list[Group]:
     """Everything as it should be, but by another policy."""
     return await HonestProducer(field.task, engine).produce(turn, indices)
 
 
 async def finished(
-    field: Field, turn: Turn, due: Assignment, completions: Sequence[Tokens], engine: TorchEngine | None = None
+    field: Field, turn: Turn, due: Assignment, completions: Sequence[Tokens], engine: Engine | None = None
 ) -> Group:
     """A group of any completions, with the rewards and the sketches that a prefill by the right policy gives."""
     engine = engine or await field.serving()
@@ -105,7 +104,7 @@ def with_rollouts(group: Group, rollouts: Sequence[Rollout]) -> Group:
     return altered
 
 
-async def states_of(engine: TorchEngine, prompt: Tokens, group: Group) -> list[Tensor]:
+async def states_of(engine: Engine, prompt: Tokens, group: Group) -> list[Tensor]:
     """The hidden states float32 [T, D] of each rollout behind a prompt."""
     seen = await engine.forward([prompt] * len(group.rollouts), [rollout.tokens for rollout in group.rollouts])
     return [forward.hidden for forward in seen]

@@ -11,6 +11,7 @@ from protocol import sampling
 from protocol.rollout import Group, Rollout, pack_tokens
 from protocol.verdict import Reason
 from roles.assignment import Assignment
+from roles.gather import gather
 from roles.miner.produce import Turn
 from roles.ports import Request
 
@@ -95,12 +96,18 @@ async def edited(field: Field, turn: Turn, indices: Sequence[int], count: int, r
     groups, dice = list(await field.honest(turn, indices)), chance(turn)
     dues = assigned(field, turn, indices)
     places = [(at, index) for at, group in enumerate(groups) for index in range(len(group.rollouts))]
-    for at, index in dice.sample(places, count):
-        tokens = groups[at].rollouts[index].tokens
-        place = dice.randrange(len(tokens))
-        rewritten = await _rewritten(field, dues[at], dues[at].seeds[index], tokens[:place], rank)
+    chosen = dice.sample(places, count)
+    edits = [(at, index, dice.randrange(len(groups[at].rollouts[index].tokens))) for at, index in chosen]
+
+    async def rewrite(edit: tuple[int, int, int]) -> Rollout:
+        at, index, place = edit
+        kept = groups[at].rollouts[index].tokens[:place]
+        tokens = await _rewritten(field, dues[at], dues[at].seeds[index], kept, rank)
+        return (await finished(field, turn, dues[at], [tokens])).rollouts[0]
+
+    for (at, index, _), rollout in zip(edits, await gather(rewrite, edits), strict=True):
         rollouts = list(groups[at].rollouts)
-        rollouts[index] = (await finished(field, turn, dues[at], [rewritten])).rollouts[0]
+        rollouts[index] = rollout
         groups[at] = with_rollouts(groups[at], rollouts)
     return groups
 

@@ -1,0 +1,62 @@
+"""Canaries where miners are admitted: the trainer starts with one that is, or says in a line what is missing."""
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import trio
+
+from grailnode import founding, workspace
+from grailnode.authority_commands import admit_key
+from grailnode.commands import check_start, open_config
+from grailnode.config import Config, ConfigError
+from grailnode.node_process import make_canary, make_node
+from grailnode.telemetry import Telemetry
+from protocol.authority import OPEN
+from roles.authority import refresh_authority
+from roles.participants import participants
+
+
+def trainer(tmp_path: Path, policy: Literal["open", "allowlist", "invite"]) -> tuple[str, Config]:
+    """A run with this admission, and the configuration of a trainer with a canary."""
+    choices = founding.Choices(admission=OPEN.model_copy(update={"policy": policy}))
+    made = workspace.create(tmp_path, choices, workspace.Pace())
+    run = str(made.directory / "run.toml")
+    return run, open_config(run, ("trainer.canaries=1",))
+
+
+def test_an_open_run_takes_any(tmp_path: Path):
+    check_start(trainer(tmp_path, "open")[1], "trainer", "trainer")
+
+
+@pytest.mark.parametrize("policy", ["allowlist", "invite"])
+def test_a_canary_that_nobody_would_hear_is_refused_at_the_start_and_sings_once_admitted(
+    tmp_path: Path, policy: Literal["allowlist", "invite"], capsys: pytest.CaptureFixture[str]
+):
+    run, config = trainer(tmp_path, policy)
+    canary = make_canary(config, "trainer", Telemetry("test"))
+    public = canary.key.public.hex()
+    with pytest.raises(ConfigError, match=f"admits by {policy}.*`grailnode admit {public}`") as caught:
+        check_start(config, "trainer", "trainer")
+    assert "\n" not in str(caught.value)
+    admit_key(run, public, 30, None)
+    if policy == "invite":
+        token = capsys.readouterr().out.strip()
+        (config.at(config.node.keys) / "trainer-canary-0.invite").write_text(token)
+    check_start(config, "trainer", "trainer")
+
+    async def heard() -> list[bytes]:
+        listener = make_node(config, "validator-1", Telemetry("test"))
+        await refresh_authority(listener)
+        await canary.announce("miner", 60.0, 4)
+        return [item.key for item in await participants(listener, "miner")]
+
+    assert trio.run(heard) == [canary.key.public]
+
+
+def test_a_canary_with_anothers_invitation_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run, config = trainer(tmp_path, "invite")
+    admit_key(run, "ab" * 32, 30, None)
+    (config.at(config.node.keys) / "trainer-canary-0.invite").write_text(capsys.readouterr().out)
+    with pytest.raises(ConfigError, match="an invitation for another key or run"):
+        check_start(config, "trainer", "trainer")
