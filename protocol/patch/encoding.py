@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, Final
 
 from protocol.patch.jit import kernel
-from protocol.patch.lanes import AHEAD, LANES, MAX_CLASSES, count_classes, differing, fetch, lowest, members, ones
+from protocol.patch.lanes import AHEAD, LANES, MAX_CLASSES, count_classes, differing, fetch, highest, lowest, members, ones
 from protocol.patch.rans import LEAST, SLOTS, STEP_SYMBOLS, I, U, class_of, key_of, put_state, put_symbol, symbol_of
 
 OUT_OF_ROOM: Final = -1
@@ -33,20 +33,48 @@ def packed(group: Any, gap: Any, before: Any, after: Any, order: Any) -> Any:
     return size | down << U(32) | gap << U(33) | group << U(54)
 
 
+def scan_listed(old: Any, new: Any, order: Any, listed: Any, changes: Any, found: Any, symbols: Any) -> Any:
+    """Append the changes of elements whose number is a multiple of 64, all of them listed; returns how many there are then.
+
+    Args:
+        listed: minus the elements since the last change: int64[1].
+        changes: room for all changes.
+        found: how many there are already.
+        symbols: changes by the symbol of their step, which are added to: int64[STEP_SYMBOLS].
+    """
+    number, due = U(found), U(listed[0])
+    for block in range(old.size // LANES):
+        begin = U(block) * U(LANES)
+        fetch(old, begin + U(AHEAD))
+        fetch(new, begin + U(AHEAD))
+        rest = differing(old, new, begin)
+        while rest != U(0):
+            at = begin + lowest(rest)
+            rest &= rest - U(1)
+            change = packed(U(0), at - due, U(old[at]), U(new[at]), order)
+            changes[number] = change
+            symbol, _ = symbol_of(change & U(0xFFFFFFFF))
+            symbols[symbol] += I(1)
+            due = at + U(1)
+            number += U(1)
+    listed[0] = I(due) - I(old.size)
+    return I(number)
+
+
 def scan(
     old: Any, new: Any, form: Any, order: Any, classes: Any, left: Any, listed: Any, changes: Any, counts: Any
 ) -> Any:
-    """Append the changes of elements whose number is a multiple of 64.
+    """Append the changes of elements whose number is a multiple of 64, by their classes.
 
     Args:
-        form: shift and mask of the exponent, the first class's exponent, the last class, the number of classes: uint64[5].
+        form: shift and mask of the exponent, the first class's exponent, the last class: uint64[5].
         classes: scratch: uint8[64].
         left: minus the elements of each class since its last change: int64[MAX_CLASSES].
         listed: minus the elements since the last listed change: int64[1].
         changes: room for all changes.
         counts: changes of each group so far: int64[GROUPS].
     """
-    shift, mask, first, last, n_classes = form[0], form[1], form[2], form[3], form[4]
+    shift, mask, first, last = form[0], form[1], form[2], form[3]
     found = U(0)
     for group in range(GROUPS):
         found += U(counts[group])
@@ -55,15 +83,14 @@ def scan(
         fetch(old, begin + U(AHEAD))
         fetch(new, begin + U(AHEAD))
         rest = differing(old, new, begin)
-        if n_classes > U(0):
-            count_classes(old, begin, shift, mask, first, last, classes, left)
+        count_classes(old, begin, shift, mask, first, last, classes, left)
         skip = U(0)
         while rest != U(0):
             place = lowest(rest)
             rest &= rest - U(1)
             before, after = U(old[begin + place]), U(new[begin + place])
             own = class_of(before, shift, mask, first, last)
-            if n_classes == U(0) or class_of(after, shift, mask, first, last) != own:
+            if class_of(after, shift, mask, first, last) != own:
                 changes[found] = packed(U(0), U(I(begin + place) - listed[0]), before, after, order)
                 listed[0] = I(begin + place) + I(1)
                 counts[0] += I(1)
@@ -121,39 +148,46 @@ def fill_entries(widths: Any, table: Any) -> Any:
 
 
 @kernel()
-def put_entry(state: Any, out: Any, position: Any, table: Any, group: Any, symbol: Any) -> Any:
-    """Code a symbol by its group's table."""
-    return put_symbol(state, out, position, table[group, U(2) * symbol], table[group, U(2) * symbol + U(1)])
+def put_entry(state: Any, out: Any, position: Any, table: Any, at: Any) -> Any:
+    """Code a symbol by the entry of an encoder table that begins at `at`."""
+    return put_symbol(state, out, position, table[at], table[at + U(1)])
 
 
-def put_changes(changes: Any, count: Any, buckets: Any, known: Any, gaps: Any, steps: Any, out: Any) -> Any:
+def put_changes(
+    changes: Any, counts: Any, buckets: Any, known: Any, gaps: Any, steps: Any, n_gaps: Any, n_steps: Any, out: Any
+) -> Any:
     """Code gaps and steps of sorted changes; returns where in `out` the words begin, or OUT_OF_ROOM.
 
     Args:
+        counts: changes of each group: int64[GROUPS].
         buckets: of each group, the bits of a bucket of gaps and the number of buckets: uint64[GROUPS, 2].
         known: of each group, how many symbols of steps its table has, others are spelled out: uint64[GROUPS].
-        gaps, steps: encoder tables: [GROUPS, 2 * symbols].
+        gaps, steps: encoder tables, flat, and how many integers of them are a group's.
     """
     gap_state = step_state = U(LEAST)
-    position = I(out.size)
-    for behind in range(count):
-        change = changes[U(count - I(1) - behind)]
-        group = change >> U(54)
-        symbol, _ = symbol_of(change & U(0xFFFFFFFF))
-        symbol = min(symbol, known[group])
-        step_state, position = put_entry(step_state, out, position, steps, group, symbol)
-        bucket = ((change >> U(33)) & U(0x1FFFFF)) >> buckets[group, U(0)]
-        beyond = buckets[group, U(1)]
-        if bucket < beyond:
-            gap_state, position = put_entry(gap_state, out, position, gaps, group, bucket)
-        else:
-            gap_state, position = put_entry(gap_state, out, position, gaps, group, bucket % beyond)
-            for _ in range(bucket // beyond):
-                if position < I(16):
-                    return I(OUT_OF_ROOM)
-                gap_state, position = put_entry(gap_state, out, position, gaps, group, beyond)
-        if position < I(16):
-            return I(OUT_OF_ROOM)
+    position, behind = I(out.size), U(changes.size)
+    for passed in range(GROUPS):
+        group = U(GROUPS - 1 - passed)
+        shift, beyond, common = buckets[group, U(0)], buckets[group, U(1)], known[group]
+        gaps_at, steps_at = group * U(n_gaps), group * U(n_steps)
+        for _ in range(counts[group]):
+            behind -= U(1)
+            change = changes[behind]
+            symbol, _ = symbol_of(change & U(0xFFFFFFFF))
+            symbol = min(symbol, common)
+            step_state, position = put_entry(step_state, out, position, steps, steps_at + U(2) * symbol)
+            bucket = ((change >> U(33)) & U(0x1FFFFF)) >> shift
+            if bucket < beyond:
+                gap_state, position = put_entry(gap_state, out, position, gaps, gaps_at + U(2) * bucket)
+            else:
+                last = gaps_at + U(2) * (bucket % beyond)
+                gap_state, position = put_entry(gap_state, out, position, gaps, last)
+                for _ in range(bucket // beyond):
+                    if position < I(16):
+                        return I(OUT_OF_ROOM)
+                    gap_state, position = put_entry(gap_state, out, position, gaps, gaps_at + U(2) * beyond)
+            if position < I(16):
+                return I(OUT_OF_ROOM)
     position = put_state(step_state, out, position)
     return put_state(gap_state, out, position)
 
@@ -168,23 +202,24 @@ def put_bits(out: Any, position: Any, held: Any, fill: Any, value: Any, width: A
     return position + full, held >> (full << U(5)), fill & U(31)
 
 
-def put_raw(changes: Any, count: Any, buckets: Any, known: Any, out: Any) -> Any:
-    """Write what sorted changes say as plain bits, in their order; returns how many bits."""
-    position, held, fill = U(0), U(0), U(0)
-    for number in range(count):
-        change = changes[number]
-        group = change >> U(54)
-        size = change & U(0xFFFFFFFF)
-        shift = buckets[group, U(0)]
-        low = ((change >> U(33)) & ((U(1) << shift) - U(1))) << U(1) | ((change >> U(32)) & U(1))
-        position, held, fill = put_bits(out, position, held, fill, low, shift + U(1))
-        symbol, rest = symbol_of(size)
-        if symbol >= known[group]:
-            rest = U(0)
-            while size >> (rest + U(1)) != U(0):
-                rest += U(1)
-            position, held, fill = put_bits(out, position, held, fill, rest, U(5))
-        position, held, fill = put_bits(out, position, held, fill, size & ((U(1) << rest) - U(1)), rest)
+def put_raw(changes: Any, counts: Any, buckets: Any, known: Any, out: Any) -> Any:
+    """Write what sorted changes say as plain bits, in their order; returns how many bits. Arguments as for put_changes."""
+    position, held, fill, number = U(0), U(0), U(0), U(0)
+    for group in range(GROUPS):
+        shift, common = buckets[U(group), U(0)], known[U(group)]
+        mask, width = (U(1) << shift) - U(1), shift + U(1)
+        for _ in range(counts[U(group)]):
+            change = changes[number]
+            number += U(1)
+            size = change & U(0xFFFFFFFF)
+            low = ((change >> U(33)) & mask) << U(1) | ((change >> U(32)) & U(1))
+            position, held, fill = put_bits(out, position, held, fill, low, width)
+            symbol, rest = symbol_of(size)
+            if symbol >= common:
+                rest = highest(size)
+                position, held, fill = put_bits(out, position, held, fill, rest, U(5))
+            if rest != U(0):
+                position, held, fill = put_bits(out, position, held, fill, size & ((U(1) << rest) - U(1)), rest)
     out[position] = held
     return I(position << U(5)) + I(fill)
 
@@ -193,6 +228,7 @@ def put_raw(changes: Any, count: Any, buckets: Any, known: Any, out: Any) -> Any
 class Coders:
     """The encoder's kernels of one element width."""
 
+    scan_listed: Callable[..., int]
     scan: Callable[..., int]
     sort: Callable[..., int]
     tally: Callable[..., int]
@@ -207,12 +243,13 @@ def coders_for(itemsize: int) -> Coders:
     element, byte, numbers, signed = f"uint{8 * itemsize}[::1]", "uint8[::1]", "uint64[::1]", "int64[::1]"
     tables = "uint64[:, ::1]"
     return Coders(
+        scan_listed=kernel(element, element, numbers, signed, numbers, "int64", signed)(scan_listed),
         scan=kernel(element, element, numbers, numbers, byte, signed, signed, numbers, signed)(scan),
         sort=kernel(numbers, "int64", signed, numbers)(sort),
         tally=kernel(numbers, "int64", signed, "int64[:, ::1]")(tally),
         fill_entries=kernel("uint32[:, ::1]", tables)(fill_entries),
-        put_changes=kernel(numbers, "int64", tables, numbers, tables, tables, "uint16[::1]")(put_changes),
-        put_raw=kernel(numbers, "int64", tables, numbers, "uint32[::1]")(put_raw),
+        put_changes=kernel(numbers, signed, tables, numbers, numbers, numbers, "int64", "int64", "uint16[::1]")(put_changes),
+        put_raw=kernel(numbers, signed, tables, numbers, "uint32[::1]")(put_raw),
     )
 
 

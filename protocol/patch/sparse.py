@@ -56,13 +56,20 @@ def chunks_of(shape: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class Workspace:
-    """Scratch memory of one worker: 56 MiB, whatever the tensors' sizes; only what a chunk's changes need is ever touched."""
+    """Scratch memory of one worker, kept from tensor to tensor; only what changes need of it is ever touched."""
 
     def __init__(self) -> None:
-        self.changes = np.empty((2, CHUNK_ELEMENTS), np.uint64)
+        self._changes = np.empty(0, np.uint64)
+        self.unsorted = np.empty(CHUNK_ELEMENTS, np.uint64)
         self.words = np.empty(2 * CHUNK_ELEMENTS, np.uint16)
         self.raw = np.empty(2 * CHUNK_ELEMENTS + 2, np.uint32)
         self.classes = np.empty(LANES, np.uint8)
+
+    def changes(self, size: int) -> NDArray[np.uint64]:
+        """Room for as many changes; what was there is lost."""
+        if size > self._changes.size:
+            self._changes = np.empty(size, np.uint64)
+        return self._changes
 
 
 def _padded(bits: Bits) -> Bits:
@@ -87,26 +94,39 @@ class _Encoder:
         self._layout, self._first, self._classes = layout, first, classes
         self._kernels = coders_for(layout.bits // 8)
         self._space = workspace
-        self._state = form_of(layout, first, classes), layout.order, workspace.classes
+        self._form, self._order = form_of(layout, first, classes), layout.order
         self._statistics = Statistics()
 
-    def find(self, old: Bits, new: Bits, *, learn: bool) -> _Found:
-        """The changes of a chunk, in the workspace; adds them to the statistics where these are to learn from them."""
-        counts, left, listed = np.zeros(GROUPS, np.int64), np.zeros(MAX_CLASSES, np.int64), np.zeros(1, np.int64)
-        changes = self._space.changes[0]
-        state = (*self._state, left, listed, changes, counts)
+    def find(self, old: Bits, new: Bits, into: NDArray[np.uint64], *, learn: bool) -> _Found:
+        """The changes of a chunk, in the front of `into`; adds them to the statistics where these are to learn from them."""
         whole = old.size // LANES * LANES
-        count = self._kernels.scan(old[:whole], new[:whole], *state)
+        parts = [(old[:whole], new[:whole])]
         if whole < old.size:
-            count = self._kernels.scan(_padded(old), _padded(new), *state)
-        if self._classes:
-            self._kernels.sort(changes, count, np.cumsum(counts) - counts, self._space.changes[1])
-            changes = self._space.changes[1]
+            parts.append((_padded(old), _padded(new)))
+        return (self._find if self._classes else self._find_listed)(parts, into, learn)
+
+    def _find(self, parts: list[tuple[Bits, Bits]], into: NDArray[np.uint64], learn: bool) -> _Found:
+        counts, left, listed = np.zeros(GROUPS, np.int64), np.zeros(MAX_CLASSES, np.int64), np.zeros(1, np.int64)
+        state = self._form, self._order, self._space.classes, left, listed, self._space.unsorted, counts
+        count = 0
+        for old, new in parts:
+            count = self._kernels.scan(old, new, *state)
+        self._kernels.sort(self._space.unsorted, count, np.cumsum(counts) - counts, into)
         if learn:
-            self._kernels.tally(changes, count, self._statistics.elements, self._statistics.steps)
+            self._kernels.tally(into, count, self._statistics.elements, self._statistics.steps)
             self._statistics.elements[0] -= listed[0]
             self._statistics.elements[1:] -= left
-        return _Found(changes[:count], counts)
+        return _Found(into[:count], counts)
+
+    def _find_listed(self, parts: list[tuple[Bits, Bits]], into: NDArray[np.uint64], learn: bool) -> _Found:
+        counts, listed, count = np.zeros(GROUPS, np.int64), np.zeros(1, np.int64), 0
+        symbols = self._statistics.steps[0] if learn else np.zeros(STEP_SYMBOLS, np.int64)
+        for old, new in parts:
+            count = self._kernels.scan_listed(old, new, self._order, listed, into, count, symbols)
+        counts[0] = count
+        if learn:
+            self._statistics.elements[0] += sum(old.size for old, _ in parts)
+        return _Found(into[:count], counts)
 
     def model(self) -> Model:
         """The model that fits what was learnt."""
@@ -114,15 +134,18 @@ class _Encoder:
 
     def code(self, found: _Found, model: Model, tables: tuple[NDArray[np.uint64], ...]) -> tuple[bytes, bytes]:
         """A chunk's directory entry and its data."""
-        changes, count = found.changes, found.changes.size
+        changes, counts = found.changes, found.counts
         head = b"".join(map(varint, found.counts[: len(model.groups)].tolist()))
-        if not count:
+        if not changes.size:
             return head, b""
         out, raw = self._space.words, self._space.raw
-        begin = self._kernels.put_changes(changes, count, model.buckets, model.known, *tables, out)
+        gaps, steps = tables
+        begin = self._kernels.put_changes(
+            changes, counts, model.buckets, model.known, gaps.ravel(), steps.ravel(), gaps.shape[1], steps.shape[1], out
+        )
         if begin == OUT_OF_ROOM:
             raise OutOfRoomError
-        bits = self._kernels.put_raw(changes, count, model.buckets, model.known, raw)
+        bits = self._kernels.put_raw(changes, counts, model.buckets, model.known, raw)
         data = out[begin:].astype("<u2").tobytes(), raw[: bits // 32 + 1].astype("<u4").tobytes()[: (bits + 7) // 8]
         return head + b"".join(varint(n) for n in (len(data[0]) // 2, len(data[1]))), b"".join(data)
 
@@ -142,25 +165,26 @@ def encode_sparse(
     """
     encoder = _Encoder(layout, *(choose_classes(old, new, layout) if classed else (0, 0)), workspace)
     ranges = list(chunks_of(shape))
-    held, enough = [], max(MIN_HELD, int(HELD_SHARE * old.size))
+    held: list[_Found] = []
+    used, enough = 0, min(old.size, max(MIN_HELD, int(HELD_SHARE * old.size)))
+    room = workspace.changes(enough + min(old.size, CHUNK_ELEMENTS))
     for begin, end in ranges:
-        held.append(encoder.find(old[begin:end], new[begin:end], learn=True))
-        enough -= held[-1].changes.size
-        if enough <= 0 or end == old.size:
+        held.append(encoder.find(old[begin:end], new[begin:end], room[used:], learn=True))
+        used += held[-1].changes.size
+        if used >= enough:
             break
-        held[-1] = _Found(held[-1].changes.copy(), held[-1].counts)
     model = encoder.model()
     tables = model.encoder_tables()
     most = MAX_MODEL_BYTES + MAX_DIRECTORY_BYTES * len(ranges)
-    directory, changed, room = bytearray(write_model(model)), 0, Room(most + below)
-    room.used = most
+    directory, changed, sections = bytearray(write_model(model)), 0, Room(most + below)
+    sections.used = most
     for number, (begin, end) in enumerate(ranges):
-        found = held[number] if number < len(held) else encoder.find(old[begin:end], new[begin:end], learn=False)
+        found = held[number] if number < len(held) else encoder.find(old[begin:end], new[begin:end], room, learn=False)
         head, data = encoder.code(found, model, tables)
         directory += head
-        room.put(data)
+        sections.put(data)
         changed += found.changes.size
-    frame = room.frame(directory, most)
+    frame = sections.frame(directory, most)
     if len(frame) >= below:
         raise OutOfRoomError
     return changed, frame

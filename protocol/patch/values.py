@@ -100,17 +100,23 @@ def empty_like(tensor: torch.Tensor) -> torch.Tensor:
 
 def ordered(bits: Bits, layout: Layout) -> Bits:
     """Bit patterns to ordered unsigned integers of the same width."""
+    if not layout.signed:
+        return bits.copy()
     top = bits.dtype.type(1 << (layout.bits - 1))
-    if layout.is_float:
-        turned: Bits = np.where(bits & top, ~bits, bits | top)
-        return turned
-    return bits ^ top if layout.signed else bits.copy()
+    turned: Bits = bits ^ (_all_if(bits >> bits.dtype.type(layout.bits - 1)) | top) if layout.is_float else bits ^ top
+    return turned
 
 
 def unordered(keys: Bits, layout: Layout) -> Bits:
     """The inverse of `ordered`."""
-    top = keys.dtype.type(1 << (layout.bits - 1))
-    if layout.is_float:
-        turned: Bits = np.where(keys & top, keys ^ top, ~keys)
-        return turned
-    return keys ^ top if layout.signed else keys.copy()
+    if not layout.signed:
+        return keys.copy()
+    one, top = keys.dtype.type(1), keys.dtype.type(1 << (layout.bits - 1))
+    turned: Bits = keys ^ (((keys >> keys.dtype.type(layout.bits - 1)) - one) | top) if layout.is_float else keys ^ top
+    return turned
+
+
+def _all_if(flags: Bits) -> Bits:
+    """All bits of the elements that are 1, none of those that are 0."""
+    every: Bits = flags.dtype.type(0) - flags
+    return every
