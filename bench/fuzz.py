@@ -42,6 +42,7 @@ def corpus() -> dict[str, tuple[Weights, bytes]]:
         "stored": ({"a": noise[0]}, {"a": noise[1]}, "compact"),
         "values": ({"a": masters}, {"a": torch.zeros_like(masters)}, "compact"),
         "steps": ({"a": masters}, {"a": newer}, "fast"),
+        "few": ({"a": old}, {"a": torch.where(torch.arange(64) < 63, old, new)}, "compact"),
         "bytes": ({"a": masters.to(torch.float8_e4m3fn)}, {"a": newer.to(torch.float8_e4m3fn)}, "compact"),
     }
     return {name: (a, patch.encode(a, b, profile=profile)) for name, (a, b, profile) in cases.items()}
@@ -64,6 +65,7 @@ def parsers(weights: Weights, newer: Weights) -> dict[str, Callable[[bytes], obj
         "summary": patch.summary,
         "stream": lambda broken: patch.StreamingApply(weights).feed(broken),
         "rows": rows_of,
+        "tensors": lambda broken: digest_weights(weights | patch.apply_tensors({"a": rows}, broken)),
         "invert": lambda broken: patch.invert(newer, broken),
         "squash": lambda broken: patch.squash(weights, [broken]),
     }
@@ -87,7 +89,7 @@ def _worker(job: tuple[int, int, float]) -> Found:
     plans = [
         (case, parser, kind)
         for case in cases
-        for parser in ("apply", "apply", "apply", "summary", "stream", "rows", "invert", "squash")
+        for parser in ("apply", "apply", "apply", "summary", "stream", "rows", "tensors", "invert", "squash")
         for kind in MUTATORS
     ]
     random = np.random.default_rng(seed)

@@ -31,6 +31,9 @@ from bench.formats import FORMATS
 from bench.measures import Update, best_of, measure_all, measure_whole, print_table
 from bench.published_run import published_versions, trained_versions
 from protocol import patch
+from protocol.patch.container import read_header, split_frames
+from protocol.patch.frames import decode_frame
+from protocol.patch.sparse import PIECE_ELEMENTS
 from protocol.patch.values import bits_of
 
 
@@ -188,13 +191,32 @@ def projection(arguments: argparse.Namespace) -> None:
 
 
 def digest(arguments: argparse.Namespace) -> None:
-    """BLAKE3 of 256 MiB on one thread and on all."""
+    """BLAKE3 of 256 MiB from memory, of a piece that lies in the cache, and what it adds to applying a patch."""
     from blake3 import blake3  # noqa: PLC0415
 
     data = np.random.default_rng(0).bytes(1 << 28)
     for name, threads in (("one thread", 1), ("all threads", blake3.AUTO)):
         seconds = best_of(lambda: blake3(data, max_threads=threads).digest(), arguments.repeats)  # noqa: B023
-        print(f"BLAKE3, {name}: {len(data) / 1e9 / seconds:.2f} GB/s")
+        print(f"BLAKE3 from memory, {name}: {len(data) / 1e9 / seconds:.2f} GB/s")
+    piece = data[: 2 * PIECE_ELEMENTS]
+    seconds = best_of(lambda: [blake3(piece).digest() for _ in range(1024)], arguments.repeats)
+    print(f"BLAKE3 of a piece in the cache, one thread: {1024 * len(piece) / 1e9 / seconds:.2f} GB/s")
+    trajectory = simulate(4096, 4096, 0)
+    old, new = trajectory.views(find_rate(trajectory, TARGETS["A1"]))
+    header = read_header(encoded := patch.encode({"w": old}, {"w": new}))
+    ((row, frame),) = zip(header.rows, split_frames(encoded, header), strict=True)
+
+    def decode(*, hashing: bool) -> None:
+        hasher = blake3()
+        for _, decoded in decode_frame(row, frame, bits_of(old)):
+            if hashing:
+                hasher.update(decoded.data.cast("B"))
+
+    without, with_digest = (best_of(lambda: decode(hashing=flag), 4 * arguments.repeats) for flag in (False, True))  # noqa: B023
+    print(
+        f"decoding {old.nbytes / 1e9 / without:.2f} GB/s, decoding and hashing {old.nbytes / 1e9 / with_digest:.2f} GB/s: the "
+        f"digest of what was just decoded goes at {old.nbytes / 1e9 / (with_digest - without):.2f} GB/s"
+    )
 
 
 def start(arguments: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ from protocol.patch.applying import (
 from protocol.patch.codec import Digests, Encoded, PatchSummary, encode, encode_with_digests, summary
 from protocol.patch.container import Mode, Row
 from protocol.patch.history import invert, squash
-from protocol.patch.partial import StreamingApply, apply_rows, row_edges
+from protocol.patch.partial import StreamingApply, apply_rows, apply_tensors, row_edges
 from protocol.patch.profiles import PROFILES, Choice, Conditions, Rates, choose_profile
 from protocol.patch.sparse import warm_up
 
@@ -30,6 +30,7 @@ __all__ = [
     "apply_in_place",
     "apply_in_place_with_digests",
     "apply_rows",
+    "apply_tensors",
     "apply_with_digests",
     "choose_profile",
     "encode",

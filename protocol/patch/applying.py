@@ -31,22 +31,22 @@ class Applied:
     digests: dict[str, bytes]
 
 
-def check_fit(weights: Weights, header: Header) -> tuple[Row, ...]:
-    """The table's rows, which must be the weights' tensors; there are as many of both.
+def check_fit(weights: Weights, rows: Iterable[Row]) -> tuple[Row, ...]:
+    """A table's rows, which must be tensors of the weights.
 
     Raises:
         PatchError: a tensor that the weights do not have, or another dtype or shape.
     """
-    rows = []
-    for row in header.rows:
+    fitting = []
+    for row in rows:
         tensor = weights.get(row.name)
         if tensor is None:
             raise PatchError("a tensor that the weights do not have", row.name)
         if tensor.dtype != row.dtype or tuple(tensor.shape) != row.shape:
             have = f"{tensor.dtype} {tuple(tensor.shape)}"
             raise PatchError(f"{row.dtype} {row.shape} where the weights have {have}", row.name)
-        rows.append(row)
-    return tuple(rows)
+        fitting.append(row)
+    return tuple(fitting)
 
 
 def _check_tensor(row: Row, digest: bytes) -> None:
@@ -105,7 +105,7 @@ def apply_with_digests(weights: Weights, patch: bytes, *, digests: Digests | Non
         threads: tensors at the same time.
     """
     header = read_header(patch, len(weights))
-    rows = check_fit(weights, header)
+    rows = check_fit(weights, header.rows)
     if digests is not None and weights_digest(digests, weights) != header.base:
         raise PatchError("made for other weights than these")
 
@@ -138,7 +138,7 @@ def apply_in_place_with_digests(
 ) -> dict[str, bytes]:
     """Like `apply_in_place`; takes and gives digests like `apply_with_digests`."""
     header = read_header(patch, len(weights))
-    rows = check_fit(weights, header)
+    rows = check_fit(weights, header.rows)
     if digests is not None and weights_digest(digests, weights) != header.base:
         raise PatchError("made for other weights than these")
     addresses = [weights[row.name].data_ptr() for row in rows if row.mode != Mode.UNCHANGED]

@@ -39,6 +39,7 @@ class Mode(IntEnum):
     VALUE_PLANES = 3
     XOR_PLANES = 4
     STORED = 5
+    FEW = 6
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,9 @@ from protocol.patch.values import Bits, Layout, ordered, unordered
 
 BLOCK_ELEMENTS: Final = 1 << 16
 
+WHOLE_BYTES: Final = 1 << 22
+"""Planes of so many bytes are compressed in one go: a stream that is fed block by block ends in an empty one of 3 bytes."""
+
 DENSE_MODES: Final = (Mode.STEP_PLANES, Mode.XOR_PLANES, Mode.VALUE_PLANES, Mode.STORED)
 
 
@@ -68,7 +71,11 @@ def store(old: Bits, new: Bits, layout: Layout) -> memoryview:
 
 
 def _compressed(pieces: Iterator[bytes], level: int, nbytes: int) -> Iterator[bytes]:
-    engine = zstandard.ZstdCompressor(level=level, write_content_size=True).compressobj(size=nbytes)
+    compressor = zstandard.ZstdCompressor(level=level, write_content_size=True)
+    if nbytes <= WHOLE_BYTES:
+        yield compressor.compress(b"".join(pieces))
+        return
+    engine = compressor.compressobj(size=nbytes)
     yield from map(engine.compress, pieces)
     yield engine.flush()
 

@@ -14,7 +14,18 @@ from functools import cache
 from typing import Any, Final
 
 from protocol.patch.jit import kernel
-from protocol.patch.lanes import AHEAD, LANES, MAX_CLASSES, count_classes, differing, fetch, highest, lowest, members, ones
+from protocol.patch.lanes import (
+    AHEAD,
+    LANES,
+    MAX_CLASSES,
+    count_classes,
+    differing,
+    fetch,
+    highest,
+    lowest,
+    members,
+    ones,
+)
 from protocol.patch.rans import LEAST, SLOTS, STEP_SYMBOLS, I, U, class_of, key_of, put_state, put_symbol, symbol_of
 
 OUT_OF_ROOM: Final = -1
@@ -248,7 +259,9 @@ def coders_for(itemsize: int) -> Coders:
         sort=kernel(numbers, "int64", signed, numbers)(sort),
         tally=kernel(numbers, "int64", signed, "int64[:, ::1]")(tally),
         fill_entries=kernel("uint32[:, ::1]", tables)(fill_entries),
-        put_changes=kernel(numbers, signed, tables, numbers, numbers, numbers, "int64", "int64", "uint16[::1]")(put_changes),
+        put_changes=kernel(numbers, signed, tables, numbers, numbers, numbers, "int64", "int64", "uint16[::1]")(
+            put_changes
+        ),
         put_raw=kernel(numbers, signed, tables, numbers, "uint32[::1]")(put_raw),
     )
 

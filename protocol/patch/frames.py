@@ -9,6 +9,7 @@ import torch
 from protocol.errors import ProtocolError
 from protocol.patch.container import Mode, Row
 from protocol.patch.dense import decode_dense, encode_dense, store
+from protocol.patch.few import decode_few, encode_few, few_changes
 from protocol.patch.room import OutOfRoomError
 from protocol.patch.sparse import Decoder, Workspace, encode_sparse, read_directory
 from protocol.patch.values import Bits, Layout, bits_of, layout_of
@@ -22,7 +23,8 @@ PROBE_MARGIN: Final = 1.25
 
 ZSTD_LEVEL: Final = 1  # level 3 came out larger on step planes, and slower
 
-COMPARED_ELEMENTS: Final = 1 << 16
+LEAST_BYTES: Final = 12
+"""No frame but one of few changes is shorter: a sparse one has the coders' two states, a dense one zstd's own header."""
 
 CLASSES_ARE_CHEAP: Final = 16
 """Times that a frame with classes must be smaller than its tensor to be taken without trying one that has none."""
@@ -52,20 +54,14 @@ def _dense_modes(old: Bits, new: Bits, layout: Layout, changed: int, best: int) 
     ]
 
 
-def _differ(old: Bits, new: Bits) -> bool:
-    """Whether any element changed; ends at the first block that differs."""
-    blocks = range(0, old.size, COMPARED_ELEMENTS)
-    return any((old[i : i + COMPARED_ELEMENTS] != new[i : i + COMPARED_ELEMENTS]).any() for i in blocks)
-
-
 def _shortest_sparse(
-    old: Bits, new: Bits, shape: tuple[int, ...], layout: Layout, profile: str, workspace: Workspace
+    old: Bits, new: Bits, shape: tuple[int, ...], layout: Layout, profile: str, workspace: Workspace, below: int
 ) -> tuple[int, memoryview | None]:
-    """Elements that change and the shortest sparse frame; 0 and None when any is longer than the tensor.
+    """Elements that change and the shortest sparse frame; 0 and None when any would take `below` bytes or more.
 
     With classes, unless the profile or the dtype has none; without them where these cost much.
     """
-    changed, best, below = 0, None, old.nbytes + 1
+    changed, best = 0, None
     for classed in (True, False) if profile == "compact" and layout.is_float else (False,):
         try:
             changed, best = encode_sparse(old, new, shape, layout, workspace, below, classed=classed)
@@ -84,17 +80,25 @@ def encode_frame(
     the one that is being tried is held, and that no longer than it is shorter.
     """
     before, after, layout = bits_of(old), bits_of(new), layout_of(old.dtype)
-    if not _differ(before, after):
-        return Mode.UNCHANGED, 0, memoryview(b"")
-    changed, best = _shortest_sparse(before, after, tuple(old.shape), layout, profile, workspace)
-    mode, below = Mode.SPARSE, len(best) if best is not None else before.nbytes + 1
+    mode, changed, best, below = Mode.STORED, 0, None, before.nbytes + 1
+    few = few_changes(before, after)
+    if few is not None:
+        if not few.size:
+            return Mode.UNCHANGED, 0, memoryview(b"")
+        changed, frame = few.size, encode_few(before, after, few, layout)
+        if len(frame) < below:
+            mode, best, below = Mode.FEW, frame, len(frame)
+        if below <= LEAST_BYTES:
+            return mode, changed, best if best is not None else store(before, after, layout)
+    counted, sparse = _shortest_sparse(before, after, tuple(old.shape), layout, profile, workspace, below)
+    if sparse is not None:
+        mode, changed, best, below = Mode.SPARSE, counted, sparse, len(sparse)
     for dense in _dense_modes(before, after, layout, changed, below):
-        frame = encode_dense(before, after, layout, dense, level=ZSTD_LEVEL, below=below)
-        if frame is not None:
-            mode, best, below = dense, frame, len(frame)
-    if best is None:
-        mode, best = Mode.STORED, store(before, after, layout)
-    return mode, changed or int(np.count_nonzero(before != after)), best
+        planes = encode_dense(before, after, layout, dense, level=ZSTD_LEVEL, below=below)
+        if planes is not None:
+            mode, best, below = dense, planes, len(planes)
+    changed = changed or int(np.count_nonzero(before != after))
+    return mode, changed, best if best is not None else store(before, after, layout)
 
 
 def decode_frame(
@@ -121,7 +125,7 @@ def decode_frame(
 def _decode(row: Row, frame: memoryview, old: Bits, target: Bits | None, back: bool) -> Iterator[tuple[int, Bits]]:
     layout = layout_of(row.dtype)
     if row.mode != Mode.SPARSE:
-        for begin, new in decode_dense(old, frame, layout, row.mode, back=back):
+        for begin, new in _blocks(row, frame, old, layout, back=back):
             if target is not None:
                 np.copyto(target[begin : begin + new.size], new)
             yield begin, new
@@ -134,6 +138,15 @@ def _decode(row: Row, frame: memoryview, old: Bits, target: Bits | None, back: b
             yield chunk.begin + begin, piece
 
 
+def _blocks(
+    row: Row, frame: memoryview, old: Bits, layout: Layout, *, back: bool = False, first: int = 0
+) -> Iterator[tuple[int, Bits]]:
+    """The new elements by the modes that are not sparse; `old` are those from `first` on."""
+    if row.mode == Mode.FEW:
+        return decode_few(old, frame, row.changed, layout, back=back, first=first, of=row.elements)
+    return decode_dense(old, frame, layout, row.mode, back=back, first=first, of=row.elements)
+
+
 def decode_range(row: Row, frame: memoryview, old: Bits, new: Bits, first: int) -> None:
     """The new elements `first`, `first` + 1, ... of a changed tensor, from the previous ones; both flat, between chunks.
 
@@ -143,7 +156,7 @@ def decode_range(row: Row, frame: memoryview, old: Bits, new: Bits, first: int) 
     layout = layout_of(row.dtype)
     try:
         if row.mode != Mode.SPARSE:
-            for begin, block in decode_dense(old, frame, layout, row.mode, first=first, of=row.elements):
+            for begin, block in _blocks(row, frame, old, layout, first=first):
                 np.copyto(new[begin : begin + block.size], block)
             return
         model, chunks = read_directory(frame, row.shape, row.changed, layout)

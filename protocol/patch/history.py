@@ -35,7 +35,7 @@ def invert(newer: Weights, patch: bytes) -> bytes:
             they do not tell the older values).
     """
     header = read_header(patch, len(newer))
-    table = check_fit(newer, header)
+    table = check_fit(newer, header.rows)
     workspace = Workspace()
     rows, frames = [], []
     before: dict[str, bytes] = {}
@@ -67,7 +67,7 @@ def squash(weights: Weights, patches: Sequence[bytes]) -> bytes:
     if not patches:
         raise ValueError("at least one patch")
     headers = [read_header(patch, len(weights)) for patch in patches]
-    tables = [check_fit(weights, header) for header in headers]
+    tables = [check_fit(weights, header.rows) for header in headers]
     frames = [split_frames(patch, header) for patch, header in zip(patches, headers, strict=True)]
     for earlier, later in pairwise(headers):
         if earlier.result != later.base:

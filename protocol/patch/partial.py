@@ -44,6 +44,31 @@ def apply_rows(rows: torch.Tensor, patch: bytes, name: str, first_row: int, of: 
     raise PatchError("a tensor that the patch does not have", name)
 
 
+def apply_tensors(held: Weights, patch: bytes) -> dict[str, torch.Tensor]:
+    """The new tensors of a node that holds only some of them, as in pipeline or expert parallelism.
+
+    Args:
+        held: whole tensors of the weights that the patch is for.
+
+    Returns:
+        The same tensors, new where they change, each checked by the eight bytes that the patch has of its digest. The digest of all
+        weights cannot be: the manifest's digest of the patch has to do.
+
+    Raises:
+        PatchError, MalformedError, LimitError: a patch that does not fit.
+    """
+    header = read_header(patch)
+    new = {}
+    for row, frame in zip(header.rows, split_frames(patch, header), strict=True):
+        if row.name in held:
+            (own,) = check_fit({row.name: held[row.name]}, (row,))
+            new[row.name] = held[row.name] if own.mode == Mode.UNCHANGED else apply_frame(held[row.name], own, frame)[0]
+    missing = held.keys() - new.keys()
+    if missing:
+        raise PatchError("a tensor that the patch does not have", min(missing))
+    return {name: new[name] for name in held}
+
+
 def _new_rows(rows: torch.Tensor, row: Row, frame: memoryview, first_row: int, of: int) -> torch.Tensor:
     whole = (of, *rows.shape[1:])
     if row.dtype != rows.dtype or row.shape != whole:
@@ -100,7 +125,7 @@ class StreamingApply:
 
     def _read_table(self) -> Header:
         header = read_header(self._head, len(self._weights))
-        self._rows = check_fit(self._weights, header)
+        self._rows = check_fit(self._weights, header.rows)
         if self._known is not None and weights_digest(self._known, self._weights) != header.base:
             raise PatchError("made for other weights than these")
         return header

@@ -135,6 +135,7 @@ def test_every_way_to_send_a_tensor_but_whole_leads_back():
         patch.Mode.STEP_PLANES: (torch.zeros_like(old), (old.float() * 1e-3).bfloat16()),
         patch.Mode.XOR_PLANES: (old, -old),
         patch.Mode.STORED: (old, noise.view(torch.bfloat16)),
+        patch.Mode.FEW: (old, torch.where(torch.arange(96) < 95, old, new)),
     }
     for mode, (before, after) in ways.items():
         data = patch.encode({"w": before}, {"w": after})
@@ -194,3 +195,16 @@ def test_truncation_is_malformed_at_every_length():
     for length in range(len(data)):
         with pytest.raises(MalformedError):
             patch.apply(old, data[:length])
+
+
+def test_a_node_that_holds_some_tensors_applies_these():
+    old, new = rounded_update(64, 96, 1.0, seed=11)
+    before, after = {"a": old, "b": old, "c": old}, {"a": new, "b": old, "c": -old}
+    data = patch.encode(before, after)
+    assert same_bits(patch.apply_tensors({"c": old, "b": old}, data), {"c": -old, "b": old})
+    with pytest.raises(PatchError, match=r"d: a tensor that the patch does not have"):
+        patch.apply_tensors({"a": old, "d": old}, data)
+    with pytest.raises(PatchError, match=r"a: .* where the weights have"):
+        patch.apply_tensors({"a": old[:8]}, data)
+    with pytest.raises(PatchError, match="c: .* a wrong base"):
+        patch.apply_tensors({"c": new}, data)

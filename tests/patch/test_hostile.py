@@ -27,6 +27,7 @@ def corpus() -> dict[str, tuple[dict[str, torch.Tensor], bytes]]:
         "fast": ({"a": old}, {"a": new}, "fast"),
         "stored": ({"a": noise[0]}, {"a": noise[1]}, "compact"),
         "planes": ({"a": old.float()}, {"a": torch.zeros_like(old.float())}, "compact"),
+        "few": ({"a": old}, {"a": torch.where(torch.arange(64) < 63, old, new)}, "compact"),
         "bytes": ({"a": old.to(torch.float8_e4m3fn)}, {"a": (old * 1.3).to(torch.float8_e4m3fn)}, "compact"),
     }
     return {name: (a, patch.encode(a, b, profile=profile)) for name, (a, b, profile) in cases.items()}

@@ -93,6 +93,7 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "summary": patch.summary,
     "stream": lambda data: patch.StreamingApply(WEIGHTS).feed(data),
     "rows": lambda data: patch.apply_rows(WEIGHTS["w"], data, "w", 0, 4096),
+    "tensors": lambda data: patch.apply_tensors(WEIGHTS, data),
     "invert": lambda data: patch.invert(WEIGHTS, data),
     "squash": lambda data: patch.squash(WEIGHTS, [data]),
     "inspection": lambda data: all(facts.density <= 1 for facts in frame_facts(data)),

@@ -1,13 +1,19 @@
 """Each tensor takes its cheapest way, and no patch is larger than it must be."""
 
+import numpy as np
 import pytest
 import torch
+import zstandard
 
 from protocol import patch
 from protocol.patch import Mode
+from protocol.patch.few import MAX_FEW, encode_few
+from protocol.patch.sparse import Workspace, encode_sparse
+from protocol.patch.values import bits_of, layout_of
 from tests.patch.weights import rounded_update, same_bits
 
 PREAMBLE_AND_TABLE = 160
+LAYOUT = layout_of(torch.bfloat16)
 
 
 def encoded(old: torch.Tensor, new: torch.Tensor, profile: str = "compact") -> tuple[Mode, int]:
@@ -49,6 +55,43 @@ def test_rows_that_a_probe_may_meet_or_miss_are_sent_as_planes(spacing):
     new = old.clone()
     new[::spacing] = (new[::spacing].float() * 1.01).bfloat16()
     assert encoded(old, new)[0] == Mode.STEP_PLANES
+
+
+def frame_of(old: torch.Tensor, new: torch.Tensor) -> tuple[Mode, int]:
+    row = patch.summary(patch.encode({"w": old}, {"w": new})).rows[0]
+    return row.mode, row.size
+
+
+def test_one_change_costs_no_more_than_its_place_and_its_step():
+    old, _ = rounded_update(1024, 1024, 1.0, seed=8)
+    bits = old.clone().view(torch.int16)
+    bits[777, 77] += 1
+    assert frame_of(old, bits.view(torch.bfloat16)) == (Mode.FEW, 4)
+
+
+@pytest.mark.parametrize("changes", [1, 2, 12, 31, 32, 33, 40])
+def test_no_way_is_shorter_than_the_one_taken(changes):
+    old, _ = rounded_update(64, 64, 1.0, seed=9)
+    bits = old.clone().view(torch.int16)
+    bits.view(-1)[:: 4096 // changes][:changes] += 1
+    new = bits.view(torch.bfloat16)
+    few = encode_few(bits_of(old), bits_of(new), np.flatnonzero(bits_of(old) != bits_of(new)), LAYOUT)
+    _, sparse = encode_sparse(bits_of(old), bits_of(new), (64, 64), LAYOUT, Workspace(), 8192, classed=True)
+    assert frame_of(old, new)[1] == (min(len(few), len(sparse)) if changes <= MAX_FEW else len(sparse))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32])
+def test_a_tensor_of_one_element_costs_no_more_than_the_element(dtype):
+    old, new = torch.zeros(1, dtype=dtype), -torch.ones(1, dtype=dtype)
+    assert frame_of(old, new)[1] <= old.nbytes
+
+
+def test_a_tensor_of_one_value_costs_no_more_than_zstd_takes():
+    old, _ = rounded_update(1024, 1024, 1.0, seed=10)
+    new = torch.zeros_like(old)
+    assert frame_of(old, new)[1] <= len(
+        zstandard.ZstdCompressor(level=1).compress(new.view(torch.int16).numpy().tobytes())
+    )
 
 
 def test_experts_without_a_change_cost_a_few_bytes():

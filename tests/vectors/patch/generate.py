@@ -53,6 +53,7 @@ def golden() -> list[dict[str, Any]]:
         ("f32 compact", _weights(4, torch.float32, 1e-7), "compact"),
         ("f8_e4m3 compact", _weights(5, torch.float8_e4m3fn, 1e-4), "compact"),
         ("f8_e5m2 fast", _weights(6, torch.float8_e5m2, 1e-4), "fast"),
+        ("few", _weights(7, torch.bfloat16, 2e-7), "compact"),
     ]
     return [
         {"name": name, "profile": profile, "old": _plain(old), "new": _plain(new),
