@@ -1,12 +1,13 @@
-"""DESIGN.md section 1, asked of a network of real processes: of its directory, and of what its processes have said."""
+"""DESIGN.md section 1, asked of a network of real processes: of its objects, and of what its processes have said."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any, Protocol
 
 import trio
 
-from bench.crash_site import SIGNS, Site
+from grailnode.config import Config
 from grailnode.node_process import make_spectator
 from grailnode.verification import verify_chain
 from protocol.errors import ProtocolError
@@ -17,6 +18,30 @@ from roles.ports import StoreError
 from roles.trainer.harvest import USED, Account
 
 _KEPT_WINDOWS = 900  # a trainer forgets accounts after 1,000
+
+
+class Site(Protocol):
+    """A network to be judged; its trainer's node is named 'trainer'.
+
+    Attributes:
+        config: a bystander's view of the run; processes: all whose logs count; validators: those that judge.
+    """
+
+    @property
+    def config(self) -> Config: ...
+    @property
+    def processes(self) -> Collection[str]: ...
+    @property
+    def validators(self) -> Collection[str]: ...
+
+    def events(self, process: str, name: str = "") -> list[dict[str, Any]]:
+        """What a process has said, of one name or in all."""
+
+    def objects(self, kind: str) -> list[Path]:
+        """The files of all whole objects of a kind ('manifests', 'verdicts', ...), in anybody's space."""
+
+    def accounts(self) -> list[Path]:
+        """The files in which the trainer keeps what became of groups."""
 
 
 def audit(site: Site) -> list[str]:
@@ -33,7 +58,7 @@ def audit(site: Site) -> list[str]:
 
 def _bit_identical(site: Site) -> Iterator[str]:
     digests: dict[int, set[str]] = defaultdict(set)
-    for process in SIGNS:
+    for process in site.processes:
         for event in site.events(process, "serving"):
             digests[event["version"]].add(event["weights"])
     for version, found in digests.items():
@@ -60,7 +85,7 @@ def _gapless(site: Site) -> Iterator[str]:
     if versions != sorted(set(versions)):
         yield "chain: a version was published twice, or out of order"
     manifests: dict[str, set[str]] = defaultdict(set)
-    for file in (site.directory / "store").glob("*/manifests/*"):
+    for file in site.objects("manifests"):
         number, _, digest = file.name.partition("-")
         manifests[number].add(digest)
     for number, found in manifests.items():
@@ -84,13 +109,7 @@ def _lineage(site: Site) -> list[str]:
 
 
 def _verdicts(site: Site) -> list[Verdict]:
-    return [
-        open_announced(file.read_bytes(), Verdict).record for file in _whole(site.directory / "store", "*/verdicts/*")
-    ]
-
-
-def _whole(root: Path, pattern: str) -> list[Path]:
-    return [file for file in sorted(root.glob(pattern)) if ".tmp" not in file.parts]
+    return [open_announced(file.read_bytes(), Verdict).record for file in site.objects("verdicts")]
 
 
 def _verified_and_once(site: Site) -> Iterator[str]:
@@ -114,7 +133,7 @@ def _accounted_for(site: Site) -> Iterator[str]:
     schedule, now = spectator.run.schedule, spectator.window()
     over = now - 2 - -(-schedule.verdict_rounds // schedule.rounds)
     accounts = {}
-    for file in _whole(site.directory / "state" / "trainer" / "objects", "collected/*"):
+    for file in site.accounts():
         account = Account.from_bytes(file.read_bytes())
         accounts[account.window, account.miner] = {digest for digest, _ in account.outcomes}
     forgotten = max((window for window, _ in accounts), default=0) - _KEPT_WINDOWS
@@ -129,17 +148,17 @@ def _accounted_for(site: Site) -> Iterator[str]:
 
 def _no_rejections(site: Site) -> Iterator[str]:
     """Everybody here is honest: whoever was not too far behind is accepted, and what is used was promised."""
-    for event in site.events("validator", "verdict"):
+    for event in (event for validator in site.validators for event in site.events(validator, "verdict")):
         if event["rejected"] and event["reasons"] != Reason.VERSION:
             yield f"verdict: window {event['window']}: {event['rejected']} groups of an honest miner: {event['reasons']}"
     used = {
         digest
-        for file in _whole(site.directory / "state" / "trainer" / "objects", "collected/*")
+        for file in site.accounts()
         for digest, outcome in Account.from_bytes(file.read_bytes()).outcomes
         if outcome == USED
     }
     promised = set()
-    for file in _whole(site.directory / "store", "*/commitments/*"):
+    for file in site.objects("commitments"):
         commitment = open_announced(file.read_bytes(), Commitment).record
         promised |= {digest for digest, *_ in commitment.groups}
     for digest in used - promised:

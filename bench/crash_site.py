@@ -81,6 +81,19 @@ class Site:
             for process in PROCESSES:
                 site.kill(process)
 
+    @property
+    def validators(self) -> tuple[str, ...]:
+        """Those that judge."""
+        return ("validator",)
+
+    def objects(self, kind: str) -> list[Path]:
+        """The files of all whole objects of a kind."""
+        return whole(self.directory / "store", f"*/{kind}/*")
+
+    def accounts(self) -> list[Path]:
+        """The trainer's accounts of windows."""
+        return whole(self.directory / "state" / "trainer" / "objects", "collected/*")
+
     def now(self) -> float:
         """Seconds on a clock that nobody sets."""
         return time.monotonic()
@@ -138,15 +151,24 @@ class Site:
     def events(self, process: str, name: str = "") -> list[dict[str, Any]]:
         """What a process has said, of one name or in all; a line that a kill cut short is none."""
         file = self.directory / "logs" / f"{process.replace('/', '-')}.jsonl"
-        place, seen = self._heard.setdefault(process, (0, []))
-        if file.exists():
-            with file.open("rb") as lines:
-                lines.seek(place)
-                text = lines.read()
-            whole = text[: text.rfind(b"\n") + 1]
-            seen += [event for event in map(_parsed, whole.splitlines()) if event is not None]
-            self._heard[process] = (place + len(whole), seen)
-        return [event for event in seen if not name or event["event"] == name]
+        self._heard[process] = read_on(file, *self._heard.get(process, (0, [])))
+        return [event for event in self._heard[process][1] if not name or event["event"] == name]
+
+
+def whole(root: Path, pattern: str) -> list[Path]:
+    """Files below a directory that are not temporary ones."""
+    return [file for file in sorted(root.glob(pattern)) if ".tmp" not in file.parts and file.suffix != ".partial"]
+
+
+def read_on(file: Path, place: int, seen: list[dict[str, Any]]) -> tuple[int, list[dict[str, Any]]]:
+    """A log's events so far, and the byte behind them: those of an earlier look, and what whole lines have come since."""
+    if not file.exists():
+        return place, seen
+    with file.open("rb") as lines:
+        lines.seek(place)
+        text = lines.read()
+    text = text[: text.rfind(b"\n") + 1]
+    return place + len(text), seen + [event for event in map(_parsed, text.splitlines()) if event is not None]
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

@@ -103,17 +103,43 @@ class Auditor:
         judgements: list[Judgement] = []
         most = self._node.run.group_bytes
         for index in indices:
-            offset, size = commitment.extent(index)
             try:
-                if size > most:
-                    raise LimitError(f"{size} bytes, where a group of this run takes {most} at most", path)
-                frame = await self._node.store.get(path, size, offset=offset, size=size)
-                groups.append(await self._node.run_sync(open_group, frame, commitment, index, most))
+                groups.append(await self._read(path, commitment, index, most))
             except StoreError:
                 judgements.append(rejected(index, commitment.groups[index][0], Reason.MISSING))
             except ProtocolError:
                 judgements.append(rejected(index, commitment.groups[index][0], Reason.MALFORMED))
         return groups, judgements
+
+    async def _read(self, path: str, commitment: Commitment, index: int, most: int) -> Group:
+        """A group of a commitment, as its batch in storage has it. What fails once is looked at again: storage may have lied,
+        or the way to it broken off, and neither is the miner's fault.
+
+        Raises:
+            StoreError: it is not to be had; ProtocolError: it is not what was promised.
+        """
+        offset, size = commitment.extent(index)
+        if size > most:
+            raise LimitError(f"{size} bytes, where a group of this run takes {most} at most", path)
+
+        async def fetch() -> bytes:
+            return await self._node.store.get(path, size, offset=offset, size=size)
+
+        async def open_it(frame: bytes) -> Group:
+            opened: Group = await self._node.run_sync(open_group, frame, commitment, index, most)
+            return opened
+
+        try:
+            frame = await fetch()
+        except StoreError:
+            return await open_it(await fetch())
+        try:
+            return await open_it(frame)
+        except ProtocolError:
+            again = await fetch()
+            if again == frame:
+                raise
+            return await open_it(again)
 
 
 def _together(judgements: Sequence[Judgement], history: Sequence[Counts], proof: ProofSpec) -> Reason | None:

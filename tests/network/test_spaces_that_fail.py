@@ -1,8 +1,9 @@
-"""A miner whose bucket answers nobody any more: its own loss, and nobody else's."""
+"""Buckets that answer nobody any more, or bend every other answer: whose loss it is, and whose it is not."""
 
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
 import trio
 
 from grailnode.store.memory import MemoryStore
@@ -12,7 +13,7 @@ from roles.ports import ObjectInfo, ObjectStore, StoreError
 from roles.trainer.harvest import Account
 from roles.trainer.spool import COLLECTED
 from tests.network.simulation import Network, key
-from tests.network.test_network import CHOICES, running, simulate
+from tests.network.test_network import CHOICES, running, simulate, verdicts
 
 
 class Unreachable:
@@ -37,6 +38,26 @@ class Unreachable:
             await trio.sleep(1.0)
             raise StoreError(f"{path}: connection refused")
         return await self._inner.get(path, max_bytes, offset=offset, size=size)
+
+
+class Fickle(Unreachable):
+    """A store in which every other answer from below one prefix is another than it should be, or none."""
+
+    def __init__(self, inner: MemoryStore, prefix: str, bent: bool) -> None:
+        super().__init__(inner, prefix)
+        self._bent = bent
+        self.asked = 0
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        data = await self._inner.get(path, max_bytes, offset=offset, size=size)
+        if not path.startswith(self._prefix):
+            return data
+        self.asked += 1
+        if self.asked % 2 == 0:
+            return data
+        if not self._bent:
+            raise StoreError(f"{path}: the connection was reset")
+        return data[:-1] + bytes([data[-1] ^ 1])
 
 
 class Apart(Network):
@@ -68,5 +89,22 @@ def test_a_miner_that_cannot_be_reached_holds_up_nobody_and_is_accounted_for_in_
                 accounts[account.window] = {reason for _, reason in account.outcomes}
         assert {1, 2} <= accounts.keys()
         assert set.union(*accounts.values()) == {"unreachable"}
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("bent", [True, False], ids=["bent", "no answer"])
+def test_an_answer_that_fails_once_is_not_held_against_the_miner(bent: bool):
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        prefix = paths.windowed(key("miner-1").public, "batches")
+        fickle = Fickle(network.store, prefix, bent)
+        network.medium = lambda name, process: fickle if name == "validator-0" else network.store  # type: ignore[method-assign]
+        async with running(network):
+            await network.until_window(6)
+        assert fickle.asked >= 4 * 2 * 3
+        judged = await verdicts(network, "miner-1", range(5))
+        assert len(judged) >= 3
+        assert {judgement.reason for verdict in judged.values() for judgement in verdict.judgements} == {""}
 
     simulate(scenario)

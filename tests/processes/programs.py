@@ -13,13 +13,13 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 class Program:
-    """One `grailnode` command as a process group of its own."""
+    """One `grailnode` command as a process group of its own; `within` is a command that starts it elsewhere, and becomes it."""
 
-    def __init__(self, *arguments: str, log: Path) -> None:
+    def __init__(self, *arguments: str, log: Path, within: tuple[str, ...] = ()) -> None:
         self.log = log
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "grailnode", *arguments],
+                [*within, sys.executable, "-m", "grailnode", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -23,11 +23,14 @@ def _program() -> str:
 
 
 @contextmanager
-def serving(buckets: Path, *options: str) -> Iterator[str]:
-    """A running `rclone serve s3` over a directory whose folders are buckets: its URL."""
+def serving(buckets: Path, *options: str, address: str = "127.0.0.1", within: tuple[str, ...] = ()) -> Iterator[str]:
+    """A running `rclone serve s3` over a directory whose folders are buckets: its URL.
+
+    `within` is a command that starts the program elsewhere, in a network namespace, and becomes it.
+    """
     environment = {"PATH": os.defpath, "HOME": str(buckets.parent), "RCLONE_CONFIG": "/dev/null"}
     process = subprocess.Popen(
-        [_program(), "serve", "s3", "--addr", "127.0.0.1:0", *options, str(buckets)],
+        [*within, _program(), "serve", "s3", "--addr", f"{address}:0", *options, str(buckets)],
         env=environment,
         stderr=subprocess.PIPE,
         text=True,
@@ -44,7 +47,7 @@ def _announced_url(process: "subprocess.Popen[str]") -> str:
     watchdog = threading.Timer(START_SECONDS, process.kill)
     watchdog.start()
     for line in process.stderr:
-        if match := re.search(r"Starting s3 server on \[(http://127\.0\.0\.1:\d+)/?\]", line):
+        if match := re.search(r"Starting s3 server on \[(http://[0-9.]+:\d+)/?\]", line):
             watchdog.cancel()
             # its further lines must be read, or it blocks on a full pipe
             threading.Thread(target=process.stderr.read, daemon=True).start()
