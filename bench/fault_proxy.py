@@ -78,10 +78,10 @@ class _End:
         self.stream = stream
         self.http = http
 
-    async def next(self) -> h11.Event | type[h11.PAUSED]:
+    async def next(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """The next event, which is never NEED_DATA."""
         while (event := self.http.next_event()) is h11.NEED_DATA:
             self.http.receive_data(await self.stream.receive_some(_PIECE))
-        assert event is not h11.NEED_DATA
         return event
 
     async def send(self, event: h11.Event) -> None:

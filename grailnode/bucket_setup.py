@@ -6,7 +6,6 @@ from pathlib import Path
 from grailnode import joining, keys
 from grailnode.buckets import Bucket, BucketError, Document, Use, documents
 from grailnode.keys import SUFFIX
-from protocol.signing import SigningKey
 
 DOCUMENTS = "bucket"
 """The folder beside run.toml that holds them."""
@@ -51,11 +50,11 @@ def move_store(config: Path, bucket: Bucket) -> None:
 
 
 def join(directory: Path, bucket: Bucket, member: Membership) -> bytes:
-    """Write a newcomer's run.toml and key; returns the public key.
+    """Write a newcomer's run.toml, and its key where there is none yet; returns the public key.
 
     Raises:
         BucketError: there is a run already, or the manifest's URL does not name the run.
-        KeyFileError: the key cannot be made.
+        KeyFileError: the key can be neither read nor made.
     """
     config = directory / "run.toml"
     if config.exists():
@@ -63,11 +62,11 @@ def join(directory: Path, bucket: Bucket, member: Membership) -> bytes:
     _, run_id = joining.named_run(member.manifest)
     if not run_id:
         raise BucketError(f"{member.manifest}: which run? the manifest's URL ends with /runs/ID")
-    key = SigningKey(keys.create(directory / "keys" / f"{member.name}{SUFFIX}"))
+    key = keys.read_or_create(directory / "keys" / f"{member.name}{SUFFIX}")
     config.write_text(
         f'[run]\nmanifest = "{member.manifest}"\nid = "{run_id}"\n\n'
         + store_section(bucket, member.meeting, guest=True)
-        + '\n[beacon]\nkey = ""  # somebody else runs it; or relays = ["https://api.drand.sh"] for a public chain\n',
+        + '\n[beacon]\nkey = ""  # somebody else runs it; of a public one, relays = ["https://..."] names other relays\n',
         encoding="utf-8",
     )
     return key.public

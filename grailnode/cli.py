@@ -121,15 +121,24 @@ def demo(windows: int | None, seed: int, out: Path, keep: bool) -> None:
 @click.option("--roots", type=click.IntRange(1, 16), default=1, show_default=True, help="Root keys; 3 for a real run.")
 @click.option("--threshold", type=click.IntRange(1, 16), help="Root keys that must sign. Default: 2, where there are.")
 @click.option(
-    "--validators", type=click.IntRange(1, 16), default=1, show_default=True, help="Keys of validators to make."
+    "--validators", type=click.IntRange(0, 16), default=1, show_default=True, help="Keys of validators to make."
+)
+@click.option(
+    "--validator", "elsewhere", multiple=True, metavar="PUBLICKEY", help="A validator whose key somebody else holds."
 )
 @click.option("--quorum", type=click.IntRange(1, 16), default=1, show_default=True, help="Validators that must accept.")
 @click.option(
     "--window",
     type=click.FloatRange(0.4, 3600),
-    default=2.0,
+    default=None,
+    help="Seconds. Default: 2, for one machine; with a public beacon 60.",
+)
+@click.option(
+    "--beacon",
+    type=click.Choice(["own", "quicknet"]),
+    default="own",
     show_default=True,
-    help="Seconds; over the internet a minute.",
+    help="Whose randomness: the run's own trainer's, or drand's, which nobody foresees.",
 )
 @click.option("--admission", type=click.Choice(["open", "allowlist", "invite"]), default="open", show_default=True)
 @click.option(
@@ -154,8 +163,10 @@ def init(
     roots: int,
     threshold: int | None,
     validators: int,
+    elsewhere: tuple[str, ...],
     quorum: int,
-    window: float,
+    window: float | None,
+    beacon: str,
     admission: str,
     work: int,
 ) -> None:
@@ -179,8 +190,9 @@ def init(
         max_tokens,
         founders,
         rules,
-        (validators, quorum),
+        commands.Judges.parse(validators, elsewhere, quorum),
         window,
+        None if beacon == "own" else beacon,
     )
     if bucket is None:
         if join is not None:

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import click
 import trio
 from rich.console import Console
 
-from grailnode import bucket_setup, founding, genesis, joining, keys, proofs, provisions, workspace
+from grailnode import bucket_setup, founding, genesis, joining, keys, proofs, provisions, public_beacon, workspace
 from grailnode.buckets import Bucket, Provider, Use, parse_bucket
 from grailnode.config import Config, ConfigError, load, without_file
 from grailnode.conversion import Conversion, Format, convert
@@ -30,12 +30,14 @@ from grailnode.verification import verify_chain
 from grailnode.view import render_status, render_summary
 from protocol import paths, safetensors
 from protocol.authority import OPEN, Admission
-from protocol.errors import AdmissionError
+from protocol.errors import AdmissionError, SignatureError
+from protocol.signing import check_public_key
 from roles.authority import refresh_authority
 from roles.node import Node
 
 DEFAULT_WINDOWS = 72
 _SHOWN_LINES = 8
+_PUBLIC_WINDOW_SECONDS = 60.0
 
 _PROCESSES: dict[str, tuple[Kind, ...]] = {
     "trainer": ("training", "upload", "download"),
@@ -133,6 +135,38 @@ def run_demo(windows: int | None, seed: int, out: Path, keep: bool, command: str
     console.print(f"report: {out / 'report.html'}  {out / 'report.json'}")
 
 
+@dataclass(frozen=True)
+class Judges:
+    """A run's validators: how many keys are made here, the public keys of those that others hold, and how many must accept."""
+
+    made: int = 1
+    elsewhere: tuple[bytes, ...] = ()
+    quorum: int = 1
+
+    @classmethod
+    def parse(cls, made: int, elsewhere: Sequence[str], quorum: int) -> "Judges":
+        """From the command line.
+
+        Raises:
+            WorkspaceError: a key is none, is named twice, or nobody is left to judge.
+        """
+        found: list[bytes] = []
+        for text in elsewhere:
+            try:
+                key = bytes.fromhex(text)
+                check_public_key(key)
+            except (ValueError, SignatureError):
+                raise workspace.WorkspaceError(
+                    f"--validator {text}: not a public key (64 hexadecimal digits)"
+                ) from None
+            if key in found:
+                raise workspace.WorkspaceError(f"--validator {text}: named twice")
+            found.append(key)
+        if not made and not found:
+            raise workspace.WorkspaceError("a run without validators; name one with --validator, or raise --validators")
+        return cls(made, tuple(found), quorum)
+
+
 def init_run(
     directory: Path,
     policy: Path | None,
@@ -142,34 +176,53 @@ def init_run(
     max_tokens: int | None,
     founders: tuple[int, int] = (1, 1),
     admission: Admission = OPEN,
-    judges: tuple[int, int] = (1, 1),
+    judges: Judges | None = None,
     window: float | None = None,
+    beacon: str | None = None,
 ) -> workspace.Workspace:
     """A new run on this machine.
 
     Args:
-        founders: root keys, and how many of them must sign; judges: validators, and how many of them must accept.
-        window: how long one is, in seconds; None for the demo's.
+        founders: root keys, and how many of them must sign.
+        window: how long one is, in seconds; None for the demo's, or a minute with a public beacon.
+        beacon: the name of a public one; None for one of the run's own.
     """
+    judges = judges or Judges()
     tokens = max_tokens or provisions.needed(environment).tokens
     roots, threshold = founders
     if threshold > roots:
         raise workspace.WorkspaceError(f"{threshold} of {roots} root keys can never sign; lower --threshold")
-    validators, quorum = judges
-    if quorum > validators:
-        raise workspace.WorkspaceError(f"{quorum} of {validators} validators can never accept; lower --quorum")
+    if judges.quorum > judges.made + len(judges.elsewhere):
+        raise workspace.WorkspaceError(
+            f"{judges.quorum} of {judges.made + len(judges.elsewhere)} validators can never accept; lower --quorum, or name "
+            "more with --validator"
+        )
     choices = Choices(
         environment=environment,
         data=data,
         max_tokens=tokens,
         roots=roots,
         root_threshold=threshold,
-        validators=validators,
-        quorum=quorum,
+        validators=judges.made,
+        quorum=judges.quorum,
         admission=admission,
     )
+    chain = public_beacon.CHAINS[beacon] if beacon else None
+    if chain is not None:
+        try:
+            choices = choices.in_rounds(public_beacon.rounds_of(chain, window or _PUBLIC_WINDOW_SECONDS))
+        except ValueError as error:
+            raise workspace.WorkspaceError(f"{error}; raise --window") from None
     pace = workspace.Pace() if window is None else workspace.Pace(period_ms=round(window * 1000 / choices.rounds))
-    made = workspace.create(directory, choices, pace, policy=policy or genesis.PACKAGED, proof=proof)
+    made = workspace.create(
+        directory,
+        choices,
+        pace,
+        policy=policy or genesis.PACKAGED,
+        proof=proof,
+        judges=judges.elsewhere,
+        beacon=chain,
+    )
     click.echo(f"run {made.run_id.hex()[:16]} in {made.config}")
     if made.problems is not None:
         lines = ", ".join(map(str, made.problems.kept_lines[:_SHOWN_LINES]))
@@ -182,7 +235,10 @@ def init_run(
         click.echo(f"{threshold} of {roots} root keys decide who may act: move keys/root-*.key to where no network is")
     click.echo("start it in four terminals:")
     for role, name in (("trainer", ""), ("validator", ""), ("miner", ""), ("miner", " --name miner-2")):
-        click.echo(f"  grailnode --role {role} --run {made.config}{name}")
+        if role != "validator" or judges.made:
+            click.echo(f"  grailnode --role {role} --run {made.config}{name}")
+    for key in judges.elsewhere:
+        click.echo(f"validator {key.hex()} is somebody else's: it joins")
     return made
 
 

@@ -114,7 +114,8 @@ class NodeSection(_Section):
 
 
 class BeaconSection(_Section):
-    """Where public randomness comes from: HTTP relays of a public drand chain, or, without any, the run's own store.
+    """Where public randomness comes from: HTTP relays of a public drand chain, those known for it where none are named, or, for a
+    run's own beacon, its store.
 
     `key` names the key of the local beacon that the trainer's node runs; empty: somebody else runs the beacon.
     """

@@ -1,7 +1,7 @@
 """Founding a run: the manifest from a policy and a few choices, signed by the root keys, and the files it names."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from grailnode import policy as policies
@@ -53,6 +53,15 @@ class Choices:
     roots: int = 1
     root_threshold: int = 1
     admission: Admission = OPEN
+
+    def in_rounds(self, rounds: int) -> "Choices":
+        """The same proportions for windows of another number of rounds, at least 3."""
+        scaled = {"rounds": rounds}
+        least = 1
+        for name in ("commit_rounds", "audit_rounds", "seal_rounds", "verdict_rounds"):
+            scaled[name] = max(least, getattr(self, name) * rounds // self.rounds)
+            least = scaled[name] + 1
+        return replace(self, **scaled)
 
 
 SCORING = ScoringSpec(exponent=2.0, penalty=10.0, shortfall=1.0, deposit=32.0, cap=1.0, windows=100, half_life=50.0)

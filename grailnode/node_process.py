@@ -191,8 +191,8 @@ def _node(
     clock = SystemClock()
     revisions = Revisions(signed.digest, signed.record.authority)
     store = storage.routed(signed.record, revisions, key.public, state, clock)
-    relays = storage.relays()
     chain = signed.record.beacon
+    relays = storage.relays(chain.chain_hash)
     return Node(
         run_id=signed.digest,
         run=signed.record,

@@ -11,6 +11,7 @@ from grailnode.beacon import Relay
 from grailnode.config import Config, ConfigError, PlaceSection
 from grailnode.credentials import read_credentials
 from grailnode.progress import DownloadReport
+from grailnode.public_beacon import RELAYS
 from grailnode.store.bounded import BoundedStore
 from grailnode.store.caching import CachedStore
 from grailnode.store.directory import Directory
@@ -122,14 +123,17 @@ class Storage:
             cache = DiskCache(folder, node.cache_bytes)
         return CachedStore(store, cache, DownloadReport(self._telemetry))
 
-    def relays(self) -> list[Relay]:
+    def relays(self, chain: bytes) -> list[Relay]:
         """The relays of a public beacon chain; none where the run's own store serves its rounds.
+
+        Args:
+            chain: its hash; where run.toml names no relays, those that are known for it.
 
         Raises:
             ConfigError: not URLs of relays.
         """
         found = []
-        for url in self._config.beacon.relays:
+        for url in self._config.beacon.relays or RELAYS.get(chain, ()):
             try:
                 store = HttpsStore(url, self._client(False), plain_http=_is_this_machine(url))
             except ValueError as error:

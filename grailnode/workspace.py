@@ -2,14 +2,16 @@
 
 import secrets
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from grailnode import founding, genesis, keys, provisions
 from grailnode.calibration import proof_file
 from grailnode.founding import Choices
 from grailnode.policy import Policy
-from protocol.beacon import LocalKey
+from grailnode.public_beacon import RELAYS
+from protocol.beacon import ChainInfo, LocalKey
 from protocol.challenge import stream
 from protocol.environments.dataset import Dataset
 from protocol.signing import SigningKey
@@ -67,6 +69,9 @@ evaluation_problems = {evaluation_problems}  # held-out problems solved greedily
 """
 
 
+_OWN_BEACON = "key = \"beacon\"  # the trainer's node runs this run's local beacon with keys/beacon.key\n"
+
+
 @dataclass(frozen=True)
 class Pace:
     """How fast a run on one machine goes, and how it learns. The defaults are the demo's: bench/learning.py found them.
@@ -113,6 +118,8 @@ def create(
     policy: Path = genesis.PACKAGED,
     proof: Path | None = None,
     miners: tuple[str, ...] = MINERS,
+    judges: Sequence[bytes] = (),
+    beacon: ChainInfo | None = None,
     seed: int | None = None,
     begin: float | None = None,
 ) -> Workspace:
@@ -122,6 +129,8 @@ def create(
 
     Args:
         proof: the file of thresholds that were measured on the policy; None for proof.json in its directory.
+        judges: public keys of validators that other people hold, beside the `choices.validators` whose keys are made here.
+        beacon: the public chain that gives the rounds, and the pace of the windows with them; None for one of the run's own.
         seed: keys follow from it, so that a demo can be repeated; None for random ones.
         begin: when window 0 opens, seconds since the Unix epoch; None for now.
 
@@ -136,21 +145,28 @@ def create(
     problems = provisions.check(choices.environment, choices.data, Policy.load(policy), choices.max_tokens)
     measured = proof_file.read(_proof_of(policy) if proof is None else proof)
     roots = ("root",) if choices.roots == 1 else tuple(f"root-{number + 1}" for number in range(choices.roots))
-    validators = ("validator", *(f"validator-{number + 2}" for number in range(choices.validators - 1)))
+    validators = tuple(
+        "validator" if number == 0 else f"validator-{number + 1}" for number in range(choices.validators)
+    )
     names = (*roots, "trainer", *validators, *miners)
-    drawn = {name: _secret(name, seed) for name in (*names, "beacon")}
-    signing = {name: SigningKey(drawn[name]) for name in names}
-    beacon = LocalKey.from_seed(drawn["beacon"])
-    genesis_ms = int((time.time() if begin is None else begin) * 1000)
+    drawn = {name: _secret(name, seed) for name in names}
+    signing = {name: SigningKey(secret) for name, secret in drawn.items()}
+    moment = time.time() if begin is None else begin
+    if beacon is None:
+        drawn["beacon"] = _secret("beacon", seed)
+        chain = LocalKey.from_seed(drawn["beacon"]).chain(pace.period_ms, int(moment * 1000))
+    else:
+        chain = beacon
+        choices = replace(choices, first_round=chain.round_at(moment) + 1)
     manifest = founding.draft(
         choices,
         policy,
-        beacon.chain(pace.period_ms, genesis_ms),
+        chain,
         founding.authority(
             choices,
             roots=[signing[name].public for name in roots],
             trainers=[signing["trainer"].public],
-            validators=[signing[name].public for name in validators],
+            validators=[*(signing[name].public for name in validators), *judges],
         ),
         measured,
     )
@@ -162,6 +178,8 @@ def create(
         (directory / provisions.DATA).write_bytes(choices.data.read_bytes())
     values = {**pace.__dict__, "run_id": signed.digest.hex(), "path": config}
     text = _TEMPLATE.format(**values)
+    if beacon is not None:
+        text = text.replace(_OWN_BEACON, _public_beacon(beacon))
     if policy != genesis.PACKAGED:
         text = text.replace('policy = "genesis"', f"policy = {str(policy.absolute())!r}")
     if choices.data is not None:
@@ -171,6 +189,11 @@ def create(
     config.write_text(text, encoding="utf-8")
     public = {name: key.public for name, key in signing.items()}
     return Workspace(directory, config, signed.digest, public, problems)
+
+
+def _public_beacon(chain: ChainInfo) -> str:
+    relays = "".join(f'    "{relay}",\n' for relay in RELAYS.get(chain.chain_hash, ()))
+    return f'key = ""  # public: {chain.beacon_id}; asked are, one after another,\nrelays = [\n{relays}]\n'
 
 
 def _proof_of(policy: Path) -> Path:
