@@ -56,12 +56,21 @@ class Choices:
 
     def in_rounds(self, rounds: int) -> "Choices":
         """The same proportions for windows of another number of rounds, at least 3."""
-        scaled = {"rounds": rounds}
-        least = 1
-        for name in ("commit_rounds", "audit_rounds", "seal_rounds", "verdict_rounds"):
-            scaled[name] = max(least, getattr(self, name) * rounds // self.rounds)
-            least = scaled[name] + 1
-        return replace(self, **scaled)
+        commit, audit, seal, verdict = (
+            moment * rounds // self.rounds
+            for moment in (self.commit_rounds, self.audit_rounds, self.seal_rounds, self.verdict_rounds)
+        )
+        commit = max(1, commit)
+        audit = max(commit + 1, audit)
+        seal = max(audit + 1, seal)
+        return replace(
+            self,
+            rounds=rounds,
+            commit_rounds=commit,
+            audit_rounds=audit,
+            seal_rounds=seal,
+            verdict_rounds=max(seal + 1, verdict),
+        )
 
 
 SCORING = ScoringSpec(exponent=2.0, penalty=10.0, shortfall=1.0, deposit=32.0, cap=1.0, windows=100, half_life=50.0)

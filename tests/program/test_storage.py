@@ -118,10 +118,10 @@ def test_what_cannot_be_a_store(run_toml: Path, overrides: list[str], told: str)
 
 def test_relays_are_urls(run_toml: Path):
     config = load(run_toml, ['beacon.relays=["https://api.drand.sh", "http://127.0.0.1:9"]'])
-    assert [relay.name for relay in Storage(config, Telemetry("x")).relays()] == list(config.beacon.relays)
+    assert [relay.name for relay in Storage(config, Telemetry("x")).relays(bytes(32))] == list(config.beacon.relays)
     for wrong in ("http://api.drand.sh", "api.drand.sh"):
         with pytest.raises(ConfigError, match=r"beacon\.relays"):
-            Storage(load(run_toml, [f'beacon.relays=["{wrong}"]']), Telemetry("x")).relays()
+            Storage(load(run_toml, [f'beacon.relays=["{wrong}"]']), Telemetry("x")).relays(bytes(32))
 
 
 def _apart(run_toml: Path, *more: str) -> Config:
