@@ -109,7 +109,8 @@ def _worker(job: tuple[int, int, float]) -> Found:
                     faults.append(f"{case} {parser} {kind}: taken for another patch: {broken.hex()}")
             except ProtocolError as error:
                 answers[f"{parser}: {type(error).__name__}"] += 1
-                found.kept.setdefault((case, way_refused(error)), broken)
+                if parser == "apply":
+                    found.kept.setdefault((case, way_refused(error)), broken)
             except Exception as error:  # noqa: BLE001 - the very thing that is looked for
                 faults.append(f"{case} {parser} {kind}: {error!r}: {broken.hex()}")
             if time.perf_counter() - begin > slow:

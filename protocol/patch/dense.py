@@ -16,7 +16,7 @@ import zstandard
 from protocol.compression import decompress
 from protocol.errors import MalformedError, PatchError
 from protocol.patch.container import Mode
-from protocol.patch.room import OutOfRoomError, gather
+from protocol.patch.room import gather
 from protocol.patch.values import Bits, Layout, ordered, unordered
 
 BLOCK_ELEMENTS: Final = 1 << 16
@@ -57,12 +57,13 @@ def _planes(old: Bits, new: Bits, layout: Layout, mode: Mode) -> Iterator[bytes]
             yield (_sent(old[block], new[block], layout, mode) >> down).astype(np.uint8).tobytes()
 
 
-def encode_dense(old: Bits, new: Bits, layout: Layout, mode: Mode, *, level: int, below: int) -> memoryview | None:
-    """A dense frame of the given mode, unless it would take `below` bytes or more."""
-    try:
-        return gather(_compressed(_planes(old, new, layout, mode), level, old.nbytes), below - 1)
-    except OutOfRoomError:
-        return None
+def encode_dense(old: Bits, new: Bits, layout: Layout, mode: Mode, *, level: int, below: int) -> memoryview:
+    """A dense frame of the given mode.
+
+    Raises:
+        OutOfRoomError: it would take `below` bytes or more.
+    """
+    return gather(_compressed(_planes(old, new, layout, mode), level, old.nbytes), below - 1)
 
 
 def store(old: Bits, new: Bits, layout: Layout) -> memoryview:

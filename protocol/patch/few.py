@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from protocol.errors import MalformedError, PatchError
 from protocol.patch.container import Cursor, varint
+from protocol.patch.room import gather
 from protocol.patch.values import Bits, Layout, ordered, unordered
 
 MAX_FEW: Final = 32
@@ -29,13 +30,17 @@ def few_changes(old: Bits, new: Bits) -> NDArray[np.int64] | None:
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
-def encode_few(old: Bits, new: Bits, places: NDArray[np.int64], layout: Layout) -> memoryview:
-    """The frame of the changes at `places`."""
+def encode_few(old: Bits, new: Bits, places: NDArray[np.int64], layout: Layout, below: int) -> memoryview:
+    """The frame of the changes at `places`.
+
+    Raises:
+        OutOfRoomError: it would take `below` bytes or more.
+    """
     gaps = np.diff(places, prepend=-1) - 1
     steps = ordered(new[places], layout).astype(np.int64) - ordered(old[places], layout).astype(np.int64)
     zigzags = np.where(steps < 0, -2 * steps - 1, 2 * steps)
     pairs = zip(gaps.tolist(), zigzags.tolist(), strict=True)
-    return memoryview(b"".join(varint(number) for pair in pairs for number in pair))
+    return gather((varint(number) for pair in pairs for number in pair), below - 1)
 
 
 def _read(

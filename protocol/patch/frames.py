@@ -1,6 +1,6 @@
 """One tensor's frame: the cheapest way to say what changed, and the way back (docs/spec/patch.md, sections 3 and 4)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
@@ -39,7 +39,7 @@ def _probe(old: Bits, new: Bits) -> tuple[Bits, Bits]:
     return np.concatenate([old[piece] for piece in pieces]), np.concatenate([new[piece] for piece in pieces])
 
 
-def _dense_modes(old: Bits, new: Bits, layout: Layout, changed: int, best: int) -> list[Mode]:
+def _dense_modes(old: Bits, new: Bits, layout: Layout, changed: int, best: int) -> Iterator[Mode]:
     """The dense modes that may be shorter than the `best` bytes of a frame with `changed` changes (0: they were not counted).
 
     Changes may stand in few rows, of which a probe meets too many or too few: what counts is the share of the changes in it.
@@ -47,58 +47,83 @@ def _dense_modes(old: Bits, new: Bits, layout: Layout, changed: int, best: int) 
     some_old, some_new = _probe(old, new)
     share = int(np.count_nonzero(some_old != some_new)) / changed if changed else some_old.size / old.size
     below = int(PROBE_MARGIN * best * share) + 64
-    return [
-        mode
-        for mode in (Mode.STEP_PLANES, Mode.XOR_PLANES, Mode.VALUE_PLANES)
-        if encode_dense(some_old, some_new, layout, mode, level=ZSTD_LEVEL, below=below) is not None
-    ]
-
-
-def _shortest_sparse(
-    old: Bits, new: Bits, shape: tuple[int, ...], layout: Layout, profile: str, workspace: Workspace, below: int
-) -> tuple[int, memoryview | None]:
-    """Elements that change and the shortest sparse frame; 0 and None when any would take `below` bytes or more.
-
-    With classes, unless the profile or the dtype has none; without them where these cost much.
-    """
-    changed, best = 0, None
-    for classed in (True, False) if profile == "compact" and layout.is_float else (False,):
+    for mode in (Mode.STEP_PLANES, Mode.XOR_PLANES, Mode.VALUE_PLANES):
         try:
-            changed, best = encode_sparse(old, new, shape, layout, workspace, below, classed=classed)
+            encode_dense(some_old, some_new, layout, mode, level=ZSTD_LEVEL, below=below)
         except OutOfRoomError:
             continue
-        below = len(best)
-        if below * CLASSES_ARE_CHEAP < old.nbytes:
-            break
-    return changed, best
+        yield mode
+
+
+class _Shortest:
+    """The shortest frame so far. One of more than half its tensor is not held while others are tried, but made again at the end."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.mode = Mode.STORED
+        self.below = nbytes + 1
+        self.changed = 0
+        self._nbytes = nbytes
+        self._make: Callable[[int], tuple[int, memoryview]] | None = None
+        self._frame: memoryview | None = None
+
+    def offer(self, mode: Mode, make: Callable[[int], tuple[int, memoryview]]) -> None:
+        """Take the frame that `make` gives, given how many bytes it must stay below, and its changes (0: not counted)."""
+        if self._frame is not None and 2 * len(self._frame) > self._nbytes:
+            self._frame = None
+        try:
+            changed, frame = make(self.below)
+        except OutOfRoomError:
+            return
+        self.mode, self.changed, self.below, self._make, self._frame = (
+            mode,
+            changed or self.changed,
+            len(frame),
+            make,
+            frame,
+        )
+
+    def frame(self) -> memoryview | None:
+        """It, if there is any."""
+        if self._frame is None and self._make is not None:
+            _, self._frame = self._make(self.below + 1)
+        return self._frame
 
 
 def encode_frame(
     old: torch.Tensor, new: torch.Tensor, profile: str, workspace: Workspace
 ) -> tuple[Mode, int, memoryview]:
-    """The cheapest frame of one tensor: its mode, how many elements change, its bytes. Beside the shortest frame so far only
-    the one that is being tried is held, and that no longer than it is shorter.
+    """The cheapest frame of one tensor: its mode, how many elements change, its bytes.
+
+    With classes, unless the profile or the dtype has none; without them where these cost much.
     """
-    before, after, layout = bits_of(old), bits_of(new), layout_of(old.dtype)
-    mode, changed, best, below = Mode.STORED, 0, None, before.nbytes + 1
+    before, after, layout, shape = bits_of(old), bits_of(new), layout_of(old.dtype), tuple(old.shape)
     few = few_changes(before, after)
+    if few is not None and not few.size:
+        return Mode.UNCHANGED, 0, memoryview(b"")
+    best = _Shortest(before.nbytes)
     if few is not None:
-        if not few.size:
-            return Mode.UNCHANGED, 0, memoryview(b"")
-        changed, frame = few.size, encode_few(before, after, few, layout)
-        if len(frame) < below:
-            mode, best, below = Mode.FEW, frame, len(frame)
-        if below <= LEAST_BYTES:
-            return mode, changed, best if best is not None else store(before, after, layout)
-    counted, sparse = _shortest_sparse(before, after, tuple(old.shape), layout, profile, workspace, below)
-    if sparse is not None:
-        mode, changed, best, below = Mode.SPARSE, counted, sparse, len(sparse)
-    for dense in _dense_modes(before, after, layout, changed, below):
-        planes = encode_dense(before, after, layout, dense, level=ZSTD_LEVEL, below=below)
-        if planes is not None:
-            mode, best, below = dense, planes, len(planes)
-    changed = changed or int(np.count_nonzero(before != after))
-    return mode, changed, best if best is not None else store(before, after, layout)
+        best.offer(Mode.FEW, lambda below: (few.size, encode_few(before, after, few, layout, below)))
+    ways = (True, False) if profile == "compact" and layout.is_float else (False,)
+    for classed in ways:
+        if best.below > LEAST_BYTES and (classed is ways[0] or best.below * CLASSES_ARE_CHEAP > before.nbytes):
+            best.offer(
+                Mode.SPARSE,
+                lambda below, classed=classed: encode_sparse(  # type: ignore[misc]
+                    before, after, shape, layout, workspace, below, classed=classed
+                ),
+            )
+    if best.below > LEAST_BYTES:
+        for mode in _dense_modes(before, after, layout, best.changed, best.below):
+            best.offer(
+                mode,
+                lambda below, mode=mode: (  # type: ignore[misc]
+                    0,
+                    encode_dense(before, after, layout, mode, level=ZSTD_LEVEL, below=below),
+                ),
+            )
+    frame = best.frame()
+    changed = best.changed or int(np.count_nonzero(before != after))
+    return best.mode, changed, frame if frame is not None else store(before, after, layout)
 
 
 def decode_frame(

@@ -29,9 +29,12 @@ PIECE_ELEMENTS: Final = 1 << 17
 MAX_MODEL_BYTES: Final = 2 + GROUPS * (3 + STEP_SYMBOLS)
 MAX_DIRECTORY_BYTES: Final = 4 * (GROUPS + 2)  # of one chunk
 
-HELD_SHARE: Final = 1 / 8
+HELD_SHARE: Final = 1 / 16
 MIN_HELD: Final = 1 << 16
 """Changes that are kept while a model is made for them: so many for each element, but at least so many, of 8 bytes each."""
+
+HOPELESS: Final = 1.25
+"""An encoder gives up when its first chunks promise so many times the bytes that there may be."""
 
 MAX_SHARDS: Final = 8
 MIN_SHARD_ELEMENTS: Final = 1 << 19
@@ -56,13 +59,18 @@ def chunks_of(shape: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class Workspace:
-    """Scratch memory of one worker, kept from tensor to tensor; only what changes need of it is ever touched."""
+    """Scratch memory of one worker, kept from tensor to tensor; only what changes need of it is ever touched.
+
+    Attributes:
+        unsorted, words, raw: changes as they are found, and the sections that they become, of one chunk, one after the other in
+            the same memory.
+    """
 
     def __init__(self) -> None:
         self._changes = np.empty(0, np.uint64)
-        self.unsorted = np.empty(CHUNK_ELEMENTS, np.uint64)
-        self.words = np.empty(2 * CHUNK_ELEMENTS, np.uint16)
-        self.raw = np.empty(2 * CHUNK_ELEMENTS + 2, np.uint32)
+        self.unsorted = np.empty(CHUNK_ELEMENTS + 1, np.uint64)
+        self.words = self.unsorted.view(np.uint16)[: 2 * CHUNK_ELEMENTS]
+        self.raw = self.unsorted.view(np.uint32)
         self.classes = np.empty(LANES, np.uint8)
 
     def changes(self, size: int) -> NDArray[np.uint64]:
@@ -132,22 +140,29 @@ class _Encoder:
         """The model that fits what was learnt."""
         return self._statistics.model(self._layout, self._first, self._classes)
 
-    def code(self, found: _Found, model: Model, tables: tuple[NDArray[np.uint64], ...]) -> tuple[bytes, bytes]:
-        """A chunk's directory entry and its data."""
+    def code(self, found: _Found, model: Model, tables: tuple[NDArray[np.uint64], ...], into: Room) -> bytes:
+        """Append a chunk's data; returns its directory entry.
+
+        Raises:
+            OutOfRoomError: there is no room for it.
+        """
         changes, counts = found.changes, found.counts
-        head = b"".join(map(varint, found.counts[: len(model.groups)].tolist()))
+        head = b"".join(map(varint, counts[: len(model.groups)].tolist()))
         if not changes.size:
-            return head, b""
-        out, raw = self._space.words, self._space.raw
+            return head
+        out, raw = self._space.words, self._space.raw  # the same memory
         gaps, steps = tables
         begin = self._kernels.put_changes(
             changes, counts, model.buckets, model.known, gaps.ravel(), steps.ravel(), gaps.shape[1], steps.shape[1], out
         )
         if begin == OUT_OF_ROOM:
             raise OutOfRoomError
+        words = out[begin:].astype("<u2", copy=False)
+        into.put(words.data.cast("B"))
         bits = self._kernels.put_raw(changes, counts, model.buckets, model.known, raw)
-        data = out[begin:].astype("<u2").tobytes(), raw[: bits // 32 + 1].astype("<u4").tobytes()[: (bits + 7) // 8]
-        return head + b"".join(varint(n) for n in (len(data[0]) // 2, len(data[1]))), b"".join(data)
+        nbytes = (bits + 7) // 8
+        into.put(raw[: bits // 32 + 1].astype("<u4", copy=False).data.cast("B")[:nbytes])
+        return head + varint(words.size) + varint(nbytes)
 
 
 def encode_sparse(
@@ -180,10 +195,10 @@ def encode_sparse(
     sections.used = most
     for number, (begin, end) in enumerate(ranges):
         found = held[number] if number < len(held) else encoder.find(old[begin:end], new[begin:end], room, learn=False)
-        head, data = encoder.code(found, model, tables)
-        directory += head
-        sections.put(data)
+        directory += encoder.code(found, model, tables, sections)
         changed += found.changes.size
+        if number + 1 == len(held) and (sections.used - most) * old.size > HOPELESS * below * end:
+            raise OutOfRoomError
     frame = sections.frame(directory, most)
     if len(frame) >= below:
         raise OutOfRoomError

@@ -158,3 +158,13 @@ def test_beside_their_results_encoding_and_applying_take_two_tensors_and_scratch
     assert (
         peak_extra(lambda: patch.apply_in_place_with_digests(dict(before), data, digests=digests)) < 2 * nbytes + BLOCKS
     )
+
+
+@pytest.mark.parametrize("case", ["step planes", "stored"])
+def test_beside_the_patch_encoding_a_large_tensor_takes_two_of_it_at_most(case):
+    """Where every element changes: what is tried, what is found and what is scratch, together."""
+    before, after = ({"w": tensor.repeat(8, 1)} for tensor in UPDATES[case])
+    digests = patch.encode_with_digests(before, before).digests
+    data = patch.encode(before, after)
+    extra = peak_extra(lambda: patch.encode_with_digests(before, after, base_digests=digests))
+    assert extra - len(data) < 2 * before["w"].nbytes

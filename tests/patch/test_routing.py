@@ -75,7 +75,7 @@ def test_no_way_is_shorter_than_the_one_taken(changes):
     bits = old.clone().view(torch.int16)
     bits.view(-1)[:: 4096 // changes][:changes] += 1
     new = bits.view(torch.bfloat16)
-    few = encode_few(bits_of(old), bits_of(new), np.flatnonzero(bits_of(old) != bits_of(new)), LAYOUT)
+    few = encode_few(bits_of(old), bits_of(new), np.flatnonzero(bits_of(old) != bits_of(new)), LAYOUT, 8192)
     _, sparse = encode_sparse(bits_of(old), bits_of(new), (64, 64), LAYOUT, Workspace(), 8192, classed=True)
     assert frame_of(old, new)[1] == (min(len(few), len(sparse)) if changes <= MAX_FEW else len(sparse))
 
