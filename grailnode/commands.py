@@ -30,7 +30,7 @@ from grailnode.verification import verify_chain
 from grailnode.view import render_status, render_summary
 from protocol import paths, safetensors
 from protocol.authority import OPEN, Admission
-from protocol.errors import AdmissionError, SignatureError
+from protocol.errors import AdmissionError, SignatureError, found_in
 from protocol.signing import check_public_key
 from roles.authority import refresh_authority
 from roles.node import Node
@@ -348,7 +348,10 @@ def verify_rollout(config: Config, which: str) -> None:
 
 def inspect_file(file: Path, base: Path | None, *, as_json: bool, everything: bool) -> None:
     """What a patch holds."""
-    inspected = inspect_patch(file.read_bytes(), safetensors.read(base.read_bytes()) if base else None)
+    with found_in(base):
+        weights = safetensors.read(base.read_bytes()) if base else None
+    with found_in(file):
+        inspected = inspect_patch(file.read_bytes(), weights)
     if as_json:
         click.echo(json.dumps(inspected.to_json(), indent=2))
     else:

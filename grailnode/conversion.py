@@ -11,7 +11,7 @@ from typing import Literal
 from grailnode.convert import read_slime, read_trl, write_slime, write_trl
 from protocol import patch, safetensors
 from protocol.digest import Weights, digest_weights
-from protocol.errors import ProtocolError
+from protocol.errors import ProtocolError, found_in
 
 Format = Literal["grailnode", "trl", "slime", "safetensors"]
 
@@ -50,8 +50,10 @@ def convert(conversion: Conversion) -> list[Path]:
         ConversionError: the base is missing.
         OSError: a file cannot be read or written.
     """
-    base = safetensors.read(conversion.base.read_bytes()) if conversion.base else None
-    weights = _read(conversion, base)
+    with found_in(conversion.base):
+        base = safetensors.read(conversion.base.read_bytes()) if conversion.base else None
+    with found_in(conversion.source):
+        weights = _read(conversion, base)
     files = _written(conversion, weights, base)
     for path, data in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,9 @@
 A fault of our own (a wrong argument, a broken invariant) is a ValueError, TypeError or AssertionError, never one of these.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class ProtocolError(Exception):
     """Hostile or broken input: says what is wrong and where.
@@ -31,6 +34,15 @@ class ProtocolError(Exception):
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}" if self.where else self.what
+
+
+@contextmanager
+def found_in(place: object) -> Iterator[None]:
+    """Let what goes wrong inside say where: in `place`."""
+    try:
+        yield
+    except ProtocolError as error:
+        raise type(error)(error.what, f"{place}, {error.where}" if error.where else str(place)) from error
 
 
 class MalformedError(ProtocolError):

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from protocol.errors import ProtocolError
+from protocol.errors import found_in
 from protocol.patch.container import Mode, Row
 from protocol.patch.dense import decode_dense, encode_dense, store
 from protocol.patch.few import decode_few, encode_few, few_changes
@@ -141,10 +141,8 @@ def decode_frame(
     Raises:
         PatchError, MalformedError, LimitError: a frame that does not fit; the error names the tensor.
     """
-    try:
+    with found_in(row.name):
         yield from _decode(row, frame, old, target, back)
-    except ProtocolError as error:
-        raise type(error)(error.what, f"{row.name}, {error.where}" if error.where else row.name) from error
 
 
 def _decode(row: Row, frame: memoryview, old: Bits, target: Bits | None, back: bool) -> Iterator[tuple[int, Bits]]:
@@ -179,7 +177,7 @@ def decode_range(row: Row, frame: memoryview, old: Bits, new: Bits, first: int) 
         PatchError, MalformedError, LimitError: a frame that does not fit; the error names the tensor.
     """
     layout = layout_of(row.dtype)
-    try:
+    with found_in(row.name):
         if row.mode != Mode.SPARSE:
             for begin, block in _blocks(row, frame, old, layout, first=first):
                 np.copyto(new[begin : begin + block.size], block)
@@ -191,5 +189,3 @@ def decode_range(row: Row, frame: memoryview, old: Bits, new: Bits, first: int) 
                 part = slice(chunk.begin - first, chunk.end - first)
                 for _ in decoder.pieces(chunk, old[part], new[part]):
                     pass
-    except ProtocolError as error:
-        raise type(error)(error.what, f"{row.name}, {error.where}" if error.where else row.name) from error

@@ -70,4 +70,6 @@ def test_inspect_shows_every_changed_tensor_and_the_bound(files: Path):
     truncated.write_bytes((files / "update.patch").read_bytes()[:20])
     ended = grailnode("inspect", str(truncated))
     assert ended.returncode == 1
-    assert ended.stderr.startswith("grailnode: ")
+    assert ended.stderr.startswith(f"grailnode: {truncated}, ")
+    ended = grailnode("inspect", str(files / "update.patch"), "--base", str(truncated))
+    assert ended.stderr.startswith(f"grailnode: {truncated}: ")
