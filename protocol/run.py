@@ -170,6 +170,12 @@ class RunManifest(Record):
         rollout = _BYTES_PER_TOKEN * self.sampling.max_tokens + _SLACK_BYTES
         return min(limits.MAX_GROUP_BYTES, self.group_size * rollout + 4 * limits.MAX_PROMPT_TOKENS + _SLACK_BYTES)
 
+    @property
+    def verdict_bytes(self) -> int:
+        """More than any verdict on a miner of this run takes: bytes of the record."""
+        group = self.group_size * (4 * self.sampling.max_tokens + _SLACK_BYTES) + _SLACK_BYTES
+        return min(limits.MAX_VERDICT_BYTES, self.groups * group + _SLACK_BYTES)
+
     def opening_time(self, window: int) -> float:
         """When a window opens: seconds since the Unix epoch."""
         return self.beacon.due(self.schedule.opening(window))

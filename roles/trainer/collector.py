@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import trio
 
 from protocol import environments, limits, paths
-from protocol.errors import ProtocolError
+from protocol.errors import MalformedError, ProtocolError
 from protocol.rollout import Commitment, open_group
 from protocol.signing import Signed, open_signed
 from roles.node import Node
-from roles.ports import NotFoundError, StoreError
+from roles.ports import NotFoundError, StoreError, TooLargeError
 from roles.trainer.harvest import CANARY, USED, Account, Harvest, HarvestedGroup, harvested
 from roles.trainer.hearing import Hearing
 from roles.trainer.overseer import Overseer
@@ -100,6 +100,11 @@ class Collector:
             await self._forget(now - self._settings.keep_accounts)
             await trio.sleep(self._settings.poll_seconds)
 
+    @property
+    def open_windows(self) -> set[int]:
+        """Windows of which something may still come."""
+        return set(self._hearings)
+
     def _hearing(self, window: int) -> Hearing:
         return self._hearings.setdefault(window, Hearing(self._node, window, self._since))
 
@@ -113,14 +118,15 @@ class Collector:
     async def _collect(self, window: int, tasks: trio.Nursery) -> bool:
         """Hear a window's validators and settle every miner whose groups are all decided; whether that was all.
 
-        It was not while the window is open, nor where the last look failed: what it would have shown is not accounted for.
+        It was not while the window is open, nor where the last look at a validator failed: what that would have shown is missing.
+        A validator whose storage stays silent for as long again as the window had is not waited for any more.
         """
         hearing, ignored = self._hearing(window), self._overseer.distrusted
         closed = self._closed(window)  # asked before reading, so that the last look comes after the end
         done = self._done.setdefault(window, set())
         try:
-            await hearing.listen(ignored)
-            outstanding = 0 if closed else hearing.outstanding(ignored)
+            heard = await hearing.listen(ignored) or self._given_up(window)
+            outstanding = 0 if closed and heard else hearing.outstanding(ignored)
             for miner, verdicts in hearing.verdicts.items():
                 if miner in done or (miner in self._overseer.canaries and outstanding):
                     continue
@@ -137,7 +143,7 @@ class Collector:
         except StoreError as error:
             self._node.telemetry.event("collect-failed", window=window, error=str(error))
             return False
-        return closed and hearing.verdicts.keys() <= done
+        return closed and heard and hearing.verdicts.keys() <= done
 
     async def _settle_once(self, window: int, miner: bytes, decisions: list[Decision], closed: bool) -> None:
         """Settle a miner's window beside all others: storage that does not answer costs its owner, and it not for ever."""
@@ -201,8 +207,12 @@ class Collector:
         path = paths.commitment(miner, window)
         try:
             data = await self._node.store.get(path, limits.MAX_COMMITMENT_BYTES + limits.MAX_ENVELOPE_BYTES)
-            return open_signed(data, Commitment, [miner])
-        except (NotFoundError, ProtocolError) as error:
+            signed = open_signed(data, Commitment, [miner])
+            record = signed.record
+            if (record.run, record.window, record.miner) != (self._node.run_id, window, miner):
+                raise MalformedError("of another run, window or miner", path)
+            return signed
+        except (NotFoundError, TooLargeError, ProtocolError) as error:
             self._node.telemetry.event("commitment-refused", path=path, error=str(error))
             return None
 
@@ -217,6 +227,8 @@ class Collector:
         if commitment is None or commitment.digest != decision.commitment:
             return "commitment-changed"
         record = commitment.record
+        if decision.index >= len(record.groups) or decision.digest != record.groups[decision.index][0]:
+            return "verdict-does-not-fit"  # a validator's word for a group that the miner never promised
         path = paths.batch(record.miner, record.window, record.batch)
         offset, size = record.extent(decision.index)
         try:

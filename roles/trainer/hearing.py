@@ -11,7 +11,7 @@ from protocol.signing import open_signed
 from protocol.verdict import Verdict
 from roles.gather import gather
 from roles.node import Node
-from roles.ports import NotFoundError
+from roles.ports import NotFoundError, StoreError, TooLargeError
 from roles.seals import sealed_digest
 
 
@@ -39,21 +39,26 @@ class Hearing:
         """Validators of whom something may still come."""
         return len(set(self._node.authority.validators) - self._over - ignored)
 
-    async def listen(self, ignored: set[bytes]) -> None:
-        """Read what is new.
-
-        Raises:
-            StoreError: the storage did not answer; what was heard is kept.
-        """
+    async def listen(self, ignored: set[bytes]) -> bool:
+        """Read what is new of every validator; whether the storage of all of them answered."""
+        answered = True
         for validator in self._node.authority.validators:
             if validator in self._over or validator in ignored:
                 continue
-            if validator not in self._seals:
-                await self._look_for_seal(validator)
-            if validator in self._seals and validator not in self._summaries:
-                await self._look_for_summary(validator)
-            if validator in self._summaries:
-                await self._read_verdicts(validator)
+            try:
+                await self._hear(validator)
+            except StoreError as error:  # its own loss: the others are heard
+                answered = False
+                self._tell("validator-unread", f"of {validator.hex()}", error)
+        return answered
+
+    async def _hear(self, validator: bytes) -> None:
+        if validator not in self._seals:
+            await self._look_for_seal(validator)
+        if validator in self._seals and validator not in self._summaries:
+            await self._look_for_summary(validator)
+        if validator in self._summaries:
+            await self._read_verdicts(validator)
 
     async def _look_for_seal(self, validator: bytes) -> None:
         in_time = self._away or self._node.clock.now() < self._due
@@ -76,8 +81,9 @@ class Hearing:
         except NotFoundError:
             return
         except (
-            ProtocolError
-        ) as error:  # the storage may have lied, this once: it is read again until the window is over
+            ProtocolError,
+            TooLargeError,
+        ) as error:  # the storage may have lied: it is read again until the window is over
             self._tell("summary-refused", path, error)
             return
         self._summaries[validator] = record
@@ -90,7 +96,7 @@ class Hearing:
         async def read(row: Row) -> bool:
             path = paths.verdict(validator, self._window, row.miner)
             try:
-                data = await self._node.store.get(path, limits.MAX_VERDICT_BYTES + limits.MAX_ENVELOPE_BYTES)
+                data = await self._node.store.get(path, self._node.run.verdict_bytes + limits.MAX_ENVELOPE_BYTES)
                 verdict = open_signed(data, Verdict, [validator]).record
                 if content_digest(verdict.to_bytes()) != row.verdict:
                     raise MalformedError("not the verdict that the summary lists", path)
@@ -99,7 +105,7 @@ class Hearing:
                     raise MalformedError("of another run, window, validator or miner", path)
             except NotFoundError:
                 return False
-            except ProtocolError as error:
+            except (ProtocolError, TooLargeError) as error:
                 self._tell("verdict-refused", path, error)
                 return False
             self.verdicts.setdefault(row.miner, {})[validator] = verdict
@@ -108,7 +114,7 @@ class Hearing:
         if all(await gather(read, missing)):
             self._over.add(validator)
 
-    def _tell(self, event: str, path: str, error: ProtocolError) -> None:
+    def _tell(self, event: str, path: str, error: Exception) -> None:
         """Say it once for each object."""
         if path not in self._told:
             self._told.add(path)
