@@ -1,14 +1,15 @@
 """A bystander's eyes: the state of a run from public objects alone, every one of them checked (see grailnode/network.py)."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
 from grailnode.network import MinerRow, NetworkState, NodeRow, VersionRow, WindowRow
 from protocol import limits, paths
 from protocol.chain import ChainVerifier, Manifest
-from protocol.errors import ProtocolError
+from protocol.errors import MalformedError, ProtocolError
 from protocol.ledger import Row, Summary
 from protocol.report import Report
 from protocol.signing import open_signed
@@ -17,7 +18,7 @@ from roles.authority import refresh_authority
 from roles.gather import gather
 from roles.node import Node
 from roles.participants import participants
-from roles.ports import NotFoundError, StoreError
+from roles.ports import NotFoundError, StoreError, TooLargeError
 
 _DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I16": 2}
 
@@ -63,19 +64,30 @@ class Observer:
         self._alarms: list[str] = []
 
     async def refresh(self) -> None:
-        """Look at what is new. What cannot be read now is read later; what is no good becomes an alarm."""
-        try:
+        """Look at what is new. What cannot be read now is read later; what is no good becomes an alarm, and hides nothing else."""
+        with self._lenient():
             await refresh_authority(self._node)
             await self._read_chain()
+        with self._lenient():
             for announcement in await participants(self._node, "miner"):
                 self._names[announcement.key] = announcement.name
-            now = self._node.window()
-            for window in range(self._next, now + 1):
-                await self._read_window(window)
-            await self._read_reports()
-            open_for = -(-self._node.run.schedule.verdict_rounds // self._node.run.schedule.rounds)
-            self._next = max(self._next, now - open_for)
-        except (NotFoundError, StoreError):
+        now = self._node.window()
+        for window in range(self._next, now + 1):
+            for validator in self._node.authority.validators:
+                if (window, validator) not in self._summaries:
+                    with self._lenient():
+                        await self._read_window(window, validator)
+        for trainer in self._node.authority.trainers:
+            with self._lenient():
+                await self._read_reports(trainer)
+        open_for = -(-self._node.run.schedule.verdict_rounds // self._node.run.schedule.rounds)
+        self._next = max(self._next, now - open_for)
+
+    @contextmanager
+    def _lenient(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreError:
             return
         except ProtocolError as error:
             self._alarm(str(error))
@@ -92,51 +104,54 @@ class Observer:
             path = paths.manifest(trainer, version, digest)
             self._chain.accept_manifest(version, await node.store.get(path, limits.MAX_RECORD_BYTES))
 
-    async def _read_window(self, window: int) -> None:
-        for validator in self._node.authority.validators:
-            if (window, validator) in self._summaries:
-                continue
-            summary = await self._read_summary(window, validator)
-            if summary is not None:
-                rows = [row for row in summary.rows if row.verdict and (window, row.miner) not in self._verdicts]
-                for verdict in await gather(partial(self._read_verdict, validator, window), rows):
-                    self._verdicts[window, verdict.miner] = verdict
-                self._summaries[window, validator] = summary
-                for alarm in summary.alarms:
-                    self._alarm(alarm)
+    async def _read_window(self, window: int, validator: bytes) -> None:
+        summary = await self._read_summary(window, validator)
+        rows = [row for row in summary.rows if row.verdict and (window, row.miner) not in self._verdicts]
+        for verdict in await gather(partial(self._read_verdict, validator, window), rows):
+            self._verdicts[window, verdict.miner] = verdict
+        self._summaries[window, validator] = summary
+        for alarm in summary.alarms:
+            self._alarm(alarm)
 
     async def _read_verdict(self, validator: bytes, window: int, row: Row) -> Verdict:
         path = paths.verdict(validator, window, row.miner)
-        data = await self._node.store.get(path, limits.MAX_VERDICT_BYTES + limits.MAX_ENVELOPE_BYTES)
+        data = await self._node.store.get(path, self._node.run.verdict_bytes + limits.MAX_ENVELOPE_BYTES)
         signed = open_signed(data, Verdict, [validator])
         if signed.digest != row.verdict:
             raise ProtocolError("not the verdict that its summary lists", path)
         return signed.record
 
-    async def _read_summary(self, window: int, validator: bytes) -> Summary | None:
-        try:
-            path = paths.summary(validator, window)
-            data = await self._node.store.get(path, Summary.max_bytes + limits.MAX_ENVELOPE_BYTES)
-        except NotFoundError:
-            return None
-        return open_signed(data, Summary, [validator]).record
+    async def _read_summary(self, window: int, validator: bytes) -> Summary:
+        path = paths.summary(validator, window)
+        data = await self._node.store.get(path, Summary.max_bytes + limits.MAX_ENVELOPE_BYTES)
+        record = open_signed(data, Summary, [validator]).record
+        if (record.run, record.window, record.validator) != (self._node.run_id, window, validator):
+            raise MalformedError("of another run, window or validator", path)
+        return record
 
-    async def _read_reports(self) -> None:
-        """What the trainer says of the validators."""
-        for trainer in self._node.authority.trainers:
-            prefix = paths.windowed(trainer, "reports")
-            async for item in self._node.store.list(prefix, after=self._reported.get(trainer, "")):
-                data = await self._node.store.get(item.path, Report.max_bytes + limits.MAX_ENVELOPE_BYTES)
-                report = open_signed(data, Report, [trainer]).record
-                self._reported[trainer] = item.path
-                for found in report.disagreements:
-                    self._alarm(
-                        f"window {report.window}: {len(found.accepting)} of {len(found.accepting) + len(found.rejecting)} "
-                        f"validators accept group {found.index} of miner {found.miner.hex()[:8]}"
-                    )
-                for deceived in report.deceptions:
-                    said = "accepted a false" if deceived.accepted else "rejected a true"
-                    self._alarm(f"window {report.window}: validator {deceived.validator.hex()[:8]} {said} canary")
+    async def _read_reports(self, trainer: bytes) -> None:
+        """What a trainer says of the validators. One that is no good is passed over for good: they are for people to see."""
+        prefix = paths.windowed(trainer, "reports")
+        async for item in self._node.store.list(prefix, after=self._reported.get(trainer, "")):
+            try:
+                await self._read_report(trainer, item.path)
+            except (ProtocolError, NotFoundError, TooLargeError) as error:
+                self._alarm(str(error))
+            self._reported[trainer] = item.path
+
+    async def _read_report(self, trainer: bytes, path: str) -> None:
+        data = await self._node.store.get(path, Report.max_bytes + limits.MAX_ENVELOPE_BYTES)
+        report = open_signed(data, Report, [trainer]).record
+        if (report.run, report.trainer, paths.report(trainer, report.window)) != (self._node.run_id, trainer, path):
+            raise MalformedError("of another run, window or trainer", path)
+        for found in report.disagreements:
+            self._alarm(
+                f"window {report.window}: {len(found.accepting)} of {len(found.accepting) + len(found.rejecting)} "
+                f"validators accept group {found.index} of miner {found.miner.hex()[:8]}"
+            )
+        for deceived in report.deceptions:
+            said = "accepted a false" if deceived.accepted else "rejected a true"
+            self._alarm(f"window {report.window}: validator {deceived.validator.hex()[:8]} {said} canary")
 
     def state(self, nodes: tuple[NodeRow, ...] = ()) -> NetworkState:
         """What is known now."""

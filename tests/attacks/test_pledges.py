@@ -1,0 +1,224 @@
+"""Miners that lie about what they will deliver and have delivered, before a validator's docket (roles/validator/docket.py)."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from grailnode.store.memory import MemoryStore
+from protocol import limits, paths
+from protocol.participant import Announcement
+from protocol.rollout import Commitment, assemble
+from protocol.signing import SigningKey, sign
+from roles.node import Node
+from roles.validator.docket import Docket, Pledges, docket
+from tests.attacks.court import FIRST, STRANGER, WINDOW, Court
+from tests.attacks.target import attack
+from tests.network.simulation import Log
+from tests.protocol import samples
+from tests.roles.chains import MINER, make_node
+
+HOUR_MS = 3_600_000
+
+
+class Bench(Court):
+    """A validator that takes pledges and opens commitments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.validator: Node = make_node(
+            self.run_id, self.run, self.store, MemoryStore(), Log("validator"), FIRST, clock=self.clock
+        )
+        self.pledges = Pledges(self.validator)
+
+    def announcement(self, miner: SigningKey = MINER, **changes: Any) -> Announcement:
+        """The pledge of two groups for the next hour."""
+        own: dict[str, Any] = {
+            "run": self.run_id,
+            "key": miner.public,
+            "role": "miner",
+            "name": "",
+            "space": "",
+            "groups": 2,
+            "proof": b"",
+            "expires_ms": int(self.clock.now() * 1000) + HOUR_MS,
+        }
+        return Announcement(**(own | changes))
+
+    async def announce(self, miner: SigningKey = MINER, signer: SigningKey | None = None, **changes: Any) -> None:
+        """Put a pledge at the miner's place."""
+        data = sign(self.announcement(miner, **changes), signer or miner)
+        await self.store.put(paths.participant(miner.public), data)
+
+    async def commit(self, signer: SigningKey = MINER, **changes: Any) -> Commitment:
+        """Put a commitment at the miner's place."""
+        promised = assemble(self.groups)[1].model_copy(update=changes)
+        await self.store.put(paths.commitment(MINER.public, WINDOW), sign(promised, signer))
+        return promised
+
+    async def opened(self) -> Docket:
+        """The window's docket, of a miner that had pledged two groups."""
+        return await docket(self.validator, WINDOW, {MINER.public: 2})
+
+
+# Pledges
+
+
+@attack
+async def test_a_pledge_counts():
+    bench = Bench()
+    await bench.announce()
+    assert await bench.pledges.take() == {MINER.public: 2}
+
+
+@attack
+async def test_forged_pledge_in_another_miners_place():
+    bench = Bench()
+    await bench.announce(signer=STRANGER)
+    assert await bench.pledges.take() == {}
+
+
+@attack
+async def test_forged_pledge_for_more_than_a_miner_may_deliver():
+    bench = Bench()
+    await bench.announce(groups=limits.MAX_GROUPS)
+    assert await bench.pledges.take() == {MINER.public: bench.run.groups}
+
+
+@attack
+async def test_forged_pledge_of_another_run():
+    bench = Bench()
+    await bench.announce(run=bytes(32))
+    assert await bench.pledges.take() == {}
+
+
+@attack
+async def test_oversized_pledge():
+    bench = Bench()
+    await bench.announce(STRANGER)
+    await bench.store.put(paths.participant(MINER.public), bytes(1 << 20))
+    assert await bench.pledges.take() == {STRANGER.public: 2}
+
+
+@attack
+async def test_duplicated_pledge_under_another_key():
+    bench = Bench()
+    await bench.announce()
+    data = await bench.store.get(paths.participant(MINER.public), 1 << 20)
+    await bench.store.put(paths.participant(STRANGER.public), data)
+    assert await bench.pledges.take() == {MINER.public: 2}
+
+
+@attack
+async def test_duplicated_old_pledge_after_it_was_broken():
+    bench = Bench()
+    await bench.announce()
+    old = await bench.store.get(paths.participant(MINER.public), 1 << 20)
+    await bench.pledges.take()
+    bench.pledges.broken_by(MINER.public)
+    assert await bench.pledges.take() == {}
+    await bench.store.put(paths.participant(MINER.public), old)
+    assert await bench.pledges.take() == {}
+    await bench.announce(expires_ms=int(bench.clock.now() * 1000) + 2 * HOUR_MS)
+    assert await bench.pledges.take() == {MINER.public: 2}
+
+
+@attack
+async def test_withheld_pledge_is_no_debt():
+    bench = Bench()
+    await bench.announce()
+    await bench.store.delete(paths.participant(MINER.public))
+    assert await bench.pledges.take() == {}
+
+
+# Commitments
+
+
+@attack
+async def test_a_commitment_is_a_case():
+    bench = Bench()
+    promised = await bench.commit()
+    found = await bench.opened()
+    assert [case.commitment.record for case in found.cases] == [promised]
+    assert found.undelivered == {}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"window": WINDOW + 1}, {"run": bytes(32)}, {"miner": STRANGER.public}, {"groups": ()}], ids=str
+)
+def test_forged_commitment_of_elsewhere_breaks_the_pledge(changes: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        await bench.commit(**changes)
+        found = await bench.opened()
+        assert (found.cases, found.undelivered) == ((), {MINER.public: 2})
+
+    attack(scenario)()
+
+
+@attack
+async def test_forged_commitment_by_a_stranger():
+    bench = Bench()
+    await bench.commit(STRANGER)
+    found = await bench.opened()
+    assert (found.cases, found.undelivered) == ((), {MINER.public: 2})
+
+
+@attack
+async def test_oversized_commitment():
+    bench = Bench()
+    await bench.store.put(paths.commitment(MINER.public, WINDOW), bytes(limits.MAX_COMMITMENT_BYTES))
+    found = await bench.opened()
+    assert (found.cases, found.undelivered) == ((), {MINER.public: 2})
+
+
+@attack
+async def test_oversized_delivery_counts_as_far_as_it_was_pledged():
+    bench = Bench()
+    bench.groups = [bench.group(index) for index in range(5)]
+    await bench.commit()
+    (case,) = (await bench.opened()).cases
+    assert (case.pledged, case.submitted) == (2, 2)
+
+
+@attack
+async def test_withheld_commitment_breaks_the_pledge_and_one_that_storage_does_not_give_does_not():
+    bench = Bench()
+    assert (await bench.opened()).undelivered == {MINER.public: 2}
+    await bench.commit()
+    bench.store.silent = (MINER.public.hex(),)
+    found = await bench.opened()
+    assert (found.cases, found.undelivered) == ((), {})
+
+
+@attack
+async def test_duplicated_commitment_of_a_neighbour():
+    bench = Bench()
+    data = sign(assemble([bench.group(0, miner=STRANGER.public)])[1], STRANGER)
+    await bench.store.put(paths.commitment(MINER.public, WINDOW), data)
+    found = await bench.opened()
+    assert (found.cases, found.undelivered) == ((), {MINER.public: 2})
+
+
+@attack
+async def test_a_crowd_of_pledges_leaves_a_drawn_few():
+    bench = Bench()
+    admission = bench.run.authority.admission.model_copy(update={"miners": 4})
+    bench.run = bench.run.model_copy(
+        update={"authority": bench.run.authority.model_copy(update={"admission": admission})}
+    )
+    node = make_node(bench.run_id, bench.run, bench.store, MemoryStore(), Log("validator"), FIRST, clock=bench.clock)
+    node = replace(node, beacon=Drawn())
+    crowd = {samples.key(f"crowd {number}").public: 1 for number in range(40)}
+    first = set((await docket(node, 2, crowd)).undelivered)
+    second = set((await docket(node, 3, crowd)).undelivered)
+    assert len(first) == len(second) == 4
+    assert first != second
+
+
+class Drawn:
+    """A beacon whose rounds differ."""
+
+    async def randomness(self, round_number: int) -> bytes:
+        """Of a round."""
+        return samples.digest(f"round {round_number}")

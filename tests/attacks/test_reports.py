@@ -1,0 +1,102 @@
+"""Storage that lies to a bystander about reports and verdicts: an alarm, and the rest is still seen (grailnode/observe.py)."""
+
+from typing import Any
+
+import pytest
+
+from grailnode.observe import Observer
+from protocol import paths
+from protocol.report import Report
+from protocol.signing import SigningKey, sign
+from tests.attacks.court import FIRST, SECOND, STRANGER, WINDOW, Court
+from tests.attacks.target import attack
+from tests.protocol import samples
+from tests.roles.chains import TRAINER
+
+LATER = WINDOW + 1
+
+
+async def put(court: Court, window: int, signer: SigningKey = TRAINER, at: int | None = None, **changes: Any) -> None:
+    """A report of the trainer's."""
+    own: dict[str, Any] = {"run": court.run_id, "window": window, "trainer": TRAINER.public}
+    record: Report = samples.report(**(own | changes))
+    await court.store.put(paths.report(TRAINER.public, window if at is None else at), sign(record, signer))
+
+
+async def alarms(court: Court) -> list[str]:
+    """What a bystander is told, in two looks."""
+    await court.clock.sleep_until(court.run.opening_time(LATER))
+    observer = Observer(court.node, 0)
+    await observer.refresh()
+    first = observer.state().alarms
+    await observer.refresh()
+    assert observer.state().alarms == first  # once is enough
+    return list(first)
+
+
+@attack
+async def test_a_report_is_told():
+    court = Court()
+    await put(court, WINDOW)
+    said = await alarms(court)
+    assert any("accepted a false canary" in line for line in said)
+    assert any("1 of 2 validators accept group 3" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("lie", "match"),
+    [
+        ({"signer": STRANGER}, "not signed by keys that may sign it"),
+        ({"run": bytes(32)}, "of another run, window or trainer"),
+        ({"trainer": STRANGER.public}, "of another run, window or trainer"),
+        ({"window": WINDOW + 7, "at": WINDOW}, "of another run, window or trainer"),
+    ],
+    ids=["forged", "of another run", "of another trainer", "duplicated from another window"],
+)
+def test_a_false_report_accuses_nobody_and_hides_no_later_one(lie: dict[str, Any], match: str) -> None:
+    async def scenario() -> None:
+        court = Court()
+        await put(court, **({"window": WINDOW} | lie))
+        await put(court, LATER, disagreements=())
+        said = await alarms(court)
+        assert [line for line in said if match in line]
+        assert [line for line in said if "canary" in line] == [
+            f"window {LATER}: validator {samples.VALIDATOR.public.hex()[:8]} accepted a false canary"
+        ]
+
+    attack(scenario)()
+
+
+@attack
+async def test_oversized_report():
+    court = Court()
+    await court.store.put(paths.report(TRAINER.public, WINDOW), bytes(Report.max_bytes * 2))
+    await put(court, LATER)
+    assert any(line.startswith(f"window {LATER}") for line in await alarms(court))
+
+
+@attack
+async def test_forged_words_of_one_validator_do_not_hide_the_others():
+    court = Court()
+    await court.deliver()
+    await court.say(FIRST)
+    await court.say(SECOND)
+    await court.store.put(paths.summary(FIRST.public, WINDOW), sign(court.summary(FIRST), STRANGER))
+    await court.clock.sleep_until(court.run.opening_time(LATER))
+    observer = Observer(court.node, 0)
+    await observer.refresh()
+    state = observer.state()
+    assert [row.accepted for row in state.windows if row.window == WINDOW] == [2]
+    assert any("not signed by keys" in line for line in state.alarms)
+
+
+@attack
+async def test_withheld_words_of_one_validator_do_not_hide_the_others():
+    court = Court()
+    await court.deliver()
+    await court.say(SECOND)
+    court.store.silent = (FIRST.public.hex(),)
+    await court.clock.sleep_until(court.run.opening_time(LATER))
+    observer = Observer(court.node, 0)
+    await observer.refresh()
+    assert [row.accepted for row in observer.state().windows if row.window == WINDOW] == [2]
