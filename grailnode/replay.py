@@ -1,7 +1,7 @@
 """`grailnode verify --rollout` and `--ledger`: a validator's judgements and scores, done again from public objects alone."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -10,12 +10,12 @@ from grailnode.wiring import Compute, make_engine
 from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.errors import MalformedError, ProtocolError
-from protocol.evidence import bar
-from protocol.ledger import Row, Seal, Summary, scores
+from protocol.evidence import Counts, bar
+from protocol.ledger import Row, Seal, Summary, histories, scores
 from protocol.rollout import Commitment, Group, open_group
 from protocol.run import ProofSpec
 from protocol.signing import KEY_BYTES, open_signed
-from protocol.verdict import Judgement, Reason, Verdict
+from protocol.verdict import Judgement, Reason, Verdict, refused_together
 from roles.assignment import Task
 from roles.follower import Follower
 from roles.node import Node
@@ -174,7 +174,7 @@ def _statistics(judgement: Judgement, group: Group, proof: ProofSpec) -> tuple[S
 
 
 async def verify_ledger(node: Node, validator: bytes, say: Callable[[str], None]) -> int:
-    """Check a validator's ledger: links, seals, every row against its verdict, every score against the rows.
+    """Check a validator's ledger: links, seals, rows against verdicts, verdicts against their numbers, scores against rows.
 
     Returns:
         The number of summaries that hold.
@@ -192,7 +192,8 @@ async def verify_ledger(node: Node, validator: bytes, say: Callable[[str], None]
             raise ProtocolError(f"does not follow the summary of window {before.window}", f"window {after.window}")
     whole = bool(ledger) and ledger[0].previous == b""
     for place, summary in enumerate(ledger):
-        await _check_summary(node, validator, summary)
+        before = [item for item in ledger[:place] if item.window > ledger[place - 1].window - node.run.scoring.windows]
+        await _check_summary(node, validator, summary, histories(before))
         counting = [item for item in ledger[: place + 1] if item.window > summary.window - node.run.scoring.windows]
         complete = whole or counting[0].window > ledger[0].window
         if complete and summary.scores != scores(counting, node.run.scoring):
@@ -206,7 +207,9 @@ async def verify_ledger(node: Node, validator: bytes, say: Callable[[str], None]
     return len(ledger)
 
 
-async def _check_summary(node: Node, validator: bytes, summary: Summary) -> None:
+async def _check_summary(
+    node: Node, validator: bytes, summary: Summary, history: Mapping[bytes, Sequence[Counts]]
+) -> None:
     place = f"window {summary.window} of validator {validator.hex()[:16]}"
     data = await node.store.get(paths.seal(validator, summary.window), 2 * limits.MAX_ENVELOPE_BYTES)
     if open_signed(data, Seal, [validator]).record.summary != content_digest(summary.to_bytes()):
@@ -214,8 +217,26 @@ async def _check_summary(node: Node, validator: bytes, summary: Summary) -> None
     for row in summary.rows:
         if row.verdict:
             data = await node.store.get(paths.verdict(validator, summary.window, row.miner), _LARGEST)
-            if Row.of(open_signed(data, Verdict, [validator]).record) != row:
+            verdict = open_signed(data, Verdict, [validator]).record
+            if Row.of(verdict) != row:
                 raise ProtocolError(f"the row of miner {row.miner.hex()[:8]} is not what its verdict says", place)
+            _check_accepted(verdict, history.get(row.miner, ()), node.run.proof, place)
+
+
+def _check_accepted(verdict: Verdict, history: Sequence[Counts], proof: ProofSpec, place: str) -> None:
+    """Raise where a validator accepts what its own numbers refuse."""
+    accepted = [judgement for judgement in verdict.judgements if judgement.accepted]
+    alone = any(
+        max(
+            item.surprise - bar(proof), item.sketch_median - proof.sketch_median, item.worst_margin - proof.margin_limit
+        )
+        > 0
+        for item in accepted
+    )
+    together = refused_together(accepted, history, proof)
+    if alone or together:
+        why = together.value if together else "a threshold of a group"
+        raise ProtocolError(f"accepts miner {verdict.miner.hex()[:8]} against its own numbers ({why})", place)
 
 
 def replay_table(which: Which, found: Replayed) -> Table:

@@ -2,7 +2,7 @@
 
 import enum
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -10,8 +10,9 @@ from pydantic import AfterValidator, Field, model_validator
 
 from protocol import limits
 from protocol.encoding import Record
-from protocol.evidence import LARGEST_MARGIN, MOST_SURPRISE, Counts
+from protocol.evidence import LARGEST_MARGIN, MOST_SURPRISE, Counts, bar, history_surprise, window_surprise
 from protocol.rollout import Version, Window
+from protocol.run import ProofSpec
 from protocol.signing import Digest, Key
 
 
@@ -123,6 +124,20 @@ class Verdict(Record):
         if self.submitted > self.pledged:
             raise ValueError("more submitted than pledged")
         return self
+
+
+def refused_together(judgements: Iterable[Judgement], history: Sequence[Counts], proof: ProofSpec) -> Reason | None:
+    """Why none of a window's groups that would be accepted is, where honest work would not make all of them together.
+
+    Args:
+        history: what the miner's windows before this one showed since its last rejection, oldest first.
+    """
+    accepted = [judgement.counts for judgement in judgements if judgement.accepted]
+    if window_surprise(accepted, proof) > bar(proof):
+        return Reason.WINDOW
+    if accepted and history_surprise([*history, sum(accepted, Counts())], proof) > bar(proof):
+        return Reason.HISTORY
+    return None
 
 
 def unpack_logprobs(data: bytes, lengths: Iterable[int]) -> list[np.ndarray]:

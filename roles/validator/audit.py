@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 from protocol import challenge, paths
 from protocol.errors import LimitError, ProtocolError
-from protocol.evidence import Counts, bar, history_surprise, window_surprise
+from protocol.evidence import Counts
 from protocol.rollout import Commitment, Group, open_group
-from protocol.run import ProofSpec
-from protocol.verdict import Judgement, Reason, Verdict
+from protocol.verdict import Judgement, Reason, Verdict, refused_together
 from roles.node import Node
 from roles.ports import StoreError
 from roles.validator.docket import Case
@@ -59,12 +58,12 @@ class Auditor:
         if known or all(judgement.accepted for judgement in judgements):
             more, strangers = await self.judge_groups(case.commitment.record, others)
             judgements, strange = judgements + more, strange | strangers
-        refusal = _together(judgements, history, self._node.run.proof)
+        refusal = refused_together(judgements, history, self._node.run.proof)
         if known and (refusal or not all(judgement.accepted for judgement in judgements)):
             rest = tuple(index for index in range(case.submitted) if index not in picked)
             more, strangers = await self.judge_groups(case.commitment.record, rest)
             judgements, strange = judgements + more, strange | strangers
-            refusal = refusal or _together(judgements, history, self._node.run.proof)
+            refusal = refusal or refused_together(judgements, history, self._node.run.proof)
         return verdict_on(self._node, case, _refused(judgements, refusal)), strange
 
     async def judge_groups(
@@ -140,16 +139,6 @@ class Auditor:
             if again == frame:
                 raise
             return await open_it(again)
-
-
-def _together(judgements: Sequence[Judgement], history: Sequence[Counts], proof: ProofSpec) -> Reason | None:
-    """Why none of the groups that would be accepted is, where honest work would not make all of them together."""
-    accepted = [judgement.counts for judgement in judgements if judgement.accepted]
-    if window_surprise(accepted, proof) > bar(proof):
-        return Reason.WINDOW
-    if accepted and history_surprise([*history, sum(accepted, Counts())], proof) > bar(proof):
-        return Reason.HISTORY
-    return None
 
 
 def _refused(judgements: Sequence[Judgement], reason: Reason | None) -> Sequence[Judgement]:

@@ -101,15 +101,15 @@ class Court:
 
     async def seal(self, validator: SigningKey, summary: Summary) -> None:
         """Promise a summary."""
-        digest = content_digest(summary.to_bytes())
-        seal = Seal(run=self.run_id, window=WINDOW, validator=validator.public, summary=digest)
-        await self.store.put(paths.seal(validator.public, WINDOW), sign(seal, validator))
+        digest, window = content_digest(summary.to_bytes()), summary.window
+        seal = Seal(run=self.run_id, window=window, validator=validator.public, summary=digest)
+        await self.store.put(paths.seal(validator.public, window), sign(seal, validator))
 
     async def reveal(self, validator: SigningKey, summary: Summary, *verdicts: Verdict) -> None:
         """Put a summary and its verdicts."""
         for verdict in verdicts:
-            await self.store.put(self.place(validator), sign(verdict, validator))
-        await self.store.put(paths.summary(validator.public, WINDOW), sign(summary, validator))
+            await self.store.put(self.place(validator, summary.window), sign(verdict, validator))
+        await self.store.put(paths.summary(validator.public, summary.window), sign(summary, validator))
 
     async def say(self, validator: SigningKey, *judgements: Judgement, **changes: Any) -> None:
         """Everything that a validator says of a window: accepts both groups unless told otherwise."""
@@ -119,9 +119,9 @@ class Court:
         await self.reveal(validator, summary, verdict)
 
     @staticmethod
-    def place(validator: SigningKey) -> str:
+    def place(validator: SigningKey, window: int = WINDOW) -> str:
         """Where a validator's verdict on the miner lies."""
-        return paths.verdict(validator.public, WINDOW, MINER.public)
+        return paths.verdict(validator.public, window, MINER.public)
 
     async def open(self) -> Collector:
         """A trainer that has been there since the window opened."""

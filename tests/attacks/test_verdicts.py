@@ -29,7 +29,7 @@ async def honest(quorum: int = 1, *validators: Any) -> Court:
 
 def told(court: Court, event: str) -> str:
     """What the trainer logged about the first validator."""
-    lines = [line["error"] for line in court.log.named(event)]
+    lines = [str(line["error"]) for line in court.log.named(event)]
     assert lines and all(len(line) < 500 and line.isprintable() for line in lines)
     return lines[0]
 
