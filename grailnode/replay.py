@@ -192,8 +192,8 @@ async def verify_ledger(node: Node, validator: bytes, say: Callable[[str], None]
             raise ProtocolError(f"does not follow the summary of window {before.window}", f"window {after.window}")
     whole = bool(ledger) and ledger[0].previous == b""
     for place, summary in enumerate(ledger):
-        before = [item for item in ledger[:place] if item.window > ledger[place - 1].window - node.run.scoring.windows]
-        await _check_summary(node, validator, summary, histories(before))
+        earlier = [item for item in ledger[:place] if item.window > ledger[place - 1].window - node.run.scoring.windows]
+        await _check_summary(node, validator, summary, histories(earlier))
         counting = [item for item in ledger[: place + 1] if item.window > summary.window - node.run.scoring.windows]
         complete = whole or counting[0].window > ledger[0].window
         if complete and summary.scores != scores(counting, node.run.scoring):

@@ -123,7 +123,9 @@ class TorchEngine:
         self._check_ids([*prompts, *completions])
         results: list[Forward | None] = [None] * len(prompts)
         lengths = [len(p) + len(c) for p, c in zip(prompts, completions, strict=True)]
-        for batch in split(lengths, self._max_batch_tokens):
+        for batch in map(
+            sorted, split(lengths, self._max_batch_tokens)
+        ):  # in order: neighbours stay neighbours in memory
             chosen = [prompts[i] for i in batch], [completions[i] for i in batch]
             for index, result in zip(batch, await self._compute(self._prefill, policy, *chosen), strict=True):
                 results[index] = result

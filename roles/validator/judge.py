@@ -100,10 +100,10 @@ class Judge:
         """The statistics of a group's positions, against the run's thresholds; log-probabilities where they hold."""
         proof, params = self._task.run.proof, self._task.run.sampling.params()
         claimed = b"".join(rollout.sketch for rollout in group.rollouts)
-        hidden = torch.cat([forward.hidden for forward in forwards])
+        hidden = _joined([forward.hidden for forward in forwards])
         distances = sketch.distances(claimed, sketch.commit(proof.sketch, hidden, self._sketch_seed))
         tokens = torch.tensor([token for rollout in group.rollouts for token in rollout.tokens])
-        logits = torch.cat([forward.logits for forward in forwards])
+        logits = _joined([forward.logits for forward in forwards])
         lengths = [len(forward.logits) for forward in forwards]
         margins = sampling.batch_margins(
             logits, tokens, due.seeds, lengths, params.temperature, params.filters, slack=proof.margin
@@ -125,6 +125,17 @@ class Judge:
         if any(abs(claim - reward) > _REWARD_TOLERANCE for claim, reward in zip(claims, rewards, strict=True)):
             return Found(Reason.REWARD, found.evidence)
         return replace(found, rewards=rewards)
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The rows of some tensors, one behind another; without a copy where they lie so in memory, as those of one batch do."""
+    first, place = parts[0], parts[0].data_ptr()
+    storage = first.untyped_storage().data_ptr()
+    for part in parts:
+        if part.data_ptr() != place or part.untyped_storage().data_ptr() != storage or not part.is_contiguous():
+            return torch.cat(list(parts))
+        place += part.nbytes
+    return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
 
 
 def _judgement(group: Group, digest: bytes, found: Found) -> Judgement:
