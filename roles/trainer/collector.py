@@ -92,6 +92,8 @@ class Collector:
         node = self._node
         while True:
             now = node.window()
+            if now < oldest:  # the clock was ahead, and windows passed over that are still to come
+                oldest = max(0, now - self._windows_open())
             finished = {window for window in range(oldest, now + 1) if await self._collect(window, tasks)}
             while oldest in finished:
                 await self._overseer.report(oldest)

@@ -7,6 +7,7 @@ on where it was. Anchors are uploaded beside it and shown by the head once they 
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from typing import Final
 
 import trio
 
@@ -18,7 +19,7 @@ from protocol.patch import Encoded
 from protocol.signing import Signed, sign
 from roles.follower import Held
 from roles.node import Node
-from roles.ports import StoreError
+from roles.ports import BeaconError, StoreError
 from roles.trainer.conditions import Made, Meter
 from roles.trainer.fencing import Fence
 from roles.trainer.history import History, Stamp, make_head
@@ -54,6 +55,9 @@ class PublisherSettings:
     mark_ms: int = 0
     profile: str = "compact"
     link_mbps: float | None = None
+
+
+_BEACON_SECONDS: Final = 5.0  # for which a round that should be out is waited for, before the clock is asked again
 
 
 class Publisher:
@@ -191,13 +195,29 @@ class Publisher:
             run_id=node.run_id,
             previous=before.digest if before else b"",
             optimizer_step=name.optimizer_step,
-            beacon_round=max(1, node.run.beacon.round_at(node.clock.now())),
+            beacon_round=await self._proven_round(),
             first_window=self._first_window(before.record.first_window) if before else 0,
             epoch=history.epoch,
         )
         manifest = make_manifest(objects, moment)
         await history.keep_shards(manifest, objects.shards)
         return await history.promise(sign(manifest, node.key))
+
+    async def _proven_round(self) -> int:
+        """The newest beacon round, known to be out. A clock that runs ahead waits here: what is signed by it stays signed."""
+        node = self._node
+        while True:
+            number = node.run.beacon.round_at(node.clock.now())
+            if number < 1:
+                return 1  # the beacon has not begun
+            with trio.move_on_after(_BEACON_SECONDS):
+                try:
+                    await node.beacon.randomness(number)
+                except BeaconError as error:
+                    node.telemetry.event("beacon-late", round=number, error=str(error))
+                    continue
+                return number
+            node.telemetry.event("beacon-late", round=number, error="not out yet; is this machine's clock ahead?")
 
     def _first_window(self, before: int) -> int:
         """The first window that a version made now may serve: everyone has `lead` windows to fetch it."""
@@ -227,6 +247,7 @@ class Publisher:
             FencedError: it has.
         """
         node = self._node
+        await self._proven_round()
         async with self._head_lock:
             with suppress(StoreError):  # a store that does not answer shows no other trainer; the put is retried anyway
                 await self._fence.check()
@@ -239,7 +260,7 @@ class Publisher:
     async def _renew_head(self) -> None:
         """Sign the head again before it expires, for as long as this process lives."""
         while True:
-            await self._node.clock.sleep_until(self._node.clock.now() + self._node.run.head_ttl / 3)
+            await trio.sleep(self._node.run.head_ttl / 3)  # however often somebody sets the clock
             if self._history.published >= 0:
                 await self._write_head(self._history.published)
 

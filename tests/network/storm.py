@@ -7,18 +7,21 @@ tasks run included, follows from the seed.
 import hashlib
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Final
 
 import trio
 
+from grailnode.beacon import StoreBeacon
 from grailnode.founding import Choices
 from grailnode.store.bounded import BoundedStore
 from grailnode.store.faults import Fault, Link, Past
 from grailnode.store.faulty import FaultyStore
 from grailnode.store.retrying import RetryingStore, RetryPolicy
 from grailnode.wiring import run_collector, run_publisher, run_training
-from roles.ports import ObjectStore, StoreError
+from roles.node import Node
+from roles.ports import Clock, ObjectStore, StoreError
 from tests.network import small_policy
 from tests.network.simulation import BEGIN, Log, Network
 from tests.network.tripwire import TrippingStore, Tripwire
@@ -35,7 +38,6 @@ CHECKER: Final = "checker"
 
 _RESTART_SECONDS: Final = 0.2
 TRAINER: Final = ("trainer/training", "trainer/upload", "trainer/download")
-_BENIGN: Final = frozenset({Fault.ERROR, Fault.LOST_ANSWER, Fault.DELAY})
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,21 @@ class Death:
 
 
 @dataclass(frozen=True)
+class Jump:
+    """Somebody sets a machine's clock wrong, by so many seconds; it is right again when the storm is over."""
+
+    node: str
+    begin: float
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Weather:
     """What a seed brings.
 
     Attributes:
         rates: of each fault, for every process; state_rates: of errors of the nodes' own disks.
+        beacon_away: seconds for which no round is published, from the second window on.
     """
 
     seed: int
@@ -76,6 +88,8 @@ class Weather:
     state_rates: dict[Fault, float]
     cuts: tuple[Cut, ...] = ()
     deaths: tuple[Death, ...] = ()
+    jumps: tuple[Jump, ...] = ()
+    beacon_away: float = 0.0
 
     @classmethod
     def of(cls, seed: int) -> "Weather":
@@ -120,6 +134,24 @@ def names(validators: int) -> list[str]:
     return [f"validator-{number}" for number in range(validators)]
 
 
+class WrongClock:
+    """A machine's clock, which may be set wrong. It is asked again every quarter of a second, as the real one is."""
+
+    def __init__(self, right: Clock) -> None:
+        self._right = right
+        self.wrong = 0.0
+
+    def now(self) -> float:
+        """Seconds since the Unix epoch, as this machine believes."""
+        return self._right.now() + self.wrong
+
+    async def sleep_until(self, moment: float) -> None:
+        """Return at or after a moment of this clock."""
+        while (left := moment - self.now()) > 0:
+            await trio.sleep(min(left, 0.25))
+        await trio.lowlevel.checkpoint()
+
+
 @dataclass
 class _Life:
     """What surrounds one process: its view of the store, its own disk, and how it ends."""
@@ -146,6 +178,23 @@ class StormyNetwork(Network):
         self.died: list[str] = []
         self.failed: list[tuple[str, str]] = []
         self._past = Past()
+        self._clocks = {jump.node: WrongClock(self.clock) for jump in weather.jumps}
+
+    def node(self, name: str, process: str = "", store: ObjectStore | None = None) -> Node:
+        """A node with the clock of its machine."""
+        node = super().node(name, process, store)
+        if name not in self._clocks:
+            return node
+        clock = self._clocks[name]
+        return replace(node, clock=clock, beacon=StoreBeacon(node.store, node.run.beacon, clock))
+
+    async def run_beacon(self) -> None:
+        """The local beacon, which may be away for a while."""
+        away = self.weather.beacon_away
+        with trio.move_on_after(3.0 if away else inf):
+            await super().run_beacon()
+        await trio.sleep(away)
+        await super().run_beacon()
 
     def life(self, process: str) -> _Life:
         """The surroundings of a process; they outlive it."""
@@ -218,6 +267,12 @@ class StormyNetwork(Network):
             nursery.start_soon(self.keep, name, _bound(self.run_miner, name, CHOICES.groups))
         for cut in weather.cuts:
             nursery.start_soon(self._cut, cut)
+        for jump in weather.jumps:
+            nursery.start_soon(self._jump, jump)
+
+    async def _jump(self, jump: Jump) -> None:
+        await self.clock.sleep_until(BEGIN + 1.0 + jump.begin)
+        self._clocks[jump.node].wrong = jump.seconds
 
     async def _cut(self, cut: Cut) -> None:
         await self.clock.sleep_until(BEGIN + 1.0 + cut.begin)
@@ -227,6 +282,8 @@ class StormyNetwork(Network):
 
     def calm_down(self) -> None:
         """The storm is over: links are open, storage is honest, and nobody dies any more."""
+        for clock in self._clocks.values():
+            clock.wrong = 0.0
         for life in self.lives.values():
             life.deaths.clear()
             if life.wire is not None:
@@ -257,9 +314,9 @@ def _wire(death: Death, scope: trio.CancelScope) -> Tripwire:
     return Tripwire(lambda operation, path: True, death.operation, death.after, strike)
 
 
-async def live(seed: int) -> StormyNetwork:
-    """The network of a seed, after its last window."""
-    network = StormyNetwork(Weather.of(seed))
+async def live(weather: Weather) -> StormyNetwork:
+    """The network in a weather, after its last window."""
+    network = StormyNetwork(weather)
     async with trio.open_nursery() as nursery:
         network.begin(nursery)
         await network.until_window(STORMY_WINDOWS)

@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import torch
 
 from tests.network.invariants import violations
 from tests.network.seeded import run_seeded
-from tests.network.storm import StormyNetwork, live
+from tests.network.storm import StormyNetwork, Weather, live
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Outcome:
         violations: of DESIGN.md section 1, one line each.
         faults: injected, those of the nodes' own disks included; deaths: of processes, and ends that a supervisor mended.
         versions, steps, collected: published, taken, and miners' windows settled.
+        told: events by which nodes said that something was wrong, by name.
         seconds: of CPU time.
     """
 
@@ -33,22 +35,30 @@ class Outcome:
     versions: int
     steps: int
     collected: int
+    told: tuple[tuple[str, int], ...]
     seconds: float
 
 
-async def _live_and_judge(seed: int) -> tuple[StormyNetwork, str, list[str]]:
-    network = await live(seed)
+async def _live_and_judge(weather: Weather) -> tuple[StormyNetwork, str, list[str]]:
+    network = await live(weather)
     return network, network.trace(), await violations(network)
 
 
 def outcome(seed: int) -> Outcome:
     """Live through a seed and judge it."""
+    return outcome_in(Weather.of(seed))
+
+
+def outcome_in(weather: Weather) -> Outcome:
+    """Live through a weather and judge it."""
     torch.set_num_threads(1)
     logging.getLogger("grailnode").setLevel(logging.ERROR)  # the beacon's relays lie all the time here
     began = time.process_time()
-    network, trace, found = run_seeded(seed, _live_and_judge, seed)
+    network, trace, found = run_seeded(weather.seed, _live_and_judge, weather)
+    told = Counter(name for log in network.logs.values() for name, fields in log.events if "error" in fields)
+    told.update({"restarted": len(network.failed)} if network.failed else {})
     return Outcome(
-        seed=seed,
+        seed=weather.seed,
         trace=trace,
         violations=tuple(found),
         faults=sum(len(life.storm.trace) + len(life.disk.trace) for life in network.lives.values()),
@@ -56,6 +66,7 @@ def outcome(seed: int) -> Outcome:
         versions=len(network.events("trainer/upload", "published")),
         steps=len(network.events("trainer/training", "step")),
         collected=len(network.events("trainer/download", "collected")),
+        told=tuple(sorted(told.items())),
         seconds=time.process_time() - began,
     )
 

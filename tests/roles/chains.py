@@ -112,16 +112,18 @@ def make_node(
         store=store,
         state=state,
         clock=clock or TrioClock(BEGIN),
-        beacon=_NoBeacon(),
+        beacon=PunctualBeacon(),
         telemetry=log,
         run_sync=inline,
     )
 
 
-class _NoBeacon:
+class PunctualBeacon:
+    """Every round that is asked for is out."""
+
     async def randomness(self, round_number: int) -> bytes:
-        await trio.sleep_forever()
-        raise AssertionError
+        await trio.lowlevel.checkpoint()
+        return round_number.to_bytes(32, "little")
 
 
 def small_run(genesis: bytes) -> tuple[bytes, RunManifest]:

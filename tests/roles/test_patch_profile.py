@@ -19,7 +19,7 @@ from roles.trainer.history import History
 from roles.trainer.publisher import Publisher, PublisherSettings
 from roles.trainer.spool import SnapshotName, put_snapshot
 from tests.network.simulation import Network
-from tests.roles.chains import changed, small_weights
+from tests.roles.chains import PunctualBeacon, changed, small_weights
 
 ENCODE_SECONDS = {"compact": 0.05, "fast": 0.01}
 
@@ -59,7 +59,8 @@ def publish(link: float, settings: PublisherSettings, versions: int = 6) -> tupl
 
     async def scenario() -> list[dict[str, Any]]:
         network = Network(Choices())
-        node = replace(network.node("trainer", "/upload", store), run_sync=slow_codec)
+        node = network.node("trainer", "/upload", store)
+        node = replace(node, run_sync=slow_codec, beacon=PunctualBeacon())
         for version, snapshot in enumerate(trained(versions)):
             await put_snapshot(node.state, SnapshotName(version, version), snapshot)
         with trio.move_on_after(2000):
