@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 from grailnode import node_process
 from grailnode.node_process import Kind, Launch
 from grailnode.store import disk, local
+from grailnode.telemetry import Telemetry
 from roles.node import Node
 from roles.trainer.learner import Learner
 from tests.network.tripwire import TrippingStore, Tripwire
@@ -31,6 +32,7 @@ class Point:
         operation: of the store; at the disk, the function.
         pattern: what the path contains (a regular expression); at the disk, of any path.
         after: once it took effect, instead of before.
+        at_start: it comes once in a life, before the process is at work.
     """
 
     name: str
@@ -39,13 +41,16 @@ class Point:
     operation: str
     pattern: str
     after: bool
+    at_start: bool = False
 
 
-def _around(name: str, kind: Kind, where: Where, operation: str, pattern: str) -> list[Point]:
+def _around(
+    name: str, kind: Kind, where: Where, operation: str, pattern: str, *, at_start: bool = False
+) -> list[Point]:
     """Just before and just after."""
     return [
-        Point(f"before {name}", kind, where, operation, pattern, after=False),
-        Point(f"after {name}", kind, where, operation, pattern, after=True),
+        Point(f"before {name}", kind, where, operation, pattern, False, at_start),
+        Point(f"after {name}", kind, where, operation, pattern, True, at_start),
     ]
 
 
@@ -54,7 +59,7 @@ POINTS: Final = (
     *_around("the checkpoint", "training", "state", "put", "^training/checkpoint"),
     *_around("the snapshot is handed over", "training", "state", "put", "^outbox/"),
     *_around("a read harvest is deleted", "training", "state", "delete", "^inbox/"),
-    *_around("the epoch is noted", "upload", "state", "put", "^chain/epoch"),
+    *_around("the epoch is noted", "upload", "state", "put", "^chain/epoch", at_start=True),
     *_around("the manifest is promised", "upload", "state", "put", "^chain/manifests/"),
     *_around("the patch put", "upload", "store", "put", "/patches/"),
     *_around("the manifest put", "upload", "store", "put", "/manifests/"),
@@ -89,10 +94,41 @@ POINTS: Final = (
 
 @dataclass(frozen=True)
 class Trap:
-    """A point, and how often it passes unharmed before it kills; None where the process lives."""
+    """A point, and how often it passes unharmed before it kills; None where the process lives.
+
+    Attributes:
+        sign: the event by which the process is known to be at work; passes count from there on, except for points at the start.
+    """
 
     point: Point | None = None
     passes: int = 0
+    sign: str = ""
+
+
+class _Armed:
+    """Whether passes count yet, and how many are left."""
+
+    def __init__(self, trap: Trap, point: Point) -> None:
+        self.left = trap.passes
+        self.awake = point.at_start
+        if not self.awake:
+            self._wake_at(trap.sign)
+
+    def falls(self) -> bool:
+        """Count a pass; whether it is the deadly one."""
+        if not self.awake:
+            return False
+        self.left -= 1
+        return self.left == -1
+
+    def _wake_at(self, sign: str) -> None:
+        event = Telemetry.event
+
+        def heard(telemetry: Telemetry, name: str, **fields: Any) -> None:
+            event(telemetry, name, **fields)
+            self.awake = self.awake or name == sign
+
+        setattr(Telemetry, "event", heard)  # noqa: B010
 
 
 def kill_myself() -> None:
@@ -104,28 +140,28 @@ def kill_myself() -> None:
 def main(launch: Launch, trap: Trap) -> None:
     """A node's process that dies at a point."""
     if trap.point is not None:
-        arm(trap.point, trap.passes)
+        arm(trap.point, _Armed(trap, trap.point))
     node_process.main(launch)
 
 
-def arm(point: Point, passes: int) -> None:
+def arm(point: Point, armed: _Armed) -> None:
     """Install the hook of a point in this process, for good."""
     if point.where == "step":
-        _replace(Learner, "step", point, passes)
+        _replace(Learner, "step", point, armed)
     elif point.where == "disk":
-        _arm_disk(point, passes)
+        _arm_disk(point, armed)
     else:
-        _arm_stores(point, passes)
+        _arm_stores(point, armed)
 
 
-def _arm_stores(point: Point, passes: int) -> None:
+def _arm_stores(point: Point, armed: _Armed) -> None:
     async def strike() -> None:
         kill_myself()
 
     matches = re.compile(point.pattern)
     wire = Tripwire(
-        lambda operation, path: operation == point.operation and matches.search(path) is not None,
-        passes,
+        lambda operation, path: operation == point.operation and matches.search(path) is not None and armed.falls(),
+        0,
         point.after,
         strike,
     )
@@ -140,30 +176,29 @@ def _arm_stores(point: Point, passes: int) -> None:
     setattr(node_process, "make_node", made)  # noqa: B010 - mypy knows it as a function
 
 
-def _arm_disk(point: Point, passes: int) -> None:
+def _arm_disk(point: Point, armed: _Armed) -> None:
     if point.operation == "folder":
-        _replace(local, "sync_folder", point, passes)
+        _replace(local, "sync_folder", point, armed)
     elif point.operation == "fsync":
-        _replace(os, "fsync", point, passes)
+        _replace(os, "fsync", point, armed)
     else:
-        write, left = disk.write_through, [passes]
+        write = disk.write_through
 
         def write_half(descriptor: int, data: bytes) -> None:
-            if left[0] == 0:
+            if armed.falls():
                 os.write(descriptor, data[: len(data) // 2])
                 kill_myself()
-            left[0] -= 1
             write(descriptor, data)
 
         setattr(local, "write_through", write_half)  # noqa: B010
 
 
-def _replace(owner: Any, name: str, point: Point, passes: int) -> None:
+def _replace(owner: Any, name: str, point: Point, armed: _Armed) -> None:
     """Replace a function by one that kills before or after the call that is due."""
-    function, left = getattr(owner, name), [passes]
+    function = getattr(owner, name)
 
     def deadly(*arguments: Any) -> Any:
-        due, left[0] = left[0] == 0, left[0] - 1
+        due = armed.falls()
         if due and not point.after:
             kill_myself()
         result = function(*arguments)

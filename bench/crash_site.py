@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -51,13 +52,14 @@ _POLL_SECONDS: Final = 0.02
 
 @dataclass
 class Site:
-    """A run's directory, and its processes."""
+    """A run's directory, and its processes. Several threads may use it, each for processes of its own."""
 
     directory: Path
     config: Config
     context: ForkServerContext
     processes: dict[str, ForkServerProcess] = field(default_factory=dict)
     _heard: dict[str, tuple[int, list[dict[str, Any]]]] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @classmethod
     @contextmanager
@@ -102,18 +104,14 @@ class Site:
         """Let the network live for some seconds."""
         time.sleep(seconds)
 
-    def process_of(self, kind: Kind, seed: int) -> str:
-        """A process of a kind; of several, the seed decides."""
-        found = [process for process, (_, known) in PROCESSES.items() if known == kind]
-        return found[seed % len(found)]
-
     def start(self, process: str, trap: Trap | None = None) -> None:
         """Start a process, with a trap or without."""
         name, kind = PROCESSES[process]
         launch = Launch(self.config, kind, name, echo=False)
-        child = self.context.Process(target=main, args=(launch, trap or Trap()), name=process, daemon=True)
-        child.start()
-        self.processes[process] = child
+        with self._lock:
+            child = self.context.Process(target=main, args=(launch, trap or Trap()), name=process, daemon=True)
+            child.start()
+            self.processes[process] = child
 
     def kill(self, process: str) -> None:
         """kill -9, and wait until it is gone."""
@@ -122,12 +120,20 @@ class Site:
             child.kill()
         child.join()
 
-    stop = kill
-
     def died(self, process: str, within: float) -> bool:
         """Whether a process that was trapped has died of it in time."""
         self.processes[process].join(within)
         return not self.processes[process].is_alive()
+
+    def restart(self, process: str, trap: Trap | None, within: float) -> float:
+        """Start a process that is dead; the seconds until it is at work, infinite where it is not in time."""
+        began, mark = self.now(), len(self.events(process, SIGNS[process]))
+        self.start(process, trap)
+        while self.now() < began + within:
+            if len(self.events(process, SIGNS[process])) > mark:
+                return self.now() - began
+            time.sleep(_POLL_SECONDS)
+        return float("inf")
 
     def revive(self, processes: Sequence[str], within: float) -> float:
         """Start processes again; the seconds until every one of them, and with none named all, is at work."""
@@ -151,8 +157,9 @@ class Site:
     def events(self, process: str, name: str = "") -> list[dict[str, Any]]:
         """What a process has said, of one name or in all; a line that a kill cut short is none."""
         file = self.directory / "logs" / f"{process.replace('/', '-')}.jsonl"
-        self._heard[process] = read_on(file, *self._heard.get(process, (0, [])))
-        return [event for event in self._heard[process][1] if not name or event["event"] == name]
+        with self._lock:
+            self._heard[process] = read_on(file, *self._heard.get(process, (0, [])))
+            return [event for event in self._heard[process][1] if not name or event["event"] == name]
 
 
 def whole(root: Path, pattern: str) -> list[Path]:

@@ -1,12 +1,14 @@
 """kill -9 of real processes, at named points and at random times: `python -m bench.crashes --seeds 20 --random 500 --out DIR`.
 
-One small network (a trainer's three processes, a validator, two miners, a beacon) lives through all of it in DIR. A case starts one
-process with a trap at one point (bench/crash_points.py), waits until it is dead, starts it again and measures how long
-it takes until it has done its work again. The seed of a case says how often the point passes before it kills. Random
-cases kill one process, and now and then all of them at once, after up to two seconds.
+One small network (a trainer's three processes, a validator, two miners, a beacon) lives through all of it in DIR. A case starts
+one process with a trap at one point (bench/crash_points.py), waits until it is at work and then dead of it, starts it again and
+measures how long it takes until it is at work again; that start bears the trap of the next case. The seed of a case says how
+often the point passes before it kills. Every process dies again and again at its own points, all at the same time. After that,
+every process is killed again and again after up to two seconds, and at last all of them at once, one time in ten.
 
-Every 20 cases and at the end the whole history is judged (bench/crash_audit.py). Cases that were done are not done again: start it
-again with the same DIR to go on. Prints a table by point; exits with 1 if anything was violated or took longer than --within.
+At the end, and between the three parts, the whole history is judged (bench/crash_audit.py). Cases that were done are not done
+again: start it again with the same DIR to go on. Prints a table by point; exits with 1 if anything was violated or took longer
+than --within.
 """
 
 import argparse
@@ -14,14 +16,18 @@ import json
 import random
 import sys
 import tempfile
+import threading
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.crash_audit import audit
 from bench.crash_points import POINTS, Point, Trap
-from bench.crash_site import Site
+from bench.crash_site import PROCESSES, SIGNS, Site
+
+TOGETHER = 10  # of so many random cases, one kills all processes at once
+RANDOM, ALL = "at a random time", "all at once"
 
 
 @dataclass(frozen=True)
@@ -29,9 +35,9 @@ class Case:
     """One kill and what came of it.
 
     Attributes:
-        point: its name; 'random' or 'all at once' for those at random times.
+        point: its name; RANDOM or ALL for those at random times.
         reached: whether the point was reached at all.
-        seconds: from the start after the kill until the process had done its work again.
+        seconds: from the start after the kill until the process was at work again.
     """
 
     point: str
@@ -41,28 +47,105 @@ class Case:
     seconds: float
 
 
-def run_point(site: Site, point: Point, seed: int, within: float) -> Case:
-    """Kill a process at a point."""
-    process = site.process_of(point.kind, seed)
-    passes = random.Random(f"{point.name} {seed}").randrange(3) if "epoch" not in point.name else 0
-    site.stop(process)
-    site.start(process, Trap(point, passes))
-    reached = site.died(process, within)
-    if not reached:
-        site.stop(process)
-    return Case(point.name, process, seed, reached, site.revive([process], within))
+class Matrix:
+    """The cases that were done, and those to do, in a network.
 
+    Args:
+        within: seconds in which a process must be at work again, and in which it must come to a point.
+        until: when to begin no more cases, on the network's clock.
+    """
 
-def run_random(site: Site, seed: int, within: float) -> Case:
-    """Kill a process, or all of them, at a random time."""
-    chance = random.Random(f"random {seed}")
-    everything = chance.random() < 0.1
-    victims = list(site.processes) if everything else [chance.choice(sorted(site.processes))]
-    site.wait(chance.uniform(0.0, 2.0))
-    for process in victims:
+    def __init__(self, site: Site, file: Path, within: float, until: float) -> None:
+        self._site = site
+        self._file = file
+        self._within = within
+        self._until = until
+        self._lock = threading.Lock()
+        lines = file.read_text().splitlines() if file.exists() else []
+        self.cases = [Case(**json.loads(line)) for line in lines]
+        self._done = {(case.point, case.seed) for case in self.cases}
+
+    def named(self, seeds: int) -> None:
+        """Every point with every seed, each process beside the others."""
+
+        def lane(process: str) -> Callable[[], None]:
+            kind = PROCESSES[process][1]
+            alike = [name for name, (_, known) in PROCESSES.items() if known == kind]
+            own = range(alike.index(process), seeds, len(alike))  # of several processes of a kind, the seed decides
+            points = [point for point in POINTS if point.kind == kind]
+            todo = [(point, seed) for seed in own for point in points if (point.name, seed) not in self._done]
+            return lambda: self._die_at(process, todo)
+
+        self._beside([lane(process) for process in SIGNS])
+
+    def random(self, kills: int) -> None:
+        """Kills at random times: of every process beside the others, then of all at once."""
+        numbers = [number for number in range(kills) if number % TOGETHER]
+        lanes = [
+            (process, [n for n in numbers[place :: len(SIGNS)] if (RANDOM, n) not in self._done])
+            for place, process in enumerate(SIGNS)
+        ]
+        self._beside([lambda process=process, todo=todo: self._die_any_time(process, todo) for process, todo in lanes])
+        for number in range(0, kills, TOGETHER):
+            if (ALL, number) not in self._done and not self._over():
+                self._site.wait(random.Random(f"{ALL} {number}").uniform(0.0, 2.0))
+                for process in PROCESSES:
+                    self._site.kill(process)
+                self._note(Case(ALL, "all", number, True, self._site.revive(list(PROCESSES), self._within)))
+
+    def _over(self) -> bool:
+        return self._site.now() > self._until
+
+    def _note(self, case: Case) -> None:
+        with self._lock, self._file.open("a") as file:
+            file.write(json.dumps(asdict(case)) + "\n")
+            self.cases.append(case)
+            if len(self.cases) % 50 == 0:
+                print(f"{len(self.cases)} cases", flush=True)
+
+    def _beside(self, lanes: list[Callable[[], None]]) -> None:
+        threads = [threading.Thread(target=lane) for lane in lanes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _die_at(self, process: str, todo: list[tuple[Point, int]]) -> None:
+        """One process, through its points. It is at work when this begins and when it ends."""
+        site, within = self._site, self._within
+        last: tuple[Point, int, bool] | None = None
+
+        def settle(seconds: float) -> None:
+            if last is not None:
+                self._note(Case(last[0].name, process, last[1], last[2], seconds))
+
         site.kill(process)
-    name = "all at once" if everything else "random"
-    return Case(name, ",".join(victims) if not everything else "all", seed, True, site.revive(victims, within))
+        for point, seed in todo:
+            if self._over():
+                break
+            trap = Trap(point, 0 if point.at_start else _passes(point, seed), SIGNS[process])
+            if point.at_start:
+                settle(site.restart(process, None, within))
+                site.kill(process)
+                site.start(process, trap)
+            else:
+                settle(site.restart(process, trap, within))
+            last = (point, seed, site.died(process, within))
+            site.kill(process)
+        settle(site.restart(process, None, within))
+
+    def _die_any_time(self, process: str, todo: list[int]) -> None:
+        for number in todo:
+            if self._over():
+                return
+            self._site.wait(random.Random(f"{RANDOM} {number}").uniform(0.0, 2.0))
+            self._site.kill(process)
+            seconds = self._site.restart(process, None, self._within)
+            self._note(Case(RANDOM, process, number, True, seconds))
+
+
+def _passes(point: Point, seed: int) -> int:
+    return random.Random(f"{point.name} {seed}").randrange(3)
 
 
 def table(cases: Iterable[Case]) -> str:
@@ -85,40 +168,33 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--random", type=int, default=500, dest="kills")
     parser.add_argument("--within", type=float, default=30.0, help="seconds in which a process must be back at work")
-    parser.add_argument("--minutes", type=float, default=1e9, help="stop after so many minutes")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no more cases after so many minutes")
     parser.add_argument("--out", type=Path, default=None, help="the network's directory and the results")
     arguments = parser.parse_args()
     out = arguments.out or Path(tempfile.mkdtemp(prefix="grailnode-crashes-"))
-    results = out / "cases.jsonl"
-    cases = [Case(**json.loads(line)) for line in results.read_text().splitlines()] if results.exists() else []
-    done = {(case.point if case.point != "all at once" else "random", case.seed) for case in cases}
-    wanted = [(point, seed) for seed in range(arguments.seeds) for point in POINTS if (point.name, seed) not in done]
-    wild = [seed for seed in range(arguments.kills) if ("random", seed) not in done]
     found: list[str] = []
-    with Site.open(out) as site, results.open("a") as file:
-        end = site.now() + 60.0 * arguments.minutes
-        turns: list[tuple[Point | None, int]] = [*wanted, *((None, seed) for seed in wild)]
-        for number, (point, seed) in enumerate(turns, 1):
-            if site.now() > end:
-                break
-            case = run_point(site, point, seed, arguments.within) if point else run_random(site, seed, arguments.within)
-            file.write(json.dumps(asdict(case)) + "\n")
-            file.flush()
-            cases.append(case)
-            if number % 20 == 0:
-                found += audit(site)
-                print(f"{len(cases)} kills, {len(found)} violations", flush=True)
-        site.settle()
-        found += audit(site)
-    slow = [case for case in cases if case.seconds > arguments.within]
+    with Site.open(out) as site:
+        until = site.now() + 60.0 * arguments.minutes
+        matrix = Matrix(site, out / "cases.jsonl", arguments.within, until)
+        for part in (lambda: matrix.named(arguments.seeds), lambda: matrix.random(arguments.kills)):
+            part()
+            site.settle()
+            found += audit(site)
+    report(matrix.cases, sorted(set(found)), arguments.within)
+    print(f"the network lies in {out}")
+    sys.exit(1 if found or any(case.seconds > arguments.within for case in matrix.cases) else 0)
+
+
+def report(cases: list[Case], found: list[str], within: float) -> None:
+    """Print the table, every violation, and the sums."""
+    slow = [case for case in cases if case.seconds > within]
     print(table(cases))
-    for line in sorted(set(found)):
+    for line in found:
         print(f"violated: {line}")
     for case in slow:
-        print(f"not back within {arguments.within:g} s: {case.process} after {case.point}, seed {case.seed}")
+        print(f"not back within {within:g} s: {case.process} after {case.point}, seed {case.seed}")
     kills = sum(case.reached for case in cases)
-    print(f"{kills} kills, {len(set(found))} violations, {len(slow)} slow recoveries; the network lies in {out}")
-    sys.exit(1 if found or slow else 0)
+    print(f"{kills} kills, {len(found)} violations, {len(slow)} slow recoveries")
 
 
 if __name__ == "__main__":

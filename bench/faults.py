@@ -12,7 +12,7 @@ import os
 import random
 import sys
 
-from tests.network.sweep import Outcome, outcome_in
+from tests.network.sweep import Outcome, outcome_in, quiet
 from tests.network.troubles import TROUBLES
 
 
@@ -40,7 +40,7 @@ def main() -> None:
     pairs = random.Random(0).sample(list(itertools.combinations(TROUBLES, 2)), arguments.pairs)
     print(f"{'trouble':62} {'struck':>6} {'versions':>8} {'collected':>9}  outcome", flush=True)
     violated = 0
-    with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
+    with multiprocessing.get_context("spawn").Pool(arguments.processes, quiet) as pool:
         for case, found in pool.imap(lived, singles + pairs):
             violated += bool(found.violations)
             if len(case) == 1 or found.violations:

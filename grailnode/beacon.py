@@ -75,7 +75,7 @@ class RelayBeacon:
         """Implements Beacon.randomness: the 32 bytes of a round, verified; waits until it is due.
 
         Raises:
-            BeaconError: no relay gave a true answer before the deadline.
+            BeaconError: no relay gave a true answer before the deadline, or the clock was set back and the round is not due.
         """
         known = self._known.get(round_number)
         if known is not None:
@@ -96,6 +96,8 @@ class RelayBeacon:
                 found = await self._ask_all(round_number, failures)
                 if found is not None:
                     return found
+                if self._clock.now() < self._chain.due(round_number):
+                    raise BeaconError(f"beacon round {round_number} is not due: this machine's clock was ahead")
                 await trio.sleep(pause)
                 pause = min(pause * 1.5, self._patience.longest_pause)
         said = "; ".join(f"{name}: {failure}" for name, failure in failures.items()) or "no relay answered"

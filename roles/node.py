@@ -14,8 +14,10 @@ from protocol.signing import SigningKey, sign
 from roles.alarms import Alarms
 from roles.ports import Beacon, BeaconError, Clock, NotFoundError, ObjectStore, StoreError, Telemetry
 from roles.refusals import Refusals
+from roles.timekeeping import Timekeeper
 
 _RETRY_SECONDS = 0.25
+_LOOK_SECONDS = 1.0  # between two looks at a clock that somebody may set
 _MOST_LOSSES = 8  # of one object, acknowledged and not there
 _READ_BACKS = 3  # tries to get an answer
 _READ_BACK_BYTES = 1 << 20  # objects up to this size are read back whole
@@ -38,6 +40,7 @@ class Node:
         proof: gives what the run's admission policy asks of this node's announcements (grailnode/proofs.py).
         known, revisions: what this node knows of the authority, shared with whoever gives `known` (else the run manifest's
             word); kept up to date by roles/authority.py.
+        time: what is proven about the time; whatever is signed or closed for ever rests on that, and not on the clock alone.
         alarms: lies that this node met and has not published yet; refusals: participants that it need not look at yet.
     """
 
@@ -55,11 +58,13 @@ class Node:
     proof: Callable[["Node"], Awaitable[bytes]] = _no_proof
     known: InitVar[Revisions | None] = None
     revisions: Revisions = field(init=False)
+    time: Timekeeper = field(init=False)
     alarms: Alarms = field(init=False, default_factory=Alarms)
     refusals: Refusals = field(init=False, default_factory=Refusals)
 
     def __post_init__(self, known: Revisions | None) -> None:
         object.__setattr__(self, "revisions", known or Revisions(self.run_id, self.run.authority))
+        object.__setattr__(self, "time", Timekeeper(self.beacon, self.run.beacon, self.clock, self.telemetry))
 
     @property
     def authority(self) -> Authority:
@@ -75,13 +80,30 @@ class Node:
         """The current window; negative before window 0 opens."""
         return self.run.window_at(self.clock.now())
 
+    async def next_window(self, after: int, ahead: float = 0.0) -> int:
+        """Wait for the next window behind one: its number, so many seconds before it opens. Follows a clock that is set back."""
+        window = max(after, self.window(), -1) + 1
+        while (left := self.run.opening_time(window) - ahead - self.clock.now()) > 0:
+            await trio.sleep(min(left, _LOOK_SECONDS))
+            window = min(window, max(after, self.window(), -1) + 1)
+        await trio.lowlevel.checkpoint()
+        return window
+
     async def randomness(self, round_number: int) -> bytes:
-        """The randomness of a round, however long the beacon's outage lasts: windows are delayed, never weakened."""
+        """The randomness of a round, however long the beacon's outage lasts: windows are delayed, never weakened.
+
+        Raises:
+            BeaconError: the round is not due any more, as this machine's clock was ahead; or later ones are out, and this one
+                cannot be had.
+        """
         while True:
             try:
-                return await self.beacon.randomness(round_number)
+                return await self.time.randomness(round_number)
             except BeaconError as error:
                 self.telemetry.event("beacon-late", round=round_number, error=str(error))
+                now = self.clock.now()
+                if now < self.run.beacon.due(round_number) or await self.time.has_come(self.run.beacon.round_at(now)):
+                    raise
                 await trio.sleep(_RETRY_SECONDS)
 
     async def publish(self, path: str, data: bytes) -> None:
@@ -137,7 +159,7 @@ class Node:
             name=self.name,
             space=self.space,
             groups=groups,
-            expires_ms=int((self.clock.now() + seconds) * 1000),
+            expires_ms=int((await self.time.moment() + seconds) * 1000),
             proof=await self.proof(self) if role == "miner" else b"",
         )
 

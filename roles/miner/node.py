@@ -15,7 +15,7 @@ from protocol.signing import sign
 from roles.follower import Follower
 from roles.miner.produce import Producer, Turn
 from roles.node import Node
-from roles.ports import Engine, EngineError, StoreError
+from roles.ports import BeaconError, Engine, EngineError, StoreError
 from roles.serving import keep_fresh, serve
 
 ANNOUNCED_SECONDS = 600.0
@@ -53,6 +53,7 @@ class Miner:
         self._settings = settings
         self._pledged = 0  # groups, as the newest announcement says
         self._until = 0.0  # when that is to be renewed, seconds since the Unix epoch
+        self._mined = -1  # the newest window that has opened for this miner
         self._chunk_seconds = 0.0  # of the slowest of the last few chunks, by which the next is planned
 
     async def run(self) -> None:
@@ -61,7 +62,7 @@ class Miner:
             nursery.start_soon(keep_fresh, self._node, self._follower, self._settings.poll_seconds)
             await self._pledge(0)
             while True:
-                await self._mine(max(0, self._node.window() + 1))
+                await self._mine(await self._node.next_window(self._mined))
 
     async def _pledge(self, groups: int) -> None:
         """Announce how many groups the windows to come will bring, where that changes or has to be said again."""
@@ -74,8 +75,6 @@ class Miner:
 
     async def _mine(self, window: int) -> None:
         """Keep the pledge of a window, then pledge what the next ones will bring."""
-        node = self._node
-        await node.clock.sleep_until(node.run.opening_time(window))
         kept = self._pledged > 0 and await self._keep(window, self._pledged)
         if self._pledged and not kept:
             self._until = 0.0  # validators count a pledge no more that was not kept at all: it has to be given anew
@@ -94,12 +93,13 @@ class Miner:
     async def _keep(self, window: int, pledged: int) -> bool:
         """Generate and deliver what was pledged; whether anything was delivered in time."""
         node = self._node
-        randomness = await node.randomness(node.run.schedule.opening(window))
         try:
+            randomness = await node.randomness(node.run.schedule.opening(window))
+            self._mined = window
             version = self._follower.version_for(window)
             await serve(node, self._engine, await self._follower.hold(version))
             groups = await self._generate(Turn(window, randomness, version, node.key.public), pledged)
-        except (StoreError, ProtocolError, EngineError) as error:
+        except (StoreError, BeaconError, ProtocolError, EngineError) as error:
             node.telemetry.event("window-skipped", window=window, error=str(error))
             return False
         return await self._deliver(window, groups)

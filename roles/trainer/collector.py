@@ -7,6 +7,7 @@ after a crash changes nothing: the learner refuses a group that it has seen.
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 
 import trio
 
@@ -47,9 +48,9 @@ _AT_ONCE = 16  # miners' windows that are being settled
 
 @dataclass(frozen=True)
 class _Later:
-    """When to ask a miner's storage again that did not answer (seconds since the epoch), and the pause before that."""
+    """When to ask a miner's storage again that did not answer (trio's time), and the pause before that."""
 
-    moment: float = 0.0
+    moment: float = -inf
     pause: float = 0.5
 
     def after(self, now: float) -> "_Later":
@@ -92,8 +93,6 @@ class Collector:
         node = self._node
         while True:
             now = node.window()
-            if now < oldest:  # the clock was ahead, and windows passed over that are still to come
-                oldest = max(0, now - self._windows_open())
             finished = {window for window in range(oldest, now + 1) if await self._collect(window, tasks)}
             while oldest in finished:
                 await self._overseer.report(oldest)
@@ -114,8 +113,9 @@ class Collector:
         schedule = self._node.run.schedule
         return -(-schedule.verdict_rounds // schedule.rounds)
 
-    def _closed(self, window: int) -> bool:
-        return self._node.clock.now() >= self._node.run.beacon.due(self._node.run.schedule.verdict(window))
+    async def _closed(self, window: int) -> bool:
+        """Whether nobody's verdicts are waited for any more; what is not accounted for then never is, so a clock is not enough."""
+        return await self._node.time.has_come(self._node.run.schedule.verdict(window))
 
     async def _collect(self, window: int, tasks: trio.Nursery) -> bool:
         """Hear a window's validators and settle every miner whose groups are all decided; whether that was all.
@@ -124,7 +124,7 @@ class Collector:
         A validator whose storage stays silent for as long again as the window had is not waited for any more.
         """
         hearing, ignored = self._hearing(window), self._overseer.distrusted
-        closed = self._closed(window)  # asked before reading, so that the last look comes after the end
+        closed = await self._closed(window)  # asked before reading, so that the last look comes after the end
         done = self._done.setdefault(window, set())
         try:
             heard = await hearing.listen(ignored) or self._given_up(window)
@@ -132,7 +132,7 @@ class Collector:
             for miner, verdicts in hearing.verdicts.items():
                 if miner in done or (miner in self._overseer.canaries and outstanding):
                     continue
-                if (window, miner) in self._settling or self._node.clock.now() < self._retry(window, miner).moment:
+                if (window, miner) in self._settling or trio.current_time() < self._retry(window, miner).moment:
                     continue
                 authority = self._node.authority
                 counting = set(authority.validators) - ignored
@@ -156,8 +156,8 @@ class Collector:
             self._later.pop((window, miner), None)
         except StoreError as error:
             self._node.telemetry.event("collect-failed", window=window, miner=miner.hex()[:8], error=str(error))
-            self._later[window, miner] = self._retry(window, miner).after(self._node.clock.now())
-            if self._given_up(window):
+            self._later[window, miner] = self._retry(window, miner).after(trio.current_time())
+            if await self._given_up(window):
                 await self._account_unreachable(window, miner, decisions)
         finally:
             self._settling.remove((window, miner))
@@ -173,10 +173,10 @@ class Collector:
     def _retry(self, window: int, miner: bytes) -> _Later:
         return self._later.get((window, miner), _Later())
 
-    def _given_up(self, window: int) -> bool:
+    async def _given_up(self, window: int) -> bool:
         """Whether as much time has gone by since a window's end as its verdicts had."""
         schedule = self._node.run.schedule
-        return self._node.clock.now() >= self._node.run.beacon.due(schedule.verdict(window) + schedule.verdict_rounds)
+        return await self._node.time.has_come(schedule.verdict(window) + schedule.verdict_rounds)
 
     async def _settle(self, window: int, miner: bytes, decisions: list[Decision], closed: bool) -> None:
         """Fetch what is accepted, hand it over, and account for everything.

@@ -61,7 +61,7 @@ class Hearing:
             await self._read_verdicts(validator)
 
     async def _look_for_seal(self, validator: bytes) -> None:
-        in_time = self._away or self._node.clock.now() < self._due
+        in_time = self._away or not await self._node.time.has_come(self._node.run.schedule.seal(self._window))
         digest = await sealed_digest(self._node, self._window, validator) if in_time else None
         if digest is not None:
             self._seals[validator] = digest

@@ -7,7 +7,6 @@ on where it was. Anchors are uploaded beside it and shown by the head once they 
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Final
 
 import trio
 
@@ -19,7 +18,7 @@ from protocol.patch import Encoded
 from protocol.signing import Signed, sign
 from roles.follower import Held
 from roles.node import Node
-from roles.ports import BeaconError, StoreError
+from roles.ports import StoreError
 from roles.trainer.conditions import Made, Meter
 from roles.trainer.fencing import Fence
 from roles.trainer.history import History, Stamp, make_head
@@ -55,9 +54,6 @@ class PublisherSettings:
     mark_ms: int = 0
     profile: str = "compact"
     link_mbps: float | None = None
-
-
-_BEACON_SECONDS: Final = 5.0  # for which a round that should be out is waited for, before the clock is asked again
 
 
 class Publisher:
@@ -191,37 +187,25 @@ class Publisher:
         """Sign a manifest and remember it, with its shards, before the version can be seen."""
         node, history = self._node, self._history
         before = history.manifests.get(name.version - 1)
+        if before is not None and before.record.beacon_round > 1:  # 1 is also said before the beacon begins
+            node.time.note(before.record.beacon_round)  # whatever the clock says, it is later than that
+        beacon_round = await node.time.newest()  # what is signed by a wrong clock stays signed
         moment = Moment(
             run_id=node.run_id,
             previous=before.digest if before else b"",
             optimizer_step=name.optimizer_step,
-            beacon_round=await self._proven_round(),
-            first_window=self._first_window(before.record.first_window) if before else 0,
+            beacon_round=max(1, beacon_round),
+            first_window=self._first_window(before.record.first_window, beacon_round) if before else 0,
             epoch=history.epoch,
         )
         manifest = make_manifest(objects, moment)
         await history.keep_shards(manifest, objects.shards)
         return await history.promise(sign(manifest, node.key))
 
-    async def _proven_round(self) -> int:
-        """The newest beacon round, known to be out. A clock that runs ahead waits here: what is signed by it stays signed."""
-        node = self._node
-        while True:
-            number = node.run.beacon.round_at(node.clock.now())
-            if number < 1:
-                return 1  # the beacon has not begun
-            with trio.move_on_after(_BEACON_SECONDS):
-                try:
-                    await node.beacon.randomness(number)
-                except BeaconError as error:
-                    node.telemetry.event("beacon-late", round=number, error=str(error))
-                    continue
-                return number
-            node.telemetry.event("beacon-late", round=number, error="not out yet; is this machine's clock ahead?")
-
-    def _first_window(self, before: int) -> int:
-        """The first window that a version made now may serve: everyone has `lead` windows to fetch it."""
-        return max(before, self._node.window() + self._node.run.schedule.lead)
+    def _first_window(self, before: int, beacon_round: int) -> int:
+        """The first window that a version made at a round may serve: everyone has `lead` windows to fetch it."""
+        schedule = self._node.run.schedule
+        return max(before, schedule.window_at(beacon_round) + schedule.lead)
 
     async def _upload_shards(self, manifest: Manifest) -> None:
         for ref in manifest.anchor:
@@ -247,12 +231,12 @@ class Publisher:
             FencedError: it has.
         """
         node = self._node
-        await self._proven_round()
+        await node.time.newest()  # outside of the lock: what waits here for the right time holds nobody up
         async with self._head_lock:
             with suppress(StoreError):  # a store that does not answer shows no other trainer; the put is retried anyway
                 await self._fence.check()
             self._shown = max(newest, self._shown)  # an anchor's upload may end between a head and its bookkeeping
-            expires_ms = int((node.clock.now() + node.run.head_ttl) * 1000) - self._settings.mark_ms
+            expires_ms = int((await node.time.moment() + node.run.head_ttl) * 1000) - self._settings.mark_ms
             head = self._head(self._shown, expires_ms)
             self._fence.wrote(content_digest(head.to_bytes()))
             await node.publish(paths.head(node.key.public), sign(head, node.key))

@@ -88,7 +88,7 @@ async def docket(node: Node, window: int, pledges: Mapping[bytes, int]) -> Docke
         record = signed.record
         if (record.run, record.window, record.miner) != (node.run_id, window, miner) or not record.groups:
             raise MalformedError("of another run, window or miner, or empty", path)
-        return Case(signed, pledges[miner], node.clock.now())
+        return Case(signed, pledges[miner], node.time.now())
 
     async def read(miner: bytes) -> Case | bytes | None:
         path = paths.commitment(miner, window)

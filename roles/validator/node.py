@@ -15,7 +15,7 @@ from protocol.verdict import Reason, Verdict
 from roles.assignment import Task
 from roles.follower import Follower, Held
 from roles.node import Node
-from roles.ports import Engine, EngineError, StoreError
+from roles.ports import BeaconError, Engine, EngineError, StoreError
 from roles.serving import keep_fresh, serve
 from roles.validator.audit import Auditor, condemned
 from roles.validator.docket import Docket, Pledges, docket
@@ -78,19 +78,22 @@ class Validator:
         """Note every window's pledges and commitments in time; whoever was not looking then abstains."""
         node, schedule = self._node, self._node.run.schedule
         ahead = max(1, schedule.rounds - schedule.audit_rounds) * node.run.beacon.period_ms / 1000
-        window = max(self._ledger.newest, node.window()) + 1
+        watched = self._ledger.newest
         while True:
-            opening = node.run.opening_time(window)
-            await node.clock.sleep_until(opening - ahead)
+            window = await node.next_window(watched, ahead)
             try:
                 pledged = await self._pledges.take()
-                if node.clock.now() >= opening:
+                if node.time.now() >= node.run.opening_time(window):
                     raise StoreError("pledges came after the window had opened")
+                await node.randomness(schedule.opening(window))
+                watched = window
                 await node.clock.sleep_until(node.run.deadline_time(window))
                 seen.send_nowait(await self._docket(window, pledged))
+            except BeaconError as error:  # it has not opened yet, whatever the clock said
+                node.telemetry.event("window-missed", window=window, error=str(error))
             except (StoreError, trio.WouldBlock) as error:
+                watched = window
                 node.telemetry.event("window-missed", window=window, error=str(error) or "too far behind")
-            window = max(window, node.window()) + 1
 
     async def _docket(self, window: int, pledged: dict[bytes, int]) -> Docket:
         """The window's docket without the commitments that were seen too late to count, which are not held against anybody."""
@@ -103,7 +106,7 @@ class Validator:
     async def _window(self, found: Docket, evaluate: bool) -> None:
         node, schedule, window = self._node, self._node.run.schedule, found.window
         try:
-            if node.clock.now() >= node.run.beacon.due(schedule.verdict(window)):
+            if await node.time.has_come(schedule.verdict(window)):
                 node.telemetry.event("window-abandoned", window=window, error="nobody waits for its verdicts any more")
                 return
             weights = await self._follower.hold(self._follower.version_for(window))
@@ -117,7 +120,7 @@ class Validator:
             if evaluate:
                 await self._evaluate(weights)
             await self._enter(found, weights, verdicts, amendments, seconds)
-        except (StoreError, ProtocolError, EngineError) as error:
+        except (StoreError, BeaconError, ProtocolError, EngineError) as error:
             node.telemetry.event("window-abandoned", window=window, error=str(error))
 
     async def _judge(self, found: Docket, version: int, opening: bytes, draw: bytes) -> list[Verdict]:

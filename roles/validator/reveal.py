@@ -87,11 +87,11 @@ class Revealer:
     async def _others(self, window: int) -> None:
         """Wait until all other validators have sealed, or no seal counts any more."""
         node = self._node
-        until = node.run.beacon.due(node.run.schedule.seal(window))
+        last = node.run.schedule.seal(window)
         waiting = set(node.authority.validators) - {node.key.public}
-        while waiting and node.clock.now() < until:
+        while waiting and not await node.time.has_come(last):
             for validator in sorted(waiting):
                 if await sealed_digest(node, window, validator) is not None:
                     waiting.remove(validator)
             if waiting:
-                await node.clock.sleep_until(min(until, node.clock.now() + _POLL_SECONDS))
+                await trio.sleep(_POLL_SECONDS)

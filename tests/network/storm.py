@@ -23,7 +23,7 @@ from grailnode.wiring import run_collector, run_publisher, run_training
 from roles.node import Node
 from roles.ports import Clock, ObjectStore, StoreError
 from tests.network import small_policy
-from tests.network.simulation import BEGIN, Log, Network
+from tests.network.simulation import BEACON_KEY, BEGIN, Log, Network
 from tests.network.tripwire import TrippingStore, Tripwire
 from tests.network.witness import HearsayStore, Told, Witness
 
@@ -37,6 +37,8 @@ CHECKER: Final = "checker"
 """The name of a node that sees the store as it is."""
 
 _RESTART_SECONDS: Final = 0.2
+_JUMPS: Final = (3600.0, -3600.0, 4.0, -4.0, 0.3, -0.3)  # seconds
+_BEACON_AWAY_AT: Final = 3.0  # seconds
 TRAINER: Final = ("trainer/training", "trainer/upload", "trainer/download")
 
 
@@ -76,6 +78,7 @@ class Weather:
     Attributes:
         rates: of each fault, for every process; state_rates: of errors of the nodes' own disks.
         beacon_away: seconds for which no round is published, from the second window on.
+        beacon_lies: whether false rounds lie there instead, until they are put right.
     """
 
     seed: int
@@ -90,6 +93,7 @@ class Weather:
     deaths: tuple[Death, ...] = ()
     jumps: tuple[Jump, ...] = ()
     beacon_away: float = 0.0
+    beacon_lies: bool = False
 
     @classmethod
     def of(cls, seed: int) -> "Weather":
@@ -126,6 +130,12 @@ class Weather:
                 )
                 for _ in range(chance.choice([0, 1, 2, 4]))
             ),
+            jumps=tuple(
+                Jump(process.split("/", maxsplit=1)[0], chance.uniform(0.0, end - 1.0), chance.choice(_JUMPS))
+                for process in chance.sample(processes, chance.choice([0, 0, 0, 1, 2]))
+            ),
+            beacon_away=chance.choice([0.0, 0.0, 0.0, chance.uniform(0.2, 3.0)]),
+            beacon_lies=chance.random() < 0.5,
         )
 
 
@@ -189,11 +199,19 @@ class StormyNetwork(Network):
         return replace(node, clock=clock, beacon=StoreBeacon(node.store, node.run.beacon, clock))
 
     async def run_beacon(self) -> None:
-        """The local beacon, which may be away for a while."""
-        away = self.weather.beacon_away
-        with trio.move_on_after(3.0 if away else inf):
+        """The local beacon, which may be away for a while; false rounds may lie in its place."""
+        away, chain = self.weather.beacon_away, self.run.beacon
+        with trio.move_on_after(_BEACON_AWAY_AT if away else inf):
             await super().run_beacon()
-        await trio.sleep(away)
+        first = chain.round_after(self.clock.now())
+        last = chain.round_at(self.clock.now() + away)
+        if self.weather.beacon_lies:
+            for number in range(first, last + 1):
+                await self.clock.sleep_until(chain.due(number))
+                await self.store.put(chain.path(number), BEACON_KEY.answer(number + 1))
+        await self.clock.sleep_until(chain.due(last + 1))
+        for number in range(first, last + 1):
+            await self.store.put(chain.path(number), BEACON_KEY.answer(number))
         await super().run_beacon()
 
     def life(self, process: str) -> _Life:

@@ -44,6 +44,11 @@ async def _live_and_judge(weather: Weather) -> tuple[StormyNetwork, str, list[st
     return network, network.trace(), await violations(network)
 
 
+def quiet() -> None:
+    """Let this process not tell of false rounds: the beacon's relays lie all the time here."""
+    logging.getLogger("grailnode").setLevel(logging.ERROR)
+
+
 def outcome(seed: int) -> Outcome:
     """Live through a seed and judge it."""
     return outcome_in(Weather.of(seed))
@@ -52,7 +57,6 @@ def outcome(seed: int) -> Outcome:
 def outcome_in(weather: Weather) -> Outcome:
     """Live through a weather and judge it."""
     torch.set_num_threads(1)
-    logging.getLogger("grailnode").setLevel(logging.ERROR)  # the beacon's relays lie all the time here
     began = time.process_time()
     network, trace, found = run_seeded(weather.seed, _live_and_judge, weather)
     told = Counter(name for log in network.logs.values() for name, fields in log.events if "error" in fields)
@@ -73,5 +77,5 @@ def outcome_in(weather: Weather) -> Outcome:
 
 def sweep(seeds: Iterable[int], processes: int) -> Iterator[Outcome]:
     """The outcomes of seeds, as they come."""
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes, quiet) as pool:
         yield from pool.imap_unordered(outcome, seeds, chunksize=4)

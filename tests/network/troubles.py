@@ -8,6 +8,12 @@ from tests.network.storm import TRAINER, Cut, Jump, Weather
 
 _PROCESSES: Final = (*TRAINER, "miner-1", "validator-0")
 _HOUR: Final = 3600.0
+_CLOCKS: Final = {
+    "the trainer's": ("trainer",),
+    "the miner's": ("miner-1",),
+    "the validator's": ("validator-0",),
+    "everybody's": ("trainer", "miner-1", "validator-0"),
+}
 
 
 @dataclass(frozen=True)
@@ -19,6 +25,7 @@ class Trouble:
     cuts: tuple[Cut, ...] = ()
     jumps: tuple[Jump, ...] = ()
     beacon_away: float = 0.0
+    beacon_lies: bool = False
 
     def __add__(self, other: "Trouble") -> "Trouble":
         """Both at once."""
@@ -28,6 +35,7 @@ class Trouble:
             self.cuts + other.cuts,
             self.jumps + other.jumps,
             max(self.beacon_away, other.beacon_away),
+            self.beacon_lies or other.beacon_lies,
         )
 
     def weather(self, seed: int) -> Weather:
@@ -44,6 +52,7 @@ class Trouble:
             cuts=self.cuts,
             jumps=self.jumps,
             beacon_away=self.beacon_away,
+            beacon_lies=self.beacon_lies,
         )
 
 
@@ -61,8 +70,9 @@ TROUBLES: Final[dict[str, Trouble]] = {
     "network: one-way partition": _partition(Link.NO_ANSWERS),
     "disk: errors (ENOSPC, EIO, EMFILE, read-only)": Trouble(state_rates={Fault.ERROR: 0.05}),
     "disk: done, and an error": Trouble(state_rates={Fault.LOST_ANSWER: 0.05}),
-    "clock: the trainer's an hour fast": _jumps(_HOUR, "trainer"),
-    "clock: everybody's an hour slow": _jumps(-_HOUR, "trainer", "miner-1", "validator-0"),
+    **{f"clock: {name} an hour fast": _jumps(_HOUR, *nodes) for name, nodes in _CLOCKS.items()},
+    **{f"clock: {name} an hour slow": _jumps(-_HOUR, *nodes) for name, nodes in _CLOCKS.items()},
     "beacon: late": Trouble(beacon_away=2.5),
+    "beacon: wrong": Trouble(beacon_away=2.5, beacon_lies=True),
 }
 """By name. What HTTP can do wrong (status codes, ETags, redirects, bodies) is turned into these by the adapters: tests/store."""
