@@ -67,7 +67,7 @@ class Collector:
         self._settings = settings
         self._hearings: dict[int, Hearing] = {}
         self._overseer = Overseer(node, settings.canaries)
-        self._since = node.clock.now()
+        self._since = 0.0
         self._done: dict[int, set[bytes]] = {}
         self._later: dict[tuple[int, bytes], _Later] = {}
         self._settling: set[tuple[int, bytes]] = set()
@@ -84,8 +84,11 @@ class Collector:
         async for item in node.state.list(COLLECTED):
             path = item.path.removeprefix(COLLECTED)
             self._done.setdefault(paths.window_of(path), set()).add(paths.key_at_end(path))
+        self._since = await node.time.moment()
+        now = node.run.window_at(self._since)
         # whoever was away for long goes on where it was: the verdicts still lie there, and want an account
-        oldest = max(0, min(node.window(), max(self._done, default=node.window())) - self._windows_open())
+        last = min(now, max(self._done, default=now - self._settings.keep_accounts))
+        oldest = max(0, last - self._windows_open())
         async with trio.open_nursery() as tasks:
             await self._collect_all(oldest, tasks)
 

@@ -7,6 +7,7 @@ on where it was. Anchors are uploaded beside it and shown by the head once they 
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from typing import Final
 
 import trio
 
@@ -56,6 +57,9 @@ class PublisherSettings:
     link_mbps: float | None = None
 
 
+_LOOK_SECONDS: Final = 1.0  # between two looks at a clock that somebody may set
+
+
 class Publisher:
     """Publishes the snapshots of one trainer."""
 
@@ -67,6 +71,7 @@ class Publisher:
         self._held: Held | None = None
         self._head_lock = trio.Lock()
         self._shown = history.published
+        self._expires = 0.0  # of the head that is shown, its mark aside; seconds since the Unix epoch
         self._doomed: set[str] = set()
         self._meter = Meter(settings.link_mbps * 1e6 / 8 if settings.link_mbps else None)
 
@@ -236,16 +241,19 @@ class Publisher:
             with suppress(StoreError):  # a store that does not answer shows no other trainer; the put is retried anyway
                 await self._fence.check()
             self._shown = max(newest, self._shown)  # an anchor's upload may end between a head and its bookkeeping
-            expires_ms = int((await node.time.moment() + node.run.head_ttl) * 1000) - self._settings.mark_ms
+            self._expires = await node.time.moment() + node.run.head_ttl
+            expires_ms = int(self._expires * 1000) - self._settings.mark_ms
             head = self._head(self._shown, expires_ms)
             self._fence.wrote(content_digest(head.to_bytes()))
             await node.publish(paths.head(node.key.public), sign(head, node.key))
 
     async def _renew_head(self) -> None:
-        """Sign the head again before it expires, for as long as this process lives."""
+        """Sign the head again before it expires, for as long as this process lives, and when the clock was set."""
+        node = self._node
         while True:
-            await trio.sleep(self._node.run.head_ttl / 3)  # however often somebody sets the clock
-            if self._history.published >= 0:
+            await trio.sleep(_LOOK_SECONDS)
+            left = self._expires - node.time.now()
+            if self._history.published >= 0 and not node.run.head_ttl * 2 / 3 < left <= node.run.head_ttl:
                 await self._write_head(self._history.published)
 
     def _report(self, manifest: Manifest) -> None:
