@@ -78,14 +78,15 @@ class Matrix:
 
         self._beside([lane(process) for process in SIGNS])
 
-    def random(self, kills: int) -> None:
+    def unnamed(self, kills: int) -> None:
         """Kills at random times: of every process beside the others, then of all at once."""
         numbers = [number for number in range(kills) if number % TOGETHER]
-        lanes = [
-            (process, [n for n in numbers[place :: len(SIGNS)] if (RANDOM, n) not in self._done])
-            for place, process in enumerate(SIGNS)
-        ]
-        self._beside([lambda process=process, todo=todo: self._die_any_time(process, todo) for process, todo in lanes])
+
+        def lane(place: int, process: str) -> Callable[[], None]:
+            todo = [number for number in numbers[place :: len(SIGNS)] if (RANDOM, number) not in self._done]
+            return lambda: self._die_any_time(process, todo)
+
+        self._beside([lane(place, process) for place, process in enumerate(SIGNS)])
         for number in range(0, kills, TOGETHER):
             if (ALL, number) not in self._done and not self._over():
                 self._site.wait(random.Random(f"{ALL} {number}").uniform(0.0, 2.0))
@@ -176,8 +177,8 @@ def main() -> None:
     with Site.open(out) as site:
         until = site.now() + 60.0 * arguments.minutes
         matrix = Matrix(site, out / "cases.jsonl", arguments.within, until)
-        for part in (lambda: matrix.named(arguments.seeds), lambda: matrix.random(arguments.kills)):
-            part()
+        for part, count in ((matrix.named, arguments.seeds), (matrix.unnamed, arguments.kills)):
+            part(count)
             site.settle()
             found += audit(site)
     report(matrix.cases, sorted(set(found)), arguments.within)

@@ -1,8 +1,14 @@
 """Each trouble alone, and 200 pairs of them: `python -m bench.faults --pairs 200 --processes 2`.
 
-Every run has the real roles over the stack of stores that a node has, on a virtual clock (tests/network/storm.py). Afterwards
-every rule of DESIGN.md section 1 is held against it, and that everybody works again. Prints, for each trouble, how often it
-struck, what was still published, and by which events nodes said so; then the pairs that violated anything. Exits with 1 if any did.
+First the troubles of storage, network, disk, clock and beacon: every run has the real roles over the stack of stores that a node
+has, on a virtual clock (tests/network/storm.py). Afterwards every rule of DESIGN.md section 1 is held against it, and that
+everybody works again. Prints, for each trouble, how often it struck, what was still published, and by which events nodes said so.
+
+Then those of HTTP and S3: a node's stores write, read, list and delete at a real `rclone serve s3` behind a proxy that does to
+requests and answers what bad services and networks do (tests/store/http_life.py). Prints how many exchanges it struck, how many
+operations ended in an error (one line each; the others were mended by trying again), and how many answers the digest refused.
+
+Pairs are printed where they violate anything. Exits with 1 if any did.
 """
 
 import argparse
@@ -11,23 +17,93 @@ import multiprocessing
 import os
 import random
 import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 
+import trio
+
+from grailnode.store.s3_session import S3Credentials, S3Location, S3Session
 from tests.network.sweep import Outcome, outcome_in, quiet
 from tests.network.troubles import TROUBLES
+from tests.store.http_life import HTTP_TROUBLES, HttpOutcome, live_over_http
+from tests.store.rclone import serving
+
+Case = tuple[str, ...]
+
+_LIVES_AT_ONCE = 6
+_CREDENTIALS = S3Credentials("loopback-access", "loopback-secret")
 
 
-def lived(case: tuple[str, ...]) -> tuple[tuple[str, ...], Outcome]:
+def cases(names: Sequence[str], pairs: int) -> list[Case]:
+    """Each name alone, and so many pairs of them."""
+    singles: list[Case] = [(name,) for name in names]
+    found: list[Case] = list(itertools.combinations(names, 2))
+    return singles + random.Random(0).sample(found, min(pairs, len(found)))
+
+
+def lived(case: Case) -> tuple[Case, Outcome]:
     """One run with the troubles of these names."""
     first, *others = [TROUBLES[name] for name in case]
     trouble = sum(others, first)
     return case, outcome_in(trouble.weather(seed=sorted(TROUBLES).index(case[0])))
 
 
-def row(case: tuple[str, ...], found: Outcome) -> str:
-    """A line of the table."""
+def row(case: Case, found: Outcome) -> str:
+    """A line of the first table."""
     told = ", ".join(f"{name} {count}" for name, count in found.told) or "nothing"
     outcome = "; ".join(found.violations) or "recovered"
     return f"{' + '.join(case):62} {found.faults:6} {found.versions:8} {found.collected:9}  {outcome}; said: {told}"
+
+
+def http_row(case: Case, found: HttpOutcome) -> str:
+    """A line of the second table."""
+    said = f"; e.g. {found.told[0].split(': ', 1)[-1][:90]}" if found.told else ""
+    outcome = "; ".join(found.violations) or "recovered"
+    return f"{' + '.join(case):62} {found.struck:6} {len(found.told):8} {found.refused:9}  {outcome}{said}"
+
+
+def simulated(pairs: int, processes: int) -> int:
+    """The first table; how many cases violated anything."""
+    todo = cases(list(TROUBLES), pairs)
+    print(f"{'trouble':62} {'struck':>6} {'versions':>8} {'collected':>9}  outcome", flush=True)
+    violated = 0
+    with multiprocessing.get_context("spawn").Pool(processes, quiet) as pool:
+        for case, found in pool.imap(lived, todo):
+            violated += bool(found.violations)
+            if len(case) == 1 or found.violations:
+                print(row(case, found), flush=True)
+    print(
+        f"{len(TROUBLES)} troubles alone and {len(todo) - len(TROUBLES)} pairs: {violated} with violations", flush=True
+    )
+    return violated
+
+
+async def over_http(pairs: int, url: str) -> int:
+    """The second table; how many cases violated anything."""
+    todo = cases(HTTP_TROUBLES, pairs)
+    location = S3Location("troubles", url, addressing="path")
+    session = S3Session(location, _CREDENTIALS)
+    session.client.create_bucket(Bucket=location.bucket)
+    session.close()
+    print(f"{'trouble':62} {'struck':>6} {'errors':>8} {'refused':>9}  outcome", flush=True)
+    slots = trio.CapacityLimiter(_LIVES_AT_ONCE)
+    violated = 0
+
+    async def live(case: Case) -> None:
+        nonlocal violated
+        async with slots:
+            found = await live_over_http(location, _CREDENTIALS, case)
+        violated += bool(found.violations)
+        if len(case) == 1 or found.violations:
+            print(http_row(case, found), flush=True)
+
+    async with trio.open_nursery() as nursery:
+        for case in todo:
+            nursery.start_soon(live, case)
+    alone = len(HTTP_TROUBLES)
+    print(f"{alone} troubles over HTTP alone and {len(todo) - alone} pairs: {violated} with violations", flush=True)
+    return violated
 
 
 def main() -> None:
@@ -36,16 +112,12 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
-    singles = [(name,) for name in TROUBLES]
-    pairs = random.Random(0).sample(list(itertools.combinations(TROUBLES, 2)), arguments.pairs)
-    print(f"{'trouble':62} {'struck':>6} {'versions':>8} {'collected':>9}  outcome", flush=True)
-    violated = 0
-    with multiprocessing.get_context("spawn").Pool(arguments.processes, quiet) as pool:
-        for case, found in pool.imap(lived, singles + pairs):
-            violated += bool(found.violations)
-            if len(case) == 1 or found.violations:
-                print(row(case, found), flush=True)
-    print(f"{len(singles)} troubles alone and {len(pairs)} pairs: {violated} with violations")
+    violated = simulated(arguments.pairs, arguments.processes)
+    with tempfile.TemporaryDirectory(prefix="grailnode-faults-") as directory:
+        buckets = Path(directory) / "buckets"
+        buckets.mkdir()
+        with serving(buckets, "--auth-key", f"{_CREDENTIALS.access_key},{_CREDENTIALS.secret_key}") as url:
+            violated += trio.run(over_http, arguments.pairs, url)
     sys.exit(1 if violated else 0)
 
 

@@ -25,7 +25,7 @@ from grailnode.metrics import serve_metrics
 from grailnode.policy import Policy, load_weights
 from grailnode.processes import EXIT_HOPELESS, run_process
 from grailnode.replay import Replayed, Which, replay
-from grailnode.storage import Storage
+from grailnode.storage import Storage, sweep_orphans
 from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
 from grailnode.telemetry import Telemetry
@@ -42,6 +42,7 @@ from roles.ports import ObjectStore, StoreError
 
 Kind = Literal["beacon", "training", "upload", "download", "canary", "miner", "validator", "cheater"]
 TRAINER_KINDS: tuple[Kind, ...] = ("beacon", "training", "upload", "download", "canary")
+_UPLOADERS: tuple[Kind, ...] = ("upload", "canary", "miner", "cheater", "validator")  # one process for each space
 _LOCK_SECONDS = 5.0
 _RETRY_SECONDS = 0.5
 _CONFIG_NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -101,6 +102,8 @@ async def _run(launch: Launch) -> int:
             make = make_canary if kind == "canary" else make_node
             node = make(config, launch.name, telemetry)
             async with trio.open_nursery() as nursery:
+                if kind in _UPLOADERS:
+                    nursery.start_soon(sweep_orphans, config, node.key.public, telemetry, node.clock.now())
                 if config.node.metrics_port:
                     nursery.start_soon(serve_metrics, metrics_port(config, kind), telemetry.exposition)
                 await _MAINS[kind](node, launch)

@@ -28,10 +28,10 @@ from grailnode.store.retrying import RetryingStore, RetryPolicy
 from grailnode.store.routed import Places, RoutedStore
 from grailnode.store.s3 import S3Store
 from grailnode.store.s3_session import S3Location
-from protocol import limits
+from protocol import limits, paths
 from protocol.authority import Revisions
 from protocol.run import RunManifest
-from roles.ports import Clock, ObjectStore, Telemetry
+from roles.ports import Clock, ObjectStore, StoreError, Telemetry
 
 STRANGER: Final = PlaceSection(
     kind="https", url="https://announced.invalid", concurrency=4, attempts=2, deadline_seconds=120.0
@@ -40,6 +40,36 @@ STRANGER: Final = PlaceSection(
 
 _CONNECTIONS: Final = 64
 _THIS_MACHINE: Final = {"127.0.0.1", "localhost"}
+
+
+_ORPHAN_SECONDS: Final = (
+    86_400.0  # a younger upload may be this writer's own of before a crash, and is resumed by its next put
+)
+
+
+async def sweep_orphans(config: Config, key: bytes, telemetry: Telemetry, now: float) -> None:
+    """Abort the multipart uploads below a key's own paths that nobody has completed for a day: their parts are stored and billed.
+
+    For the writer of these paths, when it starts. A service that refuses is told of, and nothing else: it costs money, not truth.
+
+    Args:
+        now: seconds since the Unix epoch.
+    """
+    section = config.store
+    if section.kind != "s3":
+        return  # a directory sweeps its temporary files when it is opened
+    file = section.credentials
+    store = S3Store(_location(section), read_credentials(config.at(file) if file is not None else None))
+    own = paths.owned(key)
+    prefix = f"{section.prefix.rstrip('/')}/{own}" if section.prefix else own
+    try:
+        aborted = await store.abort_uploads(prefix, now - _ORPHAN_SECONDS)
+    except StoreError as error:
+        telemetry.event("orphans-left", error=str(error))
+    else:
+        telemetry.event("orphans-swept", uploads=aborted)
+    finally:
+        store.close()
 
 
 class _Named(Collection[bytes]):

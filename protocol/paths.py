@@ -46,6 +46,11 @@ def file(writer: bytes, digest: bytes) -> str:
     return f"{writer.hex()}/files/{digest.hex()}"
 
 
+def owned(writer: bytes) -> str:
+    """What the paths of a participant's own objects begin with."""
+    return f"{writer.hex()}/"
+
+
 def head(trainer: bytes) -> str:
     """The signed pointer to the newest version: the only object of a trainer that is ever replaced."""
     return f"{trainer.hex()}/head"

@@ -43,6 +43,7 @@ def _name(window: int, miner: bytes) -> str:
     return f"{window:010d}-{miner.hex()}"
 
 
+_LAST_LOOKS = 3  # at a window that is over, as storage may have hidden or bent what it showed at one
 _AT_ONCE = 16  # miners' windows that are being settled
 
 
@@ -130,8 +131,10 @@ class Collector:
         closed = await self._closed(window)  # asked before reading, so that the last look comes after the end
         done = self._done.setdefault(window, set())
         try:
-            heard = await hearing.listen(ignored) or self._given_up(window)
-            outstanding = 0 if closed and heard else hearing.outstanding(ignored)
+            heard = await hearing.listen(ignored) or await self._given_up(window)
+            hearing.last_looks += closed and heard
+            final = closed and heard and (hearing.last_looks >= _LAST_LOOKS or not hearing.outstanding(ignored))
+            outstanding = 0 if final else hearing.outstanding(ignored)
             for miner, verdicts in hearing.verdicts.items():
                 if miner in done or (miner in self._overseer.canaries and outstanding):
                     continue
@@ -148,7 +151,7 @@ class Collector:
         except StoreError as error:
             self._node.telemetry.event("collect-failed", window=window, error=str(error))
             return False
-        return closed and heard and hearing.verdicts.keys() <= done
+        return final and hearing.verdicts.keys() <= done
 
     async def _settle_once(self, window: int, miner: bytes, decisions: list[Decision], closed: bool) -> None:
         """Settle a miner's window beside all others: storage that does not answer costs its owner, and it not for ever."""

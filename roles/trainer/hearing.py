@@ -32,6 +32,8 @@ class Hearing:
         self._summaries: dict[bytes, Summary] = {}
         self._told: set[str] = set()
         self._over: set[bytes] = set()  # validators of whom nothing more can come
+        self.last_looks = 0
+        """How often this node has looked since the window was over."""
         self.verdicts: dict[bytes, dict[bytes, Verdict]] = {}
         """By miner, then by validator."""
 

@@ -40,7 +40,7 @@ class Reply:
     pause: float = 0.0
 
 
-Answer = Callable[[Asked], Reply]
+Answer = Callable[[Asked], Reply | Awaitable[Reply]]
 
 
 async def serve(answer: Answer, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
@@ -58,7 +58,10 @@ async def _connection(answer: Answer, stream: trio.SocketStream) -> None:
             buffer = b""
             while asked := await _read(stream, buffer):
                 request, buffer = asked
-                if not await _send(stream, answer(request), request.method == "HEAD"):
+                reply = answer(request)
+                if not isinstance(reply, Reply):
+                    reply = await reply
+                if not await _send(stream, reply, request.method == "HEAD"):
                     return
     except trio.BrokenResourceError:
         pass  # the client has had enough

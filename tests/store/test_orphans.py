@@ -1,0 +1,80 @@
+"""What a writer that died left behind in parts is swept when it starts again: its own, and nobody else's."""
+
+import time
+from pathlib import Path
+
+import pytest
+import trio
+from botocore.exceptions import ConnectionClosedError
+
+from grailnode import workspace
+from grailnode.config import Config, load
+from grailnode.founding import Choices
+from grailnode.storage import sweep_orphans
+from grailnode.store.s3 import S3Store
+from protocol.limits import MIB
+from roles.ports import StoreError
+from tests.network.simulation import Log
+from tests.store.conftest import CREDENTIALS, Bucket
+
+MINE, THEIRS = b"m" * 32, b"t" * 32
+DAY = 86_400.0
+
+
+@pytest.fixture
+def bucket(rclone_bucket: Bucket) -> Bucket:
+    return rclone_bucket  # moto says of every upload that it began in 2010
+
+
+@pytest.fixture(params=["", "runs/one"], ids=["whole-bucket", "prefix"])
+def config(request, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """A node's run.toml with this bucket as its store."""
+    location, _ = bucket
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", CREDENTIALS.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CREDENTIALS.secret_key)
+    values = {"kind": "s3", "bucket": location.bucket, "endpoint": location.endpoint, "addressing": "path"}
+    values |= {"prefix": request.param} if request.param else {}
+    return load(
+        workspace.create(tmp_path, Choices(), workspace.Pace()).config, [f"store.{k}={v}" for k, v in values.items()]
+    )
+
+
+def left_in_parts(store: S3Store, path: str) -> None:
+    """An upload whose writer dies before it completes it."""
+
+    def die(event_name: str, **_: object) -> None:
+        raise ConnectionClosedError(endpoint_url="the wire")
+
+    store._session.client.meta.events.register("request-created.s3.CompleteMultipartUpload", die)
+    with pytest.raises(StoreError):
+        trio.run(store.put, path, bytes(17 * MIB))
+
+
+def test_a_writer_sweeps_its_own_uploads_when_they_are_a_day_old(config: Config, bucket: Bucket):
+    store = S3Store(*bucket)
+    under = f"{config.store.prefix}/" if config.store.prefix else ""
+    for owner in (MINE, THEIRS):
+        left_in_parts(store, f"{under}{owner.hex()}/anchors/a")
+    log = Log("miner")
+    trio.run(sweep_orphans, config, MINE, log, time.time())
+    trio.run(sweep_orphans, config, MINE, log, time.time() + DAY + 60)
+    trio.run(sweep_orphans, config, MINE, log, time.time() + DAY + 60)
+    assert log.events == [("orphans-swept", {"uploads": count}) for count in (0, 1, 0)]
+    assert trio.run(store.abort_uploads, "", time.time() + 60) == 1  # theirs lay untouched
+    store.close()
+
+
+def test_a_service_that_refuses_costs_one_line(config: Config):
+    broken = config.model_copy(update={"store": config.store.model_copy(update={"bucket": "no-such-bucket"})})
+    log = Log("miner")
+    trio.run(sweep_orphans, broken, MINE, log, time.time())
+    [(name, fields)] = log.events
+    assert name == "orphans-left"
+    assert "\n" not in fields["error"]
+
+
+def test_where_objects_are_files_there_is_nothing_to_ask(tmp_path: Path):
+    config = load(workspace.create(tmp_path, Choices(), workspace.Pace()).config, [])
+    log = Log("miner")
+    trio.run(sweep_orphans, config, MINE, log, time.time())
+    assert log.events == []
