@@ -136,7 +136,7 @@ def _accounted_for(site: Site) -> Iterator[str]:
     for file in site.accounts():
         account = Account.from_bytes(file.read_bytes())
         accounts[account.window, account.miner] = {digest for digest, _ in account.outcomes}
-    forgotten = max((window for window, _ in accounts), default=0) - _KEPT_WINDOWS
+    forgotten = now - _KEPT_WINDOWS  # by the time, as the trainer does: the newest account may be much older
     unheard = {(event["window"], event["validator"]) for event in site.events("trainer/download", "validator-unheard")}
     for verdict in _verdicts(site):
         if not forgotten < verdict.window <= over or (verdict.window, verdict.validator.hex()[:8]) in unheard:

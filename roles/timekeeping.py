@@ -65,11 +65,15 @@ class Timekeeper:
         return min(self.now(), self._chain.due(newest + 1))
 
     async def newest(self) -> int:
-        """The newest round, known to be out; 0 before the first. A wrong clock waits here until it is right."""
+        """The newest round at this call, known to be out; 0 before the first. A wrong clock waits here until it is right."""
+        asked = self._chain.round_at(self.now())
         while True:
             number = self._chain.round_at(self.now())
+            asked = min(asked, number)  # lower only where the clock was put right
             if number < 1 or await self._prove(number, _PATIENCE):
                 return number
+            if asked < number and await self._prove(asked, _PATIENCE):
+                return asked  # the beacon lags behind, and always will: this round was awaited long enough
             behind = self.now() - self._clock.now()
             error = (
                 f"this machine's clock was set back by {behind:.0f} s; nothing is signed until it is right"

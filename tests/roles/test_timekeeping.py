@@ -96,6 +96,22 @@ def test_whoever_waits_for_a_round_of_a_wrong_clock_gives_up_when_it_is_right():
     simulated(scenario)
 
 
+def test_a_beacon_that_always_lags_is_followed_with_its_lag():
+    async def scenario(place: Place) -> None:
+        lagging = WrongClock(place.right)
+        lagging.wrong = -20.0
+        store = MemoryStore()
+        time = Timekeeper(StoreBeacon(store, CHAIN, place.clock), CHAIN, place.clock, place.log)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: publish_rounds(BEACON_KEY, CHAIN, store, lagging, keep=100))
+            await place.until(50.5)
+            assert await time.newest() == 51
+            assert await time.moment() <= BEGIN + 100
+            nursery.cancel_scope.cancel()
+
+    simulated(scenario)
+
+
 def test_a_round_that_the_node_signed_for_is_a_floor_across_a_restart():
     async def scenario(place: Place) -> None:
         await place.until(50.5)
