@@ -1,5 +1,12 @@
-"""Memory, descriptors and threads of processes over time, and whether they grow."""
+"""Memory, descriptors and threads of processes over time, and whether they grow.
 
+    python -m bench.resources DIR/samples.jsonl --warm-up 900
+
+prints the table of samples that bench/soak.py kept, with another warm-up.
+"""
+
+import argparse
+import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -104,3 +111,19 @@ def table(samples: Sequence[Sample], warm_up: float) -> str:
         "longest life in minutes; RSS in MiB; slopes in an hour: RSS and its private pages in MiB, descriptors"
     )
     return "\n".join(lines)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("samples", type=Path)
+    parser.add_argument(
+        "--warm-up", type=float, default=180.0, help="seconds of a process's life that count for nothing"
+    )
+    arguments = parser.parse_args()
+    samples = [Sample(**json.loads(line)) for line in arguments.samples.read_text().splitlines()]
+    print(table(samples, arguments.warm_up))
+
+
+if __name__ == "__main__":
+    main()

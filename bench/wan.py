@@ -5,9 +5,10 @@ validators, each in a network namespace of its own (bench/namespaces.py), each l
 node and its link stands bench/fault_proxy.py, for latency and faults. What the nodes run is the trainer's real publisher and the
 real follower (bench/wan_nodes.py), each writing to its own bucket and reading the others' over HTTP.
 
-For each rate: everybody fetches the anchor of a policy whose size fits the rate; then patches follow one another (workload A1 of
-bench/patches.py), each as soon as all hold the one before. Sync is from the moment that the head lies in storage until a
-follower holds the version, verified.
+For each rate: everybody fetches the anchor of a policy whose size fits the rate; then patches follow one another (as dense as workload A1 of
+bench/patches.py), each as soon as all hold the one before. *synced* is from the moment that the head lies in storage until a
+follower holds the version, verified; *applied* is the part of it behind the download. *wire alone* is the patch at the
+link's rate, and *7B* the 66 MB patch of a 7B policy at the rate at which the anchor came.
 """
 
 import argparse
@@ -20,10 +21,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from bench import crash_site
-from bench.checkpoints import checkpoint_pair
+from bench.checkpoints import TARGETS, find_rate, simulate
 from bench.namespaces import HUB, Internet
 from bench.wan_nodes import weights_of
 from grailnode import founding, keys, workspace
@@ -44,9 +45,9 @@ ROLES: Final = {
     "validator-2": "validator",
 }
 FOLLOWERS: Final = tuple(name for name in ROLES if name != "trainer")
-ROWS, COLUMNS = 2048, 4096
+ROWS, COLUMNS = 1024, 4096
 TENSORS: Final = {1: 1, 10: 4, 100: 16, 400: 32, 1000: 32}
-"""Tensors of 8,388,608 elements (16.8 MB) for each rate in Mbit/s; for another rate those of the next smaller one."""
+"""Tensors of 4,194,304 elements (8.4 MB) for each rate in Mbit/s; for another rate those of the next smaller one."""
 BIG_PATCH_BYTES: Final = 66e6
 """The patch of a 7B policy (docs/benchmarks.md, workload A1, compact)."""
 _NEAR: Final = (9000, 9001)
@@ -73,7 +74,8 @@ class Step:
 
     Attributes:
         published: from the snapshot to the head in storage.
-        synced: from the head in storage to a follower that holds the version.
+        synced: from the head in storage to a follower that holds the version; held: the part of it in which the patch, fetched
+            and digested, is applied and verified (an anchor is fetched in it).
         received: bytes that came over a follower's link meanwhile, headers and polls included.
     """
 
@@ -81,6 +83,7 @@ class Step:
     size: int
     published: float
     synced: tuple[float, ...]
+    held: tuple[float, ...]
     received: tuple[int, ...]
 
     @property
@@ -128,13 +131,14 @@ class Site:
             version,
             self._size(version),
             shown - offered["time"],
-            tuple(time - shown for time in self._verified(version)),
+            tuple(event["time"] - shown for event in self._verified(version)),
+            tuple(event["hold_seconds"] for event in self._verified(version)),
             tuple(self._net.passed(name)[1] - before[name] for name in FOLLOWERS),
         )
 
-    def _verified(self, version: int) -> list[float]:
+    def _verified(self, version: int) -> list[dict[str, Any]]:
         return [
-            event["time"]
+            event
             for name in FOLLOWERS
             for event in self._machines.events(name, name, "verified")
             if event["version"] == version
@@ -210,24 +214,30 @@ def run(setup: Setup, directory: Path, pair: Path) -> list[Step]:
         return [site.publish(version) for version in range(setup.patches + 1)]
 
 
-def row(setup: Setup, steps: Sequence[Step]) -> str:
-    """A line of the table."""
+def row(setup: Setup, steps: Sequence[Step]) -> dict[str, str]:
+    """A line of the table, by column."""
     anchor, *patches = steps
     synced = sorted(time for step in patches for time in step.synced)
     size = statistics.median(step.size for step in patches)
     received = statistics.median(count for step in patches for count in step.received)
-    elements = setup.tensors * ROWS * COLUMNS
-    return (
-        f"| {setup.rate:g} | {elements / 1e6:.0f}M | {anchor.size / 1e6:.1f} MB | {statistics.median(anchor.synced):.1f} s"
-        f" | {anchor.goodput:.1f} | {size / 1e6:.2f} MB | {received / 1e6:.2f} MB"
-        f" | {statistics.median(step.published for step in patches):.2f} s | {statistics.median(synced):.2f} s"
-        f" | {synced[-1]:.2f} s | {size * 8e-6 / setup.rate:.2f} s | {BIG_PATCH_BYTES * 8e-6 / anchor.goodput:.1f} s |"
-    )
-
-
-_HEADER: Final = """\
-| Mbit/s | policy | anchor | synced in | Mbit/s | patch | on the link | published in | synced in | slowest | wire alone | 7B |
-|---|---|---|---|---|---|---|---|---|---|---|---|"""
+    seconds = {
+        "published": statistics.median(step.published for step in patches),
+        "synced": statistics.median(synced),
+        "slowest": synced[-1],
+        "applied": statistics.median(time for step in patches for time in step.held),
+        "wire alone": size * 8e-6 / setup.rate,
+        "7B": BIG_PATCH_BYTES * 8e-6 / anchor.goodput,
+    }
+    return {
+        "Mbit/s": f"{setup.rate:g}",
+        "policy": f"{setup.tensors * ROWS * COLUMNS / 1e6:.0f}M",
+        "anchor": f"{anchor.size / 1e6:.1f} MB",
+        "anchor synced": f"{statistics.median(anchor.synced):.1f} s",
+        "goodput": f"{anchor.goodput:.1f}",
+        "patch": f"{size / 1e6:.3f} MB",
+        "on the link": f"{received / 1e6:.3f} MB",
+        **{name: f"{value:.2f} s" for name, value in seconds.items()},
+    }
 
 
 def main() -> None:
@@ -243,14 +253,17 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     pair = out / "pair.safetensors"
     if not pair.exists():
-        before, after = checkpoint_pair("A1", ROWS, COLUMNS)
+        trajectory = simulate(ROWS, COLUMNS, 0)
+        before, after = trajectory.views(find_rate(trajectory, 2 * TARGETS["A1"]))
         pair.write_bytes(safetensors.write({"before": before, "after": after}))
-    print(_HEADER, flush=True)
-    for rate in map(float, arguments.rates.split(",")):
+    for number, rate in enumerate(map(float, arguments.rates.split(","))):
         setup = Setup(rate, arguments.latency, arguments.share, arguments.patches)
         steps = run(setup, out / f"{rate:g}", pair)
         (out / f"{rate:g}.json").write_text(json.dumps([step.__dict__ for step in steps]))
-        print(row(setup, steps), flush=True)
+        cells = row(setup, steps)
+        if number == 0:
+            print(f"| {' | '.join(cells)} |\n{'|---' * len(cells)}|")
+        print(f"| {' | '.join(cells.values())} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     python -m bench.wan_nodes follow RUN.toml --name miner-1
 
 The publisher publishes version v when a file `go-v` appears beside its run.toml: the first version is an anchor, the others are
-patches of workload A1 (bench/checkpoints.py). A follower goes to the newest version as soon as the head shows it.
+patches as dense as those of workload A1 (bench/checkpoints.py). A follower goes to the newest version as soon as the head shows it.
 """
 
 import argparse
@@ -31,9 +31,15 @@ _POLL_SECONDS = 0.1
 
 
 def weights_of(version: int, pair: Weights, tensors: int) -> Weights:
-    """The weights of a version: so many tensors, each the pair's first view or its second, turned by other numbers of rows."""
-    view = pair["after" if version % 2 else "before"]
-    return {f"layer-{number}": torch.roll(view, 37 * number, 0).contiguous() for number in range(tensors)}
+    """The weights of a version: so many tensors, the same one turned by other numbers of rows.
+
+    Each of its elements is the pair's first or its second, drawn anew for each version, so that half of those in which the pair
+    differs change from one version to the next, and no two patches are alike.
+    """
+    generator = torch.Generator().manual_seed(version)
+    second = torch.rand(pair["before"].shape, generator=generator) < 0.5
+    drawn = torch.where(second, pair["after"], pair["before"])
+    return {f"layer-{number}": torch.roll(drawn, 37 * number, 0).contiguous() for number in range(tensors)}
 
 
 async def publish(config: Config, pair: Path, tensors: int) -> None:
@@ -65,11 +71,16 @@ async def follow(config: Config, name: str) -> None:
 
 
 async def _go_on(node: Node, follower: Follower) -> None:
+    """To the head, if it is ahead. Refreshing fetches a patch, holding applies it (and fetches an anchor)."""
     await follower.refresh()
     head, newest = follower.chain.head, follower.newest
     if head is not None and (newest is None or newest.version < head.version):
+        fetched = trio.current_time()
         held = await follower.hold(head.version)
-        node.telemetry.event("verified", version=held.version, weights=held.digest.hex())
+        seconds = trio.current_time() - fetched
+        node.telemetry.event(
+            "verified", version=held.version, weights=held.digest.hex(), hold_seconds=round(seconds, 3)
+        )
 
 
 def _telemetry(config: Config, name: str) -> Telemetry:

@@ -15,6 +15,8 @@ from roles.validator.judge import Judge, rejected
 _FOREIGN = (Reason.PROMPT, Reason.SKETCH, Reason.SAMPLING)
 """What a copy is caught by: as a rule its prompt, but two seeds may name one problem."""
 
+_LOOKS = 4  # at a group whose bytes are others each time
+
 
 class Auditor:
     """Audits the cases of one window.
@@ -111,8 +113,10 @@ class Auditor:
         return groups, judgements
 
     async def _read(self, path: str, commitment: Commitment, index: int, most: int) -> Group:
-        """A group of a commitment, as its batch in storage has it. What fails once is looked at again: storage may have lied,
-        or the way to it broken off, and neither is the miner's fault.
+        """A group of a commitment, as its batch in storage has it.
+
+        A failure is looked at again, since storage may lie and the way to it break off, and neither is the miner's fault. Bytes
+        that come twice are what is there; bytes that change from look to look are not the miner's.
 
         Raises:
             StoreError: it is not to be had; ProtocolError: it is not what was promised.
@@ -120,25 +124,24 @@ class Auditor:
         offset, size = commitment.extent(index)
         if size > most:
             raise LimitError(f"{size} bytes, where a group of this run takes {most} at most", path)
-
-        async def fetch() -> bytes:
-            return await self._node.store.get(path, size, offset=offset, size=size)
-
-        async def open_it(frame: bytes) -> Group:
-            opened: Group = await self._node.run_sync(open_group, frame, commitment, index, most)
-            return opened
-
-        try:
-            frame = await fetch()
-        except StoreError:
-            return await open_it(await fetch())
-        try:
-            return await open_it(frame)
-        except ProtocolError:
-            again = await fetch()
-            if again == frame:
-                raise
-            return await open_it(again)
+        seen: list[bytes] = []
+        silent = False
+        while True:
+            try:
+                frame = await self._node.store.get(path, size, offset=offset, size=size)
+            except StoreError:
+                if silent:
+                    raise
+                silent = True
+                continue
+            try:
+                opened: Group = await self._node.run_sync(open_group, frame, commitment, index, most)
+            except ProtocolError:
+                if frame in seen or len(seen) + 1 == _LOOKS:
+                    raise
+                seen.append(frame)
+            else:
+                return opened
 
 
 def _refused(judgements: Sequence[Judgement], reason: Reason | None) -> Sequence[Judgement]:
