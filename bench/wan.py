@@ -5,10 +5,10 @@ validators, each in a network namespace of its own (bench/namespaces.py), each l
 node and its link stands bench/fault_proxy.py, for latency and faults. What the nodes run is the trainer's real publisher and the
 real follower (bench/wan_nodes.py), each writing to its own bucket and reading the others' over HTTP.
 
-For each rate: everybody fetches the anchor of a policy whose size fits the rate; then patches follow one another (as dense as workload A1 of
-bench/patches.py), each as soon as all hold the one before. *synced* is from the moment that the head lies in storage until a
-follower holds the version, verified; *applied* is the part of it behind the download. *wire alone* is the patch at the
-link's rate, and *7B* the 66 MB patch of a 7B policy at the rate at which the anchor came.
+For each rate: everybody fetches the anchor of a policy whose size fits the rate; then patches follow one another, as dense as
+workload A1 of bench/patches.py, each as soon as all hold the one before. *synced* is from the moment that the head lies in
+storage until a follower holds the version, verified; *applied* is the part of it behind the download. *wire alone* is the patch
+at the link's rate, and *7B* the 66 MB patch of a 7B policy at the rate at which the anchor came.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from typing import Any, Final
 from bench import crash_site
 from bench.checkpoints import TARGETS, find_rate, simulate
 from bench.namespaces import HUB, Internet
+from bench.soak import CHOICES, ROLES
 from bench.wan_nodes import weights_of
 from grailnode import founding, keys, workspace
 from grailnode.calibration import proof_file
@@ -37,20 +38,14 @@ from tests.processes.programs import eventually
 from tests.processes.separate_buckets import PUBLIC, SIGNED, Machines, make_buckets
 from tests.store.rclone import serving
 
-ROLES: Final = {
-    "trainer": "trainer",
-    "miner-1": "miner",
-    "miner-2": "miner",
-    "validator": "validator",
-    "validator-2": "validator",
-}
 FOLLOWERS: Final = tuple(name for name in ROLES if name != "trainer")
 ROWS, COLUMNS = 1024, 4096
 TENSORS: Final = {1: 1, 10: 4, 100: 16, 400: 32, 1000: 32}
 """Tensors of 4,194,304 elements (8.4 MB) for each rate in Mbit/s; for another rate those of the next smaller one."""
 BIG_PATCH_BYTES: Final = 66e6
 """The patch of a 7B policy (docs/benchmarks.md, workload A1, compact)."""
-_NEAR: Final = (9000, 9001)
+NEAR: Final = (9000, 9001)
+"""Ports of 127.0.0.1 on every machine: of the way to the server that takes writes, and to the public one."""
 
 
 @dataclass(frozen=True)
@@ -153,23 +148,44 @@ class Site:
 
 
 @contextmanager
-def running(*command: str, log: Path) -> Iterator[None]:
+def running(*command: str, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """A program, killed at the end of the block."""
     with log.open("ab") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
-        yield
+        yield process
     finally:
         process.kill()
         process.wait()
+
+
+def open_links(
+    stack: ExitStack, net: Internet, directory: Path, link: tuple[float, float, float]
+) -> list["subprocess.Popen[bytes]"]:
+    """Buckets below a directory, their servers at the hub, and each machine's way there; the proxies.
+
+    Args:
+        stack: ends them; link: Mbit/s, seconds of a round trip, and the share of requests that meet a fault.
+    """
+    rate, latency, share = link
+    make_buckets(directory / "buckets", ROLES)
+    servers = [
+        stack.enter_context(serving(directory / "buckets", *options, address=HUB, within=net.within()))
+        for options in (SIGNED, PUBLIC)
+    ]
+    proxy = [sys.executable, "-m", "bench.fault_proxy", "--latency", str(latency), "--share", str(share)]
+    for near, server in zip(NEAR, servers, strict=True):
+        proxy += ["--port", f"{near}={server.removeprefix('http://')}"]
+    for name in ROLES:
+        net.limit(name, rate)
+    return [stack.enter_context(running(*net.within(name), *proxy, log=directory / f"{name}.proxy")) for name in ROLES]
 
 
 def found(directory: Path, pair: Path, tensors: int) -> workspace.Workspace:
     """A run whose genesis is the first of the versions that will be published, and not its packaged policy."""
     proof = directory / proof_file.NAME
     proof.write_text(small_policy.proof(small_policy.DIRECTORY).to_json(), encoding="utf-8")
-    choices = replace(crash_site.CHOICES, validators=2)
-    made = workspace.create(directory / "founder", choices, crash_site.PACE, policy=small_policy.DIRECTORY, proof=proof)
+    made = workspace.create(directory / "founder", CHOICES, crash_site.PACE, policy=small_policy.DIRECTORY, proof=proof)
     rules = founding.open_run((made.directory / "run.manifest").read_bytes()).record
     genesis = digest_weights(weights_of(0, safetensors.read(pair.read_bytes()), tensors))
     rules = rules.model_copy(update={"model": rules.model.model_copy(update={"genesis": genesis})})
@@ -188,27 +204,8 @@ def run(setup: Setup, directory: Path, pair: Path) -> list[Step]:
     with ExitStack() as stack:
         net = stack.enter_context(Internet.open(tuple(ROLES)))
         made = found(directory, pair, setup.tensors)
-        make_buckets(directory / "buckets", ROLES)
-        servers = [
-            stack.enter_context(serving(directory / "buckets", *options, address=HUB, within=net.within()))
-            for options in (SIGNED, PUBLIC)
-        ]
-        endpoint, public = (f"http://127.0.0.1:{port}" for port in _NEAR)
-        machines = Machines(directory, made, ROLES, endpoint, public)
-        proxy = [
-            sys.executable,
-            "-m",
-            "bench.fault_proxy",
-            "--latency",
-            str(setup.latency),
-            "--share",
-            str(setup.share),
-        ]
-        for near, server in zip(_NEAR, servers, strict=True):
-            proxy += ["--port", f"{near}={server.removeprefix('http://')}"]
-        for name in ROLES:
-            net.limit(name, setup.rate)
-            stack.enter_context(running(*net.within(name), *proxy, log=directory / f"{name}.proxy"))
+        open_links(stack, net, directory, (setup.rate, setup.latency, setup.share))
+        machines = Machines(directory, made, ROLES, *(f"http://127.0.0.1:{port}" for port in NEAR))
         site = Site(net, machines, setup)
         site.start(stack, pair)
         return [site.publish(version) for version in range(setup.patches + 1)]

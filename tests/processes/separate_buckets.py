@@ -5,7 +5,7 @@ One rclone serves the buckets with credentials, another serves them to read with
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -70,6 +70,7 @@ class Machines:
         roles: by name of the participant; 'trainer' is among them.
         endpoint, public: where the machines write and read buckets.
         settings: what stands in everybody's run.toml besides; patience: in every section of a store.
+        within: the command that starts commands where a machine is.
     """
 
     def __init__(
@@ -82,9 +83,11 @@ class Machines:
         *,
         settings: str = "",
         patience: str = "",
+        within: Callable[[str], tuple[str, ...]] = lambda name: (),
     ) -> None:
         self.directory, self.made, self.roles, self.public = directory, made, roles, public
         self.programs: dict[str, Program] = {}
+        self._within = within
         self._values = {"endpoint": endpoint, "public": public, "settings": settings, "patience": patience}
         for name in roles:
             self._machine(name)
@@ -112,12 +115,12 @@ class Machines:
         beacon = "beacon" if trainer else ""
         (home / "run.toml").write_text(_CONFIG.format(**self._values, name=name, manifest=manifest, beacon=beacon))
 
-    def start(self, name: str, *, within: tuple[str, ...] = ()) -> None:
-        """Start a participant's node; `within` is the command that starts commands where it lives."""
+    def start(self, name: str) -> None:
+        """Start a participant's node."""
         run = str(self.directory / name / "run.toml")
         log = self.directory / f"{name}.terminal"
         node = ("--role", self.roles[name], "--run", run, "--name", name)
-        self.programs[name] = Program(*node, log=log, within=within)
+        self.programs[name] = Program(*node, log=log, within=self._within(name))
 
     def end(self) -> None:
         """Leave no process behind."""
