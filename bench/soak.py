@@ -1,6 +1,6 @@
 """An hour of real processes over storage that fails: `python -m bench.soak --minutes 60 --out DIR`.
 
-A trainer, two miners and two validators, each with a bucket of its own, on `rclone serve s3` behind bench/fault_proxy.py: one
+A trainer, two miners and two validators, each with a bucket of its own, on `rclone serve s3` behind bench/bad_wire.py: one
 request in twenty meets a fault. Every two minutes something is killed with SIGKILL: one of the trainer's processes, or a whole
 node with its supervisor, which is then started again as an init system would. The second miner and the second
 validator are never killed, so that their lives are as long as the bench.
@@ -98,14 +98,14 @@ class Site:
 
 @contextmanager
 def proxy(ports: Sequence[int], servers: Sequence[str], share: float, out: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """The fault proxy, with a port before each server; what it counted is in a file after the block."""
-    command = [sys.executable, "-m", "bench.fault_proxy", "--share", str(share)]
+    """The bad wire, with a port before each server; what it counted is in a file after the block."""
+    command = [sys.executable, "-m", "bench.bad_wire", "--share", str(share)]
     for port, server in zip(ports, servers, strict=True):
         command += ["--port", f"{port}={urlsplit(server).netloc}"]
     with out.open("w") as told:
         process = subprocess.Popen(command, stdout=told)
     try:
-        eventually(lambda: all(map(listens, ports)), 20, "the fault proxy listens")
+        eventually(lambda: all(map(listens, ports)), 20, "the bad wire is there")
         yield process
     finally:
         process.send_signal(signal.SIGTERM)

@@ -2,7 +2,7 @@
 
 Storage (two `rclone serve s3`: one to write with credentials, one to read without), a trainer, two miners and two
 validators, each in a network namespace of its own (bench/namespaces.py), each link limited to the rate both ways. Between a
-node and its link stands bench/fault_proxy.py, for latency and faults. What the nodes run is the trainer's real publisher and the
+node and its link stands bench/bad_wire.py, for latency and faults. What the nodes run is the trainer's real publisher and the
 real follower (bench/wan_nodes.py), each writing to its own bucket and reading the others' over HTTP.
 
 For each rate: everybody fetches the anchor of a policy whose size fits the rate; then patches follow one another, as dense as
@@ -177,7 +177,7 @@ def open_links(
         stack.enter_context(serving(directory / "buckets", *options, address=HUB, within=net.within()))
         for options in (SIGNED, _UNTAGGED)
     ]
-    proxy = [sys.executable, "-m", "bench.fault_proxy", "--latency", str(latency), "--share", str(share)]
+    proxy = [sys.executable, "-m", "bench.bad_wire", "--latency", str(latency), "--share", str(share)]
     for near, server in zip(NEAR, servers, strict=True):
         proxy += ["--port", f"{near}={server.removeprefix('http://')}"]
     for name in ROLES:

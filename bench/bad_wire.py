@@ -1,8 +1,9 @@
-"""An HTTP proxy that misbehaves on purpose: `python -m bench.fault_proxy --port 9000=10.0.0.1:8000 --share 0.05 --latency 0.04`.
+"""A bad wire between nodes and an S3 server: `python -m bench.bad_wire --port 9000=10.0.0.1:8000 --share 0.05 --latency 0.04`.
 
-It stands between nodes and an S3 server. Every request meets a fault with the given probability; which one is drawn evenly. All
-traffic is late by the given round trip: once for a connection, once for a request. It has no limit of rate: that is
-what `tc` is for (bench/wan.py). SIGUSR1 ends the faults. Prints what it did as JSON when it is told to stop.
+An HTTP proxy that passes everything on as it comes. Every request meets a fault with the given probability; which one is drawn
+evenly. All traffic is late by the given round trip: once for a connection, once for a request. It has no limit of rate: that is
+what `tc` is for (bench/wan.py). SIGUSR1 ends the faults. Prints what it did as JSON when it is told to stop. What a service that
+means harm does to listings, ETags and old objects is tests/store/fault_proxy.py, which sees whole exchanges and not streams.
 """
 
 import argparse

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import trio
 
-from bench.fault_proxy import Weather, Wire, serve
+from bench.bad_wire import Weather, Wire, serve
 from tests.store import loopback
 from tests.store.loopback import Asked, Reply
 
