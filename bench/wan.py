@@ -44,8 +44,6 @@ TENSORS: Final = {1: 1, 10: 4, 100: 16, 400: 32, 1000: 32}
 """Tensors of 4,194,304 elements (8.4 MB) for each rate in Mbit/s; for another rate those of the next smaller one."""
 _UNTAGGED: Final = (*PUBLIC, "--etag-hash", "")
 """rclone has no ETag at hand, as a bucket has: for each range it would digest the whole object, at 100 Mbit/s most of the time."""
-_UNTAGGED: Final = (*PUBLIC, "--etag-hash", "")
-"""rclone has no ETag at hand, as a bucket has: for each range it would digest the whole object, at 100 Mbit/s most of the time."""
 BIG_PATCH_BYTES: Final = 66e6
 """The patch of a 7B policy (docs/benchmarks.md, workload A1, compact)."""
 NEAR: Final = (9000, 9001)
