@@ -44,6 +44,11 @@ class Timekeeper:
         self._proven = max(self._proven, round_number)
         self._offset = max(self._offset, self._chain.due(round_number) - trio.current_time())
 
+    @property
+    def proven(self) -> int:
+        """The newest round that this node has seen; 0 before the first."""
+        return self._proven
+
     def now(self) -> float:
         """Seconds since the Unix epoch, at least: by the clock or, where that was set back, by what is proven."""
         return max(self._clock.now(), trio.current_time() + self._offset)

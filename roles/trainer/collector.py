@@ -102,7 +102,8 @@ class Collector:
                 await self._overseer.report(oldest)
                 del self._hearings[oldest]
                 oldest += 1
-            await self._forget(now - self._settings.keep_accounts)
+            proven = node.run.schedule.window_at(node.time.proven)
+            await self._forget(proven - self._settings.keep_accounts)
             await trio.sleep(self._settings.poll_seconds)
 
     @property

@@ -179,7 +179,11 @@ def _accounts(network: StormyNetwork) -> dict[tuple[int, bytes], Account]:
 
 
 def _accounted_for(network: StormyNetwork) -> Iterator[str]:
-    """Whatever was judged and lies in storage when its window closes has an entry in the trainer's account."""
+    """Whatever was judged and lies in storage when its window closes has an entry in the trainer's account, which is made once."""
+    settled = Counter((event["window"], event["miner"]) for event in network.events("trainer/download", "collected"))
+    for (window, miner), times in settled.items():
+        if times > 1:
+            yield f"account: window {window} of {miner} was settled {times} times"
     accounts = _accounts(network)
     schedule = network.run.schedule
     open_windows = -(-schedule.verdict_rounds // schedule.rounds)

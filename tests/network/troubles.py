@@ -65,7 +65,10 @@ def _jumps(seconds: float, *nodes: str) -> Trouble:
 
 
 TROUBLES: Final[dict[str, Trouble]] = {
-    **{f"storage: {fault.value}": Trouble(rates={fault: 0.2}) for fault in Fault},
+    **{
+        f"storage: {fault.value}": Trouble(rates={fault: 0.6 if fault.name.startswith("LIST_") else 0.2})
+        for fault in Fault
+    },
     "network: partition": _partition(Link.NO_REQUESTS),
     "network: one-way partition": _partition(Link.NO_ANSWERS),
     "disk: errors (ENOSPC, EIO, EMFILE, read-only)": Trouble(state_rates={Fault.ERROR: 0.05}),
