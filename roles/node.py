@@ -12,6 +12,7 @@ from protocol.participant import Announcement, Role
 from protocol.run import RunManifest
 from protocol.signing import SigningKey, sign
 from roles.alarms import Alarms
+from roles.announced import Announced
 from roles.ports import Beacon, BeaconError, Clock, NotFoundError, ObjectStore, StoreError, Telemetry
 from roles.refusals import Refusals
 from roles.timekeeping import Timekeeper
@@ -41,7 +42,8 @@ class Node:
         known, revisions: what this node knows of the authority, shared with whoever gives `known` (else the run manifest's
             word); kept up to date by roles/authority.py.
         time: what is proven about the time; whatever is signed or closed for ever rests on that, and not on the clock alone.
-        alarms: lies that this node met and has not published yet; refusals: participants that it need not look at yet.
+        alarms: lies that this node met and has not published yet; refusals: participants that it need not look at yet;
+            announced: those whose signatures it has checked.
     """
 
     run_id: bytes
@@ -61,6 +63,7 @@ class Node:
     time: Timekeeper = field(init=False)
     alarms: Alarms = field(init=False, default_factory=Alarms)
     refusals: Refusals = field(init=False, default_factory=Refusals)
+    announced: Announced = field(init=False, default_factory=Announced)
 
     def __post_init__(self, known: Revisions | None) -> None:
         object.__setattr__(self, "revisions", known or Revisions(self.run_id, self.run.authority))

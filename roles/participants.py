@@ -32,7 +32,7 @@ async def participants(node: Node, role: Role) -> list[Announcement]:
         path = paths.participant(key)
         try:
             data = await node.store.get(path, limits.MAX_ANNOUNCEMENT_BYTES + limits.MAX_ENVELOPE_BYTES)
-            record = _signed(data, key)
+            record = node.announced.get(key, data) or _signed(data, key)
             if record.role == role:
                 gate.admit(record, now * 1000.0)
         except NotFoundError:
@@ -46,6 +46,7 @@ async def participants(node: Node, role: Role) -> list[Announcement]:
             node.telemetry.event("announcement-unread", path=path, error=str(error))
             return None
         refusals.forget(key)
+        node.announced.add(key, data, record)
         return record
 
     keys = keys[: limits.MAX_PARTICIPANTS]

@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--calibration", type=int, default=32, help="groups of each pair for the thresholds")
     parser.add_argument("--groups", type=int, default=0, help="groups of each pair or copy")
     parser.add_argument("--tries", type=int, default=100, help="windows of each animal, or keys of each cheat")
-    parser.add_argument("--only", default="", help="animals whose names hold this")
+    parser.add_argument("--only", default="", help="animals, or profiles of honest nodes, whose names hold this")
     parser.add_argument("--rollouts", type=int, default=600, help="rollouts of the table of sketches")
     parser.add_argument("--projections", type=int, default=10_000, help="of the table of sketches")
     parser.add_argument("--without", default="", help="pairs to leave out, separated by commas")
@@ -31,7 +31,7 @@ def main() -> None:
     setting = Setting(options.policy, options.policy / "results", tuple(options.without.split(",")))
     match options.table:
         case "honest":
-            trio.run(honest.table, setting, options.groups or 256, options.calibration)
+            trio.run(honest.table, setting, options.groups or 256, options.calibration, options.only)
         case "animals":
             trio.run(animals.table, setting, options.tries, options.calibration, options.only)
         case "roc":

@@ -36,13 +36,13 @@ def describe(spec: ProofSpec) -> str:
     )
 
 
-async def table(setting: Setting, groups: int, calibration: int) -> None:
-    """Print it for both profiles.
+async def table(setting: Setting, groups: int, calibration: int, only: str) -> None:
+    """Print it for both profiles, or for those whose names hold `only`.
 
     Args:
         groups: of each pair; calibration: of each pair, for the thresholds.
     """
-    for profile in setting.profiles():
+    for profile in [profile for profile in setting.profiles() if only in profile.name]:
         spec = await setting.proof(profile, calibration)
         print(f"{profile.name}: {describe(spec)}")
         await _rows(setting, profile, spec, groups)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol import limits, paths
@@ -121,6 +122,26 @@ async def test_duplicated_old_pledge_after_it_was_broken():
     assert await bench.pledges.take() == {}
     await bench.announce(expires_ms=int(bench.clock.now() * 1000) + 2 * HOUR_MS)
     assert await bench.pledges.take() == {MINER.public: 2}
+
+
+@attack
+async def test_forged_pledge_in_place_of_one_that_was_checked():
+    bench = Bench()
+    await bench.announce()
+    assert await bench.pledges.take() == await bench.pledges.take() == {MINER.public: 2}
+    await bench.announce(groups=3)
+    assert await bench.pledges.take() == {MINER.public: 3}
+    await bench.announce(signer=STRANGER, groups=4)
+    assert await bench.pledges.take() == {}
+
+
+@attack
+async def test_duplicated_checked_pledge_counts_no_longer_than_it_says():
+    bench = Bench()
+    await bench.announce()
+    assert await bench.pledges.take() == {MINER.public: 2}
+    await trio.sleep(HOUR_MS / 1000 + 1.0)
+    assert await bench.pledges.take() == {}
 
 
 @attack
