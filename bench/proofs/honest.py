@@ -6,7 +6,7 @@ Thresholds come from groups of one seed, the table from groups of another. A ref
 
 import numpy as np
 
-from bench.proofs.setting import TEST_SEED, Profile, Setting, share
+from bench.proofs.setting import TEST_SEED, Profile, Setting
 from grailnode.calibration.measure import beyond, refused
 from grailnode.calibration.pairs import Observed
 from grailnode.calibration.variants import Pair
@@ -14,6 +14,8 @@ from protocol.evidence import bar, history_surprise, window_surprise
 from protocol.run import ProofSpec
 
 WINDOW = 16
+MOST_ALONE = 112
+MOST_BFLOAT16 = 224
 
 
 def refusals(groups: list[Observed], spec: ProofSpec) -> tuple[int, int, int]:
@@ -49,8 +51,8 @@ async def table(setting: Setting, groups: int, calibration: int, only: str) -> N
 
 
 def _share(pair: Pair, groups: int) -> int:
-    """A quarter of the groups where they take long: bfloat16 on a processor that has none is computed by detours."""
-    return groups // 4 if "bfloat16" in pair.name else share(pair, groups, 4)
+    """So many groups, or fewer of what takes long: sequences one at a time, bfloat16 on a processor that has none."""
+    return min(groups, MOST_ALONE if "alone" in pair.name else MOST_BFLOAT16 if "bfloat16" in pair.name else groups)
 
 
 async def _rows(setting: Setting, profile: Profile, spec: ProofSpec, groups: int) -> None:

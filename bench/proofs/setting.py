@@ -118,7 +118,7 @@ class Setting:
         path = self.cache / f"proof-{profile.name}-{groups}.json"
         if not path.is_file():
             honest = {
-                pair.name: await self.observed(pair, share(pair, groups, 2), CALIBRATION_SEED) for pair in profile.pairs
+                pair.name: await self.observed(pair, _share(pair, groups), CALIBRATION_SEED) for pair in profile.pairs
             }
             copy = quantized(self.weights, 4)
             pairs = [profile.pairs[0]] + [pair for pair in profile.pairs if pair.name == "bfloat16-generated"]
@@ -128,9 +128,9 @@ class Setting:
         return ProofSpec(**json.loads(path.read_text()))
 
 
-def share(pair: Pair, groups: int, less: int) -> int:
-    """So many groups, or a part of them, of the pairs that take long: those that compute every sequence alone."""
-    return max(8, groups // less) if "alone" in pair.name else groups
+def _share(pair: Pair, groups: int) -> int:
+    """So many groups, or half of them of the pairs that take long: those that compute every sequence alone."""
+    return max(8, groups // 2) if "alone" in pair.name else groups
 
 
 @lru_cache(maxsize=4)
