@@ -14,6 +14,7 @@ import trio
 from bench.proofs.setting import Setting
 from bench.zoo.animals import ANIMALS, Animal
 from bench.zoo.field import Field, Outcome
+from protocol.evidence import Counts, bar, history_surprise
 from protocol.rollout import Commitment, assemble
 from protocol.run import ProofSpec
 from roles.gather import gather
@@ -34,7 +35,7 @@ async def table(setting: Setting, tries: int, calibration: int, only: str) -> No
         for name in names:
             if only in name:
                 await _tries(fields, ANIMALS[name], tries, path, done)
-    show(_read(path), tries)
+    show(_read(path), tries, specs)
 
 
 def _fields(setting: Setting, specs: dict[str, ProofSpec], groups: int) -> dict[str, Field]:
@@ -86,7 +87,8 @@ async def _windows(fields: dict[str, Field], animal: Animal, windows: list[int])
 
 
 def _said(outcome: Outcome) -> dict[str, Any]:
-    return {"reasons": dict(outcome.reasons), "accepted": outcome.accepted, "tokens": outcome.tokens}
+    counts = list(vars(outcome.counts).values())
+    return {"reasons": dict(outcome.reasons), "accepted": outcome.accepted, "tokens": outcome.tokens, "counts": counts}
 
 
 def _read(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
@@ -96,9 +98,21 @@ def _read(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
     return {(line["animal"], line["window"]): line for line in lines}
 
 
-def show(done: dict[tuple[str, int], dict[str, Any]], tries: int) -> None:
-    """Print the table of what is there."""
-    print(f"{'animal':45} {'tries':>5} {'tokens':>6}  {'float32':>8} {'mixed':>6}  reasons (float32)")
+def _windows_until_refused(lines: list[dict[str, Any]], proof: ProofSpec) -> str:
+    """The window, the first being 1, in which a miner that goes on like this is refused; a dash where it never is."""
+    history: list[Counts] = []
+    for number, line in enumerate(lines, 1):
+        history.append(Counts(*line["counts"]))
+        if line["reasons"] or history_surprise(history, proof) > bar(proof):
+            return str(number)
+    return "-"
+
+
+def show(done: dict[tuple[str, int], dict[str, Any]], tries: int, specs: dict[str, ProofSpec]) -> None:
+    """Print the table of what is there: of so many tries (windows) caught in the first, and by which window at last."""
+    print(
+        f"{'animal':45} {'tries':>5} {'tokens':>6}  {'float32':>7} {'by':>3}  {'mixed':>5} {'by':>3}  reasons (float32)"
+    )
     for name, animal in ANIMALS.items():
         lines = [done[name, window] for window in range(tries) if (name, window) in done]
         if not lines:
@@ -114,4 +128,10 @@ def show(done: dict[tuple[str, int], dict[str, Any]], tries: int) -> None:
             reasons.update(line["float32"]["reasons"])
         tokens = sum(line["float32"]["tokens"] for line in lines) // len(lines)
         said = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
-        print(f"{name:45} {len(lines):5} {tokens:6}  {caught['float32']:8} {caught['mixed']:6}  {said}")
+        latest = {
+            profile: _windows_until_refused([line[profile] for line in lines], specs[profile]) for profile in caught
+        }
+        print(
+            f"{name:45} {len(lines):5} {tokens:6}  {caught['float32']:7} {latest['float32']:>3}  {caught['mixed']:5} "
+            f"{latest['mixed']:>3}  {said}"
+        )
