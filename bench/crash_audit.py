@@ -108,15 +108,18 @@ def _lineage(site: Site) -> list[str]:
     return [group for step in steps for group in step]
 
 
-def _verdicts(site: Site) -> list[Verdict]:
-    return [open_announced(file.read_bytes(), Verdict).record for file in site.objects("verdicts")]
+def _verdicts(site: Site) -> list[tuple[float, Verdict]]:
+    """When each came into storage, and what it says."""
+    return [
+        (file.stat().st_ctime, open_announced(file.read_bytes(), Verdict).record) for file in site.objects("verdicts")
+    ]
 
 
 def _verified_and_once(site: Site) -> Iterator[str]:
     trained = Counter(_lineage(site))  # before the verdicts: the network lives on while it is judged
     accepted = {
         judgement.digest.hex()[:16]
-        for verdict in _verdicts(site)
+        for _, verdict in _verdicts(site)
         for judgement in verdict.judgements
         if judgement.accepted
     }
@@ -138,7 +141,9 @@ def _accounted_for(site: Site) -> Iterator[str]:
         accounts[account.window, account.miner] = {digest for digest, _ in account.outcomes}
     forgotten = now - _KEPT_WINDOWS  # by the time, as the trainer does: the newest account may be much older
     unheard = {(event["window"], event["validator"]) for event in site.events("trainer/download", "validator-unheard")}
-    for verdict in _verdicts(site):
+    for moment, verdict in _verdicts(site):
+        if moment >= spectator.run.beacon.due(schedule.verdict(verdict.window)):
+            continue  # nobody waited for it any more
         if not forgotten < verdict.window <= over or (verdict.window, verdict.validator.hex()[:8]) in unheard:
             continue
         missing = {j.digest for j in verdict.judgements} - accounts.get((verdict.window, verdict.miner), set())

@@ -100,7 +100,7 @@ class Collector:
             finished = {window for window in range(oldest, now + 1) if await self._collect(window, tasks)}
             while oldest in finished:
                 await self._overseer.report(oldest)
-                del self._hearings[oldest]
+                self._hearings.pop(oldest).close(self._overseer.distrusted)
                 oldest += 1
             proven = node.run.schedule.window_at(node.time.proven)
             await self._forget(proven - self._settings.keep_accounts)

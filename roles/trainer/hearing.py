@@ -54,6 +54,13 @@ class Hearing:
                 self._tell("validator-unread", f"of {validator.hex()}", error)
         return answered
 
+    def close(self, ignored: set[bytes]) -> None:
+        """Say of whom nothing came in time: what they judged is not trained on, and that is why."""
+        for validator in self._node.authority.validators:
+            if validator not in self._over and validator not in ignored:
+                sealed = validator in self._seals
+                self._refuse(validator, "sealed, and not revealed in time" if sealed else "not sealed in time")
+
     async def _hear(self, validator: bytes) -> None:
         if validator not in self._seals:
             await self._look_for_seal(validator)

@@ -236,6 +236,8 @@ def test_withheld(kind: str, quorum: int, outcome: str) -> None:
             await court.store.delete(item.path)
         await court.listen()
         assert await court.outcomes() == {outcome}
+        sealed = "not sealed in time" if kind == "seals" else "sealed, and not revealed in time"
+        assert told(court, "validator-unheard") == sealed
 
     attack(scenario)()
 

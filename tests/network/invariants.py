@@ -189,7 +189,9 @@ def _accounted_for(network: StormyNetwork) -> Iterator[str]:
     open_windows = -(-schedule.verdict_rounds // schedule.rounds)
     told = set().union(*(network.life(name).told.kept for name in network.validators))
     unheard = {
-        (event["window"], event["validator"]) for event in network.events("trainer/download", "validator-unheard")
+        (event["window"], event["validator"])
+        for event in network.events("trainer/download", "validator-unheard")
+        if event["error"] == "not sealed in time"
     }
     for moment, verdict in _verdicts(network):
         if moment >= network.run.beacon.due(schedule.verdict(verdict.window)):
