@@ -1,6 +1,7 @@
 """The run manifest of a run that is elsewhere: fetched over HTTPS, checked, kept beside the node's state."""
 
 import os
+import random
 import re
 from pathlib import Path
 from typing import Final
@@ -11,9 +12,11 @@ import trio
 from grailnode import founding
 from grailnode.config import Config, ConfigError
 from grailnode.store.https import HttpsStore, open_client
+from grailnode.store.retrying import RetryingStore, RetryPolicy
 from protocol import limits
 
 _MAX_BYTES: Final = limits.MAX_RUN_BYTES + limits.MAX_ENVELOPE_BYTES
+_PATIENCE: Final = RetryPolicy(attempts=4, deadline=60.0)
 _named: Final = re.compile(r"(.+)/runs/([0-9a-f]{64})")
 
 
@@ -71,7 +74,9 @@ async def _fetch(url: str) -> bytes:
     plain = urlsplit(url).hostname in {"127.0.0.1", "localhost"}
     try:
         async with open_client() as client:
-            return await HttpsStore(base, client, plain_http=plain).get(name, _MAX_BYTES)
+            rng = random.Random()  # noqa: S311 - jitter, nothing secret
+            store = RetryingStore(HttpsStore(base, client, plain_http=plain), rng, _PATIENCE)
+            return await store.get(name, _MAX_BYTES)
     except ValueError as error:
         raise ConfigError(f"{url}: {error}") from None
 

@@ -15,7 +15,7 @@ from grailnode.node_process import make_spectator
 from protocol import paths
 from protocol.errors import ProtocolError
 from roles.ports import NotFoundError
-from tests.store.loopback import serve
+from tests.store.loopback import Asked, Reply, serve
 from tests.store.served_files import FileServer
 
 
@@ -36,8 +36,11 @@ class Host:
         self._token = trio.lowlevel.current_trio_token()
         with self._scope:
             async with trio.open_nursery() as nursery:
-                self.url = await nursery.start(serve, self.files.answer)
+                self.url = await nursery.start(serve, self._answer)
                 self._ready.set()
+
+    def _answer(self, asked: Asked) -> Reply:
+        return self.files.answer(asked)
 
     def stop(self) -> None:
         assert self._token is not None
@@ -72,6 +75,13 @@ def test_a_url_that_names_the_run_is_enough(made: workspace.Workspace, host: Hos
     host.files.objects.clear()
     again = open_config(url)  # kept here: the server is not needed twice
     assert Path(again.run.manifest).is_relative_to(Path.cwd())
+
+
+def test_a_server_that_is_busy_for_a_moment_is_asked_again(made: workspace.Workspace, host: Host):
+    honest, answers = host.files.answer, iter([Reply(503), Reply(200, b"x", cut=0)])
+    host.files.answer = lambda asked: next(answers, None) or honest(asked)  # type: ignore[method-assign]
+    assert open_config(f"{host.url}/run/{paths.run(made.run_id)}").run.id == made.run_id.hex()
+    assert next(answers, None) is None
 
 
 def test_a_server_that_shows_another_run_is_refused(made: workspace.Workspace, host: Host, tmp_path: Path):
