@@ -32,6 +32,7 @@ from tests.store.rclone import serving
 Case = tuple[str, ...]
 
 _LIVES_AT_ONCE = 6
+_TOLD = 50  # cases between two lines that tell how far it is
 _CREDENTIALS = S3Credentials("loopback-access", "loopback-secret")
 
 
@@ -69,10 +70,12 @@ def simulated(pairs: int, processes: int) -> int:
     print(f"{'trouble':62} {'struck':>6} {'versions':>8} {'collected':>9}  outcome", flush=True)
     violated = 0
     with multiprocessing.get_context("spawn").Pool(processes, quiet) as pool:
-        for case, found in pool.imap(lived, todo):
+        for number, (case, found) in enumerate(pool.imap(lived, todo), 1):
             violated += bool(found.violations)
             if len(case) == 1 or found.violations:
                 print(row(case, found), flush=True)
+            if number % _TOLD == 0:
+                print(f"{number} of {len(todo)} cases lived, {violated} with violations", flush=True)
     print(
         f"{len(TROUBLES)} troubles alone and {len(todo) - len(TROUBLES)} pairs: {violated} with violations", flush=True
     )
@@ -87,20 +90,22 @@ async def over_http(pairs: int, url: str) -> int:
     session.client.create_bucket(Bucket=location.bucket)
     session.close()
     print(f"{'trouble':62} {'struck':>6} {'errors':>8} {'refused':>9}  outcome", flush=True)
-    slots = trio.CapacityLimiter(_LIVES_AT_ONCE)
+    turns = enumerate(todo, 1)
     violated = 0
 
-    async def live(case: Case) -> None:
+    async def live() -> None:
         nonlocal violated
-        async with slots:
+        for number, case in turns:
             found = await live_over_http(location, _CREDENTIALS, case)
-        violated += bool(found.violations)
-        if len(case) == 1 or found.violations:
-            print(http_row(case, found), flush=True)
+            violated += bool(found.violations)
+            if len(case) == 1 or found.violations:
+                print(http_row(case, found), flush=True)
+            if number % _TOLD == 0:
+                print(f"{number} of {len(todo)} cases lived, {violated} with violations", flush=True)
 
     async with trio.open_nursery() as nursery:
-        for case in todo:
-            nursery.start_soon(live, case)
+        for _ in range(_LIVES_AT_ONCE):
+            nursery.start_soon(live)
     alone = len(HTTP_TROUBLES)
     print(f"{alone} troubles over HTTP alone and {len(todo) - alone} pairs: {violated} with violations", flush=True)
     return violated

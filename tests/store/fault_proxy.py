@@ -93,7 +93,7 @@ class FaultProxy:
         if fault is HttpFault.ERROR_BODY:
             return replace(_refusal(500, "InternalError"), status=200)
         if fault is HttpFault.RESET_PUT:
-            return Reply(200, b"x", cut=0)
+            return Reply(cut=-1)
         if fault is HttpFault.TWICE:
             await self._forward(asked)
         reply = self._remember(asked, await self._forward(asked))

@@ -27,7 +27,7 @@ class Reply:
 
     Attributes:
         length: what Content-Length claims; None for the truth, UNSAID for no claim (the body ends with the connection).
-        cut: bytes of the body after which the connection is reset without a word.
+        cut: bytes of the body after which the connection is reset without a word; negative: before any answer.
         piece, pause: the body is sent in pieces of so many bytes with so many seconds between them.
     """
 
@@ -87,6 +87,8 @@ async def _read(stream: trio.SocketStream, buffer: bytes) -> tuple[Asked, bytes]
 
 async def _send(stream: trio.SocketStream, reply: Reply, head_only: bool) -> bool:
     """Whether the connection lives on."""
+    if reply.cut is not None and reply.cut < 0:
+        return False
     length = len(reply.body) if reply.length is None else reply.length
     head = f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}\r\n"
     head += "Connection: close\r\n" if length == UNSAID else f"Content-Length: {length}\r\n"
