@@ -150,11 +150,11 @@ class Node:
 
     async def announce(self, role: Role, seconds: float, groups: int = 0) -> None:
         """Make this node known for some seconds; a miner with the groups that it pledges."""
-        record = await self.announcement(role, seconds, groups)
+        record = await self.announcement(role, await self.time.moment() + seconds, groups)
         await self.publish(paths.participant(self.key.public), sign(record, self.key))
 
-    async def announcement(self, role: Role, seconds: float, groups: int = 0) -> Announcement:
-        """What `announce` says, with the proof that the run's admission asks of a miner."""
+    async def announcement(self, role: Role, expires: float, groups: int = 0) -> Announcement:
+        """What `announce` says, up to a time in seconds since the Unix epoch, with the proof that is asked of a miner."""
         return Announcement(
             run=self.run_id,
             key=self.key.public,
@@ -162,7 +162,7 @@ class Node:
             name=self.name,
             space=self.space,
             groups=groups,
-            expires_ms=int((await self.time.moment() + seconds) * 1000),
+            expires_ms=int(expires * 1000),
             proof=await self.proof(self) if role == "miner" else b"",
         )
 

@@ -12,7 +12,9 @@ from grailnode.commands import check_start, open_config
 from grailnode.config import Config, ConfigError
 from grailnode.node_process import make_canary, make_node
 from grailnode.telemetry import Telemetry
+from protocol import paths
 from protocol.authority import OPEN
+from protocol.signing import sign
 from roles.authority import refresh_authority
 from roles.participants import participants
 
@@ -48,7 +50,8 @@ def test_a_canary_that_nobody_would_hear_is_refused_at_the_start_and_sings_once_
     async def heard() -> list[bytes]:
         listener = make_node(config, "validator-1", Telemetry("test"))
         await refresh_authority(listener)
-        await canary.announce("miner", 60.0, 4)
+        record = await canary.announcement("miner", canary.clock.now() + 60.0, 4)
+        await canary.store.put(paths.participant(canary.key.public), sign(record, canary.key))
         return [item.key for item in await participants(listener, "miner")]
 
     assert trio.run(heard) == [canary.key.public]
