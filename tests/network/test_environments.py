@@ -268,16 +268,22 @@ def test_hostile_programs_are_judged_and_hurt_nobody_and_boasts_are_ignored(
         choices = Choices(environment=f"code-{OWN}", data=data, groups=1, group_size=8, max_tokens=1)
         paid: dict[str, set[float]] = {}
 
-        async def scenario() -> None:
-            network = Network(choices, policy=tmp_path / "policy", sandbox=strict)
-            async with running(network, miners=0) as nursery:
-                nursery.start_soon(network.run_miner, "boaster", 1, boasting)
-                await network.until_window(3)
-            for group, judgement in await judged(network, "boaster", range(3)):
+        async def pay(network: Network, windows: range) -> None:
+            for group, judgement in await judged(network, "boaster", windows):
                 assert judgement.accepted, judgement.reason
                 assert all(rollout.reward == 1.0 for rollout in group.rollouts)
                 for text, reward in zip(texts(network, group), judgement.rewards, strict=True):
                     paid.setdefault(text, set()).add(reward)
+
+        async def scenario() -> None:
+            network = Network(choices, policy=tmp_path / "policy", sandbox=strict)
+            async with running(network, miners=0) as nursery:
+                nursery.start_soon(network.run_miner, "boaster", 1, boasting)
+                last = 3  # and on, until the policy has said all that it can say
+                while not paid.keys() >= {RIGHT, *hostile} and last < 20:
+                    await network.until_window(last)
+                    await pay(network, range(last))
+                    last += 1
             assert any(event["used"] for event in network.events("trainer/download", "collected"))
 
         simulate(scenario)
