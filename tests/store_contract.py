@@ -115,7 +115,13 @@ class ReadContract:
 
 
 class StoreContract(ReadContract):
-    """Reading, writing, listing."""
+    """Reading, writing, listing.
+
+    Attributes:
+        hidden_while_overwritten: an object that several writers overwrite at once may be gone for an instant.
+    """
+
+    hidden_while_overwritten = False
 
     @pytest.mark.trio
     async def test_a_put_replaces(self, store: ObjectStore):
@@ -221,7 +227,10 @@ class StoreContract(ReadContract):
             for body in bodies:
                 nursery.start_soon(write, body)
             for _ in range(20):
-                assert await store.get("contended", 40_000) in bodies
+                try:
+                    assert await store.get("contended", 40_000) in bodies
+                except NotFoundError:
+                    assert self.hidden_while_overwritten
 
     @pytest.mark.trio
     async def test_writers_and_deleters_share_a_folder(self, store: ObjectStore) -> None:

@@ -15,6 +15,8 @@ from grailnode.storage import Storage
 from grailnode.store.refused import RefusedError
 from grailnode.telemetry import Telemetry
 from protocol import paths
+from roles.node import Node
+from tests.roles.chains import PunctualBeacon
 
 FILE = "[default]\naws_access_key_id = AK\naws_secret_access_key = secret%word\n"
 VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
@@ -129,8 +131,14 @@ def _apart(run_toml: Path, *more: str) -> Config:
     return load(run_toml, ["store.path=mine", "store.url=https://m.example.org", "store.meeting.path=square", *more])
 
 
+def _punctual(config: Config, name: str) -> Node:
+    """A node whose beacon gives every round in time; there is no trainer here that would run one."""
+    node = make_node(config, name, Telemetry("x"))
+    return replace(node, beacon=PunctualBeacon())
+
+
 def test_a_node_of_many_buckets_announces_its_own(run_toml: Path):
-    node = make_node(_apart(run_toml), "miner-1", Telemetry("x"))
+    node = _punctual(_apart(run_toml), "miner-1")
     assert node.space == "https://m.example.org"
 
     async def write() -> None:
@@ -148,7 +156,7 @@ def test_a_node_of_many_buckets_announces_its_own(run_toml: Path):
 
 def test_plain_http_to_this_machine_is_for_those_who_allow_it(run_toml: Path):
     async def read(config: Config) -> None:
-        owner = replace(make_node(config, "miner-2", Telemetry("x")), space="http://127.0.0.1:1")
+        owner = replace(_punctual(config, "miner-2"), space="http://127.0.0.1:1")
         node = make_node(config, "miner-1", Telemetry("x"))
         await owner.announce("miner", 60.0)
         await node.store.get(paths.head(owner.key.public), 10)

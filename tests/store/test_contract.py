@@ -94,6 +94,8 @@ class S3Contract(StoreContract):
 
 
 class TestS3OfRclone(S3Contract):
+    hidden_while_overwritten = True
+
     @pytest.fixture
     def bucket(self, rclone_bucket):
         return rclone_bucket
