@@ -99,16 +99,19 @@ def repeated(completions: Sequence[Sequence[int]]) -> np.ndarray:
     Rollouts of one prompt begin alike. Where two have the same tokens behind them, their states are the same and so is the noise in
     them: honest misses would come eight at a time, which no test of independent ones allows for.
     """
-    nodes: dict[tuple[int, int], int] = {}  # of the tree of all beginnings: (node, token) to the node behind it
-    seen: set[int] = set()
-    again = []
-    for tokens in completions:
-        node = 0
-        for token in tokens:
-            again.append(node in seen)
-            seen.add(node)
-            node = nodes.setdefault((node, token), len(nodes) + 1)
-    return np.array(again, dtype=bool)
+    arrays = [np.asarray(tokens, dtype=np.int64) for tokens in completions]
+    again = [np.zeros(len(tokens), dtype=bool) for tokens in arrays]
+    for number, tokens in enumerate(arrays):
+        behind = max((min(_alike(tokens, earlier) + 1, len(earlier)) for earlier in arrays[:number]), default=0)
+        again[number][:behind] = True
+    return np.concatenate(again) if again else np.zeros(0, dtype=bool)
+
+
+def _alike(left: np.ndarray, right: np.ndarray) -> int:
+    """How many tokens two completions have in common before they part."""
+    shorter = min(len(left), len(right))
+    parted = left[:shorter] != right[:shorter]
+    return int(parted.argmax()) if parted.any() else shorter
 
 
 def weigh(
@@ -132,7 +135,7 @@ def weigh(
     fresh = np.ones(len(distances), dtype=bool) if repeats is None else ~repeats
     off_sketch = (distances > proof.sketch_tolerance) & fresh
     off_margin = ~(margins <= proof.margin)  # what is no number is a miss
-    scopes = list(_scopes(lengths))
+    scopes = _scopes(lengths)
     return Evidence(
         tokens=len(distances),
         positions=int(fresh.sum()),
@@ -140,25 +143,26 @@ def weigh(
         sketch_median=float(np.median(distances[fresh])),
         margin_misses=int(off_margin.sum()),
         worst_margin=float(np.clip(np.nan_to_num(margins, nan=LARGEST_MARGIN), 0.0, LARGEST_MARGIN).max()),
-        sketch_surprise=_most(off_sketch, [scope[fresh[scope]] for scope in scopes], proof.sketch_rate),
-        margin_surprise=_most(off_margin, scopes, proof.margin_rate),
+        sketch_surprise=_most(off_sketch, fresh, scopes, proof.sketch_rate),
+        margin_surprise=_most(off_margin, np.ones_like(fresh), scopes, proof.margin_rate),
     )
 
 
-def _scopes(lengths: Sequence[int]) -> Iterable[np.ndarray]:
-    """The positions of each rollout, of each quarter of the rollouts' lengths, and of the whole: int64 [n] each."""
-    ends = np.cumsum(lengths)
-    begins = ends - np.asarray(lengths)
-    yield from (np.arange(begin, end) for begin, end in zip(begins, ends, strict=True))
-    if len(lengths) and ends[-1]:
-        within = np.arange(ends[-1]) - np.repeat(begins, lengths)
-        quarter = within * QUARTERS // np.repeat(np.asarray(lengths), lengths)
-        yield from (np.flatnonzero(quarter == number) for number in range(QUARTERS))
-        yield np.arange(ends[-1])
+def _scopes(lengths: Sequence[int]) -> tuple[np.ndarray, ...]:
+    """To which rollout each position belongs, to which quarter of the rollouts' lengths, and to the one whole: int64 [N] each."""
+    sizes = np.asarray(lengths, dtype=np.int64)
+    rollout = np.repeat(np.arange(len(sizes)), sizes)
+    within = np.arange(len(rollout)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return rollout, within * QUARTERS // sizes[rollout], np.zeros_like(rollout)
 
 
-def _most(misses: np.ndarray, scopes: Sequence[np.ndarray], rate: float) -> float:
-    return max((surprise(int(misses[scope].sum()), len(scope), rate) for scope in scopes), default=0.0)
+def _most(misses: np.ndarray, counted: np.ndarray, scopes: Sequence[np.ndarray], rate: float) -> float:
+    """The largest surprise of a scope: misses and the positions that count are bool [N]."""
+    found = {(0, 0)}
+    for scope in scopes:
+        trials = np.bincount(scope[counted])
+        found.update(zip(np.bincount(scope[misses], minlength=len(trials)).tolist(), trials.tolist(), strict=True))
+    return max(surprise(events, number, rate) for events, number in found)
 
 
 def window_surprise(groups: Iterable[Counts], proof: ProofSpec) -> float:

@@ -27,7 +27,6 @@ RIVALS: Final = 1024
 LARGEST_NOISE: Final = 22.875
 """No noise is larger: the Gumbel quantile of 1 - 2**-33, rounded up."""
 
-_CACHED_VALUES: Final = 1 << 18  # float32 values that a processor's cache holds: what is worked on at a time
 _WORD: Final = 0xFFFF_FFFF
 _SEGMENT_BITS: Final = 8
 _SEGMENTS: Final = 1 << _SEGMENT_BITS
@@ -250,19 +249,28 @@ def batch_margins(
     Returns:
         float32 [N].
     """
-    counts = torch.tensor(lengths, dtype=torch.int64, device=logits.device)
-    words = seed_words(list(seeds), logits.device).repeat_interleave(counts, dim=0)
-    begins = (counts.cumsum(0) - counts).repeat_interleave(counts)
-    positions = torch.arange(len(tokens), device=logits.device) - begins
     scaled = logits if temperature == 1.0 else logits / temperature
-    own = scaled.gather(-1, tokens[:, None]).squeeze(-1) + gumbel(_hash_pairs(words, positions, tokens))
     rivals = scaled.masked_fill(~allowed(scaled, filters, -slack), -math.inf) if filters.active else scaled
-    best = _best_on_cpu if rivals.device.type == "cpu" else _best
-    short = best(rivals, own, words, positions) - own
+    chosen = scaled.gather(-1, tokens[:, None]).squeeze(-1)
+    score = _scores_on_cpu if scaled.device.type == "cpu" else _scores
+    own, best = score(rivals, tokens, chosen, seed_words(list(seeds), logits.device), lengths)
+    short = best - own
     if filters.active:
         possible = allowed(scaled, filters, slack).gather(-1, tokens[:, None]).squeeze(-1)
         short = short.masked_fill(~possible, math.inf)
     return short
+
+
+def _scores(
+    rivals: Tensor, tokens: Tensor, chosen: Tensor, words: Tensor, lengths: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """The score of each chosen token, and the best one among it and the RIVALS most likely tokens: float32 [N] each."""
+    counts = torch.tensor(lengths, dtype=torch.int64, device=rivals.device)
+    words = words.repeat_interleave(counts, dim=0)
+    positions = torch.arange(len(tokens), device=rivals.device)
+    positions -= (counts.cumsum(0) - counts).repeat_interleave(counts)
+    own = chosen + gumbel(_hash_pairs(words, positions, tokens))
+    return own, _best(rivals, own, words, positions)
 
 
 def _best(rivals: Tensor, own: Tensor, words: Tensor, positions: Tensor) -> Tensor:
@@ -274,27 +282,31 @@ def _best(rivals: Tensor, own: Tensor, words: Tensor, positions: Tensor) -> Tens
     return own.scatter_reduce(0, rows, scores, "amax")
 
 
-def _best_on_cpu(rivals: Tensor, own: Tensor, words: Tensor, positions: Tensor) -> Tensor:
-    """The same, compiled. Where the winner is none of the RIVALS most likely tokens, `_best` looks again."""
+def _scores_on_cpu(
+    rivals: Tensor, tokens: Tensor, chosen: Tensor, words: Tensor, lengths: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """The same, compiled. Where the winner is none of the RIVALS most likely tokens, `_scores` looks again."""
     from protocol.rivals import best_scores  # noqa: PLC0415 - numba takes half a second of those who never check
 
-    best, ahead = torch.empty_like(own), torch.empty(len(own), dtype=torch.int64)
-    keys = torch.stack(_keys(words, positions), dim=-1).numpy().astype(np.uint32)
-    scratch = np.empty(rivals.shape[-1], dtype=np.uint32)
-    table = _table(rivals.device).numpy()
-    rows = rivals.contiguous().numpy()
-    best_scores(rows, own.numpy(), keys, table, _coarse_bounds(), scratch, best.numpy(), ahead.numpy())
+    rivals, counts = rivals.contiguous(), np.array(lengths, dtype=np.int64)
+    own, best, ahead = torch.empty_like(chosen), torch.empty_like(chosen), torch.empty_like(tokens)
+    best_scores(
+        rivals.numpy(),
+        tokens.numpy(),
+        chosen.numpy(),
+        words.numpy().astype(np.uint32),
+        counts,
+        _table(rivals.device).numpy(),
+        own.numpy(),
+        best.numpy(),
+        ahead.numpy(),
+    )
     tail = (ahead >= RIVALS).nonzero().squeeze(1)
     if len(tail):
-        best[tail] = _best(rivals[tail], own[tail], words[tail], positions[tail])
-    return best
-
-
-@functools.cache
-def _coarse_bounds() -> np.ndarray:
-    from protocol.rivals import coarse_bounds  # noqa: PLC0415
-
-    return coarse_bounds(lambda words: gumbel(torch.from_numpy(words)).numpy())
+        completions = torch.from_numpy(np.repeat(np.arange(len(counts)), counts))[tail]
+        positions = tail - torch.from_numpy(counts.cumsum() - counts)[completions]
+        best[tail] = _best(rivals[tail], own[tail], words[completions], positions)
+    return own, best
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, temperature: float, filters: Filters = EVERY_TOKEN) -> Tensor:
@@ -306,6 +318,15 @@ def log_probabilities(logits: Tensor, tokens: Tensor, temperature: float, filter
     if filters.active:
         mask = allowed(scaled, filters).scatter(-1, tokens[:, None], True)
         scaled = scaled.masked_fill(~mask, -math.inf)
-    rows = max(1, _CACHED_VALUES // scaled.shape[-1]) if scaled.device.type == "cpu" else max(1, len(scaled))
-    parts = zip(scaled.split(rows), tokens.split(rows), strict=True)  # type: ignore[no-untyped-call]
-    return torch.cat([torch.log_softmax(part, dim=-1).gather(-1, own[:, None]).squeeze(-1) for part, own in parts])
+    if scaled.device.type == "cpu" and scaled.dtype == torch.float32 and not scaled.requires_grad:
+        return _log_probabilities_on_cpu(scaled, tokens)
+    return torch.log_softmax(scaled, dim=-1).gather(-1, tokens[:, None]).squeeze(-1)
+
+
+def _log_probabilities_on_cpu(scaled: Tensor, tokens: Tensor) -> Tensor:
+    """The same, compiled."""
+    from protocol.rivals import exponential_sums  # noqa: PLC0415 - see above
+
+    largest, sums, lanes = torch.empty(len(scaled)), torch.empty(len(scaled)), torch.empty(64)
+    exponential_sums(scaled.contiguous().numpy(), lanes.numpy(), largest.numpy(), sums.numpy())
+    return scaled.gather(-1, tokens[:, None]).squeeze(-1) - largest - sums.log()

@@ -9,17 +9,25 @@ from torch import Tensor
 from protocol import sampling
 from tests.protocol.test_sampling import seeds
 
-ROWS = 48
+LENGTHS = (13, 0, 1, 34)
+ROWS = sum(LENGTHS)
+
+
+def noise(vocabulary: int) -> Tensor:
+    """Of every token at every position of the completions."""
+    words = sampling.seed_words(seeds(len(LENGTHS))).repeat_interleave(torch.tensor(LENGTHS), dim=0)
+    return sampling.noise(words, torch.cat([torch.arange(length) for length in LENGTHS]), vocabulary)
 
 
 def best_of(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The chosen tokens' scores, and the best ones as both find them."""
-    words = sampling.seed_words(seeds(ROWS))
-    positions = torch.arange(ROWS)
-    own = logits.gather(-1, tokens[:, None]).squeeze(-1)
-    own = own + sampling.noise(words, positions, logits.shape[-1]).gather(-1, tokens[:, None]).squeeze(-1)
-    found = [search(logits, own, words, positions) for search in (sampling._best, sampling._best_on_cpu)]
-    return own, found[0], found[1]
+    words = sampling.seed_words(seeds(len(LENGTHS)))
+    chosen = logits.gather(-1, tokens[:, None]).squeeze(-1)
+    own = (logits + noise(logits.shape[-1])).gather(-1, tokens[:, None]).squeeze(-1)
+    found = [score(logits, tokens, chosen, words, LENGTHS) for score in (sampling._scores, sampling._scores_on_cpu)]
+    for scores, _ in found:
+        assert torch.equal(scores.nan_to_num(nan=-1.0), own.nan_to_num(nan=-1.0))
+    return own, found[0][1], found[1][1]
 
 
 @pytest.mark.parametrize("vocabulary", [1, 7, sampling.RIVALS, sampling.RIVALS + 1, 5000])
@@ -38,8 +46,7 @@ def test_a_winner_from_the_tail_is_overlooked_by_both() -> None:
     logits = torch.linspace(0.0, -0.01, 4 * sampling.RIVALS).expand(ROWS, -1).contiguous()
     tokens = torch.zeros(ROWS, dtype=torch.int64)
     _, slow, fast = best_of(logits, tokens)
-    words = sampling.seed_words(seeds(ROWS))
-    everywhere = (logits + sampling.noise(words, torch.arange(ROWS), logits.shape[1])).max(dim=-1).values
+    everywhere = (logits + noise(logits.shape[1])).max(dim=-1).values
     assert torch.equal(slow, fast)
     assert (fast < everywhere).any()
 
@@ -54,8 +61,39 @@ def test_both_find_the_same_where_logits_are_no_numbers() -> None:
     assert torch.equal(slow.nan_to_num(nan=-1.0), fast.nan_to_num(nan=-1.0))
 
 
-def test_no_word_has_more_noise_than_its_first_bits_allow() -> None:
-    bounds = torch.from_numpy(sampling._coarse_bounds())
-    words = torch.randint(0, 1 << 32, (1_000_000,), generator=torch.Generator().manual_seed(0))
-    assert (sampling.gumbel(words) <= bounds[words >> 24]).all()
-    assert bounds[-1] == sampling.gumbel(torch.tensor((1 << 32) - 1))
+def test_no_word_is_left_out_that_may_win() -> None:
+    """`contenders` bounds the noise of a word; here each of 300,000 tokens wins by the least that a float32 can show."""
+    words = sampling.seed_words(seeds(1))
+    vocabulary = 300_000
+    noises = sampling.noise(words[0], torch.tensor(0), vocabulary)
+    order = noises.argsort()[:: vocabulary // ROWS][:ROWS]
+    order[-1] = noises.argmax()
+    logits = torch.full((len(order), vocabulary), -math.inf)
+    rows = torch.arange(len(order))
+    logits[rows, order] = torch.nextafter(-noises[order], torch.tensor(math.inf)) + 1e-6
+    logits[rows, 0] = -noises[0]
+    for row in rows.tolist():
+        chosen = logits[row, :1]
+        one = torch.zeros(1, dtype=torch.int64)
+        own, best = sampling._scores_on_cpu(logits[row : row + 1], one, chosen, words, [1])
+        assert best > own or order[row] == 0
+
+
+@pytest.mark.parametrize("vocabulary", [1, 63, 64, 65, 2048, 150_001])
+@pytest.mark.parametrize("sharpness", [0.0, 1.0, 30.0, 1e30])
+def test_log_probabilities_are_as_exact_as_float32_allows(vocabulary: int, sharpness: float) -> None:
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = torch.randn(8, vocabulary, generator=generator) * sharpness
+    logits[0, 0] = -math.inf if vocabulary > 1 else 0.0
+    tokens = torch.randint(vocabulary, (8,), generator=generator)
+    found = sampling.log_probabilities(logits, tokens, 1.0)
+    exact = logits.double().log_softmax(dim=-1).gather(-1, tokens[:, None]).squeeze(-1)
+    torch.testing.assert_close(found.double(), exact, rtol=2e-7, atol=2e-6)
+
+
+def test_no_number_has_no_log_probability() -> None:
+    logits = torch.randn(4, 130, generator=torch.Generator().manual_seed(0))
+    logits[0, 3] = logits[1, 129] = math.nan
+    logits[2] = -math.inf
+    found = sampling.log_probabilities(logits, torch.zeros(4, dtype=torch.int64), 1.0)
+    assert found.isnan().tolist() == [True, True, True, False]
