@@ -8,9 +8,10 @@ from functools import partial
 
 from grailnode.network import MinerRow, NetworkState, NodeRow, VersionRow, WindowRow
 from protocol import limits, paths
-from protocol.chain import ChainVerifier, Manifest
+from protocol.chain import ChainVerifier
 from protocol.errors import MalformedError, ProtocolError
 from protocol.ledger import Row, Summary
+from protocol.manifest import Manifest
 from protocol.report import Report
 from protocol.signing import open_signed
 from protocol.verdict import Verdict

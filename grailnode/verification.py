@@ -3,9 +3,10 @@
 from collections.abc import AsyncIterator, Callable
 
 from protocol import limits, paths
-from protocol.chain import ChainVerifier, Manifest
+from protocol.chain import ChainVerifier
 from protocol.digest import content_digest
 from protocol.errors import ChainError, ExpiredError
+from protocol.manifest import Manifest
 from roles.follower import Held, load_anchor, step
 from roles.node import Node
 from roles.ports import ObjectStore

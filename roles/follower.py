@@ -13,10 +13,11 @@ import torch
 import trio
 
 from protocol import paths, safetensors
-from protocol.chain import ChainVerifier, Manifest, ObjectRef, Plan, Trust, check_expiry
+from protocol.chain import ChainVerifier, Plan, Trust
 from protocol.digest import Weights, content_digest, tensor_digest, weights_digest
 from protocol.errors import ChainError, ForkError, GapError, MalformedError, ProtocolError
 from protocol.limits import MAX_ENVELOPE_BYTES, MAX_HEAD_BYTES, MAX_RECORD_BYTES
+from protocol.manifest import Manifest, ObjectRef, check_expiry
 from protocol.patch import apply_with_digests
 from roles.catching_up import CatchUp
 from roles.gather import fetch_ahead, gather

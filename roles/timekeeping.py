@@ -14,6 +14,7 @@ from protocol.beacon import ChainInfo
 from roles.ports import Beacon, BeaconError, Clock, Telemetry
 
 _PATIENCE: Final = 5.0  # seconds for which a round that should be out is waited for, before the clock is asked again
+_LOOK: Final = 0.25  # seconds between two looks at the clock by who waits for a round
 _GLANCE: Final = 1.0  # seconds for the same where nothing waits for the answer, and between two such looks
 
 
@@ -88,11 +89,13 @@ class Timekeeper:
             self._telemetry.event("beacon-late", round=number, error=error)
 
     async def _prove(self, number: int, seconds: float) -> bool:
+        """Whether a round comes within some seconds; not, as soon as the clock holds it due no more."""
         with trio.move_on_after(seconds):
             try:
                 await self.randomness(number)
             except BeaconError:
-                await trio.sleep(seconds)
+                while self._chain.due(number) <= self.now():
+                    await trio.sleep(_LOOK)
             else:
                 return True
         return False

@@ -3,6 +3,7 @@
 A pledge is in storage before the window opens, and delivering less costs score; so a miner pledges what it has been able to do.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,7 +53,7 @@ class Miner:
         self._producer = producer
         self._settings = settings
         self._pledged = 0  # groups, as the newest announcement says
-        self._until = 0.0  # when that is to be renewed, seconds since the Unix epoch
+        self._until = -math.inf  # when that is to be renewed, in seconds of the process's own time
         self._mined = -1  # the newest window that has opened for this miner
         self._chunk_seconds = 0.0  # of the slowest of the last few chunks, by which the next is planned
 
@@ -66,18 +67,19 @@ class Miner:
 
     async def _pledge(self, groups: int) -> None:
         """Announce how many groups the windows to come will bring, where that changes or has to be said again."""
-        now = self._node.clock.now()
-        if groups != self._pledged or now >= self._until:
+        if groups != self._pledged or trio.current_time() >= self._until:
             await self._node.announce("miner", ANNOUNCED_SECONDS, groups)
             schedule = self._node.run.schedule
             renewal = _RENEWED_WINDOWS * schedule.rounds * self._node.run.beacon.period_ms / 1000
-            self._pledged, self._until = groups, now + min(ANNOUNCED_SECONDS / 3, renewal)
+            self._pledged, self._until = groups, trio.current_time() + min(ANNOUNCED_SECONDS / 3, renewal)
 
     async def _mine(self, window: int) -> None:
         """Keep the pledge of a window, then pledge what the next ones will bring."""
         kept = self._pledged > 0 and await self._keep(window, self._pledged)
         if self._pledged and not kept:
-            self._until = 0.0  # validators count a pledge no more that was not kept at all: it has to be given anew
+            self._until = (
+                -math.inf
+            )  # validators count a pledge no more that was not kept at all: it has to be given anew
         await self._pledge(self._affordable() if self._follower.newest is not None else 0)
 
     def _affordable(self) -> int:
@@ -112,9 +114,9 @@ class Miner:
         groups: list[Group] = []
         while len(groups) < pledged and (not groups or clock.now() + self._chunk_seconds < stop):
             chunk = range(len(groups), min(pledged, len(groups) + self._settings.chunk))
-            began = clock.now()
+            began = trio.current_time()
             groups += await self._producer.produce(turn, chunk)
-            self._chunk_seconds = max(clock.now() - began, 0.8 * self._chunk_seconds)
+            self._chunk_seconds = max(trio.current_time() - began, 0.8 * self._chunk_seconds)
         return groups
 
     async def _deliver(self, window: int, groups: Sequence[Group]) -> bool:

@@ -6,8 +6,8 @@ epoch stops.
 """
 
 from protocol import limits, paths
-from protocol.chain import Head
 from protocol.errors import ChainError, ProtocolError
+from protocol.manifest import Head
 from protocol.signing import Signed, open_signed
 from roles.node import Node
 from roles.ports import NotFoundError

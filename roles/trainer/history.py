@@ -12,8 +12,8 @@ chain/published/{version}     the weights of the newest published version (safet
 from dataclasses import dataclass
 
 from protocol import limits, safetensors
-from protocol.chain import Head, Manifest, ObjectRef
 from protocol.digest import Weights
+from protocol.manifest import Head, Manifest, ObjectRef
 from protocol.signing import Signed, open_announced
 from roles.ports import NotFoundError, ObjectStore
 from roles.trainer.spool import PUBLISHED, last_published

@@ -9,9 +9,9 @@ from typing import Final
 import trio
 
 from protocol import paths
-from protocol.chain import Head, ObjectRef
 from protocol.digest import content_digest
 from protocol.errors import ChainError
+from protocol.manifest import Head, ObjectRef
 from protocol.signing import sign
 from roles.node import Node
 from roles.ports import NotFoundError, StoreError

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from protocol import patch, safetensors
-from protocol.chain import Manifest, ObjectRef, PatchRef, tensor_table
 from protocol.digest import Weights, content_digest, tensor_digest, weights_digest
 from protocol.errors import PatchError
+from protocol.manifest import Manifest, ObjectRef, PatchRef, tensor_table
 from roles.follower import Held
 
 

@@ -12,9 +12,9 @@ from typing import Final
 import trio
 
 from protocol import paths
-from protocol.chain import Head, Manifest
 from protocol.digest import content_digest
 from protocol.errors import ChainError, PatchError
+from protocol.manifest import Head, Manifest
 from protocol.patch import Encoded
 from protocol.signing import Signed, sign
 from roles.follower import Held

@@ -13,9 +13,9 @@ from grailnode.clock import TrioClock
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.authority import Authority, Revision
-from protocol.chain import Head, Manifest
 from protocol.digest import Weights, content_digest, digest_weights
 from protocol.errors import ProtocolError
+from protocol.manifest import Head, Manifest
 from protocol.run import RunManifest
 from protocol.signing import Signed, SigningKey, open_announced, sign
 from roles.authority import load_authority, refresh_authority

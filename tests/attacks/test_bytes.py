@@ -9,10 +9,10 @@ import pytest
 from grailnode.founding import fetch_model, open_run
 from grailnode.store.memory import MemoryStore
 from protocol import limits, paths, safetensors
-from protocol.chain import Head, Manifest, ObjectRef
 from protocol.digest import content_digest
 from protocol.encoding import pack, unpack
 from protocol.errors import ProtocolError
+from protocol.manifest import Head, Manifest, ObjectRef
 from protocol.run import FileRef
 from protocol.signing import Envelope, sign
 from roles.participants import participants

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from protocol import paths
 from protocol.authority import Revision
-from protocol.chain import Manifest
+from protocol.manifest import Manifest
 from protocol.signing import open_announced, sign
 from roles.authority import refresh_authority
 from roles.participants import participants

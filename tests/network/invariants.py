@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 from grailnode.verification import verify_chain
 from protocol import paths, safetensors
-from protocol.chain import Head, Manifest, Trust
+from protocol.chain import Trust
 from protocol.digest import content_digest, digest_weights
 from protocol.errors import ProtocolError
+from protocol.manifest import Head, Manifest
 from protocol.rollout import Commitment
 from protocol.signing import Signed, open_signed
 from protocol.verdict import Verdict

@@ -30,8 +30,8 @@ from grailnode.wiring import (
 )
 from protocol import paths
 from protocol.beacon import LocalKey
-from protocol.chain import Head
 from protocol.environments import Sandbox
+from protocol.manifest import Head
 from protocol.run import RunManifest
 from protocol.signing import Signed, SigningKey, open_signed
 from roles.assignment import Task

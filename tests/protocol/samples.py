@@ -8,9 +8,10 @@ import torch
 from protocol.admission import Invite, Work
 from protocol.authority import OPEN, Admission, Authority, ChainPoint, Revision
 from protocol.beacon import ChainInfo
-from protocol.chain import Head, Manifest, ObjectRef, PatchRef, TensorRow, Trust
+from protocol.chain import Trust
 from protocol.encoding import Record
 from protocol.ledger import Amendment, Evaluation, Row, Seal, Summary
+from protocol.manifest import Head, Manifest, ObjectRef, PatchRef, TensorRow
 from protocol.participant import Announcement
 from protocol.report import Deception, Disagreement, Report
 from protocol.rollout import Commitment, Group, Rollout, pack_tokens

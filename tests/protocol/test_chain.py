@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from protocol import limits
-from protocol.chain import ChainVerifier, Manifest, Plan, Trust, tensor_table
+from protocol.chain import ChainVerifier, Plan, Trust
 from protocol.digest import content_digest
 from protocol.errors import (
     ChainError,
@@ -22,6 +20,7 @@ from protocol.errors import (
     RollbackError,
     SignatureError,
 )
+from protocol.manifest import Manifest
 from protocol.signing import SigningKey, sign
 from tests.protocol import samples
 from tests.protocol.samples import MINER, RUN_ID, TRAINER
@@ -387,66 +386,6 @@ def test_a_long_chain() -> None:
     trainer = chain(versions)
     node = follow(verifier(), trainer)
     assert steps(node.plan(None, versions - 1)) == (0, list(range(1, versions)))
-
-
-def test_the_longest_head_can_be_written() -> None:
-    samples.head(manifests=(samples.digest("m"),) * limits.MAX_CHAIN, anchors=tuple(range(limits.MAX_CHAIN))).to_bytes()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"anchors": ()},
-        {"anchors": (1, 0)},
-        {"anchors": (0, 0)},
-        {"anchors": (2,), "oldest_patch": 2},
-        {"base": 1},
-        {"oldest_patch": 3},
-        {"anchors": (1,), "oldest_patch": 0},
-        {"manifests": ()},
-        {"epoch": -1},
-    ],
-)
-def test_a_head_that_cannot_be(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        samples.head(**changes)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"previous": samples.digest("before")},
-        {"anchor": ()},
-        {"patch": samples.manifest(1, samples.digest("m")).patch},
-        {"tensors": ()},
-        {"tensors": (("b", "F32", ()), ("a", "F32", ()))},
-        {"tensors": (("a", "F32", ()), ("a", "F32", ()))},
-        {"tensors": (("a", "F64", ()),)},
-        {"tensors": (("a", "F32", (-1,)),)},
-        {"tensors": (("a", "F32", (1 << 30, 1 << 30)),)},
-        {"tensors": (("a", "F32", (1,) * 9),)},
-        {"tensors": (("é" * 300, "F32", ()),)},
-    ],
-)
-def test_a_manifest_that_cannot_be(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        samples.manifest(**changes)
-
-
-@pytest.mark.parametrize("changes", [{"previous": b""}, {"previous": b"short"}, {"patch": None}])
-def test_a_later_manifest_that_cannot_be(changes: dict[str, Any]) -> None:
-    fields = samples.manifest(1, samples.digest("manifest 0")).model_dump()
-    with pytest.raises(ValidationError):
-        Manifest(**(fields | changes))
-
-
-def test_tables() -> None:
-    weights = samples.weights()
-    manifest = samples.manifest(tensors=tensor_table(weights))
-    manifest.check_table(weights)
-    assert manifest.elements == 24 + 6 + 0 + 1 + 5 + 2
-    with pytest.raises(MalformedError):
-        manifest.check_table({**weights, "bias": weights["bias"][:5]})
 
 
 @given(st.data())

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from protocol import paths, safetensors
 from protocol.admission import Invite, Work
 from protocol.authority import Revision, Revisions
-from protocol.chain import Head, Manifest, Trust
+from protocol.chain import Trust
 from protocol.compression import decompress
 from protocol.encoding import Record, unpack
 from protocol.errors import ProtocolError
 from protocol.ledger import Seal, Summary
+from protocol.manifest import Head, Manifest
 from protocol.participant import Announcement
 from protocol.report import Report
 from protocol.rollout import Commitment, Group, assemble, open_group

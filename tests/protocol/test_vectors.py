@@ -12,10 +12,11 @@ import torch
 from protocol import challenge, errors, sampling, sketch
 from protocol.admission import Invite, Work, leading_zero_bits, work_digest
 from protocol.authority import Authority, Revision, Revisions
-from protocol.chain import ChainVerifier, Head, Manifest, Trust
+from protocol.chain import ChainVerifier, Trust
 from protocol.digest import content_digest, digest_weights, dtypes, tensor_digest
 from protocol.encoding import Record, pack, unpack
 from protocol.ledger import Row, Seal, Summary, balances, scores
+from protocol.manifest import Head, Manifest
 from protocol.participant import Announcement
 from protocol.report import Report
 from protocol.rollout import Commitment, Group, Rollout, open_group

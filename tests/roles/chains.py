@@ -9,8 +9,8 @@ from grailnode.clock import TrioClock
 from grailnode.founding import Choices
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from protocol.chain import Head, Manifest
 from protocol.digest import Weights, content_digest
+from protocol.manifest import Head, Manifest
 from protocol.patch import Conditions
 from protocol.run import RunManifest
 from protocol.signing import Signed, SigningKey, open_signed, sign

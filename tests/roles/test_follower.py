@@ -9,9 +9,10 @@ from trio.testing import MockClock
 
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from protocol.chain import Manifest, Trust
+from protocol.chain import Trust
 from protocol.digest import Weights, digest_weights
 from protocol.errors import ChainError, ExpiredError, ForkError, GapError, ProtocolError, RollbackError
+from protocol.manifest import Manifest
 from protocol.signing import open_signed, sign
 from roles.follower import TRUST_PATH, Follower
 from roles.ports import NotFoundError, ObjectStore, StoreError

@@ -12,9 +12,9 @@ from grailnode.clock import TrioClock
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.authority import Authority
-from protocol.chain import Head
 from protocol.digest import Weights, digest_weights
 from protocol.errors import ChainError, ProtocolError
+from protocol.manifest import Head
 from protocol.signing import SigningKey, open_announced, sign
 from roles.authority import refresh_authority
 from roles.follower import Follower

@@ -81,7 +81,7 @@ def test_a_clock_that_was_set_back_signs_nothing_and_later_deadlines_are_still_o
     simulated(scenario)
 
 
-def test_whoever_waits_for_a_round_of_a_wrong_clock_gives_up_when_it_is_right():
+def test_whoever_waits_for_a_round_of_a_wrong_clock_gives_up_at_once_when_it_is_right():
     async def scenario(place: Place) -> None:
         await place.until(10.5)
         place.clock.wrong = 3600.0
@@ -89,7 +89,7 @@ def test_whoever_waits_for_a_round_of_a_wrong_clock_gives_up_when_it_is_right():
             nursery.start_soon(place.time.newest)
             await trio.sleep(3)
             place.clock.wrong = 0.0
-            with trio.fail_after(10):
+            with trio.fail_after(1):
                 while nursery.child_tasks:
                     await trio.sleep(0.1)
 

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from protocol import challenge, sampling, sketch
-from protocol.chain import Head, Manifest, Trust
+from protocol.chain import Trust
 from protocol.digest import content_digest, digest_weights, raw_bytes, tensor_digest, type_name
 from protocol.encoding import pack, unpack
 from protocol.ledger import Amendment, Seal, balances, scores
+from protocol.manifest import Head, Manifest
 from protocol.rollout import Commitment
 from protocol.signing import Envelope, Signature, sign
 from tests.protocol import samples
