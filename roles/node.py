@@ -84,11 +84,20 @@ class Node:
         return self.run.window_at(self.clock.now())
 
     async def next_window(self, after: int, ahead: float = 0.0) -> int:
-        """Wait for the next window behind one: its number, so many seconds before it opens. Follows a clock that is set back."""
-        window = max(after, self.window(), -1) + 1
+        """Wait for the next window behind one: its number, so many seconds before it opens. Follows a clock that is put right.
+
+        Args:
+            after: a window that was waited for before; one that the time does not bear out any more counts for nothing.
+        """
+
+        def following() -> int:
+            reached = self.run.window_at(self.time.now())
+            return max(min(after, reached + 1), self.window(), -1) + 1
+
+        window = following()
         while (left := self.run.opening_time(window) - ahead - self.clock.now()) > 0:
             await trio.sleep(min(left, _LOOK_SECONDS))
-            window = min(window, max(after, self.window(), -1) + 1)
+            window = min(window, following())
         await trio.lowlevel.checkpoint()
         return window
 

@@ -52,7 +52,12 @@ class Timekeeper:
 
     def now(self) -> float:
         """Seconds since the Unix epoch, at least: by the clock or, where that was set back, by what is proven."""
-        return max(self._clock.now(), trio.current_time() + self._offset)
+        return max(self._clock.now(), self._floor)
+
+    @property
+    def _floor(self) -> float:
+        """The time, at least: seconds since the Unix epoch."""
+        return trio.current_time() + self._offset
 
     async def has_come(self, round_number: int) -> bool:
         """Whether a round that is due by the clock is known to be out."""
@@ -64,6 +69,16 @@ class Timekeeper:
         if not await self._prove(current, _GLANCE) and not await self._prove(round_number, _GLANCE):
             self._rest = trio.current_time() + _GLANCE
         return round_number <= self._proven
+
+    async def come(self, round_number: int) -> None:
+        """Wait until a round's time has surely come: by the clock and the beacon or, while that is away, by how long this
+        process has lived since a round that it has seen.
+        """
+        while True:
+            await self._clock.sleep_until(self._chain.due(round_number))
+            if self._floor >= self._chain.due(round_number) or await self.has_come(round_number):
+                return
+            await trio.sleep(_LOOK)
 
     async def moment(self) -> float:
         """Seconds since the Unix epoch, as far as the beacon bears it out; a wrong clock waits here until it is right."""

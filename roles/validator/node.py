@@ -87,7 +87,7 @@ class Validator:
                     raise StoreError("pledges came after the window had opened")
                 await node.randomness(schedule.opening(window))
                 watched = window
-                await node.clock.sleep_until(node.run.deadline_time(window))
+                await node.time.come(schedule.deadline(window))
                 seen.send_nowait(await self._docket(window, pledged))
             except BeaconError as error:  # it has not opened yet, whatever the clock said
                 node.telemetry.event("window-missed", window=window, error=str(error))

@@ -7,10 +7,11 @@ import trio
 from tests.network.seeded import run_seeded
 from tests.network.sweep import outcome, sweep
 
-SEEDS = range(200)
+SEEDS = (*range(200), 847, 922)
+"""The last two: clocks an hour ahead that, put right again, had nodes wait for what they had believed."""
 
 
-def test_nothing_that_must_hold_is_violated_in_any_of_200_seeds():
+def test_nothing_that_must_hold_is_violated_in_any_of_two_hundred_seeds():
     outcomes = list(sweep(SEEDS, processes=min(4, os.cpu_count() or 1)))
     assert len(outcomes) == len(SEEDS)
     assert {found.seed: found.violations for found in outcomes if found.violations} == {}

@@ -96,6 +96,32 @@ def test_whoever_waits_for_a_round_of_a_wrong_clock_gives_up_at_once_when_it_is_
     simulated(scenario)
 
 
+def test_a_moment_has_not_come_because_a_clock_says_so():
+    async def scenario(place: Place) -> None:
+        await place.until(10.5)
+        await place.time.newest()
+        place.clock.wrong = 3600.0
+        await place.time.come(31)
+        assert place.right.now() >= BEGIN + 30.0
+        place.clock.wrong = 0.0
+        await place.time.come(41)
+        assert place.right.now() < BEGIN + 41.0
+
+    simulated(scenario)
+
+
+def test_a_moment_comes_without_the_beacon_for_a_process_that_has_lived_so_long():
+    async def scenario(place: Place) -> None:
+        await place.until(10.5)
+        await place.time.newest()
+        away = Timekeeper(StoreBeacon(MemoryStore(), CHAIN, place.clock), CHAIN, place.clock, place.log)
+        away.note(11)
+        await away.come(31)
+        assert BEGIN + 30.0 <= place.right.now() < BEGIN + 33.0
+
+    simulated(scenario)
+
+
 def test_a_beacon_that_always_lags_is_followed_with_its_lag():
     async def scenario(place: Place) -> None:
         lagging = WrongClock(place.right)
