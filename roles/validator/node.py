@@ -129,9 +129,12 @@ class Validator:
         auditor = Auditor(node, Judge(self._task, self._engine, found.window, opening), draw, self._works)
         turns = Turns(node, self._ledger, draw)
         judged: list[tuple[Verdict, dict[int, bytes]]] = []
+        looked, serving = False, version
         for case, standing in turns.take(found.window, found.cases):
             commitment = case.commitment.record
-            held = await self._acceptable(commitment.version, version)
+            if commitment.version > serving and not looked:
+                looked, serving = True, await self._newest_serving(found.window, serving)
+            held = await self._acceptable(commitment.version, serving)
             if held is None or len(commitment.groups) > node.run.groups:
                 judged.append((condemned(node, case, Reason.VERSION if held is None else Reason.QUOTA), {}))
             else:
@@ -144,6 +147,15 @@ class Validator:
         for verdict in verdicts:
             self._tell(verdict)
         return verdicts
+
+    async def _newest_serving(self, window: int, known: int) -> int:
+        """The version that serves a window by a new look at the chain: miners may know what came out since the last one.
+
+        Raises:
+            StoreError, ProtocolError: it cannot be looked at now, so that nobody can be judged by it.
+        """
+        await self._follower.refresh()
+        return max(known, self._follower.version_for(window))
 
     async def _acceptable(self, claimed: int, serving: int) -> Held | None:
         """The weights of a version that may serve the window; None where it may not.

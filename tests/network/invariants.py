@@ -15,7 +15,7 @@ from protocol.errors import ProtocolError
 from protocol.manifest import Head, Manifest
 from protocol.rollout import Commitment
 from protocol.signing import Signed, open_signed
-from protocol.verdict import Verdict
+from protocol.verdict import Reason, Verdict
 from roles.ports import StoreError
 from roles.trainer.harvest import Account, Harvest
 from roles.trainer.spool import COLLECTED, INBOX, OUTBOX, SnapshotName
@@ -32,7 +32,7 @@ async def violations(network: StormyNetwork) -> list[str]:
     if not _storage_lost_something(network):
         found += _chain_in_order(network, views)
     found += [*_verified_before_trained(network), *_trained_once(network), *_accounted_for(network)]
-    found += [*_recovered(network)]
+    found += [*_honest_work_is_accepted(network), *_recovered(network)]
     try:
         await verify_chain(network.node(CHECKER), lambda line: None)
     except (ProtocolError, StoreError) as error:
@@ -146,6 +146,20 @@ def _verified_before_trained(network: StormyNetwork) -> Iterator[str]:
                 yield f"training: group {group.digest.hex()[:16]} was taken without a quorum"
             if group.digest not in promised:
                 yield f"training: group {group.digest.hex()[:16]} is of no honest miner"
+
+
+def _honest_work_is_accepted(network: StormyNetwork) -> Iterator[str]:
+    """Nobody here cheats: what is refused was out of date, or storage gave other bytes than the miner's."""
+    miners = {key(f"miner-{number}").public: f"miner-{number}" for number in range(1, network.weather.miners + 1)}
+    begins = {signed.record.version: signed.record.first_window for signed in _manifests(network)}
+    lag = network.run.schedule.max_lag
+    for _, verdict in _verdicts(network):
+        refused = {j.reason for j in verdict.judgements if not j.accepted} - {Reason.MISSING, Reason.MALFORMED}
+        serving = max((version for version, first in begins.items() if first <= verdict.window), default=0)
+        if serving - verdict.version > lag:
+            refused.discard(Reason.VERSION)
+        if refused:
+            yield f"verdict: {miners[verdict.miner]} was refused for {', '.join(sorted(refused))} in window {verdict.window}"
 
 
 def _lineage(network: StormyNetwork) -> list[str]:

@@ -193,9 +193,9 @@ class Network:
         node = self.node(name)
         await run_cheater(node, self.task(node), self.compute, settings)
 
-    async def run_validator(self, name: str = "validator-0") -> None:
+    async def run_validator(self, name: str = "validator-0", poll_seconds: float = 0.2) -> None:
         node = self.node(name)
-        await run_validator(node, self.task(node), self.compute, ValidatorSettings(16, 0.2))
+        await run_validator(node, self.task(node), self.compute, ValidatorSettings(16, poll_seconds))
 
     def start(self, nursery: trio.Nursery, *, miners: int = 2, canaries: int = 0) -> None:
         """The beacon, a trainer, validators and honest miners."""

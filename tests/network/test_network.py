@@ -70,6 +70,25 @@ def test_honest_work_is_accepted_trained_on_once_and_every_follower_holds_the_tr
     simulate(scenario)
 
 
+def test_a_validator_that_has_not_looked_for_long_looks_before_it_refuses_a_newer_version():
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(network.run_beacon)
+            nursery.start_soon(network.run_trainer)
+            nursery.start_soon(network.run_miner, "miner-1")
+            await network.until_window(2)
+            nursery.start_soon(network.run_validator, "validator-0", 1000.0)
+            await network.until_window(12)
+            nursery.cancel_scope.cancel()
+        judged = await verdicts(network, "miner-1", range(11))
+        assert len(judged) >= 6
+        assert max(verdict.version for verdict in judged.values()) >= 3
+        assert all(judgement.accepted for verdict in judged.values() for judgement in verdict.judgements)
+
+    simulate(scenario)
+
+
 def test_every_kind_of_false_rollout_is_rejected_for_its_own_reason_and_no_honest_group_is():
     async def scenario() -> None:
         network = Network(CHOICES)
