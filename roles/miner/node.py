@@ -74,13 +74,19 @@ class Miner:
             self._pledged, self._until = groups, trio.current_time() + min(ANNOUNCED_SECONDS / 3, renewal)
 
     async def _mine(self, window: int) -> None:
-        """Keep the pledge of a window, then pledge what the next ones will bring."""
+        """Keep the pledge of a window, then pledge what the next ones will bring.
+
+        A pledge that is not kept at all counts no more, until it is given anew.
+        """
         kept = self._pledged > 0 and await self._keep(window, self._pledged)
         if self._pledged and not kept:
-            self._until = (
-                -math.inf
-            )  # validators count a pledge no more that was not kept at all: it has to be given anew
+            self._until = -math.inf
         await self._pledge(self._affordable() if self._follower.newest is not None else 0)
+        if self._pledged and (opened := self._node.window()) > window:
+            error = f"window {window} and the pledge behind it took until it had opened"
+            self._node.telemetry.event("window-skipped", window=opened, error=error)
+            self._until = -math.inf
+            await self._pledge(self._pledged)
 
     def _affordable(self) -> int:
         """Groups that a window surely has time for, by the slowest of the last chunks."""
