@@ -4,12 +4,12 @@ import json
 import multiprocessing
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from bench.crash_points import Trap, main
 from grailnode import workspace
@@ -63,7 +63,7 @@ class Site:
 
     @classmethod
     @contextmanager
-    def open(cls, directory: Path) -> Iterator["Site"]:
+    def open(cls, directory: Path) -> Iterator[Self]:
         """A network at work, made where there is none; stopped at the end of the block."""
         file = directory / "run.toml"
         if not file.exists():
@@ -96,6 +96,10 @@ class Site:
         """The trainer's accounts of windows."""
         return whole(self.directory / "state" / "trainer" / "objects", "collected/*")
 
+    def log(self, process: str) -> Path:
+        """Where a process writes its events."""
+        return self.directory / "logs" / f"{process.replace('/', '-')}.jsonl"
+
     def now(self) -> float:
         """Seconds on a clock that nobody sets."""
         return time.monotonic()
@@ -107,9 +111,11 @@ class Site:
     def start(self, process: str, trap: Trap | None = None) -> None:
         """Start a process, with a trap or without."""
         name, kind = PROCESSES[process]
-        launch = Launch(self.config, kind, name, echo=False)
+        self._run(process, main, Launch(self.config, kind, name, echo=False), trap or Trap())
+
+    def _run(self, process: str, target: Callable[..., None], *arguments: object) -> None:
         with self._lock:
-            child = self.context.Process(target=main, args=(launch, trap or Trap()), name=process, daemon=True)
+            child = self.context.Process(target=target, args=arguments, name=process, daemon=True)
             child.start()
             self.processes[process] = child
 
@@ -156,9 +162,8 @@ class Site:
 
     def events(self, process: str, name: str = "") -> list[dict[str, Any]]:
         """What a process has said, of one name or in all; a line that a kill cut short is none."""
-        file = self.directory / "logs" / f"{process.replace('/', '-')}.jsonl"
         with self._lock:
-            self._heard[process] = read_on(file, *self._heard.get(process, (0, [])))
+            self._heard[process] = read_on(self.log(process), *self._heard.get(process, (0, [])))
             return [event for event in self._heard[process][1] if not name or event["event"] == name]
 
 

@@ -1,5 +1,7 @@
 """Which failures are a user's to mend, and what to tell them in one line."""
 
+import errno
+
 from grailnode.buckets import BucketError
 from grailnode.calibration.measure import CalibrationError
 from grailnode.calibration.proof_file import ProofFileError
@@ -22,6 +24,7 @@ class StateInUseError(Exception):
     """Another process of this name runs on this state."""
 
 
+_SHORTAGES = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 _TOLD = (
     BucketError,
     CalibrationError,
@@ -44,10 +47,10 @@ _TOLD = (
 
 
 def passing(error: BaseException) -> bool:
-    """Whether starting again may help: it was the storage, and nothing else."""
+    """Whether starting again may help: it was the storage or what this machine had too little of, and nothing else."""
     if isinstance(error, BaseExceptionGroup):
         return all(passing(inner) for inner in error.exceptions)
-    return isinstance(error, StoreError)
+    return isinstance(error, StoreError) or (isinstance(error, OSError) and error.errno in _SHORTAGES)
 
 
 def explain(error: BaseException) -> str | None:

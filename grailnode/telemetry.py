@@ -29,9 +29,14 @@ class Telemetry:
 
     @classmethod
     def to_file(cls, name: str, path: Path, terminal: IO[str] | None = None) -> "Telemetry":
-        """Telemetry into a file that grows; its directory is made."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return cls(name, path.open("a", encoding="utf-8", buffering=1), terminal)
+        """Telemetry into a file that grows; its directory is made. Where that cannot be, the terminal alone is told so."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return cls(name, path.open("a", encoding="utf-8", buffering=1), terminal)
+        except OSError as error:
+            telemetry = cls(name, None, terminal)
+            telemetry.event("log-unwritable", path=str(path), error=(error.strerror or "cannot be opened").lower())
+            return telemetry
 
     def event(self, name: str, **fields: Field) -> None:
         """Something happened."""

@@ -68,7 +68,7 @@ class LocalStore:
         walk = self._walk(prefix, after)
 
         def next_page() -> list[ObjectInfo]:
-            with disk_errors(prefix or str(self._root)):
+            with disk_errors(str(self._root / prefix)):
                 return [*islice(walk, PAGE)]
 
         while page := await self._run(next_page):
@@ -88,7 +88,7 @@ class LocalStore:
 
     def _put(self, path: str, data: bytes) -> None:
         target = self._root / path
-        with disk_errors(path):
+        with disk_errors(str(self._root / path)):
             for _ in range(_PUT_ATTEMPTS):
                 temporary = self._temporary / secrets.token_hex(12)
                 try:
@@ -105,7 +105,7 @@ class LocalStore:
         raise StoreError(f"{path}: its folder below {self._root} vanishes as often as it is made")
 
     def _get(self, path: str, max_bytes: int, offset: int, size: int | None) -> bytes:
-        with disk_errors(path):
+        with disk_errors(str(self._root / path)):
             try:
                 # without O_NONBLOCK, opening a named pipe that somebody left here would wait for its writer
                 descriptor = os.open(self._root / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -118,7 +118,7 @@ class LocalStore:
 
     def _delete(self, path: str) -> None:
         target = self._root / path
-        with disk_errors(path):
+        with disk_errors(str(self._root / path)):
             try:
                 target.unlink()
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):

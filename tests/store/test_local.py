@@ -138,7 +138,7 @@ async def test_a_disk_error_is_one_clear_line_and_leaves_the_old_object(
         patch.setattr(os, place, fail)
         with pytest.raises(StoreError, match=advice) as caught:
             await store.put("a/b", b"new")
-    assert str(caught.value).startswith("a/b: ")
+    assert str(caught.value).startswith(f"{tmp_path}/a/b: ")
     assert "\n" not in str(caught.value)
     assert await store.get("a/b", 10) == b"old"
     assert temporaries(tmp_path) == []
