@@ -8,6 +8,8 @@ not reached has no row in the ledger: the validator abstains.
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
+import trio
+
 from protocol.digest import content_digest
 from roles.node import Node
 from roles.validator.docket import Case
@@ -49,13 +51,13 @@ class Turns:
         end = self._node.run.beacon.due(schedule.audit(window)) + seconds
         spent = 0.0
         for standing, case in sorted(((self.standing(case.miner), case) for case in cases), key=self._rank):
-            began = clock.now()
-            if (standing is not Standing.KNOWN and began >= end) or spent > REJECTED_SHARE * seconds:
+            began = trio.current_time()
+            if (standing is not Standing.KNOWN and clock.now() >= end) or spent > REJECTED_SHARE * seconds:
                 self._node.telemetry.event("not-judged", window=window, miner=case.miner.hex()[:8])
                 continue
             yield case, standing
             if standing is Standing.REJECTED:
-                spent += clock.now() - began
+                spent += trio.current_time() - began
 
     def _rank(self, item: tuple[Standing, Case]) -> tuple[int, int, bytes]:
         standing, case = item
