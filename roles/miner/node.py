@@ -82,10 +82,10 @@ class Miner:
         if self._pledged and not kept:
             self._until = -math.inf
         await self._pledge(self._affordable() if self._follower.newest is not None else 0)
-        if self._pledged and (opened := self._node.window()) > window:
+        while self._pledged and (opened := self._node.window()) > window:
             error = f"window {window} and the pledge behind it took until it had opened"
             self._node.telemetry.event("window-skipped", window=opened, error=error)
-            self._until = -math.inf
+            self._until, window = -math.inf, opened
             await self._pledge(self._pledged)
 
     def _affordable(self) -> int:
