@@ -11,6 +11,7 @@ from grailnode.config import Config
 from grailnode.node_process import make_spectator
 from grailnode.verification import verify_chain
 from protocol.errors import ProtocolError
+from protocol.manifest import Manifest
 from protocol.rollout import Commitment
 from protocol.signing import open_announced
 from protocol.verdict import Reason, Verdict
@@ -151,10 +152,27 @@ def _accounted_for(site: Site) -> Iterator[str]:
             yield f"account: window {verdict.window} of {verdict.miner.hex()[:8]}: nothing said of {len(missing)} groups"
 
 
+def _behind(site: Site) -> dict[tuple[int, str], int]:
+    """By how many versions the work of a window and miner was behind the one that served, as far as storage still tells."""
+    manifests = [open_announced(file.read_bytes(), Manifest).record for file in site.objects("manifests")]
+    found = {}
+    for file in site.objects("commitments"):
+        claimed = open_announced(file.read_bytes(), Commitment).record
+        serving = [manifest.version for manifest in manifests if manifest.first_window <= claimed.window]
+        if serving:
+            found[claimed.window, claimed.miner.hex()[:8]] = max(serving) - claimed.version
+    return found
+
+
 def _no_rejections(site: Site) -> Iterator[str]:
     """Everybody here is honest: whoever was not too far behind is accepted, and what is used was promised."""
+    behind = _behind(site)
+    lag = make_spectator(site.config).run.schedule.max_lag
     for event in (event for validator in site.validators for event in site.events(validator, "verdict")):
-        if event["rejected"] and event["reasons"] != Reason.VERSION:
+        excused = (
+            event["reasons"] == Reason.VERSION and not 0 <= behind.get((event["window"], event["miner"]), -1) <= lag
+        )
+        if event["rejected"] and not excused:
             yield f"verdict: window {event['window']}: {event['rejected']} groups of an honest miner: {event['reasons']}"
     used = {
         digest
