@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 import torch
 import trio
 
+from bench.memory import resident
 from grailnode import founding, genesis
 from grailnode.beacon import StoreBeacon, publish_rounds
 from grailnode.calibration import proof_file
@@ -142,7 +142,7 @@ def validate(root: Path) -> None:
     node = site.node("validator", key("validator"), meter)
     policy = Policy.load(genesis.PACKAGED)
     compute = Compute(models.build(policy))
-    loaded = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    loaded = resident("VmRSS")
 
     async def report() -> None:
         window, before = 0, 0.0
@@ -155,7 +155,7 @@ def validate(root: Path) -> None:
                 "window": window,
                 "requests": sum(tally.count for tally in meter.tallies.values()),
                 "cpu": cpu - before,
-                "extra_mib": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - loaded) / 1024,
+                "extra_mib": (resident("VmHWM") - loaded) / 2**20,  # not ru_maxrss, which begins with the parent's
             }
             print(json.dumps(line), flush=True)
             window, before = window + 1, cpu

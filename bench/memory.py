@@ -25,9 +25,9 @@ def peak_extra(work: Callable[[], object]) -> int:
     if child == 0:
         status = 1
         try:
-            before, files = _status("VmRSS"), _status("RssFile")
+            before, files = resident("VmRSS"), resident("RssFile")
             work()
-            extra = _status("VmHWM") - before - (_status("RssFile") - files)
+            extra = resident("VmHWM") - before - (resident("RssFile") - files)
             os.write(writer, struct.pack("<q", max(0, extra)))
             status = 0
         except BaseException:  # noqa: BLE001 - the child must end here, whatever happened
@@ -43,6 +43,7 @@ def peak_extra(work: Callable[[], object]) -> int:
     return int(struct.unpack("<q", answer)[0])
 
 
-def _status(field: str) -> int:
+def resident(field: str) -> int:
+    """What the kernel says of this process's memory, in bytes: VmRSS now, VmHWM at its peak since it was executed, RssFile of files."""
     with open("/proc/self/status") as status:  # noqa: PTH123
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field))
