@@ -44,6 +44,6 @@ def peak_extra(work: Callable[[], object]) -> int:
 
 
 def resident(field: str) -> int:
-    """What the kernel says of this process's memory, in bytes: VmRSS now, VmHWM at its peak since it was executed, RssFile of files."""
+    """This process's memory, in bytes: VmRSS now, VmHWM at its peak since it was executed, RssFile that of mapped files."""
     with open("/proc/self/status") as status:  # noqa: PTH123
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field))
