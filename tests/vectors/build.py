@@ -4,40 +4,22 @@ A case has a name. Where it has `parser` and `data`, the bytes (hex) go to that 
 bytes, or raises exactly the class that `error` names. All other cases give inputs, and the values that must come of them.
 """
 
-import struct
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from protocol import challenge, sampling, sketch
+from protocol import challenge
 from protocol.chain import Trust
 from protocol.digest import content_digest, digest_weights, raw_bytes, tensor_digest, type_name
 from protocol.encoding import pack, unpack
 from protocol.ledger import Amendment, Seal, balances, scores
 from protocol.manifest import Head, Manifest
-from protocol.rollout import Commitment
 from protocol.signing import Envelope, Signature, sign
 from tests.protocol import samples
 from tests.protocol.samples import MINER, ROOT, RUN_ID, TRAINER, VALIDATOR
-from tests.vectors import revisions
-
-Case = dict[str, Any]
-MALFORMED, LIMIT, SIGNATURE = "MalformedError", "LimitError", "SignatureError"
-
-
-def good(name: str, parser: str, data: bytes, **more: Any) -> Case:
-    return {"name": name, "parser": parser, "data": data.hex(), **more}
-
-
-def bad(name: str, parser: str, data: bytes, error: str) -> Case:
-    return {"name": name, "parser": parser, "data": data.hex(), "error": error}
-
-
-def stored_frame(data: bytes, declared: int | None = None) -> bytes:
-    """A zstd frame of one block that is not compressed: the same bytes from every library."""
-    size = struct.pack("<I", len(data) if declared is None else declared)
-    return struct.pack("<I", 0xFD2FB528) + b"\xa0" + size + ((len(data) << 3) | 1).to_bytes(3, "little") + data
+from tests.vectors import revisions, rollouts
+from tests.vectors.cases import LIMIT, MALFORMED, SIGNATURE, Case, bad, good
 
 
 def encoding() -> list[Case]:
@@ -198,116 +180,6 @@ def window() -> list[Case]:
     ]
 
 
-def sampling_page() -> list[Case]:
-    """Noise in units of 2^-19."""
-
-    def units(noise: torch.Tensor) -> list[int]:
-        return [int(value) for value in (noise.double() / sampling.NOISE_UNIT).tolist()]
-
-    words = [0, 1, 2, 255, 256, 65537, (1 << 31) - 1, 1 << 31, (1 << 32) - 3, (1 << 32) - 2, (1 << 32) - 1]
-    cases: list[Case] = [
-        {"name": "noise of words", "words": words, "units": units(sampling.gumbel(torch.tensor(words)))}
-    ]
-    tokens = torch.tensor([0, 1, 2, 31999, 151_935])
-    for name, seed in (("zeros", bytes(16)), ("ascending", bytes(range(16))), ("ones", b"\xff" * 16)):
-        for position in (0, 1, 131_071):
-            found = sampling.hash_words(sampling.seed_words([seed])[0], torch.tensor(position), tokens)
-            cases.append(
-                {
-                    "name": f"seed of {name}, token {position}",
-                    "seed": seed.hex(),
-                    "position": position,
-                    "tokens": tokens.tolist(),
-                    "words": found.tolist(),
-                    "units": units(sampling.gumbel(found)),
-                }
-            )
-    seed = bytes(range(16))
-    logits = [[float((token * 7 + t * 3) % 11) / 4 for token in range(12)] for t in range(6)]
-    for temperature in (0.5, 1.0, 2.0):
-        chosen = sampling.choose(
-            torch.tensor(logits), sampling.seed_words([seed]).expand(6, 4), torch.arange(6), temperature
-        )
-        cases.append(
-            {
-                "name": f"tokens at temperature {temperature}",
-                "seed": seed.hex(),
-                "logits": logits,
-                "temperature": temperature,
-                "tokens": chosen.tolist(),
-            }
-        )
-    return cases
-
-
-def sketch_page() -> list[Case]:
-    """States of small integers of distinct size, so that the largest are the same everywhere."""
-    states = [[(d * (t + 2) * 7 % 53) * (-1) ** (d * d // 3) for d in range(1, 53)] for t in range(4)]
-    cases: list[Case] = []
-    kinds: tuple[sketch.SketchKind, ...] = ("projection", "topk")
-    for kind in kinds:
-        for name in ("first", "second"):
-            seed = samples.digest(f"{name} {kind} sketch")
-            data = sketch.commit(kind, torch.tensor(states, dtype=torch.float32), seed)
-            cases.append(
-                {
-                    "name": f"{kind}, {name} seed",
-                    "kind": kind,
-                    "seed": seed.hex(),
-                    "hidden": states,
-                    "sketch": data.hex(),
-                }
-            )
-    pairs = ((bytes(8), bytes([0, 2, 254, 0, 0, 0, 0, 3])), (bytes([127] * 4), bytes([129] * 4)), (b"", b""))
-    for place, (claimed, recomputed) in enumerate(pairs):
-        cases.append(
-            {
-                "name": f"distances {place}",
-                "claimed": claimed.hex(),
-                "recomputed": recomputed.hex(),
-                "distances": sketch.distances(claimed, recomputed).tolist(),
-            }
-        )
-    return cases
-
-
-def rollout() -> list[Case]:
-    """`commitment`: to the frames of groups 0 and 1, stored without compression. `group 0`: opened by it."""
-    groups = [samples.group(0), samples.group(1)]
-    frames = [stored_frame(group.to_bytes()) for group in groups]
-    batch = b"".join(frames)
-    commitment = Commitment(
-        run=RUN_ID,
-        window=7,
-        version=3,
-        miner=MINER.public,
-        batch=content_digest(batch),
-        groups=tuple((content_digest(frame), len(frame)) for frame in frames),
-    )
-    data = groups[0].to_bytes()
-    fields = unpack(data)
-    bent = [fields["rollouts"][0] | {"sketch": bytes(8)}, *fields["rollouts"][1:]]
-    return [
-        good("group", "group", data, work=groups[0].work_digest().hex()),
-        good("frame", "frame", frames[0], digest=content_digest(frames[0]).hex()),
-        good("commitment", "commitment", commitment.to_bytes(), extents=[commitment.extent(i) for i in range(2)]),
-        {"name": "batch", "batch": batch.hex(), "commitment": commitment.to_bytes().hex()},
-        bad("another group's frame", "group 0", frames[1], MALFORMED),
-        bad("a frame with a bit flipped", "group 0", frames[0][:-1] + bytes([frames[0][-1] ^ 1]), MALFORMED),
-        bad("two frames", "frame", batch, MALFORMED),
-        bad("half a frame", "frame", frames[0][:-10], MALFORMED),
-        bad("a frame that declares too little", "frame", stored_frame(data, len(data) - 1), MALFORMED),
-        bad("a frame that declares too much", "frame", stored_frame(data, len(data) + 1), MALFORMED),
-        bad("a frame that declares 4 GiB", "frame", stored_frame(data, (1 << 32) - 1), LIMIT),
-        bad("a skippable frame", "frame", struct.pack("<II", 0x184D2A50, 4) + b"abcd", MALFORMED),
-        bad("a frame of no group", "frame", stored_frame(pack(None)), MALFORMED),
-        bad("a frame of too many values", "frame", stored_frame(pack((None,) * 4096)), LIMIT),
-        bad("a sketch too short", "group", pack(fields | {"rollouts": bent}), MALFORMED),
-        bad("half a token", "group", pack(fields | {"prompt": b"abcde"}), MALFORMED),
-        bad("no rollouts", "group", pack(fields | {"rollouts": ()}), MALFORMED),
-    ]
-
-
 def chain() -> list[Case]:
     """A chain of three versions and what follows each head; heads and manifests as envelopes, followed at 1,000 s."""
     manifests: list[Manifest] = []
@@ -436,9 +308,9 @@ PAGES: dict[str, Callable[[], list[Case]]] = {
     "authority": revisions.page,
     "signing": signing,
     "window": window,
-    "sampling": sampling_page,
-    "sketch": sketch_page,
-    "rollout": rollout,
+    "sampling": rollouts.sampling_page,
+    "sketch": rollouts.sketch_page,
+    "rollout": rollouts.rollout,
     "chain": chain,
     "verdict": verdict,
     "ledger": ledger,
