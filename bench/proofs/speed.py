@@ -21,16 +21,23 @@ from roles.miner.produce import HonestProducer
 from roles.validator.judge import Judge
 
 _RUNS = 5
+_TURNS = 20
 
 
 async def _least(work: Callable[[], Awaitable[Any]], runs: int = _RUNS) -> float:
     """CPU seconds of the fastest run."""
-    seconds = []
+    return (await _least_in_turn(work, runs=runs))[0]
+
+
+async def _least_in_turn(*works: Callable[[], Awaitable[Any]], runs: int) -> list[float]:
+    """CPU seconds of the fastest run of each, in turn, so that a machine that changes its pace changes it for all."""
+    seconds: list[list[float]] = [[] for _ in works]
     for _ in range(runs):
-        start = time.process_time()
-        await work()
-        seconds.append(time.process_time() - start)
-    return min(seconds)
+        for own, work in zip(seconds, works, strict=True):
+            start = time.process_time()
+            await work()
+            own.append(time.process_time() - start)
+    return list(map(min, seconds))
 
 
 async def table(setting: Setting, groups: int) -> None:
@@ -60,16 +67,17 @@ async def table(setting: Setting, groups: int) -> None:
 
     await prefill()
     await verify()
+    bare, check = await _least_in_turn(prefill, verify, runs=_TURNS)
     rows = {
         f"generation, {groups * GROUP_SIZE} rollouts together": await _least(generate, 2),
         f"generation, {GROUP_SIZE} rollouts together": await _least(one_by_one, 2),
-        "bare prefill (hidden states and logits)": await _least(prefill),
-        "verification (Judge.judge)": await _least(verify),
+        "bare prefill (hidden states and logits)": bare,
+        "verification (Judge.judge)": check,
     }
     print(f"{tokens} completion tokens, {setting.policy.vocabulary} in the vocabulary, one core")
     for name, seconds in rows.items():
         print(f"{name:42} {tokens / seconds:9.0f} tokens/s  {seconds / tokens * 1e6:7.1f} us a token")
-    together, single, bare, check = rows.values()
+    together, single, *_ = rows.values()
     print(f"verification is {together / check:.1f} and {single / check:.1f} times faster than generation, ", end="")
     print(f"{check / bare:.3f} times as slow as the prefill")
     await _parts(field, made, tokens)
