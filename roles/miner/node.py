@@ -1,6 +1,7 @@
 """The miner: follow the chain, pledge, and in every window generate, commit and upload before the deadline.
 
-A pledge is in storage before the window opens, and delivering less costs score; so a miner pledges what it has been able to do.
+A pledge is in storage before the window opens, and delivering less costs score; so a miner pledges what it has been able to do,
+and practises before the first.
 """
 
 import math
@@ -13,7 +14,7 @@ from protocol import paths
 from protocol.errors import ProtocolError
 from protocol.rollout import Group, assemble
 from protocol.signing import sign
-from roles.follower import Follower
+from roles.follower import Follower, Held
 from roles.miner.produce import Producer, Turn
 from roles.node import Node
 from roles.ports import BeaconError, Engine, EngineError, StoreError
@@ -55,6 +56,7 @@ class Miner:
         self._pledged = 0  # groups, as the newest announcement says
         self._until = -math.inf  # when that is to be renewed, in seconds of the process's own time
         self._mined = -1  # the newest window that has opened for this miner
+        self._practised = False
         self._chunk_seconds = 0.0  # of the slowest of the last few chunks, by which the next is planned
 
     async def run(self) -> None:
@@ -81,7 +83,10 @@ class Miner:
         kept = self._pledged > 0 and await self._keep(window, self._pledged)
         if self._pledged and not kept:
             self._until = -math.inf
-        await self._pledge(self._affordable() if self._follower.newest is not None else 0)
+        if not self._practised and self._follower.newest is not None:
+            await self._practise(window, self._follower.newest)
+            window = self._node.window()
+        await self._pledge(self._affordable() if self._practised else 0)
         while self._pledged and (opened := self._node.window()) > window:
             error = f"window {window} and the pledge behind it took until it had opened"
             self._node.telemetry.event("window-skipped", window=opened, error=error)
@@ -92,11 +97,24 @@ class Miner:
         """Groups that a window surely has time for, by the slowest of the last chunks."""
         run, settings = self._node.run, self._settings
         most = min(settings.groups, run.groups)
-        if self._pledged == 0:
-            return min(most, settings.chunk)
         seconds = (run.deadline_time(0) - run.opening_time(0)) * settings.share
         chunks = int(_CAUTION * seconds / self._chunk_seconds) if self._chunk_seconds else most
         return max(1, min(most, chunks * settings.chunk))
+
+    async def _practise(self, window: int, held: Held) -> None:
+        """Generate a chunk for nobody, twice: an engine is slow at first, and what it can do has to be known to be pledged."""
+        node = self._node
+        turn = Turn(window, bytes(32), held.version, node.key.public)
+        try:
+            await serve(node, self._engine, held)
+            for _ in range(2):
+                began = trio.current_time()
+                await self._producer.produce(turn, range(min(self._settings.chunk, node.run.groups)))
+        except (StoreError, ProtocolError, EngineError) as error:
+            node.telemetry.event("practice-failed", error=str(error))
+            return
+        self._practised, self._chunk_seconds = True, trio.current_time() - began
+        node.telemetry.event("practised", version=held.version, chunk_seconds=self._chunk_seconds)
 
     async def _keep(self, window: int, pledged: int) -> bool:
         """Generate and deliver what was pledged; whether anything was delivered in time."""
