@@ -10,12 +10,14 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Final
 
 import numpy as np
 
 from grailnode.calibration.pairs import Observed
 from grailnode.calibration.proof_file import AUDIT
+from grailnode.calibration.tail import reach
 from protocol.decision import rate_bound
 from protocol.evidence import Evidence, window_surprise
 from protocol.run import ProofSpec
@@ -146,26 +148,18 @@ def relative_entropy(share: float, rate: float) -> float:
 
 
 def margin_limit(groups: Sequence[Observed], demands: Demands) -> float:
-    """The margin that an honest token of a pair exceeds with a probability below the level, times the headroom.
+    """The margin that an honest token of a pair exceeds with a probability below the level, and headroom times what was seen.
 
     A margin beyond x takes two scores that the two sides shift against each other by more than x, and that lie within x:
     with Gumbel noise, the two best scores lie within x of each other with a probability of at most x. The tail of the
-    shifts is extrapolated as a power of x (Hill 1975), which is heavier than what is seen and so errs for the honest.
+    shifts is continued beyond what was seen (grailnode/calibration/tail.py), at the confidence.
     """
     margins = np.concatenate([group.margins for group in groups]).astype(np.float64)
     shifts = np.concatenate([group.shifts for group in groups]).astype(np.float64)
-    shifts = np.sort(np.where(np.isfinite(shifts), shifts, _WIDEST_MARGIN))[::-1]
-    seen = max(float(np.nan_to_num(margins, nan=_WIDEST_MARGIN, posinf=_WIDEST_MARGIN).max()), float(shifts[0]), _ULP)
-    k = min(len(shifts) - 1, max(10, math.isqrt(len(shifts))))
-    border = max(float(shifts[k]), _ULP)
-    weight = float(np.log(np.maximum(shifts[:k], border) / border).mean())  # 1 / exponent of the tail
-    if weight >= 1.0:
-        return _WIDEST_MARGIN
-    reached = seen
-    if weight > 0.0:  # x * (k / n) * (x / border) ** (-1 / weight) = level
-        logarithm = math.log(demands.level * len(shifts) / k) - math.log(border) / weight
-        reached = math.exp(logarithm / (1.0 - 1.0 / weight))
-    return min(_WIDEST_MARGIN, demands.headroom * max(seen, reached))
+    shifts = np.maximum(np.where(np.isfinite(shifts), shifts, _WIDEST_MARGIN), _ULP)
+    seen = max(float(np.nan_to_num(margins, nan=_WIDEST_MARGIN, posinf=_WIDEST_MARGIN).max()), float(shifts.max()))
+    drop = NormalDist().inv_cdf(demands.confidence) ** 2 / 2
+    return min(_WIDEST_MARGIN, max(demands.headroom * seen, reach(shifts, demands.level, drop, _WIDEST_MARGIN)))
 
 
 def _median(honest: Honest, tolerance: int, demands: Demands) -> int:

@@ -61,7 +61,8 @@ def test_headroom_is_left() -> None:
     narrow, wide = (found(honest, demands=replace(DEMANDS, headroom=h)) for h in (1.0, 4.0))
     assert narrow.sketch_tolerance == wide.sketch_tolerance
     assert 2 * narrow.sketch_rate < wide.sketch_rate < 4 * narrow.sketch_rate  # the bound of four times the misses
-    assert wide.margin_limit == pytest.approx(4 * narrow.margin_limit)
+    largest = max(float(group.shifts.max()) for group in honest["pair"])
+    assert wide.margin_limit >= 4 * largest > narrow.margin_limit / 2
 
 
 def test_misses_that_come_together_raise_the_rate() -> None:
