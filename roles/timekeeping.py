@@ -14,8 +14,8 @@ from protocol.beacon import ChainInfo
 from roles.ports import Beacon, BeaconError, Clock, Telemetry
 
 _PATIENCE: Final = 5.0  # seconds for which a round that should be out is waited for, before the clock is asked again
-_LOOK: Final = 0.25  # seconds between two looks at the clock by who waits for a round
 _GLANCE: Final = 1.0  # seconds for the same where nothing waits for the answer, and between two such looks
+_LOOK: Final = 0.25  # seconds between two looks at the clock by who waits for a round
 
 
 class Timekeeper:

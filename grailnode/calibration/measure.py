@@ -30,7 +30,8 @@ Honest = Mapping[str, Sequence[Observed]]
 _PILOT: Final = 4  # one group of so many takes part in the choice of tolerances, the others bound the rates
 LEAST_GROUPS: Final = 8
 WIDEST_SKETCH: Final = 64
-_WIDEST_MARGIN: Final = 100.0  # as a manifest can say them
+WIDEST_MARGIN: Final = 100.0
+"""As a manifest can say it: no margin refuses a group by itself."""
 _MARGINS: Final = (0.0, *(10.0 ** (exponent / 4) for exponent in range(-28, 5)))
 _ULP: Final = float(np.spacing(np.float32(LARGEST_NOISE)))
 _STEP: Final = 1.25  # by which a rate is raised where misses come in clusters
@@ -156,10 +157,10 @@ def margin_limit(groups: Sequence[Observed], demands: Demands) -> float:
     """
     margins = np.concatenate([group.margins for group in groups]).astype(np.float64)
     shifts = np.concatenate([group.shifts for group in groups]).astype(np.float64)
-    shifts = np.maximum(np.where(np.isfinite(shifts), shifts, _WIDEST_MARGIN), _ULP)
-    seen = max(float(np.nan_to_num(margins, nan=_WIDEST_MARGIN, posinf=_WIDEST_MARGIN).max()), float(shifts.max()))
+    shifts = np.maximum(np.where(np.isfinite(shifts), shifts, WIDEST_MARGIN), _ULP)
+    seen = max(float(np.nan_to_num(margins, nan=WIDEST_MARGIN, posinf=WIDEST_MARGIN).max()), float(shifts.max()))
     drop = NormalDist().inv_cdf(demands.confidence) ** 2 / 2
-    return min(_WIDEST_MARGIN, max(demands.headroom * seen, reach(shifts, demands.level, drop, _WIDEST_MARGIN)))
+    return min(WIDEST_MARGIN, max(demands.headroom * seen, reach(shifts, demands.level, drop, WIDEST_MARGIN)))
 
 
 def _median(honest: Honest, tolerance: int, demands: Demands) -> int:

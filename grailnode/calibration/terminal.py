@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self, cast
+from typing import Final, Self, cast
 
 import click
 import torch
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from grailnode import genesis, provisions
 from grailnode.calibration import prompts, proof_file
-from grailnode.calibration.measure import CalibrationError, Demands
+from grailnode.calibration.measure import WIDEST_MARGIN, CalibrationError, Demands
 from grailnode.calibration.pairs import Work
 from grailnode.calibration.proof_file import PairRow, Proof
 from grailnode.calibration.run import Job
@@ -24,6 +24,8 @@ from grailnode.founding import Choices
 from grailnode.policy import Policy
 from protocol.sampling import SamplingParams
 from protocol.sketch import SketchKind
+
+_UNKNOWN_TAIL: Final = " (too few tokens to tell how far the noise of the widest pair reaches: measure more --rollouts)"
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ def summary(proof: Proof) -> list[str]:
         f"sketch ({spec.sketch}): a position misses beyond {spec.sketch_tolerance}, at a rate of at most "
         f"{spec.sketch_rate:.2g} ({sure}); median of a group at most {spec.sketch_median}",
         f"sampling: a token misses beyond a margin of {spec.margin:.2g}, at a rate of at most {spec.margin_rate:.2g} "
-        f"({sure}); none beyond {spec.margin_limit:.2g}",
+        f"({sure}); none beyond {spec.margin_limit:.2g}{_UNKNOWN_TAIL if spec.margin_limit == WIDEST_MARGIN else ''}",
         f"one test refuses honest work with probability {spec.level:g}; measured on {spec.positions} positions",
     ]
     lines += [

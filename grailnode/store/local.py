@@ -88,7 +88,7 @@ class LocalStore:
 
     def _put(self, path: str, data: bytes) -> None:
         target = self._root / path
-        with disk_errors(str(self._root / path)):
+        with disk_errors(str(target)):
             for _ in range(_PUT_ATTEMPTS):
                 temporary = self._temporary / secrets.token_hex(12)
                 try:
@@ -105,10 +105,11 @@ class LocalStore:
         raise StoreError(f"{path}: its folder below {self._root} vanishes as often as it is made")
 
     def _get(self, path: str, max_bytes: int, offset: int, size: int | None) -> bytes:
-        with disk_errors(str(self._root / path)):
+        target = self._root / path
+        with disk_errors(str(target)):
             try:
                 # without O_NONBLOCK, opening a named pipe that somebody left here would wait for its writer
-                descriptor = os.open(self._root / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+                descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             except (FileNotFoundError, NotADirectoryError) as error:
                 raise NotFoundError(f"{path}: no such object") from error
             try:
@@ -118,7 +119,7 @@ class LocalStore:
 
     def _delete(self, path: str) -> None:
         target = self._root / path
-        with disk_errors(str(self._root / path)):
+        with disk_errors(str(target)):
             try:
                 target.unlink()
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
