@@ -18,6 +18,7 @@ from protocol import challenge, sampling, sketch
 from protocol.evidence import weigh
 from protocol.rollout import Group
 from roles.miner.produce import HonestProducer
+from roles.sequences import pad
 from roles.validator.judge import Judge
 
 _RUNS = 5
@@ -59,19 +60,27 @@ async def table(setting: Setting, groups: int) -> None:
         for index in range(groups):
             await producer.produce(turn, [index])
 
+    model = setting.model()
+    weights = {name: tensor.to(torch.float32) for name, tensor in setting.weights.items()}
+
+    async def bare() -> None:
+        with torch.inference_mode():
+            batch = pad(prompts, completions)
+            states = model.hidden(weights, batch.ids, batch.mask)[batch.rows, batch.columns]
+            model.logits(weights, states)
+
     async def prefill() -> None:
         await engine.forward(prompts, completions)
 
     async def verify() -> None:
         await judge.judge([(group, bytes(32)) for group in made])
 
-    await prefill()
-    await verify()
-    bare, check = await _least_in_turn(prefill, verify, runs=_TURNS)
+    plain, own, check = await _least_in_turn(bare, prefill, verify, runs=_TURNS)
     rows = {
         f"generation, {groups * GROUP_SIZE} rollouts together": await _least(generate, 2),
         f"generation, {GROUP_SIZE} rollouts together": await _least(one_by_one, 2),
-        "bare prefill (hidden states and logits)": bare,
+        "bare prefill of every rollout": plain,
+        "prefill with each prompt once (the engine)": own,
         "verification (Judge.judge)": check,
     }
     print(f"{tokens} completion tokens, {setting.policy.vocabulary} in the vocabulary, one core")
@@ -79,7 +88,9 @@ async def table(setting: Setting, groups: int) -> None:
         print(f"{name:42} {tokens / seconds:9.0f} tokens/s  {seconds / tokens * 1e6:7.1f} us a token")
     together, single, *_ = rows.values()
     print(f"verification is {together / check:.1f} and {single / check:.1f} times faster than generation, ", end="")
-    print(f"{check / bare:.3f} times as slow as the prefill")
+    print(
+        f"takes {check / plain:.3f} times as long as the bare prefill and {check / own:.3f} times as long as the engine's"
+    )
     await _parts(field, made, tokens)
 
 

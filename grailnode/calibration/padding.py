@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from grailnode.engine.model import Cache, CausalModel
 
@@ -14,14 +15,14 @@ Side = Literal["left", "right"]
 
 @dataclass
 class _PaddedCache:
-    """A model's cache that begins with `extra` columns of pads."""
+    """A model's cache, and the mask of its columns, pads included: bool [B, P]."""
 
     inner: Cache
-    extra: int = 0
+    mask: Tensor | None = None
 
-    def keep(self, rows: Tensor) -> None:
-        """Go on with these rows only."""
-        self.inner.keep(rows)
+    def select(self, rows: Tensor) -> "_PaddedCache":
+        """One that goes on with these rows."""
+        return _PaddedCache(self.inner.select(rows), None if self.mask is None else self.mask[rows])
 
 
 class Padded:
@@ -29,8 +30,8 @@ class Padded:
 
     Args:
         model: what is computed.
-        side: where the pads of a prefill stand. Generation has them on the left, where it goes on from the last column.
-        multiple: the width of a batch is rounded up to a multiple of this.
+        side: where the pads stand, but for those of prompts that something follows: they are on the left.
+        multiple: the width of what is computed at a time is rounded up to a multiple of this, but for single tokens.
     """
 
     def __init__(self, model: CausalModel, side: Side, multiple: int = 1) -> None:
@@ -52,25 +53,23 @@ class Padded:
         """An empty cache."""
         return _PaddedCache(self._model.cache())
 
-    def hidden(self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
+    def hidden(
+        self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: _PaddedCache | None = None
+    ) -> Tensor:
         """Final hidden states [B, S, D]; rows at pads mean nothing."""
-        if cache is not None:
-            return self._going_on(weights, ids, mask, cache)
-        extra = -ids.shape[1] % self._multiple
-        ids, mask = torch.nn.functional.pad(ids, (0, extra)), torch.nn.functional.pad(mask, (0, extra))
-        order = mask.long().argsort(dim=1, descending=self._side == "right", stable=True)
-        states = self._model.hidden(weights, ids.gather(1, order), mask.gather(1, order))
+        new, before = ids.shape[1], None if cache is None else cache.mask
+        extra = 0 if new == 1 and before is not None else -new % self._multiple
+        side = self._side if cache is None or before is not None else "left"
+        ids, own = functional.pad(ids, (0, extra)), functional.pad(mask[:, -new:], (0, extra))
+        order = own.long().argsort(dim=1, descending=side == "right", stable=True)
+        ids, own = ids.gather(1, order), own.gather(1, order)
+        whole = own if before is None else torch.cat([before, own], dim=1)
+        if cache is None:
+            states = self._model.hidden(weights, ids, whole)
+        else:
+            states, cache.mask = self._model.hidden(weights, ids, whole, cache.inner), whole
         back = order.argsort(dim=1)[..., None].expand_as(states)
-        return states.gather(1, back)[:, : ids.shape[1] - extra]
-
-    def _going_on(self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: _PaddedCache) -> Tensor:
-        """Generation: the first call brings the prompts, which get the extra pads; they stay in the cache."""
-        new = ids.shape[1]
-        if mask.shape[1] == new:
-            cache.extra = -new % self._multiple
-            ids = torch.nn.functional.pad(ids, (cache.extra, 0))
-        mask = torch.nn.functional.pad(mask, (cache.extra, 0))
-        return self._model.hidden(weights, ids, mask, cache.inner)[:, -new:]
+        return states.gather(1, back)[:, :new]
 
     def logits(self, weights: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
         """Output projection: float32 [..., V]."""

@@ -1,6 +1,7 @@
 """Any causal language model of transformers as pure functions of its weights: the general path behind model.build."""
 
 from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,12 +16,15 @@ from grailnode.policy import PolicyError
 class _Cache:
     """transformers' DynamicCache behind the Cache interface."""
 
-    def __init__(self, config: Any) -> None:
-        self.states = DynamicCache(config=config)
+    def __init__(self, states: DynamicCache) -> None:
+        self.states = states
 
-    def keep(self, rows: Tensor) -> None:
-        """Go on with these rows only."""
-        self.states.batch_select_indices(rows)
+    def select(self, rows: Tensor) -> "_Cache":
+        """One that goes on with these rows."""
+        states = copy(self.states)
+        states.layers = [copy(layer) for layer in self.states.layers]
+        states.batch_select_indices(rows)
+        return _Cache(states)
 
 
 class TransformersModel:
@@ -63,7 +67,7 @@ class TransformersModel:
 
     def cache(self) -> _Cache:
         """An empty cache."""
-        return _Cache(self._config)
+        return _Cache(DynamicCache(config=self._config))
 
     def hidden(self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: _Cache | None = None) -> Tensor:
         """Final hidden states [B, S, D], after the last norm."""

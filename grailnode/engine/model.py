@@ -16,8 +16,8 @@ from grailnode.policy import Policy
 class Cache(Protocol):
     """Keys and values of the tokens seen so far, one row for each sequence."""
 
-    def keep(self, rows: Tensor) -> None:
-        """Go on with these rows only: int64 [B'], indices into the rows held now."""
+    def select(self, rows: Tensor) -> "Cache":
+        """One that goes on with these rows, each as often as it is named: int64 [B'], indices into the rows held here."""
 
 
 class CausalModel(Protocol):

@@ -73,8 +73,8 @@ class Qwen3Config:
 class KeyValueCache:
     """Keys and values of each layer: [B, C, P, E] pairs."""
 
-    def __init__(self) -> None:
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+    def __init__(self, layers: dict[int, tuple[Tensor, Tensor]] | None = None) -> None:
+        self._layers = layers or {}
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append [B, C, S, E] keys and values; all of that layer's come back."""
@@ -84,9 +84,9 @@ class KeyValueCache:
         self._layers[layer] = keys, values
         return keys, values
 
-    def keep(self, rows: Tensor) -> None:
-        """Go on with these rows only."""
-        self._layers = {layer: (k[rows], v[rows]) for layer, (k, v) in self._layers.items()}
+    def select(self, rows: Tensor) -> "KeyValueCache":
+        """One that goes on with these rows."""
+        return KeyValueCache({layer: (k[rows], v[rows]) for layer, (k, v) in self._layers.items()})
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

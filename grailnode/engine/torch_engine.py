@@ -5,7 +5,7 @@ reference: requests that began keep the policy they began with. The arithmetic r
 trio's worker threads, a batch at a time, so that cancellation takes effect between two batches.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +17,10 @@ from grailnode.engine.model import CausalModel
 from protocol.digest import Weights
 from protocol.sampling import SamplingParams, choose, log_probabilities, seed_words
 from roles.ports import EngineError, Forward, Generation, Request
-from roles.sequences import Tokens, pad, split
+from roles.sequences import Tokens, split
+
+_BLOCK_TOKENS: Final = 1024
+"""Padded tokens of completions in one pass of a prefill: enough for large matrix products, few enough to be of like length."""
 
 RunSync = Callable[..., Awaitable[Any]]
 """`await run_sync(function, *arguments)` returns what the function returns."""
@@ -113,7 +116,7 @@ class TorchEngine:
         return [generation.tokens for generation in await self._decode(prompts, None, params)]
 
     async def forward(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
-        """One prefill over each prompt with its completion, in order.
+        """One prefill over each prompt with its completion, in order; a prompt that follows itself is computed once.
 
         Raises:
             EngineError: no policy is served, or the device failed.
@@ -121,15 +124,10 @@ class TorchEngine:
         """
         policy = self._policy()
         self._check_ids([*prompts, *completions])
-        results: list[Forward | None] = [None] * len(prompts)
-        lengths = [len(p) + len(c) for p, c in zip(prompts, completions, strict=True)]
-        for batch in map(
-            sorted, split(lengths, self._max_batch_tokens)
-        ):  # in order: neighbours stay neighbours in memory
-            chosen = [prompts[i] for i in batch], [completions[i] for i in batch]
-            for index, result in zip(batch, await self._compute(self._prefill, policy, *chosen), strict=True):
-                results[index] = result
-        return [result for result in results if result is not None]
+        results: list[Forward] = []
+        for batch in _runs(prompts, completions, self._max_batch_tokens):
+            results += await self._compute(self._prefill, policy, prompts[batch], completions[batch])
+        return results
 
     async def _decode(
         self, prompts: Sequence[Tokens], seeds: Sequence[bytes] | None, params: SamplingParams
@@ -175,11 +173,28 @@ class TorchEngine:
         return {name: tensor.to(self._device, self._dtype, copy=True) for name, tensor in weights.items()}
 
     @torch.inference_mode()
-    def _prefill(self, policy: _Policy, prompts: list[Tokens], completions: list[Tokens]) -> list[Forward]:
-        batch = pad(prompts, completions, self._device)
-        states = self._model.hidden(policy.weights, batch.ids, batch.mask)[batch.rows, batch.columns]
-        logits = self._model.logits(policy.weights, states).cpu().split(batch.lengths)  # type: ignore[no-untyped-call]
-        hidden = states.to(torch.float32).cpu().split(batch.lengths)  # type: ignore[no-untyped-call]
+    def _prefill(self, policy: _Policy, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
+        """Each prompt once, then the completions behind it, those of like length together."""
+        distinct = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
+        ids, mask = _left_padded(list(distinct), self._device)
+        shared = self._model.cache()
+        last = self._model.hidden(policy.weights, ids, mask, shared)[:, -1]
+        owners = torch.tensor([distinct[prompt] for prompt in prompts], device=self._device)
+        lengths = torch.tensor([len(completion) for completion in completions], device=self._device)
+        begins = lengths.cumsum(0) - lengths
+        states = last.new_empty(int(lengths.sum()), last.shape[1])
+        states[begins[lengths > 0]] = last[owners[lengths > 0]]  # behind the prompt stands the state of the first token
+        for rows in split([max(0, len(completion) - 1) for completion in completions], _BLOCK_TOKENS):
+            width = len(completions[rows[-1]]) - 1
+            if width > 0:
+                ids, own = _right_padded([completions[row][:-1] for row in rows], width, self._device)
+                own_prompt = owners[rows]
+                visible = torch.cat([mask[own_prompt], own], dim=1)
+                computed = self._model.hidden(policy.weights, ids, visible, shared.select(own_prompt))
+                places = begins[rows][:, None] + torch.arange(1, width + 1, device=self._device)
+                states[places[own]] = computed[own]
+        logits = self._model.logits(policy.weights, states).cpu().split(lengths.tolist())  # type: ignore[no-untyped-call]
+        hidden = states.to(torch.float32).cpu().split(lengths.tolist())  # type: ignore[no-untyped-call]
         return [Forward(logits=row, hidden=state) for row, state in zip(logits, hidden, strict=True)]
 
     @torch.inference_mode()
@@ -213,7 +228,7 @@ class TorchEngine:
                     active.mask[going],
                     None if active.seeds is None else active.seeds[going],
                 )
-                cache.keep(going)
+                cache = cache.select(going)
             active.mask = torch.cat([active.mask, active.mask.new_ones(len(going), 1)], dim=1)
             ids = chosen[going, None]
         return [
@@ -225,6 +240,28 @@ class TorchEngine:
             return logits.argmax(dim=-1)
         positions = torch.full((len(logits),), position, dtype=torch.int64, device=logits.device)
         return choose(logits, seeds, positions, params.temperature, params.filters)
+
+
+def _runs(prompts: Sequence[Tokens], completions: Sequence[Tokens], max_tokens: int) -> Iterator[slice]:
+    """Neighbours of at most `max_tokens` tokens, in order; one that has more is alone."""
+    begin = tokens = 0
+    for place, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        if place > begin and tokens + len(prompt) + len(completion) > max_tokens:
+            yield slice(begin, place)
+            begin, tokens = place, 0
+        tokens += len(completion) if place > begin and prompt == prompts[place - 1] else len(prompt) + len(completion)
+    if begin < len(prompts):
+        yield slice(begin, len(prompts))
+
+
+def _right_padded(sequences: Sequence[Tokens], width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """ids int64 [B, S], mask bool [B, S]."""
+    ids = torch.zeros(len(sequences), width, dtype=torch.int64)
+    mask = torch.zeros(len(sequences), width, dtype=torch.bool)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence)] = torch.tensor(sequence, dtype=torch.int64)
+        mask[row, : len(sequence)] = True
+    return ids.to(device), mask.to(device)
 
 
 def _left_padded(prompts: Sequence[Tokens], device: torch.device) -> tuple[Tensor, Tensor]:

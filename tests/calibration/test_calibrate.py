@@ -47,7 +47,7 @@ def invoke(*arguments: object) -> str:
 @pytest.mark.parametrize("sketch", ["projection", "topk"])
 def test_the_packaged_policy(tmp_path: Path, sketch: str) -> None:
     out = tmp_path / "proof.json"
-    quick = ("--rollouts", 96, "--pairs", "same,small-batches,eager-checked")
+    quick = ("--rollouts", 400, "--pairs", "same,small-batches,eager-checked")
     text = invoke(*quick, "--out", out, "--sketch", sketch)
     for part in (
         "Honest distribution",
