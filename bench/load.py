@@ -3,7 +3,7 @@
     python -m bench.load --honest 200 --junk 800 --windows 4
 
 Prints, for every window, the validator process's requests, CPU seconds, peak memory beyond the loaded model, and how many honest
-miners had a verdict before the next window's; then the same crowd without its junk. Junk miners pledge like everybody and
+miners had a verdict before the next window's, with the same crowd without its junk beside it. Junk miners pledge like everybody and
 deliver, by turns: nothing, noise as a commitment, another's commitment, noise as a batch, frames that grow when decompressed,
 a wrong prompt, sketches of nothing, and more groups than allowed. `--extra` adds unasked objects under their keys.
 """
@@ -350,13 +350,14 @@ def main() -> None:
             )
         finally:
             shutil.rmtree(root)
-    print("window  requests  CPU s  without junk  junk's share  extra MiB  honest judged")
+    print("window  requests  CPU s  without junk  junk's share: of the CPU  of the window  extra MiB  honest judged")
     before = 0.0
     for alone, crowded in zip(results[0], results[chosen.junk], strict=True):
-        share = 1 - alone["cpu"] / crowded["cpu"]
+        junk = crowded["cpu"] - alone["cpu"]
         print(
             f"{crowded['window']:6.0f}  {crowded['requests'] - before:8.0f}  {crowded['cpu']:5.1f}  {alone['cpu']:12.1f}  "
-            f"{share:12.3f}  {crowded['extra_mib']:9.0f}  {crowded['judged']:.0f} of {chosen.honest}"
+            f"{junk / crowded['cpu']:24.3f}  {junk / chosen.seconds:13.3f}  {crowded['extra_mib']:9.0f}  "
+            f"{crowded['judged']:.0f} of {chosen.honest}"
         )
         before = crowded["requests"]
 

@@ -181,7 +181,7 @@ def summary(proof: Proof) -> list[str]:
         f"sketch ({spec.sketch}): a position misses beyond {spec.sketch_tolerance}, at a rate of at most "
         f"{spec.sketch_rate:.2g} ({sure}); median of a group at most {spec.sketch_median}",
         f"sampling: a token misses beyond a margin of {spec.margin:.2g}, at a rate of at most {spec.margin_rate:.2g} "
-        f"({sure}); none beyond {spec.margin_limit:.2g}{_UNKNOWN_TAIL if spec.margin_limit == WIDEST_MARGIN else ''}",
+        f"({sure}); none beyond {spec.margin_limit:.3g}{_UNKNOWN_TAIL if spec.margin_limit == WIDEST_MARGIN else ''}",
         f"one test refuses honest work with probability {spec.level:g}; measured on {spec.positions} positions",
     ]
     lines += [
