@@ -1,6 +1,6 @@
 """How far the honest noise reaches that nobody has seen yet: a tail, continued beyond the largest values that were measured.
 
-Two tails are fitted to the largest twentieth, by the logarithm t of a value over the least of these: one that falls as a power
+Two tails are fitted to the largest hundredth, by the logarithm t of a value over the least of these: one that falls as a power
 of the value (Hill 1975), with H(t) = t / w, and one that falls as an exponential of a power (Weibull; Girard 2004), with
 H(t) = L (exp(t / w) - 1), L = ln(n / k); of n values k exceed the border, and H = -ln P(beyond | beyond the border). Noise of
 rounding has a tail of the second kind, outliers of a routing or an overflow may have one of the first. Every tail counts that what
@@ -13,8 +13,10 @@ from typing import Final
 
 import numpy as np
 
-_LARGEST: Final = 20  # one of so many values makes the tail
-_LEAST: Final = 10
+_LARGEST: Final = 100  # one of so many values makes the tail,
+_ENOUGH: Final = 150  # or so many values do
+_MOST: Final = 20  # where they are not more than one of so many,
+_LEAST: Final = 10  # and at least so many
 _WEIGHTS: Final = np.geomspace(0.02, 20.0, 500)
 _STEPS: Final = 4000
 _MOST_EXPONENT: Final = 700.0  # of a float64
@@ -40,7 +42,8 @@ def reach(values: np.ndarray, level: float, drop: float, most: float) -> float:
         drop: of the log-likelihood: tails that are less likely than the likeliest by no more than that count.
     """
     falling = np.sort(values)[::-1]
-    k = min(len(falling) - 1, max(_LEAST, len(falling) // _LARGEST))
+    k = max(len(falling) // _LARGEST, min(_ENOUGH, len(falling) // _MOST), _LEAST)
+    k = min(k, len(falling) - 1)
     border, share = float(falling[k]), k / len(falling)
     above, logarithm = np.log(falling[:k] / border), -math.log(share)
     if above[0] <= 0.0:
