@@ -9,6 +9,7 @@ from torch import Tensor
 
 from grailnode.engine.model import CausalModel
 from grailnode.engine.torch_engine import TorchEngine
+from protocol.digest import Weights
 from protocol.sampling import Filters, SamplingParams, log_probabilities, margins
 from roles.ports import EngineError, Request
 from tests.engine.policies import PARAMS, engine_of, inline, random_weights
@@ -54,6 +55,38 @@ async def test_neighbours_in_a_batch_do_not_matter(model: CausalModel) -> None:
     for request, generation, result in zip(requests, together, whole, strict=True):
         (single,) = await engine.forward([request.prompt], [generation.tokens])
         torch.testing.assert_close(single.logits, result.logits, rtol=0, atol=NOISE)
+
+
+class Counting:
+    """A model that counts the tokens it computes, pads included."""
+
+    def __init__(self, model: CausalModel) -> None:
+        self._model = model
+        self.tokens = 0
+
+    def hidden(self, weights: Weights, ids: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
+        self.tokens += ids.numel()
+        return self._model.hidden(weights, ids, mask, cache)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+async def test_a_prompt_is_computed_once_for_all_its_completions(model: CausalModel) -> None:
+    counting = Counting(model)
+    engine = await engine_of(counting, random_weights(model))
+    chance = random.Random(3)
+    first, second = (tuple(chance.randrange(2, 22) for _ in range(length)) for length in (50, 31))
+    prompts = [first, first, second, first, second, first]
+    completions = [tuple(chance.randrange(2, 22) for _ in range(length)) for length in (9, 1, 9, 2, 7, 0)]
+    counting.tokens = 0
+    together = await engine.forward(prompts, completions)
+    assert counting.tokens <= 2 * 50 + 6 * 8
+    for prompt, tokens, result in zip(prompts, completions, together, strict=True):
+        (alone,) = await engine.forward([prompt], [tokens])
+        assert result.logits.shape == (len(tokens), model.vocabulary)
+        torch.testing.assert_close(alone.logits, result.logits, rtol=0, atol=NOISE)
+        torch.testing.assert_close(alone.hidden, result.hidden, rtol=0, atol=NOISE)
 
 
 @pytest.mark.parametrize("max_batch_tokens", [1, 40])
