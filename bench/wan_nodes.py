@@ -1,4 +1,4 @@
-"""What bench/wan.py starts on its machines: a trainer's real publisher, and real followers, without learning or mining.
+"""What bench/wan.py starts on its machines: a real publisher with its beacon, and real followers, without learning or mining.
 
     python -m bench.wan_nodes publish RUN.toml --pair FILE --tensors 4
     python -m bench.wan_nodes follow RUN.toml --name miner-1
@@ -15,7 +15,7 @@ import trio
 
 from grailnode.commands import open_config
 from grailnode.config import Config
-from grailnode.node_process import make_node
+from grailnode.node_process import make_node, run_beacon
 from grailnode.telemetry import Telemetry
 from grailnode.wiring import run_publisher
 from protocol import paths, safetensors
@@ -48,6 +48,7 @@ async def publish(config: Config, pair: Path, tensors: int) -> None:
     views = safetensors.read(pair.read_bytes())
     await node.publish(paths.run(node.run_id), config.at(config.run.manifest).read_bytes())
     async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_beacon, node, config)
         nursery.start_soon(run_publisher, node, PublisherSettings(anchor_interval=1 << 20, shard_bytes=1 << 28))
         for version in range(1 << 20):
             while not config.at(Path(f"go-{version}")).exists():

@@ -247,8 +247,8 @@ def _compute(policy: Policy, config: Config) -> Compute:
     )
 
 
-async def _beacon(node: Node, launch: Launch) -> None:
-    config = launch.config
+async def run_beacon(node: Node, config: Config) -> None:
+    """Publish the rounds of the run's local beacon, for ever."""
     secret = keys.read(config.at(config.node.keys) / f"{config.beacon.key}{keys.SUFFIX}")
     key = LocalKey.from_seed(secret)
     await publish_rounds(key, node.run.beacon, node.store, node.clock, keep=config.beacon.keep_rounds)
@@ -324,7 +324,7 @@ async def _validator(node: Node, launch: Launch) -> None:
 
 
 _MAINS = {
-    "beacon": _beacon,
+    "beacon": lambda node, launch: run_beacon(node, launch.config),
     "training": _training,
     "upload": _upload,
     "download": _download,
