@@ -56,16 +56,31 @@ class Miner:
         self._pledged = 0  # groups, as the newest announcement says
         self._until = -math.inf  # when that is to be renewed, in seconds of the process's own time
         self._mined = -1  # the newest window that has opened for this miner
-        self._practised = False
         self._chunk_seconds = 0.0  # of the slowest of the last few chunks, by which the next is planned
 
     async def run(self) -> None:
         """Mine window after window, for ever."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keep_fresh, self._node, self._follower, self._settings.poll_seconds)
-            await self._pledge(0)
+            await self._begin()
             while True:
                 await self._mine(await self._node.next_window(self._mined))
+
+    async def _begin(self) -> None:
+        """Be known, and pledge what practice says as soon as there is a policy to practise with."""
+        told = ""
+        await self._pledge(0)
+        while True:
+            try:
+                if self._follower.newest is not None:
+                    await self._practise(self._follower.newest)
+                    return await self._pledge(self._affordable())
+            except (StoreError, ProtocolError, EngineError) as error:
+                if str(error) != told:
+                    self._node.telemetry.event("practice-failed", error=str(error))
+                told = str(error)
+            await trio.sleep(self._settings.poll_seconds)
+            await self._pledge(0)
 
     async def _pledge(self, groups: int) -> None:
         """Announce how many groups the windows to come will bring, where that changes or has to be said again."""
@@ -83,10 +98,7 @@ class Miner:
         kept = self._pledged > 0 and await self._keep(window, self._pledged)
         if self._pledged and not kept:
             self._until = -math.inf
-        if not self._practised and self._follower.newest is not None:
-            await self._practise(window, self._follower.newest)
-            window = self._node.window()
-        await self._pledge(self._affordable() if self._practised else 0)
+        await self._pledge(self._affordable())
         while self._pledged and (opened := self._node.window()) > window:
             error = f"window {window} and the pledge behind it took until it had opened"
             self._node.telemetry.event("window-skipped", window=opened, error=error)
@@ -101,19 +113,19 @@ class Miner:
         chunks = int(_CAUTION * seconds / self._chunk_seconds) if self._chunk_seconds else most
         return max(1, min(most, chunks * settings.chunk))
 
-    async def _practise(self, window: int, held: Held) -> None:
-        """Generate a chunk for nobody, twice: an engine is slow at first, and what it can do has to be known to be pledged."""
+    async def _practise(self, held: Held) -> None:
+        """Generate a chunk for nobody, twice: an engine is slow at first, and what it can do has to be known to be pledged.
+
+        Raises:
+            StoreError, ProtocolError, EngineError: it could not.
+        """
         node = self._node
-        turn = Turn(window, bytes(32), held.version, node.key.public)
-        try:
-            await serve(node, self._engine, held)
-            for _ in range(2):
-                began = trio.current_time()
-                await self._producer.produce(turn, range(min(self._settings.chunk, node.run.groups)))
-        except (StoreError, ProtocolError, EngineError) as error:
-            node.telemetry.event("practice-failed", error=str(error))
-            return
-        self._practised, self._chunk_seconds = True, trio.current_time() - began
+        turn = Turn(max(0, node.window()), bytes(32), held.version, node.key.public)
+        await serve(node, self._engine, held)
+        for _ in range(2):
+            began = trio.current_time()
+            await self._producer.produce(turn, range(min(self._settings.chunk, node.run.groups)))
+        self._chunk_seconds = trio.current_time() - began
         node.telemetry.event("practised", version=held.version, chunk_seconds=self._chunk_seconds)
 
     async def _keep(self, window: int, pledged: int) -> bool:

@@ -194,7 +194,7 @@ def _accounts(network: StormyNetwork) -> dict[tuple[int, bytes], Account]:
 
 
 def _accounted_for(network: StormyNetwork) -> Iterator[str]:
-    """Whatever was judged and lies in storage when its window closes has an entry in the trainer's account, which is made once."""
+    """Whatever was judged and revealed when its window closes has an entry in the trainer's account, which is made once."""
     settled = Counter((event["window"], event["miner"]) for event in network.events("trainer/download", "collected"))
     for (window, miner), times in settled.items():
         if times > 1:
@@ -209,7 +209,11 @@ def _accounted_for(network: StormyNetwork) -> Iterator[str]:
         if event["error"] == "not sealed in time"
     }
     for moment, verdict in _verdicts(network):
-        if moment >= network.run.beacon.due(schedule.verdict(verdict.window)):
+        summaries = network.store.under(paths.summary(verdict.validator, verdict.window))
+        revealed = min(
+            (BEGIN + put.moment for put in summaries), default=math.inf
+        )  # without its summary a verdict says nothing
+        if max(moment, revealed) >= network.run.beacon.due(schedule.verdict(verdict.window)):
             continue  # nobody waited for it any more
         path = paths.verdict(verdict.validator, verdict.window, verdict.miner)
         if verdict.window > WINDOWS - 1 - open_windows or path not in told:
