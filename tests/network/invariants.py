@@ -194,7 +194,7 @@ def _accounts(network: StormyNetwork) -> dict[tuple[int, bytes], Account]:
 
 
 def _accounted_for(network: StormyNetwork) -> Iterator[str]:
-    """Whatever was judged and revealed when its window closes has an entry in the trainer's account, which is made once."""
+    """Whatever was judged and lies in storage when its window closes has an entry in the trainer's account, which is made once."""
     settled = Counter((event["window"], event["miner"]) for event in network.events("trainer/download", "collected"))
     for (window, miner), times in settled.items():
         if times > 1:
@@ -204,22 +204,21 @@ def _accounted_for(network: StormyNetwork) -> Iterator[str]:
     open_windows = -(-schedule.verdict_rounds // schedule.rounds)
     told = set().union(*(network.life(name).told.kept for name in network.validators))
     unheard = {
-        (event["window"], event["validator"])
+        (event["window"], event["validator"]): event["error"]
         for event in network.events("trainer/download", "validator-unheard")
-        if event["error"] == "not sealed in time"
     }
     for moment, verdict in _verdicts(network):
-        summaries = network.store.under(paths.summary(verdict.validator, verdict.window))
-        revealed = min(
-            (BEGIN + put.moment for put in summaries), default=math.inf
-        )  # without its summary a verdict says nothing
-        if max(moment, revealed) >= network.run.beacon.due(schedule.verdict(verdict.window)):
+        due = network.run.beacon.due(schedule.verdict(verdict.window))
+        if moment >= due:
             continue  # nobody waited for it any more
         path = paths.verdict(verdict.validator, verdict.window, verdict.miner)
         if verdict.window > WINDOWS - 1 - open_windows or path not in told:
             continue
-        if (verdict.window, verdict.validator.hex()[:8]) in unheard:
-            continue  # the reason why not: the trainer saw no seal of it in time
+        said = unheard.get((verdict.window, verdict.validator.hex()[:8]), "")
+        summaries = network.store.under(paths.summary(verdict.validator, verdict.window))
+        late = min((BEGIN + put.moment for put in summaries), default=math.inf) >= due
+        if said == "not sealed in time" or (said and late):
+            continue  # the reason why not, told: no seal of it in time, or no summary, without which a verdict says nothing
         account = accounts.get((verdict.window, verdict.miner))
         named = {digest for digest, _ in account.outcomes} if account else set()
         lost = [j.digest.hex()[:16] for j in verdict.judgements if j.digest not in named]
