@@ -54,7 +54,8 @@ async def follow_chain(node: Node, say: Callable[[str], None]) -> AsyncIterator[
             ]
             anchored = load_anchor(manifest, files)
             say(f"version {manifest.version}: anchor of {sum(map(len, files))} bytes is {anchored.digest.hex()[:16]}")
-            held = held or (anchored if manifest.version >= head.oldest_patch - 1 else None)
+            if manifest.version >= head.oldest_patch - 1 and (held is None or manifest.patch is None):
+                held = anchored  # the first that the patches go on from, or one that no patch leads to
         if held is not None and held.version == manifest.version - 1 and manifest.patch is not None:
             held = await _patched(node, trainer, held, manifest)
             say(

@@ -10,6 +10,7 @@ from trio.testing import MockClock
 
 from grailnode.clock import TrioClock
 from grailnode.store.memory import MemoryStore
+from grailnode.verification import verify_chain
 from protocol import paths
 from protocol.authority import Authority
 from protocol.digest import Weights, digest_weights
@@ -219,3 +220,31 @@ async def test_the_head_is_renewed_at_once_when_a_trainer_comes_back():
     await site.publish()
     await follower.refresh()
     assert follower.version_for(5) == 0
+
+
+class LosesPatches(MemoryStore):
+    """Storage that acknowledges a patch and does not keep it, as long as `losing`."""
+
+    losing = True
+
+    async def put(self, path: str, data: bytes) -> None:
+        if not (self.losing and "/patches/" in path):
+            await super().put(path, data)
+
+
+@simulated
+async def test_a_patch_that_storage_will_not_keep_gives_way_to_an_anchor_and_the_chain_holds():
+    site = Site()
+    site.store = LosesPatches()
+    await site.snapshot(0, 1)
+    await site.publish(seconds=60)
+    site.store.losing = False
+    await site.snapshot(2, 3)
+    await site.publish()
+    assert [fields["patch_bytes"] > 0 for fields in site.log.named("published")] == [False, False, True, True]
+
+    node, follower = await site.follower()
+    version, weights = await newest(node, follower)
+    assert version == 3
+    assert equal(weights, site.weights[3])
+    assert (await verify_chain(node, lambda line: None)).digest == digest_weights(site.weights[3])
