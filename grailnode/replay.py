@@ -233,7 +233,7 @@ def _check_accepted(verdict: Verdict, history: Sequence[Counts], proof: ProofSpe
         > 0
         for item in accepted
     )
-    together = refused_together(accepted, history, proof)
+    together = refused_together(verdict.judgements, history, proof)
     if alone or together:
         why = together.value if together else "a threshold of a group"
         raise ProtocolError(f"accepts miner {verdict.miner.hex()[:8]} against its own numbers ({why})", place)

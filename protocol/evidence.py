@@ -169,7 +169,7 @@ def window_surprise(groups: Iterable[Counts], proof: ProofSpec) -> float:
     """The surprise of a miner's window as a whole: a cheat in so few tokens of each group that no group shows it.
 
     Args:
-        groups: the counts of each group that would be accepted.
+        groups: the counts of each group whose statistics were reached.
     """
     whole = sum(groups, Counts())
     return max(

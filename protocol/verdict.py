@@ -28,7 +28,7 @@ class Reason(enum.StrEnum):
     TOKENS = "bad-tokens"  # an id outside the vocabulary, or an end that is not where the policy would end
     SKETCH = "wrong-sketch"  # not the hidden states of this policy
     SAMPLING = "wrong-sampling"  # not the tokens that this policy and this noise give
-    WINDOW = "improbable-window"  # no group shows it, but honest work would not make all of them together
+    WINDOW = "improbable-window"  # whatever this group shows, honest work would not make all of the window
     HISTORY = "improbable-history"  # no window shows it, but honest work would not make these windows one after another
     REWARD = "wrong-reward"  # not what the environment pays
 
@@ -129,13 +129,19 @@ class Verdict(Record):
 def refused_together(judgements: Iterable[Judgement], history: Sequence[Counts], proof: ProofSpec) -> Reason | None:
     """Why none of a window's groups that would be accepted is, where honest work would not make all of them together.
 
+    Those that are refused by themselves count too where their statistics were reached: the one group of a cheat that passes by
+    luck falls with those that did not.
+
     Args:
         history: what the miner's windows before this one showed since its last rejection, oldest first.
     """
-    accepted = [judgement.counts for judgement in judgements if judgement.accepted]
-    if window_surprise(accepted, proof) > bar(proof):
+    judgements = list(judgements)
+    if not any(judgement.accepted for judgement in judgements):
+        return None
+    found = [judgement.counts for judgement in judgements if judgement.positions]
+    if window_surprise(found, proof) > bar(proof):
         return Reason.WINDOW
-    if accepted and history_surprise([*history, sum(accepted, Counts())], proof) > bar(proof):
+    if history_surprise([*history, sum(found, Counts())], proof) > bar(proof):
         return Reason.HISTORY
     return None
 

@@ -1,4 +1,4 @@
-"""`python -m bench.proofs TABLE`: honest, animals, roc, sketch, speed or keys. `python -m bench.zoo.model` makes the policy first.
+"""`python -m bench.proofs TABLE`: one of the tables of docs/benchmarks.md. `python -m bench.zoo.model` makes the policy first.
 
 What was computed is kept beside the policy; a table that was stopped goes on where it was.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import trio
 
-from bench.proofs import animals, honest, information, keys, roc, speed
+from bench.proofs import animals, honest, information, keys, luck, roc, speed
 from bench.proofs.setting import Setting
 from bench.zoo.model import CACHE
 
@@ -17,10 +17,12 @@ from bench.zoo.model import CACHE
 def main() -> None:
     """Read the options, print a table."""
     parser = argparse.ArgumentParser(prog="python -m bench.proofs", description=__doc__)
-    parser.add_argument("table", choices=("honest", "animals", "roc", "sketch", "speed", "keys"))
+    parser.add_argument("table", choices=("honest", "animals", "roc", "sketch", "speed", "keys", "luck"))
     parser.add_argument("--policy", type=Path, default=CACHE, help="what python -m bench.zoo.model made")
     parser.add_argument("--calibration", type=int, default=32, help="groups of each pair for the thresholds")
-    parser.add_argument("--groups", type=int, default=0, help="groups of each pair or copy")
+    parser.add_argument(
+        "--groups", type=int, default=0, help="groups of each pair or copy; windows in the table of luck"
+    )
     parser.add_argument("--tries", type=int, default=100, help="windows of each animal, or keys of each cheat")
     parser.add_argument("--only", default="", help="animals, or profiles of honest nodes, whose names hold this")
     parser.add_argument("--rollouts", type=int, default=600, help="rollouts of the table of sketches")
@@ -38,6 +40,8 @@ def main() -> None:
             trio.run(roc.table, setting, options.groups or 48, options.calibration)
         case "keys":
             trio.run(keys.table, options.tries)
+        case "luck":
+            trio.run(luck.table, options.groups or 16)
         case "sketch":
             trio.run(information.table, setting, options.rollouts, options.projections)
         case _:

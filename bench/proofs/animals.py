@@ -118,10 +118,7 @@ def show(done: dict[tuple[str, int], dict[str, Any]], tries: int, specs: dict[st
         if not lines:
             continue
         caught = {
-            profile: sum(
-                bool(line[profile]["reasons"]) and line[profile]["reasons"].keys() <= animal.due for line in lines
-            )
-            for profile in ("float32", "mixed")
+            profile: sum(animal.fits(line[profile]["reasons"]) for line in lines) for profile in ("float32", "mixed")
         }
         reasons: Counter[str] = Counter()
         for line in lines:

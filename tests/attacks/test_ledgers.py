@@ -10,6 +10,7 @@ from protocol.errors import ProtocolError
 from protocol.ledger import Summary, scores
 from tests.attacks.court import FIRST, Court
 from tests.attacks.target import attack
+from tests.protocol.samples import rejected
 
 
 async def written(court: Court, windows: int, **changes: Any) -> None:
@@ -52,3 +53,14 @@ def test_lenient_against_its_own_numbers(windows: int, changes: dict[str, Any], 
             await verify_ledger(court.node, FIRST.public, lambda line: None)
 
     attack(scenario)()
+
+
+@attack
+async def test_lenient_with_the_lucky_group_of_a_window_that_another_policy_made():
+    court = Court()
+    verdict = court.verdict(FIRST, court.judgement(0), rejected(1), window=0)
+    summary = court.summary(FIRST, verdict, window=0, previous=b"", amendments=())
+    await court.seal(FIRST, summary)
+    await court.reveal(FIRST, summary, verdict)
+    with pytest.raises(ProtocolError, match=r"accepts miner .* against its own numbers \(improbable-window"):
+        await verify_ledger(court.node, FIRST.public, lambda line: None)

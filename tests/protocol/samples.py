@@ -191,8 +191,9 @@ def judgement(index: int = 0, **changes: Any) -> Judgement:
     return Judgement(**(fields | changes))
 
 
-def rejected(index: int = 0, reason: str = "wrong-sketch") -> Judgement:
-    return judgement(index, reason=reason, rewards=(), logprobs=b"", sketch_misses=4, sketch_median=90.0)
+def rejected(index: int = 0, reason: str = "wrong-sketch", **changes: Any) -> Judgement:
+    fields: dict[str, Any] = {"rewards": (), "logprobs": b"", "sketch_misses": 4, "sketch_median": 90.0}
+    return judgement(index, reason=reason, **(fields | changes))
 
 
 def verdict(*judgements: Judgement, **changes: Any) -> Verdict:

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from protocol.verdict import Reason, unpack_logprobs
-from tests.protocol.samples import judgement, rejected, verdict
+from protocol.verdict import Judgement, Reason, refused_together, unpack_logprobs
+from tests.protocol.samples import judgement, rejected, run_manifest, verdict
+
+PROOF = run_manifest().proof  # rates 1e-3, level 1e-9
 
 
 def test_accepted_is_the_absence_of_a_reason() -> None:
@@ -49,3 +51,25 @@ def test_log_probabilities_are_cut_by_rollout() -> None:
     assert unpack_logprobs(b"", []) == []
     with pytest.raises(ValueError, match="as many"):
         unpack_logprobs(data, [2, 2])
+
+
+@pytest.mark.parametrize(
+    ("refused", "reason"),
+    [
+        (rejected(1), Reason.WINDOW),  # a lucky group falls with what another policy made
+        (rejected(1, sketch_misses=1), None),  # its median is too large; its misses are what honest work may show
+        (rejected(1, "wrong-reward", sketch_misses=0, sketch_median=0.0), None),
+        (rejected(1, "wrong-prompt", positions=0, sketch_misses=0, sketch_median=0.0), None),
+    ],
+)
+def test_what_is_refused_by_itself_counts_where_its_statistics_were_reached(
+    refused: Judgement, reason: Reason | None
+) -> None:
+    assert refused_together([judgement(0), refused], [], PROOF) == reason
+    assert refused_together([refused], [], PROOF) is None  # nothing to take back
+
+
+def test_groups_that_no_statistic_was_reached_of_dilute_nothing() -> None:
+    found = [judgement(0, sketch_misses=2), judgement(1, sketch_misses=2)]
+    unread = [rejected(2, "bad-tokens", tokens=10**6, positions=0, sketch_misses=0)]
+    assert refused_together(found, [], PROOF) == refused_together([*found, *unread], [], PROOF) == Reason.WINDOW

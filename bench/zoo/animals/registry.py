@@ -1,7 +1,7 @@
 """What an animal is, the list of them all, and what they are put together from."""
 
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -30,6 +30,10 @@ class Animal:
     due: frozenset[str]
     behaviour: Behaviour
     slight: bool = False
+
+    def fits(self, reasons: Collection[str]) -> bool:
+        """Whether a window was refused for what was done in it; a group that passes by itself may fall with the others."""
+        return not self.due.isdisjoint(reasons) and self.due.issuperset({*reasons} - {Reason.WINDOW.value})
 
     def at(self, field: Field) -> "Specimen":
         """The animal as a miner's producer."""
