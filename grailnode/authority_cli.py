@@ -16,7 +16,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 
 @click.group()
 def keys() -> None:
-    """Make, show, replace and revoke keys.
+    """Make, show, grant, replace and revoke keys.
 
     Root keys decide. Those that lie in the run's keys/ sign at once; for others a draft is written, which
     `grailnode keys sign` signs wherever a root key is kept, offline too, and `grailnode keys publish` publishes.
@@ -49,6 +49,27 @@ def rotate(name: str, run: str) -> None:
     from grailnode.authority_commands import rotate_key  # noqa: PLC0415
 
     rotate_key(run, name)
+
+
+@keys.command()
+@click.argument("key")
+@_option_run
+@click.option("--role", type=click.Choice(["validator", "inviter"]), default="validator", show_default=True)
+def grant(key: str, run: str, role: str) -> None:
+    """Make KEY (64 hexadecimal digits, or a key file) a validator of the run, or one who may invite miners."""
+    from grailnode.authority_commands import grant_key  # noqa: PLC0415
+
+    grant_key(run, key, role)
+
+
+@keys.command()
+@click.argument("validators", type=click.IntRange(1))
+@_option_run
+def quorum(validators: int, run: str) -> None:
+    """Have so many VALIDATORS accept a group before the trainer learns from it."""
+    from grailnode.authority_commands import set_quorum  # noqa: PLC0415
+
+    set_quorum(run, validators)
 
 
 @keys.command()

@@ -76,6 +76,24 @@ def rotate_key(run: str, name: str) -> None:
     click.echo(f"when it is published: stop {name}; mv {path} {path}.old; mv {coming} {path}; start {name}")
 
 
+def grant_key(run: str, key: str, role: str) -> None:
+    """A role for a key that somebody holds."""
+    config, node = _known(run)
+    public = _public(key)
+    changes = revising.granted(node.authority, public, role)
+    _sign_and_publish(config, node, revising.propose(node.revisions, f"{public.hex()[:16]} as {role}", **changes))
+
+
+def set_quorum(run: str, validators: int) -> None:
+    """How many validators must accept a group."""
+    config, node = _known(run)
+    if validators == node.authority.quorum:
+        raise RevisionError(f"{validators} of {len(node.authority.validators)} validators must accept already")
+    _sign_and_publish(
+        config, node, revising.propose(node.revisions, f"{validators} validators must accept", quorum=validators)
+    )
+
+
 def revoke_key(run: str, key: str, rewind: int | None) -> None:
     """No role for a key any more."""
     config, node = _known(run)

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from grailnode import keys
 from protocol import limits
@@ -82,8 +82,9 @@ def propose(known: Revisions, note: str, rewind: ChainPoint | None = None, **cha
             rewind=rewind,
             note=note,
         )
-    except ValueError as error:
-        raise RevisionError(f"no such authority can be: {error}") from error
+    except ValidationError as error:
+        why = "; ".join(found["msg"].removeprefix("Value error, ") for found in error.errors())
+        raise RevisionError(f"no such authority can be: {why}") from error
     return Draft(body=record.to_bytes(), signatures=())
 
 
@@ -130,6 +131,25 @@ def revoked(authority: Authority, key: bytes) -> dict[str, Any]:
     changes["root_threshold"] = min(authority.root_threshold, len(changes["roots"]))
     changes["quorum"] = min(authority.quorum, len(changes["validators"]))
     return changes | {"revoked": tuple(sorted({*authority.revoked, key}))}
+
+
+def granted(authority: Authority, key: bytes, role: str) -> dict[str, Any]:
+    """The changes that give a key a role.
+
+    Args:
+        role: "validator" or "inviter".
+
+    Raises:
+        RevisionError: the key is revoked, or has the role.
+    """
+    if key in authority.revoked:
+        raise RevisionError(f"{key.hex()} is revoked in this run for good; make another key")
+    admission = authority.admission
+    if key in (authority.validators if role == "validator" else admission.inviters):
+        raise RevisionError(f"{key.hex()} is of the {role}s already")
+    if role == "validator":
+        return {"validators": (*authority.validators, key)}
+    return {"admission": admission.model_copy(update={"inviters": tuple(sorted({*admission.inviters, key}))})}
 
 
 def admitted(authority: Authority, key: bytes) -> dict[str, Any]:

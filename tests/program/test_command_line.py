@@ -58,6 +58,22 @@ def test_a_manifest_that_is_not_the_pinned_run_is_refused(run_file: Path, tmp_pa
     assert "run manifest: is run" in ended.stderr
 
 
+def test_a_validator_is_named_later_and_the_quorum_rises(tmp_path: Path):
+    run = ("--run", str(tmp_path / "run.toml"))
+    assert grailnode("init", str(tmp_path)).returncode == 0
+    made = grailnode("keys", "new", str(tmp_path / "keys" / "validator-2.key"))
+    public = made.stdout.split()[-1]
+    early = grailnode("keys", "quorum", "2", *run)
+    assert early.stderr == "grailnode: no such authority can be: quorum exceeds the number of validators\n"
+    for arguments in (("grant", public), ("quorum", "2")):
+        done = grailnode("keys", *arguments, *run)
+        assert done.returncode == 0, done.stderr
+    assert "validators, 2 of which must accept" in done.stdout
+    assert f"validator-2      {public} validator" in grailnode("keys", "show", *run).stdout
+    again = grailnode("keys", "grant", public, *run)
+    assert (again.returncode, again.stderr) == (1, f"grailnode: {public} is of the validators already\n")
+
+
 def test_help_and_version_come_without_a_run():
     assert "grailnode demo" in grailnode("--help").stdout
     assert "3 minutes" in grailnode("demo", "--help").stdout

@@ -73,6 +73,15 @@ def test_revoking_takes_every_role():
     assert after.admission.inviters == after.admission.allowed == ()
 
 
+def test_a_role_is_granted_beside_those_that_have_it():
+    authority = founding()
+    after = propose(Revisions(RUN_ID, authority), "", **revising.granted(authority, OTHER.public, "validator"))
+    assert after.revision.authority.validators == (*authority.validators, OTHER.public)
+    assert after.revision.authority.quorum == authority.quorum
+    after = propose(Revisions(RUN_ID, authority), "", **revising.granted(authority, OTHER.public, "inviter"))
+    assert after.revision.authority.admission.inviters == (OTHER.public,)
+
+
 def test_what_nobody_can_ask_for():
     authority = founding()
     with pytest.raises(RevisionError, match="only one of the trainers; `grailnode keys rotate`"):
@@ -81,6 +90,10 @@ def test_what_nobody_can_ask_for():
         revising.replaced(authority, MINER.public, OTHER.public)
     with pytest.raises(RevisionError, match="no such authority"):
         propose(Revisions(RUN_ID, authority), "", quorum=5)
+    with pytest.raises(RevisionError, match="is of the validators already"):
+        revising.granted(authority, VALIDATOR.public, "validator")
+    with pytest.raises(RevisionError, match="revoked in this run for good"):
+        revising.granted(founding(revoked=(OTHER.public,)), OTHER.public, "validator")
 
 
 @pytest.mark.parametrize("rubbish", [b"", b"\xc1", b"\x80", samples.revision().to_bytes()])

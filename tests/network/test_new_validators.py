@@ -1,0 +1,47 @@
+"""A validator that is named after the run has begun: it judges with the others, and then the quorum rises."""
+
+from typing import Any
+
+from grailnode import revising
+from grailnode.founding import Choices
+from protocol import paths
+from roles.authority import refresh_authority
+from tests.network.simulation import Network, key
+from tests.network.test_network import running, simulate
+from tests.network.test_oversight import summaries
+
+CHOICES = Choices(groups=4, group_size=8)
+LATER = "validator-1"
+
+
+async def decree(network: Network, **changes: Any) -> None:
+    """A revision by the root."""
+    founder = network.node("founder")
+    await refresh_authority(founder)
+    draft = revising.propose(founder.revisions, "", **changes).signed_by(key("root"))
+    await network.store.put(paths.revision(founder.run_id, draft.revision.number), draft.envelope())
+
+
+def test_a_validator_that_comes_later_judges_and_then_both_must_accept():
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        async with running(network) as nursery:
+            await network.until_window(3)
+            await decree(network, **revising.granted(network.run.authority, key(LATER).public, "validator"))
+            nursery.start_soon(network.run_validator, LATER)
+            await network.until_window(7)
+            await decree(network, quorum=2)
+            await network.until_window(14)
+        used = {
+            window: sum(
+                item["used"] for item in network.events("trainer/download", "collected") if item["window"] == window
+            )
+            for window in range(12)
+        }
+        assert all(used[window] == 8 for window in range(1, 12))  # two miners, four groups each; no window is lost
+        judged = {summary.window: summary for summary in await summaries(network, LATER, range(12))}
+        assert set(judged) >= set(range(6, 12))
+        assert all(row.accepted == 4 for window in range(6, 12) for row in judged[window].rows)
+        assert not network.logs["trainer/download"].named("validators-disagree")
+
+    simulate(scenario)
