@@ -6,10 +6,11 @@ from protocol import paths
 from protocol.ledger import Row
 from protocol.report import Deception, Disagreement, Report, canary_key, is_false
 from protocol.signing import sign
-from protocol.verdict import Verdict
+from protocol.verdict import Reason, Verdict
 from roles.node import Node
 
 _DISTRUSTED = "distrusted/"
+_TOGETHER = (Reason.WINDOW, Reason.HISTORY)
 
 
 class Overseer:
@@ -52,8 +53,10 @@ class Overseer:
                 await self._examine(window, validator, verdict)
 
     async def _examine(self, window: int, validator: bytes, verdict: Verdict) -> None:
+        false = {item.index for item in verdict.judgements if is_false(self._node.key, window, item.index)}
         for judgement in verdict.judgements:
-            if judgement.accepted == is_false(self._node.key, window, judgement.index):
+            fallen = bool(false) and judgement.reason in _TOGETHER  # true, and held together with the false ones
+            if judgement.accepted == (judgement.index in false) and not fallen:
                 found = Deception(
                     validator=validator, canary=verdict.miner, index=judgement.index, accepted=judgement.accepted
                 )
