@@ -95,11 +95,10 @@ class Miner:
 
         A pledge that is not kept at all counts no more, until it is given anew.
         """
-        kept = self._pledged > 0 and await self._keep(window, self._pledged)
-        if self._pledged and not kept:
+        if not await self._keep(window, self._pledged):
             self._until = -math.inf
         await self._pledge(self._affordable())
-        while self._pledged and (opened := self._node.window()) > window:
+        while (opened := self._node.window()) > window:
             error = f"window {window} and the pledge behind it took until it had opened"
             self._node.telemetry.event("window-skipped", window=opened, error=error)
             self._until, window = -math.inf, opened
