@@ -25,6 +25,7 @@ from tests.processes.programs import Program, eventually, members
 GROUPS = 2
 PACE = workspace.Pace(groups_per_step=GROUPS, anchor_interval=3, learning_rate=1e-4, warmup_steps=1)
 _PATIENCE = 120.0  # seconds for a version, deaths included
+_DEATHS = 3  # for a version at most: who dies while it starts, again and again, comes to nothing
 
 
 def make(directory: Path) -> Path:
@@ -82,15 +83,17 @@ class FedTrainer:
         return Program("--role", "trainer", "--run", run, log=self._directory / "trainer.terminal")
 
     def _until_published(self, version: int) -> None:
+        enough = max(0, self._left - _DEATHS)
+
         def is_published() -> bool:
-            self._strike()
+            self._strike(enough)
             return self._head() >= version
 
         eventually(is_published, _PATIENCE, f"version {version}")
 
-    def _strike(self) -> None:
+    def _strike(self, enough: int) -> None:
         """Now and then, kill one of the trainer's processes; where that was the supervisor, start again as an init system would."""
-        if self._left and self._chance.random() < 0.06:
+        if self._left > enough and self._chance.random() < 0.06:
             self._left -= 1
             pid = self._chance.choice(sorted(members(self._program.session)) or [self._program.session])
             self.killed["supervisor" if pid == self._program.session else _title(pid)] += 1
