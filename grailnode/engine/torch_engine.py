@@ -184,7 +184,7 @@ class TorchEngine:
         begins = lengths.cumsum(0) - lengths
         states = last.new_empty(int(lengths.sum()), last.shape[1])
         states[begins[lengths > 0]] = last[owners[lengths > 0]]  # behind the prompt stands the state of the first token
-        for rows in split([max(0, len(completion) - 1) for completion in completions], _BLOCK_TOKENS):
+        for rows in self._blocks(completions, mask.shape[1]):
             width = len(completions[rows[-1]]) - 1
             if width > 0:
                 ids, own = _right_padded([completions[row][:-1] for row in rows], width, self._device)
@@ -196,6 +196,13 @@ class TorchEngine:
         logits = self._model.logits(policy.weights, states).cpu().split(lengths.tolist())  # type: ignore[no-untyped-call]
         hidden = states.to(torch.float32).cpu().split(lengths.tolist())  # type: ignore[no-untyped-call]
         return [Forward(logits=row, hidden=state) for row, state in zip(logits, hidden, strict=True)]
+
+    def _blocks(self, completions: Sequence[Tokens], behind: int) -> Iterator[list[int]]:
+        """Rows that are computed together behind prompts so wide: a copy of its prompt's keys and values goes with each."""
+        for alike in split([max(0, len(completion) - 1) for completion in completions], _BLOCK_TOKENS):
+            most = max(1, self._max_batch_tokens // (behind + len(completions[alike[-1]])))
+            for at in range(0, len(alike), most):
+                yield alike[at : at + most]
 
     @torch.inference_mode()
     def _sample(
@@ -243,13 +250,14 @@ class TorchEngine:
 
 
 def _runs(prompts: Sequence[Tokens], completions: Sequence[Tokens], max_tokens: int) -> Iterator[slice]:
-    """Neighbours of at most `max_tokens` tokens, in order; one that has more is alone."""
-    begin = tokens = 0
+    """Neighbours of at most `max_tokens` tokens, each prompt once and padded to the longest; one that has more is alone."""
+    begin = distinct = width = tokens = 0
     for place, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        if place > begin and tokens + len(prompt) + len(completion) > max_tokens:
+        new = place == begin or prompt != prompts[place - 1]
+        if place > begin and (distinct + new) * max(width, len(prompt)) + tokens + len(completion) > max_tokens:
             yield slice(begin, place)
-            begin, tokens = place, 0
-        tokens += len(completion) if place > begin and prompt == prompts[place - 1] else len(prompt) + len(completion)
+            begin, distinct, width, tokens, new = place, 0, 0, 0, True
+        distinct, width, tokens = distinct + new, max(width, len(prompt)), tokens + len(completion)
     if begin < len(prompts):
         yield slice(begin, len(prompts))
 

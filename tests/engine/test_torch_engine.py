@@ -58,14 +58,16 @@ async def test_neighbours_in_a_batch_do_not_matter(model: CausalModel) -> None:
 
 
 class Counting:
-    """A model that counts the tokens it computes, pads included."""
+    """A model that counts the tokens it computes, pads included, and the most that one pass holds with those behind them."""
 
     def __init__(self, model: CausalModel) -> None:
         self._model = model
         self.tokens = 0
+        self.held = 0
 
     def hidden(self, weights: Weights, ids: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
         self.tokens += ids.numel()
+        self.held = max(self.held, mask.numel())
         return self._model.hidden(weights, ids, mask, cache)
 
     def __getattr__(self, name: str) -> Any:
@@ -87,6 +89,20 @@ async def test_a_prompt_is_computed_once_for_all_its_completions(model: CausalMo
         assert result.logits.shape == (len(tokens), model.vocabulary)
         torch.testing.assert_close(alone.logits, result.logits, rtol=0, atol=NOISE)
         torch.testing.assert_close(alone.hidden, result.hidden, rtol=0, atol=NOISE)
+
+
+@pytest.mark.parametrize(
+    "lengths", [(60,), (60, 5, 5, 5, 5, 5, 5, 5, 5, 5)], ids=["one prompt", "a long one, short ones"]
+)
+async def test_short_answers_behind_long_prompts_take_no_more_than_a_batch(
+    model: CausalModel, lengths: tuple[int, ...]
+) -> None:
+    counting = Counting(model)
+    engine = await engine_of(counting, random_weights(model), max_batch_tokens=256)
+    prompts = [(2 + number,) * length for number, length in enumerate(lengths) for _ in range(24)]
+    results = await engine.forward(prompts, [(5, 6, 1)] * len(prompts))
+    assert [len(result.logits) for result in results] == [3] * len(prompts)
+    assert counting.held <= 256
 
 
 @pytest.mark.parametrize("max_batch_tokens", [1, 40])

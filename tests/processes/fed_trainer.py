@@ -93,7 +93,7 @@ class FedTrainer:
 
     def _strike(self, enough: int) -> None:
         """Now and then, kill one of the trainer's processes; where that was the supervisor, start again as an init system would."""
-        if self._left > enough and self._chance.random() < 0.06:
+        if self._left > enough and self._chance.random() < 0.2:
             self._left -= 1
             pid = self._chance.choice(sorted(members(self._program.session)) or [self._program.session])
             self.killed["supervisor" if pid == self._program.session else _title(pid)] += 1
