@@ -54,8 +54,9 @@ async def follow_chain(node: Node, say: Callable[[str], None]) -> AsyncIterator[
             ]
             anchored = load_anchor(manifest, files)
             say(f"version {manifest.version}: anchor of {sum(map(len, files))} bytes is {anchored.digest.hex()[:16]}")
-            if manifest.version >= head.oldest_patch - 1 and (held is None or manifest.patch is None):
-                held = anchored  # the first that the patches go on from, or one that no patch leads to
+            led_to = held is not None and held.version == manifest.version - 1 and manifest.patch is not None
+            if manifest.version >= head.oldest_patch - 1 and not led_to:
+                held = anchored  # the first that the patches go on from, or one that no kept patch leads to
         if held is not None and held.version == manifest.version - 1 and manifest.patch is not None:
             held = await _patched(node, trainer, held, manifest)
             say(

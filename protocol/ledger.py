@@ -234,9 +234,6 @@ def clean_windows(ledger: Iterable[Summary]) -> dict[bytes, int]:
     """For each miner, windows since its last rejection in which some of its groups were audited and all accepted."""
     counts: dict[bytes, int] = {}
     for summary in ledger:
-        for item in summary.amendments:
-            if item.rejected:
-                counts[item.miner] = 0
         for row in summary.rows:
             counts[row.miner] = 0 if row.rejected else counts.get(row.miner, 0) + bool(row.accepted)
     return counts
@@ -246,9 +243,6 @@ def histories(ledger: Iterable[Summary]) -> dict[bytes, list[Counts]]:
     """For each miner, what each of its windows since its last rejection showed of accepted groups, oldest first."""
     found: dict[bytes, list[Counts]] = {}
     for summary in ledger:
-        for item in summary.amendments:
-            if item.rejected:
-                found.pop(item.miner, None)
         for row in summary.rows:
             if row.rejected:
                 found.pop(row.miner, None)

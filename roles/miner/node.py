@@ -56,7 +56,7 @@ class Miner:
         self._pledged = 0  # groups, as the newest announcement says
         self._until = -math.inf  # when that is to be renewed, in seconds of the process's own time
         self._mined = -1  # the newest window that has opened for this miner
-        self._chunk_seconds = 0.0  # of the slowest of the last few chunks, by which the next is planned
+        self._group_seconds = 0.0  # in the slowest of the last few chunks, by which the next is planned
 
     async def run(self) -> None:
         """Mine window after window, for ever."""
@@ -105,12 +105,12 @@ class Miner:
             await self._pledge(self._pledged)
 
     def _affordable(self) -> int:
-        """Groups that a window surely has time for, by the slowest of the last chunks."""
+        """Groups that a window surely has time for, by the slowest of the last chunks; whole chunks where it has time for one."""
         run, settings = self._node.run, self._settings
         most = min(settings.groups, run.groups)
         seconds = (run.deadline_time(0) - run.opening_time(0)) * settings.share
-        chunks = int(_CAUTION * seconds / self._chunk_seconds) if self._chunk_seconds else most
-        return max(1, min(most, chunks * settings.chunk))
+        groups = int(_CAUTION * seconds / self._group_seconds) if self._group_seconds else most
+        return max(1, min(most, groups - groups % settings.chunk if groups > settings.chunk else groups))
 
     async def _practise(self, held: Held) -> None:
         """Generate a chunk for nobody, twice: an engine is slow at first, and what it can do has to be known to be pledged.
@@ -124,8 +124,9 @@ class Miner:
         for _ in range(2):
             began = trio.current_time()
             await self._producer.produce(turn, range(min(self._settings.chunk, node.run.groups)))
-        self._chunk_seconds = trio.current_time() - began
-        node.telemetry.event("practised", version=held.version, chunk_seconds=self._chunk_seconds)
+        seconds = trio.current_time() - began
+        self._group_seconds = seconds / min(self._settings.chunk, node.run.groups)
+        node.telemetry.event("practised", version=held.version, chunk_seconds=seconds)
 
     async def _keep(self, window: int, pledged: int) -> bool:
         """Generate and deliver what was pledged; whether anything was delivered in time."""
@@ -147,11 +148,18 @@ class Miner:
         opening, deadline = run.opening_time(turn.window), run.deadline_time(turn.window)
         stop = opening + (deadline - opening) * self._settings.share
         groups: list[Group] = []
-        while len(groups) < pledged and (not groups or clock.now() + self._chunk_seconds < stop):
+
+        def of_a_chunk() -> float:
+            return self._group_seconds * self._settings.chunk
+
+        while len(groups) < pledged and (not groups or clock.now() + of_a_chunk() < stop):
             chunk = range(len(groups), min(pledged, len(groups) + self._settings.chunk))
             began = trio.current_time()
             groups += await self._producer.produce(turn, chunk)
-            self._chunk_seconds = max(trio.current_time() - began, 0.8 * self._chunk_seconds)
+            if (
+                len(chunk) == self._settings.chunk or not chunk.start
+            ):  # the rest of a pledge says less of what a chunk takes
+                self._group_seconds = max((trio.current_time() - began) / len(chunk), 0.8 * self._group_seconds)
         return groups
 
     async def _deliver(self, window: int, groups: Sequence[Group]) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from protocol import paths
 from protocol.ledger import Row
+from protocol.limits import MAX_GROUPS
 from protocol.report import Deception, Disagreement, Report, canary_key, is_false
 from protocol.signing import sign
 from protocol.verdict import Reason, Verdict
@@ -99,12 +100,17 @@ class Overseer:
         node = self._node
         self._heard.pop(window, None)
         disagreements, deceptions = self._disagreements.pop(window, []), self._deceptions.pop(window, [])
+        if len(disagreements) > MAX_GROUPS or len(deceptions) > MAX_GROUPS:
+            error = (
+                f"{len(disagreements)} disagreements and {len(deceptions)} deceptions; it names {MAX_GROUPS} of each"
+            )
+            node.telemetry.event("report-cut", window=window, error=error)
         if disagreements or deceptions:
             record = Report(
                 run=node.run_id,
                 window=window,
                 trainer=node.key.public,
-                disagreements=tuple(disagreements),
-                deceptions=tuple(deceptions),
+                disagreements=tuple(disagreements[:MAX_GROUPS]),
+                deceptions=tuple(deceptions[:MAX_GROUPS]),
             )
             await node.publish(paths.report(node.key.public, window), sign(record, node.key))

@@ -156,6 +156,29 @@ def test_what_is_slow_once_costs_no_pledge():
     simulate(scenario)
 
 
+class Slow(HonestProducer):
+    """Has time for one group in a window, and not for a whole chunk of two."""
+
+    async def produce(self, turn: Turn, indices: Sequence[int]) -> list[Group]:
+        deadline = self.task.run.deadline_time(0) - self.task.run.opening_time(0)
+        await trio.sleep(deadline * (0.2 + 0.5 * len(indices)))
+        return await super().produce(turn, indices)
+
+
+def test_a_slow_miner_pledges_what_it_can_do_and_keeps_it():
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        async with running(network, miners=0) as nursery:
+            nursery.start_soon(network.run_miner, "miner", 4, Slow)
+            await network.until_window(14)
+        assert not network.events("miner", "deadline-missed")
+        judged = await verdicts(network, "miner", range(13))
+        assert len(judged) >= 9
+        assert {(verdict.pledged, verdict.submitted) for verdict in judged.values()} == {(1, 1)}
+
+    simulate(scenario)
+
+
 def test_a_late_miner_catches_up_from_an_anchor_and_its_work_counts():
     async def scenario() -> None:
         network = Network(CHOICES)

@@ -4,8 +4,11 @@ import pytest
 
 from grailnode.clock import TrioClock
 from grailnode.store.memory import MemoryStore
+from protocol import paths
 from protocol.digest import digest_weights
-from protocol.report import canary_key, is_false
+from protocol.limits import MAX_GROUPS
+from protocol.report import Report, canary_key, is_false
+from protocol.signing import open_signed
 from protocol.verdict import Judgement
 from roles.trainer.overseer import Overseer
 from tests.attacks.target import attack
@@ -42,5 +45,27 @@ def test_what_of_a_canarys_window_is_held_against_a_validator(
         await overseer.hear(window, CANARY, {said.validator: said})
         assert [(event["index"], event["accepted"]) for event in log.named("validator-deceived")] == told
         assert overseer.distrusted == ({said.validator} if any(accepted for _, accepted in told) else set())
+
+    attack(scenario)()
+
+
+def test_a_validator_that_contradicts_everybody_leaves_the_report_whole() -> None:
+    async def scenario() -> None:
+        log, store = Log("trainer"), MemoryStore()
+        run_id, run = small_run(digest_weights(small_weights(0)))
+        node = make_node(run_id, run, store, MemoryStore(), log, TRAINER, clock=TrioClock(BEGIN))
+        overseer = Overseer(node, canaries=1)
+        accepting = verdict(*map(judgement, range(16)), window=WINDOW)
+        refusing = accepting.model_copy(update={"judgements": tuple(map(rejected, range(16))), "validator": bytes(32)})
+        for number in range(MAX_GROUPS // 16 + 1):
+            said = {accepting.validator: accepting, refusing.validator: refusing}
+            await overseer.hear(WINDOW, number.to_bytes(32, "big"), said)
+        await overseer.hear(WINDOW, CANARY, {accepting.validator: accepting})
+        await overseer.report(WINDOW)
+        data = await store.get(paths.report(TRAINER.public, WINDOW), Report.max_bytes)
+        report = open_signed(data, Report, [TRAINER.public]).record
+        assert len(report.disagreements) == MAX_GROUPS
+        assert {found.validator for found in report.deceptions} == {accepting.validator}
+        assert len(log.named("report-cut")) == 1
 
     attack(scenario)()

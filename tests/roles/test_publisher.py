@@ -70,12 +70,14 @@ class Site:
         for version in versions:
             await put_snapshot(state or self.state, SnapshotName(version, version), self.weights[version])
 
-    async def publish(self, seconds: float = 5.0, mark_ms: int = 0, **options: Any) -> None:
+    async def publish(
+        self, seconds: float = 5.0, mark_ms: int = 0, settings: PublisherSettings = SETTINGS, **options: Any
+    ) -> None:
         """Run a publisher for a while."""
         node = self.node(**options)
         await refresh_authority(node)
         with trio.move_on_after(seconds):
-            await Publisher(node, await History.open(node.state), replace(SETTINGS, mark_ms=mark_ms)).run()
+            await Publisher(node, await History.open(node.state), replace(settings, mark_ms=mark_ms)).run()
 
     async def follower(self, state: MemoryStore | None = None) -> tuple[Node, Follower]:
         node = make_node(self.run_id, self.run, self.store, state or MemoryStore(), Log("miner"), clock=self.clock)
@@ -232,19 +234,32 @@ class LosesPatches(MemoryStore):
             await super().put(path, data)
 
 
-@simulated
-async def test_a_patch_that_storage_will_not_keep_gives_way_to_an_anchor_and_the_chain_holds():
-    site = Site()
-    site.store = LosesPatches()
-    await site.snapshot(0, 1)
-    await site.publish(seconds=60)
-    site.store.losing = False
-    await site.snapshot(2, 3)
-    await site.publish()
-    assert [fields["patch_bytes"] > 0 for fields in site.log.named("published")] == [False, False, True, True]
+@pytest.mark.parametrize(
+    ("newest_version", "settings"),
+    [
+        (3, SETTINGS),
+        (9, replace(SETTINGS, anchor_interval=4, keep_patches=100, keep_anchors=1)),  # the anchor in its place is gone
+    ],
+)
+def test_a_patch_that_storage_will_not_keep_gives_way_to_an_anchor_and_the_chain_holds(
+    newest_version: int, settings: PublisherSettings
+):
+    async def scenario() -> None:
+        site = Site()
+        site.store = LosesPatches()
+        await site.snapshot(0, 1)
+        await site.publish(seconds=60, settings=settings)
+        site.store.losing = False
+        await site.snapshot(*range(2, newest_version + 1))
+        await site.publish(seconds=30, settings=settings)
+        without = [fields["version"] for fields in site.log.named("published") if not fields["patch_bytes"]]
+        assert without == [0, 1]
+        assert (1 in (await site.head()).anchors) == (settings is SETTINGS)
 
-    node, follower = await site.follower()
-    version, weights = await newest(node, follower)
-    assert version == 3
-    assert equal(weights, site.weights[3])
-    assert (await verify_chain(node, lambda line: None)).digest == digest_weights(site.weights[3])
+        node, follower = await site.follower()
+        version, weights = await newest(node, follower)
+        assert version == newest_version
+        assert equal(weights, site.weights[version])
+        assert (await verify_chain(node, lambda line: None)).digest == digest_weights(site.weights[version])
+
+    simulated(scenario)()
