@@ -66,7 +66,7 @@ class Auditor:
             more, strangers = await self.judge_groups(case.commitment.record, rest)
             judgements, strange = judgements + more, strange | strangers
             refusal = refusal or refused_together(judgements, history, self._node.run.proof)
-        return verdict_on(self._node, case, _refused(judgements, refusal)), strange
+        return verdict_on(self._node, case, refused(judgements, refusal)), strange
 
     async def judge_groups(
         self, commitment: Commitment, indices: Sequence[int]
@@ -144,7 +144,7 @@ class Auditor:
                 return opened
 
 
-def _refused(judgements: Sequence[Judgement], reason: Reason | None) -> Sequence[Judgement]:
+def refused(judgements: Sequence[Judgement], reason: Reason | None) -> Sequence[Judgement]:
     """The judgements, none of them accepting where there is a reason against them all."""
     if reason is None:
         return judgements

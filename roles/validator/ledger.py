@@ -52,9 +52,10 @@ class Ledger:
         """For each miner, what its windows since the last rejection showed."""
         return histories(self.entries())
 
-    def rejected(self) -> set[bytes]:
-        """The miners that had groups rejected in the windows at hand."""
-        return {row.miner for summary in self.entries() for row in summary.rows if row.rejected}
+    def rejections(self, until: int | None = None) -> dict[bytes, int]:
+        """For each miner that had groups rejected in the windows at hand (up to one), the newest of these."""
+        entries = [entry for entry in self.entries() if until is None or entry.window <= until]
+        return {row.miner: entry.window for entry in entries for row in entry.rows if row.rejected}
 
     def unaudited(self, miner: bytes) -> list[tuple[int, Row]]:
         """Each (window, row) of a miner with groups that count though nobody has looked at them, ascending."""

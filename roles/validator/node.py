@@ -5,12 +5,13 @@ seen before the second round was out, so watching never waits for judging; judgi
 nobody waits for a verdict. Findings are sealed first and revealed later (roles/validator/reveal.py).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
 
 from protocol.errors import GapError, ProtocolError
-from protocol.ledger import Amendment, Evaluation, Row, Summary
+from protocol.ledger import Evaluation, Row, Summary
 from protocol.verdict import Reason, Verdict
 from roles.assignment import Task
 from roles.follower import Follower, Held
@@ -73,6 +74,7 @@ class Validator:
             async for found in to_judge:
                 idle = not to_judge.statistics().current_buffer_used
                 await self._window(found, evaluate=idle)
+                await self._second_looks(lambda: bool(to_judge.statistics().current_buffer_used))
 
     async def _watch(self, seen: "trio.MemorySendChannel[Docket]") -> None:
         """Note every window's pledges and commitments in time; whoever was not looking then abstains."""
@@ -115,13 +117,17 @@ class Validator:
             began = trio.current_time()
             verdicts = await self._judge(found, weights.version, opening, draw)
             seconds = trio.current_time() - began
-            false = [verdict.miner for verdict in verdicts if not all(item.accepted for item in verdict.judgements)]
-            amendments = [item for miner in false for item in await self._look_back.at(miner)]
             if evaluate:
                 await self._evaluate(weights)
-            await self._enter(found, weights, verdicts, amendments, seconds)
+            await self._enter(found, weights, verdicts, seconds)
         except (StoreError, BeaconError, ProtocolError, EngineError) as error:
             node.telemetry.event("window-abandoned", window=window, error=str(error))
+
+    async def _second_looks(self, busy: Callable[[], bool]) -> None:
+        try:
+            await self._look_back.until(busy)
+        except (BeaconError, EngineError) as error:
+            self._node.telemetry.event("look-back-failed", error=str(error))
 
     async def _judge(self, found: Docket, version: int, opening: bytes, draw: bytes) -> list[Verdict]:
         """The verdict on every case that there is time for."""
@@ -189,9 +195,7 @@ class Validator:
         solved = sum(reward >= 1.0 for reward in await task.rewards_of(list(zip(problems, completions, strict=True))))
         self._evaluation = Evaluation(version=weights.version, problems=count, solved=solved)
 
-    async def _enter(
-        self, found: Docket, weights: Held, verdicts: list[Verdict], amendments: list[Amendment], seconds: float
-    ) -> None:
+    async def _enter(self, found: Docket, weights: Held, verdicts: list[Verdict], seconds: float) -> None:
         """Enter the window into the ledger, and promise what it says.
 
         Raises:
@@ -209,7 +213,7 @@ class Validator:
             salt=node.key.derive("salt", found.window)[:16],
             weights=weights.digest,
             rows=tuple(sorted(rows, key=lambda row: row.miner)),
-            amendments=tuple(amendments),
+            amendments=self._look_back.take(),
             scores=(),
             evaluation=evaluation if evaluation and evaluation.version == weights.version else None,
             verified_tokens=sum(judgement.tokens for verdict in verdicts for judgement in verdict.judgements),

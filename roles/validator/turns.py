@@ -36,7 +36,7 @@ class Turns:
         """Clean windows of each miner since its last rejection."""
         self.histories = ledger.histories()
         """What each miner's windows since its last rejection showed."""
-        self._rejected = ledger.rejected()
+        self._rejected = ledger.rejections()
 
     def standing(self, miner: bytes) -> Standing:
         """What the ledger says of a miner."""

@@ -123,8 +123,8 @@ def test_a_rejection_after_a_clean_record_audits_everything_and_looks_back():
         network.amend(proof=proof)
         async with running(network, miners=1) as nursery:
             nursery.start_soon(partial(network.run_miner, "turncoat", producer=Turncoat))
-            await network.until_window(11)
-        ledger = await summaries(network, "validator-0", range(11))
+            await network.until_window(14)
+        ledger = await summaries(network, "validator-0", range(14))
         rows = {entry.window: row for entry in ledger for row in entry.rows if row.miner == key("turncoat").public}
         fewer = [w for w, row in rows.items() if w < Turncoat.turns and row.audited < row.submitted]
         assert fewer
@@ -135,7 +135,7 @@ def test_a_rejection_after_a_clean_record_audits_everything_and_looks_back():
         last = rows[Turncoat.turns]
         assert (last.audited, last.rejected) == (last.submitted, last.submitted)
         (amending,) = [entry for entry in ledger if entry.amendments]
-        assert amending.window == Turncoat.turns
+        assert amending.window > Turncoat.turns  # when nobody can seal that window any more
         assert [item.window for item in amending.amendments] == fewer
         for item in amending.amendments:
             row = rows[item.window]
@@ -144,11 +144,52 @@ def test_a_rejection_after_a_clean_record_audits_everything_and_looks_back():
             data = await network.store.get(path, limits.MAX_VERDICT_BYTES)
             assert open_signed(data, Verdict, [key("validator-0").public]).digest == item.verdict
         draw = await network.node("x").randomness(network.run.schedule.audit(fewer[-1]))
-        seen = (await verdicts(network, "turncoat", range(11)))[fewer[-1]]
+        seen = (await verdicts(network, "turncoat", range(14)))[fewer[-1]]
         assert tuple(item.index for item in seen.judgements) == challenge.first_audited(
             network.signed.digest, fewer[-1], draw, key("turncoat").public, groups=4, count=len(seen.judgements)
         )
         assert dict(ledger[-1].scores)[key("turncoat").public] == 0.0
+
+    simulate(scenario)
+
+
+class Thin(Turncoat):
+    """In one earlier window a false sketch in each of three rollouts of every group: no group shows it, all together do."""
+
+    thin = 5
+
+    async def produce(self, turn: Turn, indices: Any) -> list[Group]:
+        groups = await super().produce(turn, indices)
+        return [self._thinned(group) for group in groups] if turn.window == self.thin else groups
+
+    @staticmethod
+    def _thinned(group: Group) -> Group:
+        last = [item.model_copy(update={"sketch": item.sketch[:-4] + bytes(4)}) for item in group.rollouts[:3]]
+        return group.model_copy(update={"rollouts": (*last, *group.rollouts[3:])})
+
+
+def test_looking_back_holds_a_windows_groups_together():
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        proof = network.run.proof.model_copy(update={"audit_floor_ppm": 250_000, "audit_halving": 1})
+        network.amend(proof=proof)
+        async with running(network, miners=1) as nursery:
+            nursery.start_soon(partial(network.run_miner, "turncoat", producer=Thin))
+            await network.until_window(14)
+        ledger = await summaries(network, "validator-0", range(14))
+        rows = {entry.window: row for entry in ledger for row in entry.rows if row.miner == key("turncoat").public}
+        assert rows[Thin.thin].rejected == 0
+        assert rows[Thin.thin].audited < rows[Thin.thin].submitted
+        amended = {item.window: item for entry in ledger for item in entry.amendments}
+        unseen = {window: row.submitted - row.audited for window, row in rows.items() if window in amended}
+        assert len(unseen) > 1
+        for window, item in amended.items():
+            accepted = 0 if window == Thin.thin else unseen[window]
+            assert (item.accepted, item.rejected) == (accepted, unseen[window] - accepted)
+        own = key("validator-0").public
+        path = paths.look_back(own, Thin.thin, key("turncoat").public)
+        found = open_signed(await network.store.get(path, limits.MAX_VERDICT_BYTES), Verdict, [own]).record
+        assert {judgement.reason for judgement in found.judgements} == {Reason.WINDOW.value}
 
     simulate(scenario)
 
