@@ -1,7 +1,7 @@
 """`grailnode verify --rollout` and `--ledger`: a validator's judgements and scores, done again from public objects alone."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -11,7 +11,7 @@ from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.errors import MalformedError, ProtocolError
 from protocol.evidence import Counts, bar
-from protocol.ledger import Row, Seal, Summary, histories, scores
+from protocol.ledger import Amendment, Row, Seal, Summary, histories, scores
 from protocol.rollout import Commitment, Group, open_group
 from protocol.run import ProofSpec
 from protocol.signing import KEY_BYTES, open_signed
@@ -190,10 +190,17 @@ async def verify_ledger(node: Node, validator: bytes, say: Callable[[str], None]
     for before, after in itertools.pairwise(ledger):
         if after.previous != content_digest(before.to_bytes()):
             raise ProtocolError(f"does not follow the summary of window {before.window}", f"window {after.window}")
+    rows = {(entry.window, row.miner): row for entry in ledger for row in entry.rows}
+    amended: set[tuple[int, bytes]] = set()
     whole = bool(ledger) and ledger[0].previous == b""
     for place, summary in enumerate(ledger):
         earlier = [item for item in ledger[:place] if item.window > ledger[place - 1].window - node.run.scoring.windows]
         await _check_summary(node, validator, summary, histories(earlier))
+        for amendment in summary.amendments:
+            row = rows.get((amendment.window, amendment.miner))
+            if row is not None or whole or amendment.window >= ledger[0].window:
+                await _check_amendment(node, validator, amendment, row, amended)
+            amended.add((amendment.window, amendment.miner))
         counting = [item for item in ledger[: place + 1] if item.window > summary.window - node.run.scoring.windows]
         complete = whole or counting[0].window > ledger[0].window
         if complete and summary.scores != scores(counting, node.run.scoring):
@@ -221,6 +228,29 @@ async def _check_summary(
             if Row.of(verdict) != row:
                 raise ProtocolError(f"the row of miner {row.miner.hex()[:8]} is not what its verdict says", place)
             _check_accepted(verdict, history.get(row.miner, ()), node.run.proof, place)
+
+
+async def _check_amendment(
+    node: Node, validator: bytes, amendment: Amendment, row: Row | None, amended: Container[tuple[int, bytes]]
+) -> None:
+    """Raise where a second look is not at what a row left open, or does not say what its verdict says."""
+    place = (
+        f"amendment of window {amendment.window}, miner {amendment.miner.hex()[:8]}, validator {validator.hex()[:16]}"
+    )
+    judged = amendment.accepted + amendment.rejected
+    if row is None or row.rejected or (amendment.window, amendment.miner) in amended:
+        raise ProtocolError("of a row that is not there, was rejected, or is amended already", place)
+    if judged > row.submitted - row.audited or (judged and not amendment.verdict):
+        raise ProtocolError("counts groups that the row had not left open, or without a verdict on them", place)
+    if amendment.verdict:
+        data = await node.store.get(paths.look_back(validator, amendment.window, amendment.miner), _LARGEST)
+        found = Row.of(open_signed(data, Verdict, [validator]).record)
+        if (found.verdict, found.accepted, found.rejected) != (
+            amendment.verdict,
+            amendment.accepted,
+            amendment.rejected,
+        ):
+            raise ProtocolError("not what its verdict says", place)
 
 
 def _check_accepted(verdict: Verdict, history: Sequence[Counts], proof: ProofSpec, place: str) -> None:

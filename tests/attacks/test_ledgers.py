@@ -1,5 +1,6 @@
 """A validator that accepts what its own numbers refuse: whoever checks its ledger sees it (`grailnode verify --ledger`)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -7,19 +8,23 @@ import pytest
 from grailnode.replay import verify_ledger
 from protocol.digest import content_digest
 from protocol.errors import ProtocolError
-from protocol.ledger import Summary, scores
+from protocol.ledger import Amendment, Summary, scores
 from tests.attacks.court import FIRST, Court
 from tests.attacks.target import attack
-from tests.protocol.samples import rejected
+from tests.protocol.samples import VALIDATOR, rejected
+from tests.roles.chains import MINER
 
 
-async def written(court: Court, windows: int, **changes: Any) -> None:
-    """A ledger of so many windows, each of which accepts one group with these numbers."""
+async def written(
+    court: Court, windows: int, amendments: Mapping[int, tuple[Amendment, ...]] | None = None, **changes: Any
+) -> None:
+    """A ledger of so many windows, each of which accepts one group with these numbers; amendments by window."""
+    amendments = amendments or {}
     ledger: list[Summary] = []
     for window in range(windows):
         verdict = court.verdict(FIRST, court.judgement(0, **changes), window=window)
         previous = content_digest(ledger[-1].to_bytes()) if ledger else b""
-        changed = {"window": window, "previous": previous, "amendments": ()}
+        changed = {"window": window, "previous": previous, "amendments": amendments.get(window, ())}
         entry = court.summary(FIRST, verdict, **changed)
         entry = entry.model_copy(update={"scores": scores([*ledger, entry], court.run.scoring)})
         await court.seal(FIRST, entry)
@@ -64,3 +69,29 @@ async def test_lenient_with_the_lucky_group_of_a_window_that_another_policy_made
     await court.reveal(FIRST, summary, verdict)
     with pytest.raises(ProtocolError, match=r"accepts miner .* against its own numbers \(improbable-window"):
         await verify_ledger(court.node, FIRST.public, lambda line: None)
+
+
+def amendment(window: int, miner: bytes = MINER.public, **changes: Any) -> Amendment:
+    nothing = Amendment(window=window, miner=miner, verdict=b"", accepted=0, rejected=0)
+    return nothing.model_copy(update=changes)
+
+
+@pytest.mark.parametrize(
+    ("amendments", "why"),
+    [
+        ({3: (amendment(1, VALIDATOR.public),)}, "not there"),
+        ({3: (amendment(1),), 5: (amendment(1),)}, "amended already"),
+        ({3: (amendment(1, rejected=1),)}, "had not left open, or without a verdict"),
+        ({3: (amendment(1, rejected=4096, verdict=bytes(32)),)}, "had not left open"),
+    ],
+)
+def test_invented_second_looks_are_seen(amendments: dict[int, tuple[Amendment, ...]], why: str) -> None:
+    """They would cost an honest miner its worth."""
+
+    async def scenario() -> None:
+        court = Court()
+        await written(court, 7, amendments)
+        with pytest.raises(ProtocolError, match=why):
+            await verify_ledger(court.node, FIRST.public, lambda line: None)
+
+    attack(scenario)()
