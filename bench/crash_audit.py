@@ -1,4 +1,4 @@
-"""DESIGN.md section 1, asked of a network of real processes: of its objects, and of what its processes have said."""
+"""What must always hold, asked of a network of real processes: of its objects, and of what its processes have said."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator

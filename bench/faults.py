@@ -1,7 +1,7 @@
 """Each trouble alone, and 200 pairs of them: `python -m bench.faults --pairs 200 --processes 2`.
 
 First the troubles of storage, network, disk, clock and beacon: every run has the real roles over the stack of stores that a node
-has, on a virtual clock (tests/network/storm.py). Afterwards every rule of DESIGN.md section 1 is held against it, and that
+has, on a virtual clock (tests/network/storm.py). Afterwards every rule of tests/network/invariants.py is held against it, and that
 everybody works again. Prints, for each trouble, how often it struck, what was still published, and by which events nodes said so.
 
 Then those of HTTP and S3: a node's stores write, read, list and delete at a real `rclone serve s3` behind a proxy that does to

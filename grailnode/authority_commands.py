@@ -89,6 +89,10 @@ def set_quorum(run: str, validators: int) -> None:
     config, node = _known(run)
     if validators == node.authority.quorum:
         raise RevisionError(f"{validators} of {len(node.authority.validators)} validators must accept already")
+    if validators > len(node.authority.validators):
+        raise RevisionError(
+            f"{validators} of {len(node.authority.validators)} validators can never accept; `grailnode keys grant` adds one"
+        )
     _sign_and_publish(
         config, node, revising.propose(node.revisions, f"{validators} validators must accept", quorum=validators)
     )
@@ -99,9 +103,11 @@ def revoke_key(run: str, key: str, rewind: int | None) -> None:
     config, node = _known(run)
     public = _public(key)
     point = trio.run(_point, config, rewind) if rewind is not None else None
-    draft = revising.propose(
-        node.revisions, f"{public.hex()[:16]} is revoked", point, **revising.revoked(node.authority, public)
-    )
+    changes = revising.revoked(node.authority, public)
+    draft = revising.propose(node.revisions, f"{public.hex()[:16]} is revoked", point, **changes)
+    for name, before in (("quorum", node.authority.quorum), ("root_threshold", node.authority.root_threshold)):
+        if changes[name] < before:
+            click.echo(f"note: {name} falls from {before} to {changes[name]}, since no more keys are left", err=True)
     _sign_and_publish(config, node, draft)
 
 
@@ -158,6 +164,9 @@ def publish_draft(run: str, path: Path) -> None:
     """A draft that enough roots have signed, for everybody."""
     _, node = _known(run)
     draft = revising.read_draft(path)
+    draft, foreign = revising.without_strangers(draft, {*node.authority.roots, *draft.revision.authority.roots})
+    for key in foreign:
+        click.echo(f"{path}: the signature of {key.hex()} is left out: no root key of this run", err=True)
     lacking = revising.outstanding(draft, node.revisions)
     if lacking:
         raise RevisionError(f"{path}: {lacking}; `grailnode keys sign {path} KEYFILE`")

@@ -4,12 +4,14 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import click
+import torch
 import trio
 from rich.console import Console
 
@@ -22,7 +24,7 @@ from grailnode.demo.run import run_demo as run_demo_network
 from grailnode.founding import Choices
 from grailnode.inspect import inspect_patch, patch_table
 from grailnode.node_process import Kind, Launch, data_file, main, make_canary, make_node, make_spectator, replay_group
-from grailnode.observe import Observer
+from grailnode.observe import RECENT_WINDOWS, Observer, newest_summarized
 from grailnode.processes import ProcessSpec, Supervisor, run_until_interrupted
 from grailnode.replay import Replayed, Which, replay_table, verify_ledger
 from grailnode.telemetry import Telemetry
@@ -30,10 +32,11 @@ from grailnode.verification import verify_chain
 from grailnode.view import render_status, render_summary
 from protocol import paths, safetensors
 from protocol.authority import OPEN, Admission
-from protocol.errors import AdmissionError, SignatureError, found_in
+from protocol.errors import AdmissionError, ProtocolError, SignatureError, found_in
 from protocol.signing import check_public_key
 from roles.authority import refresh_authority
 from roles.node import Node
+from roles.ports import StoreError
 
 DEFAULT_WINDOWS = 72
 _SHOWN_LINES = 8
@@ -94,11 +97,22 @@ def check_start(config: Config, role: str, name: str) -> None:
             f'store.kind: a {role} writes, and "https" only reads; `grailnode init DIR --bucket NAME` shows how to set a '
             "bucket up"
         )
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,32}", name):
+        raise click.UsageError(
+            f"--name {name}: up to 32 letters, digits, '_', '.' and '-', which announcements and file names carry"
+        )
+    path = config.at(config.node.keys) / f"{name}{keys.SUFFIX}"
+    if not path.exists():
+        if role != "miner":
+            raise keys.KeyFileError(
+                f"{path}: no such key; use --name for the node whose key is here, or restore its key"
+            )
+        click.echo(f"{path}: made, a new key: {keys.read_or_create(path).public.hex()}", err=True)
+    _check_device(config.engine.device)
     node = make_node(config, name, Telemetry(name))
     trio.run(refresh_authority, node)
     allowed = {"trainer": node.authority.trainers, "validator": node.authority.validators}
     if role in allowed and node.key.public not in allowed[role]:
-        path = config.at(config.node.keys) / f"{name}{keys.SUFFIX}"
         raise keys.KeyFileError(f"{path}: not a {role} key of this run; use --name for the node whose key is")
     if role == "trainer" and config.trainer.canaries:
         _check_canary(make_canary(config, name, Telemetry(name)))
@@ -107,6 +121,13 @@ def check_start(config: Config, role: str, name: str) -> None:
         provisions.published(node.run, data_file(config))
     if role != "trainer" or config.trainer.canaries:
         provisions.open_sandbox(node.run)
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # a wrong name; a torch without it
+        raise ConfigError(f"engine.device: torch cannot use {name!r} here ({str(error).splitlines()[0]})") from None
 
 
 def _check_canary(node: Node) -> None:
@@ -296,7 +317,11 @@ def print_status(config: Config) -> None:
 
     async def show() -> None:
         node = make_spectator(config)
-        observer = Observer(node, max(0, node.window() - 50))
+        newest = None
+        with suppress(StoreError, ProtocolError):  # the observer shows what can be had, and says what is wrong
+            await refresh_authority(node)
+            newest = await newest_summarized(node)
+        observer = Observer(node, max(0, (newest or node.window()) - RECENT_WINDOWS), last_window=newest)
         await observer.refresh()
         Console().print(render_status(observer.state()))
 

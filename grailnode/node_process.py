@@ -34,6 +34,7 @@ from protocol import paths
 from protocol.authority import Revisions
 from protocol.beacon import LocalKey
 from protocol.environments import Sandbox
+from protocol.errors import found_in
 from protocol.report import canary_key
 from protocol.signing import SigningKey
 from roles.assignment import Task
@@ -188,9 +189,9 @@ def _node(
     invitation: str = "",
 ) -> Node:
     """A node; its invitation, where it needs one, is in the file of its name unless of another."""
-    signed = founding.open_run(
-        config.at(config.run.manifest).read_bytes(), bytes.fromhex(config.run.id) if config.run.id else None
-    )
+    manifest = config.at(config.run.manifest)
+    with found_in(manifest):
+        signed = founding.open_run(manifest.read_bytes(), bytes.fromhex(config.run.id) if config.run.id else None)
     clock = SystemClock()
     revisions = Revisions(signed.digest, signed.record.authority)
     store = storage.routed(signed.record, revisions, key.public, state, clock)
@@ -218,11 +219,14 @@ async def _join(node: Node, config: Config, name: str) -> tuple[Task, Compute]:
     the trainer has put them into the store.
     """
     sandbox = await node.run_sync(provisions.open_sandbox, node.run)
+    told = ""
     while True:
         try:
             return await _task(node, config, config.at(config.node.state) / name, sandbox)
         except StoreError as error:
-            node.telemetry.event("files-not-there", error=str(error))
+            if str(error) != told:
+                node.telemetry.event("files-not-there", error=str(error))
+            told = str(error)
             await trio.sleep(_RETRY_SECONDS)
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from grailnode.network import MinerRow, NetworkState, NodeRow, VersionRow, WindowRow
 from protocol import limits, paths
 from protocol.chain import ChainVerifier
-from protocol.errors import MalformedError, ProtocolError
+from protocol.errors import ExpiredError, MalformedError, ProtocolError
 from protocol.ledger import Row, Summary
 from protocol.manifest import Manifest
 from protocol.report import Report
@@ -21,6 +21,7 @@ from roles.node import Node
 from roles.participants import participants
 from roles.ports import NotFoundError, StoreError, TooLargeError
 
+RECENT_WINDOWS = 50
 _DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I16": 2}
 
 
@@ -42,22 +43,42 @@ class Known:
     windows_planned: int | None = None
 
 
+async def newest_summarized(node: Node) -> int | None:
+    """The newest window that a validator has summarized; None for none.
+
+    Raises:
+        StoreError: the store cannot be listed.
+    """
+    prefixes = [paths.windowed(validator, "summaries") for validator in node.authority.validators]
+    recent = f"{max(0, node.window() - RECENT_WINDOWS):010d}"
+    for after in (recent, ""):  # all of them are listed only where a run has ended
+        found = []
+        for prefix in prefixes:
+            found += [item.path async for item in node.store.list(prefix, after=prefix + after if after else "")]
+        if found:
+            return max(map(paths.window_of, found))
+    return None
+
+
 class Observer:
     """Reads a run's public objects, the new ones at every `refresh`.
 
     Args:
         node: whose store is read; nothing is written.
-        first_window: windows before it are not looked at.
+        first_window: windows before it are not looked at; last_window: nor those behind it, where one is given.
         known: what the operator adds.
     """
 
-    def __init__(self, node: Node, first_window: int, known: Known | None = None) -> None:
+    def __init__(
+        self, node: Node, first_window: int, known: Known | None = None, last_window: int | None = None
+    ) -> None:
         self._node = node
         self._known = known or Known()
         self._chain = ChainVerifier(node.run_id, node.run, revisions=node.revisions)
         self._began = node.clock.now()
         self._next = first_window
         self._first_window = first_window
+        self._last_window = last_window
         self._verdicts: dict[tuple[int, bytes], Verdict] = {}
         self._summaries: dict[tuple[int, bytes], Summary] = {}
         self._reported: dict[bytes, str] = {}
@@ -72,7 +93,7 @@ class Observer:
         with self._lenient():
             for announcement in await participants(self._node, "miner"):
                 self._names[announcement.key] = announcement.name
-        now = self._node.window()
+        now = self._node.window() if self._last_window is None else min(self._node.window(), self._last_window)
         for window in range(self._next, now + 1):
             for validator in self._node.authority.validators:
                 if (window, validator) not in self._summaries:
@@ -100,7 +121,11 @@ class Observer:
     async def _read_chain(self) -> None:
         node, trainer = self._node, self._node.authority.trainers[0]
         data = await node.store.get(paths.head(trainer), limits.MAX_HEAD_BYTES + limits.MAX_ENVELOPE_BYTES)
-        self._chain.accept_head(data, node.clock.now())
+        try:
+            self._chain.accept_head(data, node.clock.now())
+        except ExpiredError as error:
+            self._alarm(f"{error}; this is how the run was left")
+            self._chain.accept_head(data, node.clock.now(), even_expired=True)
         for version, digest in self._chain.missing():
             path = paths.manifest(trainer, version, digest)
             self._chain.accept_manifest(version, await node.store.get(path, limits.MAX_RECORD_BYTES))

@@ -9,7 +9,7 @@ from rich.table import Table
 from grailnode.wiring import Compute, make_engine
 from protocol import limits, paths
 from protocol.digest import content_digest
-from protocol.errors import MalformedError, ProtocolError
+from protocol.errors import MalformedError, ProtocolError, found_in
 from protocol.evidence import Counts, bar
 from protocol.ledger import Amendment, Row, Seal, Summary, histories, scores
 from protocol.rollout import Commitment, Group, open_group
@@ -186,7 +186,8 @@ async def verify_ledger(node: Node, validator: bytes, say: Callable[[str], None]
     ledger: list[Summary] = []
     async for item in node.store.list(prefix):
         data = await node.store.get(item.path, Summary.max_bytes + limits.MAX_ENVELOPE_BYTES)
-        ledger.append(open_signed(data, Summary, [validator]).record)
+        with found_in(item.path):
+            ledger.append(open_signed(data, Summary, [validator]).record)
     for before, after in itertools.pairwise(ledger):
         if after.previous != content_digest(before.to_bytes()):
             raise ProtocolError(f"does not follow the summary of window {before.window}", f"window {after.window}")

@@ -171,6 +171,12 @@ def sign_at_hand(draft: Draft, directory: Path, wanted: Collection[bytes]) -> Dr
     return draft
 
 
+def without_strangers(draft: Draft, roots: Collection[bytes]) -> tuple[Draft, list[bytes]]:
+    """The draft with the signatures of root keys alone, and the keys of the others, whose signatures would spoil it."""
+    kept = tuple(one for one in draft.signatures if one.key in roots)
+    return Draft(body=draft.body, signatures=kept), [one.key for one in draft.signatures if one.key not in roots]
+
+
 def outstanding(draft: Draft, known: Revisions) -> str:
     """What a draft still lacks, in words; empty when it can be published."""
     signers = {signature.key for signature in draft.signatures}

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from protocol import limits, paths
 from protocol.chain import ChainVerifier
 from protocol.digest import content_digest
-from protocol.errors import ChainError, ExpiredError
+from protocol.errors import ChainError, ExpiredError, found_in
 from protocol.manifest import Manifest
 from roles.follower import Held, load_anchor, step
 from roles.node import Node
@@ -37,14 +37,17 @@ async def follow_chain(node: Node, say: Callable[[str], None]) -> AsyncIterator[
     trainer = node.authority.trainers[0]
     chain = ChainVerifier(node.run_id, node.run, revisions=node.revisions)
     data = await node.store.get(paths.head(trainer), limits.MAX_HEAD_BYTES + limits.MAX_ENVELOPE_BYTES)
-    try:
-        head = chain.accept_head(data, node.clock.now())
-    except ExpiredError as error:
-        say(f"note: {error}, as after the end of a run")
-        head = chain.accept_head(data, node.clock.now(), even_expired=True)
+    with found_in(paths.head(trainer)):
+        try:
+            head = chain.accept_head(data, node.clock.now())
+        except ExpiredError as error:
+            say(f"note: {error}, as after the end of a run")
+            head = chain.accept_head(data, node.clock.now(), even_expired=True)
     for version, digest in chain.missing():
         path = paths.manifest(trainer, version, digest)
-        chain.accept_manifest(version, await node.store.get(path, limits.MAX_RECORD_BYTES * 2))
+        data = await node.store.get(path, limits.MAX_RECORD_BYTES * 2)
+        with found_in(path):
+            chain.accept_manifest(version, data)
     say(f"manifests {head.base} to {head.version}: signed, linked, complete")
     held: Held | None = None
     for manifest in chain.manifests():

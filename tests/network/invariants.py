@@ -1,4 +1,4 @@
-"""DESIGN.md section 1, asked of a simulated network after its last window. Each check yields one line for each violation.
+"""What must always hold, asked of a simulated network after its last window. Each check yields one line for each violation.
 
 The judges see what no node sees: every byte that was really stored, and what each process was told about it.
 """

@@ -20,7 +20,7 @@ class Outcome:
 
     Attributes:
         trace: a digest of everything that happened in it.
-        violations: of DESIGN.md section 1, one line each.
+        violations: of what must always hold, one line each.
         faults: injected, those of the nodes' own disks included; deaths: of processes, and ends that a supervisor mended.
         versions, steps, collected: published, taken, and miners' windows settled.
         told: events by which nodes said that something was wrong, by name.

@@ -9,7 +9,7 @@ from trio.testing import MockClock
 
 from grailnode.demo.cheater import DUE_REASON, KINDS
 from grailnode.founding import Choices
-from grailnode.observe import Observer
+from grailnode.observe import Observer, newest_summarized
 from grailnode.verification import verify_chain
 from protocol import limits, paths
 from protocol.rollout import Group
@@ -110,6 +110,27 @@ def test_every_kind_of_false_rollout_is_rejected_for_its_own_reason_and_no_hones
         scores = {row.key: row.score for row in observer.state().miners}
         assert scores[key("cheat").public.hex()] == 0.0
         assert sum(scores.values()) == pytest.approx(1.0)
+
+    simulate(scenario)
+
+
+def test_a_run_that_ended_long_ago_is_shown_as_it_was_left():
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        async with running(network):
+            await network.until_window(6)
+        version = (await network.head()).version
+        await trio.sleep(3 * network.run.head_ttl)
+        node = network.node("bystander")
+        newest = await newest_summarized(node)
+        assert newest in (4, 5)
+        assert node.window() > newest + 1000
+        observer = Observer(node, 0, last_window=newest)
+        await observer.refresh()
+        shown = observer.state()
+        assert shown.versions[-1].version == version
+        assert sum(miner.accepted for miner in shown.miners) >= 2 * 4 * 4
+        assert any("has expired" in alarm for alarm in shown.alarms)
 
     simulate(scenario)
 

@@ -44,9 +44,44 @@ def test_a_run_without_a_trainer_yet_says_so(run_file: Path):
 
 
 def test_only_the_runs_own_keys_may_train_or_validate(run_file: Path):
+    grailnode("keys", "new", str(run_file.parent / "keys" / "stranger.key"))
     ended = grailnode("--role", "validator", "--run", str(run_file), "--name", "stranger")
     assert ended.returncode == 1
     assert "not a validator key of this run" in ended.stderr
+
+
+def test_a_missing_key_is_not_made_anew_for_who_needs_that_one(run_file: Path):
+    ended = grailnode("--role", "validator", "--run", str(run_file), "--name", "validater")
+    assert ended.returncode == 1
+    assert "validater.key: no such key; use --name" in ended.stderr
+    assert not (run_file.parent / "keys" / "validater.key").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (("--set", "engine.device=tpu"), 1, "engine.device: torch cannot use 'tpu' here"),
+        (("--name", "a+b"), 2, "--name a+b: up to 32 letters"),
+        (("--name", "../x"), 2, "--name ../x: up to 32 letters"),
+    ],
+)
+def test_what_no_node_can_run_with_is_told_before_it_starts(
+    run_file: Path, arguments: tuple[str, ...], code: int, told: str
+):
+    ended = grailnode("--role", "miner", "--run", str(run_file), *arguments)
+    assert ended.returncode == code
+    assert told in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("size", [0, 700])
+def test_a_manifest_that_is_cut_off_is_named(tmp_path: Path, size: int):
+    assert grailnode("init", str(tmp_path)).returncode == 0
+    manifest = tmp_path / "run.manifest"
+    manifest.write_bytes(manifest.read_bytes()[:size])
+    ended = grailnode("status", "--run", str(tmp_path / "run.toml"))
+    assert ended.returncode == 1
+    assert ended.stderr == f"grailnode: {manifest}, byte {size}: cut off\n"
 
 
 def test_a_manifest_that_is_not_the_pinned_run_is_refused(run_file: Path, tmp_path: Path):
@@ -64,7 +99,7 @@ def test_a_validator_is_named_later_and_the_quorum_rises(tmp_path: Path):
     made = grailnode("keys", "new", str(tmp_path / "keys" / "validator-2.key"))
     public = made.stdout.split()[-1]
     early = grailnode("keys", "quorum", "2", *run)
-    assert early.stderr == "grailnode: no such authority can be: quorum exceeds the number of validators\n"
+    assert early.stderr == "grailnode: 2 of 1 validators can never accept; `grailnode keys grant` adds one\n"
     for arguments in (("grant", public), ("quorum", "2")):
         done = grailnode("keys", *arguments, *run)
         assert done.returncode == 0, done.stderr

@@ -44,6 +44,16 @@ def test_a_draft_goes_from_key_to_key_and_is_published_when_enough_have_signed(t
     assert known.current.revoked == (TRAINER.public,)
 
 
+def test_the_signature_of_a_stranger_does_not_spoil_a_draft():
+    known = Revisions(RUN_ID, founding())
+    draft = propose(known, "").signed_by(OTHER).signed_by(ROOTS[0]).signed_by(ROOTS[2])
+    with pytest.raises(SignatureError, match="no root"):
+        known.check(1, draft.envelope())
+    kept, foreign = revising.without_strangers(draft, set(known.current.roots))
+    assert foreign == [OTHER.public]
+    known.adopt(known.check(1, kept.envelope()))
+
+
 def test_new_roots_must_sign_too():
     known = Revisions(RUN_ID, founding())
     draft = propose(known, "", **revising.replaced(known.current, ROOTS[0].public, OTHER.public))
