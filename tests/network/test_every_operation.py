@@ -11,7 +11,6 @@ from grailnode.wiring import run_publisher, run_training
 from protocol import paths, safetensors
 from protocol.digest import digest_weights
 from roles.ports import ObjectStore
-from roles.trainer.harvest import Harvest, HarvestedGroup
 from roles.trainer.publisher import PublisherSettings
 from roles.trainer.spool import INBOX, OUTBOX, SnapshotName
 from tests.network import small_policy
@@ -20,27 +19,10 @@ from tests.network.simulation import Network, key
 from tests.network.storm import CHOICES
 from tests.network.tripwire import TrippingStore, Tripwire
 from tests.network.witness import Witness
+from tests.roles.harvests import GROUPS, harvest
 
 HARVESTS = 2
-GROUPS = 2
 SETTINGS = PublisherSettings(anchor_interval=2, keep_patches=2, keep_anchors=1)
-
-
-def harvest(number: int) -> Harvest:
-    """Two groups of two rollouts, one right and one wrong; digests as they would be."""
-    groups = []
-    for place in range(GROUPS):
-        tokens = [bytes([3 + (number + place) % 10, 0, 0, 0, 1, 0, 0, 0]), bytes([9, 0, 0, 0, 1, 0, 0, 0])]
-        groups.append(
-            HarvestedGroup(
-                digest=bytes([number, place]) * 16,
-                prompt=bytes([4, 0, 0, 0, 13, 0, 0, 0]),
-                completions=tuple(tokens),
-                logprobs=b"\0\0\0\xbf" * 4,  # -0.5 each
-                rewards=(1.0, 0.0),
-            )
-        )
-    return Harvest(window=number, version=0, miner=key("miner-1").public, groups=tuple(groups))
 
 
 class Trainer(Network):
@@ -90,7 +72,7 @@ class Trainer(Network):
             nursery.start_soon(self.keep, self._upload, self.process == "/upload")
             for number in range(HARVESTS):
                 await self._published(number)
-                await self.disk.put(f"{INBOX}{number:010d}-x", harvest(number).to_bytes())
+                await self.disk.put(f"{INBOX}{number:010d}-x", harvest(number, version=0).to_bytes())
             await self._published(HARVESTS)
             await trio.sleep(1)
             nursery.cancel_scope.cancel()

@@ -18,11 +18,10 @@ from grailnode.founding import Choices
 from grailnode.store.local import LocalStore
 from protocol.manifest import Head, Manifest
 from protocol.signing import open_announced
-from roles.trainer.harvest import Harvest, HarvestedGroup
 from roles.trainer.spool import INBOX
 from tests.processes.programs import Program, eventually, members
+from tests.roles.harvests import GROUPS, harvest
 
-GROUPS = 2
 PACE = workspace.Pace(groups_per_step=GROUPS, anchor_interval=3, learning_rate=1e-4, warmup_steps=1)
 _PATIENCE = 120.0  # seconds for a version, deaths included
 _DEATHS = 3  # for a version at most: who dies while it starts, again and again, comes to nothing
@@ -31,23 +30,6 @@ _DEATHS = 3  # for a version at most: who dies while it starts, again and again,
 def make(directory: Path) -> Path:
     """A run for a trainer alone: its directory, which may be copied."""
     return workspace.create(directory, Choices(), PACE).directory
-
-
-def harvest(number: int) -> Harvest:
-    """Two groups of two rollouts, one right and one wrong; digests as they would be."""
-    groups = []
-    for place in range(GROUPS):
-        tokens = (3 + (number + place) % 10, 9)
-        groups.append(
-            HarvestedGroup(
-                digest=bytes([number, place]) * 16,
-                prompt=b"".join(token.to_bytes(4, "little") for token in (4, 13)),
-                completions=tuple(b"".join(item.to_bytes(4, "little") for item in (token, 1)) for token in tokens),
-                logprobs=b"\0\0\0\xbf" * 4,  # -0.5 each
-                rewards=(1.0, 0.0),
-            )
-        )
-    return Harvest(window=number, version=number, miner=bytes(32), groups=tuple(groups))
 
 
 class FedTrainer:
@@ -72,7 +54,7 @@ class FedTrainer:
         try:
             for number in range(versions):
                 self._until_published(number)
-                trio.run(self._state.put, f"{INBOX}{number:010d}-x", harvest(number).to_bytes())
+                trio.run(self._state.put, f"{INBOX}{number:010d}-x", harvest(number, version=number).to_bytes())
             self._until_published(versions)
             return self._weights()
         finally:
