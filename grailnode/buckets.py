@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
+from protocol.participant import SPACE_FORM
+
 Provider = Literal["aws", "r2", "minio"]
 Json = dict[str, Any]
 
@@ -79,6 +81,8 @@ def parse_bucket(text: str, provider: Provider, region: str = "", url: str = "")
         raise BucketError(f"{text}: where is it? give the endpoint as well, such as {example}/{name}")
     if provider == "r2" and not url:
         raise BucketError(f"{text}: R2 is read by a domain of its own; give --url https://pub-....r2.dev or your own")
+    if url and not re.fullmatch(SPACE_FORM, url.rstrip("/")):
+        raise BucketError("--url: give https://host[:port][/path], host in lower case, without user or query")
     region = region or ("auto" if provider == "r2" else "us-east-1")
     below = f"/{prefix}" if prefix else ""
     found = endpoint + f"/{name}" if endpoint else f"https://{name}.s3.{region}.amazonaws.com"

@@ -73,7 +73,9 @@ class PlaceSection(_Section):
         if self.kind == "https" and not self.url:
             raise ValueError('kind "https" needs a url')
         if self.url and not re.fullmatch(SPACE_FORM, self.url):
-            raise ValueError("a url is https://host[:port][/path], without user, query or a slash at the end")
+            raise ValueError(
+                "a url is https://host[:port][/path], host in lower case, without user, query or a slash at the end"
+            )
         return self
 
 

@@ -218,3 +218,10 @@ def test_nothing_is_made_for_a_bucket_that_cannot_be(tmp_path: Path):
     ended = CliRunner().invoke(cli, ["init", str(tmp_path / "run"), "--bucket", "NOT A BUCKET"])
     assert ended.exit_code != 0
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("url", ["https://pub-Founder.r2.dev", "http://pub-1.r2.dev", "https://user:word@pub-1.r2.dev"])
+def test_a_public_address_that_no_node_would_take_is_refused_before_anything_is_made(url: str):
+    with pytest.raises(BucketError, match="--url: give https://host") as caught:
+        parse_bucket(R2, "r2", url=url)
+    assert "word" not in str(caught.value)
