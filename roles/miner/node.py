@@ -74,7 +74,7 @@ class Miner:
             try:
                 if self._follower.newest is not None:
                     await self._practise(self._follower.newest)
-                    return await self._pledge(self._affordable())
+                    return await self._promise(self._node.window())
             except (StoreError, ProtocolError, EngineError) as error:
                 if str(error) != told:
                     self._node.telemetry.event("practice-failed", error=str(error))
@@ -97,6 +97,14 @@ class Miner:
         """
         if not await self._keep(window, self._pledged):
             self._until = -math.inf
+        await self._promise(window)
+
+    async def _promise(self, window: int) -> None:
+        """Pledge what the windows after this one will bring.
+
+        Where that takes until the next has opened, it may count for that one, which is lost; and a pledge that was not kept is
+        void until it is given anew.
+        """
         await self._pledge(self._affordable())
         while (opened := self._node.window()) > window:
             error = f"window {window} and the pledge behind it took until it had opened"
