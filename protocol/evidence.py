@@ -187,7 +187,7 @@ def history_surprise(windows: Iterable[Counts], proof: ProofSpec) -> float:
     rate p: the evidence that since some window the odds of a miss are 2^k times the honest ones (Shiryaev 1963, Roberts 1966).
 
     Args:
-        windows: the counts of a miner's accepted groups, oldest first.
+        windows: the counts of a miner's groups whose statistics were reached, oldest first.
     """
     found = list(windows)
     return max(

@@ -164,9 +164,8 @@ class Miner:
             chunk = range(len(groups), min(pledged, len(groups) + self._settings.chunk))
             began = trio.current_time()
             groups += await self._producer.produce(turn, chunk)
-            if (
-                len(chunk) == self._settings.chunk or not chunk.start
-            ):  # the rest of a pledge says less of what a chunk takes
+            whole = len(chunk) == self._settings.chunk
+            if whole or not chunk.start:  # what is left of a pledge says less of what a chunk takes
                 self._group_seconds = max((trio.current_time() - began) / len(chunk), 0.8 * self._group_seconds)
         return groups
 

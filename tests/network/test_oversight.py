@@ -116,16 +116,21 @@ def test_delivering_less_than_pledged_costs_and_delivering_nothing_voids_the_ple
     simulate(scenario)
 
 
+async def betrayed(producer: type[Turncoat]) -> tuple[Network, list[Summary], dict[int, Row]]:
+    """A network in which few groups are audited, the validator's ledger, and its rows of the miner that lied in the end."""
+    network = Network(CHOICES)
+    proof = network.run.proof.model_copy(update={"audit_floor_ppm": 250_000, "audit_halving": 1})
+    network.amend(proof=proof)
+    async with running(network, miners=1) as nursery:
+        nursery.start_soon(partial(network.run_miner, "turncoat", producer=producer))
+        await network.until_window(14)
+    ledger = await summaries(network, "validator-0", range(14))
+    return network, ledger, {e.window: row for e in ledger for row in e.rows if row.miner == key("turncoat").public}
+
+
 def test_a_rejection_after_a_clean_record_audits_everything_and_looks_back():
     async def scenario() -> None:
-        network = Network(CHOICES)
-        proof = network.run.proof.model_copy(update={"audit_floor_ppm": 250_000, "audit_halving": 1})
-        network.amend(proof=proof)
-        async with running(network, miners=1) as nursery:
-            nursery.start_soon(partial(network.run_miner, "turncoat", producer=Turncoat))
-            await network.until_window(14)
-        ledger = await summaries(network, "validator-0", range(14))
-        rows = {entry.window: row for entry in ledger for row in entry.rows if row.miner == key("turncoat").public}
+        network, ledger, rows = await betrayed(Turncoat)
         fewer = [w for w, row in rows.items() if w < Turncoat.turns and row.audited < row.submitted]
         assert fewer
         later = [row for window, row in rows.items() if window > Turncoat.turns]
@@ -170,14 +175,7 @@ class Thin(Turncoat):
 
 def test_looking_back_holds_a_windows_groups_together():
     async def scenario() -> None:
-        network = Network(CHOICES)
-        proof = network.run.proof.model_copy(update={"audit_floor_ppm": 250_000, "audit_halving": 1})
-        network.amend(proof=proof)
-        async with running(network, miners=1) as nursery:
-            nursery.start_soon(partial(network.run_miner, "turncoat", producer=Thin))
-            await network.until_window(14)
-        ledger = await summaries(network, "validator-0", range(14))
-        rows = {entry.window: row for entry in ledger for row in entry.rows if row.miner == key("turncoat").public}
+        network, ledger, rows = await betrayed(Thin)
         assert rows[Thin.thin].rejected == 0
         assert rows[Thin.thin].audited < rows[Thin.thin].submitted
         amended = {item.window: item for entry in ledger for item in entry.amendments}
