@@ -139,7 +139,7 @@ def _accounted_for(site: Site) -> Iterator[str]:
     accounts = {}
     for file in site.accounts():
         account = Account.from_bytes(file.read_bytes())
-        accounts[account.window, account.miner] = {digest for digest, _ in account.outcomes}
+        accounts[account.window, account.miner] = {outcome.digest for outcome in account.outcomes}
     forgotten = now - _KEPT_WINDOWS  # by the time, as the trainer does: the newest account may be much older
     unheard = {(event["window"], event["validator"]) for event in site.events("trainer/download", "validator-unheard")}
     for moment, verdict in _verdicts(site):
@@ -175,10 +175,10 @@ def _no_rejections(site: Site) -> Iterator[str]:
         if event["rejected"] and not excused:
             yield f"verdict: window {event['window']}: {event['rejected']} groups of an honest miner: {event['reasons']}"
     used = {
-        digest
+        outcome.digest
         for file in site.accounts()
-        for digest, outcome in Account.from_bytes(file.read_bytes()).outcomes
-        if outcome == USED
+        for outcome in Account.from_bytes(file.read_bytes()).outcomes
+        if outcome.outcome == USED
     }
     promised = set()
     for file in site.objects("commitments"):

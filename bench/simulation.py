@@ -1,8 +1,9 @@
 """Seeded lives of a network on a virtual clock: `python -m bench.simulation --seeds 2000 --processes 2`.
 
 Each seed brings its own faults of the storage and of the nodes' disks, cut links, deaths of processes and order of tasks
-(tests/network/storm.py); afterwards every rule of tests/network/invariants.py is held against what really happened. `--twice N`
-lives the first N seeds again, in other processes with another hash seed, and compares the traces. Prints each violation, then the sums; exits with 1 if there was any.
+(tests/network/storm.py); afterwards every rule of tests/network/invariants.py is held against what really happened.
+`--twice N` lives the first N seeds again, in other processes with another hash seed, and compares the traces. Prints each
+violation, then the sums; exits with 1 if there was any.
 """
 
 import argparse

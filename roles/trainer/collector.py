@@ -3,25 +3,24 @@
 For every miner's window: read the validators' verdicts, decide, fetch what enough of them accept, check its digest again, and
 hand it over; then write the account. The harvest lies at a path of its own and is complete or not there, so doing this twice
 after a crash changes nothing: the learner refuses a group that it has seen.
+
+A miner is settled as soon as all of its groups that anybody has judged are decided. A validator that judges more of them than the
+others and is heard later adds to what is settled.
 """
 
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 import trio
 
-from protocol import environments, limits, paths
-from protocol.errors import MalformedError, ProtocolError
-from protocol.rollout import Commitment, open_group
-from protocol.signing import Signed, open_signed
 from roles.node import Node
-from roles.ports import NotFoundError, StoreError, TooLargeError
-from roles.trainer.harvest import CANARY, USED, Account, Harvest, HarvestedGroup, harvested
+from roles.ports import StoreError
+from roles.trainer.accounts import Accounts
 from roles.trainer.hearing import Hearing
 from roles.trainer.overseer import Overseer
 from roles.trainer.quorum import Decision, decide
-from roles.trainer.spool import COLLECTED, INBOX
+from roles.trainer.settlement import Settlement
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,6 @@ class CollectorSettings:
     poll_seconds: float = 0.25
     keep_accounts: int = 1000
     canaries: int = 0
-
-
-def _name(window: int, miner: bytes) -> str:
-    return f"{window:010d}-{miner.hex()}"
 
 
 _LAST_LOOKS = 3  # at a window that is over, as storage may have hidden or bent what it showed at one
@@ -69,7 +64,9 @@ class Collector:
         self._hearings: dict[int, Hearing] = {}
         self._overseer = Overseer(node, settings.canaries)
         self._since = 0.0
-        self._done: dict[int, set[bytes]] = {}
+        self._accounts = Accounts(node.state)
+        self._settlement = Settlement(node, self._accounts, self._overseer.canaries)
+        self._settled: dict[tuple[int, bytes], int] = {}  # how many verdicts on a miner's window the account speaks for
         self._later: dict[tuple[int, bytes], _Later] = {}
         self._settling: set[tuple[int, bytes]] = set()
         self._slots = trio.CapacityLimiter(_AT_ONCE)
@@ -82,13 +79,12 @@ class Collector:
         """
         node = self._node
         await self._overseer.open()
-        async for item in node.state.list(COLLECTED):
-            path = item.path.removeprefix(COLLECTED)
-            self._done.setdefault(paths.window_of(path), set()).add(paths.key_at_end(path))
+        await self._accounts.open()
         self._since = await node.time.moment()
         now = node.run.window_at(self._since)
         # whoever was away for long goes on where it was: the verdicts still lie there, and want an account
-        last = min(now, max(self._done, default=now - self._settings.keep_accounts))
+        newest = self._accounts.newest
+        last = min(now, now - self._settings.keep_accounts if newest is None else newest)
         oldest = max(0, last - self._windows_open())
         async with trio.open_nursery() as tasks:
             await self._collect_all(oldest, tasks)
@@ -101,9 +97,11 @@ class Collector:
             while oldest in finished:
                 await self._overseer.report(oldest)
                 self._hearings.pop(oldest).close(self._overseer.distrusted)
+                self._settled = {key: heard for key, heard in self._settled.items() if key[0] != oldest}
+                self._accounts.close(oldest)
                 oldest += 1
             proven = node.run.schedule.window_at(node.time.proven)
-            await self._forget(proven - self._settings.keep_accounts)
+            await self._accounts.forget(proven - self._settings.keep_accounts)
             await trio.sleep(self._settings.poll_seconds)
 
     @property
@@ -130,52 +128,55 @@ class Collector:
         """
         hearing, ignored = self._hearing(window), self._overseer.distrusted
         closed = await self._closed(window)  # asked before reading, so that the last look comes after the end
-        done = self._done.setdefault(window, set())
         try:
             heard = await hearing.listen(ignored) or await self._given_up(window)
             hearing.last_looks += closed and heard
             final = closed and heard and (hearing.last_looks >= _LAST_LOOKS or not hearing.outstanding(ignored))
             outstanding = 0 if final else hearing.outstanding(ignored)
             for miner, verdicts in hearing.verdicts.items():
-                if miner in done or (miner in self._overseer.canaries and outstanding):
+                if outstanding == 0:
+                    await self._overseer.hear(window, miner, verdicts)
+                elif miner in self._overseer.canaries:
                     continue
                 if (window, miner) in self._settling or trio.current_time() < self._retry(window, miner).moment:
                     continue
-                authority = self._node.authority
-                counting = set(authority.validators) - ignored
-                believed = [verdict for validator, verdict in verdicts.items() if validator in counting]
-                decisions = decide(believed, authority.quorum, outstanding)
-                if not any(decision.open for decision in decisions):
-                    await self._overseer.hear(window, miner, verdicts)
+                if self._settled.get((window, miner), 0) < len(verdicts):
                     self._settling.add((window, miner))
-                    tasks.start_soon(self._settle_once, window, miner, decisions, closed)
+                    tasks.start_soon(self._settle_once, window, miner, outstanding, closed)
         except StoreError as error:
             self._node.telemetry.event("collect-failed", window=window, error=str(error))
             return False
-        return final and hearing.verdicts.keys() <= done
+        settled = all(self._settled.get((window, miner), 0) >= len(v) for miner, v in hearing.verdicts.items())
+        return final and settled
 
-    async def _settle_once(self, window: int, miner: bytes, decisions: list[Decision], closed: bool) -> None:
+    async def _decided(self, window: int, miner: bytes, outstanding: int) -> list[Decision] | None:
+        """The decisions that the account of a miner's window does not name yet; None while one of them is open."""
+        authority, verdicts = self._node.authority, self._hearing(window).verdicts[miner]
+        counting = set(authority.validators) - self._overseer.distrusted
+        believed = [verdict for validator, verdict in verdicts.items() if validator in counting]
+        named = {outcome.group for outcome in await self._accounts.outcomes(window, miner)}
+        decisions = [d for d in decide(believed, authority.quorum, outstanding) if d.group not in named]
+        return None if any(decision.open for decision in decisions) else decisions
+
+    async def _settle_once(self, window: int, miner: bytes, outstanding: int, closed: bool) -> None:
         """Settle a miner's window beside all others: storage that does not answer costs its owner, and it not for ever."""
+        node = self._node
         try:
             async with self._slots:
-                await self._settle(window, miner, decisions, closed)
-            self._done[window].add(miner)
+                heard = len(self._hearing(window).verdicts[miner])
+                decisions = await self._decided(window, miner, outstanding)
+                if decisions is None:
+                    return
+                if decisions or not self._accounts.holds(window, miner):
+                    given_up = partial(self._given_up, window)
+                    await self._settlement.settle(window, miner, decisions, closed=closed, given_up=given_up)
+            self._settled[window, miner] = heard
             self._later.pop((window, miner), None)
         except StoreError as error:
-            self._node.telemetry.event("collect-failed", window=window, miner=miner.hex()[:8], error=str(error))
+            node.telemetry.event("collect-failed", window=window, miner=miner.hex()[:8], error=str(error))
             self._later[window, miner] = self._retry(window, miner).after(trio.current_time())
-            if await self._given_up(window):
-                await self._account_unreachable(window, miner, decisions)
         finally:
             self._settling.remove((window, miner))
-
-    async def _account_unreachable(self, window: int, miner: bytes, decisions: list[Decision]) -> None:
-        outcomes = tuple((decision.digest, decision.reason or "unreachable") for decision in decisions)
-        account = Account(window=window, miner=miner, outcomes=outcomes)
-        with suppress(StoreError):  # this node's own disk; the same moment comes again
-            await self._node.state.put(COLLECTED + _name(window, miner), account.to_bytes())
-            self._done[window].add(miner)
-            self._later.pop((window, miner), None)
 
     def _retry(self, window: int, miner: bytes) -> _Later:
         return self._later.get((window, miner), _Later())
@@ -184,75 +185,3 @@ class Collector:
         """Whether as much time has gone by since a window's end as its verdicts had."""
         schedule = self._node.run.schedule
         return await self._node.time.has_come(schedule.verdict(window) + schedule.verdict_rounds)
-
-    async def _settle(self, window: int, miner: bytes, decisions: list[Decision], closed: bool) -> None:
-        """Fetch what is accepted, hand it over, and account for everything.
-
-        Raises:
-            StoreError: the storage did not answer; nothing is settled yet.
-        """
-        if miner in self._overseer.canaries:
-            decisions = [replace(decision, reason=CANARY) for decision in decisions]
-        accepted = [decision for decision in decisions if not decision.reason]
-        outcomes = [(decision.digest, decision.reason) for decision in decisions if decision.reason]
-        groups: list[HarvestedGroup] = []
-        commitment = await self._commitment(window, miner) if accepted else None
-        for decision in accepted:
-            group = await self._fetch(commitment, decision, closed)
-            if isinstance(group, HarvestedGroup):
-                groups.append(group)
-            outcomes.append((decision.digest, USED if isinstance(group, HarvestedGroup) else group))
-        if groups and commitment is not None:
-            harvest = Harvest(window=window, version=commitment.record.version, miner=miner, groups=tuple(groups))
-            await self._node.state.put(INBOX + _name(window, miner), harvest.to_bytes())
-        account = Account(window=window, miner=miner, outcomes=tuple(outcomes))
-        await self._node.state.put(COLLECTED + _name(window, miner), account.to_bytes())
-        self._node.telemetry.event(
-            "collected", window=window, miner=miner.hex()[:8], used=len(groups), left=len(outcomes) - len(groups)
-        )
-
-    async def _commitment(self, window: int, miner: bytes) -> Signed[Commitment] | None:
-        """The miner's commitment as storage shows it now; None where it is none."""
-        path = paths.commitment(miner, window)
-        try:
-            data = await self._node.store.get(path, limits.MAX_COMMITMENT_BYTES + limits.MAX_ENVELOPE_BYTES)
-            signed = open_signed(data, Commitment, [miner])
-            record = signed.record
-            if (record.run, record.window, record.miner) != (self._node.run_id, window, miner):
-                raise MalformedError("of another run, window or miner", path)
-            return signed
-        except (NotFoundError, TooLargeError, ProtocolError) as error:
-            self._node.telemetry.event("commitment-refused", path=path, error=str(error))
-            return None
-
-    async def _fetch(
-        self, commitment: Signed[Commitment] | None, decision: Decision, closed: bool
-    ) -> HarvestedGroup | str:
-        """An accepted group, its bytes checked against the digest that the verdicts name; or why it is not used.
-
-        Raises:
-            StoreError: the storage did not answer, or (while the window is open) does not show the batch yet.
-        """
-        if commitment is None or commitment.digest != decision.commitment:
-            return "commitment-changed"
-        record = commitment.record
-        if decision.index >= len(record.groups) or decision.digest != record.groups[decision.index][0]:
-            return "verdict-does-not-fit"  # a validator's word for a group that the miner never promised
-        path = paths.batch(record.miner, record.window, record.batch)
-        offset, size = record.extent(decision.index)
-        try:
-            frame = await self._node.store.get(path, size, offset=offset, size=size)
-            group = open_group(frame, record, decision.index, self._node.run.group_bytes)
-        except NotFoundError:
-            if closed:
-                return "missing-after-verdict"
-            raise
-        except ProtocolError:
-            return "changed-after-verdict"
-        exact = environments.is_exact(self._node.run.environment)
-        return harvested(group, decision.digest, decision.accepting, exact=exact) or "verdict-does-not-fit"
-
-    async def _forget(self, before: int) -> None:
-        for window in [window for window in self._done if window < before]:
-            for miner in self._done.pop(window):
-                await self._node.state.delete(COLLECTED + _name(window, miner))

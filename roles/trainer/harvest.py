@@ -44,13 +44,35 @@ class Harvest(Record):
     groups: tuple[HarvestedGroup, ...]
 
 
+class Outcome(Record):
+    """What became of a judged group.
+
+    Attributes:
+        commitment, index, digest: the group as a verdict names it, which may be one that nobody promised.
+        outcome: 'used', or the reason why not.
+    """
+
+    kind: ClassVar[str] = "outcome"
+    commitment: Digest
+    index: Annotated[int, Field(ge=0, lt=limits.MAX_GROUPS)]
+    digest: Digest
+    outcome: Annotated[str, Field(max_length=64)]
+
+    @property
+    def group(self) -> tuple[bytes, int, bytes]:
+        """What it is about: commitment, index and digest."""
+        return self.commitment, self.index, self.digest
+
+
 class Account(Record):
-    """What became of each judged group of a miner's window: (SHA-256, 'used' or the reason why not)."""
+    """What became of each judged group of a miner's window."""
 
     kind: ClassVar[str] = "account"
+    max_bytes: ClassVar[int] = 64 * limits.MIB  # hundreds of validators that agree on nothing
+    max_items: ClassVar[int] = 1 << 23
     window: Window
     miner: Key
-    outcomes: tuple[tuple[Digest, Annotated[str, Field(max_length=64)]], ...]
+    outcomes: tuple[Outcome, ...]
 
 
 def harvested(group: Group, digest: bytes, accepting: tuple[Judgement, ...], *, exact: bool) -> HarvestedGroup | None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.verdict import Judgement, Verdict
+from roles.trainer.harvest import Outcome
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,15 @@ class Decision:
     accepting: tuple[Judgement, ...]
     reason: str
     open: bool
+
+    @property
+    def group(self) -> tuple[bytes, int, bytes]:
+        """What it is about: commitment, index and digest."""
+        return self.commitment, self.index, self.digest
+
+    def became(self, outcome: str) -> Outcome:
+        """The entry of an account."""
+        return Outcome(commitment=self.commitment, index=self.index, digest=self.digest, outcome=outcome)
 
 
 def decide(verdicts: Sequence[Verdict], quorum: int, outstanding: int) -> list[Decision]:

@@ -1,7 +1,7 @@
 """What the trainer's three processes hand to each other: durable objects in the node's own state.
 
     outbox/{version}-{step}      the learner's BF16 snapshots (safetensors), for the publisher
-    inbox/{window}-{miner}       verified groups, for the learner
+    inbox/{window}-{miner}       verified groups, for the learner; behind -{n} those that a later settlement adds to n outcomes
     collected/{window}-{miner}   what became of each verdict's groups: the collector's account
     chain/...                    what the publisher has published
 

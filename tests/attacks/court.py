@@ -141,7 +141,7 @@ class Court:
         async for item in self.state.list(COLLECTED):
             account = Account.from_bytes(await self.state.get(item.path, 1 << 20))
             assert (account.window, account.miner) == (WINDOW, MINER.public)
-            found.update(dict(account.outcomes))
+            found.update({outcome.digest: outcome.outcome for outcome in account.outcomes})
         return found
 
     async def outcomes(self) -> set[str]:

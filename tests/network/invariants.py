@@ -188,18 +188,17 @@ def _trained_once(network: StormyNetwork) -> Iterator[str]:
             yield f"training: group {group} came from nowhere"
 
 
-def _accounts(network: StormyNetwork) -> dict[tuple[int, bytes], Account]:
-    accounts = [Account.from_bytes(put.data) for put in network.states["trainer"].under(COLLECTED)]
-    return {(account.window, account.miner): account for account in accounts}
-
-
 def _accounted_for(network: StormyNetwork) -> Iterator[str]:
-    """Whatever was judged and lies in storage when its window closes has an entry in the trainer's account, which is made once."""
-    settled = Counter((event["window"], event["miner"]) for event in network.events("trainer/download", "collected"))
-    for (window, miner), times in settled.items():
-        if times > 1:
-            yield f"account: window {window} of {miner} was settled {times} times"
-    accounts = _accounts(network)
+    """Whatever was judged and lies in storage when its window closes has one entry in the account, which never changes."""
+    accounts: dict[tuple[int, bytes], Account] = {}
+    for account in (Account.from_bytes(put.data) for put in network.states["trainer"].under(COLLECTED)):
+        name = f"window {account.window} of {account.miner.hex()[:8]}"
+        before = accounts.get((account.window, account.miner))
+        if before and account.outcomes[: len(before.outcomes)] != before.outcomes:
+            yield f"account: {name}: what was entered has changed"
+        if len({outcome.group for outcome in account.outcomes}) < len(account.outcomes):
+            yield f"account: {name}: a group has two outcomes"
+        accounts[account.window, account.miner] = account
     schedule = network.run.schedule
     open_windows = -(-schedule.verdict_rounds // schedule.rounds)
     told = set().union(*(network.life(name).told.kept for name in network.validators))
@@ -219,8 +218,8 @@ def _accounted_for(network: StormyNetwork) -> Iterator[str]:
         late = min((BEGIN + put.moment for put in summaries), default=math.inf) >= due
         if said == "not sealed in time" or (said and late):
             continue  # the reason why not, told: no seal of it in time, or no summary, without which a verdict says nothing
-        account = accounts.get((verdict.window, verdict.miner))
-        named = {digest for digest, _ in account.outcomes} if account else set()
+        settled = accounts.get((verdict.window, verdict.miner))
+        named = {outcome.digest for outcome in settled.outcomes} if settled else set()
         lost = [j.digest.hex()[:16] for j in verdict.judgements if j.digest not in named]
         if lost:
             yield f"account: window {verdict.window} of {verdict.miner.hex()[:8]}: nothing said of {', '.join(lost)}"
