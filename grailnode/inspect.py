@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 
 from rich.table import Table
 
-from protocol.digest import Weights, type_name
+from protocol.digest import Weights, digest_weights, type_name
+from protocol.errors import PatchError
 from protocol.patch import Mode, apply, summary
 from protocol.patch.inspection import bound_bits, frame_facts
 
@@ -74,6 +75,10 @@ def inspect_patch(data: bytes, base: Weights | None = None) -> InspectedPatch:
         MalformedError, LimitError, PatchError: not a patch, or not one for `base`.
     """
     whole = summary(data)
+    if base is not None and digest_weights(base) != whole.base:
+        raise PatchError(
+            f"are {digest_weights(base).hex()[:16]}, and the patch applies to {whole.base.hex()[:16]}", "base weights"
+        )
     newer = apply(base, data) if base is not None else None
     tensors = []
     for facts in frame_facts(data):
@@ -115,32 +120,35 @@ def inspect_patch(data: bytes, base: Weights | None = None) -> InspectedPatch:
 
 
 def patch_table(patch: InspectedPatch, *, unchanged: bool = False) -> Table:
-    """A table for the terminal; unchanged tensors are left out unless asked for."""
+    """A table for a terminal of 80 columns, bits for each change; unchanged tensors are left out unless asked for."""
     ratio = patch.weight_bytes / max(1, patch.nbytes)
     bound = "" if patch.bound is None else f" where {patch.bound:.2f} are the bound"
     back = "" if patch.invertible else "\nno way back: value_planes do not tell older values"
     table = Table(
+        box=None,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        header_style="dim",
         title=f"{patch.profile} patch, {patch.nbytes:,} bytes, {ratio:.1f}x smaller than the weights",
         caption=f"{patch.changed:,} of {patch.elements:,} elements change, {patch.bits_per_change:.2f} bits each{bound}\n"
         f"from {patch.base[:16]} to {patch.result[:16]}{back}",
     )
-    for heading in ("tensor", "dtype", "shape"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("changed", "density", "codec", "classes", "listed", "bytes", "bits/change", "bound"):
-        table.add_column(heading, justify="right")
+    table.add_column("tensor", overflow="fold")
+    table.add_column("shape", no_wrap=True)
+    numbers = ("changed", "density", "codec", "bytes", "bits", *(() if patch.bound is None else ("bound",)))
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in patch.tensors:
         if row.changed or unchanged:
+            other = "" if row.dtype == "BF16" else f" {row.dtype}"
             table.add_row(
                 row.name,
-                row.dtype,
-                "x".join(map(str, row.shape)) or "scalar",
+                ("x".join(map(str, row.shape)) or "scalar") + other,
                 f"{row.changed:,}",
-                f"{row.density:.3%}",
+                f"{row.density:.2%}",
                 row.codec,
-                str(row.classes),
-                f"{row.listed:,}",
                 f"{row.nbytes:,}",
-                f"{row.bits_per_change:.2f}",
-                "" if row.bound is None else f"{row.bound:.2f}",
+                f"{row.bits_per_change:.1f}",
+                *([] if row.bound is None else [f"{row.bound:.1f}"]),
             )
     return table

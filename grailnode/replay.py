@@ -19,7 +19,7 @@ from protocol.verdict import Judgement, Reason, Verdict, refused_together
 from roles.assignment import Task
 from roles.follower import Follower
 from roles.node import Node
-from roles.participants import participants
+from roles.participants import listed
 from roles.ports import NotFoundError
 from roles.serving import serve
 from roles.validator.judge import Judge
@@ -81,7 +81,7 @@ async def replay(node: Node, task: Task, compute: Compute, which: Which) -> Repl
     miner = await _miner(node, which)
     commitment = await _signed_commitment(node, miner, which.window)
     group = await _group(node, commitment, which.index)
-    follower = await Follower.open(node)
+    follower = await Follower.open(node, even_expired=True)
     await follower.refresh()
     serving = follower.version_for(which.window)
     if not serving - node.run.schedule.max_lag <= commitment.version <= serving:
@@ -99,10 +99,10 @@ async def replay(node: Node, task: Task, compute: Compute, which: Which) -> Repl
 async def _miner(node: Node, which: Which) -> bytes:
     if len(which.miner) == 2 * KEY_BYTES:
         return bytes.fromhex(which.miner)
-    fitting = [item.key for item in await participants(node, "miner") if item.key.hex().startswith(which.miner)]
+    fitting = [key for key in await listed(node) if key.hex().startswith(which.miner)]  # of those too whose time is over
     if len(fitting) != 1:
         raise NotFoundError(
-            f"{len(fitting)} miners' keys that begin with {which.miner}; give more of it, or all 64 digits"
+            f"{len(fitting)} participants' keys begin with {which.miner}; give more of it, or all 64 digits"
         )
     return fitting[0]
 

@@ -103,12 +103,14 @@ class Follower:
         node: whose store and state to use.
         chain: what is trusted so far.
         keep: how many versions of weights stay at hand, the newest included.
+        even_expired: whether to follow a head that has expired: for looking at a run that has ended, never for acting on it.
     """
 
-    def __init__(self, node: Node, chain: ChainVerifier, keep: int) -> None:
+    def __init__(self, node: Node, chain: ChainVerifier, keep: int, *, even_expired: bool = False) -> None:
         self._node = node
         self._chain = chain
         self._keep = keep
+        self._even_expired = even_expired
         self._trainer = node.authority.trainers[0]
         self._held: dict[int, Held] = {}
         self._patches: dict[int, bytes] = {}
@@ -116,7 +118,7 @@ class Follower:
         self._holding = trio.Lock()
 
     @classmethod
-    async def open(cls, node: Node, keep: int = 1) -> "Follower":
+    async def open(cls, node: Node, keep: int = 1, *, even_expired: bool = False) -> "Follower":
         """A follower that remembers what this node trusted before.
 
         Raises:
@@ -126,7 +128,8 @@ class Follower:
             trust = Trust.from_bytes(await node.state.get(TRUST_PATH, Trust.max_bytes))
         except NotFoundError:
             trust = None
-        return cls(node, ChainVerifier(node.run_id, node.run, trust, node.revisions), keep)
+        verifier = ChainVerifier(node.run_id, node.run, trust, node.revisions)
+        return cls(node, verifier, keep, even_expired=even_expired)
 
     @property
     def chain(self) -> ChainVerifier:
@@ -145,7 +148,7 @@ class Follower:
             GapError: no version that is kept serves it yet, or not every manifest is at hand.
             ExpiredError: the head has expired since it was followed: storage may be hiding a newer one.
         """
-        if self._chain.head is not None:
+        if self._chain.head is not None and not self._even_expired:
             check_expiry(self._chain.head, self._node.clock.now())
         return self._chain.version_for(window)
 
@@ -204,7 +207,7 @@ class Follower:
             chain = self._chain.branch()
             try:
                 data = await self._node.store.get(paths.head(trainer), MAX_HEAD_BYTES + MAX_ENVELOPE_BYTES)
-                chain.accept_head(data, self._node.clock.now())
+                chain.accept_head(data, self._node.clock.now(), even_expired=self._even_expired)
             except (StoreError, ProtocolError) as error:
                 self._alarm_of_fork(trainer, error)
                 failures.append(error)

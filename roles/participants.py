@@ -23,7 +23,7 @@ async def participants(node: Node, role: Role) -> list[Announcement]:
     gate = Gate(node.run_id, node.authority)
     refusals = node.refusals
     now = node.clock.now()
-    keys = [key for key in await _listed(node) if gate.may_fetch(key, role) and not refusals.resting(key, now)]
+    keys = [key for key in await listed(node) if gate.may_fetch(key, role) and not refusals.resting(key, now)]
     keys.sort(key=lambda key: lottery(node.run_id, key))
 
     failures: list[StoreError] = []
@@ -57,7 +57,7 @@ async def participants(node: Node, role: Role) -> list[Announcement]:
     return sorted(admitted, key=lambda record: record.key)
 
 
-async def _listed(node: Node) -> list[bytes]:
+async def listed(node: Node) -> list[bytes]:
     """The keys that have announced themselves, as the storage says; paths of no key are passed over."""
     keys: list[bytes] = []
     async for item in node.store.list(paths.participants()):

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from grailnode.inspect import inspect_patch, patch_table
 from protocol import patch
-from protocol.errors import MalformedError
+from protocol.errors import MalformedError, PatchError
 from protocol.patch.inspection import bound_bits
 from tests.patch.weights import rounded_update
 
@@ -41,13 +41,22 @@ def test_inspection_tells_whether_there_is_a_way_back():
     assert inspect_patch(patch.encode(before, {"a": new, "b": old})).invertible
 
 
-def test_the_table_fits_a_terminal():
-    old, new = rounded_update(64, 64, 5.0, seed=2)
+@pytest.mark.parametrize("known", [False, True], ids=["patch alone", "with base weights"])
+def test_the_table_fits_a_terminal(known: bool):
+    old, new = rounded_update(512, 2048, 5.0, seed=2)
+    name = "model.layers.10.post_attention_layernorm.weight"
     out = io.StringIO()
-    table = patch_table(inspect_patch(patch.encode({"a": old}, {"a": new})))
-    Console(file=out, width=120).print(table)
-    for word in ("compact patch", "sparse", "density", "bits/change", "classes", "bound"):
+    table = patch_table(inspect_patch(patch.encode({name: old}, {name: new}), {name: old} if known else None))
+    Console(file=out, width=80).print(table)
+    for word in ("compact patch", "sparse", "density", "512x2048", "bits", "changed", *(["bound"] if known else [])):
         assert word in out.getvalue()
+    assert "…" not in out.getvalue()
+
+
+def test_other_weights_than_the_patch_applies_to_are_named():
+    old, new = rounded_update(64, 64, 5.0, seed=2)
+    with pytest.raises(PatchError, match=r"base weights: are .{16}, and the patch applies to"):
+        inspect_patch(patch.encode({"a": old}, {"a": new}), {"a": new})
 
 
 def test_what_is_no_patch_is_malformed():
