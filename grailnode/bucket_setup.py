@@ -53,15 +53,13 @@ def join(directory: Path, bucket: Bucket, member: Membership) -> bytes:
     """Write a newcomer's run.toml, and its key where there is none yet; returns the public key.
 
     Raises:
-        BucketError: there is a run already, or the manifest's URL does not name the run.
+        BucketError: there is a run already.
         KeyFileError: the key can be neither read nor made.
     """
     config = directory / "run.toml"
     if config.exists():
         raise BucketError(f"{config}: there is a run already; choose another directory")
     _, run_id = joining.named_run(member.manifest)
-    if not run_id:
-        raise BucketError(f"{member.manifest}: which run? the manifest's URL ends with /runs/ID")
     key = keys.read_or_create(directory / "keys" / f"{member.name}{SUFFIX}")
     config.write_text(
         f'[run]\nmanifest = "{member.manifest}"\nid = "{run_id}"\n\n'

@@ -16,7 +16,7 @@ import trio
 from rich.console import Console
 
 from grailnode import bucket_setup, founding, genesis, joining, keys, proofs, provisions, public_beacon, workspace
-from grailnode.buckets import Bucket, Provider, Use, parse_bucket
+from grailnode.buckets import Bucket, BucketError, Provider, Use, parse_bucket
 from grailnode.config import Config, ConfigError, load, without_file
 from grailnode.conversion import Conversion, Format, convert
 from grailnode.demo.run import DemoSettings
@@ -254,10 +254,9 @@ def init_run(
         )
     if roots > 1:
         click.echo(f"{threshold} of {roots} root keys decide who may act: move keys/root-*.key to where no network is")
-    click.echo("start it in four terminals:")
-    for role, name in (("trainer", ""), ("validator", ""), ("miner", ""), ("miner", " --name miner-2")):
-        if role != "validator" or judges.made:
-            click.echo(f"  grailnode --role {role} --run {made.config}{name}")
+    click.echo("start its nodes, each in a terminal of its own:")
+    for start in made.starts:
+        click.echo(f"  {start}")
     for key in judges.elsewhere:
         click.echo(f"validator {key.hex()} is somebody else's: it joins")
     return made
@@ -300,6 +299,8 @@ def join_run(directory: Path, options: BucketOptions, manifest: str, meeting: st
     bucket = options.parse()
     provider: Provider = "aws" if "://" not in meeting or meeting.startswith("s3://") else options.provider
     base = joining.named_run(manifest)[0]
+    if not base:
+        raise BucketError(f"{manifest}: which run? a manifest's URL ends with /runs/ID, ID being 64 hexadecimal digits")
     there = _aws_region.search(base)  # the founder's bucket may be in another region than this node's
     met = replace(parse_bucket(meeting, provider, there[1] if there else options.region, base), url=base)
     key = bucket_setup.join(directory, bucket, bucket_setup.Membership(manifest, name, met))

@@ -204,11 +204,14 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read run.toml.
 
     Args:
+        path: the file, or the directory in which it lies.
         overrides: 'section.key=value', the value in TOML's notation; a bare word is a string.
 
     Raises:
         ConfigError: the file is missing or broken, or a key is unknown or has a value that it cannot have.
     """
+    if path.is_dir():
+        path = path / "run.toml"
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -268,6 +271,10 @@ def _explain(path: str, error: ValidationError) -> str:
         known = getattr(section.annotation, "model_fields", Config.model_fields) if section else Config.model_fields
         names = ", ".join(sorted(set(known) - {"directory"}))
         return f"{path}: unknown key {place}; known here: {names}"
+    if first["type"] == "tuple_type":
+        return f"{path}: {place}: a list is needed: write [ ] around it"
+    if first["type"] == "model_type":
+        return f"{path}: {place}: is a section: write [{place}], and its keys below it"
     return f"{path}: {place}: {first['msg'].lower()} (it is {first['input']!r})"
 
 

@@ -47,6 +47,8 @@ def localize(config: Config, *, trust: bool) -> tuple[Config, str]:
     url = config.run.manifest
     if not is_url(url):
         return config, ""
+    if not urlsplit(url).path.strip("/"):
+        raise ConfigError(f"{url}: names a server and no run; a manifest's URL is like {url.rstrip('/')}/runs/ID")
     run_id = config.run.id or named_run(url)[1]
     if not run_id and not trust:
         raise ConfigError(

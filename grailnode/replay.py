@@ -99,7 +99,9 @@ async def replay(node: Node, task: Task, compute: Compute, which: Which) -> Repl
 async def _miner(node: Node, which: Which) -> bytes:
     if len(which.miner) == 2 * KEY_BYTES:
         return bytes.fromhex(which.miner)
-    fitting = [key for key in await listed(node) if key.hex().startswith(which.miner)]  # of those too whose time is over
+    fitting = [
+        key for key in await listed(node) if key.hex().startswith(which.miner)
+    ]  # of those too whose time is over
     if len(fitting) != 1:
         raise NotFoundError(
             f"{len(fitting)} participants' keys begin with {which.miner}; give more of it, or all 64 digits"

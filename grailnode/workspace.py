@@ -19,11 +19,8 @@ from protocol.signing import SigningKey
 MINERS = ("miner-1", "miner-2")
 
 _TEMPLATE = """\
-# A grailnode run on this machine. Four terminals make the network:
-#   grailnode --role trainer   --run {path}
-#   grailnode --role miner     --run {path}
-#   grailnode --role miner     --run {path} --name miner-2
-#   grailnode --role validator --run {path}
+# A grailnode run on this machine. These, each in a terminal of its own, make the network:
+{starts}
 # Any key can be overridden for one start: --set miner.groups=8
 # Paths are relative to this file. Secrets are not in it: they lie in keys/, readable by their owner alone.
 
@@ -95,8 +92,8 @@ class Pace:
 
 @dataclass(frozen=True)
 class Workspace:
-    """What was made: the directory, run.toml in it, the run's id, and the public keys by name; and its problems where they
-    come from a data file.
+    """What was made: the directory, run.toml in it, the run's id, and the public keys by name; its problems where they
+    come from a data file; and the commands that start its nodes.
     """
 
     directory: Path
@@ -104,6 +101,7 @@ class Workspace:
     run_id: bytes
     keys: dict[str, bytes]
     problems: Dataset | None
+    starts: tuple[str, ...]
 
 
 class WorkspaceError(Exception):
@@ -176,7 +174,8 @@ def create(
     (directory / "run.manifest").write_bytes(signed.data)
     if choices.data is not None:
         (directory / provisions.DATA).write_bytes(choices.data.read_bytes())
-    values = {**pace.__dict__, "run_id": signed.digest.hex(), "path": config}
+    starts = _starts(config, validators, miners)
+    values = {**pace.__dict__, "run_id": signed.digest.hex(), "starts": "\n".join(f"#   {start}" for start in starts)}
     text = _TEMPLATE.format(**values)
     if beacon is not None:
         text = text.replace(_OWN_BEACON, _public_beacon(beacon))
@@ -188,7 +187,17 @@ def create(
         )
     config.write_text(text, encoding="utf-8")
     public = {name: key.public for name, key in signing.items()}
-    return Workspace(directory, config, signed.digest, public, problems)
+    return Workspace(directory, config, signed.digest, public, problems, starts)
+
+
+def _starts(config: Path, validators: Sequence[str], miners: Sequence[str]) -> tuple[str, ...]:
+    """The commands that start the nodes whose keys are made; a role's first node has the name that is the default."""
+    nodes = [("trainer", ""), *_named("validator", validators), *_named("miner", miners)]
+    return tuple(f"grailnode --role {role:<9} --run {config}{name}" for role, name in nodes)
+
+
+def _named(role: str, names: Sequence[str]) -> list[tuple[str, str]]:
+    return [(role, f" --name {name}" if place else "") for place, name in enumerate(names)]
 
 
 def _public_beacon(chain: ChainInfo) -> str:

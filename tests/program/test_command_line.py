@@ -26,6 +26,12 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("frobnicate",), 2, "No such command"),
         (("verify", "--run", "/nowhere/run.toml"), 1, "no such file; `grailnode init DIR` writes one"),
         (("init", "/proc/grailnode"), 1, "/proc/grailnode"),
+        (("verify", "--trust-run", "--run", "http://127.0.0.1:9"), 1, "names a server and no run"),
+        (
+            ("init", "x", "--join", "https://a.example/runs/ID", "--bucket", "mine", "--meeting", "met"),
+            1,
+            "https://a.example/runs/ID: which run?",
+        ),
     ],
 )
 def test_a_wrong_command_is_told_in_a_line_and_an_exit_code(arguments: tuple[str, ...], code: int, told: str):

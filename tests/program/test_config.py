@@ -47,6 +47,8 @@ def test_every_key_can_be_overridden_on_the_command_line(written: Path):
         ("[miner]\ngroups = 0\n", "miner.groups: input should be greater than or equal to 1"),
         ("[trainer]\ndecay = 1.5\n", "trainer.decay: input should be less than or equal to 1"),
         ("[engine]\ndtype = 'int4'\n", "engine.dtype: input should be 'float32' or 'bfloat16'"),
+        ("miner = 3\n", "miner: is a section: write [miner], and its keys below it"),
+        ("[beacon]\nrelays = 'https://a.example'\n", "beacon.relays: a list is needed: write [ ] around it"),
         ("not toml", "not TOML"),
     ],
 )
@@ -70,6 +72,10 @@ def test_a_wrong_override_says_how_to_write_one(written: Path, override: str):
 def test_a_missing_file_says_how_to_get_one(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"no such file; `grailnode init DIR` writes one"):
         load(tmp_path / "run.toml")
+
+
+def test_the_directory_of_a_run_stands_for_its_file(written: Path):
+    assert load(written.parent) == load(written)
 
 
 def test_a_run_is_never_made_over_another(written: Path):

@@ -85,6 +85,12 @@ class TestJudges:
         assert rules(tmp_path).authority.quorum == 3
         assert {file.name for file in (tmp_path / "keys").glob("validator*")} == {"validator.key"}
 
+    def test_each_whose_key_is_here_is_started_by_its_name(self, tmp_path: Path):
+        done = grailnode("init", str(tmp_path), "--validators", "2", "--quorum", "2")
+        starts = [line.strip() for line in done.stdout.splitlines() if "--role validator" in line]
+        assert [start.partition("run.toml")[2] for start in starts] == ["", " --name validator-2"]
+        assert all(start in (tmp_path / "run.toml").read_text() for start in starts)
+
     def test_all_of_them_may_be_others(self, tmp_path: Path):
         done = grailnode("init", str(tmp_path), "--validators", "0", "--validator", STRANGER)
         assert done.returncode == 0, done.stderr
