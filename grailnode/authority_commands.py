@@ -117,6 +117,11 @@ async def _point(config: Config, version: int) -> ChainPoint:
     if version not in history.manifests:
         known = ", ".join(map(str, sorted(history.manifests))) or "none"
         raise RevisionError(f"--rewind {version}: this machine's trainer did not publish it; it knows {known}")
+    if version < history.published:
+        raise RevisionError(
+            f"--rewind {version}: this machine's trainer has published version {history.published} itself, and takes nothing back; "
+            f"--rewind {history.published} takes back what others published with its key"
+        )
     return ChainPoint(version=version, digest=history.manifests[version].digest)
 
 
@@ -193,5 +198,14 @@ def _publish(node: Node, draft: Draft) -> None:
     """Check it as every node will, then put it at the meeting point."""
     signed = node.revisions.check(node.revisions.number + 1, draft.envelope())
     record: Revision = signed.record
-    trio.run(node.publish, paths.revision(node.run_id, record.number), signed.data)
+    path = paths.revision(node.run_id, record.number)
+
+    async def publish() -> bool:
+        await node.publish(path, signed.data)
+        return await node.shows(path, signed.data)
+
+    if not trio.run(publish):
+        raise RevisionError(
+            f"{path}: storage took it and does not show it; nobody has it. Make the change again, and look at the bucket"
+        )
     click.echo(f"revision {record.number} is published; every node obeys it at its next poll")

@@ -121,7 +121,10 @@ def revoked(authority: Authority, key: bytes) -> dict[str, Any]:
     for role in ("roots", "trainers", "validators"):
         left = tuple(other for other in getattr(authority, role) if other != key)
         if not left:
-            raise RevisionError(f"{key.hex()} is the only one of the {role}; `grailnode keys rotate` names a successor")
+            raise RevisionError(
+                f"{key.hex()} is the only one of the {role}; name a successor with `grailnode keys rotate`, which revokes it, "
+                "and then give this command again where it has a --rewind"
+            )
         changes[role] = left
     admission = authority.admission
     rest = {

@@ -114,6 +114,12 @@ class Gate:
             return key in self._named[role]
         return self._admission.policy != "allowlist" or key in self._allowed
 
+    def named(self, role: Role) -> list[bytes] | None:
+        """The only keys that may have a role, ascending; None where anybody may."""
+        if role == "miner":
+            return sorted(self._allowed) if self._admission.policy == "allowlist" else None
+        return sorted(self._named[role])
+
     def admit(self, announcement: Announcement, now_ms: float) -> None:
         """Return if an announcement, its signature checked, is admitted.
 

@@ -203,11 +203,10 @@ class ChainVerifier:
         if self._trust is None or rewind is None or rewind[0] <= self._trust.revision:
             return
         number, point = rewind
-        self._trust = self._trust.model_copy(update={"epoch": 0, "revision": number})
         self._head = None
-        if self._trust.version < point.version:
-            return
-        self._trust = self._trust.model_copy(update={"version": point.version, "digest": point.digest})
+        self._trust = self._trust.model_copy(
+            update={"epoch": 0, "revision": number, "version": point.version, "digest": point.digest}
+        )
         at_point = self._manifests.get(point.version)
         good = at_point is not None and at_point.digest == point.digest
         self._manifests = {v: kept for v, kept in self._manifests.items() if good and v <= point.version}

@@ -85,6 +85,16 @@ class Manifest(Record):
                 raise ValueError("a tensor that no weights can have")
         return self
 
+    @model_validator(mode="after")
+    def _sizes(self) -> "Manifest":
+        weights = sum(prod(shape) * dtypes[dtype].itemsize for _, dtype, shape in self.tensors)
+        if self.patch is not None and self.patch.object.size > 2 * weights + limits.MAX_PATCH_HEADER_BYTES:
+            raise ValueError("a patch larger than its tensors can need")
+        headers = len(self.anchor) * limits.MAX_SAFETENSORS_HEADER_BYTES
+        if sum(shard.size for shard in self.anchor) > weights + headers:
+            raise ValueError("an anchor larger than its tensors")
+        return self
+
     @property
     def elements(self) -> int:
         """Elements of all tensors."""

@@ -18,6 +18,8 @@ from roles.node import Node
 from roles.ports import NotFoundError, StoreError
 
 POLL_SECONDS: Final = 5.0
+_PATIENCE_SECONDS: Final = 30.0  # for all places where a revision may be
+_GRACE_SECONDS: Final = 2.0  # for the others, once one has it
 _MOST_BYTES: Final = limits.MAX_RUN_BYTES + limits.MAX_ENVELOPE_BYTES
 _STATE: Final = "authority/"
 
@@ -51,12 +53,13 @@ async def refresh_authority(node: Node) -> int:
     """
     before = node.revisions.number
     await load_authority(node)  # what another process of this node has found
-    await _look_for_forks(node)
     while (signed := await _next_revision(node)) is not None:
         await node.state.put(_kept(signed.record.number), signed.data)
         node.revisions.adopt(signed)
         node.telemetry.event("revision", number=signed.record.number, note=signed.record.note)
         await _pass_on(node, signed)
+    if node.revisions.number == before:
+        await _look_for_forks(node)
     return node.revisions.number - before
 
 
@@ -87,22 +90,29 @@ def _places(node: Node, number: int) -> list[str]:
 
 
 async def _read(node: Node, number: int) -> list[Signed[Revision]]:
-    """The valid revisions of a number, from all places; those of one digest once."""
+    """The valid revisions of a number, from all places that answer in time; those of one digest once.
 
-    async def read(path: str) -> Signed[Revision] | None:
+    A place that hangs may be that of whoever is revoked: with a revision at hand the others are not waited for much longer.
+    """
+    found: dict[bytes, Signed[Revision]] = {}
+
+    async def read(path: str) -> None:
         try:
-            return node.revisions.check(number, await node.store.get(path, _MOST_BYTES))
+            signed = node.revisions.check(number, await node.store.get(path, _MOST_BYTES))
         except NotFoundError:
-            return None
+            return
         except ForkError as error:
             node.alarm(f"the roots signed two histories of the authority: {error}")
-            return None
         except (StoreError, ProtocolError) as error:
             node.telemetry.event("revision-refused", path=path, error=str(error))
-            return None
+        else:
+            found[signed.digest] = signed
+            patience.deadline = min(patience.deadline, trio.current_time() + _GRACE_SECONDS)
 
-    found = await gather(read, _places(node, number))
-    return list({signed.digest: signed for signed in found if signed is not None}.values())
+    places = _places(node, number)
+    with trio.move_on_after(_PATIENCE_SECONDS) as patience:
+        await gather(read, places, at_once=len(places))
+    return list(found.values())
 
 
 async def _look_for_forks(node: Node) -> None:

@@ -5,7 +5,6 @@ tensors are built beside the held ones, digested, compared with the manifest, an
 node keeps its last good version and the caller learns why.
 """
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,8 +16,9 @@ from protocol.chain import ChainVerifier, Plan, Trust
 from protocol.digest import Weights, content_digest, tensor_digest, weights_digest
 from protocol.errors import ChainError, ForkError, GapError, MalformedError, ProtocolError
 from protocol.limits import MAX_ENVELOPE_BYTES, MAX_HEAD_BYTES, MAX_RECORD_BYTES
-from protocol.manifest import Manifest, ObjectRef, check_expiry
+from protocol.manifest import Head, Manifest, ObjectRef, check_expiry
 from protocol.patch import apply_with_digests
+from protocol.signing import claimed_signers
 from roles.catching_up import CatchUp
 from roles.gather import fetch_ahead, gather
 from roles.node import Node
@@ -116,6 +116,7 @@ class Follower:
         self._patches: dict[int, bytes] = {}
         self._refreshing = trio.Lock()
         self._holding = trio.Lock()
+        self._following = trio.CancelScope()
 
     @classmethod
     async def open(cls, node: Node, keep: int = 1, *, even_expired: bool = False) -> "Follower":
@@ -162,12 +163,11 @@ class Follower:
         async with self._refreshing:
             await self._obey_rewind()
             chain, trainer = await self._newest_chain()
-            missing = chain.missing()
-            for (version, _), data in zip(missing, await gather(self._fetch_manifest(trainer), missing), strict=True):
-                self._accept_manifest(chain, trainer, version, data)
+            await self._take_manifests(chain, trainer)
             if chain.trust is not None and chain.trust != self._chain.trust:
                 await self._node.state.put(TRUST_PATH, chain.trust.to_bytes())
             self._chain, self._trainer = chain, trainer
+            self._forget_disowned()
             await self._prefetch()
 
     async def _obey_rewind(self) -> None:
@@ -178,23 +178,38 @@ class Follower:
             return
         point = chain.trust
         self._node.telemetry.event("chain-rewound", version=point.version, revision=point.revision)
-        async with self._holding:
-            await self._node.state.put(TRUST_PATH, point.to_bytes())
-            self._chain = chain
-            good = {manifest.version: manifest.weights for manifest in chain.manifests()}
-            self._held = {version: held for version, held in self._held.items() if good.get(version) == held.digest}
-            self._patches = {}
+        await self._node.state.put(TRUST_PATH, point.to_bytes())
+        self._chain = chain
+        self._patches = {}
+        self._following.cancel()
+        self._forget_disowned()
 
-    def _accept_manifest(self, chain: ChainVerifier, trainer: bytes, version: int, data: bytes) -> None:
+    def _forget_disowned(self) -> None:
+        """Forget weights that are not those of the chain as it is now."""
+        now = {manifest.version: manifest.weights for manifest in self._chain.manifests()}
+        trusted = self._chain.trust.version if self._chain.trust is not None else -1
+        self._held = {
+            v: held for v, held in self._held.items() if v <= trusted and now.get(v, held.digest) == held.digest
+        }
+
+    def _accept_manifest(self, chain: ChainVerifier, version: int, data: bytes) -> None:
         try:
             chain.accept_manifest(version, data)
         except ForkError as error:
-            self._alarm_of_fork(trainer, error)
+            self._alarm_of_fork(claimed_signers(data, Manifest), error)
             raise
 
-    def _alarm_of_fork(self, trainer: bytes, error: Exception) -> None:
-        if isinstance(error, ForkError):
-            self._node.alarm(f"trainer {trainer.hex()[:16]} signed two histories: {error}")
+    def _accept_head(self, chain: ChainVerifier, data: bytes) -> None:
+        try:
+            chain.accept_head(data, self._node.clock.now(), even_expired=self._even_expired)
+        except ForkError as error:
+            self._alarm_of_fork(claimed_signers(data, Head), error)
+            raise
+
+    def _alarm_of_fork(self, signers: tuple[bytes, ...], error: ForkError) -> None:
+        """Accuse who signed, in whatever space it lay; that the signatures hold is known before a fork is."""
+        names = ", ".join(signer.hex()[:16] for signer in signers)
+        self._node.alarm(f"trainer {names} signed two histories: {error}")
 
     async def _newest_chain(self) -> tuple[ChainVerifier, bytes]:
         """The chain after the first trainer's head that holds, its manifests not fetched yet; and that trainer.
@@ -207,20 +222,23 @@ class Follower:
             chain = self._chain.branch()
             try:
                 data = await self._node.store.get(paths.head(trainer), MAX_HEAD_BYTES + MAX_ENVELOPE_BYTES)
-                chain.accept_head(data, self._node.clock.now(), even_expired=self._even_expired)
+                self._accept_head(chain, data)
             except (StoreError, ProtocolError) as error:
-                self._alarm_of_fork(trainer, error)
                 failures.append(error)
             else:
                 return chain, trainer
         raise failures[0]
 
-    def _fetch_manifest(self, trainer: bytes) -> Callable[[tuple[int, bytes]], Awaitable[bytes]]:
-        async def fetch(wanted: tuple[int, bytes]) -> bytes:
-            path = paths.manifest(trainer, *wanted)
-            return await self._node.store.get(path, MAX_RECORD_BYTES + MAX_ENVELOPE_BYTES)
+    async def _take_manifests(self, chain: ChainVerifier, trainer: bytes) -> None:
+        """Fetch and check what the head lists, in order; of hostile ones no more than a few are ever held."""
 
-        return fetch
+        async def fetch(wanted: tuple[int, bytes]) -> bytes:
+            return await self._node.store.get(paths.manifest(trainer, *wanted), MAX_RECORD_BYTES + MAX_ENVELOPE_BYTES)
+
+        async def take(wanted: tuple[int, bytes], data: bytes) -> None:
+            self._accept_manifest(chain, wanted[0], data)
+
+        await fetch_ahead(fetch, chain.missing(), take, ahead=_PREFETCHED)
 
     async def _fetch_object(self, path: str, ref: ObjectRef) -> bytes:
         data = await self._node.store.get(path, ref.size)
@@ -258,21 +276,26 @@ class Follower:
             StoreError, ProtocolError: it cannot be had now; what was held is still held.
         """
         async with self._holding:
-            if version in self._held:
-                return self._held[version]
-            base = max((held for held in self._held if held < version), default=None)
-            plan = self._chain.plan(base, version)
-            try:
-                held = await self._follow(plan, base)
-            except (StoreError, ProtocolError) as error:
-                slow = None if plan.anchor is not None else self._chain.slow_plan(version)
-                reached = max((held for held in self._held if held < version), default=-1)
-                if slow is None or slow.anchor is None or slow.anchor.version <= reached:
-                    raise  # the slow path would need the very patch that failed
-                self._node.telemetry.event("fast-path-failed", version=version, error=str(error))
-                held = await self._follow(slow, None)
-            self._remember(held)
-            return held
+            with trio.CancelScope() as self._following:
+                return await self._hold(version)
+            raise ChainError("the chain was rewound meanwhile", f"version {version}")
+
+    async def _hold(self, version: int) -> Held:
+        if version in self._held:
+            return self._held[version]
+        base = max((held for held in self._held if held < version), default=None)
+        plan = self._chain.plan(base, version)
+        try:
+            held = await self._follow(plan, base)
+        except (StoreError, ProtocolError) as error:
+            slow = None if plan.anchor is not None else self._chain.slow_plan(version)
+            reached = max((held for held in self._held if held < version), default=-1)
+            if slow is None or slow.anchor is None or slow.anchor.version <= reached:
+                raise  # the slow path would need the very patch that failed
+            self._node.telemetry.event("fast-path-failed", version=version, error=str(error))
+            held = await self._follow(slow, None)
+        self._remember(held)
+        return held
 
     def _remember(self, held: Held) -> None:
         self._held[held.version] = held

@@ -4,8 +4,11 @@ Junk is cheap to refuse. What a key alone decides is decided before anything is 
 while, longer each time, so that where there are too many the others have their turn.
 """
 
+from contextlib import suppress
+
 from protocol import limits, paths
 from protocol.admission import Gate, lottery
+from protocol.digest import content_digest
 from protocol.errors import MalformedError, ProtocolError
 from protocol.participant import Announcement, Role
 from protocol.signing import claimed_signers, open_announced
@@ -23,7 +26,9 @@ async def participants(node: Node, role: Role) -> list[Announcement]:
     gate = Gate(node.run_id, node.authority)
     refusals = node.refusals
     now = node.clock.now()
-    keys = [key for key in await listed(node) if gate.may_fetch(key, role) and not refusals.resting(key, now)]
+    named = gate.named(role)
+    candidates = await listed(node) if named is None else named
+    keys = [key for key in candidates if gate.may_fetch(key, role) and not refusals.resting(key, now)]
     keys.sort(key=lambda key: lottery(node.run_id, key))
 
     failures: list[StoreError] = []
@@ -33,8 +38,7 @@ async def participants(node: Node, role: Role) -> list[Announcement]:
         try:
             data = await node.store.get(path, limits.MAX_ANNOUNCEMENT_BYTES + limits.MAX_ENVELOPE_BYTES)
             record = node.announced.get(key, data) or _signed(data, key)
-            if record.role == role:
-                gate.admit(record, now * 1000.0)
+            gate.admit(record, now * 1000.0)
         except NotFoundError:
             return None
         except (ProtocolError, TooLargeError) as error:
@@ -58,18 +62,31 @@ async def participants(node: Node, role: Role) -> list[Announcement]:
 
 
 async def listed(node: Node) -> list[bytes]:
-    """The keys that have announced themselves, as the storage says; paths of no key are passed over."""
-    keys: list[bytes] = []
-    async for item in node.store.list(paths.participants()):
-        try:
-            key = paths.key_at_end(item.path)
-        except MalformedError:
-            continue
-        if item.path == paths.participant(key):
-            keys.append(key)
-        if len(keys) >= limits.MAX_LISTED_PARTICIPANTS:
-            break
+    """The keys that have announced themselves, as the storage says; paths of no key are passed over.
+
+    Of more than a few thousand the first are not all that is looked at: junk may have been put before everybody else. Another
+    part of them follows, each time from another key on.
+    """
+    keys, seen = await _listed_after(node, "")
+    if seen >= limits.MAX_PARTICIPANTS:  # there may be more: stores cut long listings
+        start = content_digest(node.run_id + node.key.public + int(node.clock.now()).to_bytes(8, "big", signed=True))
+        keys = (await _listed_after(node, paths.participant(start)))[0] + keys
     return list(dict.fromkeys(keys))
+
+
+async def _listed_after(node: Node, after: str) -> tuple[list[bytes], int]:
+    """The keys of one listing, and how many paths it had."""
+    keys: list[bytes] = []
+    seen = 0
+    async for item in node.store.list(paths.participants(), after=after):
+        seen += 1
+        with suppress(MalformedError):
+            key = paths.key_at_end(item.path)
+            if item.path == paths.participant(key):
+                keys.append(key)
+        if seen >= limits.MAX_LISTED_PARTICIPANTS:
+            break
+    return keys, seen
 
 
 def _signed(data: bytes, key: bytes) -> Announcement:

@@ -1,11 +1,19 @@
 """What miner and validator do with the weights they follow: keep looking for newer ones, and have the engine serve them."""
 
+from collections.abc import Awaitable, Callable
+from weakref import WeakKeyDictionary
+
 import trio
 
 from protocol.errors import ProtocolError
 from roles.follower import Follower, Held
 from roles.node import Node
 from roles.ports import Engine, StoreError
+
+_served: WeakKeyDictionary[Engine, bytes] = WeakKeyDictionary()
+"""The digest of what an engine serves: after a rewind a version's number stands for other weights than before."""
+
+_LOOK_SECONDS = 1.0
 
 
 async def serve(node: Node, engine: Engine, held: Held) -> None:
@@ -14,9 +22,10 @@ async def serve(node: Node, engine: Engine, held: Held) -> None:
     Raises:
         EngineError: it cannot; it still serves what it served.
     """
-    if engine.version != held.version:
+    if engine.version != held.version or _served.get(engine) != held.digest:
         await engine.stage(held.version, held.weights)
         await engine.commit()
+        _served[engine] = held.digest
         node.telemetry.event("serving", version=held.version, weights=held.digest.hex())
 
 
@@ -25,7 +34,7 @@ async def keep_fresh(node: Node, follower: Follower, poll_seconds: float) -> Non
     told = ""
     while True:
         try:
-            await follower.refresh()
+            await _unless_revised(node, follower.refresh)
             if follower.newest is None and follower.chain.head is not None:
                 await follower.hold(_first_version(node, follower))
             told = ""
@@ -34,6 +43,27 @@ async def keep_fresh(node: Node, follower: Follower, poll_seconds: float) -> Non
                 node.telemetry.event("cannot-follow", error=str(error))
             told = str(error)
         await trio.sleep(poll_seconds)
+
+
+async def _unless_revised(node: Node, work: Callable[[], Awaitable[None]]) -> None:
+    """Give up what is under way when somebody's rights change meanwhile: it may come from a thief, who drips."""
+    number = node.revisions.number
+    failures: list[Exception] = []
+
+    async def do() -> None:
+        try:
+            await work()
+        except (StoreError, ProtocolError) as error:
+            failures.append(error)
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(do)
+        while node.revisions.number == number:
+            await trio.sleep(_LOOK_SECONDS)
+        nursery.cancel_scope.cancel()
+    if failures:
+        raise failures[0]
 
 
 def _first_version(node: Node, follower: Follower) -> int:

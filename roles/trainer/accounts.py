@@ -1,11 +1,12 @@
 """What became of every judged group of every miner's window: durable, and an entry that is made never changes."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from protocol import paths
-from roles.ports import ObjectStore
-from roles.trainer.harvest import Account, Outcome
-from roles.trainer.spool import COLLECTED
+from roles.ports import NotFoundError, ObjectStore
+from roles.trainer.harvest import Account, Collecting, Outcome
+from roles.trainer.spool import COLLECTED, COLLECTING
 
 
 def windowed(window: int, miner: bytes) -> str:
@@ -22,21 +23,20 @@ class Accounts:
     def __init__(self, state: ObjectStore) -> None:
         self._state = state
         self._accounts: dict[int, dict[bytes, tuple[Outcome, ...] | None]] = {}
+        self.oldest: int | None = None
+        """The oldest window of which something may still come; None before the first."""
 
     async def open(self) -> None:
-        """Remember which there are.
+        """Remember which there are, and how far they go.
 
         Raises:
-            StoreError: the state cannot be read.
+            StoreError, ProtocolError: the state cannot be read.
         """
+        with suppress(NotFoundError):
+            self.oldest = Collecting.from_bytes(await self._state.get(COLLECTING, Collecting.max_bytes)).oldest
         async for item in self._state.list(COLLECTED):
             path = item.path.removeprefix(COLLECTED)
             self._accounts.setdefault(paths.window_of(path), {})[paths.key_at_end(path)] = None
-
-    @property
-    def newest(self) -> int | None:
-        """The newest window with an account."""
-        return max(self._accounts, default=None)
 
     def holds(self, window: int, miner: bytes) -> bool:
         """Whether a miner's window has an account."""
@@ -66,8 +66,17 @@ class Accounts:
         await self._state.put(COLLECTED + windowed(window, miner), account.to_bytes())
         self._accounts.setdefault(window, {})[miner] = account.outcomes
 
+    async def advance(self, oldest: int) -> None:
+        """Remember the oldest window of which something may still come.
+
+        Raises:
+            StoreError: the state cannot be written; a restart looks at the window before again.
+        """
+        self.oldest = oldest
+        await self._state.put(COLLECTING, Collecting(oldest=oldest).to_bytes())
+
     def close(self, window: int) -> None:
-        """Let go of what a window's accounts say: nothing more comes."""
+        """Let go of what a window's accounts say: nothing more comes of it."""
         for miner in self._accounts.get(window, {}):
             self._accounts[window][miner] = None
 

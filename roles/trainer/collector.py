@@ -1,19 +1,21 @@
 """The download process: verdicts in, verified groups for the learner out.
 
-For every miner's window: read the validators' verdicts, decide, fetch what enough of them accept, check its digest again, and
-hand it over; then write the account. The harvest lies at a path of its own and is complete or not there, so doing this twice
-after a crash changes nothing: the learner refuses a group that it has seen.
+For every miner's window: read the validators' verdicts, decide, fetch what enough of them accept, check its digest again, hand it
+over, and write the account (settlement.py).
 
-A miner is settled as soon as all of its groups that anybody has judged are decided. A validator that judges more of them than the
-others and is heard later adds to what is settled.
+A group is settled as soon as it is decided. Groups that only a validator who is heard later has judged, or that were open until
+then, add to what is settled.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf
 
 import trio
 
+from protocol import paths
+from protocol.signing import sign
 from roles.node import Node
 from roles.ports import StoreError
 from roles.trainer.accounts import Accounts
@@ -40,19 +42,28 @@ class CollectorSettings:
 
 _LAST_LOOKS = 3  # at a window that is over, as storage may have hidden or bent what it showed at one
 _AT_ONCE = 16  # miners' windows that are being settled
+_BACKLOG = 64  # windows behind the oldest one that are looked at, beside those that are open
 
 
 @dataclass(frozen=True)
 class _Later:
-    """When to ask a miner's storage again that did not answer (trio's time), and the pause before that."""
+    """When to look at a miner's storage again that did not answer, or not with what was promised (trio's time), the pause before
+    that, and how often it was looked at since the window was over.
+    """
 
     moment: float = -inf
     pause: float = 0.5
+    looks: int = 0
 
-    def after(self, now: float) -> "_Later":
+    def due(self, now: float, closed: bool) -> bool:
+        """Whether to look: when the pause is over, and at once when the window is."""
+        return now >= self.moment or (closed and self.looks == 0)
+
+    def after(self, now: float, closed: bool) -> "_Later":
         """Twice the pause from now on, up to half a minute: who does not answer costs the others little."""
-        pause = min(30.0, 2 * self.pause)
-        return _Later(now + pause, pause)
+        looks = self.looks + closed
+        pause = 0.5 if closed and looks < _LAST_LOOKS else min(30.0, 2 * self.pause)
+        return _Later(now + pause, pause, looks)
 
 
 class Collector:
@@ -80,29 +91,64 @@ class Collector:
         node = self._node
         await self._overseer.open()
         await self._accounts.open()
+        await self._settlement.open()
         self._since = await node.time.moment()
-        now = node.run.window_at(self._since)
         # whoever was away for long goes on where it was: the verdicts still lie there, and want an account
-        newest = self._accounts.newest
-        last = min(now, now - self._settings.keep_accounts if newest is None else newest)
-        oldest = max(0, last - self._windows_open())
+        now = node.run.window_at(self._since)
+        oldest = now - self._windows_open() if self._accounts.oldest is None else self._accounts.oldest
+        oldest = max(0, oldest, now - self._settings.keep_accounts)
+        await self._accounts.advance(oldest)
         async with trio.open_nursery() as tasks:
             await self._collect_all(oldest, tasks)
 
     async def _collect_all(self, oldest: int, tasks: trio.Nursery) -> None:
-        node = self._node
         while True:
-            now = node.window()
-            finished = {window for window in range(oldest, now + 1) if await self._collect(window, tasks)}
+            windows = {window: await self._closed(window) for window in self._windows(oldest)}
+            await self._listen(windows, tasks)
+            finished = {window for window, closed in windows.items() if await self._collect(window, closed, tasks)}
             while oldest in finished:
-                await self._overseer.report(oldest)
-                self._hearings.pop(oldest).close(self._overseer.distrusted)
-                self._settled = {key: heard for key, heard in self._settled.items() if key[0] != oldest}
-                self._accounts.close(oldest)
+                await self._close(oldest, tasks)
                 oldest += 1
-            proven = node.run.schedule.window_at(node.time.proven)
-            await self._accounts.forget(proven - self._settings.keep_accounts)
             await trio.sleep(self._settings.poll_seconds)
+
+    async def _listen(self, windows: Mapping[int, bool], tasks: trio.Nursery) -> None:
+        """Hear everybody of windows (and whether they are closed); whoever takes longer than a moment is not waited for."""
+        heard = trio.Event()
+
+        async def listen() -> None:
+            async with trio.open_nursery() as nursery:
+                for window, closed in windows.items():
+                    self._hearing(window).listen(self._overseer.distrusted, closed, nursery)
+            heard.set()
+
+        tasks.start_soon(listen)
+        with trio.move_on_after(self._settings.poll_seconds):
+            await heard.wait()
+
+    def _windows(self, oldest: int) -> list[int]:
+        """Those to look at: the first of those that are left, and the open ones, however far these are behind.
+
+        The clock may be ahead; no window is open that the beacon does not know of.
+        """
+        node = self._node
+        now = min(node.window(), node.run.schedule.window_at(node.time.proven) + self._windows_open())
+        recent = max(oldest + _BACKLOG, now - self._windows_open())
+        return [*range(oldest, min(oldest + _BACKLOG, now + 1)), *range(recent, now + 1)]
+
+    async def _close(self, window: int, tasks: trio.Nursery) -> None:
+        """Nothing more comes of a window."""
+        node = self._node
+        report = self._overseer.report(window)
+        if report is not None:
+            tasks.start_soon(node.publish, paths.report(node.key.public, window), sign(report, node.key))
+        self._hearings.pop(window).close(self._overseer.distrusted)
+        self._settled = {key: heard for key, heard in self._settled.items() if key[0] != window}
+        try:
+            self._accounts.close(window)
+            await self._accounts.advance(window + 1)
+            await self._accounts.forget(node.run.schedule.window_at(node.time.proven) - self._settings.keep_accounts)
+        except StoreError as error:  # remembered with the next window
+            node.telemetry.event("collect-failed", window=window, error=str(error))
 
     @property
     def open_windows(self) -> set[int]:
@@ -120,61 +166,63 @@ class Collector:
         """Whether nobody's verdicts are waited for any more; what is not accounted for then never is, so a clock is not enough."""
         return await self._node.time.has_come(self._node.run.schedule.verdict(window))
 
-    async def _collect(self, window: int, tasks: trio.Nursery) -> bool:
-        """Hear a window's validators and settle every miner whose groups are all decided; whether that was all.
+    async def _collect(self, window: int, closed: bool, tasks: trio.Nursery) -> bool:
+        """Settle every miner of whom something is decided in a window; whether that was all.
 
         It was not while the window is open, nor where the last look at a validator failed: what that would have shown is missing.
         A validator whose storage stays silent for as long again as the window had is not waited for any more.
         """
         hearing, ignored = self._hearing(window), self._overseer.distrusted
-        closed = await self._closed(window)  # asked before reading, so that the last look comes after the end
+        final = closed and (hearing.looked(_LAST_LOOKS, ignored) or await self._given_up(window))
+        waiting = False
         try:
-            heard = await hearing.listen(ignored) or await self._given_up(window)
-            hearing.last_looks += closed and heard
-            final = closed and heard and (hearing.last_looks >= _LAST_LOOKS or not hearing.outstanding(ignored))
-            outstanding = 0 if final else hearing.outstanding(ignored)
-            for miner, verdicts in hearing.verdicts.items():
-                if outstanding == 0:
-                    await self._overseer.hear(window, miner, verdicts)
+            for miner, verdicts in list(hearing.verdicts.items()):  # others add to it meanwhile
+                if miner in self._overseer.canaries:
+                    await self._overseer.examine(window, miner, verdicts)
+                if final or not hearing.outstanding(ignored):
+                    self._overseer.compare(window, miner, verdicts)
                 elif miner in self._overseer.canaries:
                     continue
-                if (window, miner) in self._settling or trio.current_time() < self._retry(window, miner).moment:
+                if self._settled.get((window, miner), 0) == len(verdicts):
                     continue
-                if self._settled.get((window, miner), 0) < len(verdicts):
+                waiting = True
+                due = self._retry(window, miner).due(trio.current_time(), closed)
+                if due and (window, miner) not in self._settling:
                     self._settling.add((window, miner))
-                    tasks.start_soon(self._settle_once, window, miner, outstanding, closed)
+                    tasks.start_soon(self._settle, window, miner, final)
         except StoreError as error:
             self._node.telemetry.event("collect-failed", window=window, error=str(error))
             return False
-        settled = all(self._settled.get((window, miner), 0) >= len(v) for miner, v in hearing.verdicts.items())
-        return final and settled
+        return final and not waiting
 
-    async def _decided(self, window: int, miner: bytes, outstanding: int) -> list[Decision] | None:
-        """The decisions that the account of a miner's window does not name yet; None while one of them is open."""
-        authority, verdicts = self._node.authority, self._hearing(window).verdicts[miner]
-        counting = set(authority.validators) - self._overseer.distrusted
-        believed = [verdict for validator, verdict in verdicts.items() if validator in counting]
+    async def _undecided(self, window: int, miner: bytes, final: bool) -> list[Decision]:
+        """The decisions that the account of a miner's window does not name yet."""
+        authority, hearing, ignored = self._node.authority, self._hearing(window), self._overseer.distrusted
+        counting = set(authority.validators) - ignored
+        believed = [verdict for validator, verdict in hearing.verdicts[miner].items() if validator in counting]
         named = {outcome.group for outcome in await self._accounts.outcomes(window, miner)}
-        decisions = [d for d in decide(believed, authority.quorum, outstanding) if d.group not in named]
-        return None if any(decision.open for decision in decisions) else decisions
+        outstanding = 0 if final else len(hearing.outstanding_on(miner, ignored))
+        return [d for d in decide(believed, authority.quorum, outstanding) if d.group not in named]
 
-    async def _settle_once(self, window: int, miner: bytes, outstanding: int, closed: bool) -> None:
+    async def _settle(self, window: int, miner: bytes, final: bool) -> None:
         """Settle a miner's window beside all others: storage that does not answer costs its owner, and it not for ever."""
-        node = self._node
+        retry, closed = self._retry(window, miner), False
         try:
             async with self._slots:
+                closed = await self._closed(window)
+                await self._settlement.finish(window, miner)
                 heard = len(self._hearing(window).verdicts[miner])
-                decisions = await self._decided(window, miner, outstanding)
-                if decisions is None:
-                    return
-                if decisions or not self._accounts.holds(window, miner):
-                    given_up = partial(self._given_up, window)
-                    await self._settlement.settle(window, miner, decisions, closed=closed, given_up=given_up)
-            self._settled[window, miner] = heard
-            self._later.pop((window, miner), None)
+                decisions = await self._undecided(window, miner, final)
+                decided = [decision for decision in decisions if not decision.open]
+                if decided or not (decisions or self._accounts.holds(window, miner)):
+                    last, given_up = closed and retry.looks + 1 >= _LAST_LOOKS, partial(self._given_up, window)
+                    await self._settlement.settle(window, miner, decided, last=last, given_up=given_up)
+            if len(decided) == len(decisions):
+                self._settled[window, miner] = heard
+                self._later.pop((window, miner), None)
         except StoreError as error:
-            node.telemetry.event("collect-failed", window=window, miner=miner.hex()[:8], error=str(error))
-            self._later[window, miner] = self._retry(window, miner).after(trio.current_time())
+            self._node.telemetry.event("collect-failed", window=window, miner=miner.hex()[:8], error=str(error))
+            self._later[window, miner] = retry.after(trio.current_time(), closed)
         finally:
             self._settling.remove((window, miner))
 

@@ -10,7 +10,7 @@ from protocol.errors import ChainError, ProtocolError
 from protocol.manifest import Head
 from protocol.signing import Signed, open_signed
 from roles.node import Node
-from roles.ports import NotFoundError
+from roles.ports import NotFoundError, TooLargeError
 from roles.trainer.history import History
 
 
@@ -34,14 +34,25 @@ class Fence:
             StoreError: the head cannot be read.
         """
         current = await self._current()
-        if current is not None and not self._knows(current.record):
+        if current is not None and not self._knows(current.record) and not self._outlived(current.record):
             raise ChainError(
                 f"storage shows version {current.record.version}, which this node's state did not publish; "
                 "use the state it was published from, or a new run",
                 "resume",
             )
-        newest = current.record.epoch if current is not None else 0
-        await self._history.begin_epoch(max(self._history.epoch, newest) + 1)
+        newest, history = current.record.epoch if current is not None else 0, self._history
+        own = history.epoch
+        if history.writer not in (None, self._node.key.public) and self._node.revisions.rewind is not None:
+            own = max(
+                (signed.record.epoch for signed in history.manifests.values()), default=0
+            )  # followers forgot theirs
+        if max(own, newest) >= (1 << 53) - 1:
+            raise ChainError("an epoch that nobody can follow: the key is stolen; revoke it with --rewind", "resume")
+        await history.begin_epoch(max(own, newest) + 1)
+
+    def _outlived(self, head: Head) -> bool:
+        """Whether a head is of this chain's own past, of which nothing is kept: storage was rolled back."""
+        return head.epoch <= self._history.epoch and head.version < min(self._history.manifests, default=0)
 
     async def check(self) -> None:
         """Look for another publisher before a head is written.
@@ -81,6 +92,6 @@ class Fence:
             return open_signed(data, Head, [key])
         except NotFoundError:
             return None
-        except ProtocolError as error:
+        except (ProtocolError, TooLargeError) as error:
             self._node.telemetry.event("strange-head", path=path, error=str(error))
             return None

@@ -75,6 +75,32 @@ class Account(Record):
     outcomes: tuple[Outcome, ...]
 
 
+class Settled(Record):
+    """What is decided of a miner's window, before anybody acts on it.
+
+    Attributes:
+        before: how many outcomes the account had; with it the harvest has a name of its own.
+        harvest: the groups to train on; None where there are none.
+        outcomes: what to enter into the account.
+    """
+
+    kind: ClassVar[str] = "settled"
+    max_bytes: ClassVar[int] = Harvest.max_bytes + Account.max_bytes
+    max_items: ClassVar[int] = Account.max_items
+    window: Window
+    miner: Key
+    before: Annotated[int, Field(ge=0)]
+    harvest: Harvest | None
+    outcomes: tuple[Outcome, ...]
+
+
+class Collecting(Record):
+    """How far the collector is: the oldest window of which something may still come."""
+
+    kind: ClassVar[str] = "collecting"
+    oldest: Window
+
+
 def harvested(group: Group, digest: bytes, accepting: tuple[Judgement, ...], *, exact: bool) -> HarvestedGroup | None:
     """An accepted group with the validators' numbers; None where those do not fit the group.
 

@@ -1,10 +1,14 @@
 """What the validators say of one window: seals first, then the summaries that were sealed, then the verdicts that these list.
 
 A verdict counts only if its summary was sealed before any other validator revealed what it had found (docs/spec/ledger.md).
+Validators are heard beside one another, so that one whose storage hangs costs the others nothing.
 """
 
+from collections import Counter
+
+import trio
+
 from protocol import limits, paths
-from protocol.digest import content_digest
 from protocol.errors import MalformedError, ProtocolError
 from protocol.ledger import Row, Summary
 from protocol.signing import open_signed
@@ -30,29 +34,42 @@ class Hearing:
         self._away = self._due <= listening_since
         self._seals: dict[bytes, bytes] = {}
         self._summaries: dict[bytes, Summary] = {}
+        self._listed: dict[bytes, set[bytes]] = {}  # by validator, the miners on whom its summary lists a verdict
         self._told: set[str] = set()
         self._over: set[bytes] = set()  # validators of whom nothing more can come
-        self.last_looks = 0
-        """How often this node has looked since the window was over."""
+        self._heard_now: set[bytes] = set()  # validators who are being heard at this moment
+        self._last_looks: Counter[bytes] = Counter()  # how often each was heard since the window was over
         self.verdicts: dict[bytes, dict[bytes, Verdict]] = {}
         """By miner, then by validator."""
 
-    def outstanding(self, ignored: set[bytes]) -> int:
+    def outstanding(self, ignored: set[bytes]) -> set[bytes]:
         """Validators of whom something may still come."""
-        return len(set(self._node.authority.validators) - self._over - ignored)
+        return set(self._node.authority.validators) - self._over - ignored
 
-    async def listen(self, ignored: set[bytes]) -> bool:
-        """Read what is new of every validator; whether the storage of all of them answered."""
-        answered = True
-        for validator in self._node.authority.validators:
-            if validator in self._over or validator in ignored:
-                continue
-            try:
-                await self._hear(validator)
-            except StoreError as error:  # its own loss: the others are heard
-                answered = False
-                self._tell("validator-unread", f"of {validator.hex()}", error)
-        return answered
+    def outstanding_on(self, miner: bytes, ignored: set[bytes]) -> set[bytes]:
+        """Validators of whom a verdict on a miner may still come."""
+        spoken = self.verdicts.get(miner, {}).keys()
+        silent = {validator for validator, listed in self._listed.items() if miner not in listed}
+        return self.outstanding(ignored) - spoken - silent
+
+    def looked(self, times: int, ignored: set[bytes]) -> bool:
+        """Whether everybody of whom something might still come was heard so often since the window was over."""
+        return all(self._last_looks[validator] >= times for validator in self.outstanding(ignored))
+
+    def listen(self, ignored: set[bytes], closed: bool, tasks: trio.Nursery) -> None:
+        """Begin to hear every validator of whom something may come and who is not being heard already."""
+        for validator in sorted(self.outstanding(ignored) - self._heard_now):
+            self._heard_now.add(validator)
+            tasks.start_soon(self._listen_to, validator, closed)
+
+    async def _listen_to(self, validator: bytes, closed: bool) -> None:
+        try:
+            await self._hear(validator)
+            self._last_looks[validator] += closed
+        except StoreError as error:  # its own loss: the others are heard
+            self._tell("validator-unread", f"of {validator.hex()}", error)
+        finally:
+            self._heard_now.remove(validator)
 
     def close(self, ignored: set[bytes]) -> None:
         """Say of whom nothing came in time: what they judged is not trained on, and that is why."""
@@ -96,6 +113,7 @@ class Hearing:
             self._tell("summary-refused", path, error)
             return
         self._summaries[validator] = record
+        self._listed[validator] = {row.miner for row in record.rows if row.verdict}
 
     async def _read_verdicts(self, validator: bytes) -> None:
         """Read the verdicts of a summary that were not there before."""
@@ -106,12 +124,7 @@ class Hearing:
             path = paths.verdict(validator, self._window, row.miner)
             try:
                 data = await self._node.store.get(path, self._node.run.verdict_bytes + limits.MAX_ENVELOPE_BYTES)
-                verdict = open_signed(data, Verdict, [validator]).record
-                if content_digest(verdict.to_bytes()) != row.verdict:
-                    raise MalformedError("not the verdict that the summary lists", path)
-                claimed = (verdict.run, verdict.window, verdict.validator, verdict.miner)
-                if claimed != (self._node.run_id, self._window, validator, row.miner):
-                    raise MalformedError("of another run, window, validator or miner", path)
+                verdict: Verdict = await self._node.run_sync(self._opened, data, validator, row, path)
             except NotFoundError:
                 return False
             except (ProtocolError, TooLargeError) as error:
@@ -122,6 +135,21 @@ class Hearing:
 
         if all(await gather(read, missing)):
             self._over.add(validator)
+
+    def _opened(self, data: bytes, validator: bytes, row: Row, path: str) -> Verdict:
+        """A verdict that a row lists.
+
+        Raises:
+            ProtocolError: it is not that one.
+        """
+        signed = open_signed(data, Verdict, [validator])
+        verdict = signed.record
+        if signed.digest != row.verdict:
+            raise MalformedError("not the verdict that the summary lists", path)
+        claimed = (verdict.run, verdict.window, verdict.validator, verdict.miner)
+        if claimed != (self._node.run_id, self._window, validator, row.miner):
+            raise MalformedError("of another run, window, validator or miner", path)
+        return verdict
 
     def _tell(self, event: str, path: str, error: Exception) -> None:
         """Say it once for each object."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from protocol import limits, safetensors
 from protocol.digest import Weights
+from protocol.errors import ChainError
 from protocol.manifest import Head, Manifest, ObjectRef
 from protocol.signing import Signed, open_announced
 from roles.ports import NotFoundError, ObjectStore
@@ -58,8 +59,15 @@ class History:
         except NotFoundError:
             history.writer = None
         history.published = await last_published(state)
-        await history._drop_needless_shards()
         return history
+
+    async def tidy(self) -> None:
+        """Delete what a crash left behind; for the publisher alone, who is the only writer."""
+        await self._drop_needless_shards()
+        await self._drop_older_weights()
+        for version in sorted(self.anchors - self.manifests.keys()):
+            await self._state.delete(f"{_ANCHORS}{version:010d}")
+            self.anchors.discard(version)
 
     async def set_writer(self, key: bytes) -> None:
         """Remember in whose space the chain lies now."""
@@ -116,9 +124,13 @@ class History:
     async def finish(self, version: int, weights: Weights) -> None:
         """Remember that a version is published, and its weights, from which the next is diffed."""
         await self._state.put(f"{PUBLISHED}/{version:010d}", safetensors.write(weights))
-        if self.published >= 0 and self.published != version:
-            await self._state.delete(f"{PUBLISHED}/{self.published:010d}")
         self.published = version
+        await self._drop_older_weights()
+
+    async def _drop_older_weights(self) -> None:
+        kept = f"{PUBLISHED}/{self.published:010d}"
+        for path in [item.path async for item in self._state.list(PUBLISHED + "/") if item.path < kept]:
+            await self._state.delete(path)
 
     async def weights(self) -> Weights:
         """The weights of the newest published version.
@@ -146,8 +158,18 @@ def kept_range(published: int, anchors: set[int], patches: int, most_anchors: in
     """Retention: the anchors that are kept, ascending, and the oldest patch that is kept.
 
     Kept are the last `patches` patches, the last `most_anchors` anchors, and the anchor that the oldest kept patch hangs on
-    (with the patches between, so that it leads somewhere).
+    (with the patches between, so that it leads somewhere); of all these no more than a head can list.
+
+    Raises:
+        ChainError: no anchor is near enough to the newest version.
     """
+    anchors = {version for version in anchors if version > published - limits.MAX_CHAIN}
+    if not anchors:
+        raise ChainError(
+            f"no anchor of the last {limits.MAX_CHAIN} versions got into storage, so no head can show the chain; "
+            "look at the storage, and set trainer.anchor_interval lower",
+            f"version {published}",
+        )
     wanted = max(0, published - patches)
     hung_on = max((version for version in anchors if version <= wanted), default=min(anchors))
     kept = sorted({hung_on, *sorted(anchors)[-most_anchors:]})

@@ -8,6 +8,7 @@ truncated, so that no token that the policy has since come to favour can dominat
 Shapes: N tokens of all completions of the batch, laid end to end; R rollouts of one group; V vocabulary.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -69,12 +70,15 @@ def policy_loss(log_probs: Tensor, behaviour: Tensor, advantage: Tensor, setting
         advantage: float32 [N], each token's completion's advantage.
         settings: the constants.
     """
-    ratio = (log_probs - behaviour).exp().clamp(max=settings.truncation)
+    limit = math.log(
+        settings.truncation
+    )  # before exp, whose overflow would make the gradient of a truncated ratio 0 * inf
+    ratio = (log_probs - behaviour).clamp(max=limit).exp()
     bounded = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     objective = torch.minimum(ratio * advantage, bounded * advantage)
     too_high = (ratio > 1 + settings.clip_high) & (advantage > 0)
     too_low = (ratio < 1 - settings.clip_low) & (advantage < 0)
-    cut_off = ratio >= settings.truncation
+    cut_off = log_probs - behaviour >= limit
     return PolicyLoss(value=-objective.sum(), clipped=int((too_high | too_low | cut_off).sum()))
 
 

@@ -34,7 +34,8 @@ async def move_in(node: Node, history: History, old: bytes, kept: Head) -> None:
         if manifest.patch is not None and version >= kept.oldest_patch:
             ref = manifest.patch.object
             await _copy(node, paths.patch(old, ref.digest), paths.patch(new, ref.digest), ref)
-        for ref in manifest.anchor if version in kept.anchors else ():
+        shown_next = version > history.published and version in history.anchors
+        for ref in manifest.anchor if version in kept.anchors or shown_next else ():
             await _copy(node, paths.anchor(old, ref.digest), paths.anchor(new, ref.digest), ref)
     for version, signed in sorted(history.manifests.items()):
         again = await history.promise(sign(signed.record, node.key))

@@ -1,16 +1,17 @@
 """The trainer's eye on the validators: canaries that catch those who accept anything, and contradictions told to everybody."""
 
+import itertools
 from collections.abc import Mapping
 
 from protocol import paths
 from protocol.ledger import Row
 from protocol.limits import MAX_GROUPS
 from protocol.report import Deception, Disagreement, Report, canary_key, is_false
-from protocol.signing import sign
 from protocol.verdict import Reason, Verdict
 from roles.node import Node
 
 _DISTRUSTED = "distrusted/"
+_MOST_KEYS = 1 << 17  # of validators in a report's disagreements: 4 MiB of the 8 that a record may have
 _TOGETHER = (Reason.WINDOW, Reason.HISTORY)
 
 
@@ -26,7 +27,8 @@ class Overseer:
         self.canaries = {canary_key(node.key, number).public for number in range(canaries)}
         self.distrusted: set[bytes] = set()
         """Validators whose verdicts do not count: they accepted what was false on purpose."""
-        self._heard: dict[int, set[bytes]] = {}
+        self._examined: dict[int, set[tuple[bytes, bytes]]] = {}
+        self._compared: dict[int, set[bytes]] = {}
         self._disagreements: dict[int, list[Disagreement]] = {}
         self._deceptions: dict[int, list[Deception]] = {}
 
@@ -39,42 +41,46 @@ class Overseer:
         async for item in self._node.state.list(_DISTRUSTED):
             self.distrusted.add(paths.key_at_end(item.path))
 
-    async def hear(self, window: int, miner: bytes, verdicts: Mapping[bytes, Verdict]) -> None:
-        """Take notice, once, of all verdicts (by validator) on a miner's window.
+    async def examine(self, window: int, canary: bytes, verdicts: Mapping[bytes, Verdict]) -> None:
+        """Hold what validators say of a canary against what is true, each once.
 
         Raises:
-            StoreError: the state cannot be written.
+            StoreError: the state cannot be written; a deceiver is distrusted all the same, and examined again.
         """
-        if miner in self._heard.setdefault(window, set()):
-            return
-        self._heard[window].add(miner)
-        self._compare(window, miner, verdicts)
-        if miner in self.canaries:
-            for validator, verdict in sorted(verdicts.items()):
-                await self._examine(window, validator, verdict)
-
-    async def _examine(self, window: int, validator: bytes, verdict: Verdict) -> None:
-        false = {item.index for item in verdict.judgements if is_false(self._node.key, window, item.index)}
-        for judgement in verdict.judgements:
-            fallen = bool(false) and judgement.reason in _TOGETHER  # true, and held together with the false ones
-            if judgement.accepted == (judgement.index in false) and not fallen:
-                found = Deception(
-                    validator=validator, canary=verdict.miner, index=judgement.index, accepted=judgement.accepted
-                )
-                self._deceptions.setdefault(window, []).append(found)
+        done = self._examined.setdefault(window, set())
+        for validator, verdict in sorted(verdicts.items()):
+            if (canary, validator) in done:
+                continue
+            found = self._deceptions_of(window, validator, verdict)
+            if any(item.accepted for item in found):
+                self.distrusted.add(validator)
+                await self._node.state.put(_DISTRUSTED + validator.hex(), verdict.to_bytes())
+            done.add((canary, validator))
+            self._deceptions.setdefault(window, []).extend(found)
+            for item in found:
                 self._node.telemetry.event(
                     "validator-deceived",
                     window=window,
                     validator=validator.hex(),
-                    index=judgement.index,
-                    accepted=judgement.accepted,
+                    index=item.index,
+                    accepted=item.accepted,
                     verdict=Row.of(verdict).verdict.hex(),
                 )
-                if judgement.accepted and validator not in self.distrusted:
-                    await self._node.state.put(_DISTRUSTED + validator.hex(), verdict.to_bytes())
-                    self.distrusted.add(validator)
 
-    def _compare(self, window: int, miner: bytes, verdicts: Mapping[bytes, Verdict]) -> None:
+    def _deceptions_of(self, window: int, validator: bytes, verdict: Verdict) -> list[Deception]:
+        false = {item.index for item in verdict.judgements if is_false(self._node.key, window, item.index)}
+        return [
+            Deception(validator=validator, canary=verdict.miner, index=item.index, accepted=item.accepted)
+            for item in verdict.judgements
+            if item.accepted == (item.index in false)
+            and not (false and item.reason in _TOGETHER)  # true, and held together with the false ones
+        ]
+
+    def compare(self, window: int, miner: bytes, verdicts: Mapping[bytes, Verdict]) -> None:
+        """Take notice, once, of where all verdicts (by validator) on a miner's window contradict each other."""
+        if miner in self._compared.setdefault(window, set()):
+            return
+        self._compared[window].add(miner)
         said: dict[tuple[int, bytes], tuple[list[bytes], list[bytes]]] = {}
         for validator, verdict in sorted(verdicts.items()):
             for judgement in verdict.judgements:
@@ -95,22 +101,24 @@ class Overseer:
                     rejecting=len(rejecting),
                 )
 
-    async def report(self, window: int) -> None:
-        """Publish what there is to say of a window that is over."""
+    def report(self, window: int) -> Report | None:
+        """What there is to say of a window that is over, as much as a report holds; None where there is nothing."""
         node = self._node
-        self._heard.pop(window, None)
+        self._examined.pop(window, None)
+        self._compared.pop(window, None)
         disagreements, deceptions = self._disagreements.pop(window, []), self._deceptions.pop(window, [])
-        if len(disagreements) > MAX_GROUPS or len(deceptions) > MAX_GROUPS:
-            error = (
-                f"{len(disagreements)} disagreements and {len(deceptions)} deceptions; it names {MAX_GROUPS} of each"
-            )
+        keys = itertools.accumulate(len(item.accepting) + len(item.rejecting) for item in disagreements)
+        told = [item for item, sum_of_keys in zip(disagreements, keys, strict=True) if sum_of_keys <= _MOST_KEYS]
+        told, caught = told[:MAX_GROUPS], deceptions[:MAX_GROUPS]
+        if len(told) < len(disagreements) or len(caught) < len(deceptions):
+            error = f"of {len(disagreements)} disagreements and {len(deceptions)} deceptions it names {len(told)} and {len(caught)}"
             node.telemetry.event("report-cut", window=window, error=error)
-        if disagreements or deceptions:
-            record = Report(
-                run=node.run_id,
-                window=window,
-                trainer=node.key.public,
-                disagreements=tuple(disagreements[:MAX_GROUPS]),
-                deceptions=tuple(deceptions[:MAX_GROUPS]),
-            )
-            await node.publish(paths.report(node.key.public, window), sign(record, node.key))
+        if not disagreements and not deceptions:
+            return None
+        return Report(
+            run=node.run_id,
+            window=window,
+            trainer=node.key.public,
+            disagreements=tuple(told),
+            deceptions=tuple(caught),
+        )

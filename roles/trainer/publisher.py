@@ -98,6 +98,7 @@ class Publisher:
     async def _take_over(self) -> None:
         """See that what is published is what this node remembers, begin a new epoch, show it, and let a twin notice."""
         node, history = self._node, self._history
+        await history.tidy()
         await self._fence.begin()
         if history.published >= 0:
             weights = await history.weights()

@@ -5,6 +5,7 @@ at any moment has either promised nothing or keeps its promise after the restart
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import trio
 
@@ -14,6 +15,7 @@ from protocol.ledger import Seal, Summary
 from protocol.signing import sign
 from protocol.verdict import Verdict
 from roles.node import Node
+from roles.ports import StoreError
 from roles.seals import sealed_digest
 from roles.validator.ledger import Ledger
 
@@ -85,13 +87,27 @@ class Revealer:
         await state.delete(_PENDING + _number(window))
 
     async def _others(self, window: int) -> None:
-        """Wait until all other validators have sealed, or no seal counts any more."""
+        """Wait until all other validators have sealed, or no seal counts any more. One whose storage hangs holds up nobody."""
         node = self._node
         last = node.run.schedule.seal(window)
-        waiting = set(node.authority.validators) - {node.key.public}
-        while waiting and not await node.time.has_come(last):
-            for validator in sorted(waiting):
-                if await sealed_digest(node, window, validator) is not None:
-                    waiting.remove(validator)
-            if waiting:
+        others = set(node.authority.validators) - {node.key.public}
+
+        async def all_sealed() -> None:
+            async with trio.open_nursery() as looking:
+                for validator in sorted(others):
+                    looking.start_soon(self._sealed, window, validator)
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(all_sealed)
+            while not await node.time.has_come(last):
                 await trio.sleep(_POLL_SECONDS)
+            nursery.cancel_scope.cancel()
+
+    async def _sealed(self, window: int, validator: bytes) -> None:
+        """Wait until a validator has sealed."""
+        while True:
+            with suppress(StoreError):
+                if await sealed_digest(self._node, window, validator) is not None:
+                    return
+            await trio.sleep(_POLL_SECONDS)

@@ -15,7 +15,7 @@ from protocol.errors import ProtocolError
 from protocol.manifest import Head, Manifest, ObjectRef
 from protocol.run import FileRef
 from protocol.signing import Envelope, sign
-from roles.participants import participants
+from roles.participants import listed, participants
 from roles.ports import ObjectInfo
 from tests.attacks.target import ROOTS, SECOND, STRANGER, VALIDATOR, Target, attack, holding
 from tests.protocol import samples
@@ -228,11 +228,20 @@ class Endless(MemoryStore):
 
 @attack
 async def test_endless_a_listing_of_participants():
+    target = Target()
+    target.store = Endless()
+    target.node = target.new_node()
+    assert len(await listed(target.node)) <= 2 * limits.MAX_LISTED_PARTICIPANTS
+    assert target.store.listed == 2 * limits.MAX_LISTED_PARTICIPANTS  # from the beginning, and from another place
+
+
+@attack
+async def test_endless_a_listing_of_participants_where_only_those_named_may_come():
     target = Target(admission=samples.admission(policy="allowlist", allowed=(MINER.public,)))
     target.store = Endless()
     target.node = target.new_node()
     assert await participants(target.node, "miner") == []
-    assert target.store.listed == limits.MAX_LISTED_PARTICIPANTS
+    assert target.store.listed == 0
 
 
 # Extraneous data

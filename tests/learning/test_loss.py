@@ -81,6 +81,15 @@ class TestPolicyLoss:
         result = policy_loss(table[:, 0], table[:, 1], table[:, 2], SETTINGS)
         assert float(result.value) == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
+    @pytest.mark.parametrize("advantage", [1.0, -1.0])
+    def test_a_ratio_beyond_all_numbers_gives_no_gradient(self, advantage: float) -> None:
+        log_probs = torch.tensor([-0.5], requires_grad=True)
+        result = policy_loss(log_probs, torch.tensor([-1000.0]), torch.tensor([advantage]), SETTINGS)
+        result.value.backward()  # type: ignore[no-untyped-call]
+        assert log_probs.grad is not None
+        assert float(log_probs.grad) == 0.0
+        assert result.clipped == 1
+
 
 def test_log_probabilities_are_at_the_sampling_temperature() -> None:
     logits = torch.tensor([[0.0, math.log(4.0)]])  # at temperature 2: odds of 1 to 2

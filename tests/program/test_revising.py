@@ -94,7 +94,7 @@ def test_a_role_is_granted_beside_those_that_have_it():
 
 def test_what_nobody_can_ask_for():
     authority = founding()
-    with pytest.raises(RevisionError, match="only one of the trainers; `grailnode keys rotate`"):
+    with pytest.raises(RevisionError, match="only one of the trainers; name a successor with `grailnode keys rotate`"):
         revising.revoked(authority, TRAINER.public)
     with pytest.raises(RevisionError, match="has no role"):
         revising.replaced(authority, MINER.public, OTHER.public)

@@ -4,12 +4,11 @@ import pytest
 
 from grailnode.clock import TrioClock
 from grailnode.store.memory import MemoryStore
-from protocol import paths
 from protocol.digest import digest_weights
-from protocol.limits import MAX_GROUPS
+from protocol.limits import MAX_GROUPS, MAX_KEYS
 from protocol.report import Report, canary_key, is_false
-from protocol.signing import open_signed
 from protocol.verdict import Judgement
+from roles.ports import StoreError
 from roles.trainer.overseer import Overseer
 from tests.attacks.target import attack
 from tests.network.simulation import BEGIN, Log
@@ -42,7 +41,7 @@ def test_what_of_a_canarys_window_is_held_against_a_validator(
         node = make_node(run_id, run, MemoryStore(), MemoryStore(), log, TRAINER, clock=TrioClock(BEGIN))
         overseer = Overseer(node, canaries=1)
         said = verdict(*judgements, window=window, miner=CANARY)
-        await overseer.hear(window, CANARY, {said.validator: said})
+        await overseer.examine(window, CANARY, {said.validator: said})
         assert [(event["index"], event["accepted"]) for event in log.named("validator-deceived")] == told
         assert overseer.distrusted == ({said.validator} if any(accepted for _, accepted in told) else set())
 
@@ -51,21 +50,75 @@ def test_what_of_a_canarys_window_is_held_against_a_validator(
 
 def test_a_validator_that_contradicts_everybody_leaves_the_report_whole() -> None:
     async def scenario() -> None:
-        log, store = Log("trainer"), MemoryStore()
+        log = Log("trainer")
         run_id, run = small_run(digest_weights(small_weights(0)))
-        node = make_node(run_id, run, store, MemoryStore(), log, TRAINER, clock=TrioClock(BEGIN))
+        node = make_node(run_id, run, MemoryStore(), MemoryStore(), log, TRAINER, clock=TrioClock(BEGIN))
         overseer = Overseer(node, canaries=1)
         accepting = verdict(*map(judgement, range(16)), window=WINDOW)
         refusing = accepting.model_copy(update={"judgements": tuple(map(rejected, range(16))), "validator": bytes(32)})
         for number in range(MAX_GROUPS // 16 + 1):
             said = {accepting.validator: accepting, refusing.validator: refusing}
-            await overseer.hear(WINDOW, number.to_bytes(32, "big"), said)
-        await overseer.hear(WINDOW, CANARY, {accepting.validator: accepting})
-        await overseer.report(WINDOW)
-        data = await store.get(paths.report(TRAINER.public, WINDOW), Report.max_bytes)
-        report = open_signed(data, Report, [TRAINER.public]).record
+            overseer.compare(WINDOW, number.to_bytes(32, "big"), said)
+        await overseer.examine(WINDOW, CANARY, {accepting.validator: accepting})
+        report = overseer.report(WINDOW)
+        assert report is not None
+        assert Report.from_bytes(report.to_bytes()) == report
         assert len(report.disagreements) == MAX_GROUPS
         assert {found.validator for found in report.deceptions} == {accepting.validator}
         assert len(log.named("report-cut")) == 1
+
+    attack(scenario)()
+
+
+def test_a_report_of_very_many_validators_is_cut_to_what_a_record_holds() -> None:
+    async def scenario() -> None:
+        log = Log("trainer")
+        run_id, run = small_run(digest_weights(small_weights(0)))
+        node = make_node(run_id, run, MemoryStore(), MemoryStore(), log, TRAINER, clock=TrioClock(BEGIN))
+        overseer = Overseer(node, canaries=0)
+        accepting, refusing = verdict(*map(judgement, range(16))), verdict(*map(rejected, range(16)))
+        said = {number.to_bytes(32, "big"): accepting for number in range(MAX_KEYS)} | {bytes([255]) * 32: refusing}
+        miners = Report.max_bytes // (16 * MAX_KEYS * 32) + 1
+        for number in range(miners):
+            overseer.compare(WINDOW, number.to_bytes(32, "big"), said)
+        report = overseer.report(WINDOW)
+        assert report is not None
+        assert len(report.to_bytes()) < Report.max_bytes
+        assert Report.from_bytes(report.to_bytes()) == report
+        assert 0 < len(report.disagreements) < 16 * miners
+        assert len(log.named("report-cut")) == 1
+
+    attack(scenario)()
+
+
+class FullDisk(MemoryStore):
+    """A disk that takes nothing while it is full."""
+
+    full = True
+
+    async def put(self, path: str, data: bytes) -> None:
+        if self.full:
+            raise StoreError(f"{path}: no space left on device")
+        await super().put(path, data)
+
+
+def test_a_full_disk_lets_no_deceiver_go() -> None:
+    async def scenario() -> None:
+        disk = FullDisk()
+        run_id, run = small_run(digest_weights(small_weights(0)))
+        node = make_node(run_id, run, MemoryStore(), disk, Log("trainer"), TRAINER, clock=TrioClock(BEGIN))
+        overseer = Overseer(node, canaries=1)
+        lie = verdict(judgement(1), window=WINDOW, miner=CANARY)
+        with pytest.raises(StoreError):
+            await overseer.examine(WINDOW, CANARY, {lie.validator: lie})
+        assert overseer.distrusted == {lie.validator}
+        disk.full = False
+        await overseer.examine(WINDOW, CANARY, {lie.validator: lie})
+        report = overseer.report(WINDOW)
+        assert report is not None
+        assert [item.accepted for item in report.deceptions] == [True]
+        restarted = Overseer(node, canaries=1)
+        await restarted.open()
+        assert restarted.distrusted == {lie.validator}
 
     attack(scenario)()

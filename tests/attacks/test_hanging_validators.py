@@ -1,0 +1,160 @@
+"""Validators and storage that keep the trainer waiting: whoever hangs costs nobody else anything."""
+
+from dataclasses import replace
+
+import pytest
+import trio
+
+from protocol import paths
+from protocol.digest import content_digest
+from protocol.ledger import Row
+from protocol.report import Report, canary_key, is_false
+from protocol.signing import SigningKey, open_signed, sign
+from protocol.verdict import Judgement, Reason
+from roles.ports import StoreError
+from roles.trainer.collector import Collector, CollectorSettings
+from roles.trainer.spool import COLLECTED
+from roles.validator.judge import rejected
+from tests.attacks.court import FIRST, SECOND, STRANGER, WINDOW, Court, Silent
+from tests.attacks.target import attack
+from tests.protocol import samples
+from tests.roles.chains import TRAINER
+
+
+class Slow(Silent):
+    """A store that fails late for what lies in one space."""
+
+    def __init__(self, space: SigningKey, seconds: float) -> None:
+        super().__init__()
+        self._space = space.public.hex()
+        self._seconds = seconds
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        if path.startswith(self._space):
+            await trio.sleep(self._seconds)
+            raise StoreError(f"{path}: no answer within {self._seconds} s")
+        return await super().get(path, max_bytes, offset=offset, size=size)
+
+
+class TakesNoReports(Silent):
+    """A store that takes everything but the trainer's reports."""
+
+    full = True
+
+    async def put(self, path: str, data: bytes) -> None:
+        if self.full and path.startswith(paths.windowed(TRAINER.public, "reports")):
+            raise StoreError(f"{path}: quota exceeded")
+        await super().put(path, data)
+
+
+async def say_of(court: Court, validator: SigningKey, window: int, *judgements: Judgement) -> None:
+    """Everything that a validator says of some window: accepts both groups unless told otherwise."""
+    verdict = court.verdict(validator, *judgements, window=window)
+    summary = court.summary(validator, verdict, window=window)
+    await court.seal(validator, summary)
+    await court.reveal(validator, summary, verdict)
+
+
+async def windows_collected(court: Court) -> set[int]:
+    """The windows of which there is an account."""
+    return {paths.window_of(item.path.removeprefix(COLLECTED)) async for item in court.state.list(COLLECTED)}
+
+
+def closing(court: Court, window: int = WINDOW) -> float:
+    """When a window's verdicts are due."""
+    return court.run.beacon.due(court.run.schedule.verdict(window))
+
+
+@pytest.mark.parametrize(("seconds", "before"), [(0.5, 1.0), (5.0, 3.0)])
+def test_a_validators_space_that_hangs_costs_the_others_nothing(seconds: float, before: float) -> None:
+    @attack
+    async def scenario() -> None:
+        court = Court()
+        hanging, honest = sorted((FIRST, SECOND), key=lambda key: key.public)
+        court.store = Slow(hanging, seconds)
+        court.node = replace(court.node, store=court.store)
+        await court.deliver()
+
+        async def speak() -> None:
+            await court.clock.sleep_until(court.run.beacon.due(court.run.schedule.seal(WINDOW)) - before)
+            await court.say(honest)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(speak)
+            await court.listen(until=closing(court) + 200)
+        assert await court.outcomes() == {"used"}
+
+    scenario()
+
+
+@attack
+async def test_a_restart_while_storage_is_away_for_a_moment_loses_no_window():
+    court = Court()
+    await court.deliver()
+    await court.say(FIRST)
+    await court.say(SECOND)
+    await court.clock.sleep_until(closing(court) + 0.5)
+    court.store.silent = ("",)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon((await court.open()).run)
+        await trio.sleep(2.0)
+        court.store.silent = ()
+        await trio.sleep(10.0)
+        nursery.cancel_scope.cancel()
+    assert await court.outcomes() == {"used"}
+
+
+@attack
+async def test_a_report_that_storage_does_not_take_holds_up_nothing():
+    court, store, later = Court(), TakesNoReports(), WINDOW + 4
+    court.store, court.node = store, replace(court.node, store=store)
+    await court.deliver()
+    await court.say(FIRST, rejected(0, court.judgement(0).digest, Reason.SKETCH))
+    await court.say(SECOND)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon((await court.open()).run)
+        await court.clock.sleep_until(court.run.opening_time(later) + 1)
+        await say_of(court, FIRST, later)
+        await say_of(court, SECOND, later)
+        await court.clock.sleep_until(closing(court, later) + 5)
+        assert await windows_collected(court) == {WINDOW, later}
+        store.full = False
+        await trio.sleep(5)
+        nursery.cancel_scope.cancel()
+    data = await store.get(paths.report(TRAINER.public, WINDOW), Report.max_bytes)
+    assert len(open_signed(data, Report, [TRAINER.public]).record.disagreements) == 1
+
+
+@attack
+async def test_an_invented_group_and_a_verdict_that_never_comes_hold_up_no_honest_group():
+    court = Court()
+    await court.deliver()
+    invented = court.verdict(FIRST, rejected(1, samples.digest("nothing"), Reason.SKETCH))
+    never = court.verdict(FIRST, miner=STRANGER.public)
+    summary = court.summary(FIRST, invented, never)
+    await court.seal(FIRST, summary)
+    await court.reveal(FIRST, summary, invented)
+    await court.say(SECOND)
+    await court.listen(until=closing(court) - 1.0)
+    honest = {content_digest(group.to_frame()): "used" for group in court.groups}
+    assert await court.account() == {**honest, samples.digest("nothing"): Reason.SKETCH}
+    await court.outcomes()
+
+
+@attack
+async def test_a_deceiver_is_caught_though_another_verdict_of_its_never_comes():
+    court = Court()
+    canary = canary_key(TRAINER, 0).public
+    false = next(index for index in range(100) if is_false(TRAINER, WINDOW, index))
+    lie = court.verdict(FIRST, court.judgement(false), miner=canary, pledged=100, submitted=100)
+    summary = court.summary(FIRST, lie, court.verdict(FIRST, miner=STRANGER.public))
+    await court.seal(FIRST, summary)
+    await court.store.put(paths.verdict(FIRST.public, WINDOW, canary), sign(lie, FIRST))
+    await court.reveal(FIRST, summary)
+    await court.clock.sleep_until(court.run.opening_time(WINDOW))
+    with trio.move_on_after(closing(court) - 1.0 - court.clock.now()):
+        await Collector(court.node, CollectorSettings(canaries=1)).run()
+    told = court.log.named("validator-deceived")
+    assert [(event["validator"], event["accepted"], event["verdict"]) for event in told] == [
+        (FIRST.public.hex(), True, Row.of(lie).verdict.hex())
+    ]

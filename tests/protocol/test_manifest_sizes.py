@@ -1,0 +1,65 @@
+"""A manifest names no objects larger than its tensors can need: readers fetch, and keep, as much as it says."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from protocol import limits
+from protocol.errors import MalformedError
+from protocol.manifest import Manifest, ObjectRef, PatchRef
+from tests.protocol import samples
+
+WEIGHTS = 6 * 2 + 4  # bytes of the tensors of samples.TABLE
+PATCH = 2 * WEIGHTS + limits.MAX_PATCH_HEADER_BYTES
+HEADER = limits.MAX_SAFETENSORS_HEADER_BYTES
+
+
+def patch(size: int) -> dict[str, Any]:
+    return {"patch": PatchRef(object=ObjectRef(digest=samples.digest("patch"), size=size), changed=1)}
+
+
+def anchor(*sizes: int) -> dict[str, Any]:
+    shards = (ObjectRef(digest=samples.digest(f"shard {place}"), size=size) for place, size in enumerate(sizes))
+    return {"anchor": tuple(shards)}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        patch(PATCH),
+        anchor(WEIGHTS + HEADER),
+        anchor(WEIGHTS + 2 * HEADER, 0),
+        anchor(HEADER, WEIGHTS, 2 * HEADER),
+        patch(PATCH) | anchor(WEIGHTS + HEADER),
+    ],
+)
+def test_objects_as_large_as_their_tensors_can_need(changes: dict[str, Any]) -> None:
+    manifest = samples.manifest(1, samples.digest("manifest 0"), **changes)
+    assert Manifest.from_bytes(manifest.to_bytes()) == manifest
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        patch(PATCH + 1),
+        patch(limits.MAX_PATCH_BYTES),
+        anchor(WEIGHTS + HEADER + 1),
+        anchor(WEIGHTS + 2 * HEADER, 1),
+        anchor(limits.MAX_SHARD_BYTES),
+        anchor(*(HEADER for _ in range(8)), WEIGHTS + HEADER + 1),
+        patch(PATCH + 1) | anchor(WEIGHTS),
+        patch(1) | anchor(WEIGHTS + HEADER + 1),
+    ],
+)
+def test_objects_larger_than_their_tensors_can_need(changes: dict[str, Any]) -> None:
+    honest = samples.manifest(1, samples.digest("manifest 0"))
+    with pytest.raises(ValidationError, match="larger than its tensors"):
+        Manifest(**(dict(honest) | changes))
+    with pytest.raises(MalformedError, match="larger than its tensors"):
+        Manifest.from_bytes(honest.model_copy(update=changes).to_bytes())
+
+
+def test_a_first_version_with_an_anchor_larger_than_its_tensors() -> None:
+    with pytest.raises(ValidationError, match="an anchor larger than its tensors"):
+        samples.manifest(**anchor(WEIGHTS + HEADER + 1))

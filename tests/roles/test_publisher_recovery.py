@@ -1,0 +1,268 @@
+"""The publisher after thefts, kills, and storage that shows nonsense or the past: it goes on, and leaves nothing over."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from grailnode.store.memory import MemoryStore
+from protocol import limits, paths
+from protocol.authority import ChainPoint
+from protocol.errors import ChainError
+from protocol.manifest import Manifest
+from protocol.signing import open_announced, sign
+from roles.ports import ObjectStore
+from roles.trainer.history import History, Stamp, make_head
+from roles.trainer.publication import make_shards, reference
+from tests.network.simulation import key
+from tests.network.tripwire import TrippingStore, Tripwire
+from tests.protocol import samples
+from tests.roles.chains import TRAINER
+from tests.roles.test_follower import equal
+from tests.roles.test_publisher import SETTINGS, SUCCESSOR, LosesPatches, Site, copy_of, newest, simulated
+
+LAST_EPOCH = (1 << 53) - 1
+
+
+class KilledError(Exception):
+    """The process that uses a state is no more."""
+
+
+class Mortal(MemoryStore):
+    """A state whose process dies just before it puts or deletes what `fatal` says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fatal: Callable[[str, str], bool] = lambda operation, path: False
+
+    async def put(self, path: str, data: bytes) -> None:
+        if self.fatal("put", path):
+            raise KilledError
+        await super().put(path, data)
+
+    async def delete(self, path: str) -> None:
+        if self.fatal("delete", path):
+            raise KilledError
+        await super().delete(path)
+
+
+async def killed(site: Site, operation: str, path: str, **options: Any) -> None:
+    """Publish until the process dies before an operation on a path that begins so."""
+    mortal, died = Mortal(), False
+    async for item in site.state.list(""):
+        await mortal.put(item.path, await site.state.get(item.path, 1 << 30))
+    mortal.fatal = lambda done, where: done == operation and where.startswith(path)
+    site.state = mortal
+    try:
+        await site.publish(**options)
+    except* KilledError:
+        died = True
+    mortal.fatal = lambda done, where: False
+    assert died
+
+
+async def kept(state: ObjectStore, prefix: str) -> list[str]:
+    """What a state keeps below a prefix."""
+    return [item.path.removeprefix(prefix) async for item in state.list(prefix)]
+
+
+# Thefts
+
+
+@simulated
+async def test_a_thiefs_last_epoch_does_not_spoil_the_owners_state():
+    site = Site()
+    await site.snapshot(0, 1, 2, 3)
+    await site.publish()
+    head = await site.head()
+    await site.store.put(paths.head(TRAINER.public), sign(head.model_copy(update={"epoch": LAST_EPOCH}), TRAINER))
+    for _ in range(2):  # its supervisor starts it again
+        with pytest.raises(ChainError, match="an epoch that nobody can follow"):
+            await site.publish()
+    point = ChainPoint(version=3, digest=head.digest(3))
+    authority = site.run.authority.model_copy(update={"trainers": (SUCCESSOR.public,), "revoked": (TRAINER.public,)})
+    record = samples.revision(1, site.run_id, run=site.run_id, authority=authority, rewind=point)
+    await site.store.put(paths.revision(site.run_id, 1), sign(record, key("root")))
+    await site.snapshot(4)
+    await site.publish(key=SUCCESSOR)
+    version, weights = await newest(*await site.follower())
+    assert version == 4 and equal(weights, site.weights[4])
+
+
+# Storage
+
+
+@simulated
+async def test_a_head_too_large_is_a_strangers_and_written_over():
+    site = Site()
+    await site.snapshot(0)
+    await site.publish()
+    await site.store.put(paths.head(TRAINER.public), bytes(2 << 20))
+    await site.snapshot(1)
+    await site.publish()
+    assert (await site.head()).version == 1
+
+
+@simulated
+async def test_a_head_of_long_ago_does_not_stop_its_trainer():
+    site = Site()
+    await site.snapshot(0)
+    await site.publish()
+    old = await site.store.get(paths.head(TRAINER.public), 1 << 20)
+    await site.snapshot(*range(1, 11))
+    await site.publish(seconds=60)
+    await site.store.put(paths.head(TRAINER.public), old)  # storage was rolled back
+    await site.snapshot(11)
+    await site.publish()
+    version, weights = await newest(*await site.follower())
+    assert version == 11 and equal(weights, site.weights[11])
+
+
+# Kills
+
+
+@simulated
+async def test_killed_before_the_weights_of_the_version_before_are_deleted():
+    site = Site()
+    await site.snapshot(0, 1)
+    await site.publish()
+    await site.snapshot(2)
+    await killed(site, "delete", "chain/published/")
+    assert len(await kept(site.state, "chain/published/")) == 2
+    await site.snapshot(3, 4)
+    await site.publish()
+    assert await kept(site.state, "chain/published/") == ["0000000004"]
+
+
+@simulated
+async def test_killed_behind_the_anchor_of_a_version_without_a_patch_and_then_rotated():
+    site, store = Site(), LosesPatches()
+    site.store, store.losing = store, False
+    settings = replace(SETTINGS, anchor_interval=100, keep_patches=100)
+    await site.snapshot(0, 1)
+    await site.publish(settings=settings)
+    store.losing = True
+    await site.snapshot(2)
+    await killed(site, "put", "chain/published/0000000002", settings=settings, seconds=60)
+    store.losing = False
+    await site.revise(1, site.run_id, trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
+    await site.snapshot(3)
+    await site.publish(key=SUCCESSOR, settings=settings, seconds=60)
+    assert (await site.head(SUCCESSOR)).version == 3
+    version, weights = await newest(*await site.follower())
+    assert version == 3 and equal(weights, site.weights[3])
+
+
+@simulated
+async def test_killed_while_old_versions_are_forgotten_and_then_more_are_to_be_kept():
+    site = Site()
+    few = replace(SETTINGS, anchor_interval=1, keep_patches=1, keep_anchors=1)
+    await site.snapshot(0)
+    await site.publish(settings=few)
+    await site.snapshot(1, 2, 3, 4)
+    await killed(site, "delete", "chain/anchors/", settings=few, seconds=60)
+    await site.snapshot(5)
+    await site.publish(settings=replace(few, keep_anchors=10), seconds=60)
+    version, weights = await newest(*await site.follower())
+    assert version == 5 and equal(weights, site.weights[5])
+    assert await kept(site.state, "chain/anchors/") == await kept(site.state, "chain/manifests/")
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_killed_at_any_operation_it_leaves_nothing_behind_and_the_chain_holds(after: bool):
+    settings = replace(SETTINGS, keep_patches=2, keep_anchors=1, settle_seconds=0.1, poll_seconds=0.5)
+
+    async def killed_at(operation: int, site: Site) -> bool:
+        died, scope = False, trio.CancelScope()
+
+        async def strike() -> None:
+            nonlocal died
+            died = True
+            scope.cancel()
+            await trio.sleep_forever()
+
+        wire = Tripwire(lambda name, path: name in {"put", "delete"}, operation, after, strike)
+        store, state = site.store, site.state
+        site.store, site.state = tripping(store, wire), tripping(state, wire)
+        with scope:
+            await site.publish(3, settings=settings)
+        site.store, site.state = store, state
+        return died
+
+    async def scenario() -> None:
+        before = Site()
+        await before.snapshot(0, 1)
+        await before.publish(2, settings=settings)
+        await before.snapshot(2, 3, 4)
+        for operation in itertools.count():
+            site = Site()
+            site.store, site.state = await copy_of(before.store), await copy_of(before.state)
+            if not await killed_at(operation, site):
+                break
+            await site.publish(3, settings=settings)
+            version, weights = await newest(*await site.follower())
+            assert (operation, version) == (operation, 4)
+            assert equal(weights, site.weights[4])
+            await site.snapshot(5, 6)
+            await site.publish(3, settings=settings)
+            assert (operation, await kept(site.state, "chain/published/")) == (operation, ["0000000006"])
+            assert (operation, await kept(site.state, "chain/shards/")) == (operation, [])
+            notes = set(await kept(site.state, "chain/anchors/")) - set(await kept(site.state, "chain/manifests/"))
+            assert (operation, notes) == (operation, set())
+        assert operation > 20
+
+    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+
+
+def tripping(store: ObjectStore, wire: Tripwire):
+    return TrippingStore(store, wire)
+
+
+# The state
+
+
+@simulated
+async def test_opening_the_history_of_a_trainer_at_work_deletes_nothing():
+    site = Site()
+    await site.snapshot(0)
+    await site.publish()
+    working = await History.open(site.state)
+    shards = make_shards(site.weights[1], 1 << 20)
+    last = working.manifests[0]
+    changes = {"version": 1, "previous": last.digest, "patch": None, "anchor": tuple(map(reference, shards))}
+    manifest = Manifest(**(dict(last.record) | changes))
+    await working.keep_shards(manifest, shards)
+    await History.open(site.state)  # as another process does, to look something up
+    await working.promise(sign(manifest, TRAINER))
+    assert await working.shard(manifest, manifest.anchor[0]) == shards[0]
+
+
+def long_history(versions: int, *anchors: int) -> History:
+    """A history of so many versions; what their manifests say does not matter."""
+    history = History(MemoryStore())
+    signed = open_announced(sign(samples.manifest(), TRAINER), Manifest)
+    history.manifests = dict.fromkeys(range(versions), signed)
+    history.anchors = set(anchors)
+    return history
+
+
+STAMP = Stamp(samples.RUN_ID, 0, 1)
+
+
+@pytest.mark.parametrize(("patches", "anchors"), [(100, 100), (5000, 10), (5000, 100), (1 << 20, 1 << 20)])
+def test_a_head_lists_no_more_than_it_can_whatever_is_to_be_kept(patches: int, anchors: int):
+    head = make_head(long_history(5001, *range(0, 5001, 50)), 5000, patches, anchors, STAMP)
+    assert head.version == 5000
+    assert head.base == 950  # an anchor
+    assert len(head.manifests) <= limits.MAX_CHAIN < len(head.manifests) + 50
+
+
+def test_anchors_that_never_get_through():
+    history = long_history(limits.MAX_CHAIN + 1, 0)
+    assert len(make_head(history, limits.MAX_CHAIN - 1, 100, 10, STAMP).manifests) == limits.MAX_CHAIN
+    with pytest.raises(ChainError, match="no anchor of the last 4096 versions"):
+        make_head(history, limits.MAX_CHAIN, 100, 10, STAMP)

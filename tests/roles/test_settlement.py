@@ -1,0 +1,258 @@
+"""What is decided of a miner's window reaches the learner and the account alike: through crashes, full disks and restarts."""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import trio
+
+from grailnode.store.memory import MemoryStore
+from protocol import paths
+from protocol.authority import Revision
+from protocol.digest import content_digest
+from protocol.signing import open_announced, sign
+from roles.ports import NotFoundError, StoreError
+from roles.trainer.harvest import Account, Harvest
+from roles.trainer.replay import ReplayBuffer, ReplaySettings
+from roles.trainer.spool import COLLECTED
+from roles.trainer.training import Training, TrainingSettings
+from tests.attacks.court import FIRST, SECOND, WINDOW, Court, Silent, other_prompt
+from tests.attacks.target import ROOTS, attack
+from tests.attacks.test_hanging_validators import closing, say_of, windows_collected
+from tests.network.storm import WrongClock
+from tests.protocol.samples import rejected, revision
+from tests.roles.chains import MINER
+
+
+class NoRoomForAccounts(MemoryStore):
+    """A disk that is full when an account is to be written."""
+
+    full = True
+
+    async def put(self, path: str, data: bytes) -> None:
+        if self.full and path.startswith(COLLECTED):
+            raise StoreError(f"{path}: no space left on device")
+        await super().put(path, data)
+
+
+class WrongOnce(Silent):
+    """A store that once says of what lies below a prefix that it is not there, or shows zeros."""
+
+    def __init__(self, prefix: str, how: str) -> None:
+        super().__init__()
+        self._prefix: str | None = prefix
+        self._how = how
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        data = await super().get(path, max_bytes, offset=offset, size=size)
+        if self._prefix is None or not path.startswith(self._prefix):
+            return data
+        self._prefix = None
+        if self._how == "hidden":
+            raise NotFoundError(f"{path}: no such object")
+        return bytes(len(data))
+
+
+class Distant(Silent):
+    """A store that takes its time."""
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        await trio.sleep(0.05)
+        return await super().get(path, max_bytes, offset=offset, size=size)
+
+
+class TrueBeacon:
+    """Gives a round when it is due, by the right clock."""
+
+    def __init__(self, court: Court) -> None:
+        self._chain = court.run.beacon
+        self._clock = court.clock
+
+    async def randomness(self, round_number: int) -> bytes:
+        await self._clock.sleep_until(self._chain.due(round_number))
+        return round_number.to_bytes(32, "little")
+
+
+def on_a_full_disk() -> tuple[Court, NoRoomForAccounts]:
+    """A court whose trainer cannot write accounts."""
+    court, disk = Court(), NoRoomForAccounts()
+    court.state, court.node = disk, replace(court.node, state=disk)
+    return court, disk
+
+
+def revise(court: Court, **changes: Any) -> None:
+    """Let the trainer act by another authority from now on."""
+    known = court.node.revisions
+    authority = known.current.model_copy(update=changes)
+    record = revision(known.number + 1, known.digest, run=court.run_id, authority=authority)
+    known.adopt(open_announced(sign(record, ROOTS[0]), Revision))
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["full disk", "killed"])
+def test_what_comes_between_harvest_and_account_parts_no_group_from_the_learner(killed: bool) -> None:
+    @attack
+    async def scenario() -> None:
+        court, disk = on_a_full_disk()
+        await court.deliver()
+        verdicts = [court.verdict(FIRST, court.judgement(0)), court.verdict(SECOND)]
+        spoken = [(key, court.summary(key, v), v) for key, v in zip((FIRST, SECOND), verdicts, strict=True)]
+        for key, summary, _ in spoken:
+            await court.seal(key, summary)
+        await court.reveal(*spoken[0])
+        buffer = ReplayBuffer(ReplaySettings(), 0)
+        training = Training(court.node, cast(Any, None), buffer, dict, TrainingSettings(1, 1))
+        middle = court.run.opening_time(WINDOW) + 2.0
+
+        async def go_on() -> None:
+            await court.clock.sleep_until(middle)
+            await court.reveal(*spoken[1])
+            await trio.sleep(0.0 if killed else 1.0)
+            disk.full = False
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(training._feed)
+            if killed:
+                await court.listen(middle)
+                await go_on()
+            else:
+                nursery.start_soon(go_on)
+            await court.listen()
+            await trio.sleep(1.0)
+            nursery.cancel_scope.cancel()
+        assert await court.outcomes() == {"used"}
+        both = {content_digest(group.to_frame()) for group in court.groups}
+        assert set(await court.account()) == {group.digest for group in buffer.draw(9)} == both
+
+    scenario()
+
+
+@attack
+async def test_what_was_handed_over_before_a_crash_is_used_whatever_storage_shows_afterwards():
+    court, disk = on_a_full_disk()
+    await court.deliver()
+    await court.say(FIRST)
+    await court.seal(SECOND, court.summary(SECOND))
+    await court.listen(court.run.opening_time(WINDOW) + 2.0)
+    assert await court.account() == {}
+    disk.full = False
+    await court.deliver([other_prompt(court), court.groups[1]])
+    await court.listen()
+    assert await court.outcomes() == {"used"}
+
+
+@pytest.mark.parametrize("how", ["hidden", "bent"])
+@pytest.mark.parametrize("kind", ["commitments", "batches"])
+def test_storage_that_shows_something_else_once_costs_no_window(kind: str, how: str) -> None:
+    @attack
+    async def scenario() -> None:
+        court = Court()
+        court.store = WrongOnce(paths.windowed(MINER.public, kind), how)
+        court.node = replace(court.node, store=court.store)
+        await court.deliver()
+        await court.say(SECOND)
+        await court.listen()
+        assert await court.outcomes() == {"used"}
+
+    scenario()
+
+
+def test_a_harvest_that_is_too_large_is_accounted_for_and_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Harvest, "max_bytes", 100)
+
+    @attack
+    async def scenario() -> None:
+        court = Court()
+        await court.deliver()
+        await court.say(FIRST)
+        await court.listen()
+        assert await court.outcomes() == {"too-large"}
+
+    scenario()
+
+
+@attack
+async def test_a_window_that_waits_for_storage_is_waited_for_after_a_restart_too():
+    court, later = Court(), WINDOW + 4
+    await court.deliver()
+    await court.say(FIRST)
+    await court.say(SECOND)
+    court.store.silent = (paths.windowed(MINER.public, "batches"),)
+    given_up = court.run.beacon.due(court.run.schedule.verdict(WINDOW) + court.run.schedule.verdict_rounds)
+    restart = court.run.opening_time(later) + 1.0
+    assert closing(court) < restart < given_up - 1.0
+
+    async def speak_of_a_later_one() -> None:
+        await court.clock.sleep_until(court.run.opening_time(later) + 0.3)
+        for validator in (FIRST, SECOND):
+            await say_of(court, validator, later, rejected())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(speak_of_a_later_one)
+        await court.listen(restart)
+    assert await windows_collected(court) == {later}
+    court.store.silent = ()
+    await court.listen(given_up + 10.0)
+    found = [Account.from_bytes(await court.state.get(i.path, 1 << 20)) async for i in court.state.list(COLLECTED)]
+    assert {item.outcome for account in found if account.window == WINDOW for item in account.outcomes} == {"used"}
+
+
+@attack
+async def test_a_clock_that_was_an_hour_ahead_for_two_seconds_costs_no_window():
+    court, later = Court(), WINDOW + 4
+    clock = WrongClock(court.clock)
+    court.store = Distant()
+    court.node = replace(court.node, store=court.store, clock=clock, beacon=TrueBeacon(court))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon((await court.open()).run)
+        await trio.sleep(1.0)
+        clock.wrong = 3600.0
+        await trio.sleep(2.0)
+        clock.wrong = 0.0
+        await court.clock.sleep_until(court.run.opening_time(later) + 2.0)
+        await say_of(court, FIRST, later)
+        await say_of(court, SECOND, later)
+        await court.clock.sleep_until(closing(court, later) + 10.0)
+        nursery.cancel_scope.cancel()
+    assert await windows_collected(court) == {later}
+
+
+@attack
+async def test_a_validator_that_is_revoked_before_it_reveals_decides_nothing():
+    court = Court()
+    await court.deliver()
+    verdict = court.verdict(FIRST)
+    summary = court.summary(FIRST, verdict)
+    await court.seal(FIRST, summary)
+
+    async def revoke() -> None:
+        await court.clock.sleep_until(court.run.opening_time(WINDOW) + 1.0)
+        revise(court, validators=(SECOND.public,))
+        await court.reveal(FIRST, summary, verdict)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(revoke)
+        await court.listen()
+    assert await court.outcomes() == set()
+
+
+@attack
+async def test_a_quorum_that_is_raised_in_between_holds_for_what_is_not_settled_yet():
+    court = Court()
+    await court.deliver()
+    first, second = court.verdict(FIRST, court.judgement(0)), court.verdict(SECOND)
+    await court.seal(FIRST, court.summary(FIRST, first))
+    await court.seal(SECOND, court.summary(SECOND, second))
+
+    async def raise_quorum() -> None:
+        await court.clock.sleep_until(court.run.opening_time(WINDOW) + 1.0)
+        await court.reveal(FIRST, court.summary(FIRST, first), first)
+        await trio.sleep(1.0)
+        revise(court, quorum=2)
+        await court.reveal(SECOND, court.summary(SECOND, second), second)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(raise_quorum)
+        await court.listen()
+    digests = [content_digest(group.to_frame()) for group in court.groups]
+    assert await court.account() == {digests[0]: "used", digests[1]: "no-quorum"}
+    await court.outcomes()
