@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import trio
 
-from protocol.errors import GapError, ProtocolError
+from protocol.errors import ProtocolError
 from protocol.ledger import Evaluation, Row, Summary
 from protocol.verdict import Reason, Verdict
 from roles.assignment import Task
@@ -135,12 +135,19 @@ class Validator:
         auditor = Auditor(node, Judge(self._task, self._engine, found.window, opening), draw, self._works)
         turns = Turns(node, self._ledger, draw)
         judged: list[tuple[Verdict, dict[int, bytes]]] = []
-        looked, serving = False, version
+        looked, serving, hidden = False, version, ""
         for case, standing in turns.take(found.window, found.cases):
             commitment = case.commitment.record
-            if commitment.version > serving and not looked:
-                looked, serving = True, await self._newest_serving(found.window, serving)
-            held = await self._acceptable(commitment.version, serving)
+            try:
+                if commitment.version > serving and not looked:
+                    looked, hidden = True, "newer versions cannot be seen now"
+                    serving, hidden = await self._newest_serving(found.window, serving), ""
+                if commitment.version > serving and hidden:
+                    raise StoreError(hidden)
+                held = await self._acceptable(commitment.version, serving)
+            except (StoreError, ProtocolError) as error:  # a claim that cannot be looked into is held against nobody
+                node.telemetry.event("not-judged", window=found.window, miner=case.miner.hex()[:8], error=str(error))
+                continue
             if held is None or len(commitment.groups) > node.run.groups:
                 judged.append((condemned(node, case, Reason.VERSION if held is None else Reason.QUOTA), {}))
             else:
@@ -158,7 +165,7 @@ class Validator:
         """The version that serves a window by a new look at the chain: miners may know what came out since the last one.
 
         Raises:
-            StoreError, ProtocolError: it cannot be looked at now, so that nobody can be judged by it.
+            StoreError, ProtocolError: it cannot be looked at now, so that nobody who claims a newer one can be judged.
         """
         await self._follower.refresh()
         return max(known, self._follower.version_for(window))
@@ -171,10 +178,7 @@ class Validator:
         """
         if not serving - self._node.run.schedule.max_lag <= claimed <= serving:
             return None
-        try:
-            return await self._follower.hold(claimed)
-        except GapError:
-            return None
+        return await self._follower.hold(claimed)
 
     def _forget_old_works(self) -> None:
         excess = len(self._works) - _REMEMBERED_WORKS

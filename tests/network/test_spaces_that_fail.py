@@ -60,6 +60,30 @@ class Fickle(Unreachable):
         return data[:-1] + bytes([data[-1] ^ 1 << self.asked % 8])
 
 
+class Blind(Network):
+    """A network whose validator cannot read the head from some moment on."""
+
+    hidden = "nothing"
+
+    def node(self, name: str, process: str = "", store: ObjectStore | None = None) -> Node:
+        if name.startswith("validator"):
+            store = Hidden(self)
+        return super().node(name, process, store)
+
+
+class Hidden(Unreachable):
+    """A store in which what a network hides cannot be read."""
+
+    def __init__(self, network: Blind) -> None:
+        super().__init__(network.store, "")
+        self._network = network
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        if path == self._network.hidden:
+            raise StoreError(f"{path}: connection refused")
+        return await self._inner.get(path, max_bytes, offset=offset, size=size)
+
+
 class Apart(Network):
     """A network whose trainer cannot reach the first miner's batches."""
 
@@ -106,5 +130,20 @@ def test_answers_that_fail_are_not_held_against_the_miner(bent: bool):
         judged = await verdicts(network, "miner-1", range(5))
         assert len(judged) >= 3
         assert {judgement.reason for verdict in judged.values() for judgement in verdict.judgements} == {""}
+
+    simulate(scenario)
+
+
+def test_a_validator_that_cannot_see_a_version_judges_nobody_who_claims_it_and_everybody_else():
+    async def scenario() -> None:
+        network = Blind(CHOICES)
+        async with running(network):
+            await network.until_window(5)
+            network.hidden = paths.head(key("trainer").public)
+            await network.until_window(8)
+        log = network.logs["validator-0"]
+        assert not any(event["rejected"] for event in log.named("verdict"))
+        assert {event["window"] for event in log.named("not-judged")} >= {6, 7}
+        assert not log.named("window-abandoned")
 
     simulate(scenario)
