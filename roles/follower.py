@@ -276,9 +276,13 @@ class Follower:
             StoreError, ProtocolError: it cannot be had now; what was held is still held.
         """
         async with self._holding:
+            held: Held | None = None
             with trio.CancelScope() as self._following:
-                return await self._hold(version)
-            raise ChainError("the chain was rewound meanwhile", f"version {version}")
+                held = await self._hold(version)
+            if held is None or self._following.cancel_called:
+                self._forget_disowned()
+                raise ChainError("the chain was rewound meanwhile", f"version {version}")
+            return held
 
     async def _hold(self, version: int) -> Held:
         if version in self._held:

@@ -1,6 +1,7 @@
 """What miner and validator do with the weights they follow: keep looking for newer ones, and have the engine serve them."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import trio
@@ -36,7 +37,7 @@ async def keep_fresh(node: Node, follower: Follower, poll_seconds: float) -> Non
         try:
             await _unless_revised(node, follower.refresh)
             if follower.newest is None and follower.chain.head is not None:
-                await follower.hold(_first_version(node, follower))
+                await _unless_revised(node, partial(follower.hold, _first_version(node, follower)))
             told = ""
         except (StoreError, ProtocolError) as error:
             if str(error) != told:
@@ -45,7 +46,7 @@ async def keep_fresh(node: Node, follower: Follower, poll_seconds: float) -> Non
         await trio.sleep(poll_seconds)
 
 
-async def _unless_revised(node: Node, work: Callable[[], Awaitable[None]]) -> None:
+async def _unless_revised(node: Node, work: Callable[[], Awaitable[object]]) -> None:
     """Give up what is under way when somebody's rights change meanwhile: it may come from a thief, who drips."""
     number = node.revisions.number
     failures: list[Exception] = []
