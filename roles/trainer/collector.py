@@ -173,7 +173,7 @@ class Collector:
         A validator whose storage stays silent for as long again as the window had is not waited for any more.
         """
         hearing, ignored = self._hearing(window), self._overseer.distrusted
-        final = closed and (hearing.looked(_LAST_LOOKS, ignored) or await self._given_up(window))
+        final = closed and hearing.looked(_LAST_LOOKS, ignored, given_up=await self._given_up(window))
         waiting = False
         try:
             for miner, verdicts in list(hearing.verdicts.items()):  # others add to it meanwhile

@@ -5,6 +5,8 @@ Validators are heard beside one another, so that one whose storage hangs costs t
 """
 
 from collections import Counter
+from math import inf
+from typing import Final
 
 import trio
 
@@ -17,6 +19,8 @@ from roles.gather import gather
 from roles.node import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from roles.seals import sealed_digest
+
+_HANGS_SECONDS: Final = 600.0  # after which a validator that is being heard is taken to hang
 
 
 class Hearing:
@@ -37,8 +41,11 @@ class Hearing:
         self._listed: dict[bytes, set[bytes]] = {}  # by validator, the miners on whom its summary lists a verdict
         self._told: set[str] = set()
         self._over: set[bytes] = set()  # validators of whom nothing more can come
-        self._heard_now: set[bytes] = set()  # validators who are being heard at this moment
+        self._heard_now: dict[
+            bytes, float
+        ] = {}  # validators who are being heard at this moment, and since when (trio's time)
         self._last_looks: Counter[bytes] = Counter()  # how often each was heard since the window was over
+        self._last_tries: Counter[bytes] = Counter()  # likewise, or did not answer
         self.verdicts: dict[bytes, dict[bytes, Verdict]] = {}
         """By miner, then by validator."""
 
@@ -52,14 +59,25 @@ class Hearing:
         silent = {validator for validator, listed in self._listed.items() if miner not in listed}
         return self.outstanding(ignored) - spoken - silent
 
-    def looked(self, times: int, ignored: set[bytes]) -> bool:
-        """Whether everybody of whom something might still come was heard so often since the window was over."""
-        return all(self._last_looks[validator] >= times for validator in self.outstanding(ignored))
+    def looked(self, times: int, ignored: set[bytes], *, given_up: bool) -> bool:
+        """Whether everybody of whom something might still come was heard so often since the window was over.
+
+        Args:
+            given_up: whether it is enough to have tried, or to have been kept waiting for minutes.
+        """
+
+        def done(validator: bytes) -> bool:
+            hangs = trio.current_time() - self._heard_now.get(validator, inf) > _HANGS_SECONDS
+            return self._last_looks[validator] >= times or (
+                given_up and (self._last_tries[validator] >= times or hangs)
+            )
+
+        return all(map(done, self.outstanding(ignored)))
 
     def listen(self, ignored: set[bytes], closed: bool, tasks: trio.Nursery) -> None:
         """Begin to hear every validator of whom something may come and who is not being heard already."""
-        for validator in sorted(self.outstanding(ignored) - self._heard_now):
-            self._heard_now.add(validator)
+        for validator in sorted(self.outstanding(ignored) - self._heard_now.keys()):
+            self._heard_now[validator] = trio.current_time()
             tasks.start_soon(self._listen_to, validator, closed)
 
     async def _listen_to(self, validator: bytes, closed: bool) -> None:
@@ -69,7 +87,8 @@ class Hearing:
         except StoreError as error:  # its own loss: the others are heard
             self._tell("validator-unread", f"of {validator.hex()}", error)
         finally:
-            self._heard_now.remove(validator)
+            self._last_tries[validator] += closed
+            del self._heard_now[validator]
 
     def close(self, ignored: set[bytes]) -> None:
         """Say of whom nothing came in time: what they judged is not trained on, and that is why."""

@@ -12,9 +12,9 @@ from protocol.authority import Revision
 from protocol.digest import content_digest
 from protocol.signing import open_announced, sign
 from roles.ports import NotFoundError, StoreError
-from roles.trainer.harvest import Account, Harvest
+from roles.trainer.harvest import Account, Collecting, Harvest
 from roles.trainer.replay import ReplayBuffer, ReplaySettings
-from roles.trainer.spool import COLLECTED
+from roles.trainer.spool import COLLECTED, COLLECTING
 from roles.trainer.training import Training, TrainingSettings
 from tests.attacks.court import FIRST, SECOND, WINDOW, Court, Silent, other_prompt
 from tests.attacks.target import ROOTS, attack
@@ -256,3 +256,26 @@ async def test_a_quorum_that_is_raised_in_between_holds_for_what_is_not_settled_
     digests = [content_digest(group.to_frame()) for group in court.groups]
     assert await court.account() == {digests[0]: "used", digests[1]: "no-quorum"}
     await court.outcomes()
+
+
+class SlowVerdicts(Silent):
+    """A store that takes its time for verdicts."""
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        if "/verdicts/" in path:
+            await trio.sleep(5.0)
+        return await super().get(path, max_bytes, offset=offset, size=size)
+
+
+@attack
+async def test_whoever_was_away_for_long_waits_for_verdicts_that_come_slowly():
+    court = Court()
+    court.store = SlowVerdicts()
+    object.__setattr__(court.node, "store", court.store)
+    await court.deliver()
+    await court.say(FIRST)
+    await court.state.put(COLLECTING, Collecting(oldest=WINDOW).to_bytes())
+    schedule = court.run.schedule
+    await court.clock.sleep_until(court.run.beacon.due(schedule.verdict(WINDOW) + 3 * schedule.verdict_rounds))
+    await court.listen(court.clock.now() + 60.0)
+    assert await court.outcomes() == {"used"}
