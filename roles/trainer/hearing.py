@@ -1,6 +1,6 @@
 """What the validators say of one window: seals first, then the summaries that were sealed, then the verdicts that these list.
 
-A verdict counts only if its summary was sealed before any other validator revealed what it had found (docs/spec/ledger.md).
+A verdict counts only if its summary was sealed before the round by which the others reveal theirs (docs/spec/ledger.md).
 Validators are heard beside one another, so that one whose storage hangs costs the others nothing.
 """
 
@@ -41,9 +41,7 @@ class Hearing:
         self._listed: dict[bytes, set[bytes]] = {}  # by validator, the miners on whom its summary lists a verdict
         self._told: set[str] = set()
         self._over: set[bytes] = set()  # validators of whom nothing more can come
-        self._heard_now: dict[
-            bytes, float
-        ] = {}  # validators who are being heard at this moment, and since when (trio's time)
+        self._heard_now: dict[bytes, float] = {}  # since when (trio's time) a validator is being heard
         self._last_looks: Counter[bytes] = Counter()  # how often each was heard since the window was over
         self._last_tries: Counter[bytes] = Counter()  # likewise, or did not answer
         self.verdicts: dict[bytes, dict[bytes, Verdict]] = {}

@@ -19,9 +19,9 @@ from roles.ports import ObjectStore
 from roles.trainer.history import History, Stamp, make_head
 from roles.trainer.publication import make_shards, reference
 from tests.network.simulation import key
-from tests.network.tripwire import TrippingStore, Tripwire
 from tests.protocol import samples
 from tests.roles.chains import TRAINER
+from tests.roles.dying import killed_at
 from tests.roles.test_follower import equal
 from tests.roles.test_publisher import SETTINGS, SUCCESSOR, LosesPatches, Site, copy_of, newest, simulated
 
@@ -176,23 +176,6 @@ async def test_killed_while_old_versions_are_forgotten_and_then_more_are_to_be_k
 def test_killed_at_any_operation_it_leaves_nothing_behind_and_the_chain_holds(after: bool):
     settings = replace(SETTINGS, keep_patches=2, keep_anchors=1, settle_seconds=0.1, poll_seconds=0.5)
 
-    async def killed_at(operation: int, site: Site) -> bool:
-        died, scope = False, trio.CancelScope()
-
-        async def strike() -> None:
-            nonlocal died
-            died = True
-            scope.cancel()
-            await trio.sleep_forever()
-
-        wire = Tripwire(lambda name, path: name in {"put", "delete"}, operation, after, strike)
-        store, state = site.store, site.state
-        site.store, site.state = tripping(store, wire), tripping(state, wire)
-        with scope:
-            await site.publish(3, settings=settings)
-        site.store, site.state = store, state
-        return died
-
     async def scenario() -> None:
         before = Site()
         await before.snapshot(0, 1)
@@ -201,7 +184,7 @@ def test_killed_at_any_operation_it_leaves_nothing_behind_and_the_chain_holds(af
         for operation in itertools.count():
             site = Site()
             site.store, site.state = await copy_of(before.store), await copy_of(before.state)
-            if not await killed_at(operation, site):
+            if not await killed_at(site, operation, 3, after=after, settings=settings):
                 break
             await site.publish(3, settings=settings)
             version, weights = await newest(*await site.follower())
@@ -216,10 +199,6 @@ def test_killed_at_any_operation_it_leaves_nothing_behind_and_the_chain_holds(af
         assert operation > 20
 
     trio.run(scenario, clock=MockClock(autojump_threshold=0))
-
-
-def tripping(store: ObjectStore, wire: Tripwire):
-    return TrippingStore(store, wire)
 
 
 # The state

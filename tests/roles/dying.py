@@ -1,0 +1,32 @@
+"""A publisher that is killed at one of its puts and deletes."""
+
+from typing import Any
+
+import trio
+
+from tests.network.tripwire import TrippingStore, Tripwire
+from tests.roles.test_publisher import Site
+
+
+async def killed_at(site: Site, operation: int, seconds: float, *, after: bool, **options: Any) -> bool:
+    """Publish, and die before or after a put or delete of store or state, counted from 0; whether it came to that.
+
+    Args:
+        options: as for `Site.publish`.
+    """
+    died, scope = False, trio.CancelScope()
+
+    async def strike() -> None:
+        nonlocal died
+        died = True
+        scope.cancel()
+        await trio.sleep_forever()
+
+    wire = Tripwire(lambda name, path: name in {"put", "delete"}, operation, after, strike)
+    store, state = site.store, site.state
+    deadly: Any = [TrippingStore(inner, wire) for inner in (store, state)]
+    site.store, site.state = deadly
+    with scope:
+        await site.publish(seconds, **options)
+    site.store, site.state = store, state
+    return died
