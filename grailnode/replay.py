@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -11,7 +12,7 @@ from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.errors import MalformedError, ProtocolError, found_in
 from protocol.evidence import Counts, bar
-from protocol.ledger import Amendment, Row, Seal, Summary, histories, scores
+from protocol.ledger import Amendment, Row, Summary, histories, scores
 from protocol.rollout import Commitment, Group, open_group
 from protocol.run import ProofSpec
 from protocol.signing import KEY_BYTES, open_signed
@@ -20,7 +21,8 @@ from roles.assignment import Task
 from roles.follower import Follower
 from roles.node import Node
 from roles.participants import listed
-from roles.ports import NotFoundError
+from roles.ports import NotFoundError, TooLargeError
+from roles.seals import find_witness, open_seal
 from roles.serving import serve
 from roles.validator.judge import Judge
 
@@ -221,9 +223,7 @@ async def _check_summary(
     node: Node, validator: bytes, summary: Summary, history: Mapping[bytes, Sequence[Counts]]
 ) -> None:
     place = f"window {summary.window} of validator {validator.hex()[:16]}"
-    data = await node.store.get(paths.seal(validator, summary.window), 2 * limits.MAX_ENVELOPE_BYTES)
-    if open_signed(data, Seal, [validator]).record.summary != content_digest(summary.to_bytes()):
-        raise ProtocolError("not the summary that was sealed", place)
+    await _check_sealed(node, validator, summary, place)
     for row in summary.rows:
         if row.verdict:
             data = await node.store.get(paths.verdict(validator, summary.window, row.miner), _LARGEST)
@@ -231,6 +231,20 @@ async def _check_summary(
             if Row.of(verdict) != row:
                 raise ProtocolError(f"the row of miner {row.miner.hex()[:8]} is not what its verdict says", place)
             _check_accepted(verdict, history.get(row.miner, ()), node.run.proof, place)
+
+
+async def _check_sealed(node: Node, validator: bytes, summary: Summary, place: str) -> None:
+    """Raise where a summary is not the only one that its validator promised to anybody."""
+    digest = content_digest(summary.to_bytes())
+    data = await node.store.get(paths.seal(validator, summary.window), limits.MAX_SEAL_BYTES)
+    if open_seal(node, summary.window, validator, data).record.summary != digest:
+        raise ProtocolError("not the summary that was sealed", place)
+    for other in sorted(set(node.authority.validators) - {validator}):
+        seen: Mapping[bytes, bytes] = {}
+        with suppress(NotFoundError, TooLargeError, ProtocolError):  # what is not there speaks against nobody
+            seen = await find_witness(node, summary.window, other)
+        if seen.get(validator, digest) != digest:
+            raise ProtocolError(f"sealed twice: another seal was shown to validator {other.hex()[:16]}", place)
 
 
 async def _check_amendment(

@@ -179,6 +179,19 @@ class Seal(Record):
     summary: Digest
 
 
+class Witness(Record):
+    """The others' seals (envelopes) that a validator saw before it revealed: who shows somebody another one has sealed twice."""
+
+    kind: ClassVar[str] = "witness"
+    max_bytes: ClassVar[int] = limits.MAX_WITNESS_BYTES
+    run: Digest
+    window: Window
+    validator: Key
+    seals: Annotated[
+        tuple[Annotated[bytes, Field(max_length=limits.MAX_SEAL_BYTES)], ...], Field(max_length=limits.MAX_KEYS)
+    ]
+
+
 def balances(ledger: Sequence[Summary], scoring: ScoringSpec) -> dict[bytes, float]:
     """What each miner's work is worth over the windows that count, in groups of today; negative for who cost more.
 

@@ -59,6 +59,8 @@ MAX_COMMITMENT_BYTES: Final = 512 * KIB  # one commitment
 # verdicts
 MAX_VERDICT_BYTES: Final = 64 * MIB  # one verdict, log-probabilities included
 MAX_SUMMARY_BYTES: Final = 4 * MIB  # one summary
+MAX_SEAL_BYTES: Final = 512  # one seal with its envelope
+MAX_WITNESS_BYTES: Final = 1 * MIB  # one witness
 MAX_PARTICIPANTS: Final = 4096  # participants that a node takes notice of
 MAX_ANNOUNCEMENT_BYTES: Final = 4 * KIB  # one announcement
 MAX_SPACE_BYTES: Final = 256  # the URL of a space

@@ -111,6 +111,11 @@ def seal(validator: bytes, window: int) -> str:
     return f"{validator.hex()}/seals/{_number(window)}"
 
 
+def witness(validator: bytes, window: int) -> str:
+    """The others' seals that a validator saw before it revealed."""
+    return f"{validator.hex()}/witnesses/{_number(window)}"
+
+
 def look_back(validator: bytes, window: int, miner: bytes) -> str:
     """A validator's signed verdict on the groups of an earlier window that it had not audited."""
     return f"{validator.hex()}/lookbacks/{_number(window)}-{miner.hex()}"

@@ -1,26 +1,64 @@
-"""What validators have promised to reveal."""
+"""What validators have promised to reveal, and to whom."""
+
+from contextlib import suppress
 
 from protocol import limits, paths
-from protocol.errors import ProtocolError
-from protocol.ledger import Seal
-from protocol.signing import open_signed
+from protocol.errors import MalformedError, ProtocolError
+from protocol.ledger import Seal, Witness
+from protocol.signing import Signed, claimed_signers, open_signed
 from roles.node import Node
 from roles.ports import NotFoundError, TooLargeError
 
 
-async def sealed_digest(node: Node, window: int, validator: bytes) -> bytes | None:
-    """The digest that a validator has sealed for a window; None where storage shows no seal of it.
+def open_seal(node: Node, window: int, validator: bytes, data: bytes) -> Signed[Seal]:
+    """A validator's seal of a window.
+
+    Raises:
+        ProtocolError: it is not that.
+    """
+    seal = open_signed(data, Seal, [validator])
+    if (seal.record.run, seal.record.window, seal.record.validator) != (node.run_id, window, validator):
+        raise MalformedError("of another run, window or validator", "seal")
+    return seal
+
+
+async def find_seal(node: Node, window: int, validator: bytes) -> Signed[Seal] | None:
+    """The seal of a validator for a window; None where storage shows none of it.
 
     Raises:
         StoreError: storage did not answer.
     """
     try:
-        path = paths.seal(validator, window)
-        data = await node.store.get(path, 2 * limits.MAX_ENVELOPE_BYTES)
-        seal = open_signed(data, Seal, [validator]).record
+        data = await node.store.get(paths.seal(validator, window), limits.MAX_SEAL_BYTES)
+        return open_seal(node, window, validator, data)
     except NotFoundError:
         return None
     except (TooLargeError, ProtocolError) as error:
         node.telemetry.event("seal-unread", window=window, validator=validator.hex(), error=str(error))
         return None
-    return seal.summary if (seal.run, seal.window, seal.validator) == (node.run_id, window, validator) else None
+
+
+async def find_witness(node: Node, window: int, validator: bytes) -> dict[bytes, bytes]:
+    """What others promised, by validator, in the seals that a validator saw before it revealed a window.
+
+    An entry that is no seal of a validator of today is passed over: it speaks against nobody.
+
+    Raises:
+        NotFoundError, StoreError: storage shows no witness, or did not answer.
+        TooLargeError, ProtocolError: it shows something else.
+    """
+    data = await node.store.get(paths.witness(validator, window), Witness.max_bytes + limits.MAX_ENVELOPE_BYTES)
+    seen: dict[bytes, bytes] = await node.run_sync(_seen, node, window, validator, data)
+    return seen
+
+
+def _seen(node: Node, window: int, validator: bytes, data: bytes) -> dict[bytes, bytes]:
+    record = open_signed(data, Witness, [validator]).record
+    if (record.run, record.window, record.validator) != (node.run_id, window, validator):
+        raise MalformedError("of another run, window or validator", "witness")
+    seen: dict[bytes, bytes] = {}
+    for item in record.seals:
+        with suppress(ProtocolError):
+            for signer in set(claimed_signers(item, Seal)).intersection(node.authority.validators):
+                seen[signer] = open_seal(node, window, signer, item).record.summary
+    return seen

@@ -198,7 +198,7 @@ class Collector:
     async def _undecided(self, window: int, miner: bytes, final: bool) -> list[Decision]:
         """The decisions that the account of a miner's window does not name yet."""
         authority, hearing, ignored = self._node.authority, self._hearing(window), self._overseer.distrusted
-        counting = set(authority.validators) - ignored
+        counting = set(authority.validators) - ignored - hearing.sealed_twice
         believed = [verdict for validator, verdict in hearing.verdicts[miner].items() if validator in counting]
         named = {outcome.group for outcome in await self._accounts.outcomes(window, miner)}
         outstanding = 0 if final else len(hearing.outstanding_on(miner, ignored))

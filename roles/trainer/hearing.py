@@ -1,10 +1,11 @@
 """What the validators say of one window: seals first, then the summaries that were sealed, then the verdicts that these list.
 
-A verdict counts only if its summary was sealed before the round by which the others reveal theirs (docs/spec/ledger.md).
+A verdict counts only if its summary was sealed before the round by which the others reveal theirs, and if nobody was shown another
+seal of its validator (docs/spec/ledger.md).
 Validators are heard beside one another, so that one whose storage hangs costs the others nothing.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from math import inf
 from typing import Final
 
@@ -18,7 +19,7 @@ from protocol.verdict import Verdict
 from roles.gather import gather
 from roles.node import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
-from roles.seals import sealed_digest
+from roles.seals import find_seal, find_witness
 
 _HANGS_SECONDS: Final = 600.0  # after which a validator that is being heard is taken to hang
 
@@ -37,6 +38,8 @@ class Hearing:
         self._due = node.run.beacon.due(node.run.schedule.seal(window))
         self._away = self._due <= listening_since
         self._seals: dict[bytes, bytes] = {}
+        self._signed: defaultdict[bytes, set[bytes]] = defaultdict(set)  # by validator, the digests that it sealed
+        self._witnessed: set[bytes] = set()  # validators whose witness was read
         self._summaries: dict[bytes, Summary] = {}
         self._listed: dict[bytes, set[bytes]] = {}  # by validator, the miners on whom its summary lists a verdict
         self._told: set[str] = set()
@@ -46,6 +49,11 @@ class Hearing:
         self._last_tries: Counter[bytes] = Counter()  # likewise, or did not answer
         self.verdicts: dict[bytes, dict[bytes, Verdict]] = {}
         """By miner, then by validator."""
+
+    @property
+    def sealed_twice(self) -> set[bytes]:
+        """Validators that showed one seal to some and another to others: their verdicts do not count."""
+        return {validator for validator, digests in self._signed.items() if len(digests) > 1}
 
     def outstanding(self, ignored: set[bytes]) -> set[bytes]:
         """Validators of whom something may still come."""
@@ -98,18 +106,42 @@ class Hearing:
     async def _hear(self, validator: bytes) -> None:
         if validator not in self._seals:
             await self._look_for_seal(validator)
-        if validator in self._seals and validator not in self._summaries:
+        if validator in self._seals and validator not in self._witnessed:
+            await self._look_for_witness(validator)
+        if validator in self._witnessed and validator not in self._summaries:
             await self._look_for_summary(validator)
         if validator in self._summaries:
             await self._read_verdicts(validator)
 
     async def _look_for_seal(self, validator: bytes) -> None:
         in_time = self._away or not await self._node.time.has_come(self._node.run.schedule.seal(self._window))
-        digest = await sealed_digest(self._node, self._window, validator) if in_time else None
-        if digest is not None:
-            self._seals[validator] = digest
+        seal = await find_seal(self._node, self._window, validator) if in_time else None
+        if seal is not None:
+            self._seals[validator] = seal.record.summary
+            self._note(validator, seal.record.summary)
         elif not in_time:
             self._refuse(validator, "not sealed in time")
+
+    def _note(self, validator: bytes, digest: bytes) -> None:
+        """Remember what a validator signed, whoever was shown it."""
+        signed = self._signed[validator]
+        if digest not in signed:
+            signed.add(digest)
+            if len(signed) > 1:
+                both = " and ".join(sorted(item.hex()[:16] for item in signed))
+                self._refuse(validator, f"sealed twice: {both}")
+
+    async def _look_for_witness(self, validator: bytes) -> None:
+        try:
+            seals = await find_witness(self._node, self._window, validator)
+        except NotFoundError:
+            return
+        except (ProtocolError, TooLargeError) as error:
+            self._tell("witness-refused", paths.witness(validator, self._window), error)
+            return
+        self._witnessed.add(validator)
+        for other, digest in seals.items():
+            self._note(other, digest)
 
     async def _look_for_summary(self, validator: bytes) -> None:
         path = paths.summary(validator, self._window)

@@ -11,12 +11,12 @@ import trio
 
 from protocol import limits, paths
 from protocol.digest import content_digest
-from protocol.ledger import Seal, Summary
+from protocol.ledger import Seal, Summary, Witness
 from protocol.signing import sign
 from protocol.verdict import Verdict
 from roles.node import Node
 from roles.ports import StoreError
-from roles.seals import sealed_digest
+from roles.seals import find_seal
 from roles.validator.ledger import Ledger
 
 _VERDICTS = "sealed/"
@@ -72,7 +72,9 @@ class Revealer:
         node, own, window = self._node, self._node.key.public, summary.window
         seal = Seal(run=node.run_id, window=window, validator=own, summary=content_digest(summary.to_bytes()))
         await node.publish(paths.seal(own, window), sign(seal, node.key))
-        await self._others(window)
+        seen = await self._others(window)
+        witness = Witness(run=node.run_id, window=window, validator=own, seals=tuple(seen[key] for key in sorted(seen)))
+        await node.publish(paths.witness(own, window), sign(witness, node.key))
         async for item in node.state.list(f"{_VERDICTS}{_number(window)}-"):
             verdict = await node.state.get(item.path, limits.MAX_VERDICT_BYTES + limits.MAX_ENVELOPE_BYTES)
             await node.publish(paths.verdict(own, window, paths.key_at_end(item.path)), verdict)
@@ -86,16 +88,20 @@ class Revealer:
             await state.delete(path)
         await state.delete(_PENDING + _number(window))
 
-    async def _others(self, window: int) -> None:
-        """Wait until all other validators have sealed, or no seal counts any more. One whose storage hangs holds up nobody."""
+    async def _others(self, window: int) -> dict[bytes, bytes]:
+        """Wait until all other validators have sealed, or no seal counts any more: the seals by validator.
+
+        One whose storage hangs holds up nobody.
+        """
         node = self._node
         last = node.run.schedule.seal(window)
         others = set(node.authority.validators) - {node.key.public}
+        seen: dict[bytes, bytes] = {}
 
         async def all_sealed() -> None:
             async with trio.open_nursery() as looking:
                 for validator in sorted(others):
-                    looking.start_soon(self._sealed, window, validator)
+                    looking.start_soon(self._sealed, window, validator, seen)
             nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
@@ -103,11 +109,14 @@ class Revealer:
             while not await node.time.has_come(last):
                 await trio.sleep(_POLL_SECONDS)
             nursery.cancel_scope.cancel()
+        return seen
 
-    async def _sealed(self, window: int, validator: bytes) -> None:
-        """Wait until a validator has sealed."""
+    async def _sealed(self, window: int, validator: bytes, seen: dict[bytes, bytes]) -> None:
+        """Wait until a validator has sealed, and add its seal to those that were seen."""
         while True:
             with suppress(StoreError):
-                if await sealed_digest(self._node, window, validator) is not None:
+                seal = await find_seal(self._node, window, validator)
+                if seal is not None:
+                    seen[validator] = seal.data
                     return
             await trio.sleep(_POLL_SECONDS)

@@ -10,7 +10,7 @@ from grailnode.clock import TrioClock
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.digest import content_digest
-from protocol.ledger import Row, Seal, Summary
+from protocol.ledger import Row, Seal, Summary, Witness
 from protocol.rollout import Group, assemble, pack_tokens
 from protocol.signing import SigningKey, sign
 from protocol.verdict import Judgement, Verdict
@@ -105,8 +105,14 @@ class Court:
         seal = Seal(run=self.run_id, window=window, validator=validator.public, summary=digest)
         await self.store.put(paths.seal(validator.public, window), sign(seal, validator))
 
+    async def attest(self, validator: SigningKey, window: int, *seals: bytes) -> None:
+        """Say which seals of others a validator saw."""
+        record = Witness(run=self.run_id, window=window, validator=validator.public, seals=seals)
+        await self.store.put(paths.witness(validator.public, window), sign(record, validator))
+
     async def reveal(self, validator: SigningKey, summary: Summary, *verdicts: Verdict) -> None:
-        """Put a summary and its verdicts."""
+        """Put a summary and its verdicts, and that no seals of others were seen."""
+        await self.attest(validator, summary.window)
         for verdict in verdicts:
             await self.store.put(self.place(validator, summary.window), sign(verdict, validator))
         await self.store.put(paths.summary(validator.public, summary.window), sign(summary, validator))

@@ -16,7 +16,7 @@ from grailnode.wiring import make_engine, run_miner, run_validator
 from protocol import challenge, limits, paths
 from protocol.digest import content_digest
 from protocol.errors import ProtocolError
-from protocol.ledger import Row, Seal, Summary, balances, scores
+from protocol.ledger import Row, Seal, Summary, Witness, balances, scores
 from protocol.report import Report, canary_key
 from protocol.rollout import Group
 from protocol.signing import open_signed, sign
@@ -28,6 +28,7 @@ from roles.ports import NotFoundError
 from roles.validator.node import ValidatorSettings
 from tests.network.simulation import Network, key
 from tests.network.test_network import running, simulate, verdicts
+from tests.network.test_spaces_that_fail import Unreachable
 
 CHOICES = Choices(groups=4, group_size=8)
 GULLIBLE: dict[str, Any] = {
@@ -192,34 +193,60 @@ def test_looking_back_holds_a_windows_groups_together():
     simulate(scenario)
 
 
-def test_a_validator_that_waits_for_anothers_findings_is_not_heard():
-    async def copy(network: Network) -> None:
-        """Everything that validator-0 reveals, under validator-1's name."""
-        own, other = key("validator-1"), key("validator-0").public
-        for window in range(100):
-            while not await summaries(network, "validator-0", range(window, window + 1)):
-                if network.node("x").window() > window + 6:
-                    break
-                await trio.sleep(0.05)
-            else:
-                (theirs,) = await summaries(network, "validator-0", range(window, window + 1))
-                rows = []
-                for row in theirs.rows:
-                    if row.verdict:
-                        data = await network.store.get(paths.verdict(other, window, row.miner), 1 << 26)
-                        verdict = open_signed(data, Verdict, [other]).record
-                        mine = verdict.model_copy(update={"validator": own.public})
-                        await network.store.put(paths.verdict(own.public, window, row.miner), sign(mine, own))
-                        rows.append(Row.of(mine))
-                summary = theirs.model_copy(update={"validator": own.public, "rows": tuple(rows)})
-                digest = content_digest(summary.to_bytes())
-                seal = Seal(run=network.signed.digest, window=window, validator=own.public, summary=digest)
-                await network.store.put(paths.seal(own.public, window), sign(seal, own))
-                await network.store.put(paths.summary(own.public, window), sign(summary, own))
+async def copy(network: Network) -> None:
+    """Everything that validator-0 reveals, under validator-1's name."""
+    own, other = key("validator-1"), key("validator-0").public
+    for window in range(100):
+        while not await summaries(network, "validator-0", range(window, window + 1)):
+            if network.node("x").window() > window + 6:
+                break
+            await trio.sleep(0.05)
+        else:
+            (theirs,) = await summaries(network, "validator-0", range(window, window + 1))
+            rows = []
+            for row in theirs.rows:
+                if row.verdict:
+                    data = await network.store.get(paths.verdict(other, window, row.miner), 1 << 26)
+                    verdict = open_signed(data, Verdict, [other]).record
+                    mine = verdict.model_copy(update={"validator": own.public})
+                    await network.store.put(paths.verdict(own.public, window, row.miner), sign(mine, own))
+                    rows.append(Row.of(mine))
+            summary = theirs.model_copy(update={"validator": own.public, "rows": tuple(rows)})
+            seal = seal_of(network, window, content_digest(summary.to_bytes()))
+            await network.store.put(paths.seal(own.public, window), seal)
+            witness = Witness(run=network.signed.digest, window=window, validator=own.public, seals=())
+            await network.store.put(paths.witness(own.public, window), sign(witness, own))
+            await network.store.put(paths.summary(own.public, window), sign(summary, own))
 
+
+def seal_of(network: Network, window: int, digest: bytes) -> bytes:
+    """Validator-1's seal on a summary."""
+    own = key("validator-1")
+    return sign(Seal(run=network.signed.digest, window=window, validator=own.public, summary=digest), own)
+
+
+class TwoFaced(Unreachable):
+    """What validator-1's storage shows to the other one: it has sealed something from the first moment of a window on."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__(network.store, "nothing")
+        self._network = network
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        if path.startswith(paths.windowed(key("validator-1").public, "seals")):
+            return seal_of(self._network, paths.window_of(path.rpartition("/")[2]), bytes(32))
+        return await super().get(path, max_bytes, offset=offset, size=size)
+
+
+@pytest.mark.parametrize(
+    ("two_faced", "why"), [(False, "not sealed in time"), (True, "sealed twice")], ids=["waits", "seals twice"]
+)
+def test_a_validator_that_copies_anothers_findings_is_not_heard(two_faced: bool, why: str):
     async def scenario() -> None:
         network = Network(CHOICES, validators=2, quorum=2)
         network.validators = ["validator-0"]
+        shown = TwoFaced(network) if two_faced else network.store
+        network.medium = lambda name, process: shown if name == "validator-0" else network.store  # type: ignore[method-assign]
         async with running(network, miners=1) as nursery:
             nursery.start_soon(copy, network)
             await network.until_window(7)
@@ -228,7 +255,7 @@ def test_a_validator_that_waits_for_anothers_findings_is_not_heard():
         assert settled
         assert all(event["used"] == 0 for event in settled)
         unheard = network.events("trainer/download", "validator-unheard")
-        assert {event["error"] for event in unheard} == {"not sealed in time"}
+        assert {event["error"].partition(":")[0] for event in unheard} == {why}
 
     simulate(scenario)
 

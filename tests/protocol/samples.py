@@ -10,7 +10,7 @@ from protocol.authority import OPEN, Admission, Authority, ChainPoint, Revision
 from protocol.beacon import ChainInfo
 from protocol.chain import Trust
 from protocol.encoding import Record
-from protocol.ledger import Amendment, Evaluation, Row, Seal, Summary
+from protocol.ledger import Amendment, Evaluation, Row, Seal, Summary, Witness
 from protocol.manifest import Head, Manifest, ObjectRef, PatchRef, TensorRow
 from protocol.participant import Announcement
 from protocol.report import Deception, Disagreement, Report
@@ -302,6 +302,7 @@ def every_record() -> list[Record]:
             amendments=(Amendment(window=5, miner=MINER.public, verdict=b"", accepted=2, rejected=0),),
         ),
         Seal(run=RUN_ID, window=7, validator=VALIDATOR.public, summary=digest("summary 7")),
+        Witness(run=RUN_ID, window=7, validator=VALIDATOR.public, seals=(b"a seal", b"another")),
         report(),
         announcement(),
         Envelope(body=b"body", of="head", signatures=(Signature(key=MINER.public, value=bytes(64)),)),

@@ -17,7 +17,7 @@ from protocol.chain import Trust
 from protocol.compression import decompress
 from protocol.encoding import Record, unpack
 from protocol.errors import ProtocolError
-from protocol.ledger import Seal, Summary
+from protocol.ledger import Seal, Summary, Witness
 from protocol.manifest import Head, Manifest
 from protocol.participant import Announcement
 from protocol.report import Report
@@ -45,6 +45,7 @@ TYPES: tuple[type[Record], ...] = (
     Seal,
     Summary,
     Verdict,
+    Witness,
 )
 _, COMMITMENT = assemble([samples.group()])
 PARSERS: dict[str, Parser] = {

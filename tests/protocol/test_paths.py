@@ -23,6 +23,7 @@ ALL = [
     paths.batch(KEY, 3, digest("batch")),
     paths.verdict(KEY, 3, OTHER),
     paths.summary(KEY, 3),
+    paths.witness(KEY, 3),
 ]
 
 

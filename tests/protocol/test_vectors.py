@@ -15,7 +15,7 @@ from protocol.authority import Authority, Revision, Revisions
 from protocol.chain import ChainVerifier, Trust
 from protocol.digest import content_digest, digest_weights, dtypes, tensor_digest
 from protocol.encoding import Record, pack, unpack
-from protocol.ledger import Row, Seal, Summary, balances, scores
+from protocol.ledger import Row, Seal, Summary, Witness, balances, scores
 from protocol.manifest import Head, Manifest
 from protocol.participant import Announcement
 from protocol.report import Report
@@ -34,7 +34,7 @@ VECTORS: dict[str, list[dict[str, Any]]] = {
 KINDS: tuple[type[Record], ...] = (
     *(Announcement, Commitment, Envelope, Group, Head, Judgement),
     *(Manifest, Report, Rollout, Row, RunManifest, Seal, Summary, Trust, Verdict),
-    *(Invite, Revision, Work),
+    *(Invite, Revision, Witness, Work),
 )
 
 

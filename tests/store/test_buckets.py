@@ -52,6 +52,7 @@ OWN = [
     paths.commitment(ME, 3),
     paths.verdict(ME, 3, OTHER),
     paths.summary(ME, 3),
+    paths.witness(ME, 3),
 ]
 FOREIGN = [paths.head(OTHER), paths.participant(ME), paths.run(OTHER), f"{BEACON}/public/1", "x", f"x/{ME.hex()}/head"]
 
@@ -120,7 +121,13 @@ def test_what_is_settled_goes_and_what_is_needed_stays(kind: str):
     bucket = BUCKETS[kind]
     rules = by_name(documents(bucket, Use((ME, OTHER), days=9)))["lifecycle.json"]["Rules"]
     expiring = {rule["Filter"]["Prefix"]: rule["Expiration"]["Days"] for rule in rules if "Expiration" in rule}
-    gone = [paths.commitment(ME, 1), paths.batch(OTHER, 1, ME), paths.verdict(ME, 1, OTHER), paths.seal(ME, 1)]
+    gone = [
+        paths.commitment(ME, 1),
+        paths.batch(OTHER, 1, ME),
+        paths.verdict(ME, 1, OTHER),
+        paths.seal(ME, 1),
+        paths.witness(ME, 1),
+    ]
     kept = [paths.head(ME), paths.manifest(ME, 1, ME), paths.patch(ME, ME), paths.anchor(ME, ME), paths.summary(ME, 1)]
     assert all(any((bucket.prefix + path).startswith(prefix) for prefix in expiring) for path in gone)
     assert not any((bucket.prefix + path).startswith(prefix) for prefix in expiring for path in kept)

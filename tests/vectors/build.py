@@ -13,7 +13,7 @@ from protocol import challenge
 from protocol.chain import Trust
 from protocol.digest import content_digest, digest_weights, raw_bytes, tensor_digest, type_name
 from protocol.encoding import pack, unpack
-from protocol.ledger import Amendment, Seal, balances, scores
+from protocol.ledger import Amendment, Seal, Witness, balances, scores
 from protocol.manifest import Head, Manifest
 from protocol.signing import Envelope, Signature, sign
 from tests.protocol import samples
@@ -279,11 +279,14 @@ def ledger() -> list[Case]:
     ]
     record = samples.summary(samples.row())
     seal = Seal(run=RUN_ID, window=7, validator=VALIDATOR.public, summary=content_digest(record.to_bytes()))
+    witness = Witness(run=RUN_ID, window=7, validator=TRAINER.public, seals=(sign(seal, VALIDATOR),))
     fields = unpack(record.to_bytes())
     row = fields["rows"][0]
     return [
         good("summary", "summary", record.to_bytes()),
         good("seal", "seal", seal.to_bytes()),
+        good("witness", "witness", witness.to_bytes()),
+        bad("a seal too long", "witness", pack(unpack(witness.to_bytes()) | {"seals": (bytes(513),)}), MALFORMED),
         bad("a miner twice", "summary", pack(fields | {"rows": (row, row)}), MALFORMED),
         bad(
             "an amendment of a later window",
