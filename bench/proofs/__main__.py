@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=600, help="rollouts of the table of sketches")
     parser.add_argument("--projections", type=int, default=10_000, help="of the table of sketches")
     parser.add_argument("--without", default="", help="pairs to leave out, separated by commas")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the table of speed")
     options = parser.parse_args()
     torch.set_num_threads(1)
     setting = Setting(options.policy, options.policy / "results", tuple(options.without.split(",")))
@@ -45,7 +46,7 @@ def main() -> None:
         case "sketch":
             trio.run(information.table, setting, options.rollouts, options.projections)
         case _:
-            trio.run(speed.table, setting, options.groups or 12)
+            trio.run(speed.table, setting, options.groups or 12, getattr(torch, options.dtype))
 
 
 if __name__ == "__main__":

@@ -11,13 +11,15 @@ import numpy as np
 import torch
 
 from bench.proofs.setting import GROUP_SIZE, Setting
-from bench.zoo.field import Field
+from bench.zoo.field import Field, inline
 from grailnode import genesis
 from grailnode.calibration import proof_file
+from grailnode.engine.torch_engine import TorchEngine
 from protocol import challenge, sampling, sketch
 from protocol.evidence import weigh
 from protocol.rollout import Group
 from roles.miner.produce import HonestProducer
+from roles.ports import Engine
 from roles.sequences import pad
 from roles.validator.judge import Judge
 
@@ -41,11 +43,13 @@ async def _least_in_turn(*works: Callable[[], Awaitable[Any]], runs: int) -> lis
     return list(map(min, seconds))
 
 
-async def table(setting: Setting, groups: int) -> None:
-    """Print it."""
+async def table(setting: Setting, groups: int, dtype: torch.dtype) -> None:
+    """Print it for engines that compute in a dtype."""
     proof = proof_file.read(genesis.PACKAGED / proof_file.NAME).thresholds  # any will do: they cost nothing
     field = setting.field(proof, groups)
-    engine, turn = await field.serving(), field.turn(0)
+    engine, turn = TorchEngine(setting.model(), dtype=dtype, run_sync=inline), field.turn(0)
+    await engine.stage(setting.newest, setting.weights)
+    await engine.commit()
     producer = HonestProducer(field.task, engine)
     made = await producer.produce(turn, range(groups))
     tokens = sum(len(rollout.tokens) for group in made for rollout in group.rollouts)
@@ -61,7 +65,7 @@ async def table(setting: Setting, groups: int) -> None:
             await producer.produce(turn, [index])
 
     model = setting.model()
-    weights = {name: tensor.to(torch.float32) for name, tensor in setting.weights.items()}
+    weights = {name: tensor.to(dtype) for name, tensor in setting.weights.items()}
 
     async def bare() -> None:
         with torch.inference_mode():
@@ -83,7 +87,9 @@ async def table(setting: Setting, groups: int) -> None:
         "prefill with each prompt once (the engine)": own,
         "verification (Judge.judge)": check,
     }
-    print(f"{tokens} completion tokens, {setting.policy.vocabulary} in the vocabulary, one core")
+    print(
+        f"{tokens} completion tokens, {setting.policy.vocabulary} in the vocabulary, one core, {str(dtype).removeprefix('torch.')}"
+    )
     for name, seconds in rows.items():
         print(f"{name:42} {tokens / seconds:9.0f} tokens/s  {seconds / tokens * 1e6:7.1f} us a token")
     together, single, *_ = rows.values()
@@ -91,12 +97,12 @@ async def table(setting: Setting, groups: int) -> None:
     print(
         f"takes {check / plain:.3f} times as long as the bare prefill and {check / own:.3f} times as long as the engine's"
     )
-    await _parts(field, made, tokens)
+    await _parts(field, engine, made, tokens)
 
 
-async def _parts(field: Field, made: list[Group], tokens: int) -> None:
+async def _parts(field: Field, engine: Engine, made: list[Group], tokens: int) -> None:
     """What a verification does beside the prefill."""
-    engine, turn = await field.serving(), field.turn(0)
+    turn = field.turn(0)
     prompts = [group.prompt_tokens for group in made for _ in group.rollouts]
     completions = [rollout.tokens for group in made for rollout in group.rollouts]
     seen = await engine.forward(prompts, completions)
