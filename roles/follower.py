@@ -192,9 +192,9 @@ class Follower:
             v: held for v, held in self._held.items() if v <= trusted and now.get(v, held.digest) == held.digest
         }
 
-    def _accept_manifest(self, chain: ChainVerifier, version: int, data: bytes) -> None:
+    async def _accept_manifest(self, chain: ChainVerifier, version: int, data: bytes) -> None:
         try:
-            chain.accept_manifest(version, data)
+            await self._node.run_sync(chain.accept_manifest, version, data)  # seconds, of a model of very many tensors
         except ForkError as error:
             self._alarm_of_fork(claimed_signers(data, Manifest), error)
             raise
@@ -236,7 +236,7 @@ class Follower:
             return await self._node.store.get(paths.manifest(trainer, *wanted), MAX_RECORD_BYTES + MAX_ENVELOPE_BYTES)
 
         async def take(wanted: tuple[int, bytes], data: bytes) -> None:
-            self._accept_manifest(chain, wanted[0], data)
+            await self._accept_manifest(chain, wanted[0], data)
 
         await fetch_ahead(fetch, chain.missing(), take, ahead=_PREFETCHED)
 
