@@ -41,7 +41,7 @@ class CollectorSettings:
 
 
 _LAST_LOOKS = 3  # at a window that is over, as storage may have hidden or bent what it showed at one
-_AT_ONCE = 16  # miners' windows that are being settled
+_AT_ONCE = 16  # miners' windows that are being settled, and as many of miners whose storage failed the last time
 _BACKLOG = 64  # windows behind the oldest one that are looked at, beside those that are open
 
 
@@ -80,7 +80,8 @@ class Collector:
         self._settled: dict[tuple[int, bytes], int] = {}  # how many verdicts on a miner's window the account speaks for
         self._later: dict[tuple[int, bytes], _Later] = {}
         self._settling: set[tuple[int, bytes]] = set()
-        self._slots = trio.CapacityLimiter(_AT_ONCE)
+        self._slow: set[bytes] = set()  # miners whose storage failed the last time: they wait for each other
+        self._slots, self._slow_slots = trio.CapacityLimiter(_AT_ONCE), trio.CapacityLimiter(_AT_ONCE)
 
     async def run(self) -> None:
         """Collect for ever.
@@ -208,7 +209,7 @@ class Collector:
         """Settle a miner's window beside all others: storage that does not answer costs its owner, and it not for ever."""
         retry, closed = self._retry(window, miner), False
         try:
-            async with self._slots:
+            async with self._slow_slots if miner in self._slow else self._slots:
                 closed = await self._closed(window)
                 await self._settlement.finish(window, miner)
                 heard = len(self._hearing(window).verdicts[miner])
@@ -217,11 +218,14 @@ class Collector:
                 if decided or not (decisions or self._accounts.holds(window, miner)):
                     last, given_up = closed and retry.looks + 1 >= _LAST_LOOKS, partial(self._given_up, window)
                     await self._settlement.settle(window, miner, decided, last=last, given_up=given_up)
+            if not all(decision.reason for decision in decided):  # its storage was asked, and answered
+                self._slow.discard(miner)
             if len(decided) == len(decisions):
                 self._settled[window, miner] = heard
                 self._later.pop((window, miner), None)
         except StoreError as error:
             self._node.telemetry.event("collect-failed", window=window, miner=miner.hex()[:8], error=str(error))
+            self._slow.add(miner)
             self._later[window, miner] = retry.after(trio.current_time(), closed)
         finally:
             self._settling.remove((window, miner))

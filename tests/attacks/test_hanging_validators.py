@@ -1,4 +1,4 @@
-"""Validators and storage that keep the trainer waiting: whoever hangs costs nobody else anything."""
+"""Validators, miners and storage that keep the trainer waiting: whoever hangs costs nobody else anything."""
 
 from dataclasses import replace
 
@@ -22,15 +22,15 @@ from tests.roles.chains import TRAINER
 
 
 class Slow(Silent):
-    """A store that fails late for what lies in one space."""
+    """A store that fails late for what lies in some spaces."""
 
-    def __init__(self, space: SigningKey, seconds: float) -> None:
+    def __init__(self, seconds: float, *spaces: SigningKey) -> None:
         super().__init__()
-        self._space = space.public.hex()
+        self._spaces = tuple(space.public.hex() for space in spaces)
         self._seconds = seconds
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        if path.startswith(self._space):
+        if path.startswith(self._spaces):
             await trio.sleep(self._seconds)
             raise StoreError(f"{path}: no answer within {self._seconds} s")
         return await super().get(path, max_bytes, offset=offset, size=size)
@@ -71,7 +71,7 @@ def test_a_validators_space_that_hangs_costs_the_others_nothing(seconds: float, 
     async def scenario() -> None:
         court = Court()
         hanging, honest = sorted((FIRST, SECOND), key=lambda key: key.public)
-        court.store = Slow(hanging, seconds)
+        court.store = Slow(seconds, hanging)
         court.node = replace(court.node, store=court.store)
         await court.deliver()
 
@@ -85,6 +85,31 @@ def test_a_validators_space_that_hangs_costs_the_others_nothing(seconds: float, 
         assert await court.outcomes() == {"used"}
 
     scenario()
+
+
+@attack
+async def test_miners_whose_spaces_hang_wait_for_each_other_and_nobody_for_them():
+    court = Court()
+    hanging = [SigningKey(bytes([150 + number]) * 32) for number in range(40)]
+    court.store = Slow(1.5, *hanging)
+    court.node = replace(court.node, store=court.store)
+    verdicts = sorted((court.verdict(FIRST, miner=key.public) for key in hanging), key=lambda verdict: verdict.miner)
+    summary = court.summary(FIRST, *verdicts)
+    await court.seal(FIRST, summary)
+    for verdict in verdicts:
+        await court.store.put(paths.verdict(FIRST.public, WINDOW, verdict.miner), sign(verdict, FIRST))
+    await court.reveal(FIRST, summary)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon((await court.open()).run)
+        await trio.sleep(5.2)  # by now each of them was asked once
+        assert await windows_collected(court) == set()
+        for validator in (FIRST, SECOND):
+            await say_of(court, validator, WINDOW + 1, rejected(0, court.judgement(0).digest, Reason.SKETCH))
+        await trio.sleep(0.7)
+        assert await windows_collected(court) == {WINDOW + 1}
+        await court.clock.sleep_until(closing(court, WINDOW + 20))
+        nursery.cancel_scope.cancel()
+    assert len([item async for item in court.state.list(COLLECTED)]) == 1 + len(hanging)  # 'unreachable', in the end
 
 
 @attack
