@@ -80,6 +80,7 @@ POINTS: Final = (
     *_around("the ledger append", "validator", "state", "put", "^ledger/"),
     *_around("the seal put (commit)", "validator", "store", "put", "/seals/"),
     *_around("the verdict put (reveal)", "validator", "store", "put", "/verdicts/"),
+    *_around("the witness put", "validator", "store", "put", "/witnesses/"),
     *_around("the summary put", "validator", "store", "put", "/summaries/"),
     *_around("the batch put", "miner", "store", "put", "/batches/"),
     *_around("the commitment put", "miner", "store", "put", "/commitments/"),

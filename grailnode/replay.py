@@ -240,10 +240,10 @@ async def _check_sealed(node: Node, validator: bytes, summary: Summary, place: s
     if open_seal(node, summary.window, validator, data).record.summary != digest:
         raise ProtocolError("not the summary that was sealed", place)
     for other in sorted(set(node.authority.validators) - {validator}):
-        seen: Mapping[bytes, bytes] = {}
+        seen: set[tuple[bytes, bytes]] = set()
         with suppress(NotFoundError, TooLargeError, ProtocolError):  # what is not there speaks against nobody
             seen = await find_witness(node, summary.window, other)
-        if seen.get(validator, digest) != digest:
+        if any(sealer == validator and other_digest != digest for sealer, other_digest in seen):
             raise ProtocolError(f"sealed twice: another seal was shown to validator {other.hex()[:16]}", place)
 
 

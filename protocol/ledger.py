@@ -20,7 +20,7 @@ from protocol.verdict import Verdict
 
 Groups = Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
-Score = Annotated[float, Field(ge=0.0, le=1.0)]
+Score = Annotated[float, Field(gt=0.0, le=1.0)]
 OptionalDigest = Annotated[bytes, Field(max_length=32)]
 
 
@@ -133,7 +133,7 @@ class Summary(Record):
         salt: random bytes, so that the seal tells nothing.
         weights: digest of the weights that the validator rebuilt for the window's version.
         rows: one for each miner that had pledged, ascending by key; amendments: of earlier windows.
-        scores: (miner, share) over the windows that count, as `scores` computes them from the ledger up to here.
+        scores: (miner, share) of those who earn over the windows that count, as `scores` computes them from the ledger up to here.
         evaluation: of the version that serves the window, where one was made.
         verified_tokens, verify_ms: completion tokens checked, and the milliseconds that it took.
         alarms: one clear line each.
@@ -239,8 +239,13 @@ def shares(worth: Mapping[bytes, float], scoring: ScoringSpec) -> dict[bytes, fl
 
 
 def scores(ledger: Sequence[Summary], scoring: ScoringSpec) -> tuple[tuple[bytes, float], ...]:
-    """What a summary's `scores` must be, from the ledger up to it and with it: ascending by miner."""
-    return tuple(sorted(shares(balances(ledger, scoring), scoring).items()))
+    """What a summary's `scores` must be, from the ledger up to it and with it: ascending by miner.
+
+    Of whoever earns something; of more than a summary holds, those who earn most, and among equals the lower key.
+    """
+    earning = [(miner, share) for miner, share in shares(balances(ledger, scoring), scoring).items() if share]
+    earning.sort(key=lambda item: (-item[1], item[0]))
+    return tuple(sorted(earning[: limits.MAX_PARTICIPANTS]))
 
 
 def clean_windows(ledger: Iterable[Summary]) -> dict[bytes, int]:

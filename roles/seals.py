@@ -7,7 +7,7 @@ from protocol.errors import MalformedError, ProtocolError
 from protocol.ledger import Seal, Witness
 from protocol.signing import Signed, claimed_signers, open_signed
 from roles.node import Node
-from roles.ports import NotFoundError, TooLargeError
+from roles.ports import NotFoundError
 
 
 def open_seal(node: Node, window: int, validator: bytes, data: bytes) -> Signed[Seal]:
@@ -23,23 +23,21 @@ def open_seal(node: Node, window: int, validator: bytes, data: bytes) -> Signed[
 
 
 async def find_seal(node: Node, window: int, validator: bytes) -> Signed[Seal] | None:
-    """The seal of a validator for a window; None where storage shows none of it.
+    """The seal of a validator for a window; None where storage shows none.
 
     Raises:
         StoreError: storage did not answer.
+        TooLargeError, ProtocolError: it shows something else.
     """
     try:
         data = await node.store.get(paths.seal(validator, window), limits.MAX_SEAL_BYTES)
-        return open_seal(node, window, validator, data)
     except NotFoundError:
         return None
-    except (TooLargeError, ProtocolError) as error:
-        node.telemetry.event("seal-unread", window=window, validator=validator.hex(), error=str(error))
-        return None
+    return open_seal(node, window, validator, data)
 
 
-async def find_witness(node: Node, window: int, validator: bytes) -> dict[bytes, bytes]:
-    """What others promised, by validator, in the seals that a validator saw before it revealed a window.
+async def find_witness(node: Node, window: int, validator: bytes) -> set[tuple[bytes, bytes]]:
+    """(validator, digest of its summary) of the seals that a validator saw before it revealed a window.
 
     An entry that is no seal of a validator of today is passed over: it speaks against nobody.
 
@@ -48,17 +46,17 @@ async def find_witness(node: Node, window: int, validator: bytes) -> dict[bytes,
         TooLargeError, ProtocolError: it shows something else.
     """
     data = await node.store.get(paths.witness(validator, window), Witness.max_bytes + limits.MAX_ENVELOPE_BYTES)
-    seen: dict[bytes, bytes] = await node.run_sync(_seen, node, window, validator, data)
+    seen: set[tuple[bytes, bytes]] = await node.run_sync(_seen, node, window, validator, data)
     return seen
 
 
-def _seen(node: Node, window: int, validator: bytes, data: bytes) -> dict[bytes, bytes]:
+def _seen(node: Node, window: int, validator: bytes, data: bytes) -> set[tuple[bytes, bytes]]:
     record = open_signed(data, Witness, [validator]).record
     if (record.run, record.window, record.validator) != (node.run_id, window, validator):
         raise MalformedError("of another run, window or validator", "witness")
-    seen: dict[bytes, bytes] = {}
+    seen: set[tuple[bytes, bytes]] = set()
     for item in record.seals:
         with suppress(ProtocolError):
             for signer in set(claimed_signers(item, Seal)).intersection(node.authority.validators):
-                seen[signer] = open_seal(node, window, signer, item).record.summary
+                seen.add((signer, open_seal(node, window, signer, item).record.summary))
     return seen

@@ -217,9 +217,8 @@ class Collector:
                 decided = [decision for decision in decisions if not decision.open]
                 if decided or not (decisions or self._accounts.holds(window, miner)):
                     last, given_up = closed and retry.looks + 1 >= _LAST_LOOKS, partial(self._given_up, window)
-                    await self._settlement.settle(window, miner, decided, last=last, given_up=given_up)
-            if not all(decision.reason for decision in decided):  # its storage was asked, and answered
-                self._slow.discard(miner)
+                    if await self._settlement.settle(window, miner, decided, last=last, given_up=given_up):
+                        self._slow.discard(miner)
             if len(decided) == len(decisions):
                 self._settled[window, miner] = heard
                 self._later.pop((window, miner), None)

@@ -114,13 +114,21 @@ class Hearing:
             await self._read_verdicts(validator)
 
     async def _look_for_seal(self, validator: bytes) -> None:
-        in_time = self._away or not await self._node.time.has_come(self._node.run.schedule.seal(self._window))
-        seal = await find_seal(self._node, self._window, validator) if in_time else None
-        if seal is not None:
+        seal = None
+        try:
+            if await self._in_time():
+                seal = await find_seal(self._node, self._window, validator)
+        except (ProtocolError, TooLargeError) as error:
+            self._tell("seal-unread", paths.seal(validator, self._window), error)
+        if not await self._in_time():  # an answer may be held back until the others have revealed
+            self._refuse(validator, "not sealed in time")
+        elif seal is not None:
             self._seals[validator] = seal.record.summary
             self._note(validator, seal.record.summary)
-        elif not in_time:
-            self._refuse(validator, "not sealed in time")
+
+    async def _in_time(self) -> bool:
+        """Whether a seal that is seen now counts."""
+        return self._away or not await self._node.time.has_come(self._node.run.schedule.seal(self._window))
 
     def _note(self, validator: bytes, digest: bytes) -> None:
         """Remember what a validator signed, whoever was shown it."""
@@ -140,7 +148,7 @@ class Hearing:
             self._tell("witness-refused", paths.witness(validator, self._window), error)
             return
         self._witnessed.add(validator)
-        for other, digest in seals.items():
+        for other, digest in seals:
             self._note(other, digest)
 
     async def _look_for_summary(self, validator: bytes) -> None:

@@ -61,7 +61,7 @@ class Settlement:
         *,
         last: bool,
         given_up: Callable[[], Awaitable[bool]],
-    ) -> None:
+    ) -> bool:
         """Fetch what is accepted, hand it over, and account for everything.
 
         What is decided is durable before anything is done about it: neither a crash nor a full disk can part the harvest from the
@@ -70,6 +70,9 @@ class Settlement:
         Args:
             last: whether what storage shows now counts, be it missing or not what was promised.
             given_up: tells, where the miner's storage does not answer, whether it is not waited for any more.
+
+        Returns:
+            Whether the miner's storage was asked, and answered.
 
         Raises:
             StoreError: storage did not answer or does not show what was promised yet, or the state cannot be written.
@@ -83,13 +86,14 @@ class Settlement:
             for decision in decisions
         ]
         accepted = [decision for decision in decisions if not decision.reason]
+        answered = bool(accepted)
         try:
             version, fetched = await self._fetch_all(window, miner, accepted, last)
         except StoreError as error:
             if not await given_up():
                 raise
             self._node.telemetry.event("collect-failed", window=window, miner=miner.hex()[:8], error=str(error))
-            version, fetched = 0, ["unreachable"] * len(accepted)
+            version, fetched, answered = 0, ["unreachable"] * len(accepted), False
         groups = tuple(group for group in fetched if isinstance(group, HarvestedGroup))
         outcomes = [decision.became(decision.reason) for decision in decisions if decision.reason]
         for decision, group in zip(accepted, fetched, strict=True):
@@ -98,6 +102,7 @@ class Settlement:
         settled = Settled(window=window, miner=miner, before=len(entered), harvest=harvest, outcomes=tuple(outcomes))
         await self._decide(settled)
         await self._carry_out(self._pending[window, miner])
+        return answered
 
     async def _decide(self, settled: Settled) -> None:
         """Make a settlement durable; without its groups where they are more than a harvest holds."""

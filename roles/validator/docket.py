@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import trio
+
 from protocol import limits, paths
 from protocol.admission import lottery
 from protocol.errors import MalformedError, ProtocolError
@@ -14,6 +16,7 @@ from roles.node import Node
 from roles.participants import participants
 from roles.ports import NotFoundError, StoreError, TooLargeError
 
+_AT_ONCE = 256  # commitments that are being read
 _COMMITMENT_BYTES = 256  # of a commitment for each group that a miner may deliver: several times what it takes
 
 
@@ -74,10 +77,12 @@ class Pledges:
 
 
 async def docket(node: Node, window: int, pledges: Mapping[bytes, int]) -> Docket:
-    """The commitments of a window by those who had pledged. One that cannot be read by a fault of the storage is left out.
+    """The commitments of a window by those who had pledged, as far as they can be read before the second round is due.
+
+    One that cannot be read by a fault of the storage is left out, and so is what comes later: it is held against nobody.
 
     Raises:
-        StoreError, ProtocolError: never; the signature is that of `gather`.
+        BeaconError: the window's opening is not due any more.
     """
 
     largest = min(limits.MAX_COMMITMENT_BYTES, _COMMITMENT_BYTES * node.run.groups) + limits.MAX_ENVELOPE_BYTES
@@ -106,10 +111,24 @@ async def docket(node: Node, window: int, pledges: Mapping[bytes, int]) -> Docke
             node.telemetry.event("commitment-unread", miner=miner.hex(), window=window, error=str(error))
             return None
 
-    most = node.authority.admission.miners
-    if len(pledges) > most:
-        opening = await node.randomness(node.run.schedule.opening(window))
-        pledges = {miner: pledges[miner] for miner in sorted(pledges, key=lambda key: lottery(opening, key))[:most]}
-    found = await gather(read, sorted(pledges))
-    cases = tuple(item for item in found if isinstance(item, Case))
-    return Docket(window, cases, {item: pledges[item] for item in found if isinstance(item, bytes)})
+    opening = await node.randomness(node.run.schedule.opening(window))
+    drawn = sorted(pledges, key=lambda key: lottery(opening, key))[: node.authority.admission.miners]
+    cases: list[Case] = []
+    undelivered: dict[bytes, int] = {}
+
+    async def note(miner: bytes) -> None:
+        found = await read(miner)
+        if isinstance(found, Case):
+            cases.append(found)
+        elif found is not None:
+            undelivered[found] = pledges[found]
+
+    left = node.run.beacon.due(node.run.schedule.audit(window)) - node.time.now()
+    with trio.move_on_after(max(0.0, left)) as in_time:
+        await gather(note, drawn, at_once=_AT_ONCE)
+    if in_time.cancelled_caught:
+        error = (
+            f"of {len(drawn)} commitments, {len(cases) + len(undelivered)} were read before the second round was due"
+        )
+        node.telemetry.event("commitments-unread", window=window, error=error)
+    return Docket(window, tuple(cases), undelivered)

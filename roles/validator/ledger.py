@@ -73,10 +73,13 @@ class Ledger:
 
         Raises:
             StoreError: the state cannot be written.
+            ProtocolError: the summary is none that anybody could read.
         """
         ledger = [entry for entry in self.entries() if entry.window > summary.window - self._scoring.windows]
         entered = summary.model_copy(update={"scores": scores([*ledger, summary], self._scoring)})
-        await self._state.put(f"{_PREFIX}{entered.window:010d}", entered.to_bytes())
+        data = entered.to_bytes()
+        Summary.from_bytes(data)
+        await self._state.put(f"{_PREFIX}{entered.window:010d}", data)
         self._entries[entered.window] = entered
         for old in [old for old in self._entries if old <= entered.window - self._scoring.windows]:
             await self._state.delete(f"{_PREFIX}{old:010d}")

@@ -12,21 +12,23 @@ import trio
 
 from protocol.errors import ProtocolError
 from protocol.ledger import Evaluation, Row, Summary
-from protocol.verdict import Reason, Verdict
+from protocol.verdict import Verdict
 from roles.assignment import Task
 from roles.follower import Follower, Held
 from roles.node import Node
 from roles.ports import BeaconError, Engine, EngineError, StoreError
 from roles.serving import keep_fresh, serve
-from roles.validator.audit import Auditor, condemned
+from roles.validator.audit import Auditor
 from roles.validator.docket import Docket, Pledges, docket
 from roles.validator.judge import Judge
 from roles.validator.ledger import Ledger
 from roles.validator.lookback import LookBack
 from roles.validator.reveal import Revealer
-from roles.validator.turns import Standing, Turns
+from roles.validator.sitting import Sitting
+from roles.validator.turns import Turns
 
 ANNOUNCED_SECONDS = 600.0
+_SEALING = 0.1  # of the time between the second round and the last one for seals: for sealing
 _BACKLOG_WINDOWS = 64  # windows seen and not judged yet
 _REMEMBERED_WORKS = 100_000  # work digests of accepted groups, to name copies
 
@@ -81,6 +83,8 @@ class Validator:
         node, schedule = self._node, self._node.run.schedule
         ahead = max(1, schedule.rounds - schedule.audit_rounds) * node.run.beacon.period_ms / 1000
         watched = self._ledger.newest
+        if watched >= 0:
+            node.time.note(schedule.audit(watched))  # its randomness was used: no clock can take that back
         while True:
             window = await node.next_window(watched, ahead)
             try:
@@ -108,6 +112,9 @@ class Validator:
     async def _window(self, found: Docket, evaluate: bool) -> None:
         node, schedule, window = self._node, self._node.run.schedule, found.window
         try:
+            if window <= self._ledger.newest:
+                node.telemetry.event("window-abandoned", window=window, error="it is in the ledger already")
+                return
             if await node.time.has_come(schedule.verdict(window)):
                 node.telemetry.event("window-abandoned", window=window, error="nobody waits for its verdicts any more")
                 return
@@ -118,7 +125,8 @@ class Validator:
             verdicts = await self._judge(found, weights.version, opening, draw)
             seconds = trio.current_time() - began
             if evaluate:
-                await self._evaluate(weights)
+                with trio.move_on_after(self._left(window)):
+                    await self._evaluate(weights)
             await self._enter(found, weights, verdicts, seconds)
         except (StoreError, BeaconError, ProtocolError, EngineError) as error:
             node.telemetry.event("window-abandoned", window=window, error=str(error))
@@ -134,51 +142,20 @@ class Validator:
         node = self._node
         auditor = Auditor(node, Judge(self._task, self._engine, found.window, opening), draw, self._works)
         turns = Turns(node, self._ledger, draw)
-        judged: list[tuple[Verdict, dict[int, bytes]]] = []
-        looked, serving, hidden = False, version, ""
-        for case, standing in turns.take(found.window, found.cases):
-            commitment = case.commitment.record
-            try:
-                if commitment.version > serving and not looked:
-                    looked, hidden = True, "newer versions cannot be seen now"
-                    serving, hidden = await self._newest_serving(found.window, serving), ""
-                if commitment.version > serving and hidden:
-                    raise StoreError(hidden)
-                held = await self._acceptable(commitment.version, serving)
-            except (StoreError, ProtocolError) as error:  # a claim that cannot be looked into is held against nobody
-                node.telemetry.event("not-judged", window=found.window, miner=case.miner.hex()[:8], error=str(error))
-                continue
-            if held is None or len(commitment.groups) > node.run.groups:
-                judged.append((condemned(node, case, Reason.VERSION if held is None else Reason.QUOTA), {}))
-            else:
-                await serve(node, self._engine, held)
-                share = node.run.proof.audit_share(turns.clean.get(case.miner, 0))
-                known, history = standing is Standing.KNOWN, turns.histories.get(case.miner, ())
-                judged.append(await auditor.audit(case, share, known=known, history=history))
+        sitting = Sitting(node, self._follower, self._engine, auditor, turns, found.window, version)
+        judged = await sitting.judge(found.cases, self._left(found.window))
         verdicts = [auditor.name_copies(verdict, strange) for verdict, strange in judged]
         self._forget_old_works()
         for verdict in verdicts:
             self._tell(verdict)
         return verdicts
 
-    async def _newest_serving(self, window: int, known: int) -> int:
-        """The version that serves a window by a new look at the chain: miners may know what came out since the last one.
-
-        Raises:
-            StoreError, ProtocolError: it cannot be looked at now, so that nobody who claims a newer one can be judged.
-        """
-        await self._follower.refresh()
-        return max(known, self._follower.version_for(window))
-
-    async def _acceptable(self, claimed: int, serving: int) -> Held | None:
-        """The weights of a version that may serve the window; None where it may not.
-
-        Raises:
-            StoreError, ProtocolError: it may, and cannot be rebuilt.
-        """
-        if not serving - self._node.run.schedule.max_lag <= claimed <= serving:
-            return None
-        return await self._follower.hold(claimed)
+    def _left(self, window: int) -> float:
+        """Seconds until what was found must be sealed; where that is too late, until nobody waits for the verdicts any more."""
+        node, schedule = self._node, self._node.run.schedule
+        seal, now = node.run.beacon.due(schedule.seal(window)), node.time.now()
+        sealing = seal - _SEALING * (seal - node.run.beacon.due(schedule.audit(window)))
+        return max(0.0, (sealing if now < sealing else node.run.beacon.due(schedule.verdict(window))) - now)
 
     def _forget_old_works(self) -> None:
         excess = len(self._works) - _REMEMBERED_WORKS

@@ -11,16 +11,18 @@ import trio
 
 from protocol import limits, paths
 from protocol.digest import content_digest
+from protocol.errors import ProtocolError
 from protocol.ledger import Seal, Summary, Witness
 from protocol.signing import sign
 from protocol.verdict import Verdict
 from roles.node import Node
-from roles.ports import StoreError
+from roles.ports import NotFoundError, StoreError
 from roles.seals import find_seal
 from roles.validator.ledger import Ledger
 
 _VERDICTS = "sealed/"
 _PENDING = "pending/"
+_WITNESS = "witness/"
 _POLL_SECONDS = 0.2
 
 
@@ -72,9 +74,7 @@ class Revealer:
         node, own, window = self._node, self._node.key.public, summary.window
         seal = Seal(run=node.run_id, window=window, validator=own, summary=content_digest(summary.to_bytes()))
         await node.publish(paths.seal(own, window), sign(seal, node.key))
-        seen = await self._others(window)
-        witness = Witness(run=node.run_id, window=window, validator=own, seals=tuple(seen[key] for key in sorted(seen)))
-        await node.publish(paths.witness(own, window), sign(witness, node.key))
+        await node.publish(paths.witness(own, window), await self._testimony(window))
         async for item in node.state.list(f"{_VERDICTS}{_number(window)}-"):
             verdict = await node.state.get(item.path, limits.MAX_VERDICT_BYTES + limits.MAX_ENVELOPE_BYTES)
             await node.publish(paths.verdict(own, window, paths.key_at_end(item.path)), verdict)
@@ -82,8 +82,24 @@ class Revealer:
         node.telemetry.event("revealed", window=window, miners=len(summary.rows))
         await self._forget(window)
 
+    async def _testimony(self, window: int) -> bytes:
+        """This validator's witness: what it said before a restart, or the others' seals, which are waited for.
+
+        Raises:
+            StoreError: the state cannot be read or written.
+        """
+        node, place = self._node, _WITNESS + _number(window)
+        with suppress(NotFoundError):
+            return await node.state.get(place, Witness.max_bytes + limits.MAX_ENVELOPE_BYTES)
+        seen = await self._others(window)
+        seals = tuple(seen[validator] for validator in sorted(seen))
+        data = sign(Witness(run=node.run_id, window=window, validator=node.key.public, seals=seals), node.key)
+        await node.state.put(place, data)
+        return data
+
     async def _forget(self, window: int) -> None:
         state = self._node.state
+        await state.delete(_WITNESS + _number(window))
         for path in [item.path async for item in state.list(f"{_VERDICTS}{_number(window)}-")]:
             await state.delete(path)
         await state.delete(_PENDING + _number(window))
@@ -113,10 +129,17 @@ class Revealer:
 
     async def _sealed(self, window: int, validator: bytes, seen: dict[bytes, bytes]) -> None:
         """Wait until a validator has sealed, and add its seal to those that were seen."""
+        told = False
         while True:
-            with suppress(StoreError):
+            try:
                 seal = await find_seal(self._node, window, validator)
                 if seal is not None:
                     seen[validator] = seal.data
                     return
+            except (StoreError, ProtocolError) as error:
+                if not told:
+                    self._node.telemetry.event(
+                        "seal-unread", window=window, validator=validator.hex(), error=str(error)
+                    )
+                told = True
             await trio.sleep(_POLL_SECONDS)

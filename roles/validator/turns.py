@@ -8,8 +8,6 @@ not reached has no row in the ledger: the validator abstains.
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
-import trio
-
 from protocol.digest import content_digest
 from roles.node import Node
 from roles.validator.docket import Case
@@ -37,6 +35,7 @@ class Turns:
         self.histories = ledger.histories()
         """What each miner's windows since its last rejection showed."""
         self._rejected = ledger.rejections()
+        self._spent = 0.0
 
     def standing(self, miner: bytes) -> Standing:
         """What the ledger says of a miner."""
@@ -49,15 +48,16 @@ class Turns:
         clock, schedule = self._node.clock, self._node.run.schedule
         seconds = schedule.rounds * self._node.run.beacon.period_ms / 1000
         end = self._node.run.beacon.due(schedule.audit(window)) + seconds
-        spent = 0.0
         for standing, case in sorted(((self.standing(case.miner), case) for case in cases), key=self._rank):
-            began = trio.current_time()
-            if (standing is not Standing.KNOWN and clock.now() >= end) or spent > REJECTED_SHARE * seconds:
+            if (standing is not Standing.KNOWN and clock.now() >= end) or self._spent > REJECTED_SHARE * seconds:
                 self._node.telemetry.event("not-judged", window=window, miner=case.miner.hex()[:8])
                 continue
             yield case, standing
-            if standing is Standing.REJECTED:
-                spent += trio.current_time() - began
+
+    def took(self, standing: Standing, seconds: float) -> None:
+        """The engine was busy for so long with somebody of this standing."""
+        if standing is Standing.REJECTED:
+            self._spent += seconds
 
     def _rank(self, item: tuple[Standing, Case]) -> tuple[int, int, bytes]:
         standing, case = item

@@ -1,5 +1,6 @@
 """Crowds of strangers, and of junk without any key, where participants announce themselves: the honest are seen all the same."""
 
+import random
 from dataclasses import replace
 from itertools import count, islice
 
@@ -12,11 +13,14 @@ from grailnode.store.memory import MemoryStore
 from grailnode.store.routed import Places, RoutedStore
 from protocol import limits, paths
 from protocol.admission import do_work, lottery
+from protocol.ledger import Row, Summary
 from protocol.participant import Role
-from protocol.signing import SigningKey, sign
+from protocol.signing import SigningKey, open_signed, sign
 from roles.node import Node
 from roles.participants import participants
-from tests.attacks.target import VALIDATOR, Target
+from roles.validator.ledger import Ledger
+from tests.attacks.court import FIRST, Court
+from tests.attacks.target import VALIDATOR, Target, attack
 from tests.protocol import samples
 from tests.roles.chains import MINER, TRAINER
 
@@ -93,3 +97,16 @@ def test_junk_that_sorts_first_at_a_meeting_point(policy: str, monkeypatch: pyte
         assert await comes_to_see_the_miner(validator, seconds=60, looks=30)
 
     trio.run(scenario, clock=MockClock(autojump_threshold=0))
+
+
+@attack
+async def test_a_crowd_that_changes_keys_leaves_a_ledger_that_can_be_read():
+    court, state, rng = Court(), MemoryStore(), random.Random(1)
+    ledger = await Ledger.open(state, court.run.scoring)
+    for window in range(3):
+        keys = sorted(rng.randbytes(32) for _ in range(limits.MAX_PARTICIPANTS // 2))
+        rows = tuple(Row.undelivered(miner, 1) for miner in keys)
+        summary = court.summary(FIRST, window=window).model_copy(update={"rows": rows, "previous": ledger.tip})
+        entered = await ledger.record(summary)
+        assert open_signed(sign(entered, FIRST), Summary, [FIRST.public]).record == entered
+    assert (await Ledger.open(state, court.run.scoring)).newest == 2

@@ -1,15 +1,24 @@
 """A validator that shows one seal to the others, so that they reveal, and another one to the trainer (docs/spec/ledger.md)."""
 
+from dataclasses import replace
+
 import pytest
+import trio
 
 from grailnode.replay import verify_ledger
-from protocol import paths
+from grailnode.store.memory import MemoryStore
+from protocol import limits, paths
 from protocol.errors import ProtocolError
-from protocol.ledger import Seal
-from protocol.signing import SigningKey, sign
-from tests.attacks.court import FIRST, SECOND, STRANGER, WINDOW, Court
+from protocol.ledger import Seal, Witness
+from protocol.signing import SigningKey, open_signed, sign
+from roles.node import Node
+from roles.validator.ledger import Ledger
+from roles.validator.reveal import Revealer
+from tests.attacks.court import FIRST, SECOND, STRANGER, WINDOW, Court, Silent
 from tests.attacks.target import attack
+from tests.network.simulation import Log
 from tests.protocol.samples import digest
+from tests.roles.chains import make_node
 
 TWICE = "sealed twice"
 
@@ -39,6 +48,19 @@ def test_another_seal_in_a_witness_shuts_its_validator_up(liar: SigningKey) -> N
         assert unheard(court) == [(liar.public.hex()[:8], TWICE)]
 
     attack(scenario)()
+
+
+@attack
+async def test_two_seals_in_one_witness_shut_their_validator_up():
+    court = Court(quorum=2)
+    await court.deliver()
+    await court.say(FIRST)
+    await court.say(SECOND)
+    same = await court.store.get(paths.seal(SECOND.public, WINDOW), 512)
+    await court.attest(FIRST, WINDOW, seal_of(court, SECOND), same)
+    await court.listen()
+    assert await court.outcomes() == {"no-quorum"}
+    assert unheard(court) == [(SECOND.public.hex()[:8], TWICE)]
 
 
 @attack
@@ -108,3 +130,87 @@ async def test_whoever_checks_the_ledger_sees_the_second_seal():
     await court.attest(SECOND, WINDOW, seal_of(court, FIRST))
     with pytest.raises(ProtocolError, match=f"{TWICE}.*another seal was shown to validator {SECOND.public.hex()[:8]}"):
         await verify_ledger(court.node, FIRST.public, lambda line: None)
+
+
+class HoldsBack(Silent):
+    """Storage that answers for the second validator's seal when the first one has revealed, with a copy of that."""
+
+    court: Court
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        if path == paths.seal(SECOND.public, WINDOW):
+            while paths.summary(FIRST.public, WINDOW) not in {
+                item.path async for item in self.list(FIRST.public.hex())
+            }:
+                await trio.sleep(0.1)
+            if path not in {item.path async for item in self.list(SECOND.public.hex())}:
+                await self.court.say(SECOND)
+        return await super().get(path, max_bytes, offset=offset, size=size)
+
+
+@attack
+async def test_a_seal_that_is_made_while_the_trainer_asks_for_it_does_not_count():
+    court, store = Court(quorum=2), HoldsBack()
+    store.court, court.store, court.node = court, store, replace(court.node, store=store)
+    await court.deliver()
+    sealing = court.run.beacon.due(court.run.schedule.seal(WINDOW))
+
+    async def honest() -> None:
+        verdict = court.verdict(FIRST)
+        summary = court.summary(FIRST, verdict)
+        await court.clock.sleep_until(sealing - 1.0)
+        await court.seal(FIRST, summary)
+        await court.clock.sleep_until(sealing + 0.3)
+        await court.reveal(FIRST, summary, verdict)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(honest)
+        await court.listen()
+    assert await court.outcomes() == {"no-quorum"}
+    assert unheard(court) == [(SECOND.public.hex()[:8], "not sealed in time")]
+
+
+class Dies(MemoryStore):
+    """Storage whose writer dies when it puts a summary."""
+
+    dying: trio.CancelScope | None = None
+
+    async def put(self, path: str, data: bytes) -> None:
+        if self.dying is not None and "/summaries/" in path:
+            self.dying.cancel()
+        await super().put(path, data)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before the seal round", "after the seal round"])
+def test_what_a_witness_said_before_a_crash_it_says_after_it(late: bool) -> None:
+    async def scenario() -> None:
+        court, store, state = Court(quorum=2), Dies(), MemoryStore()
+
+        def node() -> Node:
+            return make_node(court.run_id, court.run, store, state, Log("v"), FIRST, clock=court.clock)
+
+        async def witness() -> tuple[bytes, ...]:
+            data = await store.get(paths.witness(FIRST.public, WINDOW), Witness.max_bytes + limits.MAX_ENVELOPE_BYTES)
+            return open_signed(data, Witness, [FIRST.public]).record.seals
+
+        await court.clock.sleep_until(court.run.deadline_time(WINDOW))
+        shown, verdict = seal_of(court, SECOND), court.verdict(FIRST)
+        await store.put(paths.seal(SECOND.public, WINDOW), shown)
+        ledger = await Ledger.open(state, court.run.scoring)
+        revealer = Revealer(node(), ledger)
+        await revealer.prepare(WINDOW, [verdict])
+        await revealer.promise(await ledger.record(court.summary(FIRST, verdict)))
+        with trio.CancelScope() as store.dying:
+            await revealer.run()
+        store.dying = None
+        assert await witness() == (shown,)
+        await store.put(paths.seal(SECOND.public, WINDOW), sign(court.summary(SECOND), SECOND))
+        if late:
+            await court.clock.sleep_until(court.run.beacon.due(court.run.schedule.seal(WINDOW)) + 0.5)
+        with trio.move_on_after(5.0):
+            await Revealer(node(), await Ledger.open(state, court.run.scoring)).run()
+        assert paths.summary(FIRST.public, WINDOW) in {item.path async for item in store.list(FIRST.public.hex())}
+        assert await witness() == (shown,)
+        assert [item.path async for item in state.list("witness/")] == []
+
+    attack(scenario)()

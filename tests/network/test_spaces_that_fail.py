@@ -1,5 +1,6 @@
 """Buckets that answer nobody any more, or bend their answers: whose loss it is, and whose it is not."""
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -41,23 +42,29 @@ class Unreachable:
 
 
 class Fickle(Unreachable):
-    """A store in which answers from below one prefix are others than they should be (two of three) or none (every other one)."""
+    """A store that answers wrongly (two times of three) or not (every other time) for each part of what lies below one prefix."""
 
     def __init__(self, inner: MemoryStore, prefix: str, bent: bool) -> None:
         super().__init__(inner, prefix)
         self._bent = bent
-        self.asked = 0
+        self._asked: Counter[tuple[str, int]] = Counter()
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         data = await self._inner.get(path, max_bytes, offset=offset, size=size)
         if not path.startswith(self._prefix):
             return data
-        self.asked += 1
-        if self.asked % (3 if self._bent else 2) == 0:
+        self._asked[path, offset] += 1
+        asked = self._asked[path, offset]
+        if asked % (3 if self._bent else 2) == 0:
             return data
         if not self._bent:
             raise StoreError(f"{path}: the connection was reset")
-        return data[:-1] + bytes([data[-1] ^ 1 << self.asked % 8])
+        return data[:-1] + bytes([data[-1] ^ 1 << asked % 8])
+
+    @property
+    def asked(self) -> int:
+        """How often it was asked for anything there."""
+        return self._asked.total()
 
 
 class Blind(Network):
@@ -145,5 +152,35 @@ def test_a_validator_that_cannot_see_a_version_judges_nobody_who_claims_it_and_e
         assert not any(event["rejected"] for event in log.named("verdict"))
         assert {event["window"] for event in log.named("not-judged")} >= {6, 7}
         assert not log.named("window-abandoned")
+
+    simulate(scenario)
+
+
+class Away(Unreachable):
+    """A store whose batches cannot be read for a while."""
+
+    away = False
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        if self.away and "/batches/" in path:
+            raise StoreError(f"{path}: the network is unreachable")
+        return await self._inner.get(path, max_bytes, offset=offset, size=size)
+
+
+def test_an_outage_of_a_validators_network_costs_no_miner_its_deposit():
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        store = Away(network.store, "")
+        network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
+        async with running(network, miners=2):
+            await network.until_window(6)
+            store.away = True
+            await network.until_window(7)
+            store.away = False
+            await network.until_window(10)
+        for miner in ("miner-1", "miner-2"):
+            judged = await verdicts(network, miner, range(10))
+            assert len(judged) >= 7
+            assert not any(item.reason for verdict in judged.values() for item in verdict.judgements)
 
     simulate(scenario)

@@ -1,0 +1,163 @@
+"""Miners whose spaces hang, before a validator and before a trainer: they wait for each other, and nobody waits for them."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import trio
+
+from grailnode.store.memory import MemoryStore
+from protocol import paths
+from protocol.signing import SigningKey
+from protocol.verdict import Reason
+from roles.ports import StoreError
+from roles.validator.docket import docket
+from roles.validator.sitting import Desk
+from roles.validator.turns import Standing
+from tests.attacks.court import WINDOW
+from tests.attacks.target import attack
+from tests.attacks.test_pledges import Bench
+from tests.network.simulation import Network, key
+from tests.network.test_network import CHOICES, running, simulate, verdicts
+from tests.network.test_spaces_that_fail import Unreachable
+from tests.roles.chains import MINER
+
+HANGS = 5.0  # a network's windows have 2 seconds
+
+
+class Hanging(Unreachable):
+    """A store in which what lies below some prefixes is answered late, and then not, from some moment (trio's time) on."""
+
+    def __init__(self, inner: MemoryStore, *prefixes: str, since: float = 0.0, seconds: float = HANGS) -> None:
+        super().__init__(inner, "")
+        self._prefixes = prefixes
+        self._seconds = seconds
+        self.since = since
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        if path.startswith(self._prefixes) and trio.current_time() >= self.since:
+            await trio.sleep(self._seconds)
+            raise StoreError(f"{path}: no answer")
+        return await self._inner.get(path, max_bytes, offset=offset, size=size)
+
+
+@attack
+async def test_strangers_that_hang_do_not_make_an_honest_commitment_late():
+    bench = Bench()
+    await bench.commit()
+    strangers = [SigningKey(number.to_bytes(32, "big")).public for number in range(1, 65)]
+    spaces = Hanging(bench.store, *(stranger.hex() for stranger in strangers), seconds=60.0)
+    validator = replace(bench.validator, store=spaces)
+    await bench.clock.sleep_until(bench.run.deadline_time(WINDOW))
+    found = await docket(validator, WINDOW, {MINER.public: 2, **dict.fromkeys(strangers, 1)})
+    drawing = bench.run.beacon.due(bench.run.schedule.audit(WINDOW))
+    assert [case.miner for case in found.cases] == [MINER.public]
+    assert found.cases[0].seen < drawing <= bench.clock.now() < drawing + 1.0
+    assert found.undelivered == {}  # nobody knows what the others did
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["stranger", "known"])
+def test_a_miner_whose_batches_hang_costs_the_others_nothing(known: bool):
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        hanging = Hanging(network.store, paths.windowed(key("hanging").public, "batches"))
+        network.medium = lambda name, process: hanging if name == "validator-0" else network.store  # type: ignore[method-assign]
+        hanging.since = math.inf if known else 0.0
+        async with running(network, miners=1) as nursery:
+            nursery.start_soon(network.run_miner, "hanging", 2)
+            if known:
+                await network.until_window(6)
+                hanging.since = trio.current_time()
+            await network.until_window(16)
+        honest = key("miner-1").public.hex()[:8]
+        collected = [event for event in network.events("trainer/download", "collected") if event["miner"] == honest]
+        assert len([event for event in collected if event["window"] >= 6 and event["used"]]) >= 6
+        judged = await verdicts(network, "hanging", range(8, 12))
+        assert {item.reason for verdict in judged.values() for item in verdict.judgements} == {Reason.MISSING}
+
+    simulate(scenario)
+
+
+def test_miners_that_hang_for_the_trainer_do_not_delay_an_honest_ones_groups():
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        names = [f"hanging-{number}" for number in range(6)]
+        hanging = Hanging(network.store, *(paths.windowed(key(name).public, "commitments") for name in names))
+        network.medium = lambda name, process: hanging if process == "/download" else network.store  # type: ignore[method-assign]
+        honest = key("miner-1").public.hex()[:8]
+        after: dict[int, float] = {}  # seconds from a window's opening to when its groups were handed over
+        async with running(network, miners=1) as nursery:
+            for name in names:
+                nursery.start_soon(network.run_miner, name, 1)
+            await network.until_window(1)
+            while network.node("x").window() < 20:
+                await trio.sleep(0.25)
+                for event in network.events("trainer/download", "collected"):
+                    if event["miner"] == honest and event["used"]:
+                        late = network.clock.now() - network.run.opening_time(event["window"])
+                        after.setdefault(event["window"], late)
+        assert len(after) >= 14
+        assert max(after.values()) < 6.0
+
+    simulate(scenario)
+
+
+def test_a_link_that_fails_is_held_against_nobody():
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        lost = Hanging(network.store, paths.windowed(key("miner-1").public, "batches"), since=math.inf)
+        network.medium = lambda name, process: lost if name == "validator-0" else network.store  # type: ignore[method-assign]
+        async with running(
+            network, miners=1
+        ):  # with nobody else whose storage could show that it is not the validator's link
+            await network.until_window(6)
+            lost.since = trio.current_time()
+            await network.until_window(12)
+        judged = await verdicts(network, "miner-1", range(12))
+        assert not any(item.reason for verdict in judged.values() for item in verdict.judgements)
+        told = [event["error"] for event in network.events("validator-0", "not-judged")]
+        assert told and all("none from anybody else" in error for error in told)
+
+    simulate(scenario)
+
+
+def test_the_desk_has_one_at_a_time_the_known_first_and_versions_together():
+    order: list[tuple[Standing, int]] = []
+
+    async def use(desk: Desk, standing: Standing, version: int) -> None:
+        async with desk.at(standing, version):
+            order.append((standing, version))
+            await trio.sleep(1.0)
+
+    async def scenario() -> None:
+        desk = Desk()
+        comers = [(Standing.STRANGER, 4), (Standing.STRANGER, 5), (Standing.STRANGER, 4), (Standing.REJECTED, 5)]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(use, desk, Standing.STRANGER, 4)
+            await trio.sleep(0.1)
+            for comer in comers:
+                nursery.start_soon(use, desk, *comer)
+            await trio.sleep(0.1)
+            with trio.move_on_after(0.1):
+                await use(desk, Standing.KNOWN, 3)  # gives up
+            nursery.start_soon(use, desk, Standing.KNOWN, 5)
+        assert trio.current_time() >= 6.0
+        assert order == [
+            (Standing.STRANGER, 4),
+            (Standing.KNOWN, 5),
+            (Standing.STRANGER, 5),
+            (Standing.STRANGER, 4),
+            (Standing.STRANGER, 4),
+            (Standing.REJECTED, 5),
+        ]
+        async with (
+            trio.open_nursery() as nursery
+        ):  # whoever is cancelled while it is being given the place gives it back
+            nursery.start_soon(use, desk, Standing.STRANGER, 1)
+            await trio.sleep(0.1)
+            with trio.move_on_after(0.9):
+                await use(desk, Standing.KNOWN, 2)
+            await use(desk, Standing.STRANGER, 3)
+        assert order[-1] == (Standing.STRANGER, 3)
+
+    simulate(scenario)

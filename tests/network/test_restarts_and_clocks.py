@@ -1,0 +1,78 @@
+"""A node that starts again with a clock that was set back (a machine without a battery, a restored snapshot)."""
+
+from dataclasses import replace
+
+import trio
+
+from grailnode.clock import TrioClock
+from grailnode.store.memory import MemoryStore
+from protocol import paths
+from protocol.ledger import Seal
+from protocol.signing import open_signed
+from roles.node import Node
+from roles.ports import ObjectStore
+from tests.network.simulation import BEGIN, Network, key
+from tests.network.test_network import CHOICES, simulate
+from tests.network.test_spaces_that_fail import Unreachable
+
+
+class Behind(TrioClock):
+    """A clock that is behind by some seconds."""
+
+    behind = 0.0
+
+    def now(self) -> float:
+        return super().now() - self.behind
+
+    async def sleep_until(self, moment: float) -> None:
+        await super().sleep_until(moment + self.behind)
+
+
+class Watched(Unreachable):
+    """A store that remembers what was put into it."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        super().__init__(inner, "nothing")
+        self.puts: list[tuple[str, bytes]] = []
+
+    async def put(self, path: str, data: bytes) -> None:
+        self.puts.append((path, data))
+        await super().put(path, data)
+
+
+class OneClockBehind(Network):
+    """A network whose validator has a clock of its own."""
+
+    wrong: Behind
+
+    def node(self, name: str, process: str = "", store: ObjectStore | None = None) -> Node:
+        made = super().node(name, process, store)
+        return replace(made, clock=self.wrong, known=made.revisions) if name == "validator-0" else made
+
+
+def test_a_restart_with_a_clock_that_was_set_back_seals_no_window_twice():
+    async def scenario() -> None:
+        network = OneClockBehind(CHOICES)
+        network.wrong = Behind(BEGIN)
+        watched = Watched(network.store)
+        network.medium = lambda name, process: watched if name == "validator-0" else network.store  # type: ignore[method-assign]
+        own = key("validator-0").public
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(network.run_beacon)
+            nursery.start_soon(network.run_trainer)
+            nursery.start_soon(network.run_miner, "miner-1")
+            with trio.move_on_after(network.run.opening_time(10) - network.clock.now()):
+                await network.run_validator("validator-0")
+            network.wrong.behind = 5 * (network.run.opening_time(1) - network.run.opening_time(0))
+            with trio.move_on_after(20.0):
+                await network.run_validator("validator-0")
+            nursery.cancel_scope.cancel()
+        sealed: dict[int, set[bytes]] = {}
+        for path, data in watched.puts:
+            if path.startswith(paths.windowed(own, "seals")):
+                seal = open_signed(data, Seal, [own]).record
+                sealed.setdefault(seal.window, set()).add(seal.summary)
+        assert len(sealed) >= 9
+        assert all(len(digests) == 1 for digests in sealed.values())
+
+    simulate(scenario)
