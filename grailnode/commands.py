@@ -30,13 +30,13 @@ from grailnode.replay import Replayed, Which, replay_table, verify_ledger
 from grailnode.telemetry import Telemetry
 from grailnode.verification import verify_chain
 from grailnode.view import render_status, render_summary
-from protocol import paths, safetensors
+from protocol import limits, paths, safetensors
 from protocol.authority import OPEN, Admission
 from protocol.errors import AdmissionError, ProtocolError, SignatureError, found_in
 from protocol.signing import check_public_key
 from roles.authority import refresh_authority
 from roles.node import Node
-from roles.ports import StoreError
+from roles.ports import NotFoundError, StoreError, TooLargeError
 
 DEFAULT_WINDOWS = 72
 _SHOWN_LINES = 8
@@ -319,6 +319,10 @@ def print_status(config: Config) -> None:
     async def show() -> None:
         node = make_spectator(config)
         newest = None
+        with suppress(NotFoundError, TooLargeError):  # where storage does not answer at all there is nothing to show
+            await node.store.get(
+                paths.head(node.authority.trainers[0]), limits.MAX_HEAD_BYTES + limits.MAX_ENVELOPE_BYTES
+            )
         with suppress(StoreError, ProtocolError):  # the observer shows what can be had, and says what is wrong
             await refresh_authority(node)
             newest = await newest_summarized(node)

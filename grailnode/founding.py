@@ -194,7 +194,7 @@ async def fetch_model(
         writers: the trainers in whose spaces to look.
 
     Raises:
-        StoreError, ProtocolError: a file is not to be had, or not the one that the run names.
+        StoreError: a file is not to be had, or not the one that the run names.
         PolicyError: the files make no policy.
     """
     for ref in run.model.files:
@@ -206,7 +206,7 @@ async def fetch_data(store: ObjectStore, run: RunManifest, writers: Sequence[byt
     """The run's data file, checked, and kept in a directory; None where it has none.
 
     Raises:
-        StoreError, ProtocolError: it is not to be had, or not the one that the run names.
+        StoreError: it is not to be had, or not the one that the run names.
     """
     return None if run.data is None else await _fetch(store, run.data, writers, directory)
 
@@ -215,20 +215,20 @@ async def _fetch(store: ObjectStore, ref: FileRef, writers: Sequence[bytes], dir
     """A file of the run: the one in a directory, or else from the first space that has it, and kept there.
 
     Raises:
-        StoreError, ProtocolError: the first failure, where no space has it.
+        StoreError: the first failure, where no space has it. Storage that is wrong now may be right later.
     """
     target = directory / ref.name
     if target.is_file() and target.stat().st_size == ref.size:
         kept = target.read_bytes()
         if content_digest(kept) == ref.digest:
             return kept
-    failures: list[Exception] = []
+    failures: list[StoreError] = []
     for writer in writers:
         try:
             data = await store.get(paths.file(writer, ref.digest), ref.size)
             if content_digest(data) != ref.digest:
-                raise ProtocolError("not the file that the run names", ref.name)
-        except (StoreError, ProtocolError) as error:
+                raise StoreError(f"{ref.name}: not the file that the run names, as storage shows it now")
+        except StoreError as error:
             failures.append(error)
         else:
             directory.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,7 @@
 """A bystander's eyes: the state of a run from public objects alone, every one of them checked (see grailnode/network.py)."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -55,8 +54,9 @@ async def newest_summarized(node: Node) -> int | None:
         found = []
         for prefix in prefixes:
             found += [item.path async for item in node.store.list(prefix, after=prefix + after if after else "")]
-        if found:
-            return max(map(paths.window_of, found))
+        windows = [window for window in map(paths.window_of, found) if window <= node.window()]
+        if windows:
+            return max(windows)
     return None
 
 
@@ -84,41 +84,48 @@ class Observer:
         self._reported: dict[bytes, str] = {}
         self._names: dict[bytes, str] = {}
         self._alarms: list[str] = []
+        self._unread = ""  # why storage could not be read at the last look
 
     async def refresh(self) -> None:
         """Look at what is new. What cannot be read now is read later; what is no good becomes an alarm, and hides nothing else."""
-        with self._lenient():
-            await refresh_authority(self._node)
-            await self._read_chain()
-        with self._lenient():
-            for announcement in await participants(self._node, "miner"):
-                self._names[announcement.key] = announcement.name
+        self._unread = ""
+        await self._leniently(self._read_chain)
+        await self._leniently(self._read_names)
         now = self._node.window() if self._last_window is None else min(self._node.window(), self._last_window)
-        for window in range(self._next, now + 1):
-            for validator in self._node.authority.validators:
-                if (window, validator) not in self._summaries:
-                    with self._lenient():
-                        await self._read_window(window, validator)
+        for validator in self._node.authority.validators:
+            for window in range(self._next, now + 1):
+                if (window, validator) in self._summaries:
+                    continue
+                if not await self._leniently(partial(self._read_window, window, validator)):
+                    break  # one that does not answer is asked again at the next look
         for trainer in self._node.authority.trainers:
-            with self._lenient():
-                await self._read_reports(trainer)
+            await self._leniently(partial(self._read_reports, trainer))
         open_for = -(-self._node.run.schedule.verdict_rounds // self._node.run.schedule.rounds)
         self._next = max(self._next, now - open_for)
 
-    @contextmanager
-    def _lenient(self) -> Iterator[None]:
+    async def _leniently(self, read: Callable[[], Awaitable[None]]) -> bool:
+        """Read something, whatever comes of it; whether storage answered."""
         try:
-            yield
-        except StoreError:
-            return
+            await read()
+        except (NotFoundError, TooLargeError):
+            return True
+        except StoreError as error:
+            self._unread = self._unread or f"storage cannot be read now: {error}"
+            return False
         except ProtocolError as error:
             self._alarm(str(error))
+        return True
 
     def _alarm(self, line: str) -> None:
         if line not in self._alarms:
             self._alarms.append(line)
 
+    async def _read_names(self) -> None:
+        for announcement in await participants(self._node, "miner"):
+            self._names[announcement.key] = announcement.name
+
     async def _read_chain(self) -> None:
+        await refresh_authority(self._node)
         node, trainer = self._node, self._node.authority.trainers[0]
         data = await node.store.get(paths.head(trainer), limits.MAX_HEAD_BYTES + limits.MAX_ENVELOPE_BYTES)
         try:
@@ -203,7 +210,7 @@ class Observer:
             tokens_verified=sum(
                 j.tokens for verdict in self._verdicts.values() for j in verdict.judgements if j.accepted
             ),
-            alarms=tuple(self._alarms),
+            alarms=(*self._alarms, *([self._unread] if self._unread else [])),
         )
 
     def weights_digest(self) -> bytes:

@@ -168,7 +168,7 @@ def _statistics(judgement: Judgement, group: Group, proof: ProofSpec) -> tuple[S
         ),
         Statistic(
             "least probable scope",
-            f"10^-{judgement.surprise:.1f}",
+            f"10^{-judgement.surprise + 0.0:.1f}",
             f"10^-{bar(proof):.1f}",
             judgement.surprise <= bar(proof),
         ),
@@ -179,6 +179,8 @@ def _statistics(judgement: Judgement, group: Group, proof: ProofSpec) -> tuple[S
 
 async def verify_ledger(node: Node, validator: bytes, say: Callable[[str], None]) -> int:
     """Check a validator's ledger: links, seals, rows against verdicts, verdicts against their numbers, scores against rows.
+
+    Seals and verdicts expire in a bucket whose owner lets them (`grailnode init --bucket`), from the oldest window on.
 
     Returns:
         The number of summaries that hold.
@@ -198,24 +200,30 @@ async def verify_ledger(node: Node, validator: bytes, say: Callable[[str], None]
     rows = {(entry.window, row.miner): row for entry in ledger for row in entry.rows}
     amended: set[tuple[int, bytes]] = set()
     whole = bool(ledger) and ledger[0].previous == b""
+    expired = 0  # summaries, the oldest ones, whose seals and verdicts storage does not keep any more
     for place, summary in enumerate(ledger):
         earlier = [item for item in ledger[:place] if item.window > ledger[place - 1].window - node.run.scoring.windows]
-        await _check_summary(node, validator, summary, histories(earlier))
-        for amendment in summary.amendments:
-            row = rows.get((amendment.window, amendment.miner))
-            if row is not None or whole or amendment.window >= ledger[0].window:
-                await _check_amendment(node, validator, amendment, row, amended)
-            amended.add((amendment.window, amendment.miner))
+        try:
+            await _check_summary(node, validator, summary, histories(earlier))
+            for amendment in summary.amendments:
+                row = rows.get((amendment.window, amendment.miner))
+                if row is not None or whole or amendment.window >= ledger[0].window:
+                    await _check_amendment(node, validator, amendment, row, amended)
+        except NotFoundError:
+            if expired < place:
+                raise
+            expired += 1
+        amended.update((amendment.window, amendment.miner) for amendment in summary.amendments)
         counting = [item for item in ledger[: place + 1] if item.window > summary.window - node.run.scoring.windows]
         complete = whole or counting[0].window > ledger[0].window
         if complete and summary.scores != scores(counting, node.run.scoring):
             raise ProtocolError("the scores do not follow from the rows", f"window {summary.window}")
     if ledger:
-        verdicts = sum(1 for summary in ledger for row in summary.rows if row.verdict)
+        verdicts = sum(1 for summary in ledger[expired:] for row in summary.rows if row.verdict)
         first, last = ledger[0].window, ledger[-1].window
-        say(
-            f"validator {validator.hex()[:16]}: windows {first} to {last}, {len(ledger)} summaries linked, {verdicts} verdicts"
-        )
+        gone = f"; of the first {expired} only links and scores, as their verdicts have expired" if expired else ""
+        found = f"windows {first} to {last}, {len(ledger)} summaries linked, {verdicts} verdicts{gone}"
+        say(f"validator {validator.hex()[:16]}: {found}")
     return len(ledger)
 
 

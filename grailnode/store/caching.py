@@ -29,8 +29,8 @@ Progress = Callable[[str, int, int], None]
 """Told of a path, the bytes that have arrived of it, and how many there will be."""
 
 
-class _ShorterError(StoreError):
-    """The object ends sooner than it should."""
+class _UnfitError(StoreError):
+    """What has arrived is not the object: it ends too soon, or what lay on this machine's disk is not of it."""
 
 
 class CachedStore:
@@ -110,9 +110,14 @@ class CachedStore:
             data = await self._store.get(path, max_bytes)
         else:
             try:
+                resumed = bool(await self._run(partial.arrived))
                 await self._fetch_pieces(path, max_bytes, partial)
                 data = await self._run(lambda: partial.read(max_bytes))
-            except (OSError, _ShorterError):
+                if resumed and await self._run(lambda: content_digest(data)) != digest:
+                    raise _UnfitError(
+                        f"{path}: what lay on this machine's disk is not of it"
+                    )  # the storage need not lie
+            except (OSError, _UnfitError):
                 await self._run(partial.discard)
                 return await self._store.get(path, max_bytes)  # not what it should be, or no room: let the caller see
 
@@ -151,7 +156,7 @@ class CachedStore:
                 try:
                     data = await self._store.get(path, size, offset=start, size=size)
                     if len(data) < size:
-                        raise _ShorterError(f"{path}: ends before byte {start + size}")
+                        raise _UnfitError(f"{path}: ends before byte {start + size}")
                     with trio.CancelScope(shield=True):  # what has arrived is kept, whoever stops waiting for it
                         await self._run(functools.partial(partial.put, number, data))
                     await self._run(self._cache.make_room)

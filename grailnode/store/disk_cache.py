@@ -19,6 +19,7 @@ from typing import Final
 
 from protocol.digest import content_digest
 
+_MARKS: Final = ".have"
 _BLOCK: Final = 512  # bytes in which the system counts what a file takes
 
 
@@ -32,7 +33,7 @@ class Partial:
 
     @property
     def _have(self) -> Path:
-        return self.path.with_name(self.path.name + ".have")
+        return _marks(self.path)
 
     def arrived(self) -> set[int]:
         """The numbers of the pieces that are there.
@@ -72,7 +73,7 @@ class Partial:
 
     def discard(self) -> None:
         """Forget it: its bytes are not those of its digest."""
-        for path in (self.path, self._have):
+        for path in (self._have, self.path):
             path.unlink(missing_ok=True)
 
     def keep(self, target: Path) -> None:
@@ -81,7 +82,11 @@ class Partial:
         self._have.unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Let others go on with it."""
+        """Let others go on with it; where nothing has arrived, there is nothing to go on with."""
+        with suppress(OSError):
+            own = os.fstat(self.descriptor)
+            if own.st_size == 0 and self.path.stat().st_ino == own.st_ino:
+                self.discard()
         os.close(self.descriptor)
 
 
@@ -154,6 +159,8 @@ class DiskCache:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(descriptor).st_nlink == 1 and path.stat().st_ino == os.fstat(descriptor).st_ino:
+                if os.fstat(descriptor).st_size == 0:
+                    _marks(path).unlink(missing_ok=True)  # of bytes that are not there any more
                 return Partial(descriptor, path, piece_bytes)
         except (BlockingIOError, FileNotFoundError):
             pass  # held, or finished or discarded just now
@@ -173,13 +180,16 @@ class DiskCache:
                 if total <= self.max_bytes:
                     return
                 if path.parent == self._objects or _abandoned(path):
+                    _marks(path).unlink(missing_ok=True)  # before the bytes that they speak of
                     path.unlink(missing_ok=True)
                     total -= size
 
     def _entries(self) -> Iterator[tuple[float, int, Path]]:
-        """Every file: when it was used, its bytes on the disk, its path."""
+        """Every object and download: when it was used, its bytes on the disk, its path."""
         for folder in (self._objects, self._partial):
             for path in folder.iterdir():
+                if path.suffix == _MARKS and path.with_suffix("").exists():
+                    continue  # they go with what they speak of
                 with suppress(FileNotFoundError):
                     status = path.stat()
                     yield status.st_mtime, min(status.st_blocks * _BLOCK, status.st_size), path
@@ -194,10 +204,15 @@ class DiskCache:
             os.close(descriptor)
 
 
+def _marks(path: Path) -> Path:
+    """Which pieces of a download have arrived."""
+    return path.with_name(path.name + _MARKS)
+
+
 def _abandoned(path: Path) -> bool:
     """Whether no living process holds a download, or what belongs to one."""
     try:
-        descriptor = os.open(path.with_name(path.name.removesuffix(".have")), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path.with_name(path.name.removesuffix(_MARKS)), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return True
     try:

@@ -128,7 +128,8 @@ async def list_bucket(client: httpx.AsyncClient, base: str, prefix: str, after: 
                 yield ObjectInfo(key, size)
         if not page.truncated:
             return
-        empty = 0 if page.objects else empty + 1
+        given = any(key.startswith(prefix) and (key <= after or is_path(key)) for key, _ in page.objects)
+        empty = 0 if given else empty + 1
         if empty > _EMPTY_PAGES or not page.token:
             raise StoreError(f"{where}: the listing promises more and gives nothing")
         asked = {"list-type": "2", "prefix": prefix, "continuation-token": page.token}

@@ -96,7 +96,8 @@ class S3Store:
             token = page.get("NextContinuationToken") if page.get("IsTruncated") else None
             if token is None:
                 return
-            empty = 0 if keys else empty + 1
+            given = any(key.startswith(prefix) and (key <= after or is_path(key)) for key, _ in keys)
+            empty = 0 if given else empty + 1
             if empty > _EMPTY_PAGES:
                 raise StoreError(f"{self._name(prefix)}: the listing promises more and gives nothing")
 

@@ -37,7 +37,7 @@ class _Status:
             parts += [Text(""), _windows(state, width)]
         parts += [Text(""), *verification(state, width, lines=2)]
         if state.miners:
-            parts += [Text(""), miners(state.miners, width, _ALL)]
+            parts += [Text(""), miners(state.miners, width, _ALL, keyed=True)]
         if lines_of(len(state.nodes)):
             parts += [Text(""), nodes(state.nodes, width, _ALL)]
         yield from console.render(Group(*parts), options.update(width=width))

@@ -26,22 +26,27 @@ class Column:
     right: bool = True
 
 
-def miners(rows: Sequence[MinerRow], width: int, most: int, *, scored: bool = True) -> RenderableType:
+def miners(
+    rows: Sequence[MinerRow], width: int, most: int, *, scored: bool = True, keyed: bool = False
+) -> RenderableType:
     """One line a miner: name, kind, submitted, accepted, rejected by reason, score. At most `most` lines with the heading.
 
-    Below 72 cells the kind goes (its colour stays on the name), below 58 what was sent, below 46 the score's bar.
+    Below 72 cells the kind goes (its colour stays on the name), below 58 what was sent, below 46 the score's bar. Where `keyed`,
+    the first 8 digits of the key stand behind the name, from 58 cells on.
     """
     shown = _ranked(rows, most - 1)
     name = max([cell_len(clean(row.name, 16)) for row in shown] + [5])
     kind, submitted, drawn = width >= 72, width >= 58, width >= 46
+    keyed = keyed and submitted
     drawing = (12 if width >= 100 else 4) if drawn else 0
     score = (drawing + 5 if drawn else 5) if scored else 0
-    fixed = name + (8 if kind else 0) + (6 if submitted else 0) + 8 + score
-    gaps = _GAP * (2 + kind + submitted + scored)
+    fixed = name + (8 if keyed else 0) + (8 if kind else 0) + (6 if submitted else 0) + 8 + score
+    gaps = _GAP * (2 + keyed + kind + submitted + scored)
     why = max(width - fixed - gaps, 4)
     table = fitted(
         [
             Column("miner", name, right=False),
+            Column("key", 8, right=False) if keyed else None,
             Column("kind", 8, right=False) if kind else None,
             Column("sent", 6) if submitted else None,
             Column("accepted", 8),
@@ -86,10 +91,11 @@ def fitted(columns: Sequence[Column | None], rows: Sequence[Sequence[Text]]) -> 
 
 
 def _miner(row: MinerRow, why: int, *, named: bool, drawing: int) -> list[Text]:
-    """A miner's cells, all six; its name carries the colour of its kind where the kind has no column."""
+    """A miner's cells, all seven; its name carries the colour of its kind where the kind has no column."""
     style = KIND_STYLE.get(row.kind, "")
     return [
         Text(clean(row.name, 16), style="" if named else style),
+        Text(row.key[:8], style="dim"),
         Text(clean(row.kind, 8), style=style),
         Text(f"{row.submitted:,}"),
         Text(f"{row.accepted:,}", style="green" if row.accepted else ""),

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from grailnode.replay import verify_ledger
+from protocol import paths
 from protocol.digest import content_digest
 from protocol.errors import ProtocolError
 from protocol.ledger import Amendment, Summary, scores
+from roles.ports import NotFoundError
 from tests.attacks.court import FIRST, Court
 from tests.attacks.target import attack
 from tests.protocol.samples import VALIDATOR, rejected
@@ -95,3 +97,28 @@ def test_invented_second_looks_are_seen(amendments: dict[int, tuple[Amendment, .
             await verify_ledger(court.node, FIRST.public, lambda line: None)
 
     attack(scenario)()
+
+
+async def expire(court: Court, *windows: int) -> None:
+    """Lose a window's seal and verdicts, as a bucket does whose owner lets them expire."""
+    for window in windows:
+        await court.store.delete(paths.seal(FIRST.public, window))
+        await court.store.delete(court.place(FIRST, window))
+
+
+@attack
+async def test_a_ledger_whose_oldest_verdicts_have_expired_holds_by_its_links_and_scores():
+    court, said = Court(), list[str]()
+    await written(court, 12)
+    await expire(court, 0, 1, 2)
+    assert await verify_ledger(court.node, FIRST.public, said.append) == 12
+    assert "9 verdicts; of the first 3 only links and scores" in said[0]
+
+
+@attack
+async def test_withheld_verdicts_between_others_are_not_expired():
+    court = Court()
+    await written(court, 12)
+    await expire(court, 0, 5)
+    with pytest.raises(NotFoundError):
+        await verify_ledger(court.node, FIRST.public, lambda line: None)

@@ -10,12 +10,14 @@ from trio.testing import MockClock
 from grailnode.demo.cheater import DUE_REASON, KINDS
 from grailnode.founding import Choices
 from grailnode.observe import Observer, newest_summarized
+from grailnode.store.memory import MemoryStore
 from grailnode.verification import verify_chain
 from protocol import limits, paths
 from protocol.rollout import Group
 from protocol.signing import SigningKey, open_signed
 from protocol.verdict import Verdict
 from roles.miner.produce import HonestProducer, Turn
+from roles.ports import ObjectInfo, StoreError
 from tests.network.simulation import Network, key
 
 CHOICES = Choices(groups=4, group_size=8)
@@ -133,6 +135,49 @@ def test_a_run_that_ended_long_ago_is_shown_as_it_was_left():
         assert any("has expired" in alarm for alarm in shown.alarms)
 
     simulate(scenario)
+
+
+def test_a_bystander_sees_the_run_past_a_stray_summary_and_says_what_it_cannot_read():
+    async def scenario() -> None:
+        network = Network(CHOICES, validators=2)
+        async with running(network):
+            await network.until_window(5)
+        own, hiding = key("validator-0").public, key("validator-1").public
+        newest = await newest_summarized(network.node("bystander"))
+        assert newest is not None
+        await network.store.put(paths.summary(own, 1 << 30), b"x")
+        assert await newest_summarized(network.node("bystander")) == newest
+        store = Counting(network.store, hiding.hex())
+        observer = Observer(network.node("bystander", store=store), 0, last_window=newest)
+        await observer.refresh()
+        shown = observer.state()
+        assert sum(miner.accepted for miner in shown.miners) >= 2 * 4 * 3
+        assert [alarm for alarm in shown.alarms if "storage cannot be read now" in alarm and "refused" in alarm]
+        assert store.refused <= 2  # who does not answer is not asked for every window
+        store.prefix = "nothing"
+        await observer.refresh()
+        assert not observer.state().alarms
+
+    simulate(scenario)
+
+
+class Counting(MemoryStore):
+    """A store that refuses what lies below one prefix, and counts that."""
+
+    def __init__(self, inner: MemoryStore, prefix: str) -> None:
+        super().__init__()
+        self._inner = inner
+        self.prefix = prefix
+        self.refused = 0
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        if path.startswith(self.prefix):
+            self.refused += 1
+            raise StoreError(f"{path}: connection refused")
+        return await self._inner.get(path, max_bytes, offset=offset, size=size)
+
+    def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        return self._inner.list(prefix, after=after)
 
 
 def test_the_same_seed_gives_the_same_trace():

@@ -189,7 +189,7 @@ async def test_a_lie_is_handed_on_and_not_kept(store: CachedStore, wire: Wire, t
 
 @pytest.mark.trio
 async def test_pieces_of_a_lie_are_forgotten_with_it(store: CachedStore, wire: Wire):
-    """Storage that served false pieces before a cut: the next whole download is refused once, and then begins anew."""
+    """Storage that served false pieces before a cut: they do not make a liar of it when it tells the truth."""
     data = blob(10 * PIECE)
     await wire.put(path_of(data), blob(10 * PIECE, seed=1))
     wire.cut_after = 3 * PIECE
@@ -197,8 +197,30 @@ async def test_pieces_of_a_lie_are_forgotten_with_it(store: CachedStore, wire: W
         await store.get(path_of(data), len(data))
     wire.cut_after = None
     await wire.put(path_of(data), data)
-    assert await store.get(path_of(data), len(data)) != data
     assert await store.get(path_of(data), len(data)) == data
+
+
+@pytest.mark.trio
+async def test_a_download_whose_bytes_were_evicted_begins_anew(wire: Wire, tmp_path: Path):
+    data, other = blob(10 * PIECE), blob(PIECE // 2, seed=1)
+    await wire.put(path_of(data), data)
+    await wire.put(path_of(other), other)
+    wire.cut_after = 5 * PIECE
+    large, small = DiskCache(tmp_path / "cache", 1 << 20), DiskCache(tmp_path / "cache", 2 * PIECE)
+    with pytest.raises(StoreError):
+        await CachedStore(wire, large, piece_bytes=PIECE).get(path_of(data), len(data))
+    wire.cut_after = None
+    await CachedStore(wire, small, piece_bytes=PIECE).get(path_of(other), len(other))  # another node makes room
+    assert not [name for name in files(tmp_path / "cache") if name.startswith("partial")]
+    assert await CachedStore(wire, large, piece_bytes=PIECE).get(path_of(data), len(data)) == data
+
+
+@pytest.mark.trio
+async def test_what_is_not_there_leaves_nothing_behind(store: CachedStore, tmp_path: Path):
+    for seed in range(20):
+        with pytest.raises(NotFoundError):
+            await store.get(path_of(blob(10, seed=seed)), 5 * PIECE)
+    assert not [name for name in files(tmp_path / "cache") if name.startswith("partial")]
 
 
 @pytest.mark.trio

@@ -88,6 +88,21 @@ async def test_answers_that_are_no_listing(client, nursery: trio.Nursery, reply:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.trio
+@pytest.mark.parametrize("key", ["q/{:06d}", "p/../{:06d}"], ids=["of others", "of no object"])
+async def test_an_endless_listing_of_what_was_not_asked_for(client, nursery: trio.Nursery, key: str):
+    asked: list[str] = []
+
+    def answer(request: Asked) -> Reply:
+        asked.append(request.target)
+        return Reply(200, page(key.format(len(asked)), token="more"))
+
+    url = await nursery.start(serve, answer)
+    with pytest.raises(StoreError, match="gives nothing"):
+        await listed(url, client)
+    assert len(asked) < 20
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -246,6 +246,13 @@ async def test_a_listing_that_promises_more_for_ever(store, service):
 
 
 @pytest.mark.trio
+async def test_an_endless_listing_of_what_was_not_asked_for(store, service):
+    service.answer = lambda asked: listing([f"b/{len(service.asked):06d}"], token="more")
+    await fails(paths(store, "a/"), "promises more")
+    assert len(service.asked) <= s3._EMPTY_PAGES + 2
+
+
+@pytest.mark.trio
 async def test_what_a_listing_leaves_out(store, service):
     keys = ["0", "a/", "a/.hidden", "a//b", "a/1", "a/2/../3", "a/4", "b"]
     service.reply = listing(keys)
