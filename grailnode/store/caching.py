@@ -159,7 +159,7 @@ class CachedStore:
                         raise _UnfitError(f"{path}: ends before byte {start + size}")
                     with trio.CancelScope(shield=True):  # what has arrived is kept, whoever stops waiting for it
                         await self._run(functools.partial(partial.put, number, data))
-                    await self._run(self._cache.make_room)
+                    await self._run(functools.partial(self._cache.make_room, size))
                 except (StoreError, OSError) as error:
                     failures.append(error)
                     return

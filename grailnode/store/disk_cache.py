@@ -20,6 +20,7 @@ from typing import Final
 from protocol.digest import content_digest
 
 _MARKS: Final = ".have"
+_SHARERS: Final = 8  # nodes that may fill one cache without looking at each other's bytes
 _BLOCK: Final = 512  # bytes in which the system counts what a file takes
 
 
@@ -103,6 +104,7 @@ class DiskCache:
 
     def __init__(self, root: Path, max_bytes: int) -> None:
         self.max_bytes = max_bytes
+        self._room = 0  # bytes that may come before all that lies there is looked at again
         self._objects, self._partial, self._lock = root / "objects", root / "partial", root / ".lock"
         for folder in (root, self._objects, self._partial):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -137,7 +139,7 @@ class DiskCache:
             temporary.rename(self._objects / digest.hex())
         finally:
             temporary.unlink(missing_ok=True)
-        self.make_room()
+        self.make_room(len(data))
 
     def finish(self, digest: bytes, partial: Partial) -> None:
         """Make a download whose digest was checked a whole object.
@@ -146,7 +148,6 @@ class DiskCache:
             OSError: the disk does not take it.
         """
         partial.keep(self._objects / digest.hex())
-        self.make_room()
 
     def claim(self, digest: bytes, piece_bytes: int) -> Partial | None:
         """Hold an object's download, with what has arrived of it; None while another process, or task, does.
@@ -167,22 +168,29 @@ class DiskCache:
         os.close(descriptor)
         return None
 
-    def make_room(self) -> None:
-        """Remove what was used longest ago until the limit holds; never a download under way.
+    def make_room(self, added: int) -> None:
+        """Take notice of new bytes. Beyond the limit, what was used longest ago goes, a tenth of all; never a download under way.
+
+        What lies there is looked at only when it may be too much: others write, too, so after an eighth of the room that was left.
 
         Raises:
             OSError: the disk does not allow it.
         """
+        self._room -= added
+        if self._room >= 0:
+            return
         with self._locked():
             entries = sorted(self._entries())
             total = sum(size for _, size, _ in entries)
+            enough = self.max_bytes if total <= self.max_bytes else self.max_bytes * 9 // 10
             for _, size, path in entries:
-                if total <= self.max_bytes:
-                    return
+                if total <= enough:
+                    break
                 if path.parent == self._objects or _abandoned(path):
                     _marks(path).unlink(missing_ok=True)  # before the bytes that they speak of
                     path.unlink(missing_ok=True)
                     total -= size
+        self._room = (self.max_bytes - total) // _SHARERS
 
     def _entries(self) -> Iterator[tuple[float, int, Path]]:
         """Every object and download: when it was used, its bytes on the disk, its path."""
