@@ -16,7 +16,7 @@ from protocol.manifest import Head, Manifest, ObjectRef
 from protocol.run import FileRef
 from protocol.signing import Envelope, sign
 from roles.participants import listed, participants
-from roles.ports import ObjectInfo
+from roles.ports import ObjectInfo, StoreError
 from tests.attacks.target import ROOTS, SECOND, STRANGER, VALIDATOR, Target, attack, holding
 from tests.protocol import samples
 from tests.roles.chains import MINER, TRAINER, small_weights
@@ -130,7 +130,7 @@ async def test_arbitrary_a_model_file_that_the_run_does_not_name():
     run = target.run.model_copy(update={"model": target.run.model.model_copy(update={"files": (ref,)})})
     for trainer in (TRAINER, SECOND):
         await target.store.put(paths.file(trainer.public, ref.digest), b"[]")
-    with TemporaryDirectory() as folder, pytest.raises(ProtocolError, match="not the file that the run names"):
+    with TemporaryDirectory() as folder, pytest.raises(StoreError, match="not the file that the run names"):
         await fetch_model(target.store, run, target.node.authority.trainers, Path(folder))
 
 

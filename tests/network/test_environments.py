@@ -16,13 +16,14 @@ from grailnode.sandbox import BubblewrapSandbox
 from protocol import environments, limits, paths
 from protocol.environments import Environment, Problem
 from protocol.environments.base import Limits, SandboxError
-from protocol.errors import MalformedError, ProtocolError
+from protocol.errors import MalformedError
 from protocol.ledger import Summary
 from protocol.rollout import Commitment, Group, open_group
 from protocol.signing import open_signed
 from protocol.verdict import Judgement
 from roles.assignment import Task
 from roles.miner.produce import HonestProducer
+from roles.ports import StoreError
 from tests.network.simulation import Network, key
 from tests.network.test_network import running, simulate, verdicts
 from tests.sandbox.conftest import OWN
@@ -198,7 +199,9 @@ def test_the_data_file_travels_beside_the_model_and_nothing_else_passes_for_it(
         kept.write_bytes(kept.read_bytes().replace(b"4", b"5"))
         assert network.data is not None
         await store.put(path, network.data.replace(b"4", b"5"))
-        with pytest.raises(ProtocolError, match=r"^data\.jsonl: not the file that the run names$"):
+        with pytest.raises(
+            StoreError, match=r"^data\.jsonl: not the file that the run names, as storage shows it now$"
+        ):
             await founding.fetch_data(store, run, [trainer], tmp_path / "data")
 
     simulate(scenario)

@@ -105,14 +105,22 @@ def test_a_trainer_whose_data_file_was_changed_does_not_start(site: Site):
     assert "data.jsonl: not the data file of this run" in line
 
 
-def test_a_node_that_is_given_another_data_file_does_not_join(sandbox: BubblewrapSandbox, site: Site):
+def test_a_node_that_is_shown_another_data_file_waits_for_the_right_one(sandbox: BubblewrapSandbox, site: Site):
     assert sandbox.python == OWN
     trainer = site.start("trainer", "trainer")
     files = site.made.directory / "store" / site.made.keys["trainer"].hex() / "files"
     eventually(lambda: files.exists() and len(list(files.iterdir())) == 3, 60, "the run's files")
     trainer.end()
     (data,) = [file for file in files.iterdir() if file.read_bytes().startswith(b'{"text"')]
-    data.write_bytes(data.read_bytes().replace(b"Task 3", b"Task X"))
-    lines = started(site, "miner", "miner-1")
-    assert sum("data.jsonl: not the file that the run names" in line for line in lines) == 1
-    assert not any("Traceback" in line for line in lines)
+    right = data.read_bytes()
+    data.write_bytes(right.replace(b"Task 3", b"Task X"))
+    miner = site.start("miner", "miner-1")
+    eventually(lambda: bool(site.events("miner-1", "files-not-there")), 60, "a line that says so")
+    (line,) = site.events("miner-1", "files-not-there")
+    assert line["error"] == "data.jsonl: not the file that the run names, as storage shows it now"
+    kept = site.made.directory / "state" / "miner-1" / "data" / "data.jsonl"
+    assert not kept.exists()
+    data.write_bytes(right)
+    eventually(kept.exists, 30, "the right file")
+    assert kept.read_bytes() == right
+    assert "Traceback" not in miner.log.read_text()
