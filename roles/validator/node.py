@@ -28,7 +28,7 @@ from roles.validator.sitting import Sitting
 from roles.validator.turns import Turns
 
 ANNOUNCED_SECONDS = 600.0
-_SEALING = 0.1  # of the time between the second round and the last one for seals: for sealing
+_SEALING = 0.2  # of the time between the second round and the last one for seals: for sealing
 _BACKLOG_WINDOWS = 64  # windows seen and not judged yet
 _REMEMBERED_WORKS = 100_000  # work digests of accepted groups, to name copies
 
