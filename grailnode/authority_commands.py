@@ -9,6 +9,7 @@ import trio
 from grailnode import keys, proofs, revising
 from grailnode.commands import open_config
 from grailnode.config import Config
+from grailnode.files import write_whole
 from grailnode.node_process import make_founder
 from grailnode.revising import Draft, RevisionError
 from grailnode.store.local import LocalStore
@@ -53,7 +54,7 @@ def show_keys(run: str) -> None:
     click.echo(
         f"revision {node.revisions.number}; {authority.root_threshold} of {len(authority.roots)} roots must sign"
     )
-    for path in sorted(config.at(config.node.keys).glob(f"*{keys.SUFFIX}")):
+    for path in keys.listed(config.at(config.node.keys)):
         public = SigningKey(keys.read(path)).public
         named = {"root": authority.roots, "trainer": authority.trainers, "validator": authority.validators}
         held = [role for role, of in named.items() if public in of]
@@ -148,7 +149,7 @@ def _inviter(config: Config, node: Node, path: Path | None) -> SigningKey:
     authority = node.authority
     may = {*authority.roots, *authority.admission.inviters}
     directory = config.at(config.node.keys)
-    for candidate in [path] if path is not None else sorted(directory.glob(f"*{keys.SUFFIX}")):
+    for candidate in [path] if path is not None else keys.listed(directory):
         key = SigningKey(keys.read(candidate))
         if key.public in may:
             return key
@@ -161,7 +162,7 @@ def sign_draft(path: Path, key: Path) -> None:
     for line in revising.describe(draft.revision):
         click.echo(line)
     draft = draft.signed_by(SigningKey(keys.read(key)))
-    path.write_bytes(draft.to_bytes())
+    write_whole(path, draft.to_bytes())
     click.echo(f"{path}: {len(draft.signatures)} signatures")
 
 
@@ -189,7 +190,7 @@ def _sign_and_publish(config: Config, node: Node, draft: Draft) -> None:
         _publish(node, draft)
         return
     path = config.at(Path(f"revision-{draft.revision.number}{revising.SUFFIX}"))
-    path.write_bytes(draft.to_bytes())
+    write_whole(path, draft.to_bytes())
     click.echo(f"{path}: {lacking}. Take it to each root key: grailnode keys sign {path.name} KEYFILE")
     click.echo(f"then: grailnode keys publish {path.name} --run RUN")
 

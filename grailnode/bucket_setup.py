@@ -5,7 +5,9 @@ from pathlib import Path
 
 from grailnode import joining, keys
 from grailnode.buckets import Bucket, BucketError, Document, Use, documents
+from grailnode.files import NewFiles
 from grailnode.keys import SUFFIX
+from protocol.signing import SigningKey
 
 DOCUMENTS = "bucket"
 """The folder beside run.toml that holds them."""
@@ -41,15 +43,16 @@ def _place(bucket: Bucket) -> str:
     return "".join(f'{name} = "{value}"\n' for name, value in written.items())
 
 
-def move_store(config: Path, bucket: Bucket) -> None:
+def move_store(files: NewFiles, config: Path, bucket: Bucket) -> None:
     """Let a run that was just made live in a bucket, which is its meeting point as well."""
     text = config.read_text(encoding="utf-8")
     begin = text.index("[store]")
     end = text.index("[node]")
-    config.write_text(text[:begin] + store_section(bucket, bucket, guest=False) + "\n" + text[end:], encoding="utf-8")
+    moved = text[:begin] + store_section(bucket, bucket, guest=False) + "\n" + text[end:]
+    files.write(config, moved.encode())
 
 
-def join(directory: Path, bucket: Bucket, member: Membership) -> bytes:
+def join(files: NewFiles, directory: Path, bucket: Bucket, member: Membership) -> bytes:
     """Write a newcomer's run.toml, and its key where there is none yet; returns the public key.
 
     Raises:
@@ -60,25 +63,24 @@ def join(directory: Path, bucket: Bucket, member: Membership) -> bytes:
     if config.exists():
         raise BucketError(f"{config}: there is a run already; choose another directory")
     _, run_id = joining.named_run(member.manifest)
-    key = keys.read_or_create(directory / "keys" / f"{member.name}{SUFFIX}")
-    config.write_text(
+    path = directory / "keys" / f"{member.name}{SUFFIX}"
+    key = SigningKey(keys.read(path) if path.exists() else files.create_key(path))
+    text = (
         f'[run]\nmanifest = "{member.manifest}"\nid = "{run_id}"\n\n'
         + store_section(bucket, member.meeting, guest=True)
-        + '\n[beacon]\nkey = ""  # somebody else runs it; of a public one, relays = ["https://..."] names other relays\n',
-        encoding="utf-8",
+        + '\n[beacon]\nkey = ""  # somebody else runs it; of a public one, relays = ["https://..."] names other relays\n'
     )
+    files.write(config, text.encode())
     return key.public
 
 
-def write_documents(directory: Path, bucket: Bucket, use: Use) -> list[Document]:
+def write_documents(files: NewFiles, directory: Path, bucket: Bucket, use: Use) -> list[Document]:
     """Put a bucket's documents beside run.toml; returns them.
 
     Raises:
         OSError: they cannot be written.
     """
     made = documents(bucket, use)
-    folder = directory / DOCUMENTS
-    folder.mkdir(parents=True, exist_ok=True)
     for document in made:
-        (folder / document.name).write_text(document.text, encoding="utf-8")
+        files.write(directory / DOCUMENTS / document.name, document.text.encode())
     return made

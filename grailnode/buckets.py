@@ -22,6 +22,8 @@ ABORT_DAYS: Final = 1
 _READ_HEADERS: Final = ("ETag", "Content-Length", "Content-Range", "Accept-Ranges")
 _R2_WRITE: Final = {"id": "2efd5506f9c8494dacb1fa10a3e7d5b6", "name": "Workers R2 Storage Bucket Item Write"}
 _name: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_host: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
+_region: Final = re.compile(r"[A-Za-z0-9-]*")
 _segment: Final = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,99}")
 
 
@@ -62,12 +64,14 @@ def parse_bucket(text: str, provider: Provider, region: str = "", url: str = "")
     Raises:
         BucketError: none of these, or where to read it cannot be known.
     """
+    if not _region.fullmatch(region):
+        raise BucketError(f"--region {region!r}: give letters, digits and '-', such as eu-west-1")
     endpoint, rest = "", text
     if "://" in text:
         parts = urlsplit(text)
         if parts.scheme == "s3":
             rest = parts.netloc + parts.path
-        elif parts.scheme in {"https", "http"} and parts.hostname and not parts.username and not parts.query:
+        elif parts.scheme in {"https", "http"} and _host.fullmatch(parts.netloc) and not parts.query:
             endpoint, rest = f"{parts.scheme}://{parts.netloc}", parts.path.lstrip("/")
         else:
             raise BucketError(f"{text}: give NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME/PREFIX")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
+from click.core import ParameterSource
 
 from grailnode.authority_cli import admit, keys
 from protocol.limits import MAX_COMPLETION_TOKENS
@@ -84,6 +85,19 @@ def demo(windows: int | None, seed: int, out: Path, keep: bool) -> None:
     from grailnode.commands import run_demo  # noqa: PLC0415
 
     run_demo(windows, seed, out, keep, command=shlex.join(["grailnode", *sys.argv[1:]]))
+
+
+_OF_A_BUCKET = {"provider", "region", "url", "readers", "days", "join", "meeting", "name"}
+
+
+def _given(names: set[str]) -> list[str]:
+    """Those of the named parameters that this command line has, as it spells them."""
+    context = click.get_current_context()
+    return [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in names and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    ]
 
 
 @cli.command()
@@ -195,8 +209,8 @@ def init(
         None if beacon == "own" else beacon,
     )
     if bucket is None:
-        if join is not None:
-            raise click.UsageError("--join needs a --bucket that this node writes to")
+        if useless := _given(_OF_A_BUCKET):
+            raise click.UsageError(f"{', '.join(useless)}: also give --bucket, where this run or node writes to")
         make()
         return
     if (join is None) != (meeting is None):

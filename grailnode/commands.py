@@ -16,11 +16,12 @@ import trio
 from rich.console import Console
 
 from grailnode import bucket_setup, founding, genesis, joining, keys, proofs, provisions, public_beacon, workspace
-from grailnode.buckets import Bucket, BucketError, Provider, Use, parse_bucket
+from grailnode.buckets import Bucket, BucketError, Document, Provider, Use, parse_bucket
 from grailnode.config import Config, ConfigError, load, without_file
 from grailnode.conversion import Conversion, Format, convert
 from grailnode.demo.run import DemoSettings
 from grailnode.demo.run import run_demo as run_demo_network
+from grailnode.files import NewFiles
 from grailnode.founding import Choices
 from grailnode.inspect import inspect_patch, patch_table
 from grailnode.node_process import Kind, Launch, data_file, main, make_canary, make_node, make_spectator, replay_group
@@ -66,7 +67,7 @@ def open_config(run: str, overrides: tuple[str, ...] = (), *, trust: bool = Fals
         config = load(Path(run), overrides)
     config, told = joining.localize(config, trust=trust)
     if told:
-        click.echo(told, err=True)
+        _tell(told)
     return config
 
 
@@ -85,9 +86,27 @@ def run_role(role: str, run: str, name: str | None, overrides: tuple[str, ...], 
     assert set(kinds) <= set(get_args(Kind))
     check_start(config, role, name)
     specs = [ProcessSpec(f"{name}/{kind}", main, (Launch(config, kind, name),)) for kind in kinds]
-    supervisor = Supervisor(lambda line: click.echo(line, err=True))
+    supervisor = Supervisor(_tell)
     run_until_interrupted(partial(supervisor.keep, specs))
-    click.echo(f"{name}: stopped", err=True)
+    _tell(f"{name}: stopped")
+
+
+def _tell(line: str) -> None:
+    """A line on standard error; a closed terminal or a full disk behind it must not stop a node."""
+    with suppress(OSError, ValueError):
+        click.echo(line, err=True)
+
+
+_node_name = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,32}")
+
+
+def _check_name(name: str) -> None:
+    """Refuse what cannot be a node's name."""
+    if not _node_name.fullmatch(name):
+        raise click.UsageError(
+            f"--name {name}: up to 32 letters, digits, '_', '.' and '-', the first no '.', "
+            "which announcements and file names carry"
+        )
 
 
 def check_start(config: Config, role: str, name: str) -> None:
@@ -97,17 +116,14 @@ def check_start(config: Config, role: str, name: str) -> None:
             f'store.kind: a {role} writes, and "https" only reads; `grailnode init DIR --bucket NAME` shows how to set a '
             "bucket up"
         )
-    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,32}", name):
-        raise click.UsageError(
-            f"--name {name}: up to 32 letters, digits, '_', '.' and '-', which announcements and file names carry"
-        )
+    _check_name(name)
     path = config.at(config.node.keys) / f"{name}{keys.SUFFIX}"
     if not path.exists():
         if role != "miner":
             raise keys.KeyFileError(
                 f"{path}: no such key; use --name for the node whose key is here, or restore its key"
             )
-        click.echo(f"{path}: made, a new key: {keys.read_or_create(path).public.hex()}", err=True)
+        _tell(f"{path}: made, a new key: {keys.read_or_create(path).public.hex()}")
     _check_device(config.engine.device)
     node = make_node(config, name, Telemetry(name))
     trio.run(refresh_authority, node)
@@ -286,16 +302,19 @@ def init_bucket(make: Callable[[], workspace.Workspace], options: BucketOptions)
     """A new run that lives in a bucket, its meeting point too; print what the bucket needs."""
     bucket = options.parse()
     made = make()
-    bucket_setup.move_store(made.config, bucket)
     rules = founding.open_run((made.directory / "run.manifest").read_bytes()).record
     owners = tuple(key for name, key in made.keys.items() if not name.startswith("root"))
     use = Use(owners, options.readers, rules.beacon.chain_hash.hex(), options.days)
-    _print_documents(made.directory, bucket, use)
+    with made.files as files:
+        bucket_setup.move_store(files, made.config, bucket)
+        written = bucket_setup.write_documents(files, made.directory, bucket, use)
+    _print_documents(made.directory, written)
     click.echo(f"\nothers join by {bucket.url}/{paths.run(made.run_id)}")
 
 
 def join_run(directory: Path, options: BucketOptions, manifest: str, meeting: str, name: str) -> None:
     """A directory for a node of somebody else's run; print what its bucket needs."""
+    _check_name(name)
     bucket = options.parse()
     provider: Provider = "aws" if "://" not in meeting or meeting.startswith("s3://") else options.provider
     base = joining.named_run(manifest)[0]
@@ -303,13 +322,16 @@ def join_run(directory: Path, options: BucketOptions, manifest: str, meeting: st
         raise BucketError(f"{manifest}: which run? a manifest's URL ends with /runs/ID, ID being 64 hexadecimal digits")
     there = _aws_region.search(base)  # the founder's bucket may be in another region than this node's
     met = replace(parse_bucket(meeting, provider, there[1] if there else options.region, base), url=base)
-    key = bucket_setup.join(directory, bucket, bucket_setup.Membership(manifest, name, met))
+    with NewFiles() as files:
+        key = bucket_setup.join(files, directory, bucket, bucket_setup.Membership(manifest, name, met))
+        use = Use((key,), options.readers, days=options.days)
+        written = bucket_setup.write_documents(files, directory, bucket, use)
     click.echo(f"{name} is {key.hex()}")
-    _print_documents(directory, bucket, Use((key,), options.readers, days=options.days))
+    _print_documents(directory, written)
 
 
-def _print_documents(directory: Path, bucket: Bucket, use: Use) -> None:
-    for document in bucket_setup.write_documents(directory, bucket, use):
+def _print_documents(directory: Path, written: Sequence[Document]) -> None:
+    for document in written:
         click.echo(f"\n# {directory / bucket_setup.DOCUMENTS / document.name}\n{document.text}# {document.command}")
 
 

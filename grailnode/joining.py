@@ -1,6 +1,5 @@
 """The run manifest of a run that is elsewhere: fetched over HTTPS, checked, kept beside the node's state."""
 
-import os
 import random
 import re
 from pathlib import Path
@@ -11,6 +10,7 @@ import trio
 
 from grailnode import founding
 from grailnode.config import Config, ConfigError
+from grailnode.files import write_whole
 from grailnode.store.https import HttpsStore, open_client
 from grailnode.store.retrying import RetryingStore, RetryPolicy
 from protocol import limits
@@ -61,7 +61,8 @@ def localize(config: Config, *, trust: bool) -> tuple[Config, str]:
     signed = founding.open_run(data, bytes.fromhex(run_id) if run_id else None)
     found = signed.digest.hex()
     kept = kept.with_name(f"{found}.manifest")
-    _keep(kept, data)
+    kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_whole(kept, data)
     told = "" if run_id else f"run {found} ({signed.record.name}): on the word of {urlsplit(url).hostname} alone"
     return _with_manifest(config, kept, found), told
 
@@ -81,10 +82,3 @@ async def _fetch(url: str) -> bytes:
             return await store.get(name, _MAX_BYTES)
     except ValueError as error:
         raise ConfigError(f"{url}: {error}") from None
-
-
-def _keep(file: Path, data: bytes) -> None:
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_bytes(data)
-    temporary.rename(file)

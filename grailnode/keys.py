@@ -5,6 +5,7 @@ import secrets
 import stat
 from pathlib import Path
 
+from grailnode.store.disk import write_through
 from protocol.signing import SigningKey
 
 SUFFIX = ".key"
@@ -23,11 +24,14 @@ def create(path: Path, secret: bytes | None = None) -> bytes:
     secret = secret if secret is not None else secrets.token_bytes(32)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secret.hex() + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            write_through(descriptor, f"{secret.hex()}\n".encode())
+        except BaseException:
+            path.unlink(missing_ok=True)  # else it would be in the way of the next try
+            raise
+        finally:
+            os.close(descriptor)
     except FileExistsError:
         raise KeyFileError(f"{path}: there is a key already; move it away first") from None
     except OSError as error:
@@ -43,6 +47,8 @@ def read(path: Path) -> bytes:
     """
     try:
         mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):  # to open a FIFO is to wait for who writes to it
+            raise KeyFileError(f"{path}: not a regular file; put the key itself there")
         text = path.read_text(encoding="ascii").strip()
     except FileNotFoundError:
         raise KeyFileError(f"{path}: no such key; `grailnode init` makes a run's keys") from None
@@ -57,6 +63,20 @@ def read(path: Path) -> bytes:
     if len(secret) != 32:
         raise KeyFileError(f"{path}: not a key (64 hexadecimal digits)")
     return secret
+
+
+def listed(directory: Path) -> list[Path]:
+    """The key files of a directory, in order; none where there is no directory.
+
+    Raises:
+        KeyFileError: it cannot be listed.
+    """
+    try:
+        return sorted(path for path in directory.iterdir() if path.suffix == SUFFIX)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise KeyFileError(f"{directory}: cannot be listed ({(error.strerror or 'unknown').lower()})") from error
 
 
 def read_or_create(path: Path) -> SigningKey:

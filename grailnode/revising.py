@@ -165,9 +165,9 @@ def sign_at_hand(draft: Draft, directory: Path, wanted: Collection[bytes]) -> Dr
     """The draft signed by every key file of a directory that is one of the wanted keys.
 
     Raises:
-        KeyFileError: a key file cannot be used.
+        KeyFileError: a key file, or the directory, cannot be used.
     """
-    for path in sorted(directory.glob(f"*{keys.SUFFIX}")):
+    for path in keys.listed(directory):
         key = SigningKey(keys.read(path))
         if key.public in wanted:
             draft = draft.signed_by(key)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from grailnode import founding, genesis, keys, provisions
 from grailnode.calibration import proof_file
+from grailnode.files import NewFiles
 from grailnode.founding import Choices
 from grailnode.policy import Policy
 from grailnode.public_beacon import RELAYS
@@ -93,7 +94,7 @@ class Pace:
 @dataclass(frozen=True)
 class Workspace:
     """What was made: the directory, run.toml in it, the run's id, and the public keys by name; its problems where they
-    come from a data file; and the commands that start its nodes.
+    come from a data file; the commands that start its nodes; and the files that were written.
     """
 
     directory: Path
@@ -102,6 +103,7 @@ class Workspace:
     keys: dict[str, bytes]
     problems: Dataset | None
     starts: tuple[str, ...]
+    files: NewFiles
 
 
 class WorkspaceError(Exception):
@@ -169,11 +171,6 @@ def create(
         measured,
     )
     signed = founding.seal(manifest, *(signing[name] for name in roots[: choices.root_threshold]))
-    for name, secret in drawn.items():  # nothing is written before everything else has gone well
-        keys.create(directory / "keys" / f"{name}{keys.SUFFIX}", secret)
-    (directory / "run.manifest").write_bytes(signed.data)
-    if choices.data is not None:
-        (directory / provisions.DATA).write_bytes(choices.data.read_bytes())
     starts = _starts(config, validators, miners)
     values = {**pace.__dict__, "run_id": signed.digest.hex(), "starts": "\n".join(f"#   {start}" for start in starts)}
     text = _TEMPLATE.format(**values)
@@ -185,9 +182,15 @@ def create(
         text = text.replace(
             "[trainer]\n", f'[trainer]\ndata = "{provisions.DATA}"       # the problems: what the manifest names\n'
         )
-    config.write_text(text, encoding="utf-8")
+    with NewFiles() as files:  # nothing is written before everything else has gone well
+        for name, secret in drawn.items():
+            files.create_key(directory / "keys" / f"{name}{keys.SUFFIX}", secret)
+        files.write(directory / "run.manifest", signed.data)
+        if choices.data is not None:
+            files.write(directory / provisions.DATA, choices.data.read_bytes())
+        files.write(config, text.encode())
     public = {name: key.public for name, key in signing.items()}
-    return Workspace(directory, config, signed.digest, public, problems, starts)
+    return Workspace(directory, config, signed.digest, public, problems, starts, files)
 
 
 def _starts(config: Path, validators: Sequence[str], miners: Sequence[str]) -> tuple[str, ...]:

@@ -69,8 +69,7 @@ def thresholds(honest: Honest, copies: Sequence[Sequence[Observed]], kind: Sketc
     Raises:
         CalibrationError: too few groups.
     """
-    if any(len(groups) < LEAST_GROUPS for groups in honest.values()):
-        raise CalibrationError(f"a pair needs at least {LEAST_GROUPS} groups; ask for more --rollouts")
+    check_groups(min(map(len, honest.values())))
     pilot = [list(groups[::_PILOT]) for groups in honest.values()]
     rest = [[group for i, group in enumerate(groups) if i % _PILOT] for groups in honest.values()]
     distances, margins = _columns("fresh", pilot, rest, copies), _columns("margins", pilot, rest, copies)
@@ -91,6 +90,16 @@ def thresholds(honest: Honest, copies: Sequence[Sequence[Observed]], kind: Sketc
         **AUDIT,
     )
     return widened(spec, honest, demands.window)
+
+
+def check_groups(groups: int) -> None:
+    """Refuse a pair of too few groups.
+
+    Raises:
+        CalibrationError: fewer than LEAST_GROUPS.
+    """
+    if groups < LEAST_GROUPS:
+        raise CalibrationError(f"a pair needs at least {LEAST_GROUPS} groups; ask for more --rollouts")
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,12 @@ class Job:
     rollouts: int
     demands: Demands = field(default_factory=Demands)
 
+    @property
+    def groups(self) -> tuple[int, int]:
+        """How many groups of a pair are whole, and how many of one rollout."""
+        grouped = -(-self.rollouts // _GROUPED // self.work.group_size)
+        return grouped, max(0, self.rollouts - grouped * self.work.group_size)
+
 
 async def calibrate(job: Job, progress: Progress, show: Callable[[Sequence[PairRow]], None]) -> Proof:
     """Measure, choose thresholds, and try them on copies.
@@ -60,6 +66,7 @@ async def calibrate(job: Job, progress: Progress, show: Callable[[Sequence[PairR
         CalibrationError: too few groups; TooWideError: a copy is not told apart.
         PolicyError, EngineError: a variant cannot compute this policy.
     """
+    measure.check_groups(sum(job.groups))
     weights = policies.load_weights(job.work.policy.directory)
     honest = {pair.name: await _honest(job, pair, weights, progress) for pair in job.pairs}
     copies = await _copies(job, honest, weights, progress)
@@ -88,8 +95,7 @@ async def calibrate(job: Job, progress: Progress, show: Callable[[Sequence[PairR
 
 
 async def _honest(job: Job, pair: Pair, weights: Weights, progress: Progress) -> list[Observed]:
-    grouped = -(-job.rollouts // _GROUPED // job.work.group_size)
-    single = max(0, job.rollouts - grouped * job.work.group_size)
+    grouped, single = job.groups
     total = grouped * job.work.group_size + single
     apart = replace(job.work, group_size=1)
     parts = observe(job.work, pair, weights, grouped), observe(apart, pair, weights, single, first=grouped)

@@ -20,6 +20,7 @@ from grailnode.calibration.proof_file import PairRow, Proof
 from grailnode.calibration.run import Job
 from grailnode.calibration.run import calibrate as run_calibration
 from grailnode.calibration.variants import DType, Pair, Variant, select
+from grailnode.files import write_whole
 from grailnode.founding import Choices
 from grailnode.policy import Policy
 from protocol.sampling import SamplingParams
@@ -64,7 +65,7 @@ def calibrate_policy(options: Options) -> None:
         proof = trio.run(run_calibration, job, shown.progress, shown.pairs)
     for line in summary(proof):
         click.echo(line)
-    out.write_text(proof.to_json(), encoding="utf-8")
+    write_whole(out, proof.to_json().encode())
     click.echo(f"written: {out}")
 
 

@@ -1,9 +1,8 @@
 """report.json and report.html on disk, each whole or not at all."""
 
-import os
-import tempfile
 from pathlib import Path
 
+from grailnode.files import write_whole
 from grailnode.report.model import Report
 from grailnode.report.page import page
 
@@ -22,8 +21,8 @@ def write_report(report: Report, directory: Path) -> tuple[Path, Path]:
     """
     directory.mkdir(parents=True, exist_ok=True)
     as_json, as_html = directory / JSON_NAME, directory / HTML_NAME
-    _replace(as_json, report.model_dump_json(indent=2) + "\n")
-    _replace(as_html, page(report))
+    write_whole(as_json, f"{report.model_dump_json(indent=2)}\n".encode())
+    write_whole(as_html, page(report).encode())
     return as_json, as_html
 
 
@@ -35,18 +34,3 @@ def read_report(file: Path) -> Report:
         pydantic.ValidationError: it is not a report; names the key.
     """
     return Report.model_validate_json(file.read_bytes())
-
-
-def _replace(file: Path, content: str) -> None:
-    """Write beside the file, then rename over it: a reader sees the old one or the new one."""
-    handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-    beside = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        beside.chmod(0o644)  # mkstemp's 0600 would keep a web server from showing it
-        beside.replace(file)
-    finally:
-        beside.unlink(missing_ok=True)

@@ -4,11 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import trio
 from click.testing import CliRunner
 
 from grailnode import workspace
 from grailnode.calibration import prompts, proof_file
 from grailnode.calibration.measure import CalibrationError
+from grailnode.calibration.run import calibrate
 from grailnode.calibration.terminal import Options, make_job
 from grailnode.cli import cli
 from grailnode.failures import explain
@@ -122,6 +124,14 @@ def test_problems_of_a_data_file_give_their_prompts(tmp_path: Path) -> None:
 def test_a_directory_that_is_not_there_is_told_before_anything_is_measured(tmp_path: Path) -> None:
     with pytest.raises(CalibrationError, match="no such directory"):
         invoke("--out", tmp_path / "nowhere" / "proof.json")
+
+
+def test_too_few_rollouts_are_told_before_anything_is_measured() -> None:
+    def progress(what: str, done: int, total: int) -> None:
+        raise AssertionError(f"{what} is measured")
+
+    with pytest.raises(CalibrationError, match=r"^a pair needs at least 8 groups; ask for more --rollouts$"):
+        trio.run(calibrate, make_job(replace(OPTIONS, rollouts=14)), progress, print)
 
 
 @pytest.mark.parametrize(

@@ -115,3 +115,19 @@ def test_every_role_survives_kill_9_and_the_chain_stays_whole(site: Site):
     shown = grailnode("status", "--run", str(site.made.config))
     assert shown.returncode == 0, shown.stderr
     assert "miner-1" in shown.stdout
+
+
+def test_a_terminal_that_takes_nothing_stops_no_node(site: Site):
+    terminal = Path("/dev/full")
+    trainer = Program("--role", "trainer", "--run", str(site.made.config), log=terminal)
+    site.programs["trainer"] = trainer
+    eventually(lambda: site.published() >= 0, 60, "the first version")
+    killed = max(members(trainer.session))
+    os.kill(killed, signal.SIGKILL)
+    eventually(
+        lambda: max(members(trainer.session), default=0) > killed, 20, "a process in the place of the killed one"
+    )
+    assert trainer.process.poll() is None
+    trainer.interrupt()
+    assert trainer.wait(10) == 0
+    gone(trainer)

@@ -32,6 +32,10 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
             1,
             "https://a.example/runs/ID: which run?",
         ),
+        (("init", "x", "--provider", "r2", "--url", "https://a.example"), 2, "--provider, --url: also give --bucket"),
+        (("init", "x", "--meeting", "s3://met"), 2, "--meeting: also give --bucket"),
+        (("init", "x", "--join", "https://a.example/runs/ID"), 2, "--join: also give --bucket"),
+        (("init", "x", "--bucket", "mine", "--meeting", "s3://met"), 2, "--join and --meeting go together"),
     ],
 )
 def test_a_wrong_command_is_told_in_a_line_and_an_exit_code(arguments: tuple[str, ...], code: int, told: str):
@@ -69,6 +73,7 @@ def test_a_missing_key_is_not_made_anew_for_who_needs_that_one(run_file: Path):
         (("--set", "engine.device=tpu"), 1, "engine.device: torch cannot use 'tpu' here"),
         (("--name", "a+b"), 2, "--name a+b: up to 32 letters"),
         (("--name", "../x"), 2, "--name ../x: up to 32 letters"),
+        (("--name", ".."), 2, "--name ..: up to 32 letters"),
     ],
 )
 def test_what_no_node_can_run_with_is_told_before_it_starts(
@@ -78,6 +83,24 @@ def test_what_no_node_can_run_with_is_told_before_it_starts(
     assert ended.returncode == code
     assert told in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("name", ["my miner", "../../escaped", ".."])
+def test_a_name_that_no_role_would_take_is_refused_before_a_key_is_made_for_it(tmp_path: Path, name: str):
+    joining = ("--join", f"https://founder.example.org/runs/{'0' * 64}", "--meeting", "founder")
+    ended = grailnode("init", str(tmp_path / "a" / "b"), "--bucket", "mine", *joining, "--name", name)
+    assert ended.returncode == 2
+    assert f"--name {name}: up to 32 letters" in ended.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_keys_that_cannot_be_listed_are_not_shown_as_none(tmp_path: Path):
+    assert grailnode("init", str(tmp_path)).returncode == 0
+    (tmp_path / "keys").rename(tmp_path / "elsewhere")
+    (tmp_path / "keys").write_text("a file where the folder should be")
+    ended = grailnode("keys", "show", "--run", str(tmp_path / "run.toml"))
+    assert ended.returncode == 1
+    assert ended.stderr == f"grailnode: {tmp_path / 'keys'}: cannot be listed (not a directory)\n"
 
 
 @pytest.mark.parametrize("size", [0, 700])

@@ -1,5 +1,7 @@
 """Key files: what is written, and what is refused."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,22 @@ def test_a_key_never_shows_its_secret(tmp_path: Path):
     secret = keys.create(tmp_path / "a.key")
     key = keys.read_or_create(tmp_path / "a.key")
     assert secret.hex() not in repr(key)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, make: Callable[[Path], None]):
+    path = tmp_path / "a.key"
+    make(path)
+    with pytest.raises(keys.KeyFileError, match=r"a\.key: not a regular file"):
+        keys.read_or_create(path)
+
+
+def test_a_directory_of_keys_is_listed_in_order_and_one_that_cannot_be_read_is_told(tmp_path: Path):
+    folder = tmp_path / "keys"
+    assert keys.listed(folder) == []
+    for name in ("b.key", "a.key"):
+        keys.create(folder / name)
+    (folder / "a.invite").write_text("")
+    assert keys.listed(folder) == [folder / "a.key", folder / "b.key"]
+    with pytest.raises(keys.KeyFileError, match=r"a\.key: cannot be listed"):
+        keys.listed(folder / "a.key")

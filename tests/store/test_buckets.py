@@ -174,6 +174,7 @@ def test_a_service_takes_the_documents(moto_bucket):
         ("mine/../x", "aws", "not a bucket's name"),
         ("ftp://mine", "aws", "give NAME"),
         ("https://user:word@host/mine", "minio", "give NAME"),
+        ('https://ho"st/mine', "minio", "give NAME"),
         ("mine", "minio", "give the endpoint as well"),
         ("mine", "r2", "https://ACCOUNT.r2.cloudflarestorage.com/mine"),
         (R2, "r2", "give --url"),
@@ -184,6 +185,12 @@ def test_buckets_that_cannot_be(text: str, provider: Any, told: str):
         parse_bucket(text, provider)
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("region", ['x"y', "eu west", "eu\n", "../x"])
+def test_a_region_that_run_toml_cannot_say_is_refused(region: str):
+    with pytest.raises(BucketError, match=r"--region .*: give letters, digits and '-'"):
+        parse_bucket("mine", "aws", region)
 
 
 def test_init_writes_a_run_that_lives_in_the_bucket(tmp_path: Path):
