@@ -25,6 +25,7 @@ from roles.node import Node
 from roles.ports import NotFoundError, StoreError
 
 TRUST_PATH = "trust"
+_HEAD_SECONDS = 5.0  # for a look at the head, or half a window where that is longer
 _PREFETCHED = 8  # patches
 
 
@@ -221,13 +222,24 @@ class Follower:
         for trainer in self._node.authority.trainers:
             chain = self._chain.branch()
             try:
-                data = await self._node.store.get(paths.head(trainer), MAX_HEAD_BYTES + MAX_ENVELOPE_BYTES)
-                self._accept_head(chain, data)
+                self._accept_head(chain, await self._read_head(trainer))
             except (StoreError, ProtocolError) as error:
                 failures.append(error)
             else:
                 return chain, trainer
         raise failures[0]
+
+    async def _read_head(self, trainer: bytes) -> bytes:
+        """A trainer's head, as storage shows it now. A look that hangs is given up soon: until the next one this node is behind.
+
+        Raises:
+            StoreError: it cannot be had.
+        """
+        path, schedule = paths.head(trainer), self._node.run.schedule
+        seconds = max(_HEAD_SECONDS, 0.5 * schedule.rounds * self._node.run.beacon.period_ms / 1000)
+        with trio.move_on_after(seconds):
+            return await self._node.store.get(path, MAX_HEAD_BYTES + MAX_ENVELOPE_BYTES)
+        raise StoreError(f"{path}: no answer within {seconds:g} s")
 
     async def _take_manifests(self, chain: ChainVerifier, trainer: bytes) -> None:
         """Fetch and check what the head lists, in order; of hostile ones no more than a few are ever held."""

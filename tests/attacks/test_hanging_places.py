@@ -4,15 +4,17 @@ And a place that holds what somebody else signed: the signer is accused, not who
 """
 
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 import trio
 
 from grailnode.store.memory import MemoryStore
-from protocol import limits
+from protocol import limits, paths
 from protocol.errors import ForkError, ProtocolError
 from roles.authority import keep_authority
 from roles.ports import StoreError
+from roles.serving import keep_fresh
 from tests.attacks.target import HOUR_MS, SECOND, VALIDATOR, Target, attack, holding
 from tests.network.simulation import BEGIN
 from tests.protocol import samples
@@ -99,3 +101,17 @@ async def test_a_fork_in_a_place_of_another_trainers_accuses_who_signed_it():
     (line,) = target.node.alarms.drain()
     assert SECOND.public.hex()[:16] in line
     assert TRAINER.public.hex()[:16] not in line
+
+
+@attack
+async def test_a_look_at_the_head_that_hangs_is_given_up_for_the_next_one():
+    store = Hanging(seconds=600.0)
+    target = await holding_on(store)
+    looks = count()
+    store.hangs = lambda path: path == paths.head(TRAINER.public) and next(looks) == 0
+    await target.publish()
+    with trio.move_on_after(10.0):
+        await keep_fresh(target.node, target.follower, 1.0)
+    assert target.follower.chain.head is not None
+    assert target.follower.chain.head.version == 4
+    assert ["no answer within 5 s" in event["error"] for event in target.log.named("cannot-follow")] == [True]
