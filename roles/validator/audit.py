@@ -23,7 +23,7 @@ _LOOKS = 4  # at a group whose bytes are others each time
 _AT_ONCE = 4  # groups of one miner that are being fetched
 _PATIENCE = 0.5  # of the time between the second round and the last one for seals: for the fetches of one step
 _PAUSES = 16  # between two tries, within that time
-_TRIES = 3  # without an answer, while others answer
+_TRIES = (0.125, 0.25, 0.5)  # what each may take of that time; one that hangs is given up, and others answer
 
 _AtEngine = Callable[[], AbstractAsyncContextManager[None]]
 """Waits until the engine serves a case's version to it alone."""
@@ -175,10 +175,11 @@ class Auditor:
             raise LimitError(f"{size} bytes, where a group of this run takes {most} at most", path)
         seen: list[bytes] = []
         missing, failed = 0, 0
+        longer = iter(_TRIES)
         while True:
             began = trio.current_time()
             try:
-                frame = await self._node.store.get(path, size, offset=offset, size=size)
+                frame = await self._ask((path, offset, size), self._patience * next(longer, _TRIES[-1]))
             except (NotFoundError, TooLargeError):
                 missing += 1
                 if missing == 2:
@@ -186,7 +187,7 @@ class Auditor:
                 continue
             except StoreError:
                 failed += await self._others_answer(commitment.miner, began)
-                if failed == _TRIES:
+                if failed == len(_TRIES):
                     raise
                 await trio.sleep(self._patience / _PAUSES)
                 continue
@@ -206,11 +207,22 @@ class Auditor:
         newest, (path, offset, size) = max(others, default=(0.0, ("", 0, 0)))
         if not others or newest >= since:
             return bool(others)
-        answers = False
-        with trio.move_on_after(self._patience / _PAUSES), suppress(StoreError):
-            await self._node.store.get(path, size, offset=offset, size=size)
-            answers = True
-        return answers
+        try:
+            await self._ask((path, offset, size), self._patience / _PAUSES)
+        except StoreError:
+            return False
+        return True
+
+    async def _ask(self, place: _Place, seconds: float) -> bytes:
+        """What storage has at a place.
+
+        Raises:
+            StoreError: it gives no such thing, or nothing in time.
+        """
+        path, offset, size = place
+        with trio.move_on_after(seconds):
+            return await self._node.store.get(path, size, offset=offset, size=size)
+        raise StoreError(f"{path}: no answer within {seconds:g} s")
 
 
 def refused(judgements: Sequence[Judgement], reason: Reason | None) -> Sequence[Judgement]:

@@ -78,6 +78,34 @@ def test_a_miner_whose_batches_hang_costs_the_others_nothing(known: bool):
     simulate(scenario)
 
 
+class Stalling(Unreachable):
+    """A store that does not answer the first look at each part of what lies below a prefix."""
+
+    def __init__(self, inner: MemoryStore, prefix: str) -> None:
+        super().__init__(inner, prefix)
+        self.stalled: set[tuple[str, int]] = set()
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        if path.startswith(self._prefix) and (path, offset) not in self.stalled:
+            self.stalled.add((path, offset))
+            await trio.sleep(60.0)
+        return await self._inner.get(path, max_bytes, offset=offset, size=size)
+
+
+def test_requests_that_hang_once_are_made_again_and_held_against_nobody():
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        stalling = Stalling(network.store, paths.windowed(key("miner-1").public, "batches"))
+        network.medium = lambda name, process: stalling if name == "validator-0" else network.store  # type: ignore[method-assign]
+        async with running(network, miners=2):
+            await network.until_window(8)
+        judged = await verdicts(network, "miner-1", range(8))
+        assert len(judged) >= 5 and stalling.stalled
+        assert not any(item.reason for verdict in judged.values() for item in verdict.judgements)
+
+    simulate(scenario)
+
+
 def test_miners_that_hang_for_the_trainer_do_not_delay_an_honest_ones_groups():
     async def scenario() -> None:
         network = Network(CHOICES)
