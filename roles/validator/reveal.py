@@ -24,6 +24,7 @@ _VERDICTS = "sealed/"
 _PENDING = "pending/"
 _WITNESS = "witness/"
 _POLL_SECONDS = 0.2
+_RETRY_SECONDS = 1.0
 
 
 def _number(window: int) -> str:
@@ -85,8 +86,10 @@ class Revealer:
     async def _testimony(self, window: int) -> bytes:
         """This validator's witness: what it said before a restart, or the others' seals, which are waited for.
 
+        It is not said before it is kept; a disk that does not take it is waited for.
+
         Raises:
-            StoreError: the state cannot be read or written.
+            StoreError: the state cannot be read.
         """
         node, place = self._node, _WITNESS + _number(window)
         with suppress(NotFoundError):
@@ -94,8 +97,14 @@ class Revealer:
         seen = await self._others(window)
         seals = tuple(seen[validator] for validator in sorted(seen))
         data = sign(Witness(run=node.run_id, window=window, validator=node.key.public, seals=seals), node.key)
-        await node.state.put(place, data)
-        return data
+        while True:
+            try:
+                await node.state.put(place, data)
+            except StoreError as error:
+                node.telemetry.event("witness-not-kept", window=window, error=str(error))
+                await trio.sleep(_RETRY_SECONDS)
+            else:
+                return data
 
     async def _forget(self, window: int) -> None:
         state = self._node.state

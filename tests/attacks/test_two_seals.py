@@ -12,6 +12,7 @@ from protocol.errors import ProtocolError
 from protocol.ledger import Seal, Witness
 from protocol.signing import SigningKey, open_signed, sign
 from roles.node import Node
+from roles.ports import StoreError
 from roles.validator.ledger import Ledger
 from roles.validator.reveal import Revealer
 from tests.attacks.court import FIRST, SECOND, STRANGER, WINDOW, Court, Silent
@@ -214,3 +215,34 @@ def test_what_a_witness_said_before_a_crash_it_says_after_it(late: bool) -> None
         assert [item.path async for item in state.list("witness/")] == []
 
     attack(scenario)()
+
+
+class Full(MemoryStore):
+    """State that takes no witness for a while."""
+
+    full = True
+
+    async def put(self, path: str, data: bytes) -> None:
+        if path.startswith("witness/") and self.full:
+            raise StoreError(f"{path}: no space left on device")
+        await super().put(path, data)
+
+
+@attack
+async def test_nothing_is_revealed_before_the_witness_is_kept():
+    court, state = Court(quorum=2), Full()
+    await court.clock.sleep_until(court.run.deadline_time(WINDOW))
+    verdict = court.verdict(FIRST)
+    node = make_node(court.run_id, court.run, court.store, state, Log("v"), FIRST, clock=court.clock)
+    ledger = await Ledger.open(state, court.run.scoring)
+    revealer = Revealer(node, ledger)
+    await revealer.prepare(WINDOW, [verdict])
+    await revealer.promise(await ledger.record(court.summary(FIRST, verdict)))
+    await court.clock.sleep_until(court.run.beacon.due(court.run.schedule.seal(WINDOW)) + 0.5)
+    with trio.move_on_after(2.5):
+        await revealer.run()
+    assert paths.witness(FIRST.public, WINDOW) not in {item.path async for item in court.store.list("")}
+    state.full = False
+    with trio.move_on_after(5.0):
+        await Revealer(node, ledger).run()
+    assert paths.summary(FIRST.public, WINDOW) in {item.path async for item in court.store.list("")}
