@@ -62,6 +62,9 @@ class Revealer:
         """
         entries = {summary.window: summary for summary in self._ledger.entries()}
         left = [int(item.path.removeprefix(_PENDING)) async for item in self._node.state.list(_PENDING)]
+        kept = [item.path async for item in self._node.state.list(_WITNESS)]
+        for path in set(kept) - {_WITNESS + _number(window) for window in left}:
+            await self._node.state.delete(path)
         async with trio.open_nursery() as nursery:
             for window in left:
                 if window in entries:
@@ -107,11 +110,12 @@ class Revealer:
                 return data
 
     async def _forget(self, window: int) -> None:
+        """Drop what was revealed. The witness goes last: while a window is pending, it is said again as it was."""
         state = self._node.state
-        await state.delete(_WITNESS + _number(window))
         for path in [item.path async for item in state.list(f"{_VERDICTS}{_number(window)}-")]:
             await state.delete(path)
         await state.delete(_PENDING + _number(window))
+        await state.delete(_WITNESS + _number(window))
 
     async def _others(self, window: int) -> dict[bytes, bytes]:
         """Wait until all other validators have sealed, or no seal counts any more: the seals by validator.

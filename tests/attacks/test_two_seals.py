@@ -1,5 +1,6 @@
 """A validator that shows one seal to the others, so that they reveal, and another one to the trainer (docs/spec/ledger.md)."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -36,13 +37,19 @@ def unheard(court: Court) -> list[tuple[str, str]]:
     return [(line["validator"], line["error"].partition(":")[0]) for line in lines]
 
 
+async def heard(quorum: int) -> Court:
+    """A court to which the miner and both validators have spoken."""
+    court = Court(quorum)
+    await court.deliver()
+    await court.say(FIRST)
+    await court.say(SECOND)
+    return court
+
+
 @pytest.mark.parametrize("liar", [FIRST, SECOND], ids=["heard first", "heard last"])
 def test_another_seal_in_a_witness_shuts_its_validator_up(liar: SigningKey) -> None:
     async def scenario() -> None:
-        court = Court(quorum=2)
-        await court.deliver()
-        await court.say(FIRST)
-        await court.say(SECOND)
+        court = await heard(quorum=2)
         await court.attest(FIRST if liar is SECOND else SECOND, WINDOW, seal_of(court, liar))
         await court.listen()
         assert await court.outcomes() == {"no-quorum"}
@@ -53,10 +60,7 @@ def test_another_seal_in_a_witness_shuts_its_validator_up(liar: SigningKey) -> N
 
 @attack
 async def test_two_seals_in_one_witness_shut_their_validator_up():
-    court = Court(quorum=2)
-    await court.deliver()
-    await court.say(FIRST)
-    await court.say(SECOND)
+    court = await heard(quorum=2)
     same = await court.store.get(paths.seal(SECOND.public, WINDOW), 512)
     await court.attest(FIRST, WINDOW, seal_of(court, SECOND), same)
     await court.listen()
@@ -78,10 +82,7 @@ async def test_the_honest_validators_verdicts_still_count():
 
 @attack
 async def test_the_same_seal_in_a_witness_and_what_is_none_speak_against_nobody():
-    court = Court(quorum=2)
-    await court.deliver()
-    await court.say(FIRST)
-    await court.say(SECOND)
+    court = await heard(quorum=2)
     same = await court.store.get(paths.seal(SECOND.public, WINDOW), 512)
     strange = (
         b"",
@@ -102,10 +103,7 @@ async def test_the_same_seal_in_a_witness_and_what_is_none_speak_against_nobody(
 @pytest.mark.parametrize("kind", ["missing", "another window's", "forged", "garbage", "oversized"])
 def test_a_validator_whose_witness_cannot_be_read_is_not_heard(kind: str) -> None:
     async def scenario() -> None:
-        court = Court(quorum=2)
-        await court.deliver()
-        await court.say(FIRST)
-        await court.say(SECOND)
+        court = await heard(quorum=2)
         place = paths.witness(FIRST.public, WINDOW)
         if kind == "missing":
             await court.store.delete(place)
@@ -246,3 +244,44 @@ async def test_nothing_is_revealed_before_the_witness_is_kept():
     with trio.move_on_after(5.0):
         await Revealer(node, ledger).run()
     assert paths.summary(FIRST.public, WINDOW) in {item.path async for item in court.store.list("")}
+
+
+class Dead(MemoryStore):
+    """State whose owner dies at its first delete, or at the second, ..."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = math.inf
+        self.dying = trio.CancelScope()
+
+    async def delete(self, path: str) -> None:
+        self.left -= 1
+        if self.left < 0:
+            self.dying.cancel()
+            await trio.lowlevel.checkpoint()
+        await super().delete(path)
+
+
+@pytest.mark.parametrize("deletes", range(4))
+def test_a_witness_stands_whenever_its_validator_dies_while_it_forgets(deletes: int) -> None:
+    async def scenario() -> None:
+        court, state = Court(quorum=2), Dead()
+        node = make_node(court.run_id, court.run, court.store, state, Log("v"), FIRST, clock=court.clock)
+        await court.clock.sleep_until(court.run.deadline_time(WINDOW))
+        shown, verdict = seal_of(court, SECOND), court.verdict(FIRST)
+        await court.store.put(paths.seal(SECOND.public, WINDOW), shown)
+        ledger = await Ledger.open(state, court.run.scoring)
+        await Revealer(node, ledger).prepare(WINDOW, [verdict])
+        await ledger.record(court.summary(FIRST, verdict))
+        state.left = deletes
+        with state.dying, trio.move_on_after(5.0):
+            await Revealer(node, ledger).run()
+        await court.clock.sleep_until(court.run.beacon.due(court.run.schedule.seal(WINDOW)) + 0.5)
+        state.left, state.dying = math.inf, trio.CancelScope()
+        with trio.move_on_after(5.0):
+            await Revealer(node, ledger).run()
+        data = await court.store.get(paths.witness(FIRST.public, WINDOW), Witness.max_bytes)
+        assert open_signed(data, Witness, [FIRST.public]).record.seals == (shown,)
+        assert [item.path async for item in state.list("") if not item.path.startswith("ledger/")] == []
+
+    attack(scenario)()
