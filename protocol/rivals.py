@@ -51,13 +51,23 @@ def _noise(token: Any, key: Any, other: Any, table: Any) -> Any:
     "float32[::1]",
     "uint32[:, ::1]",
     "int64[::1]",
+    "int64",
     "int64[:, ::1]",
     "float32[::1]",
     "float32[::1]",
     "int64[::1]",
 )
 def best_scores(
-    rivals: Any, tokens: Any, chosen: Any, seeds: Any, lengths: Any, table: Any, own: Any, best: Any, ahead: Any
+    rivals: Any,
+    tokens: Any,
+    chosen: Any,
+    seeds: Any,
+    lengths: Any,
+    first: Any,
+    table: Any,
+    own: Any,
+    best: Any,
+    ahead: Any,
 ) -> None:
     """The score of each chosen token, the best one, and how many tokens are more likely than the one that has it.
 
@@ -65,6 +75,7 @@ def best_scores(
         rivals: float32 [N, V], logits / temperature of the tokens that may win, of N tokens in all.
         tokens: int64 [N], the chosen ones; chosen: float32 [N], their logits / temperature.
         seeds: uint32 [C, 4], a seed for each of C completions; lengths: int64 [C], their tokens, N in sum.
+        first: tokens of the first completion that stand before these.
         table: int64 [2, 8193], the noise table.
         own: float32 [N], result: scores of the chosen tokens.
         best: float32 [N], result: at least `own`.
@@ -75,7 +86,8 @@ def best_scores(
     flat = rivals.reshape(rivals.size)
     row = W(0)
     for completion in range(len(lengths)):
-        for position in range(lengths[completion]):
+        before = first if completion == 0 else 0
+        for position in range(before, before + lengths[completion]):
             key = _mixed(U(_mixed(U(seeds[completion, 0] ^ U(position))) ^ seeds[completion, 1]))
             other = _mixed(U(_mixed(U(U(key + U(0x9E3779B9)) + seeds[completion, 2])) ^ seeds[completion, 3]))
             base = row * width

@@ -234,6 +234,8 @@ def batch_margins(
     temperature: float,
     filters: Filters = EVERY_TOKEN,
     slack: float = 0.0,
+    *,
+    first: int = 0,
 ) -> Tensor:
     """`margins` of several completions, one behind another.
 
@@ -245,6 +247,7 @@ def batch_margins(
         logits: float32 [N, V]; tokens: int64 [N], N tokens in all.
         seeds: 16 bytes for each completion; lengths: its tokens, N in sum.
         slack: largest difference of a score that honest computations show, in units of logits / temperature.
+        first: tokens of the first completion that stand before these.
 
     Returns:
         float32 [N].
@@ -253,7 +256,7 @@ def batch_margins(
     rivals = scaled.masked_fill(~allowed(scaled, filters, -slack), -math.inf) if filters.active else scaled
     chosen = scaled.gather(-1, tokens[:, None]).squeeze(-1)
     score = _scores_on_cpu if scaled.device.type == "cpu" else _scores
-    own, best = score(rivals, tokens, chosen, seed_words(list(seeds), logits.device), lengths)
+    own, best = score(rivals, tokens, chosen, seed_words(list(seeds), logits.device), lengths, first)
     short = best - own
     if filters.active:
         possible = allowed(scaled, filters, slack).gather(-1, tokens[:, None]).squeeze(-1)
@@ -262,15 +265,22 @@ def batch_margins(
 
 
 def _scores(
-    rivals: Tensor, tokens: Tensor, chosen: Tensor, words: Tensor, lengths: Sequence[int]
+    rivals: Tensor, tokens: Tensor, chosen: Tensor, words: Tensor, lengths: Sequence[int], first: int = 0
 ) -> tuple[Tensor, Tensor]:
     """The score of each chosen token, and the best one among it and the RIVALS most likely tokens: float32 [N] each."""
     counts = torch.tensor(lengths, dtype=torch.int64, device=rivals.device)
     words = words.repeat_interleave(counts, dim=0)
-    positions = torch.arange(len(tokens), device=rivals.device)
-    positions -= (counts.cumsum(0) - counts).repeat_interleave(counts)
+    positions = _positions(counts, first)
     own = chosen + gumbel(_hash_pairs(words, positions, tokens))
     return own, _best(rivals, own, words, positions)
+
+
+def _positions(counts: Tensor, first: int) -> Tensor:
+    """Of each token in its completion, the first of which has so many before these: int64 [N] of int64 [C]."""
+    begins = counts.cumsum(0) - counts
+    begins[:1] -= first
+    positions = torch.arange(int(counts.sum()), device=counts.device)
+    return positions - begins.repeat_interleave(counts)
 
 
 def _best(rivals: Tensor, own: Tensor, words: Tensor, positions: Tensor) -> Tensor:
@@ -283,19 +293,20 @@ def _best(rivals: Tensor, own: Tensor, words: Tensor, positions: Tensor) -> Tens
 
 
 def _scores_on_cpu(
-    rivals: Tensor, tokens: Tensor, chosen: Tensor, words: Tensor, lengths: Sequence[int]
+    rivals: Tensor, tokens: Tensor, chosen: Tensor, words: Tensor, lengths: Sequence[int], first: int = 0
 ) -> tuple[Tensor, Tensor]:
     """The same, compiled. Where the winner is none of the RIVALS most likely tokens, `_scores` looks again."""
     from protocol.rivals import best_scores  # noqa: PLC0415 - numba takes half a second of those who never check
 
-    rivals, counts = rivals.contiguous(), np.array(lengths, dtype=np.int64)
+    rivals, counts = rivals.contiguous(), torch.tensor(lengths, dtype=torch.int64)
     own, best, ahead = torch.empty_like(chosen), torch.empty_like(chosen), torch.empty_like(tokens)
     best_scores(
         rivals.numpy(),
         tokens.numpy(),
         chosen.numpy(),
         words.numpy().astype(np.uint32),
-        counts,
+        counts.numpy(),
+        first,
         _table(rivals.device).numpy(),
         own.numpy(),
         best.numpy(),
@@ -303,9 +314,8 @@ def _scores_on_cpu(
     )
     tail = (ahead >= RIVALS).nonzero().squeeze(1)
     if len(tail):
-        completions = torch.from_numpy(np.repeat(np.arange(len(counts)), counts))[tail]
-        positions = tail - torch.from_numpy(counts.cumsum() - counts)[completions]
-        best[tail] = _best(rivals[tail], own[tail], words[completions], positions)
+        completions = torch.arange(len(counts)).repeat_interleave(counts)[tail]
+        best[tail] = _best(rivals[tail], own[tail], words[completions], _positions(counts, first)[tail])
     return own, best
 
 

@@ -3,7 +3,7 @@
 Every implementation passes the contract suite of its port in tests/. Retry, limits and faults are decorators around any store.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -101,12 +101,19 @@ class Forward:
     """What a prefill says of one completion.
 
     Attributes:
-        logits: float32 [T, V], row t being those from which token t is drawn.
-        hidden: float32 [T, D], the final hidden states behind them.
+        hidden: float32 [T, D], the final hidden state from which each token is drawn.
+        project: logits float32 [n, V] of any such states [n, D], by the policy that computed these: the same for all
+            completions of a call. With a large vocabulary the logits of a group would be gigabytes, so nothing holds them all
+            (roles/prefill.py). Raises EngineError.
     """
 
-    logits: Tensor
     hidden: Tensor
+    project: Callable[[Tensor], Tensor]
+
+    @property
+    def logits(self) -> Tensor:
+        """float32 [T, V], row t being those from which token t is drawn; computed each time."""
+        return self.project(self.hidden)
 
 
 class EngineError(Exception):

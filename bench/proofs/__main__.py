@@ -29,6 +29,9 @@ def main() -> None:
     parser.add_argument("--projections", type=int, default=10_000, help="of the table of sketches")
     parser.add_argument("--without", default="", help="pairs to leave out, separated by commas")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the table of speed")
+    parser.add_argument(
+        "--tokens", type=int, help="of each completion in the table of speed, in place of the story's end"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     setting = Setting(options.policy, options.policy / "results", tuple(options.without.split(",")))
@@ -46,7 +49,7 @@ def main() -> None:
         case "sketch":
             trio.run(information.table, setting, options.rollouts, options.projections)
         case _:
-            trio.run(speed.table, setting, options.groups or 12, getattr(torch, options.dtype))
+            trio.run(speed.table, setting, options.groups or 12, getattr(torch, options.dtype), options.tokens)
 
 
 if __name__ == "__main__":

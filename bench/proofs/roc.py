@@ -103,7 +103,8 @@ async def edits(setting: Setting, specs: list[ProofSpec], names: list[str]) -> N
         seen = await engine.forward([prompt] * len(done), [item.tokens for item in done])
         for request, item, forward in zip(requests, done, seen, strict=True):
             words = sampling.seed_words([request.seed]).expand(len(item.tokens), 4)
-            scores = forward.logits + sampling.noise(words, torch.arange(len(item.tokens)), forward.logits.shape[-1])
+            logits = forward.logits
+            scores = logits + sampling.noise(words, torch.arange(len(item.tokens)), logits.shape[-1])
             best = scores.topk(2, dim=-1).values
             gaps.append((best[:, 0] - best[:, 1]).numpy())
     gap = np.concatenate(gaps)

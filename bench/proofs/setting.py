@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Final
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bench.zoo import model as zoo
 from bench.zoo.field import Field, Past
-from bench.zoo.stories import Stories
+from bench.zoo.stories import UNKNOWN, Stories
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.measure import Demands, thresholds
 from grailnode.calibration.pairs import Observed, Work, observe
@@ -75,12 +75,17 @@ class Setting:
         draft = self.directory / zoo.DRAFT
         return Past(self.policy, self.newest, self.version, load_file(draft) if draft.is_file() else None)
 
-    def field(self, proof: ProofSpec, groups: int, *, together: bool = False) -> Field:
-        """One run with these thresholds; `together` where windows are tried side by side."""
-        past = self.past()
-        return Field(
-            past, Stories(), proof, zoo.PARAMS.max_tokens, groups=groups, group_size=GROUP_SIZE, together=together
-        )
+    def field(self, proof: ProofSpec, groups: int, *, together: bool = False, tokens: int | None = None) -> Field:
+        """One run with these thresholds.
+
+        Args:
+            together: windows are tried side by side.
+            tokens: of each completion, which then no token ends; None for those of stories.
+        """
+        past, longest = self.past(), zoo.PARAMS.max_tokens
+        if tokens is not None:
+            past, longest = replace(past, policy=replace(past.policy, eos=UNKNOWN)), tokens
+        return Field(past, Stories(), proof, longest, groups=groups, group_size=GROUP_SIZE, together=together)
 
     def work(self, seed: int, kind: SketchKind = "projection") -> Work:
         """What is asked of pairs."""

@@ -29,6 +29,7 @@ VOCABULARY: Final = 2048
 
 PAD: Final = 0
 EOS: Final = 1
+UNKNOWN: Final = 2
 LONGEST: Final = 72
 """Tokens of the longest story that the corpus tells, and some."""
 

@@ -9,12 +9,13 @@ import torch
 
 from grailnode.calibration.variants import Pair
 from grailnode.policy import Policy
-from protocol import challenge, sampling, sketch
+from protocol import challenge, sketch
 from protocol.digest import Weights
 from protocol.evidence import Evidence, repeated, weigh
 from protocol.run import ProofSpec
 from protocol.sampling import SamplingParams
 from roles.ports import Engine, Forward, Generation, Request
+from roles.prefill import check, joined
 
 _CHUNK_BYTES: Final = 1 << 28
 """Logits (float32) that are held at once."""
@@ -123,17 +124,13 @@ def _compare(
 ) -> Observed:
     """As roles/validator/judge.py does it."""
     claimed = sketch.commit(work.kind, torch.cat([item.hidden for item in done]), projection)
-    due = sketch.commit(work.kind, torch.cat([item.hidden for item in seen]), projection)
-    logits = torch.cat([item.logits for item in seen])
-    tokens = torch.tensor([token for item in done for token in item.tokens])
-    lengths = tuple(len(item.tokens) for item in done)
-    params = work.params
-    margins = sampling.batch_margins(
-        logits, tokens, [request.seed for request in requests], lengths, params.temperature, params.filters
-    )
-    likely = sampling.log_probabilities(logits, tokens, params.temperature, params.filters).numpy()
+    whole = joined(seen)
+    due = sketch.commit(work.kind, whole.hidden, projection)
+    completions, seeds = [item.tokens for item in done], [request.seed for request in requests]
+    margins, logprobs = check(whole, completions, seeds, work.params, work.policy.vocabulary)
+    likely = logprobs.numpy()
     said = np.array([value for item in done for value in item.logprobs], dtype=np.float32)
     # A log-probability moves by (1 - p) times what the token's score moves against its average rival's.
     shifts = np.abs(likely - said) / np.maximum(1.0 - np.exp(likely), _LEAST_RIVAL)
-    repeats = repeated([item.tokens for item in done])
-    return Observed(lengths, sketch.distances(claimed, due), repeats, margins.numpy(), shifts)
+    lengths = tuple(map(len, completions))
+    return Observed(lengths, sketch.distances(claimed, due), repeated(completions), margins.numpy(), shifts)

@@ -5,8 +5,11 @@ reference: requests that began keep the policy they began with. The arithmetic r
 trio's worker threads, a batch at a time, so that cancellation takes effect between two batches.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -19,14 +22,14 @@ from protocol.sampling import SamplingParams, choose, log_probabilities, seed_wo
 from roles.ports import EngineError, Forward, Generation, Request
 from roles.sequences import Tokens, split
 
-_BLOCK_TOKENS: Final = 1024
-"""Padded tokens of completions in one pass of a prefill: enough for large matrix products, few enough to be of like length."""
+_PASS_TOKENS: Final = 1024
+"""Tokens of completions in one pass of a prefill: enough for large matrix products, few enough to stay in a processor's caches."""
 
 RunSync = Callable[..., Awaitable[Any]]
 """`await run_sync(function, *arguments)` returns what the function returns."""
 
 DEFAULT_BATCH_TOKENS: Final = 8192
-"""Padded tokens of one batch: bounds the memory of activations, cache and logits."""
+"""Padded tokens of one batch: bounds the memory of activations and cache."""
 
 
 @dataclass(frozen=True)
@@ -163,10 +166,8 @@ class TorchEngine:
             raise ValueError(f"a token id outside the vocabulary of {top}")
 
     async def _compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        try:
+        with _torch_errors():
             return await self._run_sync(function, *arguments)
-        except RuntimeError as error:  # torch's own: out of memory, a device that broke
-            raise EngineError(f"torch failed: {error}") from error
 
     def _convert(self, weights: Weights) -> dict[str, Tensor]:
         """Copies, so that the caller may go on changing what it gave."""
@@ -174,7 +175,7 @@ class TorchEngine:
 
     @torch.inference_mode()
     def _prefill(self, policy: _Policy, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
-        """Each prompt once, then the completions behind it, those of like length together."""
+        """Each prompt once, then the completions behind it, side by side."""
         distinct = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
         ids, mask = _left_padded(list(distinct), self._device)
         shared = self._model.cache()
@@ -184,25 +185,25 @@ class TorchEngine:
         begins = lengths.cumsum(0) - lengths
         states = last.new_empty(int(lengths.sum()), last.shape[1])
         states[begins[lengths > 0]] = last[owners[lengths > 0]]  # behind the prompt stands the state of the first token
-        for rows in self._blocks(completions, mask.shape[1]):
-            width = len(completions[rows[-1]]) - 1
-            if width > 0:
-                ids, own = _right_padded([completions[row][:-1] for row in rows], width, self._device)
-                own_prompt = owners[rows]
-                visible = torch.cat([mask[own_prompt], own], dim=1)
-                computed = self._model.hidden(policy.weights, ids, visible, shared.select(own_prompt))
-                places = begins[rows][:, None] + torch.arange(1, width + 1, device=self._device)
+        for batch in split([mask.shape[1] + len(completion) for completion in completions], self._max_batch_tokens):
+            going, visible, cache = batch, mask[owners[batch]], shared.select(owners[batch])
+            for ended, begin, end in _passes([len(completions[row]) - 1 for row in batch]):
+                if ended:
+                    going, visible = going[ended:], visible[ended:]
+                    cache = cache.select(torch.arange(ended, ended + len(going), device=self._device))
+                inputs = [completions[row][:-1][begin:end] for row in going]
+                ids, own = _right_padded(inputs, end - begin, self._device)
+                visible = torch.cat([visible, own], dim=1)
+                computed = self._model.hidden(policy.weights, ids, visible, cache)
+                places = begins[going][:, None] + torch.arange(begin + 1, end + 1, device=self._device)
                 states[places[own]] = computed[own]
-        logits = self._model.logits(policy.weights, states).cpu().split(lengths.tolist())  # type: ignore[no-untyped-call]
-        hidden = states.to(torch.float32).cpu().split(lengths.tolist())  # type: ignore[no-untyped-call]
-        return [Forward(logits=row, hidden=state) for row, state in zip(logits, hidden, strict=True)]
+        hidden = states.to("cpu", torch.float32).split(lengths.tolist())  # type: ignore[no-untyped-call]
+        return [Forward(rows, partial(self._project, policy)) for rows in hidden]
 
-    def _blocks(self, completions: Sequence[Tokens], behind: int) -> Iterator[list[int]]:
-        """Rows that are computed together behind prompts so wide: a copy of its prompt's keys and values goes with each."""
-        for alike in split([max(0, len(completion) - 1) for completion in completions], _BLOCK_TOKENS):
-            most = max(1, self._max_batch_tokens // (behind + len(completions[alike[-1]])))
-            for at in range(0, len(alike), most):
-                yield alike[at : at + most]
+    def _project(self, policy: _Policy, hidden: Tensor) -> Tensor:
+        """Logits of states that this engine computed; float32 holds them as they were."""
+        with torch.inference_mode(), _torch_errors():
+            return self._model.logits(policy.weights, hidden.to(self._device, self._dtype)).cpu()
 
     @torch.inference_mode()
     def _sample(
@@ -249,6 +250,15 @@ class TorchEngine:
         return choose(logits, seeds, positions, params.temperature, params.filters)
 
 
+@contextmanager
+def _torch_errors() -> Iterator[None]:
+    """torch's own errors (out of memory, a device that broke) as the engine's."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise EngineError(f"torch failed: {error}") from error
+
+
 def _runs(prompts: Sequence[Tokens], completions: Sequence[Tokens], max_tokens: int) -> Iterator[slice]:
     """Neighbours of at most `max_tokens` tokens, each prompt once and padded to the longest; one that has more is alone."""
     begin = distinct = width = tokens = 0
@@ -260,6 +270,27 @@ def _runs(prompts: Sequence[Tokens], completions: Sequence[Tokens], max_tokens: 
         distinct, width, tokens = distinct + new, max(width, len(prompt)), tokens + len(completion)
     if begin < len(prompts):
         yield slice(begin, len(prompts))
+
+
+def _passes(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Places (begin, end) that rows side by side compute in one pass, and how many rows have ended since the pass before.
+
+    What stands behind the end of a row, or comes later, costs little that way: no pads but in a row's last pass, no attention to
+    what is masked but within a pass. A pass has about _PASS_TOKENS tokens, and ends with the shortest row where it can.
+
+    Args:
+        lengths: of the rows, the shortest first.
+    """
+    ended = begin = 0
+    while ended < len(lengths):
+        over = sum(length <= begin for length in lengths[ended:])
+        ended += over
+        if ended < len(lengths):
+            most, shortest = max(1, _PASS_TOKENS // (len(lengths) - ended)), lengths[ended] - begin
+            parts = round(shortest / most)
+            end = min(begin + (math.ceil(shortest / parts) if parts else most), lengths[-1])
+            yield over, begin, end
+            begin = end
 
 
 def _right_padded(sequences: Sequence[Tokens], width: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
-from protocol import challenge, sampling, sketch
+from protocol import challenge, sketch
 from protocol.evidence import NOT_REACHED, Evidence, repeated, weigh
 from protocol.rollout import Group
 from protocol.verdict import Judgement, Reason
 from roles.assignment import Assignment, Task, ends_as_due
 from roles.ports import Engine, Forward
+from roles.prefill import check, joined
 
 _REWARD_TOLERANCE = 1e-6
-_TOKENS_AT_ONCE = 1024  # after so many tokens their logits are dropped: with a vocabulary of 150,000 these are 600 MB
+_TOKENS_AT_ONCE = 2048  # a deadline can end the judging behind so many tokens
 
 
 @dataclass(frozen=True)
@@ -100,23 +100,15 @@ class Judge:
         """The statistics of a group's positions, against the run's thresholds; log-probabilities where they hold."""
         proof, params = self._task.run.proof, self._task.run.sampling.params()
         claimed = b"".join(rollout.sketch for rollout in group.rollouts)
-        hidden = _joined([forward.hidden for forward in forwards])
-        distances = sketch.distances(claimed, sketch.commit(proof.sketch, hidden, self._sketch_seed))
-        tokens = torch.tensor([token for rollout in group.rollouts for token in rollout.tokens])
-        logits = _joined([forward.logits for forward in forwards])
-        lengths = [len(forward.logits) for forward in forwards]
-        margins = sampling.batch_margins(
-            logits, tokens, due.seeds, lengths, params.temperature, params.filters, slack=proof.margin
-        )
-        repeats = repeated([rollout.tokens for rollout in group.rollouts])
-        evidence = weigh(distances, margins.cpu().numpy(), lengths, proof, repeats)
+        whole, completions = joined(forwards), [rollout.tokens for rollout in group.rollouts]
+        distances = sketch.distances(claimed, sketch.commit(proof.sketch, whole.hidden, self._sketch_seed))
+        margins, logprobs = check(whole, completions, due.seeds, params, self._task.vocabulary, proof.margin)
+        evidence = weigh(distances, margins.numpy(), list(map(len, completions)), proof, repeated(completions))
         if evidence.wrong_sketch(proof):
             return Found(Reason.SKETCH, evidence)
         if evidence.wrong_sampling(proof):
             return Found(Reason.SAMPLING, evidence)
-        logprobs = sampling.log_probabilities(logits, tokens, params.temperature, params.filters)
-        packed = logprobs.to(torch.float32).numpy().astype(np.dtype("<f4")).tobytes()
-        return Found(None, evidence, logprobs=packed)
+        return Found(None, evidence, logprobs=logprobs.numpy().astype(np.dtype("<f4")).tobytes())
 
     async def _pay(self, group: Group, due: Assignment, found: Found) -> Found:
         """The finding on a group that the policy made, with what the environment pays for it."""
@@ -125,17 +117,6 @@ class Judge:
         if any(abs(claim - reward) > _REWARD_TOLERANCE for claim, reward in zip(claims, rewards, strict=True)):
             return Found(Reason.REWARD, found.evidence)
         return replace(found, rewards=rewards)
-
-
-def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The rows of some tensors, one behind another; without a copy where they lie so in memory, as those of one batch do."""
-    first, place = parts[0], parts[0].data_ptr()
-    storage = first.untyped_storage().data_ptr()
-    for part in parts:
-        if part.data_ptr() != place or part.untyped_storage().data_ptr() != storage or not part.is_contiguous():
-            return torch.cat(list(parts))
-        place += part.nbytes
-    return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
 
 
 def _judgement(group: Group, digest: bytes, found: Found) -> Judgement:

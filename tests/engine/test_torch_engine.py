@@ -105,6 +105,22 @@ async def test_short_answers_behind_long_prompts_take_no_more_than_a_batch(
     assert counting.held <= 256
 
 
+async def test_little_is_computed_behind_the_end_of_a_completion(model: CausalModel) -> None:
+    """A short answer beside long ones, as reasoning gives them: padded to the longest these were 3 times their tokens."""
+    counting = Counting(model)
+    engine = await engine_of(counting, random_weights(model))
+    chance = random.Random(4)
+    lengths = (900, 120, 80, 700, 1, 33, 0, 400)
+    completions = [tuple(chance.randrange(2, 22) for _ in range(length)) for length in lengths]
+    prompt = (5, 6, 7)
+    counting.tokens = 0
+    together = await engine.forward([prompt] * len(lengths), completions)
+    assert counting.tokens < 1.2 * sum(lengths)
+    for tokens, result in zip(completions, together, strict=True):
+        (alone,) = await engine.forward([prompt], [tokens])
+        torch.testing.assert_close(alone.hidden, result.hidden, rtol=0, atol=NOISE)
+
+
 @pytest.mark.parametrize("max_batch_tokens", [1, 40])
 async def test_splitting_keeps_the_order(model: CausalModel, max_batch_tokens: int) -> None:
     weights = random_weights(model)
