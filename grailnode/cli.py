@@ -189,7 +189,7 @@ def init(
     With --bucket the run lives in a bucket of S3, and what the bucket needs (policies, CORS, lifecycle) is printed and written to
     DIRECTORY/bucket. With --join as well, DIRECTORY is for a node of somebody else's run.
     """
-    from grailnode import commands  # noqa: PLC0415
+    from grailnode import founding_commands as commands  # noqa: PLC0415
     from protocol.authority import OPEN  # noqa: PLC0415
 
     rules = OPEN.model_copy(update={"policy": admission, "credential": "work" if work else "", "difficulty": work})
@@ -284,7 +284,8 @@ def calibrate(**options: Any) -> None:
 @_options_run
 def status(run: str, overrides: tuple[str, ...], trust_run: bool) -> None:
     """Print a run's head, windows, miners and scores, read from its store."""
-    from grailnode.commands import open_config, print_status  # noqa: PLC0415
+    from grailnode.commands import open_config  # noqa: PLC0415
+    from grailnode.reading_commands import print_status  # noqa: PLC0415
 
     print_status(open_config(run, overrides, trust=trust_run))
 
@@ -295,7 +296,8 @@ def status(run: str, overrides: tuple[str, ...], trust_run: bool) -> None:
 @click.option("--ledger", is_flag=True, help="Check every validator's summaries against its verdicts, and its scores.")
 def verify(run: str, overrides: tuple[str, ...], trust_run: bool, rollout: str | None, ledger: bool) -> None:
     """Check a run's chain from its oldest anchor to the head; exit 1 at the first lie."""
-    from grailnode.commands import open_config, verify_ledgers, verify_rollout, verify_run  # noqa: PLC0415
+    from grailnode.commands import open_config  # noqa: PLC0415
+    from grailnode.reading_commands import verify_ledgers, verify_rollout, verify_run  # noqa: PLC0415
 
     config = open_config(run, overrides, trust=trust_run)
     if rollout is not None:
@@ -313,7 +315,7 @@ def verify(run: str, overrides: tuple[str, ...], trust_run: bool, rollout: str |
 @click.option("--all", "everything", is_flag=True, help="Unchanged tensors as well.")
 def inspect(file: Path, base: Path | None, as_json: bool, everything: bool) -> None:
     """Show what a patch FILE holds, tensor by tensor; with --base, beside the least bits there are to send."""
-    from grailnode.commands import inspect_file  # noqa: PLC0415
+    from grailnode.reading_commands import inspect_file  # noqa: PLC0415
 
     inspect_file(file, base, as_json=as_json, everything=everything)
 
@@ -337,7 +339,7 @@ def convert(
     source: Path, out: Path, given: str, wanted: str, base: Path | None, number: int, base_version: int
 ) -> None:
     """Convert one weight update between our patches and TRL's and slime's layouts, bit for bit."""
-    from grailnode.commands import convert_file  # noqa: PLC0415
+    from grailnode.reading_commands import convert_file  # noqa: PLC0415
 
     convert_file(source, out, cast("Format", given), cast("Format", wanted), base, versions=(number, base_version))
 

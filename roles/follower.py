@@ -114,7 +114,9 @@ class Follower:
         self._even_expired = even_expired
         self._trainer = node.authority.trainers[0]
         self._held: dict[int, Held] = {}
-        self._patches: dict[int, bytes] = {}
+        self._patches: dict[
+            tuple[int, bytes], bytes
+        ] = {}  # by version and digest: after a rewind a version has another
         self._refreshing = trio.Lock()
         self._holding = trio.Lock()
         self._following = trio.CancelScope()
@@ -155,7 +157,7 @@ class Follower:
         return self._chain.version_for(window)
 
     async def refresh(self) -> None:
-        """Look for a newer head, verify what it lists, remember it on disk, and fetch the patches that come next.
+        """Look for a newer head, verify what it lists, and remember it on disk.
 
         Raises:
             StoreError: the store did not answer; what is held stays good.
@@ -169,7 +171,6 @@ class Follower:
                 await self._node.state.put(TRUST_PATH, chain.trust.to_bytes())
             self._chain, self._trainer = chain, trainer
             self._forget_disowned()
-            await self._prefetch()
 
     async def _obey_rewind(self) -> None:
         """Forget what a stolen key published, on disk first."""
@@ -258,19 +259,26 @@ class Follower:
             raise ChainError("not the bytes that the manifest names", path)
         return data
 
-    async def _fetch_patch(self, manifest: Manifest) -> None:
-        if manifest.version not in self._patches:
-            assert manifest.patch is not None
-            ref = manifest.patch.object
-            self._patches[manifest.version] = await self._fetch_object(paths.patch(self._trainer, ref.digest), ref)
+    async def _fetch_patch(self, manifest: Manifest) -> tuple[int, bytes]:
+        """The key of a patch that is at hand now."""
+        assert manifest.patch is not None
+        ref = manifest.patch.object
+        key = manifest.version, ref.digest
+        if key not in self._patches:
+            self._patches[key] = await self._fetch_object(paths.patch(self._trainer, ref.digest), ref)
+        return key
 
     async def _fetch_shard(self, progress: CatchUp, ref: ObjectRef) -> bytes:
         data = await self._fetch_object(paths.anchor(self._trainer, ref.digest), ref)
         progress.fetched(len(data))
         return data
 
-    async def _prefetch(self) -> None:
-        """Fetch the patches between what is held and the head, so that a window's opening waits for none of them."""
+    async def prefetch(self) -> None:
+        """Fetch the patches between what is held and the head, so that a window's opening waits for none of them.
+
+        Raises:
+            StoreError, ProtocolError: one of them cannot be had.
+        """
         newest, head = self.newest, self._chain.head
         if newest is None or head is None or newest.version >= head.version:
             return
@@ -318,7 +326,7 @@ class Follower:
         while len(self._held) > self._keep:
             del self._held[min(self._held)]
         newest = max(self._held)
-        self._patches = {version: data for version, data in self._patches.items() if version > newest}
+        self._patches = {key: data for key, data in self._patches.items() if key[0] > newest}
 
     async def _follow(self, plan: Plan, base: int | None) -> Held:
         """Carry out a plan, fetching what comes next while one step is taken. What verified before a failure is kept."""
@@ -330,8 +338,7 @@ class Follower:
         async def fetch(step: _Step) -> list[bytes]:
             if step.whole:
                 return await gather(partial(self._fetch_shard, progress), step.manifest.anchor)
-            await self._fetch_patch(step.manifest)
-            data = self._patches.pop(step.manifest.version)
+            data = self._patches.pop(await self._fetch_patch(step.manifest))
             progress.fetched(len(data))
             return [data]
 

@@ -1,6 +1,7 @@
 """What miner and validator do with the weights they follow: keep looking for newer ones, and have the engine serve them."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -31,19 +32,39 @@ async def serve(node: Node, engine: Engine, held: Held) -> None:
 
 
 async def keep_fresh(node: Node, follower: Follower, poll_seconds: float) -> None:
-    """Refresh a follower for ever. A failure is told once, and again when it changes."""
+    """Refresh a follower for ever, and fetch what comes next beside that: bytes that hang must not hide a newer head.
+
+    A failure is told once, and again when it changes.
+    """
+    looked, to_prepare = trio.open_memory_channel[None](1)
+
+    async def look() -> None:
+        await follower.refresh()
+        with suppress(trio.WouldBlock):
+            looked.send_nowait(None)
+
+    async def prepare() -> None:
+        if follower.newest is not None:
+            await follower.prefetch()
+        elif follower.chain.head is not None:
+            await follower.hold(_first_version(node, follower))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_repeat, node, look, partial(trio.sleep, poll_seconds))
+        nursery.start_soon(_repeat, node, prepare, to_prepare.receive)
+
+
+async def _repeat(node: Node, work: Callable[[], Awaitable[object]], pause: Callable[[], Awaitable[object]]) -> None:
     told = ""
     while True:
         try:
-            await _unless_revised(node, follower.refresh)
-            if follower.newest is None and follower.chain.head is not None:
-                await _unless_revised(node, partial(follower.hold, _first_version(node, follower)))
+            await _unless_revised(node, work)
             told = ""
         except (StoreError, ProtocolError) as error:
             if str(error) != told:
                 node.telemetry.event("cannot-follow", error=str(error))
             told = str(error)
-        await trio.sleep(poll_seconds)
+        await pause()
 
 
 async def _unless_revised(node: Node, work: Callable[[], Awaitable[object]]) -> None:

@@ -188,8 +188,9 @@ class Target:
 
     async def refuses_to_hold(self, match: str) -> None:
         """The head is followed, but what it leads to is not what was signed: one line, and the last good version stays."""
-        with suppress(ProtocolError, StoreError):  # it fetches ahead what it will need
+        with suppress(ProtocolError, StoreError):
             await self.follower.refresh()
+            await self.follower.prefetch()
         held = self.follower.newest
         assert self.follower.chain.head is not None
         with pytest.raises((ProtocolError, StoreError), match=match) as caught:

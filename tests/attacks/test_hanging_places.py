@@ -104,6 +104,22 @@ async def test_a_fork_in_a_place_of_another_trainers_accuses_who_signed_it():
 
 
 @attack
+async def test_a_patch_that_hangs_hides_no_newer_head():
+    store = Hanging(seconds=600.0)
+    target = await holding_on(store)
+    await target.publish()
+    store.hangs = lambda path: path == target.patch_path(4)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_fresh, target.node, target.follower, 1.0)
+        await trio.sleep(5.0)
+        await target.publish(2)
+        await trio.sleep(5.0)
+        nursery.cancel_scope.cancel()
+    assert target.follower.chain.head is not None
+    assert target.follower.chain.head.version == 6
+
+
+@attack
 async def test_a_look_at_the_head_that_hangs_is_given_up_for_the_next_one():
     store = Hanging(seconds=600.0)
     target = await holding_on(store)

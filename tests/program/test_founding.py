@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from grailnode import workspace
-from grailnode.commands import Judges, init_run
 from grailnode.config import load
 from grailnode.founding import Choices, open_run
+from grailnode.founding_commands import Judges, init_run
 from grailnode.storage import Storage
 from grailnode.telemetry import Telemetry
 from protocol.beacon import quicknet

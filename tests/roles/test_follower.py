@@ -91,16 +91,18 @@ async def test_a_bent_patch_sends_it_the_slow_way_and_a_missing_one_leaves_it_wh
     path = site.patch_path(2)
     good = await site.store.get(path, 1 << 20)
     await site.store.put(path, good[:-1] + bytes([good[-1] ^ 1]))
+    await follower.refresh()
     with pytest.raises(ChainError, match="not the bytes that the manifest names"):
-        await follower.refresh()  # it fetches ahead
+        await follower.prefetch()
     held = await follower.hold(3)  # by way of the anchor of version 3
     assert equal(held.weights, site.chain.weights[3])
     assert site.log.named("fast-path-failed")
 
     await site.publish(1)
     await site.store.delete(site.patch_path(4))
+    await follower.refresh()
     with pytest.raises(NotFoundError):
-        await follower.refresh()
+        await follower.prefetch()
     with pytest.raises(NotFoundError):
         await follower.hold(4)
     assert follower.newest is not None
