@@ -27,6 +27,9 @@ RIVALS: Final = 1024
 LARGEST_NOISE: Final = 22.875
 """No noise is larger: the Gumbel quantile of 1 - 2**-33, rounded up."""
 
+_BORDER: Final = 1e-3
+"""Nobody knows the border of a filter better than this, in units of logits / temperature: rounding makes neighbours swap."""
+
 _WORD: Final = 0xFFFF_FFFF
 _SEGMENT_BITS: Final = 8
 _SEGMENTS: Final = 1 << _SEGMENT_BITS
@@ -166,13 +169,11 @@ def noise(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
     return gumbel(hash_words(seeds, positions, torch.arange(vocabulary, device=seeds.device)))
 
 
-def allowed(scaled: Tensor, filters: Filters, slack: float = 0.0) -> Tensor:
+def allowed(scaled: Tensor, filters: Filters) -> Tensor:
     """Which tokens the filters let through, by a threshold on the logits of each row.
 
     Args:
         scaled: float32 [..., V], logits / temperature.
-        slack: how far two honest computations of a score may differ; positive lets through what either of them might,
-            negative only what both must.
 
     Returns:
         bool [..., V].
@@ -184,13 +185,51 @@ def allowed(scaled: Tensor, filters: Filters, slack: float = 0.0) -> Tensor:
         threshold = torch.maximum(threshold, scaled.max(dim=-1, keepdim=True).values + math.log(filters.min_p))
     if filters.top_p < 1.0:
         ordered = scaled.sort(dim=-1, descending=True).values
-        shares = ordered.softmax(dim=-1)
-        reached = min(1.0, max(0.0, filters.top_p + slack))
-        kept = (shares.cumsum(dim=-1) - shares) < reached  # a token is kept if those before it have not reached it
+        shares = ordered.to(torch.float64).softmax(dim=-1)
+        kept = (shares.cumsum(dim=-1) - shares) < filters.top_p  # a token is kept if those before have not reached it
         kept[..., 0] = True
         threshold = torch.maximum(threshold, ordered.masked_fill(~kept, math.inf).min(dim=-1, keepdim=True).values)
-    passed: Tensor = scaled >= threshold - slack
-    return passed
+    return scaled >= threshold
+
+
+def borders(scaled: Tensor, filters: Filters, slack: float) -> tuple[Tensor, Tensor]:
+    """Between what every honest computation lets through and what none does.
+
+    Args:
+        scaled: float32 [..., V], logits / temperature, of one of them.
+        slack: how far two of them may differ in what lies between two tokens' logits / temperature. The odds of any set of
+            tokens then differ by a factor of at most e**slack.
+
+    Returns:
+        float32 [..., 1] twice: all let a token through above the first, none below the second.
+    """
+    surely = torch.full_like(scaled[..., :1], -math.inf)
+    possibly = surely
+    if 0 < filters.top_k < scaled.shape[-1]:
+        likeliest = scaled.topk(filters.top_k + 1, dim=-1).values
+        surely, possibly = likeliest[..., -1:] + slack, likeliest[..., -2:-1] - slack
+    if filters.min_p > 0.0:
+        border = scaled.max(dim=-1, keepdim=True).values + math.log(filters.min_p)
+        surely, possibly = torch.maximum(surely, border + slack), torch.maximum(possibly, border - slack)
+    if filters.top_p < 1.0:
+        sure, possible = _nucleus(scaled, filters.top_p, slack)
+        surely, possibly = torch.maximum(surely, sure), torch.maximum(possibly, possible)
+    return surely, possibly
+
+
+def _nucleus(scaled: Tensor, top_p: float, slack: float) -> tuple[Tensor, Tensor]:
+    """`borders` of top-p alone: by the least and the most probability that may stand before each token."""
+    ordered = scaled.sort(dim=-1, descending=True).values
+    shares = ordered.to(torch.float64).softmax(dim=-1)
+    before = torch.cat([torch.zeros_like(shares[..., :1]), shares.cumsum(dim=-1)], dim=-1)
+    ahead = torch.searchsorted(-ordered, -ordered - slack)
+    around = torch.searchsorted(-ordered, -ordered + slack, right=True)
+    odds = math.log(top_p) - math.log1p(-top_p)
+    possible = before.gather(-1, ahead).clamp(0.0, 1.0).logit() - slack < odds
+    sure = (before.gather(-1, around) - shares).clamp(0.0, 1.0).logit() + slack < odds
+    first_unsure = ordered.masked_fill(sure, -math.inf).max(dim=-1, keepdim=True).values
+    last_possible = ordered.masked_fill(~possible, math.inf).min(dim=-1, keepdim=True).values
+    return first_unsure, torch.minimum(last_possible, ordered[..., :1])
 
 
 def choose(
@@ -234,34 +273,48 @@ def batch_margins(
     temperature: float,
     filters: Filters = EVERY_TOKEN,
     slack: float = 0.0,
+    limit: float = 0.0,
     *,
     first: int = 0,
 ) -> Tensor:
     """`margins` of several completions, one behind another.
 
     Only the RIVALS most likely tokens count. A winner from the tail behind them is overlooked, which is as rare as that tail is
-    improbable and never speaks against honest work. With filters, a token that honest rounding (`slack`) may have let
-    through or not is held against nobody; a chosen token that no honest computation lets through has an infinite margin.
+    improbable and never speaks against honest work.
+
+    With filters, a rival counts that every honest computation lets through, and a token that none does has an infinite margin.
+    What is certain only within `slack`, and not within `limit`, is a miss at most: the margin is below `limit`.
 
     Args:
         logits: float32 [N, V]; tokens: int64 [N], N tokens in all.
         seeds: 16 bytes for each completion; lengths: its tokens, N in sum.
-        slack: largest difference of a score that honest computations show, in units of logits / temperature.
+        slack: by how much the difference of two scores may differ between honest computations, but for a known share of the
+            tokens; limit: but for none. In units of logits / temperature. Without filters they change nothing.
         first: tokens of the first completion that stand before these.
 
     Returns:
         float32 [N].
     """
     scaled = logits if temperature == 1.0 else logits / temperature
-    rivals = scaled.masked_fill(~allowed(scaled, filters, -slack), -math.inf) if filters.active else scaled
-    chosen = scaled.gather(-1, tokens[:, None]).squeeze(-1)
+    chosen = scaled.gather(-1, tokens[:, None])
+    words = seed_words(list(seeds), logits.device)
     score = _scores_on_cpu if scaled.device.type == "cpu" else _scores
-    own, best = score(rivals, tokens, chosen, seed_words(list(seeds), logits.device), lengths, first)
-    short = best - own
-    if filters.active:
-        possible = allowed(scaled, filters, slack).gather(-1, tokens[:, None]).squeeze(-1)
-        short = short.masked_fill(~possible, math.inf)
-    return short
+
+    def shortfall(rivals: Tensor) -> Tensor:
+        own, best = score(rivals, tokens, chosen.squeeze(-1), words, lengths, first)
+        return best - own
+
+    def certain(within: float) -> Tensor:
+        surely, possibly = borders(scaled, filters, max(within, _BORDER))
+        short = shortfall(scaled.masked_fill(~(scaled > surely), -math.inf))
+        return short.masked_fill((chosen < possibly).squeeze(-1), math.inf)
+
+    if not filters.active:
+        return shortfall(scaled)
+    if limit <= max(slack, _BORDER):
+        return certain(slack)
+    below = np.nextafter(np.float32(limit), np.float32(0.0))
+    return torch.maximum(certain(limit), certain(slack).clamp(max=float(below)))
 
 
 def _scores(

@@ -25,6 +25,7 @@ BYTES_PER_TOKEN: Final = 4
 TOP_K: Final = 32
 _SCALE: Final = 32.0  # units per standard deviation
 _LARGEST: Final = 127
+_PIECE: Final = 4096  # tokens
 
 
 def _normalized(hidden: Tensor) -> Tensor:
@@ -64,6 +65,12 @@ def commit(kind: SketchKind, hidden: Tensor, seed: bytes) -> bytes:
     Returns:
         4 * T bytes: int8 [T, 4], row-major.
     """
+    return b"".join(
+        _committed(kind, piece, seed) for piece in torch.split(hidden, _PIECE)
+    )  # states in hand, no copy of them
+
+
+def _committed(kind: SketchKind, hidden: Tensor, seed: bytes) -> bytes:
     hidden = hidden.to(torch.float32)
     values = _projection(hidden, seed) if kind == "projection" else _top_k(hidden, seed)
     # What is no number becomes 0: converting NaN to an integer gives what the processor likes.

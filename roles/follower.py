@@ -288,6 +288,7 @@ class Follower:
             return  # whoever holds a version next learns of it
         if plan.anchor is None:
             await gather(self._fetch_patch, plan.patches[:_PREFETCHED])
+            self._forget_patches()
 
     async def hold(self, version: int) -> Held:
         """Rebuild a version, verified; it and the newest few stay at hand.
@@ -325,7 +326,11 @@ class Follower:
         self._held[held.version] = held
         while len(self._held) > self._keep:
             del self._held[min(self._held)]
-        newest = max(self._held)
+        self._forget_patches()
+
+    def _forget_patches(self) -> None:
+        """Those of versions that are held."""
+        newest = max(self._held, default=-1)
         self._patches = {key: data for key, data in self._patches.items() if key[0] > newest}
 
     async def _follow(self, plan: Plan, base: int | None) -> Held:
@@ -338,7 +343,8 @@ class Follower:
         async def fetch(step: _Step) -> list[bytes]:
             if step.whole:
                 return await gather(partial(self._fetch_shard, progress), step.manifest.anchor)
-            data = self._patches.pop(await self._fetch_patch(step.manifest))
+            key = await self._fetch_patch(step.manifest)
+            data = self._patches.pop(key)  # of now: a rewind may have begun with none meanwhile
             progress.fetched(len(data))
             return [data]
 

@@ -38,13 +38,14 @@ def check(
     params: SamplingParams,
     vocabulary: int,
     slack: float = 0.0,
+    limit: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Margins and log-probabilities of completions under the policy that computed a prefill (protocol/sampling.py).
 
     Args:
         forward: of all completions, one behind another: N tokens.
         seeds: 16 bytes for each completion.
-        slack: see `sampling.batch_margins`.
+        slack, limit: see `sampling.batch_margins`.
 
     Returns:
         float32 [N] twice.
@@ -59,7 +60,7 @@ def check(
         piece = slice(begin, begin + sum(lengths))
         logits, own = forward.project(forward.hidden[piece]), tokens[piece]
         margins[piece] = sampling.batch_margins(
-            logits, own, seeds[at], lengths, params.temperature, params.filters, slack, first=first
+            logits, own, seeds[at], lengths, params.temperature, params.filters, slack, limit, first=first
         )
         logprobs[piece] = sampling.log_probabilities(logits, own, params.temperature, params.filters)
         begin = piece.stop

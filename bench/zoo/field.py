@@ -29,6 +29,7 @@ from protocol.evidence import Counts
 from protocol.ledger import Row
 from protocol.rollout import Commitment, Group, assemble
 from protocol.run import FileRef, ModelSpec, ProofSpec, RunManifest, SamplingSpec
+from protocol.sampling import EVERY_TOKEN, Filters
 from protocol.signing import SigningKey, open_signed, sign
 from protocol.verdict import Verdict
 from protocol.window import Schedule
@@ -122,6 +123,7 @@ class Field:
         group_size, groups: of a miner's window.
         lessons: windows from which predictors of sketches learn.
         together: windows are tried side by side (bench/zoo/together.py).
+        filters: of the run's sampling.
     """
 
     past: Past
@@ -132,6 +134,7 @@ class Field:
     groups: int = 8
     lessons: int = 12
     together: bool = False
+    filters: Filters = EVERY_TOKEN
     miner: SigningKey = field(default_factory=lambda: key("zoo miner"))
     neighbour: SigningKey = field(default_factory=lambda: key("zoo neighbour"))
     store: MemoryStore = field(default_factory=MemoryStore)
@@ -162,7 +165,14 @@ class Field:
             model=ModelSpec(files=(ref,), genesis=digest_weights(self.past.version(0))),
             environment=self.environment.name,
             data=None,
-            sampling=SamplingSpec(temperature=1.0, max_tokens=self.max_tokens, eos=self.past.policy.eos),
+            sampling=SamplingSpec(
+                temperature=1.0,
+                max_tokens=self.max_tokens,
+                eos=self.past.policy.eos,
+                top_k=self.filters.top_k,
+                top_p=self.filters.top_p,
+                min_p=self.filters.min_p,
+            ),
             group_size=self.group_size,
             groups=self.groups,
             schedule=Schedule(

@@ -50,6 +50,7 @@ class TransformersModel:
                 )
         except (OSError, ValueError, KeyError) as error:
             raise PolicyError(f"{directory}: transformers cannot build this model ({error})") from error
+        _check_rope(directory, config)
         _rebuild_buffers(module, config, device)
         self._config = config
         self._module = module.eval()
@@ -94,7 +95,34 @@ class TransformersModel:
             tensors["bias"] = weights["lm_head.bias"]
         logits = functional_call(head, tensors, (hidden,))
         assert isinstance(logits, Tensor)
-        return logits.to(torch.float32)
+        return self._finished(logits).to(torch.float32)
+
+    def _finished(self, logits: Tensor) -> Tensor:
+        """What some models do behind the projection: Granite's and Cohere's scales, Gemma's soft cap."""
+        config = self._config
+        if divisor := getattr(config, "logits_scaling", None):
+            logits = logits / divisor
+        if factor := getattr(config, "logit_scale", None):
+            logits = logits * factor
+        if cap := getattr(config, "final_logit_softcapping", None):
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+
+def _check_rope(directory: Path, config: Any) -> None:
+    """Refuse positions that are encoded by the length of what is computed together: no two honest nodes would agree.
+
+    Raises:
+        PolicyError: this config asks for them.
+    """
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    for one in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
+        kind = one.get("rope_type", one.get("type"))
+        if kind in ("dynamic", "longrope"):
+            raise PolicyError(
+                f"{directory}: rope type {kind!r} depends on the length of a batch, so that a prefill would not agree with "
+                "generation; use a policy with another one"
+            )
 
 
 def _rebuild_buffers(module: torch.nn.Module, config: Any, device: torch.device | None) -> None:
@@ -110,3 +138,6 @@ def _rebuild_buffers(module: torch.nn.Module, config: Any, device: torch.device 
                     f"the buffers of {type(child).__name__} cannot be computed from its config"
                 ) from error
             setattr(owner, name, fresh)
+    for name, buffer in module.named_buffers():
+        if buffer.is_meta:
+            raise PolicyError(f"{name} cannot be computed from the config; this architecture is not supported")

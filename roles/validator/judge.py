@@ -102,7 +102,9 @@ class Judge:
         claimed = b"".join(rollout.sketch for rollout in group.rollouts)
         whole, completions = joined(forwards), [rollout.tokens for rollout in group.rollouts]
         distances = sketch.distances(claimed, sketch.commit(proof.sketch, whole.hidden, self._sketch_seed))
-        margins, logprobs = check(whole, completions, due.seeds, params, self._task.vocabulary, proof.margin)
+        margins, logprobs = check(
+            whole, completions, due.seeds, params, self._task.vocabulary, proof.margin, proof.margin_limit
+        )
         evidence = weigh(distances, margins.numpy(), list(map(len, completions)), proof, repeated(completions))
         if evidence.wrong_sketch(proof):
             return Found(Reason.SKETCH, evidence)

@@ -100,11 +100,14 @@ class Revealer:
         seen = await self._others(window)
         seals = tuple(seen[validator] for validator in sorted(seen))
         data = sign(Witness(run=node.run_id, window=window, validator=node.key.public, seals=seals), node.key)
+        told = ""
         while True:
             try:
                 await node.state.put(place, data)
             except StoreError as error:
-                node.telemetry.event("witness-not-kept", window=window, error=str(error))
+                if str(error) != told:
+                    node.telemetry.event("witness-not-kept", window=window, error=str(error))
+                told = str(error)
                 await trio.sleep(_RETRY_SECONDS)
             else:
                 return data

@@ -152,6 +152,46 @@ async def test_a_rewind_that_is_learned_of_while_a_head_is_on_its_way():
     assert (await target.follower.hold(4)).digest == target.chain.signed[4].record.weights
 
 
+class Thread(MemoryStore):
+    """Storage whose read of a path, once, takes a while and cannot be cancelled, as one in a thread."""
+
+    slow = ""
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        data = await super().get(path, max_bytes, offset=offset, size=size)
+        if path == self.slow:
+            self.slow = ""
+            with trio.CancelScope(shield=True):
+                await trio.sleep(8)
+        return data
+
+
+@attack
+async def test_a_rewind_while_a_thiefs_patch_is_read_that_cannot_be_cancelled():
+    store = Thread()
+    target = await holding_on(store)
+    await target.publish()  # the thief's
+    await target.follower.refresh()
+    store.slow = target.patch_path(4)
+    refused: list[ProtocolError] = []
+
+    async def hold() -> None:
+        try:
+            await target.follower.hold(4)
+        except ProtocolError as error:
+            refused.append(error)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold)
+        await trio.sleep(1)
+        await honest_from(target, 3, 3)
+        await rewind(target, 3, SUCCESSOR)
+        await refresh_authority(target.node)
+        await target.follower.refresh()
+    assert ["rewound" in str(error) for error in refused] == [True]
+    await target.goes_on()
+
+
 @attack
 async def test_a_revoked_trainer_does_not_keep_a_follower_busy_with_patches_that_drip():
     store = Hanging()
