@@ -11,7 +11,8 @@ from protocol import environments, limits
 from protocol.authority import Authority
 from protocol.beacon import ChainInfo
 from protocol.encoding import Line, Record
-from protocol.sampling import Filters, SamplingParams
+from protocol.filters import Filters
+from protocol.sampling import SamplingParams
 from protocol.signing import Digest
 from protocol.window import Schedule
 

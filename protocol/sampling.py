@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protocol.filters import EVERY_TOKEN, Filters, allowed, possibly_allowed, surely_allowed
+
 SEED_BYTES: Final = 16
 NOISE_UNIT: Final = 2.0**-19
 RIVALS: Final = 1024
@@ -37,29 +39,6 @@ _OCTAVES: Final = 32
 _FRACTION_BITS: Final = 52 - _SEGMENT_BITS
 _FRACTION_KEPT: Final = 20  # bits of the fraction that take part in the interpolation
 _BIAS: Final = 1023
-
-
-@dataclass(frozen=True)
-class Filters:
-    """Which tokens may be drawn at all; the defaults allow every one. A token has to pass all three.
-
-    Attributes:
-        top_k: only the k most likely; 0 for all.
-        top_p: only the most likely tokens whose probabilities together first reach this much, in (0, 1].
-        min_p: only tokens at least this share as likely as the most likely one, in [0, 1].
-    """
-
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-    @property
-    def active(self) -> bool:
-        """Whether any token may be forbidden."""
-        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
-
-
-EVERY_TOKEN: Final = Filters()
 
 
 @dataclass(frozen=True)
@@ -169,69 +148,6 @@ def noise(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
     return gumbel(hash_words(seeds, positions, torch.arange(vocabulary, device=seeds.device)))
 
 
-def allowed(scaled: Tensor, filters: Filters) -> Tensor:
-    """Which tokens the filters let through, by a threshold on the logits of each row.
-
-    Args:
-        scaled: float32 [..., V], logits / temperature.
-
-    Returns:
-        bool [..., V].
-    """
-    threshold = torch.full_like(scaled[..., :1], -math.inf)
-    if 0 < filters.top_k < scaled.shape[-1]:
-        threshold = scaled.topk(filters.top_k, dim=-1).values[..., -1:]
-    if filters.min_p > 0.0:
-        threshold = torch.maximum(threshold, scaled.max(dim=-1, keepdim=True).values + math.log(filters.min_p))
-    if filters.top_p < 1.0:
-        ordered = scaled.sort(dim=-1, descending=True).values
-        shares = ordered.to(torch.float64).softmax(dim=-1)
-        kept = (shares.cumsum(dim=-1) - shares) < filters.top_p  # a token is kept if those before have not reached it
-        kept[..., 0] = True
-        threshold = torch.maximum(threshold, ordered.masked_fill(~kept, math.inf).min(dim=-1, keepdim=True).values)
-    return scaled >= threshold
-
-
-def borders(scaled: Tensor, filters: Filters, slack: float) -> tuple[Tensor, Tensor]:
-    """Between what every honest computation lets through and what none does.
-
-    Args:
-        scaled: float32 [..., V], logits / temperature, of one of them.
-        slack: how far two of them may differ in what lies between two tokens' logits / temperature. The odds of any set of
-            tokens then differ by a factor of at most e**slack.
-
-    Returns:
-        float32 [..., 1] twice: all let a token through above the first, none below the second.
-    """
-    surely = torch.full_like(scaled[..., :1], -math.inf)
-    possibly = surely
-    if 0 < filters.top_k < scaled.shape[-1]:
-        likeliest = scaled.topk(filters.top_k + 1, dim=-1).values
-        surely, possibly = likeliest[..., -1:] + slack, likeliest[..., -2:-1] - slack
-    if filters.min_p > 0.0:
-        border = scaled.max(dim=-1, keepdim=True).values + math.log(filters.min_p)
-        surely, possibly = torch.maximum(surely, border + slack), torch.maximum(possibly, border - slack)
-    if filters.top_p < 1.0:
-        sure, possible = _nucleus(scaled, filters.top_p, slack)
-        surely, possibly = torch.maximum(surely, sure), torch.maximum(possibly, possible)
-    return surely, possibly
-
-
-def _nucleus(scaled: Tensor, top_p: float, slack: float) -> tuple[Tensor, Tensor]:
-    """`borders` of top-p alone: by the least and the most probability that may stand before each token."""
-    ordered = scaled.sort(dim=-1, descending=True).values
-    shares = ordered.to(torch.float64).softmax(dim=-1)
-    before = torch.cat([torch.zeros_like(shares[..., :1]), shares.cumsum(dim=-1)], dim=-1)
-    ahead = torch.searchsorted(-ordered, -ordered - slack)
-    around = torch.searchsorted(-ordered, -ordered + slack, right=True)
-    odds = math.log(top_p) - math.log1p(-top_p)
-    possible = before.gather(-1, ahead).clamp(0.0, 1.0).logit() - slack < odds
-    sure = (before.gather(-1, around) - shares).clamp(0.0, 1.0).logit() + slack < odds
-    first_unsure = ordered.masked_fill(sure, -math.inf).max(dim=-1, keepdim=True).values
-    last_possible = ordered.masked_fill(~possible, math.inf).min(dim=-1, keepdim=True).values
-    return first_unsure, torch.minimum(last_possible, ordered[..., :1])
-
-
 def choose(
     logits: Tensor, seeds: Tensor, positions: Tensor, temperature: float, filters: Filters = EVERY_TOKEN
 ) -> Tensor:
@@ -296,18 +212,18 @@ def batch_margins(
         float32 [N].
     """
     scaled = logits if temperature == 1.0 else logits / temperature
-    chosen = scaled.gather(-1, tokens[:, None])
+    chosen = scaled.gather(-1, tokens[:, None]).squeeze(-1)
     words = seed_words(list(seeds), logits.device)
     score = _scores_on_cpu if scaled.device.type == "cpu" else _scores
 
     def shortfall(rivals: Tensor) -> Tensor:
-        own, best = score(rivals, tokens, chosen.squeeze(-1), words, lengths, first)
+        own, best = score(rivals, tokens, chosen, words, lengths, first)
         return best - own
 
     def certain(within: float) -> Tensor:
-        surely, possibly = borders(scaled, filters, max(within, _BORDER))
-        short = shortfall(scaled.masked_fill(~(scaled > surely), -math.inf))
-        return short.masked_fill((chosen < possibly).squeeze(-1), math.inf)
+        within = max(within, _BORDER)
+        short = shortfall(scaled.masked_fill(~(scaled > surely_allowed(scaled, filters, within, RIVALS)), -math.inf))
+        return short.masked_fill(~possibly_allowed(scaled, tokens, filters, within), math.inf)
 
     if not filters.active:
         return shortfall(scaled)

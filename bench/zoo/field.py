@@ -26,10 +26,10 @@ from protocol.digest import digest_weights
 from protocol.encoding import Record
 from protocol.environments import Environment
 from protocol.evidence import Counts
+from protocol.filters import EVERY_TOKEN, Filters
 from protocol.ledger import Row
 from protocol.rollout import Commitment, Group, assemble
 from protocol.run import FileRef, ModelSpec, ProofSpec, RunManifest, SamplingSpec
-from protocol.sampling import EVERY_TOKEN, Filters
 from protocol.signing import SigningKey, open_signed, sign
 from protocol.verdict import Verdict
 from protocol.window import Schedule

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protocol.sampling import SEED_BYTES, Filters, allowed, noise, seed_words
+from protocol.filters import Filters, allowed
+from protocol.sampling import SEED_BYTES, noise, seed_words
 
 PREFIX = "grailnode_"
 

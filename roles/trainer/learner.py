@@ -14,7 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from protocol.sampling import EVERY_TOKEN, Filters, log_probabilities
+from protocol.filters import EVERY_TOKEN, Filters
+from protocol.sampling import log_probabilities
 from roles.sequences import pad, split
 from roles.trainer.loss import LossSettings, advantages, entropy, policy_loss
 from roles.trainer.optimizer import AdamW, AdamWSettings

@@ -10,7 +10,8 @@ from torch import Tensor
 from grailnode.engine.model import CausalModel
 from grailnode.engine.torch_engine import TorchEngine
 from protocol.digest import Weights
-from protocol.sampling import Filters, SamplingParams, log_probabilities, margins
+from protocol.filters import Filters
+from protocol.sampling import SamplingParams, log_probabilities, margins
 from roles.ports import EngineError, Request
 from tests.engine.policies import PARAMS, engine_of, inline, random_weights
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from grailnode.engine.vllm_sampling import SeedBoundLogitsProcessor
-from protocol.sampling import Filters, choose, seed_words
+from protocol.filters import Filters
+from protocol.sampling import choose, seed_words
 
 V = 50
 FILTERS = {"grailnode_top_k": 7, "grailnode_top_p": 0.8, "grailnode_min_p": 0.01}

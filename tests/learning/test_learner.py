@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from grailnode.engine.model import CausalModel, build
-from protocol.sampling import Filters, log_probabilities
+from protocol.filters import Filters
+from protocol.sampling import log_probabilities
 from roles.sequences import pad
 from roles.trainer.learner import Learner, LearnerSettings
 from roles.trainer.loss import LossSettings, advantages

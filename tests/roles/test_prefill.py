@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protocol import limits, sampling
-from protocol.sampling import Filters, SamplingParams
+from protocol.filters import Filters
+from protocol.sampling import SamplingParams
 from roles import prefill
 from roles.ports import Forward
 from tests.protocol.test_sampling import seeds
