@@ -51,7 +51,7 @@ class Program:
 
 
 def members(session: int) -> list[int]:
-    """Process ids of a session that are alive."""
+    """Process ids of a session that are alive, the newest last: ids begin anew when they have run out."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -60,8 +60,8 @@ def members(session: int) -> list[int]:
             except OSError:
                 continue  # it has just ended
             if int(fields[3]) == session and fields[0] != "Z":
-                found.append(int(entry.name))
-    return found
+                found.append((int(fields[19]), int(entry.name)))  # ticks since the machine started
+    return [pid for _, pid in sorted(found)]
 
 
 def eventually(condition: Callable[[], bool], seconds: float, what: str) -> None:
