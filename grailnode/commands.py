@@ -1,7 +1,8 @@
 """What `grailnode trainer`, `miner`, `validator` and `demo` do, and what their configuration may not be."""
 
+import io
 import re
-from contextlib import suppress
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -72,9 +73,14 @@ def run_role(role: str, run: str, name: str | None, overrides: tuple[str, ...], 
 
 
 def _tell(line: str) -> None:
-    """A line on standard error; a closed terminal or a full disk behind it must not stop a node."""
-    with suppress(OSError, ValueError):
+    """A line on standard error; a closed terminal or a full disk behind it must not stop a node.
+
+    What the stream still holds of such a line would fail once more with the start of every process, which empties it before.
+    """
+    try:
         click.echo(line, err=True)
+    except (OSError, ValueError):
+        sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), errors="backslashreplace", write_through=True)
 
 
 _node_name = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,32}")

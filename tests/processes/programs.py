@@ -9,7 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+# As at a user's: unbuffered streams hide what a full one keeps.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | {
+    "OMP_NUM_THREADS": "1"
+}
 
 
 class Program:
