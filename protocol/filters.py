@@ -96,9 +96,8 @@ def surely_allowed(scaled: Tensor, filters: Filters, slack: float, among: int) -
     if filters.top_p < 1.0:
         count = min(among, scaled.shape[-1])
         ordered, before = _likeliest(scaled, count)
-        around = torch.searchsorted(
-            -ordered, -ordered + slack, right=True
-        )  # those that may be as likely, itself with them
+        # How many may be as likely as each token, itself among them.
+        around = torch.searchsorted(-ordered, -ordered + slack, right=True)
         most = before.gather(-1, around) - before.diff(dim=-1)
         sure = most.clamp(0.0, 1.0).logit() + slack < _odds(filters.top_p)
         if count < scaled.shape[-1]:

@@ -25,7 +25,7 @@ BYTES_PER_TOKEN: Final = 4
 TOP_K: Final = 32
 _SCALE: Final = 32.0  # units per standard deviation
 _LARGEST: Final = 127
-_PIECE: Final = 4096  # tokens
+_PIECE: Final = 4096  # tokens whose normalized states are held at once
 
 
 def _normalized(hidden: Tensor) -> Tensor:
@@ -65,9 +65,7 @@ def commit(kind: SketchKind, hidden: Tensor, seed: bytes) -> bytes:
     Returns:
         4 * T bytes: int8 [T, 4], row-major.
     """
-    return b"".join(
-        _committed(kind, piece, seed) for piece in torch.split(hidden, _PIECE)
-    )  # states in hand, no copy of them
+    return b"".join(_committed(kind, piece, seed) for piece in torch.split(hidden, _PIECE))
 
 
 def _committed(kind: SketchKind, hidden: Tensor, seed: bytes) -> bytes:

@@ -114,9 +114,8 @@ class Follower:
         self._even_expired = even_expired
         self._trainer = node.authority.trainers[0]
         self._held: dict[int, Held] = {}
-        self._patches: dict[
-            tuple[int, bytes], bytes
-        ] = {}  # by version and digest: after a rewind a version has another
+        # By version and digest: after a rewind a version has another patch.
+        self._patches: dict[tuple[int, bytes], bytes] = {}
         self._refreshing = trio.Lock()
         self._holding = trio.Lock()
         self._following = trio.CancelScope()

@@ -18,7 +18,7 @@ from roles.ports import Engine, Forward, Generation, Request
 from roles.prefill import check, joined
 
 _CHUNK_BYTES: Final = 1 << 28
-"""Logits (float32) that are held at once."""
+"""What the logits (float32) of the groups that are generated and checked together would take."""
 _CHUNK_ROLLOUTS: Final = 512
 _LEAST_RIVAL: Final = 0.1  # probability of all rivals; below it, rounding of the log-probability itself would show
 _RUN: Final = bytes(32)  # no run: seeds are derived as a run derives them, from this in place of its id and its miners

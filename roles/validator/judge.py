@@ -42,7 +42,7 @@ class Judge:
         self._sketch_seed = challenge.sketch_seed(task.run_id, window, randomness)
 
     async def judge(self, groups: Sequence[tuple[Group, bytes]]) -> list[Judgement]:
-        """Judge groups, each given with the digest of its frame; in order, and so many at a time as memory allows.
+        """Judge groups, each given with the digest of its frame; in order, some thousands of tokens at a time.
 
         Raises:
             EngineError: the engine broke; nothing was judged.

@@ -152,6 +152,13 @@ async def test_a_rewind_that_is_learned_of_while_a_head_is_on_its_way():
     assert (await target.follower.hold(4)).digest == target.chain.signed[4].record.weights
 
 
+async def successor_takes_over(target: Target) -> None:
+    """From version 3 on the chain is another trainer's, and the node has learned of it."""
+    await honest_from(target, 3, 3)
+    await rewind(target, 3, SUCCESSOR)
+    await refresh_authority(target.node)
+
+
 class Thread(MemoryStore):
     """Storage whose read of a path, once, takes a while and cannot be cancelled, as one in a thread."""
 
@@ -184,9 +191,7 @@ async def test_a_rewind_while_a_thiefs_patch_is_read_that_cannot_be_cancelled():
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold)
         await trio.sleep(1)
-        await honest_from(target, 3, 3)
-        await rewind(target, 3, SUCCESSOR)
-        await refresh_authority(target.node)
+        await successor_takes_over(target)
         await target.follower.refresh()
     assert ["rewound" in str(error) for error in refused] == [True]
     await target.goes_on()
@@ -202,9 +207,7 @@ async def test_a_revoked_trainer_does_not_keep_a_follower_busy_with_patches_that
         nursery.start_soon(keep_fresh, target.node, target.follower, 1.0)
         await trio.sleep(5)
         assert target.follower.version_for(6) == 6  # by the thief's chain
-        await honest_from(target, 3, 3)
-        await rewind(target, 3, SUCCESSOR)
-        await refresh_authority(target.node)
+        await successor_takes_over(target)
         await trio.sleep(60)
         assert target.follower.version_for(6) == 3
         nursery.cancel_scope.cancel()
@@ -226,9 +229,7 @@ async def test_a_rewind_does_not_wait_for_the_thiefs_patch_that_a_hold_waits_for
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold)
         await trio.sleep(1)
-        await honest_from(target, 3, 3)
-        await rewind(target, 3, SUCCESSOR)
-        await refresh_authority(target.node)
+        await successor_takes_over(target)
         with trio.fail_after(60):
             await target.follower.refresh()
             await target.goes_on()
