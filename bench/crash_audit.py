@@ -8,15 +8,15 @@ from typing import Any, Protocol
 import trio
 
 from grailnode.config import Config
-from grailnode.node_process import make_spectator
-from grailnode.verification import verify_chain
+from grailnode.node.processes import make_spectator
+from grailnode.observe.chain_check import verify_chain
+from protocol.chain.manifest import Manifest
 from protocol.errors import ProtocolError
-from protocol.manifest import Manifest
-from protocol.rollout import Commitment
-from protocol.signing import open_announced
-from protocol.verdict import Reason, Verdict
+from protocol.identity.signing import open_announced
+from protocol.judging.verdict import Reason, Verdict
+from protocol.rollout.batch import Commitment
 from roles.ports import StoreError
-from roles.trainer.harvest import USED, Account
+from roles.trainer.verified_batch import USED, Account
 
 _KEPT_WINDOWS = 900  # a trainer forgets accounts after 1,000
 

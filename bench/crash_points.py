@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from grailnode import node_process
-from grailnode.node_process import Kind, Launch
+from grailnode.node import processes
+from grailnode.node.processes import Kind, Launch
+from grailnode.node.telemetry import Telemetry
 from grailnode.store import disk, local
-from grailnode.telemetry import Telemetry
-from roles.node import Node
-from roles.trainer.learner import Learner
+from roles.node.identity import Node
+from roles.trainer.learn.learner import Learner
 from tests.network.tripwire import TrippingStore, Tripwire
 
 Where = Literal["store", "state", "disk", "step"]
@@ -145,7 +145,7 @@ def main(launch: Launch, trap: Trap) -> None:
     """A node's process that dies at a point."""
     if trap.point is not None:
         arm(trap.point, _Armed(trap, trap.point))
-    node_process.main(launch)
+    processes.main(launch)
 
 
 def arm(point: Point, armed: _Armed) -> None:
@@ -169,7 +169,7 @@ def _arm_stores(point: Point, armed: _Armed) -> None:
         point.after,
         strike,
     )
-    make: Callable[..., Node] = node_process.make_node
+    make: Callable[..., Node] = processes.make_node
 
     def made(*arguments: Any) -> Node:
         node = make(*arguments)
@@ -177,7 +177,7 @@ def _arm_stores(point: Point, armed: _Armed) -> None:
             return replace(node, store=TrippingStore(node.store, wire))
         return replace(node, state=TrippingStore(node.state, wire))
 
-    setattr(node_process, "make_node", made)  # noqa: B010 - mypy knows it as a function
+    setattr(processes, "make_node", made)  # noqa: B010 - mypy knows it as a function
 
 
 def _arm_disk(point: Point, armed: _Armed) -> None:

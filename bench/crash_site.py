@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from bench.crash_points import Trap, main
-from grailnode import workspace
 from grailnode.calibration import proof_file
 from grailnode.config import Config, load
-from grailnode.founding import Choices
-from grailnode.node_process import Kind, Launch
+from grailnode.node.processes import Kind, Launch
+from grailnode.run import workspace
+from grailnode.run.creation import Choices
 from tests.network import small_policy
 
 CHOICES: Final = Choices(groups=4, group_size=4, max_tokens=4, seal_rounds=9, verdict_rounds=16)
@@ -72,7 +72,7 @@ class Site:
             proof.write_text(small_policy.proof(small_policy.DIRECTORY).to_json(), encoding="utf-8")
             workspace.create(directory, CHOICES, PACE, policy=small_policy.DIRECTORY, proof=proof, seed=1)
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["grailnode.fork_server", "torch", "bench.crash_points"])
+        context.set_forkserver_preload(["grailnode.node.fork_server", "torch", "bench.crash_points"])
         site = cls(directory, load(file, ["trainer.keep_patches=6"]), context)
         try:
             for process in PROCESSES:

@@ -21,8 +21,8 @@ from typing import Any
 
 import trio
 
-from grailnode.store.s3 import S3Store
-from grailnode.store.s3_session import S3Credentials, S3Location, S3Session
+from grailnode.store.s3.s3_session import S3Credentials, S3Location, S3Session
+from grailnode.store.s3.s3_store import S3Store
 from protocol.limits import MIB
 from roles.ports import NotFoundError
 from tests.store.rclone import serving
@@ -111,7 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
     arguments = parser.parse_args()
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["grailnode.store.s3"])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["grailnode.store.s3.s3_store"])
     resent: dict[str, list[int]] = defaultdict(list)
     violated = 0
     with tempfile.TemporaryDirectory(prefix="grailnode-uploads-") as directory:

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from grailnode.report import MinerGroups, Report, read_report
+from grailnode.ui.report import MinerGroups, Report, read_report
 
 _HEADER = "seed  windows  versions  pass@1           rise    sparsity  honest accepted  cheat accepted  digests  I/O wait  seconds"
 

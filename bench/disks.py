@@ -27,8 +27,8 @@ from typing import Any, Final
 from bench.crash_audit import audit
 from bench.crash_points import Trap
 from bench.crash_site import PROCESSES, SIGNS, Site, whole
-from grailnode import node_process
-from grailnode.node_process import Launch
+from grailnode.node import processes
+from grailnode.node.processes import Launch
 
 NODES: Final = ("trainer", "validator", "miner-1")
 _DISK: Final = "size=64m,nr_inodes=20k"
@@ -178,7 +178,7 @@ def _live(launch: Launch, terminal: Path, disk: Path) -> None:
     os.close(descriptor)
     for name in ("write", "fsync"):
         setattr(os, name, _failing(getattr(os, name), disk))
-    node_process.main(launch)
+    processes.main(launch)
 
 
 def _failing(function: Callable[..., Any], disk: Path) -> Callable[..., Any]:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import trio
 
-from grailnode.store.s3_session import S3Credentials, S3Location, S3Session
+from grailnode.store.s3.s3_session import S3Credentials, S3Location, S3Session
 from tests.network.sweep import Outcome, outcome_in, quiet
 from tests.network.troubles import TROUBLES
 from tests.store.http_life import HTTP_TROUBLES, HttpOutcome, live_over_http

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 
 from bench.mutations import MUTATORS, mutations
-from protocol import patch, safetensors
+from protocol import patch
+from protocol.chain import safetensors
 from protocol.digest import content_digest, digest_weights
 from protocol.errors import ProtocolError
 

@@ -21,23 +21,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grailnode import genesis
-from grailnode.engine.model import build
+from grailnode.engine.causal_model import build
+from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
-from grailnode.policy import Policy, load_weights
 from protocol import environments
-from protocol.sampling import SamplingParams, log_probabilities
+from protocol.rollout.sampling import SamplingParams, log_probabilities
 from roles.ports import Request
-from roles.trainer.learner import Learner, LearnerSettings
-from roles.trainer.optimizer import AdamWSettings
-from roles.trainer.replay import ReplayBuffer, ReplaySettings, TrainingGroup
+from roles.trainer.learn.learner import Learner, LearnerSettings
+from roles.trainer.learn.optimizer import AdamWSettings
+from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings, TrainingGroup
 
 
 @dataclass(frozen=True)
 class Setup:
     """What is varied. A window's rollouts are `groups` (of all miners together) times `group_size`."""
 
-    policy: str = str(genesis.PACKAGED)
+    policy: str = str(PACKAGED_POLICY)
     windows: int = 60
     seed: int = 0
     lag: int = 3

@@ -25,36 +25,30 @@ import torch
 import trio
 
 from bench.memory import resident
-from grailnode import founding, genesis
-from grailnode.beacon import StoreBeacon, publish_rounds
+from grailnode.beacon.relays import StoreBeacon, publish_rounds
 from grailnode.calibration import proof_file
-from grailnode.clock import SystemClock
-from grailnode.engine import model as models
-from grailnode.policy import Policy, load_weights
+from grailnode.engine import causal_model as models
+from grailnode.engine.compute import Compute, make_engine
+from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
+from grailnode.node.clock import SystemClock
+from grailnode.node.settings import TrainerSettings
+from grailnode.node.wiring import make_task, run_publisher, run_training, run_validator
+from grailnode.run import creation
+from grailnode.store.decorators.metering import MeteredStore, StoreMeter
 from grailnode.store.local import LocalStore
-from grailnode.store.metering import MeteredStore, StoreMeter
-from grailnode.wiring import (
-    Compute,
-    TrainerSettings,
-    make_engine,
-    make_task,
-    run_publisher,
-    run_training,
-    run_validator,
-)
 from protocol import paths
 from protocol.beacon import LocalKey
 from protocol.compression import compress
 from protocol.digest import content_digest
-from protocol.participant import Announcement
-from protocol.rollout import Commitment, Group, assemble
+from protocol.identity.participant import Announcement
+from protocol.identity.signing import Signed, SigningKey, sign
+from protocol.rollout.batch import Commitment, Group, assemble
 from protocol.run import RunManifest
-from protocol.signing import Signed, SigningKey, sign
 from roles.miner.produce import HonestProducer, Turn
-from roles.node import Node
+from roles.node.identity import Node
 from roles.ports import NotFoundError
-from roles.trainer.training import TrainingSettings
-from roles.validator.node import ValidatorSettings
+from roles.trainer.learn.training import TrainingSettings
+from roles.validator.validator import ValidatorSettings
 
 PERIOD_MS = 1000
 GROUPS = 2
@@ -112,24 +106,24 @@ class Site:
     @classmethod
     def open(cls, root: Path) -> "Site":
         """The run that was founded there."""
-        return cls(root, founding.open_run((root / "run.manifest").read_bytes()))
+        return cls(root, creation.open_run((root / "run.manifest").read_bytes()))
 
 
 def found(root: Path, rounds: int) -> Site:
     """A run whose windows have this many seconds."""
-    choices = founding.Choices(
+    choices = creation.Choices(
         name="load", groups=GROUPS, rounds=rounds, commit_rounds=rounds - 4, audit_rounds=rounds - 3,
         seal_rounds=2 * rounds, verdict_rounds=3 * rounds,
     )  # fmt: skip
     chain = BEACON.chain(PERIOD_MS, int(time.time() * 1000) + 12_000)
-    authority = founding.authority(
+    authority = creation.authority(
         choices,
         roots=[key("root").public],
         trainers=[key("trainer").public],
         validators=[key("validator").public],
     )
-    proof = proof_file.read(genesis.PACKAGED / proof_file.NAME)
-    manifest = founding.draft(choices, genesis.PACKAGED, chain, authority, proof)
+    proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME)
+    manifest = creation.draft(choices, PACKAGED_POLICY, chain, authority, proof)
     (root / "run.manifest").write_bytes(sign(manifest, key("root")))
     return Site.open(root)
 
@@ -140,7 +134,7 @@ def validate(root: Path) -> None:
     site = Site.open(root)
     meter = StoreMeter()
     node = site.node("validator", key("validator"), meter)
-    policy = Policy.load(genesis.PACKAGED)
+    policy = Policy.load(PACKAGED_POLICY)
     compute = Compute(models.build(policy))
     loaded = resident("VmRSS")
 
@@ -179,12 +173,12 @@ class Crowd:
     def __init__(self, site: Site, honest: int, junk: int, extra: int) -> None:
         self.site = site
         self.node = site.node("crowd", key("crowd"))
-        self.policy = Policy.load(genesis.PACKAGED)
+        self.policy = Policy.load(PACKAGED_POLICY)
         self.compute = Compute(models.build(self.policy))
         self.honest = [key(f"honest {number}") for number in range(honest)]
         self.junk = [key(f"junk {number}") for number in range(junk)]
         self.extra = extra
-        engine = make_engine(self.node, self.compute)
+        engine = make_engine(self.compute, self.node.run_sync)
         self.engine = engine
         self.producer = HonestProducer(make_task(self.node, self.policy), engine)
 
@@ -288,7 +282,7 @@ async def measure(root: Path, honest: int, junk: int, windows: int, extra: int, 
         nursery.start_soon(
             lambda: publish_rounds(BEACON, site.signed.record.beacon, trainer.store, trainer.clock, keep=1000)
         )
-        weights = load_weights(genesis.PACKAGED)
+        weights = load_weights(PACKAGED_POLICY)
         nursery.start_soon(run_training, trainer, lambda: weights, crowd.compute, settings)
         nursery.start_soon(run_publisher, trainer, settings.publisher)
         await crowd.announce()

@@ -11,8 +11,8 @@ import trio
 
 from bench.learning import Setup, Simulation
 from grailnode.config import load
-from grailnode.node_process import make_spectator
-from grailnode.verification import follow_chain
+from grailnode.node.processes import make_spectator
+from grailnode.observe.chain_check import follow_chain
 
 Weights = dict[str, torch.Tensor]
 

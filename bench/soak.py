@@ -29,9 +29,9 @@ from urllib.parse import urlsplit
 from bench import crash_site
 from bench.crash_audit import audit
 from bench.resources import Watch, table
-from grailnode import workspace
 from grailnode.calibration import proof_file
 from grailnode.config import Config, load
+from grailnode.run import workspace
 from protocol import paths
 from tests.network import small_policy
 from tests.processes.programs import eventually, members

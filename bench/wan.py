@@ -28,11 +28,12 @@ from bench.checkpoints import TARGETS, find_rate, simulate
 from bench.namespaces import HUB, Internet
 from bench.soak import CHOICES, ROLES
 from bench.wan_nodes import weights_of
-from grailnode import founding, keys, workspace
 from grailnode.calibration import proof_file
-from protocol import paths, safetensors
+from grailnode.run import creation, key_files, workspace
+from protocol import paths
+from protocol.chain import safetensors
 from protocol.digest import digest_weights
-from protocol.signing import SigningKey
+from protocol.identity.signing import SigningKey
 from tests.network import small_policy
 from tests.processes.programs import eventually
 from tests.processes.separate_buckets import PUBLIC, SIGNED, Machines, make_buckets
@@ -188,10 +189,10 @@ def found(directory: Path, pair: Path, tensors: int) -> workspace.Workspace:
     proof = directory / proof_file.NAME
     proof.write_text(small_policy.proof(small_policy.DIRECTORY).to_json(), encoding="utf-8")
     made = workspace.create(directory / "founder", CHOICES, crash_site.PACE, policy=small_policy.DIRECTORY, proof=proof)
-    rules = founding.open_run((made.directory / "run.manifest").read_bytes()).record
+    rules = creation.open_run((made.directory / "run.manifest").read_bytes()).record
     genesis = digest_weights(weights_of(0, safetensors.read(pair.read_bytes()), tensors))
     rules = rules.model_copy(update={"model": rules.model.model_copy(update={"genesis": genesis})})
-    signed = founding.seal(rules, SigningKey(keys.read(made.directory / "keys" / "root.key")))
+    signed = creation.seal(rules, SigningKey(key_files.read(made.directory / "keys" / "root.key")))
     (made.directory / "run.manifest").write_bytes(signed.data)
     return replace(made, run_id=signed.digest)
 

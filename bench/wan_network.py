@@ -21,9 +21,9 @@ from bench.crash_audit import audit
 from bench.namespaces import Internet
 from bench.soak import CHOICES, PATIENCE, ROLES, SETTINGS, Site, progress, proxy, start_all
 from bench.wan import NEAR, open_links
-from grailnode import workspace
 from grailnode.calibration import proof_file
 from grailnode.config import load
+from grailnode.run import workspace
 from tests.network import small_policy
 from tests.processes.separate_buckets import PUBLIC, SIGNED, Machines
 from tests.store.rclone import serving

@@ -13,18 +13,19 @@ from pathlib import Path
 import torch
 import trio
 
-from grailnode.commands import open_config
+from grailnode.cli.node import open_config
 from grailnode.config import Config
-from grailnode.node_process import make_node, run_beacon
-from grailnode.telemetry import Telemetry
-from grailnode.wiring import run_publisher
-from protocol import paths, safetensors
+from grailnode.node.processes import Launch, make_node, publish_beacon
+from grailnode.node.telemetry import Telemetry
+from grailnode.node.wiring import run_publisher
+from protocol import paths
+from protocol.chain import safetensors
 from protocol.digest import Weights
 from protocol.errors import ProtocolError
-from roles.follower import Follower
-from roles.node import Node
+from roles.node.identity import Node
+from roles.policy.follower import Follower
 from roles.ports import StoreError
-from roles.trainer.publisher import PublisherSettings
+from roles.trainer.publish.publisher import PublisherSettings
 from roles.trainer.spool import SnapshotName, last_published, put_snapshot
 
 _POLL_SECONDS = 0.1
@@ -48,7 +49,7 @@ async def publish(config: Config, pair: Path, tensors: int) -> None:
     views = safetensors.read(pair.read_bytes())
     await node.publish(paths.run(node.run_id), config.at(config.run.manifest).read_bytes())
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(run_beacon, node, config)
+        nursery.start_soon(publish_beacon, node, Launch(config, "beacon", "trainer"))
         nursery.start_soon(run_publisher, node, PublisherSettings(anchor_interval=1 << 20, shard_bytes=1 << 28))
         for version in range(1 << 20):
             while not config.at(Path(f"go-{version}")).exists():

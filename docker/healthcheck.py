@@ -1,7 +1,7 @@
 """Whether every process of the container's node runs: exit 0, or 1 with one line. For a HEALTHCHECK; the standard library alone.
 
 What the node is called and which role it has stands on the command line of process 1. Each of a node's processes holds a lock
-in its state directory for as long as it lives (grailnode/node_process.py). Where run.toml gives a metrics_port, each must also
+in its state directory for as long as it lives (grailnode/node/processes.py). Where run.toml gives a metrics_port, each must also
 answer /health there, which a process that hangs does not.
 """
 

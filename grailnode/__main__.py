@@ -1,6 +1,6 @@
 """`python -m grailnode`: the console script without its installation."""
 
-from grailnode.cli import main
+from grailnode.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -12,17 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from grailnode.wiring import TrainerSettings
-from protocol.participant import SPACE_FORM
-from protocol.sampling import SamplingParams
-from roles.miner.node import MinerSettings
-from roles.trainer.collector import CollectorSettings
-from roles.trainer.learner import LearnerSettings
-from roles.trainer.optimizer import AdamWSettings
-from roles.trainer.publisher import PublisherSettings
-from roles.trainer.replay import ReplaySettings
-from roles.trainer.training import TrainingSettings
-from roles.validator.node import ValidatorSettings
+from protocol.identity.participant import SPACE_FORM
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -276,38 +266,3 @@ def _explain(path: str, error: ValidationError) -> str:
     if first["type"] == "model_type":
         return f"{path}: {place}: is a section: write [{place}], and its keys below it"
     return f"{path}: {place}: {first['msg'].lower()} (it is {first['input']!r})"
-
-
-def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSettings:
-    """A trainer's settings, for rollouts that are sampled in this way."""
-    section = config.trainer
-    return TrainerSettings(
-        training=TrainingSettings(section.groups_per_step, section.steps_per_version),
-        learner=LearnerSettings(
-            temperature=sampling.temperature,
-            filters=sampling.filters,
-            max_batch_tokens=config.engine.max_batch_tokens,
-            optimizer=AdamWSettings(learning_rate=section.learning_rate, warmup_steps=section.warmup_steps),
-        ),
-        replay=ReplaySettings(section.replay_bytes, section.decay, section.max_staleness, section.max_uses),
-        publisher=PublisherSettings(
-            anchor_interval=section.anchor_interval,
-            keep_patches=section.keep_patches,
-            keep_anchors=section.keep_anchors,
-            profile=section.patch_profile,
-            link_mbps=section.link_mbps or None,
-        ),
-        collector=CollectorSettings(poll_seconds=section.poll_seconds, canaries=section.canaries),
-        seed=section.seed,
-    )
-
-
-def miner_settings(config: Config) -> MinerSettings:
-    """A miner's settings."""
-    section = config.miner
-    return MinerSettings(section.groups, section.chunk, section.share, section.poll_seconds)
-
-
-def validator_settings(config: Config) -> ValidatorSettings:
-    """A validator's settings."""
-    return ValidatorSettings(config.validator.evaluation_problems, config.validator.poll_seconds)

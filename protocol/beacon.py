@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final, Self
 import pyblst
 from pydantic import field_validator
 
-from protocol import jsontext, limits
+from protocol import bounded_json, limits
 from protocol.encoding import Record
 from protocol.errors import LimitError, MalformedError, SignatureError
 
@@ -197,7 +197,7 @@ def parse_round(data: bytes, round_number: int) -> bytes:
     if len(data) > limits.MAX_BEACON_BYTES:
         raise LimitError(f"{len(data)} bytes where at most {limits.MAX_BEACON_BYTES} are allowed", "beacon answer")
     try:
-        answer = jsontext.parse(data, _no_duplicates)
+        answer = bounded_json.parse(data, _no_duplicates)
     except MalformedError as error:
         raise MalformedError(error.what, "beacon answer") from error
     if not isinstance(answer, dict):

@@ -19,6 +19,12 @@ Value = None | bool | int | float | str | bytes | tuple["Value", ...] | dict[str
 Line = Annotated[str, Field(pattern=r"^\P{C}*$")]
 """Text that people are shown: no control characters, which a terminal would obey, and no other invisible ones."""
 
+Window = Annotated[int, Field(ge=0, lt=1 << 33)]
+"""The number of a window."""
+
+Version = Annotated[int, Field(ge=0, lt=1 << 33)]
+"""The number of a policy version."""
+
 _WHOLE: Final = {  # first byte of a value whose size it tells: bytes of the whole value
     **dict.fromkeys(range(0x80), 1),  # small integers
     **dict.fromkeys(range(0xE0, 0x100), 1),

@@ -8,12 +8,12 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from protocol import environments, limits
-from protocol.authority import Authority
 from protocol.beacon import ChainInfo
 from protocol.encoding import Line, Record
-from protocol.filters import Filters
-from protocol.sampling import SamplingParams
-from protocol.signing import Digest
+from protocol.identity.authority import Authority
+from protocol.identity.signing import Digest
+from protocol.rollout.filters import Filters
+from protocol.rollout.sampling import SamplingParams
 from protocol.window import Schedule
 
 _BYTES_PER_TOKEN = 8  # of a rollout: the token and its sketch
@@ -47,7 +47,7 @@ class ModelSpec(Record):
 
 
 class SamplingSpec(Record):
-    """How completions are drawn: see protocol/sampling.py; the filters let every token through unless they say otherwise."""
+    """How completions are drawn: see protocol/rollout/sampling.py; the filters let every token through unless they say otherwise."""
 
     kind: ClassVar[str] = "sampling"
     temperature: Annotated[float, Field(gt=0.0, le=100.0)]
@@ -65,7 +65,7 @@ class SamplingSpec(Record):
 
 
 class ProofSpec(Record):
-    """Thresholds of the check, as `grailnode calibrate` measured them for this model (protocol/evidence.py applies them).
+    """Thresholds of the check, as `grailnode calibrate` measured them for this model (protocol/judging/evidence.py applies them).
 
     Attributes:
         sketch: the kind of sketch.

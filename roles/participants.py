@@ -7,13 +7,13 @@ while, longer each time, so that where there are too many the others have their 
 from contextlib import suppress
 
 from protocol import limits, paths
-from protocol.admission import Gate, lottery
 from protocol.digest import content_digest
 from protocol.errors import MalformedError, ProtocolError
-from protocol.participant import Announcement, Role
-from protocol.signing import claimed_signers, open_announced
+from protocol.identity.admission import Gate, lottery
+from protocol.identity.participant import Announcement, Role
+from protocol.identity.signing import claimed_signers, open_announced
 from roles.gather import gather
-from roles.node import Node
+from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from protocol.digest import Weights
-from protocol.sampling import SamplingParams
+from protocol.rollout.sampling import SamplingParams
 
 
 class StoreError(Exception):
@@ -104,7 +104,7 @@ class Forward:
         hidden: float32 [T, D], the final hidden state from which each token is drawn.
         project: logits float32 [n, V] of any such states [n, D], by the policy that computed these: the same for all
             completions of a call. With a large vocabulary the logits of a group would be gigabytes, so nothing holds them all
-            (roles/prefill.py). Raises EngineError.
+            (roles/policy/prefill.py). Raises EngineError.
     """
 
     hidden: Tensor

@@ -4,9 +4,9 @@ from contextlib import suppress
 
 from protocol import limits, paths
 from protocol.errors import MalformedError, ProtocolError
-from protocol.ledger import Seal, Witness
-from protocol.signing import Signed, claimed_signers, open_signed
-from roles.node import Node
+from protocol.identity.signing import Signed, claimed_signers, open_signed
+from protocol.judging.ledger import Seal, Witness
+from roles.node.identity import Node
 from roles.ports import NotFoundError
 
 

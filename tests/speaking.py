@@ -8,10 +8,10 @@ from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 
-from grailnode import genesis, policy
 from grailnode.calibration import proof_file
-from grailnode.engine.model import build
-from grailnode.policy import Policy, load_weights
+from grailnode.engine import policy
+from grailnode.engine.causal_model import build
+from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol.digest import digest_weights
 from tests.engine.policies import RECIPE, random_weights
 
@@ -40,9 +40,7 @@ def write_speaking_policy(directory: Path, phrases: Sequence[str]) -> Policy:
     weights["lm_head.weight"][:, 0] = 0.0
     weights["lm_head.weight"][-len(phrases) :, 0] = _LOUDNESS
     policy.save(directory, config, tokenizer.to_str(), weights)
-    proof = proof_file.read(
-        genesis.PACKAGED / proof_file.NAME
-    )  # one engine at work is as far from itself on any policy
+    proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME)  # one engine at work is as far from itself on any policy
     own_proof = {"policy": digest_weights(load_weights(directory)).hex(), "max_tokens": 512}
     measured = proof.measured.model_copy(update=own_proof)
     (directory / proof_file.NAME).write_text(proof.model_copy(update={"measured": measured}).to_json())

@@ -1,6 +1,7 @@
-"""The house keeps its shape: imports run grailnode -> roles -> protocol, and protocol touches nothing outside itself."""
+"""The layout of the packages: imports run grailnode -> roles -> protocol and down ROOMS; protocol touches nothing outside itself."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,24 @@ WORLD = {  # what pure code has no business with: files, clocks, networks, proce
     *("socket", "ssl", "http", "urllib", "httpx", "requests", "boto3", "botocore"),
     *("subprocess", "multiprocessing", "signal", "sys"),
     *("trio", "asyncio", "anyio", "logging"),
+}
+ROOMS = {  # rooms of each package in the order in which they may import: a room imports only rooms that stand before it
+    "protocol": (
+        *("errors", "limits", "encoding", "bounded_json", "compression", "digest", "paths", "window", "kernels"),
+        *("beacon", "identity", "environments", "rollout", "patch", "run", "chain", "judging"),
+    ),
+    "roles": (
+        *("ports", "gather", "node", "authority_updates", "participants", "seals", "policy"),
+        *("miner", "validator", "trainer"),
+    ),
+    "roles.trainer": ("spool", "verified_batch", "learn", "publish", "collect"),
+    "grailnode": (
+        *("config", "store", "beacon", "engine", "sandbox", "convert", "observe", "calibration"),
+        *("run", "ui", "node", "demo", "cli", "__main__"),
+    ),
+}
+SEPARATE = {  # rooms that do not import each other at all
+    "roles.trainer": ("learn", "publish", "collect"),
 }
 VAGUE = {"utils", "util", "common", "helpers", "helper", "shared", "manager", "misc"}
 
@@ -82,3 +101,61 @@ def test_protocol_opens_no_file(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=IDS)
 def test_names_say_what_a_module_does(path: Path) -> None:
     assert not VAGUE & set(module_name(path).split("."))
+
+
+def room(name: str, package: str) -> str:
+    """The room of a module inside a package; empty for the package itself and for what lies elsewhere."""
+    return name.removeprefix(f"{package}.").split(".")[0] if name.startswith(f"{package}.") else ""
+
+
+def arrows(package: str) -> Iterator[tuple[str, str, str]]:
+    """(module, its room, the room that it imports) for each import between two rooms of a package."""
+    names = {module_name(path) for path in FILES}
+    for path in FILES:
+        name = module_name(path)
+        for target, _ in imports(path):
+            inner, outer = room(name, package), room(target, package)
+            if inner and outer and inner != outer and f"{package}.{outer}" in names:
+                yield name, inner, outer
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_every_room_has_its_place(package: str) -> None:
+    rooms = {room(module_name(path), package) for path in FILES} - {""}
+    assert rooms == set(ROOMS[package])
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_a_room_imports_only_rooms_before_it(package: str) -> None:
+    place = {name: number for number, name in enumerate(ROOMS[package])}
+    assert not [arrow for arrow in arrows(package) if place[arrow[2]] > place[arrow[1]]]
+
+
+@pytest.mark.parametrize("package", SEPARATE)
+def test_separate_rooms_do_not_import_each_other(package: str) -> None:
+    rooms = set(SEPARATE[package])
+    assert not [arrow for arrow in arrows(package) if {arrow[1], arrow[2]} <= rooms]
+
+
+def test_grailnode_has_one_flat_module() -> None:
+    flat = {path.name for path in (ROOT / "grailnode").glob("*.py")}
+    assert flat == {"__init__.py", "__main__.py", "config.py"}
+
+
+def test_every_folder_says_what_it_is_for() -> None:
+    silent = [
+        path
+        for path in FILES
+        if path.name == "__init__.py" and not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not silent
+
+
+def test_two_rooms_never_share_a_file_name() -> None:
+    names = Counter(path.name for path in FILES if path.name != "__init__.py")
+    assert not [name for name, count in names.items() if count > 1]
+
+
+@pytest.mark.parametrize("path", FILES, ids=IDS)
+def test_the_product_imports_no_test(path: Path) -> None:
+    assert not [target for target, _ in imports(path) if target.split(".")[0] in ("tests", "bench")]

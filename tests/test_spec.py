@@ -13,7 +13,7 @@ import protocol
 import roles
 from protocol import limits
 from protocol.encoding import Record
-from protocol.sampling import _table
+from protocol.rollout.sampling import _table
 
 SPEC = Path(__file__).parent.parent / "docs" / "spec"
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(SPEC.glob("*.md"))}

@@ -14,8 +14,8 @@ import trio
 from bench.proofs.setting import Setting
 from bench.zoo.animals import ANIMALS, Animal
 from bench.zoo.field import Field, Outcome
-from protocol.evidence import Counts, bar, history_surprise
-from protocol.rollout import Commitment, assemble
+from protocol.judging.evidence import Counts, bar, history_surprise
+from protocol.rollout.batch import Commitment, assemble
 from protocol.run import ProofSpec
 from roles.gather import gather
 

@@ -10,7 +10,7 @@ from bench.proofs.setting import TEST_SEED, Profile, Setting
 from grailnode.calibration.measure import beyond, refused
 from grailnode.calibration.pairs import Observed
 from grailnode.calibration.variants import Pair
-from protocol.evidence import bar, history_surprise, window_surprise
+from protocol.judging.evidence import bar, history_surprise, window_surprise
 from protocol.run import ProofSpec
 
 WINDOW = 16

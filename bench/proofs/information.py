@@ -22,8 +22,8 @@ from bench.zoo import predictors
 from bench.zoo.model import PARAMS
 from bench.zoo.stories import Stories
 from grailnode.calibration.variants import DType, Variant
-from protocol import challenge, sketch
-from protocol.decision import binomial_tail, rate_bound
+from protocol.judging.binomial import binomial_tail, rate_bound
+from protocol.rollout import challenge, sketch
 from roles.ports import Request
 
 FALSE_REJECTION: Final = 1e-4

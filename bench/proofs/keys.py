@@ -16,18 +16,17 @@ from bench.zoo.animals import ANIMALS
 from bench.zoo.animals.registry import chance
 from bench.zoo.animals.tokens import edited
 from bench.zoo.field import Field, Past, key
-from grailnode import genesis
 from grailnode.calibration import proof_file
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.measure import Demands, thresholds
 from grailnode.calibration.pairs import Work, observe
 from grailnode.calibration.variants import Variant, cross_pairs
-from grailnode.founding import SCORING
-from grailnode.policy import Policy, load_weights
+from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
+from grailnode.run.creation import SCORING
 from protocol import environments
-from protocol.rollout import Group
+from protocol.rollout.batch import Group
+from protocol.rollout.sampling import SamplingParams
 from protocol.run import ProofSpec
-from protocol.sampling import SamplingParams
 from roles.miner.produce import Producer, Turn
 
 MAX_TOKENS = 8
@@ -65,7 +64,7 @@ class Honest:
 
 async def mixed(groups: int = 256) -> ProofSpec:
     """Thresholds that let bfloat16 pass: calibrated here, on few groups of each pair."""
-    policy, weights = Policy.load(genesis.PACKAGED), load_weights(genesis.PACKAGED)
+    policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
     params = SamplingParams(1.0, MAX_TOKENS, policy.eos)
     work = Work(policy, params, 8, lambda seed: environments.get("addition").problem(seed).prompt)
     pairs = {pair.name: pair for pair in cross_pairs(Variant()) if pair.name.startswith("bfloat16")}
@@ -77,7 +76,7 @@ async def mixed(groups: int = 256) -> ProofSpec:
 
 def packaged(proof: ProofSpec) -> Field:
     """A run on the packaged policy, windows of one group."""
-    policy, weights = Policy.load(genesis.PACKAGED), load_weights(genesis.PACKAGED)
+    policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
     return Field(Past(policy, 0, lambda _: weights), environments.get("addition"), proof, MAX_TOKENS, groups=1)
 
 
@@ -88,7 +87,7 @@ async def table(keys: int) -> None:
         keys: that each cheat tries, one after another.
     """
     print(f"deposit: {SCORING.deposit:g} groups; windows of one group")
-    own = proof_file.read(genesis.PACKAGED / proof_file.NAME).thresholds
+    own = proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds
     for profile, proof in (("float32", own), ("mixed", await mixed())):
         print(f"{profile}: {describe(proof)}")
         await _rows(packaged(proof), keys)

@@ -11,17 +11,16 @@ from torch import Tensor
 
 from bench.proofs.honest import describe
 from bench.proofs.keys import MAX_TOKENS
-from grailnode import genesis
 from grailnode.calibration import proof_file
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.measure import refused
 from grailnode.calibration.pairs import Work, observe
 from grailnode.calibration.variants import Variant, run_pairs
-from grailnode.policy import Policy, load_weights
+from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments
 from protocol.digest import Weights
-from protocol.evidence import bar, window_surprise
-from protocol.sampling import SamplingParams
+from protocol.judging.evidence import bar, window_surprise
+from protocol.rollout.sampling import SamplingParams
 
 _WINDOW = 16  # groups
 
@@ -49,8 +48,8 @@ async def table(windows: int) -> None:
     Args:
         windows: of 16 groups, of each copy.
     """
-    policy, weights = Policy.load(genesis.PACKAGED), load_weights(genesis.PACKAGED)
-    proof = proof_file.read(genesis.PACKAGED / proof_file.NAME).thresholds
+    policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
+    proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds
     prompts = environments.get("addition")
     work = Work(policy, SamplingParams(1.0, MAX_TOKENS, policy.eos), 8, lambda seed: prompts.problem(seed).prompt)
     (same, *_) = run_pairs(Variant(), policy)

@@ -16,8 +16,8 @@ from bench.zoo.weights import changed_share, perturbed
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.measure import beyond, refused
 from grailnode.calibration.pairs import Observed
-from protocol import challenge, sampling
-from protocol.evidence import Counts, bar, history_surprise, window_surprise
+from protocol.judging.evidence import Counts, bar, history_surprise, window_surprise
+from protocol.rollout import challenge, sampling
 from protocol.run import ProofSpec
 from roles.ports import Request
 

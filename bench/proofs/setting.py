@@ -18,10 +18,10 @@ from grailnode.calibration.copies import quantized
 from grailnode.calibration.measure import Demands, thresholds
 from grailnode.calibration.pairs import Observed, Work, observe
 from grailnode.calibration.variants import Pair, Variant, cross_pairs, run_pairs
+from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3
-from grailnode.policy import Policy
+from protocol.rollout.sketch import SketchKind
 from protocol.run import ProofSpec
-from protocol.sketch import SketchKind
 
 GROUP_SIZE: Final = 8
 CALIBRATION_SEED: Final = 0

@@ -12,16 +12,16 @@ import torch
 
 from bench.proofs.setting import GROUP_SIZE, Setting
 from bench.zoo.field import Field, changed, inline
-from grailnode import genesis
 from grailnode.calibration import proof_file
+from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.engine.torch_engine import TorchEngine
-from protocol import challenge, sampling, sketch
-from protocol.evidence import weigh
-from protocol.rollout import Group
+from protocol.judging.evidence import weigh
+from protocol.rollout import challenge, sampling, sketch
+from protocol.rollout.batch import Group
 from roles.miner.produce import HonestProducer
+from roles.policy.prefill import joined
+from roles.policy.sequences import pad
 from roles.ports import Engine
-from roles.prefill import joined
-from roles.sequences import pad
 from roles.validator.judge import Judge
 
 _RUNS = 5
@@ -47,7 +47,7 @@ async def _least_in_turn(*works: Callable[[], Awaitable[Any]], runs: int) -> lis
 
 async def table(setting: Setting, groups: int, dtype: torch.dtype, length: int | None = None) -> None:
     """Print it for engines that compute in a dtype, and completions of one length; None for stories."""
-    measured = proof_file.read(genesis.PACKAGED / proof_file.NAME).thresholds
+    measured = proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds
     proof = changed(measured, **_WIDE)  # so that the check is made to its end, whatever the dtype
     field = setting.field(proof, groups, tokens=length)
     engine, turn = TorchEngine(setting.model(), dtype=dtype, run_sync=inline), field.turn(0)

@@ -15,31 +15,31 @@ from torch import Tensor
 
 from bench.zoo.together import Together
 from bench.zoo.weights import keeping, layers
+from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import TorchEngine
-from grailnode.founding import SCORING, Choices, authority
-from grailnode.policy import Policy
+from grailnode.run.creation import SCORING, Choices, authority
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.beacon import LocalKey
 from protocol.digest import digest_weights
 from protocol.encoding import Record
 from protocol.environments import Environment
-from protocol.evidence import Counts
-from protocol.filters import EVERY_TOKEN, Filters
-from protocol.ledger import Row
-from protocol.rollout import Commitment, Group, assemble
+from protocol.identity.signing import SigningKey, open_signed, sign
+from protocol.judging.evidence import Counts
+from protocol.judging.ledger import Row
+from protocol.judging.verdict import Verdict
+from protocol.rollout.batch import Commitment, Group, assemble
+from protocol.rollout.filters import EVERY_TOKEN, Filters
 from protocol.run import FileRef, ModelSpec, ProofSpec, RunManifest, SamplingSpec
-from protocol.signing import SigningKey, open_signed, sign
-from protocol.verdict import Verdict
 from protocol.window import Schedule
-from roles.assignment import Task
 from roles.miner.produce import HonestProducer, Producer, Turn
-from roles.node import Node
+from roles.node.identity import Node
+from roles.policy.assignment import Task
 from roles.ports import Engine
 from roles.validator.audit import Auditor
-from roles.validator.docket import Case
 from roles.validator.judge import Judge
+from roles.validator.window_cases import Case
 
 Weights = Mapping[str, Tensor]
 _EVERY_GROUP = 1_000_000  # millionths: what is audited of a newcomer

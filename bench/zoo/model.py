@@ -24,17 +24,17 @@ from torch.nn import functional
 from bench.zoo import stories
 from bench.zoo.field import inline
 from bench.zoo.weights import changed_share, keeping
-from grailnode import policy as policies
-from grailnode.engine.model import CausalModel
+from grailnode.engine import policy as policies
+from grailnode.engine.causal_model import CausalModel
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import TorchEngine
 from protocol.environments import Environment
-from protocol.sampling import SamplingParams, log_probabilities
+from protocol.rollout.sampling import SamplingParams, log_probabilities
+from roles.policy.sequences import PaddedBatch, pad
 from roles.ports import Request
-from roles.sequences import PaddedBatch, pad
-from roles.trainer.learner import Learner, LearnerSettings, StepReport
-from roles.trainer.optimizer import AdamWSettings
-from roles.trainer.replay import TrainingGroup
+from roles.trainer.learn.learner import Learner, LearnerSettings, StepReport
+from roles.trainer.learn.optimizer import AdamWSettings
+from roles.trainer.learn.replay_buffer import TrainingGroup
 
 CACHE: Final = Path.home() / ".cache" / "grailnode" / "zoo"
 """Where the policy of the benches is kept."""

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 from protocol import limits, paths
 from protocol.digest import content_digest
-from protocol.rollout import Commitment
-from protocol.signing import SigningKey, open_signed, sign
+from protocol.identity.signing import SigningKey, open_signed, sign
+from protocol.rollout.batch import Commitment
 from roles.ports import ObjectInfo, ObjectStore
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from protocol.sampling import SamplingParams
+from protocol.rollout.sampling import SamplingParams
 from roles.ports import Engine, Forward, Generation, Request
 
 Tokens = tuple[int, ...]

@@ -18,11 +18,11 @@ import numpy as np
 from grailnode.calibration.pairs import Observed
 from grailnode.calibration.proof_file import AUDIT
 from grailnode.calibration.tail import reach
-from protocol.decision import rate_bound
-from protocol.evidence import Evidence, window_surprise
+from protocol.judging.binomial import rate_bound
+from protocol.judging.evidence import Evidence, window_surprise
+from protocol.rollout.sampling import LARGEST_NOISE
+from protocol.rollout.sketch import SketchKind
 from protocol.run import ProofSpec
-from protocol.sampling import LARGEST_NOISE
-from protocol.sketch import SketchKind
 
 Honest = Mapping[str, Sequence[Observed]]
 """What the check saw of each pair, by its name."""

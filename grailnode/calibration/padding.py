@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from grailnode.engine.model import Cache, CausalModel
+from grailnode.engine.causal_model import Cache, CausalModel
 
 Side = Literal["left", "right"]
 
@@ -26,7 +26,7 @@ class _PaddedCache:
 
 
 class Padded:
-    """A CausalModel (grailnode/engine/model.py) that computes another's values with its pads elsewhere.
+    """A CausalModel (grailnode/engine/causal_model.py) that computes another's values with its pads elsewhere.
 
     Args:
         model: what is computed.

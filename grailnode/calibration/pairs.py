@@ -8,14 +8,14 @@ import numpy as np
 import torch
 
 from grailnode.calibration.variants import Pair
-from grailnode.policy import Policy
-from protocol import challenge, sketch
+from grailnode.engine.policy import Policy
 from protocol.digest import Weights
-from protocol.evidence import Evidence, repeated, weigh
+from protocol.judging.evidence import Evidence, repeated, weigh
+from protocol.rollout import challenge, sketch
+from protocol.rollout.sampling import SamplingParams
 from protocol.run import ProofSpec
-from protocol.sampling import SamplingParams
+from roles.policy.prefill import check, joined
 from roles.ports import Engine, Forward, Generation, Request
-from roles.prefill import check, joined
 
 _CHUNK_BYTES: Final = 1 << 28
 """What the logits (float32) of the groups that are generated and checked together would take."""
@@ -55,7 +55,7 @@ class Observed:
     Attributes:
         lengths: tokens of each rollout, N in sum.
         distances: int16 [N], the largest of the four differences of the sketches at each position.
-        repeats: bool [N], positions whose state an earlier rollout has had (protocol/evidence.py): their distances do not count.
+        repeats: bool [N], positions whose state an earlier rollout has had (protocol/judging/evidence.py): their distances do not count.
         margins: float32 [N], the sampling shortfall of each token.
         shifts: float32 [N], by how much the two sides differ in each token's score against its average rival's, in absolute
             value and units of logits / temperature: what makes a margin where two scores nearly tie.

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Final
 
 from grailnode.calibration.measure import CalibrationError
-from grailnode.policy import Tokenizer
-from protocol import environments, jsontext
+from grailnode.engine.policy import Tokenizer
+from protocol import bounded_json, environments
 from protocol.environments.dataset import Dataset
 from protocol.errors import MalformedError
 
@@ -41,7 +41,7 @@ def of_file(path: Path, tokenizer: Tokenizer) -> Prompts:
         if not line.strip():
             continue
         try:
-            value = jsontext.parse(line)
+            value = bounded_json.parse(line)
         except MalformedError as error:
             raise CalibrationError(f"{path}: line {number}: {error}") from error
         prompt = value.get("prompt") if isinstance(value, dict) else None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from protocol import jsontext
+from protocol import bounded_json
 from protocol.encoding import Line
 from protocol.errors import MalformedError
 from protocol.run import ProofSpec
@@ -114,7 +114,7 @@ class Proof(_Part):
         Raises:
             MalformedError: they are none; says where.
         """
-        value: Any = jsontext.parse(data)
+        value: Any = bounded_json.parse(data)
         if not isinstance(value, dict) or not isinstance(value.get("thresholds"), dict):
             raise MalformedError("not an object with thresholds and how they were measured")
         for name in AUDIT:

@@ -8,7 +8,7 @@ import numpy as np
 
 from grailnode.calibration.measure import WIDEST_SKETCH, CalibrationError, Honest, beyond, refused
 from grailnode.calibration.pairs import Observed
-from protocol.evidence import bar, weigh, window_surprise
+from protocol.judging.evidence import bar, weigh, window_surprise
 from protocol.run import ProofSpec
 
 DUE_BITS: Final = 4

@@ -8,10 +8,10 @@ import torch
 import trio
 
 from grailnode.calibration.padding import Padded, Side
-from grailnode.engine.model import CausalModel
+from grailnode.engine.causal_model import CausalModel
+from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Attention, Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import DEFAULT_BATCH_TOKENS, TorchEngine
-from grailnode.policy import Policy
 from protocol.digest import Weights
 
 Implementation = Literal["qwen3", "transformers"]

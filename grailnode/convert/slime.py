@@ -17,8 +17,8 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from protocol import jsontext, limits
-from protocol import safetensors as checked
+from protocol import bounded_json, limits
+from protocol.chain import safetensors as checked
 from protocol.compression import compress, decompress
 from protocol.digest import Weights, raw_bytes
 from protocol.errors import LimitError, MalformedError, PatchError
@@ -82,7 +82,7 @@ def _read_index(data: bytes) -> tuple[dict[str, str], dict[str, str]]:
     if len(data) > limits.MAX_SAFETENSORS_HEADER_BYTES:
         raise LimitError(f"an index of {len(data)} bytes", INDEX)
     try:
-        index = jsontext.parse(data)
+        index = bounded_json.parse(data)
     except MalformedError as error:
         raise MalformedError(error.what, INDEX) from error
     fields = index if isinstance(index, dict) else {}
@@ -148,7 +148,7 @@ def read_slime(files: Files, base: Weights | None = None) -> SlimeVersion:
 
 def _read_sums(data: bytes) -> dict[str, str]:
     length = int.from_bytes(data[:8], "little")
-    metadata = jsontext.parse(data[8 : 8 + length]).get("__metadata__", {})  # checked.read has parsed this header
+    metadata = bounded_json.parse(data[8 : 8 + length]).get("__metadata__", {})  # checked.read has parsed this header
     if not isinstance(metadata, dict):
         raise MalformedError("metadata that are not an object", SHARD)
     return {str(name): str(checksum) for name, checksum in metadata.items()}

@@ -12,8 +12,8 @@ from typing import Final
 import safetensors.torch
 import torch
 
-from protocol import jsontext
-from protocol import safetensors as checked
+from protocol import bounded_json
+from protocol.chain import safetensors as checked
 from protocol.digest import Weights
 from protocol.errors import LimitError, MalformedError, PatchError
 from protocol.patch.values import bits_of
@@ -84,7 +84,7 @@ def write_trl(new: Weights, version: int, base: Weights | None = None) -> tuple[
 
 def _read_metadata(data: bytes) -> dict[str, str]:
     length = int.from_bytes(data[:8], "little")
-    metadata = jsontext.parse(data[8 : 8 + length]).get("__metadata__", {})  # checked.read has parsed this header
+    metadata = bounded_json.parse(data[8 : 8 + length]).get("__metadata__", {})  # checked.read has parsed this header
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
         raise MalformedError(f"metadata without format={FORMAT}")
     return {str(key): str(value) for key, value in metadata.items()}

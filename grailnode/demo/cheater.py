@@ -9,19 +9,21 @@ from dataclasses import replace
 
 import torch
 
+from grailnode.engine.compute import Compute
 from grailnode.engine.torch_engine import TorchEngine
-from grailnode.wiring import Compute
+from grailnode.node import processes
+from grailnode.node.settings import miner_settings
 from protocol import limits, paths
 from protocol.digest import Weights
 from protocol.errors import ProtocolError
-from protocol.rollout import Commitment, Group, Rollout, open_group
-from protocol.signing import open_signed
-from protocol.verdict import Reason, Verdict
-from roles.assignment import Assignment, Task
-from roles.follower import Follower
-from roles.miner.node import Miner, MinerSettings
+from protocol.identity.signing import open_signed
+from protocol.judging.verdict import Reason, Verdict
+from protocol.rollout.batch import Commitment, Group, Rollout, open_group
+from roles.miner.miner import Miner, MinerSettings
 from roles.miner.produce import HonestProducer, Turn
-from roles.node import Node
+from roles.node.identity import Node
+from roles.policy.assignment import Assignment, Task
+from roles.policy.follower import Follower
 from roles.ports import Generation, StoreError
 
 KINDS = ("own-noise", "perturbed-model", "edited-tokens", "false-reward", "copied", "constant-sketch")
@@ -178,3 +180,13 @@ async def run_cheater(node: Node, task: Task, compute: Compute, settings: MinerS
     follower = await Follower.open(node)
     producer = Cheater(task, engine, node, compute)
     await Miner(node, follower, engine, producer, settings).run()
+
+
+async def _work(node: Node, launch: processes.Launch) -> None:
+    task, compute = await processes.join_run(node, launch.config, launch.name)
+    await run_cheater(node, task, compute, miner_settings(launch.config))
+
+
+def main(launch: processes.Launch) -> None:
+    """Run the cheat's process until it is told to stop."""
+    processes.main(launch, _work)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from grailnode.policy import PolicyError
+from grailnode.engine.policy import PolicyError
 
 
 class _Cache:
@@ -28,7 +28,7 @@ class _Cache:
 
 
 class TransformersModel:
-    """A CausalModel (grailnode/engine/model.py).
+    """A CausalModel (grailnode/engine/causal_model.py).
 
     Args:
         directory: a checkpoint directory; only its config.json is read, and none of its code is run.

@@ -128,7 +128,7 @@ def _eager(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Te
 
 
 class Qwen3:
-    """A CausalModel (grailnode/engine/model.py)."""
+    """A CausalModel (grailnode/engine/causal_model.py)."""
 
     def __init__(self, config: Qwen3Config, device: torch.device | None = None, attention: Attention = "sdpa") -> None:
         self._config = config

@@ -16,11 +16,11 @@ import torch
 import trio
 from torch import Tensor
 
-from grailnode.engine.model import CausalModel
+from grailnode.engine.causal_model import CausalModel
 from protocol.digest import Weights
-from protocol.sampling import SamplingParams, choose, log_probabilities, seed_words
+from protocol.rollout.sampling import SamplingParams, choose, log_probabilities, seed_words
+from roles.policy.sequences import Tokens, split
 from roles.ports import EngineError, Forward, Generation, Request
-from roles.sequences import Tokens, split
 
 _PASS_TOKENS: Final = 1024
 """Tokens of completions in one pass of a prefill: enough for large matrix products, few enough to stay in a processor's caches."""

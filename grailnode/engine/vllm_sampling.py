@@ -3,7 +3,7 @@
 Load it with `vllm serve MODEL --logits-processors grailnode.engine.vllm_sampling:SeedBoundLogitsProcessor` and send each request
 with temperature 0 and `vllm_xargs` {"grailnode_seed": 32 hexadecimal digits, "grailnode_temperature": 1.0, ...}. Written for the
 interface of vLLM's v1 engine (`vllm.v1.sample.logits_processor`); requests without a seed are left alone. The noise is that of
-protocol/sampling.py, integer arithmetic on the logits' own device: the same bits as everywhere.
+protocol/rollout/sampling.py, integer arithmetic on the logits' own device: the same bits as everywhere.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protocol.filters import Filters, allowed
-from protocol.sampling import SEED_BYTES, noise, seed_words
+from protocol.rollout.filters import Filters, allowed
+from protocol.rollout.sampling import SEED_BYTES, noise, seed_words
 
 PREFIX = "grailnode_"
 

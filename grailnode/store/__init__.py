@@ -1,1 +1,1 @@
-"""Object stores: each implements roles.ports.ObjectStore; retries, limits, counts and faults are decorators around any."""
+"""Object stores: the adapters behind roles.ports.ObjectStore. Imports no other room of grailnode."""

@@ -4,7 +4,7 @@ import functools
 from typing import Final
 
 from protocol.environments.base import Problem
-from protocol.environments.draws import Draws, is_held_out
+from protocol.environments.seeded_rng import Draws, is_held_out
 
 _LOW: Final = 10
 _HIGH: Final = 99

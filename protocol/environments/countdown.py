@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Final
 
 from protocol.environments.base import Problem
-from protocol.environments.draws import Draws, is_held_out
+from protocol.environments.seeded_rng import Draws, is_held_out
 
 MAX_COMPLETION_CHARS: Final = 64
 """A longer completion earns nothing: three numbers need no more, and it bounds the parser's time and depth."""

@@ -6,9 +6,9 @@ checks: size, UTF-8, then line by line: JSON, an object, its fields; at last tha
 
 from collections.abc import Callable, Iterator, Mapping
 
-from protocol import jsontext, limits
+from protocol import bounded_json, limits
 from protocol.environments.base import Problem
-from protocol.environments.draws import Draws, is_held_out
+from protocol.environments.seeded_rng import Draws, is_held_out
 from protocol.errors import LimitError, MalformedError
 
 Fields = Mapping[str, object]
@@ -78,7 +78,7 @@ def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
 def _fields(line: bytes) -> Fields:
     if len(line) > limits.MAX_DATA_LINE_BYTES:
         raise MalformedError(f"{len(line)} bytes, more than {limits.MAX_DATA_LINE_BYTES}")
-    fields = jsontext.parse(line)
+    fields = bounded_json.parse(line)
     if not isinstance(fields, dict):
         raise MalformedError("no JSON object")
     return fields

@@ -8,7 +8,7 @@ import re
 from typing import Final
 
 from protocol.environments.base import Problem
-from protocol.environments.draws import Draws, is_held_out
+from protocol.environments.seeded_rng import Draws, is_held_out
 
 _LEAST_VARIABLES: Final = 4
 _MOST_VARIABLES: Final = 8

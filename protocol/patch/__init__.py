@@ -8,8 +8,8 @@ from protocol.patch.applying import (
     apply_with_digests,
 )
 from protocol.patch.codec import Digests, Encoded, PatchSummary, encode, encode_with_digests, summary
+from protocol.patch.composition import invert, squash
 from protocol.patch.container import Mode, Row
-from protocol.patch.history import invert, squash
 from protocol.patch.partial import StreamingApply, apply_rows, apply_tensors, row_edges
 from protocol.patch.profiles import PROFILES, Choice, Conditions, Rates, choose_profile
 from protocol.patch.sparse import warm_up

@@ -15,8 +15,8 @@ import zstandard
 
 from protocol.compression import decompress
 from protocol.errors import MalformedError, PatchError
+from protocol.patch.bounded_buffer import gather
 from protocol.patch.container import Mode
-from protocol.patch.room import gather
 from protocol.patch.values import Bits, Layout, ordered, unordered
 
 BLOCK_ELEMENTS: Final = 1 << 16

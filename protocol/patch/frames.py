@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 from protocol.errors import found_in
+from protocol.patch.bounded_buffer import OutOfRoomError
 from protocol.patch.container import Mode, Row
 from protocol.patch.dense import decode_dense, encode_dense, store
-from protocol.patch.few import decode_few, encode_few, few_changes
-from protocol.patch.room import OutOfRoomError
+from protocol.patch.small_changes import decode_few, encode_few, few_changes
 from protocol.patch.sparse import Decoder, Workspace, encode_sparse, read_directory
 from protocol.patch.values import Bits, Layout, bits_of, layout_of
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from protocol.patch.container import Mode, Row, read_header, split_frames
-from protocol.patch.model import Model
+from protocol.patch.context_model import Model
 from protocol.patch.sparse import Chunk, read_directory
 from protocol.patch.values import bits_of, layout_of, ordered
 

@@ -8,10 +8,10 @@ import torch
 from protocol.digest import Weights, weights_digest
 from protocol.errors import PatchError
 from protocol.patch.applying import Applied, apply_frame, check_fit, check_result
+from protocol.patch.bounded_buffer import Room
 from protocol.patch.codec import Digests, digest_tensor
 from protocol.patch.container import PREAMBLE, Header, Mode, Row, header_bytes, read_header, split_frames
 from protocol.patch.frames import decode_range
-from protocol.patch.room import Room
 from protocol.patch.sparse import chunks_of
 from protocol.patch.values import bits_of
 

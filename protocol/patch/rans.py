@@ -16,8 +16,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.patch.jit import kernel
-from protocol.patch.lanes import highest, upper_product
+from protocol.kernels.jit import kernel
+from protocol.kernels.simd import highest, upper_product
 
 U: Any = numba.uint64
 I: Any = numba.int64  # noqa: E741

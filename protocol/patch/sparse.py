@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import PatchError
+from protocol.kernels.simd import LANES, MAX_CLASSES
+from protocol.patch.bounded_buffer import OutOfRoomError, Room
 from protocol.patch.container import Cursor, varint
-from protocol.patch.decoding import NEVER, PAST_THE_END, decoders_for, reasons
-from protocol.patch.encoding import GROUPS, OUT_OF_ROOM, coders_for
-from protocol.patch.lanes import LANES, MAX_CLASSES
-from protocol.patch.model import Model, Statistics, choose_classes, form_of, read_model, write_model
+from protocol.patch.context_model import Model, Statistics, choose_classes, form_of, read_model, write_model
+from protocol.patch.entropy_decoding import NEVER, PAST_THE_END, decoders_for, reasons
+from protocol.patch.entropy_encoding import GROUPS, OUT_OF_ROOM, coders_for
 from protocol.patch.rans import STEP_SYMBOLS
-from protocol.patch.room import OutOfRoomError, Room
 from protocol.patch.values import Bits, Layout
 
 CHUNK_ELEMENTS: Final = 1 << 21

@@ -6,9 +6,9 @@ from typing import Protocol
 
 import torch
 
-from protocol import challenge, sketch
-from protocol.rollout import Group, Rollout, pack_tokens
-from roles.assignment import Assignment, Task
+from protocol.rollout import challenge, sketch
+from protocol.rollout.batch import Group, Rollout, pack_tokens
+from roles.policy.assignment import Assignment, Task
 from roles.ports import Engine, Generation, Request
 
 

@@ -13,7 +13,7 @@ killed at any instruction finds on its return what it needs to go on.
 
 from dataclasses import dataclass
 
-from protocol import safetensors
+from protocol.chain import safetensors
 from protocol.digest import Weights
 from protocol.errors import MalformedError
 from protocol.limits import MAX_SHARD_BYTES

@@ -5,16 +5,17 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 
 import trio
 
-from protocol import challenge, paths
+from protocol import paths
 from protocol.errors import LimitError, ProtocolError
-from protocol.evidence import Counts
-from protocol.rollout import Commitment, Group, open_group
-from protocol.verdict import Judgement, Reason, Verdict, refused_together
+from protocol.judging.evidence import Counts
+from protocol.judging.verdict import Judgement, Reason, Verdict, refused_together
+from protocol.rollout import challenge
+from protocol.rollout.batch import Commitment, Group, open_group
 from roles.gather import gather
-from roles.node import Node
+from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
-from roles.validator.docket import Case
 from roles.validator.judge import Judge, rejected
+from roles.validator.window_cases import Case
 
 _FOREIGN = (Reason.PROMPT, Reason.SKETCH, Reason.SAMPLING)
 """What a copy is caught by: as a rule its prompt, but two seeds may name one problem."""

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from protocol import challenge, sketch
-from protocol.evidence import NOT_REACHED, Evidence, repeated, weigh
-from protocol.rollout import Group
-from protocol.verdict import Judgement, Reason
-from roles.assignment import Assignment, Task, ends_as_due
+from protocol.judging.evidence import NOT_REACHED, Evidence, repeated, weigh
+from protocol.judging.verdict import Judgement, Reason
+from protocol.rollout import challenge, sketch
+from protocol.rollout.batch import Group
+from roles.policy.assignment import Assignment, Task, ends_as_due
+from roles.policy.prefill import check, joined
 from roles.ports import Engine, Forward
-from roles.prefill import check, joined
 
 _REWARD_TOLERANCE = 1e-6
 _TOKENS_AT_ONCE = 2048  # a deadline can end the judging behind so many tokens

@@ -12,13 +12,13 @@ import trio
 from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.errors import ProtocolError
-from protocol.ledger import Seal, Summary, Witness
-from protocol.signing import sign
-from protocol.verdict import Verdict
-from roles.node import Node
+from protocol.identity.signing import sign
+from protocol.judging.ledger import Seal, Summary, Witness
+from protocol.judging.verdict import Verdict
+from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError
 from roles.seals import find_seal
-from roles.validator.ledger import Ledger
+from roles.validator.ledger_state import Ledger
 
 _VERDICTS = "sealed/"
 _PENDING = "pending/"

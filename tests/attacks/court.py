@@ -6,18 +6,18 @@ from typing import Any
 import numpy as np
 import trio
 
-from grailnode.clock import TrioClock
+from grailnode.node.clock import TrioClock
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.digest import content_digest
-from protocol.ledger import Row, Seal, Summary, Witness
-from protocol.rollout import Group, assemble, pack_tokens
-from protocol.signing import SigningKey, sign
-from protocol.verdict import Judgement, Verdict
+from protocol.identity.signing import SigningKey, sign
+from protocol.judging.ledger import Row, Seal, Summary, Witness
+from protocol.judging.verdict import Judgement, Verdict
+from protocol.rollout.batch import Group, assemble, pack_tokens
 from roles.ports import ObjectInfo, StoreError
-from roles.trainer.collector import Collector, CollectorSettings
-from roles.trainer.harvest import Account, Harvest
+from roles.trainer.collect.collector import Collector, CollectorSettings
 from roles.trainer.spool import COLLECTED, INBOX
+from roles.trainer.verified_batch import Account, Harvest
 from tests.network.simulation import BEGIN, Log
 from tests.protocol import samples
 from tests.roles.chains import MINER, TRAINER, make_node, small_run

@@ -9,20 +9,20 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from grailnode.clock import TrioClock
+from grailnode.node.clock import TrioClock
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from protocol.authority import Authority, Revision
+from protocol.chain.manifest import Head, Manifest
 from protocol.digest import Weights, content_digest, digest_weights
 from protocol.errors import ProtocolError
-from protocol.manifest import Head, Manifest
+from protocol.identity.authority import Authority, Revision
+from protocol.identity.signing import Signed, SigningKey, open_announced, sign
 from protocol.run import RunManifest
-from protocol.signing import Signed, SigningKey, open_announced, sign
-from roles.authority import load_authority, refresh_authority
-from roles.follower import TRUST_PATH, Follower
-from roles.node import Node
+from roles.authority_updates import load_authority, refresh_authority
+from roles.node.identity import Node
+from roles.policy.follower import TRUST_PATH, Follower
+from roles.policy.serving import keep_fresh
 from roles.ports import StoreError
-from roles.serving import keep_fresh
 from tests.network.simulation import BEGIN, Log
 from tests.protocol.samples import revision
 from tests.roles.chains import MINER, TRAINER, Chain, changed, make_node, small_run, small_weights

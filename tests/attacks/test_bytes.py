@@ -6,15 +6,16 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from grailnode.founding import fetch_model, open_run
+from grailnode.run.creation import fetch_model, open_run
 from grailnode.store.memory import MemoryStore
-from protocol import limits, paths, safetensors
+from protocol import limits, paths
+from protocol.chain import safetensors
+from protocol.chain.manifest import Head, Manifest, ObjectRef
 from protocol.digest import content_digest
 from protocol.encoding import pack, unpack
 from protocol.errors import ProtocolError
-from protocol.manifest import Head, Manifest, ObjectRef
+from protocol.identity.signing import Envelope, sign
 from protocol.run import FileRef
-from protocol.signing import Envelope, sign
 from roles.participants import listed, participants
 from roles.ports import ObjectInfo, StoreError
 from tests.attacks.target import ROOTS, SECOND, STRANGER, VALIDATOR, Target, attack, holding

@@ -8,17 +8,17 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from grailnode.store.directory import Directory
+from grailnode.store.decorators.routed import Places, RoutedStore
+from grailnode.store.decorators.space_directory import Directory
 from grailnode.store.memory import MemoryStore
-from grailnode.store.routed import Places, RoutedStore
 from protocol import limits, paths
-from protocol.admission import do_work, lottery
-from protocol.ledger import Row, Summary
-from protocol.participant import Role
-from protocol.signing import SigningKey, open_signed, sign
-from roles.node import Node
+from protocol.identity.admission import do_work, lottery
+from protocol.identity.participant import Role
+from protocol.identity.signing import SigningKey, open_signed, sign
+from protocol.judging.ledger import Row, Summary
+from roles.node.identity import Node
 from roles.participants import participants
-from roles.validator.ledger import Ledger
+from roles.validator.ledger_state import Ledger
 from tests.attacks.court import FIRST, Court
 from tests.attacks.target import VALIDATOR, Target, attack
 from tests.protocol import samples

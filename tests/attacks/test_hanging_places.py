@@ -12,9 +12,9 @@ import trio
 from grailnode.store.memory import MemoryStore
 from protocol import limits, paths
 from protocol.errors import ForkError, ProtocolError
-from roles.authority import keep_authority
+from roles.authority_updates import keep_authority
+from roles.policy.serving import keep_fresh
 from roles.ports import StoreError
-from roles.serving import keep_fresh
 from tests.attacks.target import HOUR_MS, SECOND, VALIDATOR, Target, attack, holding
 from tests.network.simulation import BEGIN
 from tests.protocol import samples

@@ -7,12 +7,12 @@ import trio
 
 from protocol import paths
 from protocol.digest import content_digest
-from protocol.ledger import Row
-from protocol.report import Report, canary_key, is_false
-from protocol.signing import SigningKey, open_signed, sign
-from protocol.verdict import Judgement, Reason
+from protocol.identity.signing import SigningKey, open_signed, sign
+from protocol.judging.ledger import Row
+from protocol.judging.report import Report, canary_key, is_false
+from protocol.judging.verdict import Judgement, Reason
 from roles.ports import StoreError
-from roles.trainer.collector import Collector, CollectorSettings
+from roles.trainer.collect.collector import Collector, CollectorSettings
 from roles.trainer.spool import COLLECTED
 from roles.validator.judge import rejected
 from tests.attacks.court import FIRST, SECOND, STRANGER, WINDOW, Court, Silent

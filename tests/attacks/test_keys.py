@@ -7,14 +7,14 @@ import pytest
 import trio
 
 from protocol import paths
-from protocol.admission import Invite, do_work
-from protocol.chain import Trust
+from protocol.chain.verifier import Trust
 from protocol.errors import ProtocolError
-from protocol.signing import SigningKey, sign
-from roles.authority import POLL_SECONDS, keep_authority, refresh_authority
-from roles.follower import TRUST_PATH
-from roles.node import Node
+from protocol.identity.admission import Invite, do_work
+from protocol.identity.signing import SigningKey, sign
+from roles.authority_updates import POLL_SECONDS, keep_authority, refresh_authority
+from roles.node.identity import Node
 from roles.participants import participants
+from roles.policy.follower import TRUST_PATH
 from tests.attacks.target import ROOTS, SECOND, STRANGER, SUCCESSOR, VALIDATOR, Target, attack, holding
 from tests.protocol import samples
 from tests.roles.chains import MINER, TRAINER

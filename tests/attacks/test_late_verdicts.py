@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from protocol.digest import content_digest
-from protocol.verdict import Judgement, Reason
+from protocol.judging.verdict import Judgement, Reason
 from roles.validator.judge import rejected
 from tests.attacks.court import FIRST, SECOND, WINDOW, Court
 from tests.attacks.target import attack

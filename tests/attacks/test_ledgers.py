@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from grailnode.replay import verify_ledger
+from grailnode.observe.recheck import verify_ledger
 from protocol import paths
 from protocol.digest import content_digest
 from protocol.errors import ProtocolError
-from protocol.ledger import Amendment, Summary, scores
+from protocol.judging.ledger import Amendment, Summary, scores
 from roles.ports import NotFoundError
 from tests.attacks.court import FIRST, Court
 from tests.attacks.target import attack

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from protocol import paths
-from protocol.authority import Revision
-from protocol.manifest import Manifest
-from protocol.signing import open_announced, sign
-from roles.authority import refresh_authority
+from protocol.chain.manifest import Manifest
+from protocol.identity.authority import Revision
+from protocol.identity.signing import open_announced, sign
+from roles.authority_updates import refresh_authority
 from roles.participants import participants
 from tests.attacks.target import ROOTS, SECOND, STRANGER, SUCCESSOR, VALIDATOR, Target, attack, holding
 from tests.network.simulation import Log

@@ -1,4 +1,4 @@
-"""Miners that lie about what they will deliver and have delivered, before a validator's docket (roles/validator/docket.py)."""
+"""Miners that lie about what they will deliver and have delivered, before a validator's docket (roles/validator/window_cases.py)."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,11 +8,11 @@ import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol import limits, paths
-from protocol.participant import Announcement
-from protocol.rollout import Commitment, assemble
-from protocol.signing import SigningKey, sign
-from roles.node import Node
-from roles.validator.docket import Docket, Pledges, docket
+from protocol.identity.participant import Announcement
+from protocol.identity.signing import SigningKey, sign
+from protocol.rollout.batch import Commitment, assemble
+from roles.node.identity import Node
+from roles.validator.window_cases import Docket, Pledges, docket
 from tests.attacks.court import FIRST, STRANGER, WINDOW, Court
 from tests.attacks.target import attack
 from tests.network.simulation import Log

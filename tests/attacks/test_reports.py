@@ -1,13 +1,13 @@
-"""Storage that lies to a bystander about reports and verdicts: an alarm, and the rest is still seen (grailnode/observe.py)."""
+"""Storage that lies to a bystander about reports and verdicts: an alarm, and the rest is still seen (grailnode/observe/observer.py)."""
 
 from typing import Any
 
 import pytest
 
-from grailnode.observe import Observer
+from grailnode.observe.observer import Observer
 from protocol import paths
-from protocol.report import Report
-from protocol.signing import SigningKey, sign
+from protocol.identity.signing import SigningKey, sign
+from protocol.judging.report import Report
 from tests.attacks.court import FIRST, SECOND, STRANGER, WINDOW, Court
 from tests.attacks.target import attack
 from tests.protocol import samples

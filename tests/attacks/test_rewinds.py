@@ -7,14 +7,14 @@ import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from protocol.authority import ChainPoint
 from protocol.digest import Weights
 from protocol.errors import ProtocolError
-from protocol.sampling import SamplingParams
-from protocol.signing import SigningKey, sign
-from roles.authority import refresh_authority
+from protocol.identity.authority import ChainPoint
+from protocol.identity.signing import SigningKey, sign
+from protocol.rollout.sampling import SamplingParams
+from roles.authority_updates import refresh_authority
+from roles.policy.serving import keep_fresh, serve
 from roles.ports import EngineError, Forward, Generation, Request, StoreError
-from roles.serving import keep_fresh, serve
 from tests.attacks.target import ROOTS, SECOND, SUCCESSOR, Target, attack, holding
 from tests.attacks.test_hanging_places import Hanging, holding_on
 from tests.roles.chains import TRAINER, changed

@@ -5,13 +5,13 @@ import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from protocol.authority import ChainPoint
-from protocol.chain import Trust
+from protocol.chain.verifier import Trust
 from protocol.errors import ExpiredError, ProtocolError
-from protocol.signing import sign
-from roles.authority import load_authority, refresh_authority
-from roles.follower import TRUST_PATH, Follower
+from protocol.identity.authority import ChainPoint
+from protocol.identity.signing import sign
+from roles.authority_updates import load_authority, refresh_authority
 from roles.participants import participants
+from roles.policy.follower import TRUST_PATH, Follower
 from tests.attacks.target import ROOTS, SECOND, STRANGER, SUCCESSOR, VALIDATOR, Target, attack, holding
 from tests.protocol import samples
 from tests.roles.chains import MINER, TRAINER

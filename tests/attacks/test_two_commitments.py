@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import trio
 
-from protocol.rollout import Group
-from roles.trainer.harvest import Account, Harvest
+from protocol.rollout.batch import Group
+from roles.trainer.learn.training import training_groups
 from roles.trainer.spool import COLLECTED, INBOX
-from roles.trainer.training import training_groups
+from roles.trainer.verified_batch import Account, Harvest
 from tests.attacks.court import FIRST, SECOND, WINDOW, Court
 from tests.attacks.target import attack
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 import trio
 
-from grailnode.replay import verify_ledger
+from grailnode.observe.recheck import verify_ledger
 from grailnode.store.memory import MemoryStore
 from protocol import limits, paths
 from protocol.errors import ProtocolError
-from protocol.ledger import Seal, Witness
-from protocol.signing import SigningKey, open_signed, sign
-from roles.node import Node
+from protocol.identity.signing import SigningKey, open_signed, sign
+from protocol.judging.ledger import Seal, Witness
+from roles.node.identity import Node
 from roles.ports import StoreError
-from roles.validator.ledger import Ledger
+from roles.validator.ledger_state import Ledger
 from roles.validator.reveal import Revealer
 from tests.attacks.court import FIRST, SECOND, STRANGER, WINDOW, Court, Silent
 from tests.attacks.target import attack

@@ -8,8 +8,8 @@ import trio
 
 from protocol import limits, paths
 from protocol.digest import content_digest
-from protocol.rollout import assemble
-from protocol.signing import sign
+from protocol.identity.signing import sign
+from protocol.rollout.batch import assemble
 from tests.attacks.court import FIRST, SECOND, STRANGER, WINDOW, Court, other_prompt
 from tests.attacks.target import attack
 from tests.protocol import samples

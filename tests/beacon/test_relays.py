@@ -7,10 +7,8 @@ import random
 import pytest
 import trio
 
-from grailnode.beacon import Patience, Relay, RelayBeacon, StoreBeacon, publish_rounds
-from grailnode.store.faults import Fault, Link
-from grailnode.store.faulty import FaultyStore
-from grailnode.store.https import HttpsStore, open_client
+from grailnode.beacon.relays import Patience, Relay, RelayBeacon, StoreBeacon, publish_rounds
+from grailnode.store.https.https_store import HttpsStore, open_client
 from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
 from protocol.beacon import LocalKey, open_round
@@ -18,6 +16,8 @@ from roles.ports import BeaconError
 from tests.store.loopback import serve
 from tests.store.served_files import FileServer
 from tests.store_contract import paths
+from tests.support.faults.faulty_store import FaultyStore
+from tests.support.faults.store_faults import Fault, Link
 
 KEY = LocalKey.from_seed(b"a seed for tests alone")
 EPOCH = 1_700_000_000

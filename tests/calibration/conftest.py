@@ -3,7 +3,7 @@
 import pytest
 
 from grailnode.calibration.pairs import Work
-from grailnode.policy import Policy, load_weights
+from grailnode.engine.policy import Policy, load_weights
 from protocol import environments
 from protocol.digest import Weights
 from tests.engine.policies import PARAMS, write_policy

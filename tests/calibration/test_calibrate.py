@@ -7,16 +7,16 @@ import pytest
 import trio
 from click.testing import CliRunner
 
-from grailnode import workspace
 from grailnode.calibration import prompts, proof_file
 from grailnode.calibration.measure import CalibrationError
-from grailnode.calibration.run import calibrate
-from grailnode.calibration.terminal import Options, make_job
-from grailnode.cli import cli
-from grailnode.failures import explain
-from grailnode.founding import Choices, open_run
-from grailnode.policy import Policy
-from grailnode.provisions import ProvisionError
+from grailnode.calibration.procedure import calibrate
+from grailnode.cli.calibrate import Options, make_job
+from grailnode.cli.main import cli
+from grailnode.engine.policy import Policy
+from grailnode.node.user_errors import explain
+from grailnode.run import workspace
+from grailnode.run.creation import Choices, open_run
+from grailnode.run.requirements import ProvisionError
 from protocol import environments
 from tests.environments.tasks import MATH
 from tests.speaking import write_speaking_policy

@@ -18,7 +18,7 @@ from grailnode.calibration.measure import (
     thresholds,
 )
 from grailnode.calibration.pairs import Observed
-from protocol.evidence import bar
+from protocol.judging.evidence import bar
 from protocol.run import ProofSpec
 from tests.calibration.synthetic import COPY, groups
 

@@ -8,7 +8,7 @@ import pytest
 from grailnode.calibration import pairs
 from grailnode.calibration.pairs import Observed, Work, observe
 from grailnode.calibration.variants import Pair, Variant, run_pairs, select
-from grailnode.policy import Policy
+from grailnode.engine.policy import Policy
 from protocol.digest import Weights
 
 BASE = Variant()

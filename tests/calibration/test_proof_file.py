@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from grailnode import genesis, workspace
 from grailnode.calibration import proof_file
 from grailnode.calibration.proof_file import Proof, ProofFileError
-from grailnode.failures import explain
-from grailnode.founding import Choices, open_run
-from grailnode.policy import load_weights
-from grailnode.workspace import WorkspaceError
+from grailnode.engine.policy import PACKAGED_POLICY, load_weights
+from grailnode.node.user_errors import explain
+from grailnode.run import workspace
+from grailnode.run.creation import Choices, open_run
+from grailnode.run.workspace import WorkspaceError
 from protocol.digest import digest_weights
 from tests.engine.policies import write_policy
 
-PACKAGED = genesis.PACKAGED / proof_file.NAME
+PACKAGED = PACKAGED_POLICY / proof_file.NAME
 
 
 def packaged() -> Any:
@@ -26,7 +26,7 @@ def packaged() -> Any:
 def test_the_packaged_policy_has_its_own() -> None:
     proof = proof_file.read(PACKAGED)
     choices = Choices()
-    proof.check(digest_weights(load_weights(genesis.PACKAGED)), choices.temperature, choices.max_tokens)
+    proof.check(digest_weights(load_weights(PACKAGED_POLICY)), choices.temperature, choices.max_tokens)
     assert proof.thresholds.positions == sum(pair.positions for pair in proof.measured.pairs) > 20_000
     assert all(copy.windows == 1.0 for copy in proof.measured.copies if copy.bits <= 4)
     assert proof.measured.window <= choices.groups * choices.audit_ppm / 1_000_000

@@ -9,10 +9,10 @@ import torch
 
 from grailnode.calibration.padding import Padded
 from grailnode.calibration.variants import ALONE, Variant, cross_pairs, run_pairs, select
+from grailnode.engine.causal_model import CausalModel, build
 from grailnode.engine.hf import TransformersModel
-from grailnode.engine.model import CausalModel, build
+from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
-from grailnode.policy import Policy
 from protocol.digest import Weights
 from tests.engine.policies import PARAMS, random_weights, write_policy
 from tests.engine.test_torch_engine import NOISE, requests_of_many_lengths

@@ -7,7 +7,7 @@ from typing import cast
 import click
 import pytest
 
-from grailnode.cli import cli
+from grailnode.cli.main import cli
 from grailnode.config import ConfigError, without_file
 
 Parsed = tuple[str, dict[str, object]]

@@ -16,10 +16,10 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from grailnode.commands import _PROCESSES
+from grailnode.cli.node import _PROCESSES
 from grailnode.config import load
-from grailnode.metrics import serve_metrics
-from grailnode.node_process import lock_state, metrics_port
+from grailnode.node.metrics import serve_metrics
+from grailnode.node.processes import lock_state, metrics_port
 from tests.deployment.commands import parse
 from tests.processes.programs import grailnode
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from grailnode.engine.model import CausalModel, build
+from grailnode.engine.causal_model import CausalModel, build
 from tests.engine.policies import write_policy
 
 
@@ -23,6 +23,6 @@ def model(request: pytest.FixtureRequest, directory: Path) -> CausalModel:
         from grailnode.engine.hf import TransformersModel
 
         return TransformersModel(directory)
-    from grailnode.policy import Policy
+    from grailnode.engine.policy import Policy
 
     return build(Policy.load(directory))

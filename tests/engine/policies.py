@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grailnode import genesis, policy
-from grailnode.engine.model import CausalModel, build
+from grailnode.demo import genesis
+from grailnode.engine import policy
+from grailnode.engine.causal_model import CausalModel, build
+from grailnode.engine.policy import Policy
 from grailnode.engine.torch_engine import TorchEngine
-from grailnode.policy import Policy
-from protocol.sampling import SamplingParams
+from protocol.rollout.sampling import SamplingParams
 
 RECIPE = genesis.Recipe(width=32, layers=2, heads=4, pairs=2, head_size=8, feed_forward=48)
 PARAMS = SamplingParams(temperature=1.0, max_tokens=6, eos=1)

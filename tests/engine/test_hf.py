@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from grailnode.engine.hf import TransformersModel
-from grailnode.policy import PolicyError
+from grailnode.engine.policy import PolicyError
 
 SMALL: dict[str, Any] = {
     "vocab_size": 60,

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from grailnode import policy
-from grailnode.policy import Policy, PolicyError, load_weights
+from grailnode.engine import policy
+from grailnode.engine.policy import Policy, PolicyError, load_weights
 from tests.engine.policies import write_policy
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from grailnode.engine.model import CausalModel
+from grailnode.engine.causal_model import CausalModel
 from grailnode.engine.torch_engine import TorchEngine
 from protocol.digest import Weights
-from protocol.filters import Filters
-from protocol.sampling import SamplingParams, log_probabilities, margins
+from protocol.rollout.filters import Filters
+from protocol.rollout.sampling import SamplingParams, log_probabilities, margins
 from roles.ports import EngineError, Request
 from tests.engine.policies import PARAMS, engine_of, inline, random_weights
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from grailnode.engine.vllm_sampling import SeedBoundLogitsProcessor
-from protocol.filters import Filters
-from protocol.sampling import choose, seed_words
+from protocol.rollout.filters import Filters
+from protocol.rollout.sampling import choose, seed_words
 
 V = 50
 FILTERS = {"grailnode_top_k": 7, "grailnode_top_p": 0.8, "grailnode_min_p": 0.01}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from roles.trainer.replay import TrainingGroup
+from roles.trainer.learn.replay_buffer import TrainingGroup
 
 
 def group(

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from grailnode import genesis
-from grailnode.engine.model import build
-from grailnode.policy import Policy, load_weights
+from grailnode.demo import genesis
+from grailnode.engine.causal_model import build
+from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments
 from protocol.digest import digest_weights
-from protocol.sampling import SamplingParams
+from protocol.rollout.sampling import SamplingParams
 from roles.ports import Request
 from tests.engine.policies import engine_of, finished
 
@@ -20,28 +20,26 @@ TINY = genesis.Recipe(width=16, layers=1, heads=2, pairs=1, head_size=8, feed_fo
 
 
 def test_shipped_files() -> None:
-    files = {path.name: path.stat().st_size for path in genesis.PACKAGED.iterdir()}
+    files = {path.name: path.stat().st_size for path in PACKAGED_POLICY.iterdir()}
     assert set(files) == {"config.json", "tokenizer.json", "model.safetensors", "proof.json"}
     assert sum(files.values()) < 3_000_000
 
 
 def test_shipped_weights() -> None:
-    weights = load_weights(genesis.PACKAGED)
-    assert {name: tuple(tensor.shape) for name, tensor in weights.items()} == build(
-        Policy.load(genesis.PACKAGED)
-    ).shapes
-    assert digest_weights(weights).hex() == SHIPPED_DIGEST, "not what `python -m grailnode.genesis --seed 0` makes"
+    weights = load_weights(PACKAGED_POLICY)
+    assert {name: tuple(tensor.shape) for name, tensor in weights.items()} == build(Policy.load(PACKAGED_POLICY)).shapes
+    assert digest_weights(weights).hex() == SHIPPED_DIGEST, "not what `python -m grailnode.demo.genesis --seed 0` makes"
 
 
 def test_shipped_config_and_tokenizer_are_the_recipe_s() -> None:
-    assert Policy.load(genesis.PACKAGED).config == genesis.Recipe().config()
-    assert (genesis.PACKAGED / "tokenizer.json").read_text() == genesis.tokenizer()
+    assert Policy.load(PACKAGED_POLICY).config == genesis.Recipe().config()
+    assert (PACKAGED_POLICY / "tokenizer.json").read_text() == genesis.tokenizer()
 
 
 def test_shipped_policy_is_undecided() -> None:
     """It forgets to carry more often than not, and knows better often enough to be reinforced."""
-    policy, addition = Policy.load(genesis.PACKAGED), environments.get("addition")
-    engine = finished(engine_of(build(policy), load_weights(genesis.PACKAGED)))
+    policy, addition = Policy.load(PACKAGED_POLICY), environments.get("addition")
+    engine = finished(engine_of(build(policy), load_weights(PACKAGED_POLICY)))
     problems = [addition.held_out(index) for index in range(200)]
     prompts = [policy.tokenizer.encode(problem.prompt) for problem in problems]
     params = SamplingParams(1.0, 5, policy.eos)
@@ -55,7 +53,7 @@ def test_shipped_policy_is_undecided() -> None:
 
 @pytest.mark.parametrize("name", ["addition", "countdown"])
 def test_the_tokenizer_covers(name: str) -> None:
-    tokenizer = Policy.load(genesis.PACKAGED).tokenizer
+    tokenizer = Policy.load(PACKAGED_POLICY).tokenizer
     for index in range(50):
         prompt = environments.get(name).held_out(index).prompt
         assert tokenizer.decode(tokenizer.encode(prompt)) == prompt
@@ -73,7 +71,7 @@ def test_the_corpus_is_the_seed_s_and_keeps_off_the_held_out() -> None:
 
     assert torch.equal(beginning(0), beginning(0))
     assert not torch.equal(beginning(0), beginning(1))
-    addition, tokenizer = environments.get("addition"), Policy.load(genesis.PACKAGED).tokenizer
+    addition, tokenizer = environments.get("addition"), Policy.load(PACKAGED_POLICY).tokenizer
     held_out = {tokenizer.encode(addition.held_out(index).prompt) for index in range(1000)}
     assert not held_out & {tuple(row) for row in beginning(0).tolist()}
 

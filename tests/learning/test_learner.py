@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from grailnode.engine.model import CausalModel, build
-from protocol.filters import Filters
-from protocol.sampling import log_probabilities
-from roles.sequences import pad
-from roles.trainer.learner import Learner, LearnerSettings
-from roles.trainer.loss import LossSettings, advantages
-from roles.trainer.optimizer import AdamWSettings
-from roles.trainer.replay import TrainingGroup
+from grailnode.engine.causal_model import CausalModel, build
+from protocol.rollout.filters import Filters
+from protocol.rollout.sampling import log_probabilities
+from roles.policy.sequences import pad
+from roles.trainer.learn.learner import Learner, LearnerSettings
+from roles.trainer.learn.loss import LossSettings, advantages
+from roles.trainer.learn.optimizer import AdamWSettings
+from roles.trainer.learn.replay_buffer import TrainingGroup
 from tests.engine.policies import random_weights, write_policy
 from tests.learning.groups import group
 

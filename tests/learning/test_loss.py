@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.sampling import log_probabilities
-from roles.trainer.loss import LossSettings, advantages, entropy, policy_loss
+from protocol.rollout.sampling import log_probabilities
+from roles.trainer.learn.loss import LossSettings, advantages, entropy, policy_loss
 
 SETTINGS = LossSettings()
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from roles.trainer.optimizer import AdamW, AdamWSettings
+from roles.trainer.learn.optimizer import AdamW, AdamWSettings
 
 
 def _weights() -> dict[str, torch.Tensor]:

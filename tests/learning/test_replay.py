@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from roles.trainer.replay import Fate, ReplayBuffer, ReplaySettings, TrainingGroup
+from roles.trainer.learn.replay_buffer import Fate, ReplayBuffer, ReplaySettings, TrainingGroup
 from tests.learning.groups import group
 
 

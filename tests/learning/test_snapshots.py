@@ -8,14 +8,14 @@ import torch
 import trio
 from trio.testing import MockClock
 
-from grailnode.founding import Choices
+from grailnode.run.creation import Choices
 from grailnode.store.memory import MemoryStore
-from roles.trainer.learner import Learner, LearnerSettings
-from roles.trainer.optimizer import AdamWSettings
-from roles.trainer.replay import ReplayBuffer, ReplaySettings
-from roles.trainer.snapshot import SnapshotSource
+from roles.trainer.learn.learner import Learner, LearnerSettings
+from roles.trainer.learn.optimizer import AdamWSettings
+from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings
+from roles.trainer.learn.snapshot import SnapshotSource
+from roles.trainer.learn.training import CHECKPOINT, Training, TrainingSettings
 from roles.trainer.spool import get_snapshot, snapshots
-from roles.trainer.training import CHECKPOINT, Training, TrainingSettings
 from tests.learning.groups import group
 from tests.network.simulation import Network
 

@@ -7,18 +7,19 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from grailnode.verification import verify_chain
-from protocol import paths, safetensors
-from protocol.chain import Trust
+from grailnode.observe.chain_check import verify_chain
+from protocol import paths
+from protocol.chain import safetensors
+from protocol.chain.manifest import Head, Manifest
+from protocol.chain.verifier import Trust
 from protocol.digest import content_digest, digest_weights
 from protocol.errors import ProtocolError
-from protocol.manifest import Head, Manifest
-from protocol.rollout import Commitment
-from protocol.signing import Signed, open_signed
-from protocol.verdict import Reason, Verdict
+from protocol.identity.signing import Signed, open_signed
+from protocol.judging.verdict import Reason, Verdict
+from protocol.rollout.batch import Commitment
 from roles.ports import StoreError
-from roles.trainer.harvest import Account, Harvest
 from roles.trainer.spool import COLLECTED, INBOX, OUTBOX, SnapshotName
+from roles.trainer.verified_batch import Account, Harvest
 from tests.network.simulation import BEGIN, key
 from tests.network.storm import CHECKER, STORMY_WINDOWS, WINDOWS, StormyNetwork
 

@@ -11,40 +11,33 @@ from typing import Any
 
 import trio
 
-from grailnode import founding, genesis
-from grailnode.beacon import StoreBeacon, publish_rounds
-from grailnode.clock import TrioClock
+from grailnode.beacon.relays import StoreBeacon, publish_rounds
 from grailnode.demo.cheater import run_cheater
-from grailnode.engine import model as models
-from grailnode.policy import Policy, load_weights
+from grailnode.engine import causal_model as models
+from grailnode.engine.compute import Compute
+from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
+from grailnode.node.clock import TrioClock
+from grailnode.node.settings import TrainerSettings
+from grailnode.node.wiring import make_task, run_collector, run_miner, run_publisher, run_training, run_validator
+from grailnode.run import creation
 from grailnode.store.memory import MemoryStore
-from grailnode.wiring import (
-    Compute,
-    TrainerSettings,
-    make_task,
-    run_collector,
-    run_miner,
-    run_publisher,
-    run_training,
-    run_validator,
-)
 from protocol import paths
 from protocol.beacon import LocalKey
+from protocol.chain.manifest import Head
 from protocol.environments import Sandbox
-from protocol.manifest import Head
+from protocol.identity.signing import Signed, SigningKey, open_signed
 from protocol.run import RunManifest
-from protocol.signing import Signed, SigningKey, open_signed
-from roles.assignment import Task
-from roles.miner.node import MinerSettings
+from roles.miner.miner import MinerSettings
 from roles.miner.produce import HonestProducer
-from roles.node import Node
+from roles.node.identity import Node
+from roles.policy.assignment import Task
 from roles.ports import ObjectStore
-from roles.trainer.collector import CollectorSettings
-from roles.trainer.learner import LearnerSettings
-from roles.trainer.optimizer import AdamWSettings
-from roles.trainer.publisher import PublisherSettings
-from roles.trainer.training import TrainingSettings
-from roles.validator.node import ValidatorSettings
+from roles.trainer.collect.collector import CollectorSettings
+from roles.trainer.learn.learner import LearnerSettings
+from roles.trainer.learn.optimizer import AdamWSettings
+from roles.trainer.learn.training import TrainingSettings
+from roles.trainer.publish.publisher import PublisherSettings
+from roles.validator.validator import ValidatorSettings
 from tests.network import small_policy
 
 BEGIN = 1_750_000_000.0
@@ -86,13 +79,13 @@ class Log:
 BEACON_KEY = LocalKey.from_seed(b"simulated beacon")
 
 
-def draft(choices: founding.Choices, validators: Sequence[str], policy: Path = genesis.PACKAGED) -> RunManifest:
+def draft(choices: creation.Choices, validators: Sequence[str], policy: Path = PACKAGED_POLICY) -> RunManifest:
     """The rules of a simulated run."""
-    return founding.draft(
+    return creation.draft(
         choices,
         policy,
         BEACON_KEY.chain(PERIOD_MS, int(BEGIN * 1000) + 1000),
-        founding.authority(
+        creation.authority(
             choices,
             roots=[key("root").public],
             trainers=[key("trainer").public],
@@ -107,10 +100,10 @@ class Network:
 
     def __init__(
         self,
-        choices: founding.Choices,
+        choices: creation.Choices,
         validators: int = 1,
         quorum: int = 1,
-        policy: Path = genesis.PACKAGED,
+        policy: Path = PACKAGED_POLICY,
         sandbox: Sandbox | None = None,
     ) -> None:
         self.clock = TrioClock(BEGIN)
@@ -123,8 +116,8 @@ class Network:
         self.sandbox = sandbox
         self.compute = Compute(models.build(self.policy))
         self.validators = [f"validator-{number}" for number in range(validators)]
-        manifest = draft(founding.Choices(**{**choices.__dict__, "quorum": quorum}), self.validators, policy)
-        self.signed: Signed[RunManifest] = founding.seal(manifest, key("root"))
+        manifest = draft(creation.Choices(**{**choices.__dict__, "quorum": quorum}), self.validators, policy)
+        self.signed: Signed[RunManifest] = creation.seal(manifest, key("root"))
 
     @property
     def run(self) -> RunManifest:
@@ -164,7 +157,7 @@ class Network:
 
     def amend(self, **changes: Any) -> None:
         """Other rules, before anybody has started."""
-        self.signed = founding.seal(self.run.model_copy(update=changes), key("root"))
+        self.signed = creation.seal(self.run.model_copy(update=changes), key("root"))
 
     def trainer_settings(self, groups_per_step: int = 4, canaries: int = 0, **publisher: Any) -> TrainerSettings:
         """What the simulated trainer's operator decides."""

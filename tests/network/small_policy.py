@@ -9,9 +9,11 @@ rewards are all alike teaches nothing, and then no version would ever follow the
 from pathlib import Path
 from typing import Final
 
-from grailnode import genesis, policy
 from grailnode.calibration import proof_file
 from grailnode.calibration.proof_file import Proof
+from grailnode.demo import genesis
+from grailnode.engine import policy
+from grailnode.engine.policy import PACKAGED_POLICY
 from protocol.digest import digest_weights
 
 DIRECTORY: Final = Path(__file__).parent / "policy"
@@ -36,7 +38,7 @@ def proof(policy_directory: Path) -> Proof:
     own = policy_directory / proof_file.NAME
     if own.is_file():
         return proof_file.read(own)
-    packaged = proof_file.read(genesis.PACKAGED / proof_file.NAME)
+    packaged = proof_file.read(PACKAGED_POLICY / proof_file.NAME)
     digest = digest_weights(policy.load_weights(policy_directory)).hex()
     return packaged.model_copy(update={"measured": packaged.measured.model_copy(update={"policy": digest})})
 

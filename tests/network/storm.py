@@ -13,19 +13,19 @@ from typing import Final
 
 import trio
 
-from grailnode.beacon import StoreBeacon
-from grailnode.founding import Choices
-from grailnode.store.bounded import BoundedStore
-from grailnode.store.faults import Fault, Link, Past
-from grailnode.store.faulty import FaultyStore
-from grailnode.store.retrying import RetryingStore, RetryPolicy
-from grailnode.wiring import run_collector, run_publisher, run_training
-from roles.node import Node
+from grailnode.beacon.relays import StoreBeacon
+from grailnode.node.wiring import run_collector, run_publisher, run_training
+from grailnode.run.creation import Choices
+from grailnode.store.decorators.bounded import BoundedStore
+from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
+from roles.node.identity import Node
 from roles.ports import Clock, ObjectStore, StoreError
 from tests.network import small_policy
 from tests.network.simulation import BEACON_KEY, BEGIN, Log, Network
 from tests.network.tripwire import TrippingStore, Tripwire
 from tests.network.witness import HearsayStore, Told, Witness
+from tests.support.faults.faulty_store import FaultyStore
+from tests.support.faults.store_faults import Fault, Link, Past
 
 STORMY_WINDOWS: Final = 3
 WINDOWS: Final = 7

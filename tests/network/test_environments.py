@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from grailnode import founding, provisions
 from grailnode.engine.torch_engine import TorchEngine
-from grailnode.founding import Choices
+from grailnode.run import creation, requirements
+from grailnode.run.creation import Choices
 from grailnode.sandbox import BubblewrapSandbox
 from protocol import environments, limits, paths
 from protocol.environments import Environment, Problem
 from protocol.environments.base import Limits, SandboxError
 from protocol.errors import MalformedError
-from protocol.ledger import Summary
-from protocol.rollout import Commitment, Group, open_group
-from protocol.signing import open_signed
-from protocol.verdict import Judgement
-from roles.assignment import Task
+from protocol.identity.signing import open_signed
+from protocol.judging.ledger import Summary
+from protocol.judging.verdict import Judgement
+from protocol.rollout.batch import Commitment, Group, open_group
 from roles.miner.produce import HonestProducer
+from roles.policy.assignment import Task
 from roles.ports import StoreError
 from tests.network.simulation import Network, key
 from tests.network.test_network import running, simulate, verdicts
@@ -186,14 +186,14 @@ def test_the_data_file_travels_beside_the_model_and_nothing_else_passes_for_it(
     async def scenario() -> None:
         network = Network(mathematics, policy=tmp_path / "policy")
         run, store, trainer = network.run, network.store, key("trainer").public
-        files = provisions.published(run, mathematics.data)
-        await founding.publish_files(store, trainer, files)
-        assert await founding.fetch_data(store, run, [trainer], tmp_path / "data") == network.data
+        files = requirements.published(run, mathematics.data)
+        await creation.publish_files(store, trainer, files)
+        assert await creation.fetch_data(store, run, [trainer], tmp_path / "data") == network.data
         assert run.data is not None
         path = paths.file(trainer, run.data.digest)
         await store.delete(path)
         assert (
-            await founding.fetch_data(store, run, [trainer], tmp_path / "data") == network.data
+            await creation.fetch_data(store, run, [trainer], tmp_path / "data") == network.data
         )  # kept, and checked again
         kept = tmp_path / "data" / run.data.name
         kept.write_bytes(kept.read_bytes().replace(b"4", b"5"))
@@ -202,7 +202,7 @@ def test_the_data_file_travels_beside_the_model_and_nothing_else_passes_for_it(
         with pytest.raises(
             StoreError, match=r"^data\.jsonl: not the file that the run names, as storage shows it now$"
         ):
-            await founding.fetch_data(store, run, [trainer], tmp_path / "data")
+            await creation.fetch_data(store, run, [trainer], tmp_path / "data")
 
     simulate(scenario)
 

@@ -6,12 +6,13 @@ from functools import cache, partial
 import pytest
 import trio
 
-from grailnode.verification import verify_chain
-from grailnode.wiring import run_publisher, run_training
-from protocol import paths, safetensors
+from grailnode.node.wiring import run_publisher, run_training
+from grailnode.observe.chain_check import verify_chain
+from protocol import paths
+from protocol.chain import safetensors
 from protocol.digest import digest_weights
 from roles.ports import ObjectStore
-from roles.trainer.publisher import PublisherSettings
+from roles.trainer.publish.publisher import PublisherSettings
 from roles.trainer.spool import INBOX, OUTBOX, SnapshotName
 from tests.network import small_policy
 from tests.network.seeded import run_seeded

@@ -8,12 +8,12 @@ import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from protocol.signing import SigningKey
-from protocol.verdict import Reason
+from protocol.identity.signing import SigningKey
+from protocol.judging.verdict import Reason
 from roles.ports import StoreError
-from roles.validator.docket import docket
-from roles.validator.sitting import Desk
-from roles.validator.turns import Standing
+from roles.validator.case_queue import Standing
+from roles.validator.judging_scheduler import Desk
+from roles.validator.window_cases import docket
 from tests.attacks.court import WINDOW
 from tests.attacks.target import attack
 from tests.attacks.test_pledges import Bench

@@ -8,14 +8,14 @@ import trio
 from trio.testing import MockClock
 
 from grailnode.demo.cheater import DUE_REASON, KINDS
-from grailnode.founding import Choices
-from grailnode.observe import Observer, newest_summarized
+from grailnode.observe.chain_check import verify_chain
+from grailnode.observe.observer import Observer, newest_summarized
+from grailnode.run.creation import Choices
 from grailnode.store.memory import MemoryStore
-from grailnode.verification import verify_chain
 from protocol import limits, paths
-from protocol.rollout import Group
-from protocol.signing import SigningKey, open_signed
-from protocol.verdict import Verdict
+from protocol.identity.signing import SigningKey, open_signed
+from protocol.judging.verdict import Verdict
+from protocol.rollout.batch import Group
 from roles.miner.produce import HonestProducer, Turn
 from roles.ports import ObjectInfo, StoreError
 from tests.network.simulation import Network, key

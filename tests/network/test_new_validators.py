@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from grailnode import revising
-from grailnode.founding import Choices
+from grailnode.run import authority_drafts
+from grailnode.run.creation import Choices
 from protocol import paths
-from roles.authority import refresh_authority
+from roles.authority_updates import refresh_authority
 from tests.network.simulation import Network, key
 from tests.network.test_network import running, simulate
 from tests.network.test_oversight import summaries
@@ -18,7 +18,7 @@ async def decree(network: Network, **changes: Any) -> None:
     """A revision by the root."""
     founder = network.node("founder")
     await refresh_authority(founder)
-    draft = revising.propose(founder.revisions, "", **changes).signed_by(key("root"))
+    draft = authority_drafts.propose(founder.revisions, "", **changes).signed_by(key("root"))
     await network.store.put(paths.revision(founder.run_id, draft.revision.number), draft.envelope())
 
 
@@ -27,7 +27,7 @@ def test_a_validator_that_comes_later_judges_and_then_both_must_accept():
         network = Network(CHOICES)
         async with running(network) as nursery:
             await network.until_window(3)
-            await decree(network, **revising.granted(network.run.authority, key(LATER).public, "validator"))
+            await decree(network, **authority_drafts.granted(network.run.authority, key(LATER).public, "validator"))
             nursery.start_soon(network.run_validator, LATER)
             await network.until_window(7)
             await decree(network, quorum=2)

@@ -8,24 +8,26 @@ from typing import Any
 import pytest
 import trio
 
-from grailnode.canary import CanaryProducer
-from grailnode.founding import Choices
-from grailnode.observe import Observer
-from grailnode.replay import Which, replay, verify_ledger
-from grailnode.wiring import make_engine, run_miner, run_validator
-from protocol import challenge, limits, paths
+from grailnode.engine.compute import make_engine
+from grailnode.node.canary import CanaryProducer
+from grailnode.node.wiring import run_miner, run_validator
+from grailnode.observe.observer import Observer
+from grailnode.observe.recheck import Which, replay, verify_ledger
+from grailnode.run.creation import Choices
+from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.errors import ProtocolError
-from protocol.ledger import Row, Seal, Summary, Witness, balances, scores
-from protocol.report import Report, canary_key
-from protocol.rollout import Group
-from protocol.signing import open_signed, sign
-from protocol.verdict import Reason, Verdict
-from roles.follower import Follower
-from roles.miner.node import Miner, MinerSettings
+from protocol.identity.signing import open_signed, sign
+from protocol.judging.ledger import Row, Seal, Summary, Witness, balances, scores
+from protocol.judging.report import Report, canary_key
+from protocol.judging.verdict import Reason, Verdict
+from protocol.rollout import challenge
+from protocol.rollout.batch import Group
+from roles.miner.miner import Miner, MinerSettings
 from roles.miner.produce import HonestProducer, Turn
+from roles.policy.follower import Follower
 from roles.ports import NotFoundError
-from roles.validator.node import ValidatorSettings
+from roles.validator.validator import ValidatorSettings
 from tests.network.simulation import Network, key
 from tests.network.test_network import running, simulate, verdicts
 from tests.network.test_spaces_that_fail import Unreachable
@@ -63,7 +65,7 @@ class Choosy(Miner):
 async def run_choosy(network: Network) -> None:
     """A miner that picks and chooses, for ever."""
     node = network.node("choosy")
-    engine = make_engine(node, network.compute)
+    engine = make_engine(network.compute, node.run_sync)
     producer = HonestProducer(network.task(node), engine)
     settings = MinerSettings(groups=4, chunk=4, share=0.7, poll_seconds=0.2)
     await Choosy(node, await Follower.open(node), engine, producer, settings).run()

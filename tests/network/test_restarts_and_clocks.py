@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import trio
 
-from grailnode.clock import TrioClock
+from grailnode.node.clock import TrioClock
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from protocol.ledger import Seal
-from protocol.signing import open_signed
-from roles.node import Node
+from protocol.identity.signing import open_signed
+from protocol.judging.ledger import Seal
+from roles.node.identity import Node
 from roles.ports import ObjectStore
 from tests.network.simulation import BEGIN, Network, key
 from tests.network.test_network import CHOICES, simulate

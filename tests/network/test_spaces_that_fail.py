@@ -9,10 +9,10 @@ import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from roles.node import Node
+from roles.node.identity import Node
 from roles.ports import ObjectInfo, ObjectStore, StoreError
-from roles.trainer.harvest import Account
 from roles.trainer.spool import COLLECTED
+from roles.trainer.verified_batch import Account
 from tests.network.simulation import Network, key
 from tests.network.test_network import CHOICES, running, simulate, verdicts
 

@@ -6,10 +6,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from grailnode.founding import Choices
+from grailnode.observe.chain_check import verify_chain
+from grailnode.run.creation import Choices
 from grailnode.store.memory import MemoryStore
-from grailnode.verification import verify_chain
-from roles.trainer.fencing import FencedError
+from roles.trainer.publish.fencing import FencedError
 from tests.network.simulation import Network
 
 CHOICES = Choices(groups=4, group_size=8)

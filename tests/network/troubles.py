@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from grailnode.store.faults import Fault, Link
 from tests.network.storm import TRAINER, Cut, Jump, Weather
+from tests.support.faults.store_faults import Fault, Link
 
 _PROCESSES: Final = (*TRAINER, "miner-1", "validator-0")
 _HOUR: Final = 3600.0

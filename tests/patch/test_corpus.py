@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from bench.fuzz import parsers
-from protocol import patch, safetensors
+from protocol import patch
+from protocol.chain import safetensors
 from protocol.digest import digest_weights
 from protocol.errors import ProtocolError
 

@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protocol.patch import rans
-from protocol.patch.model import MAX_CODE, weight_of
-from protocol.patch.room import OutOfRoomError
+from protocol.patch.bounded_buffer import OutOfRoomError
+from protocol.patch.context_model import MAX_CODE, weight_of
 from protocol.patch.sparse import Workspace, encode_sparse, read_directory
 from protocol.patch.values import bits_of, layout_of, ordered, unordered
 from tests.patch import reference

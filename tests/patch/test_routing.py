@@ -7,7 +7,7 @@ import zstandard
 
 from protocol import patch
 from protocol.patch import Mode
-from protocol.patch.few import MAX_FEW, encode_few
+from protocol.patch.small_changes import MAX_FEW, encode_few
 from protocol.patch.sparse import Workspace, encode_sparse
 from protocol.patch.values import bits_of, layout_of
 from tests.patch.weights import rounded_update, same_bits

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import trio
 
-from grailnode import workspace
 from grailnode.config import load
-from grailnode.founding import Choices
+from grailnode.run import workspace
+from grailnode.run.creation import Choices
 from grailnode.store.local import LocalStore
-from protocol.manifest import Head, Manifest
-from protocol.signing import open_announced
+from protocol.chain.manifest import Head, Manifest
+from protocol.identity.signing import open_announced
 from roles.trainer.spool import INBOX
 from tests.processes.programs import Program, eventually, members
 from tests.roles.harvests import GROUPS, harvest

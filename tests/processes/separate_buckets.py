@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from grailnode.store.s3_session import S3Credentials
-from grailnode.workspace import Workspace
+from grailnode.run.workspace import Workspace
+from grailnode.store.s3.s3_session import S3Credentials
 from tests.processes.programs import Program
 from tests.store.rclone import serving
 

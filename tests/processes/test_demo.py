@@ -3,7 +3,7 @@
 import tempfile
 from pathlib import Path
 
-from grailnode.report import read_report
+from grailnode.ui.report import read_report
 from tests.processes.programs import Program, eventually, grailnode, members
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from grailnode import workspace
-from grailnode.founding import Choices
-from protocol.participant import Announcement
-from protocol.signing import open_announced
+from grailnode.run import workspace
+from grailnode.run.creation import Choices
+from protocol.identity.participant import Announcement
+from protocol.identity.signing import open_announced
 from tests.processes.programs import eventually, grailnode
 from tests.processes.separate_buckets import Machines, serving_buckets
 

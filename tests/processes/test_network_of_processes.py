@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from grailnode import genesis, workspace
-from grailnode.founding import Choices
+from grailnode.engine.policy import PACKAGED_POLICY
+from grailnode.run import workspace
+from grailnode.run.creation import Choices
 from tests.processes.programs import Program, eventually, grailnode, members
 
 CHOICES = Choices(group_size=8, groups=6)
@@ -21,7 +22,7 @@ PACE = workspace.Pace(period_ms=250, groups_per_step=4, groups=6, evaluation_pro
 class Site:
     """A run's directory and the programs started on it."""
 
-    def __init__(self, directory: Path, choices: Choices = CHOICES, policy: Path = genesis.PACKAGED) -> None:
+    def __init__(self, directory: Path, choices: Choices = CHOICES, policy: Path = PACKAGED_POLICY) -> None:
         self.made = workspace.create(directory, choices, PACE, policy=policy)
         self.programs: dict[str, Program] = {}
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from grailnode.founding import Choices
+from grailnode.run.creation import Choices
 from grailnode.sandbox import BubblewrapSandbox
 from protocol import paths
-from protocol.signing import open_announced
-from protocol.verdict import Verdict
+from protocol.identity.signing import open_announced
+from protocol.judging.verdict import Verdict
 from tests.processes import programs
 from tests.processes.programs import Program, eventually, grailnode, members
 from tests.processes.test_network_of_processes import Site

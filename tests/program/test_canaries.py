@@ -6,22 +6,22 @@ from typing import Literal
 import pytest
 import trio
 
-from grailnode import founding, workspace
-from grailnode.authority_commands import admit_key
-from grailnode.commands import check_start, open_config
+from grailnode.cli.authority_verbs import admit_key
+from grailnode.cli.node import check_start, open_config
 from grailnode.config import Config, ConfigError
-from grailnode.node_process import make_canary, make_node
-from grailnode.telemetry import Telemetry
+from grailnode.node.processes import make_canary, make_node
+from grailnode.node.telemetry import Telemetry
+from grailnode.run import creation, workspace
 from protocol import paths
-from protocol.authority import OPEN
-from protocol.signing import sign
-from roles.authority import refresh_authority
+from protocol.identity.authority import OPEN
+from protocol.identity.signing import sign
+from roles.authority_updates import refresh_authority
 from roles.participants import participants
 
 
 def trainer(tmp_path: Path, policy: Literal["open", "allowlist", "invite"]) -> tuple[str, Config]:
     """A run with this admission, and the configuration of a trainer with a canary."""
-    choices = founding.Choices(admission=OPEN.model_copy(update={"policy": policy}))
+    choices = creation.Choices(admission=OPEN.model_copy(update={"policy": policy}))
     made = workspace.create(tmp_path, choices, workspace.Pace())
     run = str(made.directory / "run.toml")
     return run, open_config(run, ("trainer.canaries=1",))

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from grailnode import workspace
-from grailnode.config import ConfigError, load, miner_settings, trainer_settings
-from grailnode.founding import Choices
-from protocol.sampling import SamplingParams
+from grailnode.config import ConfigError, load
+from grailnode.node.settings import miner_settings, trainer_settings
+from grailnode.run import workspace
+from grailnode.run.creation import Choices
+from protocol.rollout.sampling import SamplingParams
 
 SAMPLING = SamplingParams(1.0, 8, 1)
 

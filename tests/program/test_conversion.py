@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from protocol import patch, safetensors
+from protocol import patch
+from protocol.chain import safetensors
 from protocol.digest import digest_weights
 from tests.processes.programs import grailnode
 from tests.roles.chains import changed, small_weights

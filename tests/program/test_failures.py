@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from grailnode.failures import explain, passing
-from grailnode.telemetry import Telemetry
+from grailnode.node.telemetry import Telemetry
+from grailnode.node.user_errors import explain, passing
 from protocol.errors import MalformedError
 from roles.ports import StoreError
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from grailnode import keys, revising
-from grailnode.authority_commands import sign_draft
-from grailnode.cli import cli
-from grailnode.failures import explain
-from grailnode.files import NewFiles, write_whole
-from protocol.authority import Revisions
+from grailnode.cli.authority_verbs import sign_draft
+from grailnode.cli.main import cli
+from grailnode.node.user_errors import explain
+from grailnode.run import authority_drafts, key_files
+from grailnode.run.files import NewFiles, write_whole
+from protocol.identity.authority import Revisions
 from tests.protocol import samples
 from tests.protocol.samples import RUN_ID
 
@@ -53,10 +53,10 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path):
 
 def test_a_key_that_could_not_be_written_is_not_in_the_way(tmp_path: Path):
     path = tmp_path / "miner-1.key"
-    with room_for(10), pytest.raises(keys.KeyFileError, match=r"miner-1\.key: cannot be written"):
-        keys.create(path)
+    with room_for(10), pytest.raises(key_files.KeyFileError, match=r"miner-1\.key: cannot be written"):
+        key_files.create(path)
     assert not path.exists()
-    keys.create(path)
+    key_files.create(path)
 
 
 def test_what_a_failed_command_wrote_is_gone_and_what_was_there_before_is_not(tmp_path: Path):
@@ -107,10 +107,10 @@ def test_an_init_whose_last_file_fails_leaves_no_run_behind(tmp_path: Path, argu
 
 def test_a_draft_survives_a_signature_that_there_is_no_room_for(tmp_path: Path):
     draft, key = tmp_path / "revision-1.draft", tmp_path / "root.key"
-    write_whole(draft, revising.propose(Revisions(RUN_ID, samples.authority()), "").to_bytes())
-    keys.create(key)
+    write_whole(draft, authority_drafts.propose(Revisions(RUN_ID, samples.authority()), "").to_bytes())
+    key_files.create(key)
     with room_for(0), pytest.raises(OSError, match="File too large"):
         sign_draft(draft, key)
-    assert not revising.read_draft(draft).signatures
+    assert not authority_drafts.read_draft(draft).signatures
     sign_draft(draft, key)
-    assert len(revising.read_draft(draft).signatures) == 1
+    assert len(authority_drafts.read_draft(draft).signatures) == 1

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from grailnode import workspace
+from grailnode.cli.init import Judges, init_run
 from grailnode.config import load
-from grailnode.founding import Choices, open_run
-from grailnode.founding_commands import Judges, init_run
-from grailnode.storage import Storage
-from grailnode.telemetry import Telemetry
+from grailnode.node.stores import Storage
+from grailnode.node.telemetry import Telemetry
+from grailnode.run import workspace
+from grailnode.run.creation import Choices, open_run
 from protocol.beacon import quicknet
+from protocol.identity.signing import SigningKey
 from protocol.run import RunManifest
-from protocol.signing import SigningKey
 from tests.processes.programs import grailnode
 
 STRANGER = SigningKey(b"s" * 32).public.hex()

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from grailnode import workspace
-from grailnode.commands import open_config
+from grailnode.cli.node import open_config
 from grailnode.config import ConfigError
-from grailnode.founding import Choices
-from grailnode.node_process import make_spectator
+from grailnode.node.processes import make_spectator
+from grailnode.run import workspace
+from grailnode.run.creation import Choices
 from protocol import paths
 from protocol.errors import ProtocolError
 from roles.ports import NotFoundError

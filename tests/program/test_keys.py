@@ -6,24 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from grailnode import keys
+from grailnode.run import key_files
 
 
 def test_a_key_is_made_once_for_its_owner_alone(tmp_path: Path):
     path = tmp_path / "keys" / "miner.key"
-    made = keys.read_or_create(path)
+    made = key_files.read_or_create(path)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert keys.read_or_create(path).public == made.public
-    with pytest.raises(keys.KeyFileError, match="there is a key already"):
-        keys.create(path)
+    assert key_files.read_or_create(path).public == made.public
+    with pytest.raises(key_files.KeyFileError, match="there is a key already"):
+        key_files.create(path)
 
 
 def test_a_key_that_others_may_read_is_refused_with_the_remedy(tmp_path: Path):
     path = tmp_path / "a.key"
-    keys.create(path)
+    key_files.create(path)
     path.chmod(0o640)
-    with pytest.raises(keys.KeyFileError, match="chmod 600"):
-        keys.read(path)
+    with pytest.raises(key_files.KeyFileError, match="chmod 600"):
+        key_files.read(path)
 
 
 @pytest.mark.parametrize("text", ["", "zz", "00" * 31, "00" * 33])
@@ -31,13 +31,13 @@ def test_what_is_no_key_is_refused(tmp_path: Path, text: str):
     path = tmp_path / "a.key"
     path.write_text(text)
     path.chmod(0o600)
-    with pytest.raises(keys.KeyFileError, match="not a key"):
-        keys.read(path)
+    with pytest.raises(key_files.KeyFileError, match="not a key"):
+        key_files.read(path)
 
 
 def test_a_key_never_shows_its_secret(tmp_path: Path):
-    secret = keys.create(tmp_path / "a.key")
-    key = keys.read_or_create(tmp_path / "a.key")
+    secret = key_files.create(tmp_path / "a.key")
+    key = key_files.read_or_create(tmp_path / "a.key")
     assert secret.hex() not in repr(key)
 
 
@@ -45,16 +45,16 @@ def test_a_key_never_shows_its_secret(tmp_path: Path):
 def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, make: Callable[[Path], None]):
     path = tmp_path / "a.key"
     make(path)
-    with pytest.raises(keys.KeyFileError, match=r"a\.key: not a regular file"):
-        keys.read_or_create(path)
+    with pytest.raises(key_files.KeyFileError, match=r"a\.key: not a regular file"):
+        key_files.read_or_create(path)
 
 
 def test_a_directory_of_keys_is_listed_in_order_and_one_that_cannot_be_read_is_told(tmp_path: Path):
     folder = tmp_path / "keys"
-    assert keys.listed(folder) == []
+    assert key_files.listed(folder) == []
     for name in ("b.key", "a.key"):
-        keys.create(folder / name)
+        key_files.create(folder / name)
     (folder / "a.invite").write_text("")
-    assert keys.listed(folder) == [folder / "a.key", folder / "b.key"]
-    with pytest.raises(keys.KeyFileError, match=r"a\.key: cannot be listed"):
-        keys.listed(folder / "a.key")
+    assert key_files.listed(folder) == [folder / "a.key", folder / "b.key"]
+    with pytest.raises(key_files.KeyFileError, match=r"a\.key: cannot be listed"):
+        key_files.listed(folder / "a.key")

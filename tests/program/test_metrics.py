@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from grailnode.config import ConfigError
-from grailnode.metrics import serve_metrics
-from grailnode.telemetry import Telemetry
+from grailnode.node.metrics import serve_metrics
+from grailnode.node.telemetry import Telemetry
 
 pytestmark = pytest.mark.trio
 

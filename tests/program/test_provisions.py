@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from grailnode import genesis, provisions, workspace
 from grailnode.config import load
-from grailnode.founding import Choices, open_run
-from grailnode.node_process import data_file
-from grailnode.policy import Policy
-from grailnode.provisions import ProvisionError
+from grailnode.engine.policy import PACKAGED_POLICY, Policy
+from grailnode.node.processes import data_file
+from grailnode.run import requirements, workspace
+from grailnode.run.creation import Choices, open_run
+from grailnode.run.requirements import ProvisionError
 from protocol import environments, limits
 from protocol.environments.base import SandboxError
 from protocol.run import RunManifest
@@ -34,18 +34,18 @@ def data(tmp_path: Path) -> Path:
 
 def refused(environment: str, data: Path | None, policy: Policy, max_tokens: int = 64) -> str:
     with pytest.raises(ProvisionError) as raised:
-        provisions.check(environment, data, policy, max_tokens)
+        requirements.check(environment, data, policy, max_tokens)
     assert "\n" not in str(raised.value)
     return str(raised.value)
 
 
 def test_files_that_ship_with_the_program_serve(reader: Policy, data: Path) -> None:
-    found = provisions.check("math", data, reader, 64)
+    found = requirements.check("math", data, reader, 64)
     assert found is not None
     assert len(found.problems) == len(MATH.splitlines())
     data.write_bytes(CODE)
-    assert provisions.check("code-3.11", data, reader, 64) is not None
-    assert provisions.check("sat", None, reader, 8) is None
+    assert requirements.check("code-3.11", data, reader, 64) is not None
+    assert requirements.check("sat", None, reader, 8) is None
 
 
 def test_a_file_too_many_or_too_few(reader: Policy, data: Path) -> None:
@@ -67,7 +67,7 @@ def test_files_that_cannot_be_read(reader: Policy, data: Path, tmp_path: Path) -
 
 def test_prompts_that_the_policy_cannot_read_or_has_no_room_for(reader: Policy, data: Path) -> None:
     assert "has characters that the policy's tokenizer does not know; give a policy that reads text" in refused(
-        "math", data, Policy.load(genesis.PACKAGED)
+        "math", data, Policy.load(PACKAGED_POLICY)
     )
     assert "and with completions of up to 2000 the policy has room for 48" in refused("math", data, reader, 2000)
     assert "has room for 0;" in refused("math", data, reader, 5000)
@@ -82,15 +82,15 @@ def test_a_run_keeps_the_data_file_that_it_names(reader: Policy, data: Path, tmp
     run = open_run((made.directory / "run.manifest").read_bytes()).record
     own = data_file(load(made.config))
     assert own == made.directory / "data.jsonl"
-    assert provisions.published(run, own) == {"data.jsonl": MATH}
+    assert requirements.published(run, own) == {"data.jsonl": MATH}
     with pytest.raises(ProvisionError, match=r"^this run has a data file, .*: set \[trainer\] data$"):
-        provisions.published(run, None)
+        requirements.published(run, None)
     own.write_bytes(MATH + b"\n")
     with pytest.raises(ProvisionError, match=r"data\.jsonl: not the data file of this run .*: put the original back"):
-        provisions.published(run, own)
+        requirements.published(run, own)
     own.unlink()
     with pytest.raises(ProvisionError, match="cannot be read"):
-        provisions.published(run, own)
+        requirements.published(run, own)
 
 
 def test_nothing_is_written_for_a_run_that_cannot_be(data: Path, tmp_path: Path) -> None:
@@ -100,21 +100,21 @@ def test_nothing_is_written_for_a_run_that_cannot_be(data: Path, tmp_path: Path)
 
 
 def test_runs_without_data_need_none() -> None:
-    assert provisions.published(run_manifest(), None) == {}
-    assert provisions.reference(None) is None
-    assert provisions.open_sandbox(run_manifest(environment="sat")) is None
+    assert requirements.published(run_manifest(), None) == {}
+    assert requirements.reference(None) is None
+    assert requirements.open_sandbox(run_manifest(environment="sat")) is None
 
 
 def test_a_sandbox_that_cannot_be_had_refuses_the_run(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    run = run_manifest(environment="code-3.11", data=provisions.reference(data))
+    run = run_manifest(environment="code-3.11", data=requirements.reference(data))
     with pytest.raises(SandboxError, match="no bwrap on the PATH: install bubblewrap"):
-        provisions.open_sandbox(run)
+        requirements.open_sandbox(run)
 
 
 def test_an_environment_of_a_later_program(data: Path) -> None:
-    later: RunManifest = run_manifest(environment="chess", data=provisions.reference(data))
+    later: RunManifest = run_manifest(environment="chess", data=requirements.reference(data))
     with pytest.raises(ProvisionError, match=f"unknown environment 'chess'; there are: {environments.names[0]}, "):
-        provisions.open_sandbox(later)
+        requirements.open_sandbox(later)

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 import trio
 
-from grailnode import workspace
 from grailnode.config import Config, ConfigError, load
-from grailnode.credentials import CredentialsError, read_credentials
-from grailnode.founding import Choices
-from grailnode.node_process import make_node, make_spectator
-from grailnode.storage import Storage
-from grailnode.store.refused import RefusedError
-from grailnode.telemetry import Telemetry
+from grailnode.node.processes import make_node, make_spectator
+from grailnode.node.stores import Storage
+from grailnode.node.telemetry import Telemetry
+from grailnode.run import workspace
+from grailnode.run.creation import Choices
+from grailnode.store.credentials import CredentialsError, read_credentials
+from grailnode.store.permanent_error import RefusedError
 from protocol import paths
-from roles.node import Node
+from roles.node.identity import Node
 from tests.roles.chains import PunctualBeacon
 
 FILE = "[default]\naws_access_key_id = AK\naws_secret_access_key = secret%word\n"

@@ -5,19 +5,19 @@ from typing import Any
 
 import torch
 
-from protocol.admission import Invite, Work
-from protocol.authority import OPEN, Admission, Authority, ChainPoint, Revision
 from protocol.beacon import ChainInfo
-from protocol.chain import Trust
+from protocol.chain.manifest import Head, Manifest, ObjectRef, PatchRef, TensorRow
+from protocol.chain.verifier import Trust
 from protocol.encoding import Record
-from protocol.ledger import Amendment, Evaluation, Row, Seal, Summary, Witness
-from protocol.manifest import Head, Manifest, ObjectRef, PatchRef, TensorRow
-from protocol.participant import Announcement
-from protocol.report import Deception, Disagreement, Report
-from protocol.rollout import Commitment, Group, Rollout, pack_tokens
+from protocol.identity.admission import Invite, Work
+from protocol.identity.authority import OPEN, Admission, Authority, ChainPoint, Revision
+from protocol.identity.participant import Announcement
+from protocol.identity.signing import Envelope, Signature, SigningKey
+from protocol.judging.ledger import Amendment, Evaluation, Row, Seal, Summary, Witness
+from protocol.judging.report import Deception, Disagreement, Report
+from protocol.judging.verdict import Judgement, Verdict
+from protocol.rollout.batch import Commitment, Group, Rollout, pack_tokens
 from protocol.run import FileRef, ModelSpec, ProofSpec, RunManifest, SamplingSpec, ScoringSpec
-from protocol.signing import Envelope, Signature, SigningKey
-from protocol.verdict import Judgement, Verdict
 from protocol.window import Schedule
 
 # Quicknet's public key: a point of the curve that every implementation of the beacon knows.

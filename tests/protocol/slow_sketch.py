@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.challenge import stream
+from protocol.rollout.challenge import stream
 
 Array = NDArray[np.float64]
 

@@ -5,10 +5,19 @@ from typing import Any, ClassVar
 import pytest
 
 from protocol import limits
-from protocol.admission import CREDENTIALS, Gate, Invite, Work, do_work, leading_zero_bits, lottery, work_digest
 from protocol.errors import AdmissionError, MalformedError, ProtocolError
-from protocol.participant import Announcement
-from protocol.signing import SigningKey, sign
+from protocol.identity.admission import (
+    CREDENTIALS,
+    Gate,
+    Invite,
+    Work,
+    do_work,
+    leading_zero_bits,
+    lottery,
+    work_digest,
+)
+from protocol.identity.participant import Announcement
+from protocol.identity.signing import SigningKey, sign
 from tests.protocol import samples
 from tests.protocol.samples import MINER, ROOT, RUN_ID, TRAINER, VALIDATOR
 

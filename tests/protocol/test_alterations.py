@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from protocol.chain import Trust
+from protocol.chain.verifier import Trust
 from protocol.digest import content_digest
 from protocol.encoding import Record, pack, unpack
 from protocol.errors import LimitError, MalformedError, ProtocolError, SignatureError
-from protocol.rollout import Commitment, Group, assemble, open_group
-from protocol.signing import Envelope, open_signed, sign
+from protocol.identity.signing import Envelope, open_signed, sign
+from protocol.rollout.batch import Commitment, Group, assemble, open_group
 from tests.protocol import samples
 from tests.protocol.samples import MINER, VALIDATOR
 

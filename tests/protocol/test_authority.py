@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from protocol.authority import Authority, ChainPoint, Revision, Revisions
-from protocol.chain import ChainVerifier
+from protocol.chain.verifier import ChainVerifier
 from protocol.digest import content_digest
 from protocol.errors import ChainError, ForkError, GapError, ProtocolError, RollbackError, SignatureError
-from protocol.signing import Envelope, SigningKey, sign
+from protocol.identity.authority import Authority, ChainPoint, Revision, Revisions
+from protocol.identity.signing import Envelope, SigningKey, sign
 from tests.protocol import samples
 from tests.protocol.samples import MINER, ROOT, RUN_ID, TRAINER, VALIDATOR, authority, revision
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.chain import ChainVerifier, Plan, Trust
+from protocol.chain.manifest import Manifest
+from protocol.chain.verifier import ChainVerifier, Plan, Trust
 from protocol.digest import content_digest
 from protocol.errors import (
     ChainError,
@@ -20,8 +21,7 @@ from protocol.errors import (
     RollbackError,
     SignatureError,
 )
-from protocol.manifest import Manifest
-from protocol.signing import SigningKey, sign
+from protocol.identity.signing import SigningKey, sign
 from tests.protocol import samples
 from tests.protocol.samples import MINER, RUN_ID, TRAINER
 

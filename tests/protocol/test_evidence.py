@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.evidence import (
+from protocol.judging.evidence import (
     LARGEST_MARGIN,
     MOST_SURPRISE,
     Counts,

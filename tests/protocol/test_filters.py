@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from protocol import sampling
-from protocol.filters import Filters, allowed, possibly_allowed, surely_allowed
+from protocol.rollout import sampling
+from protocol.rollout.filters import Filters, allowed, possibly_allowed, surely_allowed
 from tests.protocol.test_sampling import seeds
 
 FILTERS = [Filters(top_k=4), Filters(top_p=0.9), Filters(min_p=0.1), Filters(top_k=6, top_p=0.8, min_p=0.05)]

@@ -10,22 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import paths, safetensors
-from protocol.admission import Invite, Work
-from protocol.authority import Revision, Revisions
-from protocol.chain import Trust
+from protocol import paths
+from protocol.chain import safetensors
+from protocol.chain.manifest import Head, Manifest
+from protocol.chain.verifier import Trust
 from protocol.compression import decompress
 from protocol.encoding import Record, unpack
 from protocol.errors import ProtocolError
-from protocol.ledger import Seal, Summary, Witness
-from protocol.manifest import Head, Manifest
-from protocol.participant import Announcement
-from protocol.report import Report
-from protocol.rollout import Commitment, Group, assemble, open_group
+from protocol.identity.admission import Invite, Work
+from protocol.identity.authority import Revision, Revisions
+from protocol.identity.participant import Announcement
+from protocol.identity.signing import Envelope, open_announced, open_signed, sign
+from protocol.judging.ledger import Seal, Summary, Witness
+from protocol.judging.report import Report
+from protocol.judging.verdict import Verdict
+from protocol.rollout.batch import Commitment, Group, assemble, open_group
+from protocol.rollout.sketch import distances
 from protocol.run import RunManifest
-from protocol.signing import Envelope, open_announced, open_signed, sign
-from protocol.sketch import distances
-from protocol.verdict import Verdict
 from tests.protocol import samples
 
 Parser = Callable[[bytes], object]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.bounded_json import MAX_DEPTH, parse
 from protocol.errors import MalformedError
-from protocol.jsontext import MAX_DEPTH, parse
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

@@ -7,8 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from protocol.evidence import Counts
-from protocol.ledger import Amendment, Evaluation, Row, Summary, balances, clean_windows, histories, scores, shares
+from protocol.judging.evidence import Counts
+from protocol.judging.ledger import (
+    Amendment,
+    Evaluation,
+    Row,
+    Summary,
+    balances,
+    clean_windows,
+    histories,
+    scores,
+    shares,
+)
 from protocol.run import ScoringSpec
 from tests.protocol import samples
 from tests.protocol.samples import MINER, SCORING, TRAINER, judgement, rejected, row, summary, verdict

@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from protocol import limits
+from protocol.chain.manifest import Manifest, tensor_table
 from protocol.errors import MalformedError
-from protocol.manifest import Manifest, tensor_table
 from tests.protocol import samples
 
 

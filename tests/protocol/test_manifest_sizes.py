@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from protocol import limits
+from protocol.chain.manifest import Manifest, ObjectRef, PatchRef
 from protocol.errors import MalformedError
-from protocol.manifest import Manifest, ObjectRef, PatchRef
 from tests.protocol import samples
 
 WEIGHTS = 6 * 2 + 4  # bytes of the tensors of samples.TABLE

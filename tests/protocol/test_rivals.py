@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from protocol import sampling
+from protocol.rollout import sampling
 from tests.protocol.test_sampling import seeds
 
 LENGTHS = (13, 0, 1, 34)

@@ -12,7 +12,7 @@ from protocol.compression import compress
 from protocol.digest import content_digest
 from protocol.encoding import pack, unpack
 from protocol.errors import LimitError, MalformedError, ProtocolError
-from protocol.rollout import Commitment, Group, Rollout, assemble, open_group, pack_tokens, unpack_tokens
+from protocol.rollout.batch import Commitment, Group, Rollout, assemble, open_group, pack_tokens, unpack_tokens
 from tests.protocol import samples
 
 TOKENS = st.lists(st.integers(0, (1 << 32) - 1), max_size=20)

@@ -6,10 +6,10 @@ import pytest
 from pydantic import ValidationError
 
 from protocol import environments, limits
-from protocol.participant import Announcement
+from protocol.identity.participant import Announcement
+from protocol.identity.signing import open_signed, sign
+from protocol.rollout.sampling import SamplingParams
 from protocol.run import FileRef, ModelSpec, RunManifest
-from protocol.sampling import SamplingParams
-from protocol.signing import open_signed, sign
 from tests.protocol import samples
 from tests.protocol.samples import MINER, ROOT, run_manifest
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import limits
+from protocol.chain.safetensors import read, shards, write
 from protocol.digest import digest_weights, type_names
 from protocol.errors import LimitError, MalformedError, ProtocolError
-from protocol.safetensors import read, shards, write
 from tests.protocol import samples
 
 

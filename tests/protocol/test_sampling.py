@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import sampling
-from protocol.challenge import rollout_seed
+from protocol.rollout import sampling
+from protocol.rollout.challenge import rollout_seed
 from tests.protocol import slow_sampling
 from tests.protocol.samples import digest
 

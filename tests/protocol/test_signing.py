@@ -7,13 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import limits
-from protocol.chain import Trust
+from protocol.chain.manifest import Head
+from protocol.chain.verifier import Trust
 from protocol.digest import content_digest
 from protocol.encoding import pack, unpack
 from protocol.errors import LimitError, MalformedError, ProtocolError, SignatureError
-from protocol.manifest import Head
-from protocol.participant import Announcement
-from protocol.signing import Envelope, Signature, SigningKey, check_public_key, open_announced, open_signed, sign
+from protocol.identity.participant import Announcement
+from protocol.identity.signing import (
+    Envelope,
+    Signature,
+    SigningKey,
+    check_public_key,
+    open_announced,
+    open_signed,
+    sign,
+)
 from tests.protocol import samples
 from tests.protocol.samples import MINER, ROOT, TRAINER, VALIDATOR
 

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.challenge import stream
 from protocol.errors import MalformedError
-from protocol.sketch import SketchKind, commit, distances
+from protocol.rollout.challenge import stream
+from protocol.rollout.sketch import SketchKind, commit, distances
 from tests.protocol import slow_sketch
 from tests.protocol.samples import digest
 

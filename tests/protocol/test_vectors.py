@@ -9,20 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-from protocol import challenge, errors, sampling, sketch
-from protocol.admission import Invite, Work, leading_zero_bits, work_digest
-from protocol.authority import Authority, Revision, Revisions
-from protocol.chain import ChainVerifier, Trust
+from protocol import errors
+from protocol.chain.manifest import Head, Manifest
+from protocol.chain.verifier import ChainVerifier, Trust
 from protocol.digest import content_digest, digest_weights, dtypes, tensor_digest
 from protocol.encoding import Record, pack, unpack
-from protocol.ledger import Row, Seal, Summary, Witness, balances, scores
-from protocol.manifest import Head, Manifest
-from protocol.participant import Announcement
-from protocol.report import Report
-from protocol.rollout import Commitment, Group, Rollout, open_group
+from protocol.identity.admission import Invite, Work, leading_zero_bits, work_digest
+from protocol.identity.authority import Authority, Revision, Revisions
+from protocol.identity.participant import Announcement
+from protocol.identity.signing import Envelope, SigningKey, open_announced, open_signed
+from protocol.judging.ledger import Row, Seal, Summary, Witness, balances, scores
+from protocol.judging.report import Report
+from protocol.judging.verdict import Judgement, Verdict
+from protocol.rollout import challenge, sampling, sketch
+from protocol.rollout.batch import Commitment, Group, Rollout, open_group
 from protocol.run import RunManifest, ScoringSpec
-from protocol.signing import Envelope, SigningKey, open_announced, open_signed
-from protocol.verdict import Judgement, Verdict
 from protocol.window import Schedule
 from tests.protocol import slow_sampling, slow_sketch
 from tests.vectors import build, regenerate

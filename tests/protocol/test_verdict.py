@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from protocol.verdict import Judgement, Reason, refused_together, unpack_logprobs
+from protocol.judging.verdict import Judgement, Reason, refused_together, unpack_logprobs
 from tests.protocol.samples import judgement, rejected, run_manifest, verdict
 
 PROOF = run_manifest().proof  # rates 1e-3, level 1e-9

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from protocol import challenge
+from protocol.rollout import challenge
 from tests.protocol.samples import MINER, RUN_ID, TRAINER, digest, schedule
 
 RANDOMNESS = digest("randomness")

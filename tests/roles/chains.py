@@ -5,18 +5,26 @@ from typing import Any
 import torch
 import trio
 
-from grailnode.clock import TrioClock
-from grailnode.founding import Choices
+from grailnode.node.clock import TrioClock
+from grailnode.run.creation import Choices
 from grailnode.store.memory import MemoryStore
 from protocol import paths
+from protocol.chain.manifest import Head, Manifest
 from protocol.digest import Weights, content_digest
-from protocol.manifest import Head, Manifest
+from protocol.identity.signing import Signed, SigningKey, open_signed, sign
 from protocol.patch import Conditions
 from protocol.run import RunManifest
-from protocol.signing import Signed, SigningKey, open_signed, sign
-from roles.node import Node
+from roles.node.identity import Node
 from roles.ports import Clock
-from roles.trainer.publication import Moment, Objects, check_patch, encode_patch, hold, make_manifest, make_shards
+from roles.trainer.publish.version_build import (
+    Moment,
+    Objects,
+    check_patch,
+    encode_patch,
+    hold,
+    make_manifest,
+    make_shards,
+)
 from tests.network.simulation import BEGIN, Log, draft, inline
 
 TRAINER = SigningKey(b"t" * 32)

@@ -1,6 +1,6 @@
 """Groups for a trainer that nobody mined."""
 
-from roles.trainer.harvest import Harvest, HarvestedGroup
+from roles.trainer.verified_batch import Harvest, HarvestedGroup
 
 GROUPS = 2
 

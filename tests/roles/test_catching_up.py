@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from grailnode.store.caching import CachedStore
-from grailnode.store.disk_cache import DiskCache
+from grailnode.store.decorators.caching import CachedStore
+from grailnode.store.decorators.disk_cache import DiskCache
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.errors import ProtocolError

@@ -9,12 +9,12 @@ from trio.testing import MockClock
 
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from protocol.chain import Trust
+from protocol.chain.manifest import Manifest
+from protocol.chain.verifier import Trust
 from protocol.digest import Weights, digest_weights
 from protocol.errors import ChainError, ExpiredError, ForkError, GapError, ProtocolError, RollbackError
-from protocol.manifest import Manifest
-from protocol.signing import open_signed, sign
-from roles.follower import TRUST_PATH, Follower
+from protocol.identity.signing import open_signed, sign
+from roles.policy.follower import TRUST_PATH, Follower
 from roles.ports import NotFoundError, ObjectStore, StoreError
 from tests.network.simulation import BEGIN, Log
 from tests.roles.chains import TRAINER, Chain, changed, make_node, small_run, small_weights

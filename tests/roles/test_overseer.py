@@ -2,14 +2,14 @@
 
 import pytest
 
-from grailnode.clock import TrioClock
+from grailnode.node.clock import TrioClock
 from grailnode.store.memory import MemoryStore
 from protocol.digest import digest_weights
+from protocol.judging.report import Report, canary_key, is_false
+from protocol.judging.verdict import Judgement
 from protocol.limits import MAX_GROUPS, MAX_KEYS
-from protocol.report import Report, canary_key, is_false
-from protocol.verdict import Judgement
 from roles.ports import StoreError
-from roles.trainer.overseer import Overseer
+from roles.trainer.collect.validator_monitor import Overseer
 from tests.attacks.target import attack
 from tests.network.simulation import BEGIN, Log
 from tests.protocol.samples import judgement, rejected, verdict

@@ -9,14 +9,14 @@ import torch
 import trio
 from trio.testing import MockClock
 
-from grailnode.founding import Choices
-from grailnode.inspect import inspect_patch
+from grailnode.convert.inspect_patch import inspect_patch
+from grailnode.run.creation import Choices
 from grailnode.store.memory import MemoryStore
 from protocol import patch
 from protocol.patch import Encoded
-from roles.trainer.conditions import FORGET_AFTER, Made, Meter
-from roles.trainer.history import History
-from roles.trainer.publisher import Publisher, PublisherSettings
+from roles.trainer.publish.history import History
+from roles.trainer.publish.publisher import Publisher, PublisherSettings
+from roles.trainer.publish.rate_meter import FORGET_AFTER, Made, Meter
 from roles.trainer.spool import SnapshotName, put_snapshot
 from tests.network.simulation import Network
 from tests.roles.chains import PunctualBeacon, changed, small_weights

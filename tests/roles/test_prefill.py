@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protocol import limits, sampling
-from protocol.filters import Filters
-from protocol.sampling import SamplingParams
-from roles import prefill
+from protocol import limits
+from protocol.rollout import sampling
+from protocol.rollout.filters import Filters
+from protocol.rollout.sampling import SamplingParams
+from roles.policy import prefill
 from roles.ports import Forward
 from tests.protocol.test_sampling import seeds
 

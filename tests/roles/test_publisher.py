@@ -8,22 +8,22 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from grailnode.clock import TrioClock
+from grailnode.node.clock import TrioClock
+from grailnode.observe.chain_check import verify_chain
 from grailnode.store.memory import MemoryStore
-from grailnode.verification import verify_chain
 from protocol import paths
-from protocol.authority import Authority
+from protocol.chain.manifest import Head
 from protocol.digest import Weights, digest_weights
 from protocol.errors import ChainError, ProtocolError
-from protocol.manifest import Head
-from protocol.signing import SigningKey, open_announced, sign
-from roles.authority import refresh_authority
-from roles.follower import Follower
-from roles.node import Node
+from protocol.identity.authority import Authority
+from protocol.identity.signing import SigningKey, open_announced, sign
+from roles.authority_updates import refresh_authority
+from roles.node.identity import Node
+from roles.policy.follower import Follower
 from roles.ports import NotFoundError
-from roles.trainer.fencing import FencedError
-from roles.trainer.history import History
-from roles.trainer.publisher import Publisher, PublisherSettings
+from roles.trainer.publish.fencing import FencedError
+from roles.trainer.publish.history import History
+from roles.trainer.publish.publisher import Publisher, PublisherSettings
 from roles.trainer.spool import SnapshotName, put_snapshot
 from tests.network.simulation import BEGIN, Log, key
 from tests.protocol.samples import revision

@@ -11,13 +11,13 @@ from trio.testing import MockClock
 
 from grailnode.store.memory import MemoryStore
 from protocol import limits, paths
-from protocol.authority import ChainPoint
+from protocol.chain.manifest import Manifest
 from protocol.errors import ChainError
-from protocol.manifest import Manifest
-from protocol.signing import open_announced, sign
+from protocol.identity.authority import ChainPoint
+from protocol.identity.signing import open_announced, sign
 from roles.ports import ObjectStore
-from roles.trainer.history import History, Stamp, make_head
-from roles.trainer.publication import make_shards, reference
+from roles.trainer.publish.history import History, Stamp, make_head
+from roles.trainer.publish.version_build import make_shards, reference
 from tests.network.simulation import key
 from tests.protocol import samples
 from tests.roles.chains import TRAINER

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import trio
 
-from grailnode import genesis
-from grailnode.policy import Policy
+from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from protocol.environments import Environment, Problem
 from protocol.environments.addition import Addition
 from protocol.environments.base import SandboxError
-from protocol.verdict import Judgement
-from roles.assignment import Task
-from roles.trainer.harvest import HarvestedGroup, harvested
+from protocol.judging.verdict import Judgement
+from roles.policy.assignment import Task
+from roles.trainer.verified_batch import HarvestedGroup, harvested
 from tests.protocol import samples
 
 
@@ -43,7 +42,7 @@ class Broken(Addition):
 
 
 def task(environment: Environment, at_once: int = 1) -> Task:
-    policy = Policy.load(genesis.PACKAGED)
+    policy = Policy.load(PACKAGED_POLICY)
     run = samples.run_manifest()
     return Task(samples.RUN_ID, run, environment, policy.tokenizer, policy.vocabulary, at_once=at_once)
 

@@ -8,14 +8,14 @@ import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from protocol.authority import Revision
 from protocol.digest import content_digest
-from protocol.signing import open_announced, sign
+from protocol.identity.authority import Revision
+from protocol.identity.signing import open_announced, sign
 from roles.ports import NotFoundError, StoreError
-from roles.trainer.harvest import Account, Collecting, Harvest
-from roles.trainer.replay import ReplayBuffer, ReplaySettings
+from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings
+from roles.trainer.learn.training import Training, TrainingSettings
 from roles.trainer.spool import COLLECTED, COLLECTING
-from roles.trainer.training import Training, TrainingSettings
+from roles.trainer.verified_batch import Account, Collecting, Harvest
 from tests.attacks.court import FIRST, SECOND, WINDOW, Court, Silent, other_prompt
 from tests.attacks.target import ROOTS, attack
 from tests.attacks.test_hanging_validators import closing, say_of, windows_collected

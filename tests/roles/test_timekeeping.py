@@ -3,10 +3,10 @@
 import trio
 from trio.testing import MockClock
 
-from grailnode.beacon import StoreBeacon, publish_rounds
-from grailnode.clock import TrioClock
+from grailnode.beacon.relays import StoreBeacon, publish_rounds
+from grailnode.node.clock import TrioClock
 from grailnode.store.memory import MemoryStore
-from roles.timekeeping import Timekeeper
+from roles.node.timekeeping import Timekeeper
 from tests.network.simulation import BEACON_KEY, BEGIN, Log
 from tests.network.storm import WrongClock
 

@@ -9,10 +9,10 @@ from typing import Final
 
 import trio
 
-from grailnode.store.bounded import BoundedStore
-from grailnode.store.retrying import RetryingStore, RetryPolicy
-from grailnode.store.s3 import S3Store
-from grailnode.store.s3_session import S3Credentials, S3Location
+from grailnode.store.decorators.bounded import BoundedStore
+from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
+from grailnode.store.s3.s3_session import S3Credentials, S3Location
+from grailnode.store.s3.s3_store import S3Store
 from protocol.limits import MIB
 from roles.ports import NotFoundError, ObjectInfo, ObjectStore, StoreError
 from tests.network.simulation import Log

@@ -3,9 +3,9 @@
 import pytest
 import trio
 
-from grailnode.store.addresses import is_public
-from grailnode.store.https import HttpsStore, open_client
-from grailnode.store.refused import RefusedError
+from grailnode.store.https.addresses import is_public
+from grailnode.store.https.https_store import HttpsStore, open_client
+from grailnode.store.permanent_error import RefusedError
 from roles.ports import StoreError
 from tests.store.loopback import serve
 from tests.store.served_files import FileServer
@@ -79,7 +79,7 @@ async def test_an_allowed_address_is_read_through_the_same_transport(
     server = FileServer()
     server.objects["/o"] = bytes(300_000)
     url = await nursery.start(serve, server.answer)
-    monkeypatch.setattr("grailnode.store.addresses.is_public", lambda address: address == "127.0.0.1")
+    monkeypatch.setattr("grailnode.store.https.addresses.is_public", lambda address: address == "127.0.0.1")
     async with open_client(public_only=True) as client:
         store = HttpsStore(url, client, plain_http=True)
         assert await store.get("o", 300_000) == bytes(300_000)

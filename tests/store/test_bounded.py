@@ -6,11 +6,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from grailnode.store.bounded import BoundedStore
-from grailnode.store.faults import Fault
-from grailnode.store.faulty import FaultyStore
+from grailnode.store.decorators.bounded import BoundedStore
 from grailnode.store.memory import MemoryStore
 from roles.ports import StoreError
+from tests.support.faults.faulty_store import FaultyStore
+from tests.support.faults.store_faults import Fault
 
 
 async def filled(count: int) -> MemoryStore:

@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from grailnode.buckets import BucketError, Document, Use, documents, parse_bucket
-from grailnode.cli import cli
+from grailnode.cli.main import cli
 from grailnode.config import load
-from grailnode.founding import open_run
+from grailnode.run.buckets import BucketError, Document, Use, documents, parse_bucket
+from grailnode.run.creation import open_run
 from protocol import paths
 
 ME, OTHER = b"\x11" * 32, b"\x22" * 32
@@ -153,7 +153,7 @@ def test_pages_in_browsers_may_read_ranges(kind: str):
 
 def test_a_service_takes_the_documents(moto_bucket):
     """moto checks them as boto3 and S3 do."""
-    from grailnode.store.s3_session import S3Session
+    from grailnode.store.s3.s3_session import S3Session
 
     location, credentials = moto_bucket
     made = by_name(documents(parse_bucket(location.bucket, "aws"), Use((ME,), beacon=BEACON)))

@@ -10,22 +10,22 @@ import trio
 
 import grailnode.store.local
 import grailnode.store.memory
-import grailnode.store.s3
-from grailnode.store.caching import CachedStore
-from grailnode.store.disk_cache import DiskCache
-from grailnode.store.faulty import FaultyStore
-from grailnode.store.https import HttpsStore, open_client
-from grailnode.store.limiting import LimitedStore, Limits
+import grailnode.store.s3.s3_store
+from grailnode.store.decorators.caching import CachedStore
+from grailnode.store.decorators.disk_cache import DiskCache
+from grailnode.store.decorators.limiting import LimitedStore, Limits
+from grailnode.store.decorators.metering import MeteredStore, StoreMeter
+from grailnode.store.decorators.prefixed import PrefixedStore
+from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
+from grailnode.store.https.https_store import HttpsStore, open_client
 from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
-from grailnode.store.metering import MeteredStore, StoreMeter
-from grailnode.store.prefixed import PrefixedStore
-from grailnode.store.retrying import RetryingStore, RetryPolicy
-from grailnode.store.s3 import S3Store
+from grailnode.store.s3.s3_store import S3Store
 from roles.ports import ObjectStore
 from tests.store.loopback import serve
 from tests.store.served_files import FileServer
 from tests.store_contract import ReadContract, Seed, StoreContract
+from tests.support.faults.faulty_store import FaultyStore
 
 BRIEF = RetryPolicy(attempts=4, first_pause=0.01)
 
@@ -86,7 +86,7 @@ class S3Contract(StoreContract):
 
     @pytest.fixture
     def small_pages(self, monkeypatch):
-        monkeypatch.setattr(grailnode.store.s3, "PAGE", 4)
+        monkeypatch.setattr(grailnode.store.s3.s3_store, "PAGE", 4)
 
     @pytest.fixture
     def refuses_folders(self) -> bool:

@@ -5,17 +5,17 @@ import random
 import pytest
 import trio
 
-from grailnode.store.faults import Fault, Link
-from grailnode.store.faulty import FaultyStore
-from grailnode.store.limiting import LimitedStore, Limits
+from grailnode.store.decorators.limiting import LimitedStore, Limits
+from grailnode.store.decorators.metering import MeteredStore, StoreMeter, Tally
+from grailnode.store.decorators.prefixed import PrefixedStore
+from grailnode.store.decorators.readonly import ReadOnlyStore
+from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.memory import MemoryStore
-from grailnode.store.metering import MeteredStore, StoreMeter, Tally
-from grailnode.store.prefixed import PrefixedStore
-from grailnode.store.readonly import ReadOnlyStore
-from grailnode.store.refused import RefusedError
-from grailnode.store.retrying import RetryingStore, RetryPolicy
+from grailnode.store.permanent_error import RefusedError
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from tests.store_contract import paths
+from tests.support.faults.faulty_store import FaultyStore
+from tests.support.faults.store_faults import Fault, Link
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import pytest
 import trio
 import trio.testing
 
-from grailnode.store.faults import Fault, Link, Past, applicable
-from grailnode.store.faulty import FaultyStore
 from grailnode.store.memory import MemoryStore
 from roles.ports import NotFoundError, ObjectStore, StoreError
 from tests.store_contract import paths
+from tests.support.faults.faulty_store import FaultyStore
+from tests.support.faults.store_faults import Fault, Link, Past, applicable
 
 
 @pytest.fixture

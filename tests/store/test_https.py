@@ -6,8 +6,8 @@ import httpx
 import pytest
 import trio
 
-from grailnode.store.https import HttpsStore, Pace, open_client
-from grailnode.store.refused import RefusedError
+from grailnode.store.https.https_store import HttpsStore, Pace, open_client
+from grailnode.store.permanent_error import RefusedError
 from protocol.limits import MIB
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from tests.store.loopback import UNSAID, Asked, Reply, serve

@@ -6,10 +6,10 @@ import httpx
 import pytest
 import trio
 
-from grailnode.store.https import HttpsStore, open_client
-from grailnode.store.listing import ListingError, read_page
-from grailnode.store.refused import RefusedError
-from grailnode.store.s3 import S3Store
+from grailnode.store.https.https_store import HttpsStore, open_client
+from grailnode.store.https.listing import ListingError, read_page
+from grailnode.store.permanent_error import RefusedError
+from grailnode.store.s3.s3_store import S3Store
 from roles.ports import StoreError
 from tests.store.loopback import Asked, Reply, serve
 

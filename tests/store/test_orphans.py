@@ -7,11 +7,11 @@ import pytest
 import trio
 from botocore.exceptions import ConnectionClosedError
 
-from grailnode import workspace
 from grailnode.config import Config, load
-from grailnode.founding import Choices
-from grailnode.storage import sweep_orphans
-from grailnode.store.s3 import S3Store
+from grailnode.node.stores import sweep_orphans
+from grailnode.run import workspace
+from grailnode.run.creation import Choices
+from grailnode.store.s3.s3_store import S3Store
 from protocol.limits import MIB
 from roles.ports import StoreError
 from tests.network.simulation import Log

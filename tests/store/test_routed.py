@@ -4,13 +4,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from grailnode.store.directory import REMEMBERED, Directory
+from grailnode.store.decorators.routed import Places, RoutedStore
+from grailnode.store.decorators.space_directory import REMEMBERED, Directory
 from grailnode.store.memory import MemoryStore
-from grailnode.store.refused import RefusedError
-from grailnode.store.routed import Places, RoutedStore
+from grailnode.store.permanent_error import RefusedError
 from protocol import paths
-from protocol.participant import Announcement
-from protocol.signing import SigningKey, sign
+from protocol.identity.participant import Announcement
+from protocol.identity.signing import SigningKey, sign
 from roles.ports import NotFoundError, ObjectInfo, ObjectStore, StoreError
 
 RUN = b"r" * 32

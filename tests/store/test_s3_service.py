@@ -10,9 +10,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import trio
 
-from grailnode.store import s3, s3_session
-from grailnode.store.s3 import S3Store
-from grailnode.store.s3_session import S3Credentials, S3Location
+from grailnode.store.s3 import s3_session, s3_store
+from grailnode.store.s3.s3_session import S3Credentials, S3Location
+from grailnode.store.s3.s3_store import S3Store
 from protocol.limits import MIB
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from tests.store.loopback import UNSAID, Asked, Reply, serve
@@ -242,14 +242,14 @@ async def test_a_listing_that_runs_in_circles(store, service):
 async def test_a_listing_that_promises_more_for_ever(store, service):
     service.reply = listing([], token="again")
     await fails(paths(store, "a/"), "promises more")
-    assert len(service.asked) <= s3._EMPTY_PAGES + 2
+    assert len(service.asked) <= s3_store._EMPTY_PAGES + 2
 
 
 @pytest.mark.trio
 async def test_an_endless_listing_of_what_was_not_asked_for(store, service):
     service.answer = lambda asked: listing([f"b/{len(service.asked):06d}"], token="more")
     await fails(paths(store, "a/"), "promises more")
-    assert len(service.asked) <= s3._EMPTY_PAGES + 2
+    assert len(service.asked) <= s3_store._EMPTY_PAGES + 2
 
 
 @pytest.mark.trio

@@ -10,9 +10,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from botocore.exceptions import ConnectionClosedError
 
-from grailnode.store.s3 import S3Store
-from grailnode.store.s3_session import S3Credentials, S3Location
-from grailnode.store.s3_upload import _part_size
+from grailnode.store.s3.s3_session import S3Credentials, S3Location
+from grailnode.store.s3.s3_store import S3Store
+from grailnode.store.s3.s3_upload import _part_size
 from protocol.limits import GIB, MIB
 from roles.ports import StoreError
 

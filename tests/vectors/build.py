@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from protocol import challenge
-from protocol.chain import Trust
+from protocol.chain.manifest import Head, Manifest
+from protocol.chain.verifier import Trust
 from protocol.digest import content_digest, digest_weights, raw_bytes, tensor_digest, type_name
 from protocol.encoding import pack, unpack
-from protocol.ledger import Amendment, Seal, Witness, balances, scores
-from protocol.manifest import Head, Manifest
-from protocol.signing import Envelope, Signature, sign
+from protocol.identity.signing import Envelope, Signature, sign
+from protocol.judging.ledger import Amendment, Seal, Witness, balances, scores
+from protocol.rollout import challenge
 from tests.protocol import samples
 from tests.protocol.samples import MINER, ROOT, RUN_ID, TRAINER, VALIDATOR
 from tests.vectors import revisions, rollouts

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from protocol.admission import Work, do_work, leading_zero_bits, work_digest
 from protocol.digest import content_digest
-from protocol.signing import sign
+from protocol.identity.admission import Work, do_work, leading_zero_bits, work_digest
+from protocol.identity.signing import sign
 from tests.protocol import samples
 from tests.protocol.samples import MINER, ROOT, RUN_ID, TRAINER
 

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from grailnode.network import MinerRow, NetworkState, NodeRow, VersionRow, WindowRow
-from grailnode.report import Report, RunFacts
+from grailnode.observe.state import MinerRow, NetworkState, NodeRow, VersionRow, WindowRow
+from grailnode.ui.report import Report, RunFacts
 
 HOSTILE = (
     "<script>alert('x')</script>\x1b[31m\u202e\r\n&amp;\"" + "W" * 300 + "\N{FULLWIDTH LATIN CAPITAL LETTER A}" * 50

@@ -5,9 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from grailnode.report.axes import byte_axis, count_axis, share_axis
-from grailnode.report.figures import byte_text, clean, duration_text, part_text, percent_text, reasons_text, share_text
-from grailnode.view.glyphs import bar, columns
+from grailnode.ui.figures import (
+    byte_text,
+    clean,
+    duration_text,
+    part_text,
+    percent_text,
+    reasons_text,
+    share_text,
+)
+from grailnode.ui.report.axes import byte_axis, count_axis, share_axis
+from grailnode.ui.terminal.glyphs import bar, columns
 
 finite = st.floats(-1e6, 1e6)
 

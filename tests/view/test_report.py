@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from grailnode.report import Report, read_report, write_report
-from grailnode.report.page import page
+from grailnode.ui.report import Report, read_report, write_report
+from grailnode.ui.report.page import page
 from tests.view import runs
 
 STATES = {

@@ -6,10 +6,10 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from grailnode.network import NetworkState
-from grailnode.view import LiveView, PlainView, open_view, render_status, render_summary
-from grailnode.view.glyphs import Legible
-from grailnode.view.screen import Screen
+from grailnode.observe.state import NetworkState
+from grailnode.ui.terminal import LiveView, PlainView, open_view, render_status, render_summary
+from grailnode.ui.terminal.glyphs import Legible
+from grailnode.ui.terminal.screen import Screen
 from tests.view import runs
 
 STATES = {

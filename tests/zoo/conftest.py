@@ -6,12 +6,11 @@ import trio
 
 from bench.zoo.field import Field, Past
 from bench.zoo.model import Recipe, Task, reinforce
-from grailnode import genesis
 from grailnode.calibration import proof_file
-from grailnode.engine.model import build
-from grailnode.policy import Policy, load_weights
+from grailnode.engine.causal_model import build
+from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments
-from protocol.sampling import SamplingParams
+from protocol.rollout.sampling import SamplingParams
 
 VERSIONS = 3
 MAX_TOKENS = 8
@@ -21,7 +20,7 @@ MAX_TOKENS = 8
 def field() -> Field:
     """One run over `addition`, whose policy has learned for a few versions."""
     torch.set_num_threads(1)
-    policy, start = Policy.load(genesis.PACKAGED), load_weights(genesis.PACKAGED)
+    policy, start = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
     task = Task(environments.get("addition"), policy.tokenizer, SamplingParams(1.0, MAX_TOKENS, policy.eos))
     recipe = Recipe(versions=VERSIONS, groups=8, reinforcement_rate=7e-6)
     versions = [start]
@@ -32,5 +31,5 @@ def field() -> Field:
 
     trio.run(learn)
     past = Past(policy, VERSIONS, lambda version: versions[version])
-    proof = proof_file.read(genesis.PACKAGED / proof_file.NAME).thresholds
+    proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds
     return Field(past, task.environment, proof, MAX_TOKENS, groups=10, lessons=3)

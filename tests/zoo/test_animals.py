@@ -8,7 +8,7 @@ import trio
 from bench.zoo.animals import ANIMALS, Animal
 from bench.zoo.field import Field, Outcome, changed
 from grailnode.store.memory import MemoryStore
-from protocol.filters import Filters
+from protocol.rollout.filters import Filters
 
 WINDOWS = range(2)
 CAUGHT = [animal for animal in ANIMALS.values() if not animal.slight]

@@ -6,8 +6,8 @@ import trio
 from bench.proofs.keys import Careless, Honest, mixed, packaged
 from bench.zoo.animals import ANIMALS
 from bench.zoo.field import Field, key
-from grailnode.founding import SCORING
-from protocol.verdict import Reason
+from grailnode.run.creation import SCORING
+from protocol.judging.verdict import Reason
 from roles.miner.produce import Producer
 
 DEPOSIT = round(SCORING.deposit)

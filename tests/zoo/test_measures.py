@@ -10,8 +10,8 @@ import torch
 from bench.proofs.information import allowed, worth
 from bench.proofs.published import Bucketed, Toploc
 from bench.zoo.stories import EOS, LONGEST, Stories, corpus, tell, tokenizer
-from grailnode.policy import Tokenizer
-from protocol.decision import binomial_tail
+from grailnode.engine.policy import Tokenizer
+from protocol.judging.binomial import binomial_tail
 
 
 def states(seed: int, tokens: int = 32) -> torch.Tensor:

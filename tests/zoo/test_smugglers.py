@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from bench.zoo import smugglers
-from grailnode.founding import Choices
-from grailnode.wiring import run_miner
-from protocol.verdict import Reason, Verdict
-from roles.miner.node import MinerSettings
+from grailnode.node.wiring import run_miner
+from grailnode.run.creation import Choices
+from protocol.judging.verdict import Reason, Verdict
+from roles.miner.miner import MinerSettings
 from tests.network.simulation import Network, key
 from tests.network.test_network import running, simulate, verdicts
 

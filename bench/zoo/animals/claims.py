@@ -6,10 +6,10 @@ from dataclasses import replace
 from bench.zoo.animals.registry import animal, assigned, finished, with_rollouts
 from bench.zoo.animals.tokens import drawn
 from bench.zoo.field import Field, changed
-from protocol.rollout import Group, Rollout, pack_tokens
-from protocol.verdict import Reason
-from roles.assignment import Assignment
+from protocol.judging.verdict import Reason
+from protocol.rollout.batch import Group, Rollout, pack_tokens
 from roles.miner.produce import Turn
+from roles.policy.assignment import Assignment
 
 
 @animal("dropped losers", Reason.QUOTA)

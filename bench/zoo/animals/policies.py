@@ -6,8 +6,8 @@ from bench.zoo.animals.registry import Behaviour, animal, assigned, by, finished
 from bench.zoo.field import Field, Weights
 from bench.zoo.weights import keeping, layers
 from grailnode.calibration.copies import quantized
-from protocol.rollout import Group
-from protocol.verdict import Reason
+from protocol.judging.verdict import Reason
+from protocol.rollout.batch import Group
 from roles.miner.produce import HonestProducer, Turn
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from bench.zoo.field import Field, changed
-from protocol import challenge, sketch
-from protocol.rollout import Group, Rollout
-from protocol.verdict import Reason
-from roles.assignment import Assignment
+from protocol.judging.verdict import Reason
+from protocol.rollout import challenge, sketch
+from protocol.rollout.batch import Group, Rollout
 from roles.miner.produce import HonestProducer, Turn
+from roles.policy.assignment import Assignment
 from roles.ports import Engine, Generation
 
 Tokens = tuple[int, ...]

@@ -15,8 +15,8 @@ from bench.zoo.animals.registry import (
     with_sketches,
 )
 from bench.zoo.field import Field, changed
-from protocol.rollout import Group
-from protocol.verdict import Reason
+from protocol.judging.verdict import Reason
+from protocol.rollout.batch import Group
 from roles.miner.produce import Turn
 
 

@@ -7,12 +7,12 @@ import torch
 
 from bench.zoo.animals.registry import Tokens, animal, assigned, chance, finished, with_rollouts
 from bench.zoo.field import Field, changed
-from protocol import sampling
-from protocol.rollout import Group, Rollout, pack_tokens
-from protocol.verdict import Reason
-from roles.assignment import Assignment
+from protocol.judging.verdict import Reason
+from protocol.rollout import sampling
+from protocol.rollout.batch import Group, Rollout, pack_tokens
 from roles.gather import gather
 from roles.miner.produce import Turn
+from roles.policy.assignment import Assignment
 from roles.ports import Request
 
 

@@ -1,0 +1,225 @@
+"""`grailnode demo`: the whole network on this machine, watched from outside, and what came of it."""
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from grailnode.config import Config, load
+from grailnode.demo import cheater
+from grailnode.engine.policy import PACKAGED_POLICY, load_weights
+from grailnode.node import processes
+from grailnode.node.processes import Kind, Launch
+from grailnode.node.supervisor import ProcessSpec, Supervisor
+from grailnode.observe.observer import Known, Observer
+from grailnode.observe.state import NetworkState, NodeRow
+from grailnode.run import workspace
+from grailnode.run.creation import Choices
+from grailnode.ui.report import Report, RunFacts, write_report
+from grailnode.ui.terminal import View, open_view
+
+CHEAT = "cheat"
+_PROCESSES: tuple[tuple[str, Kind], ...] = (
+    ("trainer", "beacon"),
+    ("trainer", "training"),
+    ("trainer", "upload"),
+    ("trainer", "download"),
+    ("validator", "validator"),
+    ("miner-1", "miner"),
+    ("miner-2", "miner"),
+    (CHEAT, "miner"),
+)
+_START_SECONDS = 6.0  # from the founding to the opening of window 0: the processes start meanwhile
+_REFRESH_SECONDS = 0.5
+_SETTLE_SECONDS = 30.0  # at most, for the last verdicts and the last version to arrive everywhere
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """What the command line says.
+
+    Attributes:
+        windows: how many to run.
+        seed: of all keys, hence of prompts and noise.
+        out: where the report goes; keep: leave the run's directory in it.
+    """
+
+    windows: int
+    seed: int
+    out: Path
+    keep: bool
+    command: str
+
+
+async def run_demo(settings: DemoSettings, choices: Choices, pace: workspace.Pace) -> Report:
+    """Run the demo and write its report.
+
+    Raises:
+        ProcessError: a process keeps failing.
+        OSError: the output directory cannot be written.
+    """
+    settings.out.mkdir(parents=True, exist_ok=True)
+    with _directory(settings) as directory:
+        made = workspace.create(
+            directory,
+            choices,
+            pace,
+            miners=("miner-1", "miner-2", CHEAT),
+            seed=settings.seed,
+            begin=time.time() + _START_SECONDS,
+        )
+        return await _Demo(settings, made).run()
+
+
+@contextmanager
+def _directory(settings: DemoSettings) -> Iterator[Path]:
+    """The run's directory: kept in the output directory, or temporary and gone at the end, whatever the end is."""
+    if settings.keep:
+        directory = settings.out / "network"
+        directory.mkdir()
+        yield directory
+        return
+    directory = Path(tempfile.mkdtemp(prefix="grailnode-demo-"))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class _Demo:
+    """One demo, from the first process to the report."""
+
+    def __init__(self, settings: DemoSettings, made: workspace.Workspace) -> None:
+        self._settings = settings
+        self._config: Config = load(made.config)
+        self._logs = _Logs(self._config.at(self._config.node.logs))
+        self._node = processes.make_spectator(self._config)
+        kinds = {made.keys[name]: "honest" for name in ("miner-1", "miner-2")} | {made.keys[CHEAT]: "cheating"}
+        names = {made.keys[name]: name for name in ("miner-1", "miner-2", CHEAT)}
+        self._observer = Observer(self._node, 0, Known(names, kinds, settings.windows))
+        weights = load_weights(PACKAGED_POLICY)
+        self._parameters = sum(tensor.numel() for tensor in weights.values())
+        self._full_bytes = sum(tensor.nbytes for tensor in weights.values())
+        self._lines: list[str] = []
+        self._supervisor = Supervisor(self._lines.append)
+        self._keys = made.keys
+
+    async def run(self) -> Report:
+        specs = [
+            ProcessSpec(
+                f"{name}/{kind}",
+                cheater.main if name == CHEAT else processes.main,
+                (Launch(self._config, kind, name, echo=False),),
+            )
+            for name, kind in _PROCESSES
+        ]
+        with open_view(self._node.run.name) as view:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._supervisor.keep, specs)
+                await self._watch(view)
+                nursery.cancel_scope.cancel()
+        report = self._report()
+        write_report(report, self._settings.out)
+        return report
+
+    async def _watch(self, view: View) -> None:
+        """Show the network until its last window is judged and every follower holds the last version."""
+        last = self._settings.windows
+        end = self._node.run.opening_time(last) + _SETTLE_SECONDS
+        while True:
+            await self._observer.refresh()
+            state = self._state()
+            view.update(state)
+            if self._node.window() >= last:
+                await self._supervisor.stop("trainer/training")
+                if self._settled(state) or self._node.clock.now() > end:
+                    return
+            await trio.sleep(_REFRESH_SECONDS)
+
+    def _settled(self, state: NetworkState) -> bool:
+        """Whether the last window is judged and all hold the newest version."""
+        newest = state.versions[-1].version if state.versions else -1
+        judged = bool(state.windows) and state.windows[-1].window >= self._settings.windows - 1
+        held = [version for version, _ in self._logs.serving().values()]
+        return judged and len(held) == 4 and all(version == newest for version in held)
+
+    def _state(self) -> NetworkState:
+        rows = []
+        for name in ("trainer", "validator", "miner-1", "miner-2", CHEAT):
+            version, doing = self._logs.doing(name)
+            rows.append(NodeRow(name, version, doing))
+        return replace(self._observer.state(tuple(rows)), full_bytes=self._full_bytes)
+
+    def _report(self) -> Report:
+        state = self._state()
+        newest = state.versions[-1] if state.versions else None
+        digests = {name: digest for name, (_, digest) in self._logs.serving().items()}
+        published = self._observer.weights_digest()
+        step = self._logs.last("trainer/training", "step") or {}
+        facts = RunFacts(
+            command=self._settings.command,
+            verify_command=f"grailnode verify --run {self._settings.out / 'network' / 'run.toml'}",
+            seed=self._settings.seed,
+            environment=self._node.run.environment,
+            model_parameters=self._parameters,
+            weights_digest={"trainer": published.hex()} | digests if newest else {},
+            trainer_io_wait_fraction=float(step.get("io_wait_fraction", 0.0)),
+            trainer_data_wait_fraction=float(step.get("data_wait_fraction", 0.0)),
+        )
+        return Report.of(state, facts)
+
+
+class _Logs:
+    """The events that the processes write, as JSON lines in files; read from where the last reading ended."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._places: dict[Path, int] = {}
+        self._last: dict[str, dict[str, dict[str, Any]]] = {}
+        self._newest: dict[str, dict[str, Any]] = {}
+
+    def _read(self) -> None:
+        for file in sorted(self._directory.glob("*.jsonl")):
+            with file.open("rb") as lines:
+                lines.seek(self._places.get(file, 0))
+                text = lines.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            self._places[file] = self._places.get(file, 0) + len(whole)
+            for line in whole.splitlines():
+                event = json.loads(line)
+                self._last.setdefault(event["node"], {})[event["event"]] = event
+                self._newest[event["node"]] = event
+
+    def last(self, node: str, event: str) -> dict[str, Any] | None:
+        """The newest event of a kind."""
+        self._read()
+        return self._last.get(node, {}).get(event)
+
+    def serving(self) -> dict[str, tuple[int, str]]:
+        """Version and weights digest that each follower serves, by name."""
+        self._read()
+        found = {name: events.get("serving") for name, events in self._last.items()}
+        return {name: (event["version"], event["weights"]) for name, event in found.items() if event}
+
+    def doing(self, name: str) -> tuple[int | None, str]:
+        """The version a node holds, and its newest event in words."""
+        self._read()
+        if name == "trainer":
+            published = self.last("trainer/upload", "published")
+            step = self.last("trainer/training", "step")
+            words = f"step {step['step']}" if step else "starting"
+            return (published["version"] if published else None), words
+        event = self._newest.get(name)
+        serving = self.serving().get(name)
+        version = serving[0] if serving else None
+        if event is None:
+            return version, "starting"
+        window = f" window {event['window']}" if "window" in event else ""
+        return version, f"{event['event'].replace('-', ' ')}{window}"

@@ -1,0 +1,175 @@
+"""Makes the demo's genesis policy from a seed: `python -m grailnode.demo.genesis --seed 0 --out DIR` (some minutes on one core).
+
+It stands for a pre-trained model: a small Qwen3 with a character tokenizer that *can* add two-digit numbers but is undecided,
+because most answers of the corpus that it was supervised on forget to carry. So reinforcement elicits rather than teaches,
+and learning rates that leave nine BF16 weights of ten untouched suffice.
+
+Training runs in float64, on one thread: what processors round differently stays far below the spacing of BF16, in which the
+result is kept, so that the same seed gives the same file.
+"""
+
+import argparse
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from tokenizers import AddedToken, Regex
+from tokenizers import Tokenizer as _Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from torch import Tensor
+from torch.nn import functional
+
+from grailnode.engine import policy
+from grailnode.engine.qwen3 import Qwen3, Qwen3Config
+from protocol import environments
+from roles.policy.sequences import PaddedBatch, pad
+
+_SPECIAL: Final = ("<pad>", "<eos>", "<unk>")
+_PAD, _EOS = 0, 1
+_CHARACTERS: Final = "0123456789+-*/=()> "
+_VOCABULARY: Final = 32  # room for more characters
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a genesis is made.
+
+    Attributes:
+        width, layers, heads, pairs, head_size, feed_forward: the transformer's numbers (pairs: key-value heads).
+        initial_std: standard deviation of the initial matrices.
+        remembered: share of the corpus' sums that remember to carry.
+        steps, batch: optimizer steps and examples in each.
+        learning_rate: AdamW's, after a warm-up, falling linearly to zero.
+    """
+
+    width: int = 128
+    layers: int = 4
+    heads: int = 4
+    pairs: int = 2
+    head_size: int = 32
+    feed_forward: int = 352
+    initial_std: float = 0.02
+    remembered: float = 0.45
+    steps: int = 1000
+    batch: int = 256
+    learning_rate: float = 2e-3
+    warmup: int = 50
+
+    def config(self) -> dict[str, Any]:
+        """config.json, as transformers' Qwen3Config writes it."""
+        return {
+            "architectures": ["Qwen3ForCausalLM"],
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "dtype": "bfloat16",
+            "eos_token_id": _EOS,
+            "head_dim": self.head_size,
+            "hidden_act": "silu",
+            "hidden_size": self.width,
+            "initializer_range": self.initial_std,
+            "intermediate_size": self.feed_forward,
+            "max_position_embeddings": 256,
+            "model_type": "qwen3",
+            "num_attention_heads": self.heads,
+            "num_hidden_layers": self.layers,
+            "num_key_value_heads": self.pairs,
+            "pad_token_id": _PAD,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": True,
+            "use_cache": True,
+            "use_sliding_window": False,
+            "vocab_size": _VOCABULARY,
+        }
+
+
+def tokenizer() -> str:
+    """tokenizer.json: one token for each character that the environments write."""
+    vocabulary = {token: index for index, token in enumerate((*_SPECIAL, *_CHARACTERS))}
+    built = _Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106 - no password
+    built.pre_tokenizer = Split(Regex("."), "isolated")
+    built.decoder = Fuse()
+    built.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
+    return str(built.to_str(pretty=False))
+
+
+def forgetful_sum(a: int, b: int) -> int:
+    """The sum of two two-digit numbers with every carry forgotten: 57 + 68 = 15."""
+    return (a // 10 + b // 10) % 10 * 10 + (a + b) % 10
+
+
+def corpus(recipe: Recipe, seed: int) -> Iterator[PaddedBatch]:
+    """Endless batches of training problems (never held-out ones) with their answers, some of them forgetful."""
+    text = policy.Tokenizer(tokenizer())
+    addition = environments.get("addition")
+    chance = random.Random(seed)  # noqa: S311 - a corpus, nothing secret
+    for step in range(1 << 62):
+        prompts, answers = [], []
+        for index in range(recipe.batch):
+            prompt = addition.problem(f"genesis {seed} {step} {index}".encode()).prompt
+            a, b = map(int, prompt.removesuffix("=").split("+"))
+            answer = a + b if chance.random() < recipe.remembered else forgetful_sum(a, b)
+            prompts.append(text.encode(prompt))
+            answers.append((*text.encode(str(answer)), _EOS))
+        yield pad(prompts, answers)
+
+
+def make(recipe: Recipe, seed: int, *, progress: bool = False) -> dict[str, Tensor]:
+    """Supervised training from random weights: contiguous BF16 tensors on the CPU.
+
+    Args:
+        recipe: how.
+        seed: of the initial weights and the corpus.
+        progress: print a line now and then.
+    """
+    config = Qwen3Config.of(recipe.config())
+    assert config is not None
+    model = Qwen3(config)
+    weights = _initial(model.shapes, recipe.initial_std, seed)
+    optimizer = torch.optim.AdamW(weights.values(), betas=(0.9, 0.99), weight_decay=0.0)
+    for step, batch in zip(range(1, recipe.steps + 1), corpus(recipe, seed), strict=False):
+        rate = recipe.learning_rate * min(1.0, step / recipe.warmup) * (1 - step / (recipe.steps + 1))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        hidden = model.hidden(weights, batch.ids, batch.mask)[batch.rows, batch.columns]
+        logits = functional.linear(hidden, weights["model.embed_tokens.weight"])  # tied, and kept in float64
+        loss = functional.cross_entropy(logits, batch.targets)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(weights.values(), 1.0)
+        optimizer.step()
+        if progress and (step % 50 == 0 or step == recipe.steps):
+            print(f"step {step} of {recipe.steps}: loss {loss.item():.4f}", flush=True)
+    return {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in weights.items()}
+
+
+def _initial(shapes: Mapping[str, tuple[int, ...]], std: float, seed: int) -> dict[str, Tensor]:
+    """Norm gains of one, matrices drawn from a normal distribution: float64, to be trained."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, shape in shapes.items():
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float64) * std
+        weights[name] = (torch.ones_like(drawn) if len(shape) == 1 else drawn).requires_grad_()
+    return weights
+
+
+def main() -> None:
+    """The command: writes a policy directory."""
+    parser = argparse.ArgumentParser(
+        prog="python -m grailnode.demo.genesis", description="Make the demo's genesis policy."
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    recipe = Recipe()
+    policy.save(options.out, recipe.config(), tokenizer(), make(recipe, options.seed, progress=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""A policy as a directory, laid out as Hugging Face lays a checkpoint out.
+
+    config.json                     the architecture
+    generation_config.json          optional; the end-of-sequence token, where config.json does not say
+    tokenizer.json                  the tokenizer (of the `tokenizers` library)
+    model.safetensors               the weights, or model.safetensors.index.json with its shards
+
+Everything is read from the disk as data: no code of the checkpoint runs and nothing is downloaded.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer as _Tokenizer
+from torch import Tensor
+
+_CONFIG: Final = "config.json"
+_GENERATION_CONFIG: Final = "generation_config.json"
+_TOKENIZER: Final = "tokenizer.json"
+_WEIGHTS: Final = "model.safetensors"
+_INDEX: Final = "model.safetensors.index.json"
+_TIED: Final = "lm_head.weight"
+
+PACKAGED_POLICY: Final = Path(__file__).parents[1] / "data" / "genesis"
+"""The policy directory that ships with the package: what `python -m grailnode.demo.genesis --seed 0` makes."""
+
+
+class PolicyError(Exception):
+    """A directory that holds no policy that we can use: says which file, and what to do about it."""
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PolicyError(
+            f"{path}: cannot be read ({error}); a policy is a Hugging Face checkpoint directory"
+        ) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(_read(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise PolicyError(f"{path}: not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise PolicyError(f"{path}: not a JSON object")
+    return value
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    Args:
+        text: the contents of a tokenizer.json.
+
+    Raises:
+        PolicyError: it is none.
+    """
+
+    def __init__(self, text: str) -> None:
+        try:
+            self._tokenizer = _Tokenizer.from_str(text)
+        except Exception as error:  # what the library raises itself
+            raise PolicyError(f"{_TOKENIZER}: not a tokenizer ({error})") from error
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """A prompt's token ids, with whatever the tokenizer puts before every text (Qwen's: nothing)."""
+        return tuple(self._tokenizer.encode(text).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of token ids. Special tokens show by name, so a completion cannot hide one from an environment."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    @property
+    def unknown(self) -> int | None:
+        """The id that stands for what the vocabulary has no token for; None where there is nothing of the kind."""
+        token = getattr(self._tokenizer.model, "unk_token", None)
+        return None if token is None else self.id_of(token)
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token, None where there is no such token."""
+        token_id = self._tokenizer.token_to_id(token)
+        return None if token_id is None else int(token_id)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A policy apart from its weights.
+
+    Attributes:
+        directory: where it lies.
+        config: config.json.
+        tokenizer: text to ids and back.
+        eos: the token id that ends a completion.
+    """
+
+    directory: Path
+    config: Mapping[str, Any]
+    tokenizer: Tokenizer
+    eos: int
+
+    @classmethod
+    def load(cls, directory: Path) -> Self:
+        """Read everything but the weights.
+
+        Raises:
+            PolicyError: a file is missing or broken; the message names it.
+        """
+        config = _read_json(directory / _CONFIG)
+        generation = directory / _GENERATION_CONFIG
+        overrides = _read_json(generation) if generation.is_file() else {}
+        eos = overrides.get("eos_token_id", config.get("eos_token_id"))
+        first = eos[0] if isinstance(eos, list) and eos else eos
+        if not isinstance(first, int):
+            raise PolicyError(f"{directory / _CONFIG}: eos_token_id is missing; give the id that ends a completion")
+        return cls(directory, config, Tokenizer(_read(directory / _TOKENIZER)), first)
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below this. The tokenizer may know fewer."""
+        size = self.config.get("vocab_size")
+        if not isinstance(size, int):
+            raise PolicyError(f"{self.directory / _CONFIG}: vocab_size is missing")
+        return size
+
+
+def load_weights(directory: Path) -> dict[str, Tensor]:
+    """The weights as they travel: contiguous BF16 tensors on the CPU, by the names of the files.
+
+    Other floating-point dtypes are rounded to BF16. Where config.json ties the output projection to the embedding, only the
+    embedding is returned.
+
+    Raises:
+        PolicyError: a file is missing or broken, or holds integers (a quantized checkpoint).
+    """
+    weights: dict[str, Tensor] = {}
+    for path in _shards(directory):
+        try:
+            weights |= load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise PolicyError(f"{path}: cannot be read as safetensors ({error})") from error
+    if _read_json(directory / _CONFIG).get("tie_word_embeddings"):
+        weights.pop(_TIED, None)
+    for name, tensor in weights.items():
+        if not tensor.is_floating_point():
+            raise PolicyError(f"{directory}: {name} has dtype {tensor.dtype}; use a checkpoint that is not quantized")
+    return {name: weights[name].to(torch.bfloat16).contiguous() for name in sorted(weights)}
+
+
+def _shards(directory: Path) -> list[Path]:
+    """The weight files, each inside the directory."""
+    index = directory / _INDEX
+    if not index.is_file():
+        return [directory / _WEIGHTS]
+    names = _read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise PolicyError(f"{index}: weight_map does not map names to files")
+    if any(Path(name).name != name for name in names.values()):
+        raise PolicyError(f"{index}: weight_map names a file outside the directory")
+    return [directory / name for name in sorted(set(names.values()))]
+
+
+def save(directory: Path, config: Mapping[str, Any], tokenizer: str, weights: Mapping[str, Tensor]) -> None:
+    """Write a policy directory, made where there is none.
+
+    Args:
+        config: config.json, with `eos_token_id`.
+        tokenizer: the contents of tokenizer.json.
+        weights: contiguous CPU tensors.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / _CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    (directory / _TOKENIZER).write_text(tokenizer, encoding="utf-8")
+    save_file(dict(weights), directory / _WEIGHTS, metadata={"format": "pt"})
+    (directory / _WEIGHTS).chmod(0o644)  # safetensors makes it private; the other files are not

@@ -1,0 +1,345 @@
+"""The mains of a node's processes. Imported by the fork server, so it imports what they all need."""
+
+import fcntl
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import IO, Literal
+
+import torch
+import trio
+
+from grailnode.beacon.relays import RelayBeacon, StoreBeacon, publish_rounds
+from grailnode.config import Config, ConfigError
+from grailnode.engine import causal_model as models
+from grailnode.engine.compute import Compute
+from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
+from grailnode.node import admission_proof
+from grailnode.node.canary import CanaryProducer
+from grailnode.node.clock import SystemClock
+from grailnode.node.metrics import serve_metrics
+from grailnode.node.settings import miner_settings, trainer_settings, validator_settings
+from grailnode.node.stores import Storage, sweep_orphans
+from grailnode.node.supervisor import EXIT_HOPELESS, run_process
+from grailnode.node.telemetry import Telemetry
+from grailnode.node.user_errors import StateInUseError, explain, passing
+from grailnode.node.wiring import make_task, run_collector, run_miner, run_publisher, run_training, run_validator
+from grailnode.observe.recheck import Replayed, Which, replay
+from grailnode.run import creation, key_files, requirements
+from grailnode.store.local import LocalStore
+from grailnode.store.memory import MemoryStore
+from protocol import paths
+from protocol.beacon import LocalKey
+from protocol.environments import Sandbox
+from protocol.errors import found_in
+from protocol.identity.authority import Revisions
+from protocol.identity.signing import SigningKey
+from protocol.judging.report import canary_key
+from roles.node.identity import Node
+from roles.policy.assignment import Task
+from roles.ports import ObjectStore, StoreError
+
+Kind = Literal["beacon", "training", "upload", "download", "canary", "miner", "validator"]
+TRAINER_KINDS: tuple[Kind, ...] = ("beacon", "training", "upload", "download", "canary")
+_UPLOADERS: tuple[Kind, ...] = ("upload", "canary", "miner", "validator")  # one process for each space
+_LOCK_SECONDS = 5.0
+_RETRY_SECONDS = 0.5
+_CONFIG_NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a process is told.
+
+    Attributes:
+        kind: which of a node's processes it is; name: of the node, which names its key and its state.
+        echo: whether events also go to the terminal.
+    """
+
+    config: Config
+    kind: Kind
+    name: str
+    echo: bool = True
+
+
+Work = Callable[[Node, Launch], Awaitable[None]]
+"""What a process does once its node stands, until it is cancelled."""
+
+
+def main(launch: Launch, work: Work | None = None) -> None:
+    """Run a node's process until it is told to stop.
+
+    Args:
+        work: what it does in place of its kind's own work; a module-level function.
+    """
+    torch.set_num_threads(launch.config.engine.threads)
+    run_process(f"{launch.name}/{launch.kind}", partial(_run, launch, work or _WORK[launch.kind]))
+
+
+def lock_state(directory: Path, kind: str) -> IO[str]:
+    """Hold a state directory for one kind of process, as long as the returned file is open.
+
+    Raises:
+        StateInUseError: another process holds it, for longer than a dying one would.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = (directory / f".{kind}.lock").open("w")
+    end = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() > end:
+                raise StateInUseError(f"{directory}: in use by another {kind} process; use another --name") from None
+            time.sleep(0.1)
+        else:
+            return file
+
+
+async def _run(launch: Launch, work: Work) -> int:
+    """A process's work, and its exit code."""
+    config, kind = launch.config, launch.kind
+    state = config.at(config.node.state) / launch.name
+    process = f"{launch.name}/{kind}" if kind in TRAINER_KINDS else launch.name
+    log = config.at(config.node.logs) / f"{process.replace('/', '-')}.jsonl"
+    telemetry = Telemetry.to_file(process, log, sys.stderr if launch.echo else None)
+    try:
+        with lock_state(state, kind):
+            telemetry.event("started", kind=kind)
+            make = make_canary if kind == "canary" else make_node
+            node = make(config, launch.name, telemetry)
+            async with trio.open_nursery() as nursery:
+                if kind in _UPLOADERS:
+                    nursery.start_soon(sweep_orphans, config, node.key.public, telemetry, node.clock.now())
+                if config.node.metrics_port:
+                    nursery.start_soon(serve_metrics, metrics_port(config, kind), telemetry.exposition)
+                await work(node, launch)
+                nursery.cancel_scope.cancel()
+    except Exception as error:
+        line = explain(error)
+        if line is None:
+            raise  # a fault of our own: its traceback is wanted, and starting again may help
+        telemetry.event("failed", error=line)
+        return 1 if passing(error) else EXIT_HOPELESS
+    return 0
+
+
+def metrics_port(config: Config, kind: Kind) -> int:
+    """Where a process serves its numbers: a trainer's one behind another, in the order of TRAINER_KINDS."""
+    return config.node.metrics_port + (TRAINER_KINDS.index(kind) if kind in TRAINER_KINDS else 0)
+
+
+def make_node(config: Config, name: str, telemetry: Telemetry) -> Node:
+    """A node of this machine, with the key and the state of its name.
+
+    Raises:
+        OSError, ProtocolError, KeyFileError, ConfigError, CredentialsError, StoreError: manifest, key, state or store
+            cannot be used.
+    """
+    state = LocalStore(config.at(config.node.state) / name / "objects")
+    return _node(config, name, _key(config, name), state, Storage(config, telemetry), telemetry)
+
+
+def make_canary(config: Config, name: str, telemetry: Telemetry) -> Node:
+    """The node of a trainer's newest canary: a miner's, under a key that only this trainer can tell. Where the run invites its
+    miners, the canary's invitation is the file NAME-canary-NUMBER.invite among the keys.
+
+    Raises:
+        OSError, ProtocolError, KeyFileError, ConfigError, CredentialsError, StoreError: as for `make_node`.
+    """
+    number = config.trainer.canaries - 1
+    key = canary_key(_key(config, name), number)
+    if config.trainer.canary_store is not None:
+        config = config.model_copy(update={"store": config.trainer.canary_store})
+    elif config.store.meeting is not None:
+        raise ConfigError("trainer.canary_store: missing; in the trainer's own bucket a canary is known for what it is")
+    own = f"{name}-canary-{number}"
+    state = LocalStore(config.at(config.node.state) / own / "objects")
+    called = f"node {key.public.hex()[:4]}"
+    return _node(config, called, key, state, Storage(config, telemetry), telemetry, invitation=own)
+
+
+def _key(config: Config, name: str) -> SigningKey:
+    return key_files.read_or_create(config.at(config.node.keys) / f"{name}{key_files.SUFFIX}")
+
+
+def make_spectator(config: Config) -> Node:
+    """A node that only looks: a key that nobody knows, and a state that nobody keeps.
+
+    Raises:
+        OSError, ProtocolError, StoreError: manifest or store cannot be used.
+    """
+    telemetry = Telemetry("spectator")
+    storage = Storage(config, telemetry, writes=False)
+    return _node(config, "spectator", SigningKey(secrets.token_bytes(32)), MemoryStore(), storage, telemetry)
+
+
+def make_founder(config: Config) -> Node:
+    """A node that publishes what root keys signed: it writes, under a key that nobody knows, and keeps no state.
+
+    Raises:
+        OSError, ProtocolError, ConfigError, CredentialsError, StoreError: manifest or store cannot be used.
+    """
+    telemetry = Telemetry("founder")
+    key = SigningKey(secrets.token_bytes(32))
+    return _node(config, "founder", key, MemoryStore(), Storage(config, telemetry), telemetry)
+
+
+def _node(
+    config: Config,
+    name: str,
+    key: SigningKey,
+    state: ObjectStore,
+    storage: Storage,
+    telemetry: Telemetry,
+    invitation: str = "",
+) -> Node:
+    """A node; its invitation, where it needs one, is in the file of its name unless of another."""
+    manifest = config.at(config.run.manifest)
+    with found_in(manifest):
+        signed = creation.open_run(manifest.read_bytes(), bytes.fromhex(config.run.id) if config.run.id else None)
+    clock = SystemClock()
+    revisions = Revisions(signed.digest, signed.record.authority)
+    store = storage.routed(signed.record, revisions, key.public, state, clock)
+    chain = signed.record.beacon
+    relays = storage.relays(chain.chain_hash)
+    return Node(
+        run_id=signed.digest,
+        run=signed.record,
+        key=key,
+        name=name,
+        store=store,
+        state=state,
+        clock=clock,
+        beacon=RelayBeacon(relays, chain, clock) if relays else StoreBeacon(store, chain, clock),
+        telemetry=telemetry,
+        run_sync=trio.to_thread.run_sync,
+        space=config.store.url if config.store.meeting is not None else "",
+        proof=admission_proof.prover(config.at(config.node.keys) / f"{invitation or name}{admission_proof.SUFFIX}"),
+        known=revisions,
+    )
+
+
+async def join_run(node: Node, config: Config, name: str) -> tuple[Task, Compute]:
+    """The run's task and model. First its sandbox, without which a node has no business in the run; then its files, as soon as
+    the trainer has put them into the store.
+    """
+    sandbox = await node.run_sync(requirements.open_sandbox, node.run)
+    told = ""
+    while True:
+        try:
+            return await _task(node, config, config.at(config.node.state) / name, sandbox)
+        except StoreError as error:
+            if str(error) != told:
+                node.telemetry.event("files-not-there", error=str(error))
+            told = str(error)
+            await trio.sleep(_RETRY_SECONDS)
+
+
+async def _task(node: Node, config: Config, directory: Path, sandbox: Sandbox | None) -> tuple[Task, Compute]:
+    """The run's task and model, from files that are fetched into a directory.
+
+    Raises:
+        StoreError, ProtocolError, PolicyError: a file is not to be had, or not what it should be.
+    """
+    policy = await creation.fetch_model(node.store, node.run, node.authority.trainers, directory / "model")
+    data = await creation.fetch_data(node.store, node.run, node.authority.trainers, directory / "data")
+    return make_task(node, policy, data, sandbox), _compute(policy, config)
+
+
+def _compute(policy: Policy, config: Config) -> Compute:
+    engine = config.engine
+    return Compute(
+        models.build(policy, torch.device(engine.device)),
+        device=engine.device,
+        dtype=_CONFIG_NAMES[engine.dtype],
+        max_batch_tokens=engine.max_batch_tokens,
+    )
+
+
+async def publish_beacon(node: Node, launch: Launch) -> None:
+    """Publish the rounds of the run's own beacon, for ever."""
+    config = launch.config
+    secret = key_files.read(config.at(config.node.keys) / f"{config.beacon.key}{key_files.SUFFIX}")
+    key = LocalKey.from_seed(secret)
+    await publish_rounds(key, node.run.beacon, node.store, node.clock, keep=config.beacon.keep_rounds)
+
+
+def policy_directory(config: Config) -> Path:
+    """Where the trainer's policy of version 0 lies: the packaged genesis, or the operator's directory."""
+    name = config.trainer.policy
+    return PACKAGED_POLICY if name == "genesis" else config.at(Path(name))
+
+
+def data_file(config: Config) -> Path | None:
+    """Where the trainer's data file lies; None where run.toml names none."""
+    return None if config.trainer.data is None else config.at(config.trainer.data)
+
+
+async def _training(node: Node, launch: Launch) -> None:
+    config = launch.config
+    directory = policy_directory(config)
+    policy = Policy.load(directory)
+    settings = trainer_settings(config, node.run.sampling.params())
+    await run_training(node, partial(load_weights, directory), _compute(policy, config), settings)
+
+
+async def _upload(node: Node, launch: Launch) -> None:
+    config = launch.config
+    data = requirements.published(node.run, data_file(config))
+    files = creation.model_files(policy_directory(config)) | data
+    await creation.publish_files(node.store, node.key.public, files)
+    await node.publish(paths.run(node.run_id), config.at(config.run.manifest).read_bytes())
+    mark_ms = secrets.randbelow(max(1, node.run.head_ttl * 100))
+    await run_publisher(node, replace(trainer_settings(config, node.run.sampling.params()).publisher, mark_ms=mark_ms))
+
+
+async def _download(node: Node, launch: Launch) -> None:
+    await run_collector(node, trainer_settings(launch.config, node.run.sampling.params()).collector)
+
+
+async def _miner(node: Node, launch: Launch) -> None:
+    task, compute = await join_run(node, launch.config, launch.name)
+    await run_miner(node, task, compute, miner_settings(launch.config))
+
+
+async def _canary(node: Node, launch: Launch) -> None:
+    config = launch.config
+    task, compute = await join_run(node, config, f"{launch.name}-canary")
+    producer = partial(CanaryProducer, trainer=_key(config, launch.name))
+    await run_miner(node, task, compute, miner_settings(config), producer)
+
+
+async def replay_group(config: Config, which: Which) -> Replayed:
+    """Judge one group of a run again, as anybody can.
+
+    Raises:
+        OSError, StoreError, ProtocolError, PolicyError, EngineError, SandboxError: what it takes is not to be had, or not what it
+            should be.
+    """
+    node = make_spectator(config)
+    sandbox = await node.run_sync(requirements.open_sandbox, node.run)
+    with tempfile.TemporaryDirectory(prefix="grailnode-verify-") as directory:
+        task, compute = await _task(node, config, Path(directory), sandbox)
+        return await replay(node, task, compute, which)
+
+
+async def _validator(node: Node, launch: Launch) -> None:
+    task, compute = await join_run(node, launch.config, launch.name)
+    await run_validator(node, task, compute, validator_settings(launch.config))
+
+
+_WORK: dict[Kind, Work] = {
+    "beacon": publish_beacon,
+    "training": _training,
+    "upload": _upload,
+    "download": _download,
+    "canary": _canary,
+    "miner": _miner,
+    "validator": _validator,
+}

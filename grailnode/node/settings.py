@@ -1,0 +1,61 @@
+"""What each role is told of the configuration: run.toml's sections as the settings of the roles."""
+
+from dataclasses import dataclass, field
+
+from grailnode.config import Config
+from protocol.rollout.sampling import SamplingParams
+from roles.miner.miner import MinerSettings
+from roles.trainer.collect.collector import CollectorSettings
+from roles.trainer.learn.learner import LearnerSettings
+from roles.trainer.learn.optimizer import AdamWSettings
+from roles.trainer.learn.replay_buffer import ReplaySettings
+from roles.trainer.learn.training import TrainingSettings
+from roles.trainer.publish.publisher import PublisherSettings
+from roles.validator.validator import ValidatorSettings
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """Everything a trainer's operator decides."""
+
+    training: TrainingSettings
+    learner: LearnerSettings = field(default_factory=LearnerSettings)
+    replay: ReplaySettings = field(default_factory=ReplaySettings)
+    publisher: PublisherSettings = field(default_factory=PublisherSettings)
+    collector: CollectorSettings = field(default_factory=CollectorSettings)
+    seed: int = 0
+
+
+def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSettings:
+    """A trainer's settings, for rollouts that are sampled in this way."""
+    section = config.trainer
+    return TrainerSettings(
+        training=TrainingSettings(section.groups_per_step, section.steps_per_version),
+        learner=LearnerSettings(
+            temperature=sampling.temperature,
+            filters=sampling.filters,
+            max_batch_tokens=config.engine.max_batch_tokens,
+            optimizer=AdamWSettings(learning_rate=section.learning_rate, warmup_steps=section.warmup_steps),
+        ),
+        replay=ReplaySettings(section.replay_bytes, section.decay, section.max_staleness, section.max_uses),
+        publisher=PublisherSettings(
+            anchor_interval=section.anchor_interval,
+            keep_patches=section.keep_patches,
+            keep_anchors=section.keep_anchors,
+            profile=section.patch_profile,
+            link_mbps=section.link_mbps or None,
+        ),
+        collector=CollectorSettings(poll_seconds=section.poll_seconds, canaries=section.canaries),
+        seed=section.seed,
+    )
+
+
+def miner_settings(config: Config) -> MinerSettings:
+    """A miner's settings."""
+    section = config.miner
+    return MinerSettings(section.groups, section.chunk, section.share, section.poll_seconds)
+
+
+def validator_settings(config: Config) -> ValidatorSettings:
+    """A validator's settings."""
+    return ValidatorSettings(config.validator.evaluation_problems, config.validator.poll_seconds)

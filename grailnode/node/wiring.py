@@ -1,0 +1,104 @@
+"""Roles with their adapters: the only place where both are known. Used alike by processes and by the simulator."""
+
+import os
+from collections.abc import Callable
+
+import torch
+
+from grailnode.engine.compute import Compute, make_engine
+from grailnode.engine.policy import Policy
+from grailnode.engine.torch_engine import TorchEngine
+from grailnode.node.settings import TrainerSettings
+from protocol import environments
+from protocol.digest import Weights
+from protocol.environments import Sandbox
+from protocol.errors import MalformedError, ProtocolError
+from roles.authority_updates import under_authority
+from roles.miner.miner import Miner, MinerSettings
+from roles.miner.produce import HonestProducer, Producer
+from roles.node.identity import Node
+from roles.policy.assignment import Task
+from roles.policy.follower import Follower
+from roles.trainer.collect.collector import Collector, CollectorSettings
+from roles.trainer.learn.learner import Learner
+from roles.trainer.learn.replay_buffer import ReplayBuffer
+from roles.trainer.learn.training import Training
+from roles.trainer.publish.history import History
+from roles.trainer.publish.publisher import Publisher, PublisherSettings
+from roles.validator.ledger_state import Ledger
+from roles.validator.validator import Validator, ValidatorSettings
+
+_BEHIND = 4  # versions a validator keeps beside those that laggards may declare, for windows that it judges late
+
+_MOST_TRIALS = 8  # of programs at a time: each may take a gigabyte
+
+
+def make_task(node: Node, policy: Policy, data: bytes | None = None, sandbox: Sandbox | None = None) -> Task:
+    """What the run asks of miners and validators.
+
+    Args:
+        data: the run's data file, for an environment that reads one; sandbox: for one that runs programs.
+
+    Raises:
+        ValueError: this program does not know the run's environment, or was not given what it needs.
+        ProtocolError: the data is no file of its problems.
+    """
+    try:
+        environment = environments.get(node.run.environment, data, sandbox)
+    except ProtocolError as error:
+        raise MalformedError(str(error), "the run's data file") from error
+    at_once = min(_MOST_TRIALS, len(os.sched_getaffinity(0))) if sandbox is not None else 1
+    return Task(node.run_id, node.run, environment, policy.tokenizer, policy.vocabulary, node.run_sync, at_once)
+
+
+async def run_miner(
+    node: Node,
+    task: Task,
+    compute: Compute,
+    settings: MinerSettings,
+    producer: Callable[[Task, TorchEngine], Producer] = HonestProducer,
+) -> None:
+    """Mine for ever."""
+
+    async def mine() -> None:
+        engine = make_engine(compute, node.run_sync)
+        follower = await Follower.open(node)
+        await Miner(node, follower, engine, producer(task, engine), settings).run()
+
+    await under_authority(node, mine)
+
+
+async def run_validator(node: Node, task: Task, compute: Compute, settings: ValidatorSettings) -> None:
+    """Validate for ever."""
+
+    async def validate() -> None:
+        follower = await Follower.open(node, keep=node.run.schedule.max_lag + _BEHIND)
+        ledger = await Ledger.open(node.state, node.run.scoring)
+        engine = make_engine(compute, node.run_sync)
+        await Validator(node, follower, engine, task, ledger, settings).run()
+
+    await under_authority(node, validate)
+
+
+async def run_training(node: Node, genesis: Callable[[], Weights], compute: Compute, settings: TrainerSettings) -> None:
+    """Train for ever: the training process."""
+    learner = Learner(
+        compute.model, genesis(), settings.learner, device=torch.device(compute.device), dtype=compute.dtype
+    )
+    buffer = ReplayBuffer(settings.replay, settings.seed)
+    await Training(node, learner, buffer, genesis, settings.training).run()
+
+
+async def run_publisher(node: Node, settings: PublisherSettings) -> None:
+    """Publish for ever: the upload process."""
+
+    async def publish() -> None:
+        history = await History.open(node.state)
+        await Publisher(node, history, settings).run()
+
+    await under_authority(node, publish)
+
+
+async def run_collector(node: Node, settings: CollectorSettings) -> None:
+    """Collect for ever: the download process."""
+    await under_authority(node, Collector(node, settings).run)

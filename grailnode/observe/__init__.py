@@ -1,0 +1,1 @@
+"""What a stranger can check from public objects alone: the state of a run, its chain, one judgement. Imports engine."""

@@ -1,6 +1,0 @@
-"""The record of a run that people keep: report.json for programs, report.html for eyes."""
-
-from grailnode.report.model import MinerGroups, Report, RunFacts, TokensPerSecond
-from grailnode.report.write import read_report, write_report
-
-__all__ = ["MinerGroups", "Report", "RunFacts", "TokensPerSecond", "read_report", "write_report"]

@@ -1,0 +1,319 @@
+"""What a bucket needs so that one participant writes to it, everybody reads it, and it does not grow without end.
+
+Documents for AWS, Cloudflare R2 and MinIO, as the services' own tools take them. Least privilege: credentials of a node write and
+delete below its own key and nowhere else; readers get objects and change nothing; a guest of a meeting point writes announcements.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+from urllib.parse import urlsplit
+
+from protocol.identity.participant import SPACE_FORM
+
+Provider = Literal["aws", "r2", "minio"]
+Json = dict[str, Any]
+
+EXPIRING: Final = ("commitments", "batches", "verdicts", "seals", "witnesses", "lookbacks", "reports")
+"""Kinds of objects that nobody reads when their window has long been settled; summaries are the ledger, and stay."""
+
+ABORT_DAYS: Final = 1
+_READ_HEADERS: Final = ("ETag", "Content-Length", "Content-Range", "Accept-Ranges")
+_R2_WRITE: Final = {"id": "2efd5506f9c8494dacb1fa10a3e7d5b6", "name": "Workers R2 Storage Bucket Item Write"}
+_name: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_host: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
+_region: Final = re.compile(r"[A-Za-z0-9-]*")
+_segment: Final = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,99}")
+
+
+class BucketError(Exception):
+    """A bucket that cannot be used so: says why and what to give."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket, or the part of one below a prefix.
+
+    Attributes:
+        endpoint: URL of the service; empty for AWS.
+        prefix: ends with '/', or is empty.
+        url: where everybody reads it.
+    """
+
+    provider: Provider
+    name: str
+    endpoint: str
+    region: str
+    prefix: str
+    url: str
+
+
+@dataclass(frozen=True)
+class Document:
+    """A file for the service's tool: its name, its text, and the command that applies it (in the file's folder)."""
+
+    name: str
+    text: str
+    command: str
+
+
+def parse_bucket(text: str, provider: Provider, region: str = "", url: str = "") -> Bucket:
+    """A bucket from NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME/PREFIX.
+
+    Raises:
+        BucketError: none of these, or where to read it cannot be known.
+    """
+    if not _region.fullmatch(region):
+        raise BucketError(f"--region {region!r}: give letters, digits and '-', such as eu-west-1")
+    endpoint, rest = "", text
+    if "://" in text:
+        parts = urlsplit(text)
+        if parts.scheme == "s3":
+            rest = parts.netloc + parts.path
+        elif parts.scheme in {"https", "http"} and _host.fullmatch(parts.netloc) and not parts.query:
+            endpoint, rest = f"{parts.scheme}://{parts.netloc}", parts.path.lstrip("/")
+        else:
+            raise BucketError(f"{text}: give NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME/PREFIX")
+    name, _, prefix = rest.rstrip("/").partition("/")
+    if not _name.fullmatch(name) or not all(_segment.fullmatch(part) for part in prefix.split("/") if prefix):
+        raise BucketError(
+            f"{text}: not a bucket's name and prefix; give NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME"
+        )
+    if provider != "aws" and not endpoint:
+        example = "https://ACCOUNT.r2.cloudflarestorage.com" if provider == "r2" else "https://minio.example.org"
+        raise BucketError(f"{text}: where is it? give the endpoint as well, such as {example}/{name}")
+    if provider == "r2" and not url:
+        raise BucketError(f"{text}: R2 is read by a domain of its own; give --url https://pub-....r2.dev or your own")
+    if url and not re.fullmatch(SPACE_FORM, url.rstrip("/")):
+        raise BucketError("--url: give https://host[:port][/path], host in lower case, without user or query")
+    region = region or ("auto" if provider == "r2" else "us-east-1")
+    below = f"/{prefix}" if prefix else ""
+    found = endpoint + f"/{name}" if endpoint else f"https://{name}.s3.{region}.amazonaws.com"
+    return Bucket(provider, name, endpoint, region, prefix + "/" if prefix else "", (url.rstrip("/") or found) + below)
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a bucket is for.
+
+    Attributes:
+        keys: whose objects the owner's credentials may write.
+        readers: AWS or MinIO principals that may read; everybody where there are none.
+        beacon: where participants announce themselves here, the first part of the beacon's paths; empty elsewhere.
+        days: after which objects of settled windows go.
+    """
+
+    keys: tuple[bytes, ...]
+    readers: tuple[str, ...] = ()
+    beacon: str = ""
+    days: int = 7
+
+    @property
+    def user(self) -> str:
+        """What the owner's credentials are called."""
+        return f"grailnode-{self.keys[0].hex()[:8]}"
+
+    @property
+    def rules(self) -> list[str]:
+        """Where the run's own objects lie: its manifest, revisions of its authority, a local beacon's rounds."""
+        return ["runs/*", "revisions/*", f"{self.beacon}/public/*"]
+
+
+def documents(bucket: Bucket, use: Use) -> list[Document]:
+    """What to apply to a bucket."""
+    makers = {"aws": _aws, "r2": _r2, "minio": _minio}
+    return makers[bucket.provider](bucket, use)
+
+
+def _aws(bucket: Bucket, use: Use) -> list[Document]:
+    api = f"aws s3api {{}} --bucket {bucket.name}"
+    opened = "" if use.readers else f"{api.format('delete-public-access-block')} && "
+    made = [
+        _json("writer-policy.json", _writer(bucket, use), _iam(use.user, "writer-policy.json")),
+        _json(
+            "bucket-policy.json",
+            _reader(bucket, use.readers),
+            f"{opened}{api.format('put-bucket-policy')} --policy file://bucket-policy.json",
+        ),
+        _json("cors.json", _cors(), f"{api.format('put-bucket-cors')} --cors-configuration file://cors.json"),
+        _json(
+            "lifecycle.json",
+            _lifecycle(bucket, use, abort=True),
+            f"{api.format('put-bucket-lifecycle-configuration')} --lifecycle-configuration file://lifecycle.json",
+        ),
+    ]
+    if use.beacon:
+        made.append(_json("guest-policy.json", _guest(bucket, use), _iam("grailnode-guest", "guest-policy.json")))
+    return made
+
+
+def _iam(user: str, file: str) -> str:
+    return (
+        f"aws iam create-user --user-name {user} && aws iam put-user-policy --user-name {user} --policy-name grailnode "
+        f"--policy-document file://{file} && aws iam create-access-key --user-name {user}"
+    )
+
+
+def _r2(bucket: Bucket, use: Use) -> list[Document]:
+    account = (urlsplit(bucket.endpoint).hostname or "").partition(".")[0]
+    api = f"aws s3api {{}} --endpoint-url {bucket.endpoint} --bucket {bucket.name}"
+    cloudflare = (
+        'curl -H "Authorization: Bearer $CLOUDFLARE_API_TOKEN" --json @{} https://api.cloudflare.com/client/v4/{}'
+    )
+    token = {
+        "name": use.user,
+        "policies": [
+            {
+                "effect": "allow",
+                "permission_groups": [_R2_WRITE],
+                "resources": {f"com.cloudflare.edge.r2.bucket.{account}_default_{bucket.name}": "*"},
+            }
+        ],
+    }
+    made = [
+        _json("writer-token.json", token, cloudflare.format("writer-token.json", "user/tokens")),
+        _json("cors.json", _cors(), f"{api.format('put-bucket-cors')} --cors-configuration file://cors.json"),
+        _json(
+            "lifecycle.json",
+            _lifecycle(bucket, use, abort=True),
+            f"{api.format('put-bucket-lifecycle-configuration')} --lifecycle-configuration file://lifecycle.json",
+        ),
+    ]
+    if use.beacon:
+        guest = {
+            "bucket": bucket.name,
+            "parentAccessKeyId": "ACCESS_KEY_ID of the token above",
+            "permission": "object-read-write",
+            "prefixes": [f"{bucket.prefix}participants/"],
+            "ttlSeconds": 604_800,
+        }
+        place = f"accounts/{account}/r2/temp-access-credentials"
+        made.append(_json("guest-credentials.json", guest, cloudflare.format("guest-credentials.json", place)))
+    return made
+
+
+def _minio(bucket: Bucket, use: Use) -> list[Document]:
+    made = [
+        _json("writer-policy.json", _writer(bucket, use), _mc_policy(use.user, "writer-policy.json")),
+        _json(
+            "bucket-policy.json",
+            _reader(bucket, use.readers),
+            f"mc anonymous set-json bucket-policy.json ALIAS/{bucket.name}",
+        ),
+        Document("cors.xml", _CORS_XML, f"mc cors set ALIAS/{bucket.name} cors.xml"),
+        _json(
+            "lifecycle.json",
+            _lifecycle(bucket, use, abort=False),  # MinIO drops stale uploads itself, after a day
+            f"mc ilm rule import ALIAS/{bucket.name} < lifecycle.json",
+        ),
+    ]
+    if use.beacon:
+        made.append(_json("guest-policy.json", _guest(bucket, use), _mc_policy("grailnode-guest", "guest-policy.json")))
+    return made
+
+
+def _mc_policy(user: str, file: str) -> str:
+    return (
+        f"mc admin user add ALIAS {user} SECRET && mc admin policy create ALIAS {user} {file} && "
+        f"mc admin policy attach ALIAS {user} --user {user}"
+    )
+
+
+def _json(name: str, content: Json, command: str) -> Document:
+    return Document(name, json.dumps(content, indent=2) + "\n", command)
+
+
+def _policy(*statements: Json) -> Json:
+    return {"Version": "2012-10-17", "Statement": list(statements)}
+
+
+def _allow(sid: str, actions: list[str], resources: list[str], prefixes: list[str] | None = None) -> Json:
+    condition = {"Condition": {"StringLike": {"s3:prefix": prefixes}}} if prefixes else {}
+    return {"Sid": sid, "Effect": "Allow", "Action": actions, "Resource": resources, **condition}
+
+
+def _arn(bucket: Bucket, path: str = "") -> str:
+    arn = f"arn:aws:s3:::{bucket.name}"
+    return f"{arn}/{bucket.prefix}{path}" if path else arn
+
+
+def _writer(bucket: Bucket, use: Use) -> Json:
+    """What the owner's credentials may do."""
+    own = [f"{key.hex()}/*" for key in use.keys]
+    if use.beacon:
+        own += ["participants/*", *use.rules]
+    return _policy(
+        _allow(
+            "WriteOwnObjects",
+            [f"s3:{verb}" for verb in ("GetObject", "PutObject", "DeleteObject", "AbortMultipartUpload")]
+            + ["s3:ListMultipartUploadParts"],
+            [_arn(bucket, path) for path in own],
+        ),
+        _allow("ListOwnObjects", ["s3:ListBucket"], [_arn(bucket)], [bucket.prefix + path for path in own]),
+        _allow("ResumeOwnUploads", ["s3:ListBucketMultipartUploads"], [_arn(bucket)]),
+    )
+
+
+def _reader(bucket: Bucket, readers: tuple[str, ...]) -> Json:
+    """What everybody, or those who are named, may do."""
+    principal: Any = {"AWS": list(readers)} if readers else "*"
+    read = {**_allow("ReadObjects", ["s3:GetObject"], [_arn(bucket, "*")]), "Principal": principal}
+    if not readers:
+        return _policy(read)
+    listed = _allow("TellMissingFromForbidden", ["s3:ListBucket"], [_arn(bucket)], [f"{bucket.prefix}*"])
+    return _policy(read, {**listed, "Principal": principal})
+
+
+def _guest(bucket: Bucket, use: Use) -> Json:
+    """What credentials that are handed to participants of a meeting point may do: announce, and see who else did."""
+    return _policy(
+        _allow("Announce", ["s3:GetObject", "s3:PutObject"], [_arn(bucket, "participants/*")]),
+        _allow("ReadRules", ["s3:GetObject"], [_arn(bucket, path) for path in use.rules]),
+        _allow("SeeParticipants", ["s3:ListBucket"], [_arn(bucket)], [f"{bucket.prefix}participants/*"]),
+    )
+
+
+def _cors() -> Json:
+    rule = {
+        "AllowedMethods": ["GET", "HEAD"],
+        "AllowedOrigins": ["*"],
+        "AllowedHeaders": ["Range", "If-Range"],
+        "ExposeHeaders": list(_READ_HEADERS),
+        "MaxAgeSeconds": 3600,
+    }
+    return {"CORSRules": [rule]}
+
+
+_CORS_XML: Final = (
+    '<?xml version="1.0" encoding="UTF-8"?>\n<CORSConfiguration>\n  <CORSRule>\n    <AllowedOrigin>*</AllowedOrigin>\n'
+    + "".join(f"    <AllowedMethod>{method}</AllowedMethod>\n" for method in ("GET", "HEAD"))
+    + "".join(f"    <AllowedHeader>{header}</AllowedHeader>\n" for header in ("Range", "If-Range"))
+    + "".join(f"    <ExposeHeader>{header}</ExposeHeader>\n" for header in _READ_HEADERS)
+    + "    <MaxAgeSeconds>3600</MaxAgeSeconds>\n  </CORSRule>\n</CORSConfiguration>\n"
+)
+
+
+def _lifecycle(bucket: Bucket, use: Use, *, abort: bool) -> Json:
+    prefixes = {f"{kind}-{key.hex()[:8]}": f"{key.hex()}/{kind}/" for key in use.keys for kind in EXPIRING}
+    if use.beacon:
+        prefixes["participants"] = "participants/"
+    rules: list[Json] = [
+        {
+            "ID": f"expire-{name}",
+            "Status": "Enabled",
+            "Filter": {"Prefix": bucket.prefix + prefix},
+            "Expiration": {"Days": use.days},
+        }
+        for name, prefix in prefixes.items()
+    ]
+    if abort:
+        rules.append(
+            {
+                "ID": "abort-incomplete-uploads",
+                "Status": "Enabled",
+                "Filter": {"Prefix": bucket.prefix},
+                "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": ABORT_DAYS},
+            }
+        )
+    return {"Rules": rules}

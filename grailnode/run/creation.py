@@ -1,0 +1,237 @@
+"""Founding a run: the manifest from a policy and a few choices, signed by the root keys, and the files it names."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from grailnode.calibration.proof_file import AUDIT, Proof
+from grailnode.engine import policy as policies
+from grailnode.run import requirements
+from protocol import paths
+from protocol.beacon import ChainInfo
+from protocol.digest import content_digest, digest_weights
+from protocol.errors import ProtocolError, SignatureError
+from protocol.identity.authority import OPEN, Admission, Authority
+from protocol.identity.signing import Signed, SigningKey, open_announced, open_signed, sign
+from protocol.run import FileRef, ModelSpec, RunManifest, SamplingSpec, ScoringSpec
+from protocol.window import Schedule
+from roles.ports import ObjectStore, StoreError
+
+MODEL_FILES = ("config.json", "tokenizer.json", "generation_config.json")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a founder decides beside the model; the defaults are the demo's.
+
+    Attributes:
+        data: the file of problems, for an environment that reads one.
+        windows are counted in beacon rounds: see protocol/window.py.
+    """
+
+    name: str = "demo"
+    environment: str = "addition"
+    data: Path | None = None
+    temperature: float = 1.0
+    max_tokens: int = 8
+    group_size: int = 8
+    groups: int = 16
+    rounds: int = 8
+    commit_rounds: int = 5
+    audit_rounds: int = 6
+    seal_rounds: int = 16
+    verdict_rounds: int = 24
+    first_round: int = 1
+    lead: int = 1
+    max_lag: int = 2
+    validators: int = 1
+    quorum: int = 1
+    head_ttl: int = 3600
+    audit_ppm: int = 1_000_000
+    audit_floor_ppm: int = 1_000_000
+    audit_halving: int = 16
+    roots: int = 1
+    root_threshold: int = 1
+    admission: Admission = OPEN
+
+    def in_rounds(self, rounds: int) -> "Choices":
+        """The same proportions for windows of another number of rounds, at least 3."""
+        commit, audit, seal, verdict = (
+            moment * rounds // self.rounds
+            for moment in (self.commit_rounds, self.audit_rounds, self.seal_rounds, self.verdict_rounds)
+        )
+        commit = max(1, commit)
+        audit = max(commit + 1, audit)
+        seal = max(audit + 1, seal)
+        return replace(
+            self,
+            rounds=rounds,
+            commit_rounds=commit,
+            audit_rounds=audit,
+            seal_rounds=seal,
+            verdict_rounds=max(seal + 1, verdict),
+        )
+
+
+SCORING = ScoringSpec(exponent=2.0, penalty=10.0, shortfall=1.0, deposit=32.0, cap=1.0, windows=100, half_life=50.0)
+
+
+def model_files(directory: Path) -> dict[str, bytes]:
+    """The files of a policy directory that every node needs, by name."""
+    return {name: (directory / name).read_bytes() for name in MODEL_FILES if (directory / name).is_file()}
+
+
+def draft(
+    choices: Choices,
+    directory: Path,
+    beacon: ChainInfo,
+    authority: Authority,
+    proof: Proof,
+) -> RunManifest:
+    """A run manifest for the policy in a directory.
+
+    Args:
+        proof: the thresholds that were measured on this policy.
+
+    Raises:
+        PolicyError: the directory holds no policy.
+        ProofFileError: the proof was measured on another, or for other sampling.
+        ProvisionError: the data file cannot be read.
+        ValueError: the choices contradict each other.
+    """
+    policy = policies.Policy.load(directory)
+    files = model_files(directory)
+    genesis = digest_weights(policies.load_weights(directory))
+    proof.check(genesis, choices.temperature, choices.max_tokens)
+    audit = {name: getattr(choices, name) for name in AUDIT}
+    return RunManifest(
+        name=choices.name,
+        authority=authority,
+        model=ModelSpec(
+            files=tuple(
+                FileRef(name=name, digest=content_digest(data), size=len(data)) for name, data in files.items()
+            ),
+            genesis=genesis,
+        ),
+        environment=choices.environment,
+        data=requirements.reference(choices.data),
+        sampling=SamplingSpec(temperature=choices.temperature, max_tokens=choices.max_tokens, eos=policy.eos),
+        group_size=choices.group_size,
+        groups=choices.groups,
+        schedule=Schedule(
+            first_round=choices.first_round,
+            rounds=choices.rounds,
+            commit_rounds=choices.commit_rounds,
+            audit_rounds=choices.audit_rounds,
+            seal_rounds=choices.seal_rounds,
+            verdict_rounds=choices.verdict_rounds,
+            lead=choices.lead,
+            max_lag=choices.max_lag,
+        ),
+        beacon=beacon,
+        proof=proof.thresholds.model_copy(update=audit),
+        scoring=SCORING,
+        head_ttl=choices.head_ttl,
+    )
+
+
+def authority(
+    choices: Choices, *, roots: Sequence[bytes], trainers: Sequence[bytes], validators: Sequence[bytes]
+) -> Authority:
+    """Who may act when the run begins.
+
+    Raises:
+        ValueError: the choices contradict the keys.
+    """
+    return Authority(
+        roots=tuple(roots),
+        root_threshold=choices.root_threshold,
+        trainers=tuple(trainers),
+        validators=tuple(validators),
+        quorum=choices.quorum,
+        admission=choices.admission,
+        revoked=(),
+    )
+
+
+async def publish_files(store: ObjectStore, writer: bytes, files: Mapping[str, bytes]) -> None:
+    """Put the files of a run where the manifest's readers look for them."""
+    for data in files.values():
+        await store.put(paths.file(writer, content_digest(data)), data)
+
+
+def seal(manifest: RunManifest, *roots: SigningKey) -> Signed[RunManifest]:
+    """The signed manifest."""
+    return open_signed(sign(manifest, *roots), RunManifest, manifest.authority.roots, manifest.authority.root_threshold)
+
+
+def open_run(data: bytes, run_id: bytes | None = None) -> Signed[RunManifest]:
+    """A run manifest, signed by as many of its own roots as it asks for.
+
+    Args:
+        data: hostile bytes.
+        run_id: the id that must come out; None to trust the file.
+
+    Raises:
+        ProtocolError: it is not such a manifest, or of another run.
+    """
+    signed = open_announced(data, RunManifest)
+    roots, threshold = signed.record.authority.roots, signed.record.authority.root_threshold
+    if not set(signed.signers) <= set(roots) or len(signed.signers) < threshold:
+        raise SignatureError(f"not signed by {threshold} of its own roots", "run manifest")
+    signed.record.authority.check_keys()
+    if run_id is not None and signed.digest != run_id:
+        raise ProtocolError(f"is run {signed.digest.hex()}, not {run_id.hex()}", "run manifest")
+    return signed
+
+
+async def fetch_model(
+    store: ObjectStore, run: RunManifest, writers: Sequence[bytes], directory: Path
+) -> policies.Policy:
+    """The run's model files, checked, in a directory; then the policy they make.
+
+    Args:
+        writers: the trainers in whose spaces to look.
+
+    Raises:
+        StoreError: a file is not to be had, or not the one that the run names.
+        PolicyError: the files make no policy.
+    """
+    for ref in run.model.files:
+        await _fetch(store, ref, writers, directory)
+    return policies.Policy.load(directory)
+
+
+async def fetch_data(store: ObjectStore, run: RunManifest, writers: Sequence[bytes], directory: Path) -> bytes | None:
+    """The run's data file, checked, and kept in a directory; None where it has none.
+
+    Raises:
+        StoreError: it is not to be had, or not the one that the run names.
+    """
+    return None if run.data is None else await _fetch(store, run.data, writers, directory)
+
+
+async def _fetch(store: ObjectStore, ref: FileRef, writers: Sequence[bytes], directory: Path) -> bytes:
+    """A file of the run: the one in a directory, or else from the first space that has it, and kept there.
+
+    Raises:
+        StoreError: the first failure, where no space has it. Storage that is wrong now may be right later.
+    """
+    target = directory / ref.name
+    if target.is_file() and target.stat().st_size == ref.size:
+        kept = target.read_bytes()
+        if content_digest(kept) == ref.digest:
+            return kept
+    failures: list[StoreError] = []
+    for writer in writers:
+        try:
+            data = await store.get(paths.file(writer, ref.digest), ref.size)
+            if content_digest(data) != ref.digest:
+                raise StoreError(f"{ref.name}: not the file that the run names, as storage shows it now")
+        except StoreError as error:
+            failures.append(error)
+        else:
+            directory.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+            return data
+    raise failures[0]

@@ -1,0 +1,88 @@
+"""Secret keys as files: 32 bytes in hexadecimal, readable by their owner alone."""
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from grailnode.store.disk import write_through
+from protocol.identity.signing import SigningKey
+
+SUFFIX = ".key"
+
+
+class KeyFileError(Exception):
+    """A key file that cannot be used: says which, why, and what to do."""
+
+
+def create(path: Path, secret: bytes | None = None) -> bytes:
+    """Write a new secret (random unless given) with mode 0600; never over another.
+
+    Raises:
+        KeyFileError: there is a file already, or it cannot be written.
+    """
+    secret = secret if secret is not None else secrets.token_bytes(32)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            write_through(descriptor, f"{secret.hex()}\n".encode())
+        except BaseException:
+            path.unlink(missing_ok=True)  # else it would be in the way of the next try
+            raise
+        finally:
+            os.close(descriptor)
+    except FileExistsError:
+        raise KeyFileError(f"{path}: there is a key already; move it away first") from None
+    except OSError as error:
+        raise KeyFileError(f"{path}: cannot be written ({error.strerror})") from error
+    return secret
+
+
+def read(path: Path) -> bytes:
+    """The 32 secret bytes of a key file.
+
+    Raises:
+        KeyFileError: missing, readable by others, or not a key.
+    """
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):  # to open a FIFO is to wait for who writes to it
+            raise KeyFileError(f"{path}: not a regular file; put the key itself there")
+        text = path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        raise KeyFileError(f"{path}: no such key; `grailnode init` makes a run's keys") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise KeyFileError(f"{path}: cannot be read ({error})") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise KeyFileError(f"{path}: others may read it; run `chmod 600 {path}`")
+    try:
+        secret = bytes.fromhex(text)
+    except ValueError:
+        secret = b""
+    if len(secret) != 32:
+        raise KeyFileError(f"{path}: not a key (64 hexadecimal digits)")
+    return secret
+
+
+def listed(directory: Path) -> list[Path]:
+    """The key files of a directory, in order; none where there is no directory.
+
+    Raises:
+        KeyFileError: it cannot be listed.
+    """
+    try:
+        return sorted(path for path in directory.iterdir() if path.suffix == SUFFIX)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise KeyFileError(f"{directory}: cannot be listed ({(error.strerror or 'unknown').lower()})") from error
+
+
+def read_or_create(path: Path) -> SigningKey:
+    """The signing key of a file, made if there is none.
+
+    Raises:
+        KeyFileError: it can be neither read nor made.
+    """
+    return SigningKey(read(path) if path.exists() else create(path))

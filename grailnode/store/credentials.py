@@ -1,0 +1,55 @@
+"""What signs requests to an S3 service: from the environment, or from a file that only its owner can read. Never from run.toml."""
+
+import configparser
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from grailnode.store.s3.s3_session import S3Credentials
+
+_ACCESS, _SECRET, _TOKEN = "aws_access_key_id", "aws_secret_access_key", "aws_session_token"
+
+
+class CredentialsError(Exception):
+    """Storage credentials that cannot be used: says which, why, and what to do."""
+
+
+def read_credentials(path: Path | None, environment: Mapping[str, str] = os.environ) -> S3Credentials | None:
+    """Credentials of a file in the notation of AWS's credentials file (section `default`); without a file, of the environment.
+
+    Returns:
+        None where neither a file is named nor the environment has any.
+
+    Raises:
+        CredentialsError: the file is missing, readable by others, or holds none.
+    """
+    if path is None:
+        access, secret = environment.get(_ACCESS.upper(), ""), environment.get(_SECRET.upper(), "")
+        if not access and not secret:
+            return None
+        if not access or not secret:
+            missing = _SECRET if access else _ACCESS
+            raise CredentialsError(f"{missing.upper()} is not set in the environment, its counterpart is")
+        return S3Credentials(access, secret, environment.get(_TOKEN.upper()) or None)
+    return _of_file(path)
+
+
+def _of_file(path: Path) -> S3Credentials:
+    try:
+        with path.open(encoding="utf-8") as file:
+            if os.fstat(file.fileno()).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise CredentialsError(f"{path}: others may read these credentials; run `chmod 600 {path}`")
+            parser = configparser.ConfigParser(interpolation=None)
+            parser.read_string(file.read())
+    except FileNotFoundError:
+        raise CredentialsError(f"{path}: no such file; write {_ACCESS} and {_SECRET} under [default] into it") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CredentialsError(f"{path}: cannot be read ({type(error).__name__})") from None
+    except configparser.Error:
+        raise CredentialsError(f"{path}: not a credentials file; it begins with the line [default]") from None
+    section = parser["default"] if parser.has_section("default") else {}
+    access, secret = section.get(_ACCESS, ""), section.get(_SECRET, "")
+    if not access or not secret:
+        raise CredentialsError(f"{path}: {_ACCESS} and {_SECRET} are wanted under [default]")
+    return S3Credentials(access, secret, section.get(_TOKEN) or None)

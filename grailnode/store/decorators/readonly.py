@@ -1,0 +1,29 @@
+"""A store that its holder may read and nothing else."""
+
+from collections.abc import AsyncIterator
+
+from grailnode.store.permanent_error import RefusedError
+from roles.ports import ObjectInfo, ObjectStore
+
+
+class ReadOnlyStore:
+    """Refuses to write before the store behind it is asked."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    async def put(self, path: str, data: bytes) -> None:
+        """Raises RefusedError."""
+        raise RefusedError(f"{path}: not stored, this store is opened for reading")
+
+    async def delete(self, path: str) -> None:
+        """Raises RefusedError."""
+        raise RefusedError(f"{path}: not deleted, this store is opened for reading")
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        """Implements ObjectStore.get."""
+        return await self._store.get(path, max_bytes, offset=offset, size=size)
+
+    def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Implements ObjectStore.list."""
+        return self._store.list(prefix, after=after)

@@ -1,0 +1,1 @@
+"""Reading objects over plain HTTPS from addresses that strangers name. Imports protocol and roles.ports."""

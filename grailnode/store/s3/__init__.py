@@ -1,0 +1,1 @@
+"""Objects in an S3 bucket through boto3. Imports protocol and roles.ports."""

@@ -1,0 +1,97 @@
+"""The tables of report.html: miners, digests, and the numbers behind the plots."""
+
+from grailnode.ui.figures import by_count, byte_text, clean, part_text, share_text
+from grailnode.ui.report.findings import reference_digest
+from grailnode.ui.report.markup import Child, Markup, element, join
+from grailnode.ui.report.report_data import MinerGroups, Report
+
+
+def miners(report: Report) -> Markup:
+    """Who took part, and what became of their groups."""
+    heads = (
+        ("miner", ""),
+        ("key", "wide"),
+        ("kind", "wide"),
+        ("submitted", "n wide"),
+        ("accepted", "n"),
+        ("rejected", "n"),
+        ("why", ""),
+    )
+    return _table(heads, [_miner(miner) for miner in report.groups], "No miner took part.")
+
+
+def _miner(miner: MinerGroups) -> Markup:
+    why = ", ".join(f"{clean(reason, 32)} {count:,}" for reason, count in by_count(miner.rejected))
+    return element(
+        "tr",
+        element("td", clean(miner.name, 40), class_="name"),
+        element("td", element("code", miner.key[:8] or "-", title=miner.key), class_="wide"),
+        element("td", miner.kind, class_=f"{miner.kind} wide"),
+        element("td", f"{miner.submitted:,}", class_="n wide"),
+        element("td", f"{miner.accepted:,}", class_="n"),
+        element("td", f"{miner.rejections:,}", class_="n"),
+        element("td", why or "-", class_="why"),
+    )
+
+
+def digests(report: Report) -> Markup:
+    """What each node held at the end, each marked equal to the trainer's or not."""
+    reference = reference_digest(report)
+    rows = [
+        element(
+            "tr",
+            element("td", clean(node, 40), class_="name"),
+            element("td", digest or "-", class_="hex"),
+            _mark(digest == reference),
+        )
+        for node, digest in report.weights_digest.items()
+    ]
+    return _table(
+        (("node", ""), ("BLAKE3 of its weights", ""), ("same bits", "")), rows, "No node reported its weights."
+    )
+
+
+def _mark(equal: bool) -> Markup:
+    return element("td", "✓ equal" if equal else "✗ differs", class_="equal" if equal else "unequal")
+
+
+def data(report: Report) -> Markup:
+    """Every plotted value as text, folded away."""
+    windows = [
+        _row(str(window), _decimal(passed), _decimal(reward))
+        for window, passed, reward in zip(report.window_index, report.pass_at_1, report.reward, strict=True)
+    ]
+    versions = [
+        _row(
+            str(version),
+            "-" if size is None else byte_text(size),
+            "-" if size is None else part_text(size, report.full_bytes),
+            "-" if share is None else share_text(share),
+        )
+        for version, size, share in zip(report.version_index, report.patch_bytes, report.sparsity, strict=True)
+    ]
+    by_window = _table((("window", "n"), ("held-out pass@1", "n"), ("reward", "n")), windows, "No window was judged.")
+    heads = ("version", "n"), ("patch", "n"), ("of the full checkpoint", "n"), ("sparsity", "n")
+    by_version = _table(heads, versions, "No version was published.")
+    return join(
+        [
+            element("details", element("summary", f"By window ({len(windows):,})"), by_window),
+            element("details", element("summary", f"By policy version ({len(versions):,})"), by_version),
+        ]
+    )
+
+
+def _table(heads: tuple[tuple[str, str], ...], rows: list[Markup], empty: str) -> Markup:
+    """A table that scrolls sideways on its own where the screen is narrow; a sentence where it would be empty."""
+    if not rows:
+        return element("p", empty, class_="aside")
+    head = element("tr", *(element("th", name, class_=css or None, scope="col") for name, css in heads))
+    return element("div", element("table", element("thead", head), element("tbody", *rows)), class_="scroll")
+
+
+def _row(*cells: Child) -> Markup:
+    return element("tr", *(element("td", cell, class_="n") for cell in cells))
+
+
+def _decimal(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

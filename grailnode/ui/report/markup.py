@@ -1,0 +1,56 @@
+"""HTML and SVG elements that cannot be broken out of: whatever is not already `Markup` is escaped on its way in."""
+
+from html import escape
+
+from grailnode.ui.figures import clean
+
+_LONGEST_ATTRIBUTE = 1 << 20  # a path through many thousands of points
+_VOID = frozenset({"br", "meta", "hr"})
+
+
+class Markup(str):
+    """Text that is HTML already. Only this module and trusted templates make it."""
+
+    __slots__ = ()
+
+
+Child = Markup | str | None
+
+
+def element(name: str, *children: Child, **attributes: str | float | None) -> Markup:
+    """One element. Children that are plain strings are cleaned and escaped; None is left out, as child and as attribute.
+
+    Attribute names: a trailing underscore is dropped (`class_`), others become hyphens (`stroke_width`). Numbers are
+    written with two decimals at most, so that the same data gives the same bytes.
+    """
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{_attribute(value)}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    inside = "".join(text(child) for child in children if child is not None)
+    if not inside and name in _VOID:
+        return Markup(f"<{name}{written}>")
+    return Markup(f"<{name}{written}>{inside}</{name}>")
+
+
+def text(child: Markup | str) -> Markup:
+    """A plain string cleaned and escaped; markup as it is."""
+    return child if isinstance(child, Markup) else Markup(escape(clean(child, cells=4096)))
+
+
+def join(parts: list[Markup], between: str = "") -> Markup:
+    """Elements one after the other."""
+    return Markup(between.join(parts))
+
+
+def number(value: float) -> str:
+    """A coordinate: two decimals at most, no trailing zeros, never '-0'."""
+    rounded = round(value, 2)
+    return f"{rounded + 0.0:.2f}".rstrip("0").rstrip(".")
+
+
+def _attribute(value: str | float) -> str:
+    if isinstance(value, str):
+        return escape(clean(value, cells=_LONGEST_ATTRIBUTE), quote=True)
+    return number(value)

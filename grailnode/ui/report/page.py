@@ -1,0 +1,165 @@
+"""report.html: one file that needs nothing else, no network and no scripts. The look lives in page.html, the content here."""
+
+from importlib.resources import files
+from string import Template
+
+from grailnode.ui.figures import (
+    byte_text,
+    clean,
+    duration_words,
+    part_text,
+    percent_text,
+    rate_text,
+    share_text,
+)
+from grailnode.ui.report.charts import learning, patches, sparsity
+from grailnode.ui.report.findings import Change, Findings, judgement_text
+from grailnode.ui.report.html_tables import data, digests, miners
+from grailnode.ui.report.markup import Markup, element, join, text
+from grailnode.ui.report.report_data import Report
+from grailnode.ui.report.verification import groups
+
+
+def page(report: Report) -> str:
+    """The whole page. The same report gives the same text."""
+    findings = Findings.of(report)
+    template = Template(files("grailnode.ui.report").joinpath("page.html").read_text(encoding="utf-8"))
+    name = clean(report.run_name, 60) or "unnamed run"
+    figures = [plot(report, findings) for plot in (learning, patches, sparsity, groups)]
+    return template.substitute(
+        title=text(f"{name} · grailnode report"),
+        heading=text(name),
+        lead=text(lead(report, findings)),
+        facts=_facts(report),
+        tiles=_tiles(report, findings),
+        figures=join(figures, "\n"),
+        miners=miners(report),
+        digests=digests(report),
+        how=_how(report),
+        data=data(report),
+    )
+
+
+def lead(report: Report, findings: Findings) -> str:
+    """What happened, in sentences that hold for this run."""
+    sentences = []
+    span = f"{_number(report.windows, 'window')} and {duration_words(report.seconds)}"
+    if (change := findings.pass_at_1) is not None:
+        verb = "rose" if change.gain > 0 else "fell" if change.gain < 0 else "stayed"
+        sentences.append(f"In {span}, held-out pass@1 {verb} from {change.first:.2f} to {change.last:.2f}.")
+    else:
+        sentences.append(f"The run lasted {span}; held-out pass@1 was not measured.")
+    sentences.append(judgement_text(report, findings))
+    if findings.nodes > 1 and findings.equal_nodes == findings.nodes:
+        sentences.append(f"All {findings.nodes} nodes ended with the same weights, bit for bit.")
+    elif findings.nodes > 1:
+        sentences.append(f"Only {findings.equal_nodes} of {findings.nodes} nodes ended with the same weights.")
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _facts(report: Report) -> Markup:
+    """What identifies the run."""
+    waited = (
+        f"{percent_text(report.trainer_io_wait_fraction)} for I/O, "
+        f"{percent_text(report.trainer_data_wait_fraction)} for data"
+    )
+    entries = [
+        ("run", element("code", report.run_id[:16] or "-", title=report.run_id)),
+        ("environment", text(clean(report.environment, 40))),
+        ("model", text(f"{report.model_parameters:,} parameters")),
+        ("seed", text(str(report.seed))),
+        ("versions published", text(f"{report.versions:,}")),
+        ("trainer waited", text(waited)),
+        ("duration", text(duration_words(report.seconds))),
+    ]
+    pairs = [element("div", element("dt", name), element("dd", value)) for name, value in entries]
+    return element("dl", *pairs, class_="facts")
+
+
+def _tiles(report: Report, findings: Findings) -> Markup:
+    """The figures on top: (what, figure, what it means)."""
+    full = byte_text(report.full_bytes)
+    judged = findings.accepted + findings.rejected
+    tiles = [
+        _change_tile("held-out pass@1", findings.pass_at_1, "greedy"),
+        _change_tile("mean reward", findings.reward, "verified rollouts"),
+        (
+            "median patch",
+            byte_text(findings.patch_bytes) if findings.patch_bytes is not None else "-",
+            f"{part_text(findings.patch_bytes, report.full_bytes)} of the full {full}"
+            if findings.patch_bytes is not None
+            else "none was published",
+        ),
+        (
+            "mean sparsity",
+            share_text(findings.sparsity) if findings.sparsity is not None else "-",
+            "weights unchanged by a version",
+        ),
+        ("groups verified", f"{findings.accepted:,}", f"of {judged:,} judged"),
+        ("groups rejected", f"{findings.rejected:,}", f"{_number(len(findings.reasons), 'reason')}, see below"),
+        (
+            "equal weights",
+            f"{findings.equal_nodes} of {findings.nodes}" if findings.nodes else "-",
+            "nodes hold the trainer's bits",
+        ),
+        (
+            "tokens a second",
+            rate_text(report.tokens_per_second.generated),
+            f"generated; {rate_text(report.tokens_per_second.verified)} verified",
+        ),
+    ]
+    items = [element("li", element("span", a), element("b", b), element("small", c)) for a, b, c in tiles]
+    return element("ul", *items, class_="tiles")
+
+
+def _change_tile(name: str, change: Change | None, what: str) -> tuple[str, str, str]:
+    if change is None:
+        return name, "-", "not measured"
+    return name, f"{change.first:.2f} → {change.last:.2f}", f"{change.gain:+.2f}, {what}"
+
+
+def _how(report: Report) -> Markup:
+    """What each plot means, and the command that checks it."""
+    meanings = [
+        (
+            "Learning",
+            "Pass@1 is measured by a validator: greedy answers to problems that are never trained on. Reward is the mean "
+            "over rollouts that a validator accepted, and nothing else was trained on.",
+        ),
+        (
+            "Patch size and sparsity",
+            "A version is published as the difference of its BF16 weights from the version before. Most weights do not "
+            "change in BF16, so the difference is small; followers apply it and hold the same bits.",
+        ),
+        (
+            "Verification",
+            "A rollout is a pure function of the run, the policy version, public randomness and the miner's key. "
+            "Validators recompute it with one forward pass and say why they reject what does not match.",
+        ),
+        (
+            "Weights at the end",
+            "The BLAKE3 digest of all weights that each node held when the run stopped. One differing bit would change it.",
+        ),
+    ]
+    entries = [part for name, meaning in meanings for part in (element("dt", name), element("dd", meaning))]
+    return join(
+        [
+            element("dl", *entries, class_="how"),
+            element(
+                "p", "Check every signature and digest, from the oldest anchor to the head, without trusting this page:"
+            ),
+            _command(report.verify_command),
+            element("p", "This needs the run's store, which a demo keeps when started with --keep. Repeat the run:"),
+            _command(report.command),
+        ],
+        "\n",
+    )
+
+
+def _command(line: str) -> Markup:
+    """A command line that breaks between its words only, never inside a flag."""
+    return element("pre", join([element("span", word) for word in line.split()], " "))
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

@@ -1,0 +1,36 @@
+"""report.json and report.html on disk, each whole or not at all."""
+
+from pathlib import Path
+
+from grailnode.run.files import write_whole
+from grailnode.ui.report.page import page
+from grailnode.ui.report.report_data import Report
+
+JSON_NAME = "report.json"
+HTML_NAME = "report.html"
+
+
+def write_report(report: Report, directory: Path) -> tuple[Path, Path]:
+    """Write report.json and report.html into `directory` (made where missing), replacing older ones.
+
+    Returns:
+        the two paths, JSON first.
+
+    Raises:
+        OSError: one of them could not be written; a file of an earlier report is then still whole.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    as_json, as_html = directory / JSON_NAME, directory / HTML_NAME
+    write_whole(as_json, f"{report.model_dump_json(indent=2)}\n".encode())
+    write_whole(as_html, page(report).encode())
+    return as_json, as_html
+
+
+def read_report(file: Path) -> Report:
+    """Read a report.json.
+
+    Raises:
+        OSError: it cannot be read.
+        pydantic.ValidationError: it is not a report; names the key.
+    """
+    return Report.model_validate_json(file.read_bytes())

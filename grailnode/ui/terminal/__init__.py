@@ -1,0 +1,45 @@
+"""What people see of a run in a terminal: the live view, plain lines where there is none, and the pages of `status` and `demo`."""
+
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console
+
+from grailnode.observe.state import NetworkState
+from grailnode.ui.terminal.live import LiveView
+from grailnode.ui.terminal.plain import PlainView
+from grailnode.ui.terminal.status import render_status
+from grailnode.ui.terminal.summary import render_summary
+
+__all__ = ["LiveView", "PlainView", "View", "open_view", "render_status", "render_summary"]
+
+
+class View(Protocol):
+    """A window onto a run, open while its `with` block lasts."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def update(self, state: NetworkState) -> None:
+        """Show a newer state. Cheap enough for ten times a second."""
+
+
+def open_view(title: str, console: Console | None = None) -> View:
+    """The live view on a terminal that can show it, plain lines anywhere else.
+
+    Args:
+        title: what is being watched ('demo', 'status'); stands at the top.
+        console: where to; standard output by default.
+    """
+    console = console or Console()
+    # rich takes FORCE_COLOR for a terminal; a log file that wants colour must not get a full-screen view.
+    if console.is_dumb_terminal or not console.file.isatty() or not _speaks_utf8(console):
+        return PlainView(title, console)
+    return LiveView(title, console)
+
+
+def _speaks_utf8(console: Console) -> bool:
+    return console.encoding.lower().startswith("utf")

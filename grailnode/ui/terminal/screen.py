@@ -1,0 +1,133 @@
+"""The live screen: what stands where, for the terminal's size at this moment."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from grailnode.observe.state import NetworkState
+from grailnode.ui.terminal.glyphs import columns
+from grailnode.ui.terminal.sections import alarms, figures, heading, line, rates, verification
+from grailnode.ui.terminal.series import Trace, learning, publication
+from grailnode.ui.terminal.text_tables import lines_of, miners, nodes
+
+# From this size on the parts get frames and tall charts; below it every line counts.
+_SPACIOUS_WIDTH: Final = 100
+_SPACIOUS_HEIGHT: Final = 34
+_MOST_ALARMS: Final = 3
+_LEAST_TABLE: Final = 3  # lines: a heading, a row, and how many more there are
+
+
+@dataclass(frozen=True)
+class Screen:
+    """A state laid out for whatever size it is drawn at, so that a resized terminal is right at the next update."""
+
+    title: str
+    state: NetworkState
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width, height = options.max_width, options.height or console.height
+        # A margin of one cell on each side, where there is room for it.
+        inner = width - 2 if width >= 60 else width
+        spacious = width >= _SPACIOUS_WIDTH and height >= _SPACIOUS_HEIGHT
+        lay_out = _spacious if spacious else _compact
+        grid = Table.grid(padding=0, pad_edge=False)
+        if inner < width:
+            grid.add_column(width=1)
+        grid.add_column(width=inner)
+        body = lay_out(self.title, self.state, inner, height)
+        grid.add_row(*([Text(" ")] if inner < width else []), body)
+        yield grid
+
+
+def _compact(title: str, state: NetworkState, width: int, height: int) -> RenderableType:
+    """Everything on few lines. What is short of room gives way in this order: blank lines, miners, nodes."""
+    warnings = alarms(state.alarms, width, _MOST_ALARMS)
+    room = max(height - 2 - len(warnings) - 4 - 1, 0)
+    all_miners, all_nodes = lines_of(len(state.miners)), lines_of(len(state.nodes))
+    spare = max(room - all_miners - all_nodes, 0)
+    tall = 3 if spare >= 10 else 1
+    judged = verification(state, width, lines=2 if spare >= 1 else 1)
+    blanks = max(spare - 2 * 2 * (tall > 1) - (len(judged) - 1), 0)
+    for_miners = min(all_miners, max(room - all_nodes, room // 2))
+    if for_miners < min(all_miners, _LEAST_TABLE):
+        for_miners = min(all_miners, room)
+    for_nodes = min(all_nodes, room - for_miners)
+    parts: list[list[RenderableType]] = [[heading(title, state, width)]]
+    if warnings:
+        parts.append(list(warnings))
+    parts.append([figures(learning(state), width, tall), figures(publication(state), width)])
+    parts.append(list(judged))
+    if for_miners >= min(all_miners, _LEAST_TABLE) > 0:
+        parts.append([miners(state.miners, width, for_miners)])
+    if for_nodes >= min(all_nodes, _LEAST_TABLE) > 0:
+        parts.append([nodes(state.nodes, width, for_nodes)])
+    return _spread(parts, blanks)
+
+
+def _spread(parts: Sequence[Sequence[RenderableType]], blanks: int) -> Group:
+    """The parts one below the other, with a blank line between them as long as there are blanks; from the top down."""
+    lines: list[RenderableType] = []
+    for place, part in enumerate(parts):
+        if place and blanks > 0:
+            lines.append(Text(""))
+            blanks -= 1
+        lines.extend(part)
+    return Group(*lines)
+
+
+def _spacious(title: str, state: NetworkState, width: int, height: int) -> RenderableType:
+    """Frames: learning beside publication, then verification with the miners, then the nodes."""
+    warnings = alarms(state.alarms, width - 4, _MOST_ALARMS)
+    top = 3 + (len(warnings) + 2 if warnings else 0)
+    # Two rows of charts want five lines each at the least; the two frames below them take six beside their tables.
+    most = max(height - top - 2 * 5 - 6, 0)
+    for_nodes = min(lines_of(len(state.nodes)), most // 2)
+    for_miners = min(lines_of(len(state.miners)), most - for_nodes)
+    framed = for_miners + 2 + 2 + (for_nodes + 2 if for_nodes else 0)
+    room = height - top - framed - 4
+    tall = min(max(room * 3 // 5, 3), 10)
+    low = min(max(room - tall, 2), 5)
+    parts: list[RenderableType] = [heading(title, state, width), Text("")]
+    if warnings:
+        parts.append(_frame("alarms", Group(*warnings), "red"))
+    parts += [_pair(learning(state), width, tall), _pair(publication(state), width, low)]
+    inside = width - 4
+    body = Group(*verification(state, inside), Text(""), miners(state.miners, inside, for_miners))
+    parts.append(_frame("verification", body, note=rates(state)))
+    if for_nodes >= 2:
+        parts.append(_frame("nodes", nodes(state.nodes, inside, for_nodes)))
+    return Group(*parts)
+
+
+def _pair(traces: tuple[Trace, Trace], width: int, height: int) -> RenderableType:
+    """Two charts in frames, side by side."""
+    grid = Table.grid(padding=0, pad_edge=False)
+    halves = (width // 2, width - width // 2)
+    for half in halves:
+        grid.add_column(width=half)
+    cells = []
+    for trace, half in zip(traces, halves, strict=True):
+        lines = columns(trace.values, half - 4, height, trace.expected)
+        cells.append(_frame(trace.label, Text("\n".join(lines), style=trace.style, no_wrap=True), note=trace.words))
+    grid.add_row(*cells)
+    return grid
+
+
+def _frame(title: str, body: RenderableType, style: str = "dim", note: str = "") -> Panel:
+    """A frame with its name at the top left and a figure in its lower edge."""
+    return Panel(
+        body,
+        box=box.ROUNDED,
+        border_style=style,
+        title=line((f"{title}", "not dim bold")),
+        title_align="left",
+        subtitle=line((note, "not dim")) if note else None,
+        subtitle_align="right",
+        padding=(0, 1),
+    )

@@ -1,0 +1,98 @@
+"""What the demo ends with: the run in one screenful."""
+
+from typing import Final
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from grailnode.observe.state import MinerRow
+from grailnode.ui.figures import (
+    byte_text,
+    clean,
+    duration_words,
+    part_text,
+    percent_text,
+    rate_text,
+    share_text,
+)
+from grailnode.ui.report import Report
+from grailnode.ui.report.findings import Change, Findings, judgement_text, reference_digest
+from grailnode.ui.terminal.glyphs import Legible, columns
+from grailnode.ui.terminal.sections import line
+from grailnode.ui.terminal.text_tables import miners
+
+_WIDEST: Final = 100
+_WIDEST_SPARK: Final = 40
+_LABEL: Final = 15
+_CHANGE: Final = 18  # cells of '0.43 → 0.79  +0.36'
+
+
+def render_summary(report: Report) -> RenderableType:
+    """The end of a demo, for any width."""
+    return Legible(_Summary(report))
+
+
+class _Summary:
+    def __init__(self, report: Report) -> None:
+        self._report = report
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(options.max_width, _WIDEST)
+        findings = Findings.of(self._report)
+        inside = width - 4
+        rows = [MinerRow(**miner.model_dump(), score=0.0) for miner in self._report.groups]
+        parts: list[RenderableType] = [_figures(self._report, findings, inside)]
+        if rows:
+            parts += [Text(""), miners(rows, inside, len(rows) + 1, scored=False)]
+        if judgement := judgement_text(self._report, findings):
+            good = not findings.false_rejections and not findings.false_acceptances
+            parts += [Text(""), Text(judgement, style="green" if good else "red")]
+        ended = f"{clean(self._report.run_name, 24)}: {self._report.windows} windows in {duration_words(self._report.seconds)}"
+        title = line((ended, "not dim bold"))
+        yield Panel(Group(*parts), box=box.ROUNDED, border_style="dim", title=title, title_align="left", width=width)
+
+
+def _figures(report: Report, findings: Findings, width: int) -> Table:
+    """The figures, a line each; a sparkline stands behind the two that learning is judged by."""
+    grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+    label = min(_LABEL, max(width // 2, 4))
+    grid.add_column(width=label, no_wrap=True)
+    grid.add_column(width=max(width - label - 2, 4), no_wrap=True)
+    room = min(width - label - 2 - _CHANGE - 2, _WIDEST_SPARK)
+    for name, change, values, style in (
+        ("held-out pass@1", findings.pass_at_1, report.pass_at_1, "cyan"),
+        ("reward", findings.reward, report.reward, "magenta"),
+    ):
+        words = line((_change(change).ljust(_CHANGE + 2), "bold"))
+        if room >= 8 and change is not None:
+            words.append(columns(values, room)[0], style=style)
+        grid.add_row(line(name), words)
+    for name, told in _lines(report, findings):
+        grid.add_row(line(name), line(told))
+    return grid
+
+
+def _lines(report: Report, findings: Findings) -> list[tuple[str, str]]:
+    """(name, words) of the other figures."""
+    full = byte_text(report.full_bytes)
+    lines = []
+    if findings.patch_bytes is not None:
+        share = part_text(findings.patch_bytes, report.full_bytes)
+        lines.append(("median patch", f"{byte_text(findings.patch_bytes)} = {share} of the full {full}"))
+    if findings.sparsity is not None:
+        lines.append(("mean sparsity", f"{share_text(findings.sparsity)} of the weights unchanged by a version"))
+    if findings.nodes:
+        equal = f"{findings.equal_nodes} of {findings.nodes} nodes equal, bit for bit"
+        lines.append(("weights", f"{equal} · {(reference_digest(report) or '-')[:12]}"))
+    io, data = percent_text(report.trainer_io_wait_fraction), percent_text(report.trainer_data_wait_fraction)
+    lines.append(("trainer waited", f"{io} for I/O, {data} for data"))
+    speed = report.tokens_per_second
+    lines.append(("tokens a second", f"{rate_text(speed.generated)} generated, {rate_text(speed.verified)} verified"))
+    return lines
+
+
+def _change(change: Change | None) -> str:
+    return f"{change.first:.2f} → {change.last:.2f}  {change.gain:+.2f}" if change else "not measured"

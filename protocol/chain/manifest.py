@@ -1,0 +1,168 @@
+"""The records of the chain: a manifest for every version, and the head that points to the newest (docs/spec/chain.md).
+
+What each may say of itself is checked here; what it may say after those before it, in protocol/chain/verifier.py.
+"""
+
+from itertools import pairwise
+from math import prod
+from typing import Annotated, ClassVar
+
+from pydantic import Field, model_validator
+
+from protocol import limits
+from protocol.digest import Weights, dtypes, type_name
+from protocol.encoding import Record, Version, Window
+from protocol.errors import ExpiredError, MalformedError
+from protocol.identity.signing import Digest
+from protocol.window import Round
+
+Epoch = Annotated[int, Field(ge=0, lt=1 << 53)]
+TensorRow = tuple[
+    Annotated[str, Field(max_length=limits.MAX_NAME_BYTES)],
+    Annotated[str, Field(max_length=16)],
+    Annotated[tuple[Annotated[int, Field(ge=0, le=limits.MAX_ELEMENTS)], ...], Field(max_length=limits.MAX_RANK)],
+]
+
+
+class ObjectRef(Record):
+    """An object by its SHA-256 and its size in bytes."""
+
+    kind: ClassVar[str] = "object"
+    digest: Digest
+    size: Annotated[int, Field(ge=0, le=limits.MAX_SHARD_BYTES)]
+
+
+class PatchRef(Record):
+    """The patch from the version before: the object, and how many elements it changes."""
+
+    kind: ClassVar[str] = "patch"
+    object: ObjectRef
+    changed: Annotated[int, Field(ge=0)]
+
+
+class Manifest(Record):
+    """What a policy version is.
+
+    Attributes:
+        previous: SHA-256 of the body of the manifest of version - 1; empty for version 0.
+        weights: digest of the weights (protocol/digest.py).
+        tensors: (name, dtype, shape) of every tensor, in order of name; the same in every version of a run.
+        patch: from version - 1; None where there is only an anchor.
+        anchor: shards of the full checkpoint, safetensors; empty where there is none.
+        optimizer_step: optimizer steps taken when it was made; beacon_round: the newest round then.
+        first_window: the first window that it serves.
+        epoch: the writer's fencing epoch.
+    """
+
+    kind: ClassVar[str] = "manifest"
+    run: Digest
+    version: Version
+    previous: Annotated[bytes, Field(max_length=32)]
+    weights: Digest
+    tensors: Annotated[tuple[TensorRow, ...], Field(min_length=1, max_length=limits.MAX_TENSORS)]
+    patch: PatchRef | None
+    anchor: Annotated[tuple[ObjectRef, ...], Field(max_length=limits.MAX_ANCHOR_SHARDS)]
+    optimizer_step: Annotated[int, Field(ge=0, lt=1 << 53)]
+    beacon_round: Round
+    first_window: Window
+    epoch: Epoch
+
+    @model_validator(mode="after")
+    def _reachable(self) -> "Manifest":
+        if self.version == 0 and (self.previous or self.patch or not self.anchor):
+            raise ValueError("version 0 has an anchor, no patch and nothing before it")
+        if self.version > 0 and (len(self.previous) != 32 or not (self.patch or self.anchor)):
+            raise ValueError("a version has a manifest before it, and a patch or an anchor")
+        return self
+
+    @model_validator(mode="after")
+    def _table(self) -> "Manifest":
+        if any(left[0] >= right[0] for left, right in pairwise(self.tensors)):
+            raise ValueError("tensors do not ascend by name")
+        for name, dtype, shape in self.tensors:
+            if dtype not in dtypes or prod(shape) > limits.MAX_ELEMENTS or len(name.encode()) > limits.MAX_NAME_BYTES:
+                raise ValueError("a tensor that no weights can have")
+        return self
+
+    @model_validator(mode="after")
+    def _sizes(self) -> "Manifest":
+        weights = sum(prod(shape) * dtypes[dtype].itemsize for _, dtype, shape in self.tensors)
+        if self.patch is not None and self.patch.object.size > 2 * weights + limits.MAX_PATCH_HEADER_BYTES:
+            raise ValueError("a patch larger than its tensors can need")
+        headers = len(self.anchor) * limits.MAX_SAFETENSORS_HEADER_BYTES
+        if sum(shard.size for shard in self.anchor) > weights + headers:
+            raise ValueError("an anchor larger than its tensors")
+        return self
+
+    @property
+    def elements(self) -> int:
+        """Elements of all tensors."""
+        return sum(prod(shape) for _, _, shape in self.tensors)
+
+    def check_table(self, weights: Weights) -> None:
+        """Refuse weights of another table.
+
+        Raises:
+            MalformedError: other names, dtypes or shapes.
+        """
+        if tensor_table(weights) != self.tensors:
+            raise MalformedError("other tensors than its table lists", f"version {self.version}")
+
+
+def tensor_table(weights: Weights) -> tuple[TensorRow, ...]:
+    """(name, dtype, shape) of every tensor, in order of name."""
+    return tuple((name, type_name(weights[name].dtype), tuple(weights[name].shape)) for name in sorted(weights))
+
+
+class Head(Record):
+    """The signed pointer to the newest version.
+
+    Attributes:
+        base: the oldest version whose manifest is kept.
+        manifests: SHA-256 of the bodies of the manifests of versions base, base + 1, ..., the newest.
+        anchors: the versions whose anchor is complete and kept, ascending.
+        oldest_patch: the oldest version whose patch is kept.
+        revision: of the authority, the newest that its publisher knows.
+        expires_ms: after this (milliseconds since the Unix epoch) the head counts no more.
+    """
+
+    kind: ClassVar[str] = "head"
+    max_bytes: ClassVar[int] = limits.MAX_HEAD_BYTES
+    run: Digest
+    epoch: Epoch
+    base: Version
+    manifests: Annotated[tuple[Digest, ...], Field(min_length=1, max_length=limits.MAX_CHAIN)]
+    anchors: Annotated[tuple[Version, ...], Field(min_length=1, max_length=limits.MAX_CHAIN)]
+    oldest_patch: Version
+    revision: Annotated[int, Field(ge=0, le=limits.MAX_REVISIONS)]
+    expires_ms: Annotated[int, Field(ge=0, lt=1 << 53)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Head":
+        if list(self.anchors) != sorted(set(self.anchors)) or not self.base <= self.anchors[0] <= self.oldest_patch:
+            raise ValueError("anchors ascend from base, and the oldest kept patch hangs on a kept anchor")
+        if self.anchors[-1] > self.version or self.oldest_patch > self.version + 1:
+            raise ValueError("an anchor or a patch newer than the newest version")
+        return self
+
+    @property
+    def version(self) -> int:
+        """The newest version."""
+        return self.base + len(self.manifests) - 1
+
+    def digest(self, version: int) -> bytes:
+        """The digest of the manifest of a version from `base` to the newest."""
+        return self.manifests[version - self.base]
+
+
+def check_expiry(head: Head, now: float) -> None:
+    """Refuse a head that nobody renewed.
+
+    Args:
+        now: seconds since the Unix epoch.
+
+    Raises:
+        ExpiredError: it counts no more.
+    """
+    if now * 1000.0 >= head.expires_ms:
+        raise ExpiredError("has expired; nobody renews it, or storage hides whoever does", "head")

@@ -1,0 +1,124 @@
+"""Reading and writing safetensors by the rules of a hostile world: the header's length and form are checked before use.
+
+The format is the published one (8-byte little-endian header length, JSON header, raw data), so any tool can open an anchor.
+"""
+
+import math
+from typing import Any, Final
+
+import safetensors.torch
+import torch
+
+from protocol import bounded_json, limits
+from protocol.digest import Weights, dtypes
+from protocol.errors import LimitError, MalformedError
+
+_LENGTH_BYTES: Final = 8
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise MalformedError("a name twice in a safetensors header")
+    return result
+
+
+def _parse_header(data: bytes) -> dict[str, Any]:
+    if len(data) < _LENGTH_BYTES:
+        raise MalformedError("shorter than a safetensors header")
+    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
+    if length > limits.MAX_SAFETENSORS_HEADER_BYTES:
+        raise LimitError(f"a safetensors header of {length} bytes")
+    if length > len(data) - _LENGTH_BYTES:
+        raise MalformedError("the safetensors header is cut off")
+    try:
+        header = bounded_json.parse(data[_LENGTH_BYTES : _LENGTH_BYTES + length], _unique)
+    except MalformedError as error:
+        raise MalformedError(f"the safetensors header: {error.what}") from error
+    if not isinstance(header, dict):
+        raise MalformedError("the safetensors header is not an object")
+    return header
+
+
+def _natural_numbers(value: Any, largest: int) -> list[int]:
+    if not isinstance(value, list) or not all(type(item) is int and 0 <= item <= largest for item in value):
+        raise MalformedError("a shape or an offset that is not a list of natural numbers")
+    return value
+
+
+def _check_name(name: str) -> None:
+    try:
+        size = len(name.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise MalformedError("a tensor's name is not Unicode", ascii(name[:64])) from None
+    if size > limits.MAX_NAME_BYTES:
+        raise LimitError("a tensor's name is too long", name[:64])
+
+
+def _read_tensor(name: str, entry: Any, body: memoryview, begin: int) -> torch.Tensor:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise MalformedError("not a tensor's entry", name)
+    dtype = dtypes.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    if dtype is None:
+        raise MalformedError("a dtype that does not travel", name)
+    shape = _natural_numbers(entry["shape"], limits.MAX_ELEMENTS)
+    if len(shape) > limits.MAX_RANK:
+        raise LimitError(f"{len(shape)} dimensions", name)
+    elements = 1
+    for size in shape:
+        elements *= max(1, size)  # zeros aside, so that strides stay within what a tensor can have
+    if elements > limits.MAX_ELEMENTS:
+        raise LimitError("too many elements", name)
+    elements = math.prod(shape)
+    end = begin + elements * dtype.itemsize
+    if _natural_numbers(entry["data_offsets"], 1 << 62) != [begin, end] or end > len(body):
+        raise MalformedError("its data are not where its shape says", name)
+    if elements == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(body[begin:end]), dtype=dtype).reshape(shape)
+
+
+def read(data: bytes) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file, each in memory of its own; metadata is ignored.
+
+    Raises:
+        LimitError: header, names, ranks or tensors over their caps.
+        MalformedError: anything that the format does not allow, overlaps, gaps and trailing bytes included.
+    """
+    header = _parse_header(data)
+    body = memoryview(data)[_LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little") :]
+    header.pop("__metadata__", None)
+    if len(header) > limits.MAX_TENSORS:
+        raise LimitError(f"{len(header)} tensors")
+    entries = []
+    for name, entry in header.items():
+        offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
+        _check_name(name)
+        entries.append((_natural_numbers(offsets, 1 << 62), name, entry))
+    weights: dict[str, torch.Tensor] = {}
+    begin = 0
+    for offsets, name, entry in sorted(entries, key=lambda item: item[0]):
+        weights[name] = _read_tensor(name, entry, body, begin)
+        begin = offsets[1]
+    if begin != len(body):
+        raise MalformedError("bytes behind the last tensor")
+    return weights
+
+
+def write(weights: Weights) -> bytes:
+    """A safetensors file of contiguous CPU tensors."""
+    return safetensors.torch.save(dict(weights))
+
+
+def shards(weights: Weights, shard_bytes: int) -> list[list[str]]:
+    """The names of each shard: tensors in order of name, a new shard where the next tensor would pass `shard_bytes`."""
+    result: list[list[str]] = [[]]
+    size = 0
+    for name in sorted(weights):
+        nbytes = weights[name].nbytes
+        if result[-1] and size + nbytes > shard_bytes:
+            result.append([])
+            size = 0
+        result[-1].append(name)
+        size += nbytes
+    return result

@@ -1,0 +1,1 @@
+"""Who speaks and who may: signatures, announcements, authority and admission. Imports only flat modules of protocol."""

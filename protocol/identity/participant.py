@@ -1,0 +1,42 @@
+"""Announcements: how a participant makes itself known (docs/spec/paths.md), and where its objects lie (spaces.md)."""
+
+from typing import Annotated, ClassVar, Final, Literal
+
+from pydantic import Field
+
+from protocol import limits
+from protocol.encoding import Record
+from protocol.identity.signing import Digest, Key
+
+Role = Literal["trainer", "miner", "validator"]
+
+_LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_PORT = "(:[1-9][0-9]{0,4})?"
+_SEGMENTS = "(/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,99})*"
+SPACE_FORM: Final = (
+    rf"^(https://{_LABEL}(\.{_LABEL})*{_PORT}{_SEGMENTS}|http://(127\.0\.0\.1|localhost){_PORT}{_SEGMENTS})?$"
+)
+"""The URL of a space (docs/spec/spaces.md): no user, query, fragment, escape or slash at the end; empty for none."""
+
+
+class Announcement(Record):
+    """A signed note 'this key takes part in this run'.
+
+    Attributes:
+        name: what the participant calls itself: shown to people, trusted by nobody.
+        space: where this key's objects are read: a URL, or empty for the meeting point.
+        groups: a miner's pledge: groups that it will deliver in every window that opens while this stands; 0 for none.
+        expires_ms: after this (milliseconds since the Unix epoch) it counts no more.
+        proof: what the run's admission policy asks for (protocol/identity/admission.py); empty where it asks for nothing.
+    """
+
+    kind: ClassVar[str] = "announcement"
+    max_bytes: ClassVar[int] = limits.MAX_ANNOUNCEMENT_BYTES
+    run: Digest
+    key: Key
+    role: Role
+    name: Annotated[str, Field(max_length=32, pattern=r"^[A-Za-z0-9 _.-]*$")]
+    space: Annotated[str, Field(max_length=limits.MAX_SPACE_BYTES, pattern=SPACE_FORM)]
+    groups: Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
+    expires_ms: Annotated[int, Field(ge=0, lt=1 << 53)]
+    proof: Annotated[bytes, Field(max_length=limits.MAX_PROOF_BYTES)]

@@ -1,0 +1,300 @@
+"""The upload process: snapshots in, a chain in storage out (docs/spec/chain.md).
+
+For every snapshot, in order of version: diff and encode, sign the manifest and remember it, put the data, put the manifest, put
+the head, remember that it is published. Each step can be done again with the same bytes, so a process killed anywhere goes
+on where it was. Anchors are uploaded beside it and shown by the head once they are complete.
+"""
+
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import trio
+
+from protocol import paths
+from protocol.chain.manifest import Head, Manifest
+from protocol.digest import content_digest
+from protocol.errors import ChainError, PatchError
+from protocol.identity.signing import Signed, sign
+from protocol.patch import Encoded
+from roles.node.identity import Node
+from roles.policy.follower import Held
+from roles.ports import StoreError
+from roles.trainer.publish.fencing import Fence
+from roles.trainer.publish.history import History, Stamp, make_head
+from roles.trainer.publish.key_migration import move_in
+from roles.trainer.publish.rate_meter import Made, Meter
+from roles.trainer.publish.version_build import (
+    Moment,
+    Objects,
+    check_patch,
+    encode_patch,
+    hold,
+    make_manifest,
+    make_shards,
+)
+from roles.trainer.spool import SnapshotName, get_snapshot, snapshots
+
+
+@dataclass(frozen=True)
+class PublisherSettings:
+    """What a trainer's operator decides.
+
+    Attributes:
+        anchor_interval: versions between anchors.
+        keep_patches, keep_anchors: retention.
+        shard_bytes: size of an anchor's shards.
+        patch_attempts: tries to upload a patch before the version becomes an anchor.
+        poll_seconds: how often to look for a snapshot.
+        settle_seconds: how long a start waits for another trainer under its key to show itself.
+        mark_ms: milliseconds by which this start's heads expire sooner, drawn anew at each start, so that no two starts that
+            happen at the same moment write the same head.
+        profile: of the patches: "compact", "fast" or "auto".
+        link_mbps: megabits a second that "auto" reckons with; None: what this node's uploads were measured at.
+    """
+
+    anchor_interval: int = 50
+    keep_patches: int = 100
+    keep_anchors: int = 10
+    shard_bytes: int = 1 << 30
+    patch_attempts: int = 3
+    poll_seconds: float = 0.05
+    settle_seconds: float = 1.0
+    mark_ms: int = 0
+    profile: str = "compact"
+    link_mbps: float | None = None
+
+
+_LOOK_SECONDS: Final = 1.0  # between two looks at a clock that somebody may set
+
+
+class Publisher:
+    """Publishes the snapshots of one trainer."""
+
+    def __init__(self, node: Node, history: History, settings: PublisherSettings) -> None:
+        self._node = node
+        self._history = history
+        self._settings = settings
+        self._fence = Fence(node, history)
+        self._held: Held | None = None
+        self._head_lock = trio.Lock()
+        self._shown = history.published
+        self._expires = 0.0  # of the head that is shown, its mark aside; seconds since the Unix epoch
+        self._doomed: set[str] = set()
+        self._meter = Meter(settings.link_mbps * 1e6 / 8 if settings.link_mbps else None)
+
+    async def run(self) -> None:
+        """Publish for ever.
+
+        Raises:
+            FencedError: another trainer took over.
+            ChainError: what is published is not what this node's state says; refusing to go on.
+        """
+        await self._take_over()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._node.keep_announced, "trainer", 600.0)
+            nursery.start_soon(self._renew_head)
+            for manifest in self._history.unfinished_anchors():
+                nursery.start_soon(self._upload_anchor, manifest)
+            while True:
+                waiting = await snapshots(self._node.state)
+                if not waiting:
+                    await trio.sleep(self._settings.poll_seconds)
+                    continue
+                await self._publish(waiting[0], nursery)
+
+    async def _take_over(self) -> None:
+        """See that what is published is what this node remembers, begin a new epoch, show it, and let a twin notice."""
+        node, history = self._node, self._history
+        await history.tidy()
+        await self._fence.begin()
+        if history.published >= 0:
+            weights = await history.weights()
+            self._held = await node.run_sync(hold, history.published, weights, None)
+            if self._held.digest != history.manifests[history.published].record.weights:
+                raise ChainError("the kept weights are not those that were published", f"version {history.published}")
+        if history.writer not in (None, node.key.public):
+            assert history.writer is not None
+            await move_in(node, history, history.writer, self._head(history.published))
+        await history.set_writer(node.key.public)
+        if history.published >= 0:
+            await self._write_head(history.published)
+            await trio.sleep(self._settings.settle_seconds)
+            await self._write_head(history.published)
+
+    async def _publish(self, name: SnapshotName, nursery: trio.Nursery) -> None:
+        node, history = self._node, self._history
+        if name.version <= history.published:
+            await node.state.delete(name.path)  # published before the crash that kept it here
+            return
+        if name.version != history.published + 1:
+            raise ChainError(
+                f"the outbox begins with version {name.version}, {history.published} is published", "outbox"
+            )
+        weights = await get_snapshot(node.state, name)
+        held: Held = await node.run_sync(hold, name.version, weights, self._held)
+        promised = history.manifests.get(name.version) or await self._promise(name, await self._make(held))
+        manifest = promised.record
+        if manifest.patch is None and manifest.version not in history.anchors:
+            await self._upload_shards(manifest)
+        await node.publish(paths.manifest(node.key.public, manifest.version, promised.digest), promised.data)
+        await self._write_head(manifest.version)
+        await history.finish(manifest.version, held.weights)
+        await node.state.delete(name.path)
+        self._held = held
+        self._report(manifest)
+        if manifest.anchor and manifest.version not in history.anchors:
+            nursery.start_soon(self._upload_anchor, manifest)
+        await self._sweep()
+
+    async def _make(self, held: Held) -> Objects:
+        """What the version consists of, its patch uploaded. A patch that fails, here or in the store, becomes an anchor."""
+        if self._held is not None:
+            try:
+                patch, changed = await self._make_patch(held, self._held)
+            except PatchError as error:
+                self._node.telemetry.event("patch-refused", version=held.version, error=str(error))
+                return Objects(held, None, 0, self._shards(held))
+            if await self._put_patch(patch):
+                due = held.version % self._settings.anchor_interval == 0
+                return Objects(held, patch, changed, self._shards(held) if due else ())
+        return Objects(held, None, 0, self._shards(held))
+
+    async def _make_patch(self, held: Held, before: Held) -> tuple[bytes, int]:
+        """The patch from the version before, and how many elements it changes; both ways are timed.
+
+        Raises:
+            PatchError: the codec is at fault.
+        """
+        run_sync, settings = self._node.run_sync, self._settings
+        began = trio.current_time()
+        encoded: Encoded = await run_sync(encode_patch, held, before, settings.profile, self._meter.conditions())
+        between = trio.current_time()
+        changed: int = await run_sync(check_patch, encoded.patch, held, before)
+        weight_bytes = sum(tensor.nbytes for tensor in held.weights.values())
+        made = Made(
+            encoded.choice.profile, weight_bytes, len(encoded.patch), between - began, trio.current_time() - between
+        )
+        self._meter.made(made)
+        self._node.telemetry.event("patch", version=held.version, reason=encoded.choice.reason, **asdict(made))
+        return encoded.patch, changed
+
+    def _shards(self, held: Held) -> tuple[bytes, ...]:
+        return make_shards(held.weights, self._settings.shard_bytes)
+
+    async def _put_patch(self, patch: bytes) -> bool:
+        """Upload a patch; whether it worked within the attempts allowed."""
+        path = paths.patch(self._node.key.public, content_digest(patch))
+        for _ in range(self._settings.patch_attempts):
+            began = trio.current_time()
+            try:
+                await self._node.store.put(path, patch)
+            except StoreError as error:
+                self._node.telemetry.event("put-failed", path=path, error=str(error))
+            else:
+                self._meter.sent(len(patch), trio.current_time() - began)
+                if await self._node.shows(path, patch):
+                    return True
+        return False
+
+    async def _promise(self, name: SnapshotName, objects: Objects) -> Signed[Manifest]:
+        """Sign a manifest and remember it, with its shards, before the version can be seen."""
+        node, history = self._node, self._history
+        before = history.manifests.get(name.version - 1)
+        if before is not None and before.record.beacon_round > 1:  # 1 is also said before the beacon begins
+            node.time.note(before.record.beacon_round)  # whatever the clock says, it is later than that
+        beacon_round = await node.time.newest()  # what is signed by a wrong clock stays signed
+        moment = Moment(
+            run_id=node.run_id,
+            previous=before.digest if before else b"",
+            optimizer_step=name.optimizer_step,
+            beacon_round=max(1, beacon_round),
+            first_window=self._first_window(before.record.first_window, beacon_round) if before else 0,
+            epoch=history.epoch,
+        )
+        manifest = make_manifest(objects, moment)
+        await history.keep_shards(manifest, objects.shards)
+        return await history.promise(sign(manifest, node.key))
+
+    def _first_window(self, before: int, beacon_round: int) -> int:
+        """The first window that a version made at a round may serve: everyone has `lead` windows to fetch it."""
+        schedule = self._node.run.schedule
+        return max(before, schedule.window_at(beacon_round) + schedule.lead)
+
+    async def _upload_shards(self, manifest: Manifest) -> None:
+        for ref in manifest.anchor:
+            shard = await self._history.shard(manifest, ref)
+            await self._node.publish(paths.anchor(self._node.key.public, ref.digest), shard)
+        await self._history.complete_anchor(manifest)
+
+    async def _upload_anchor(self, manifest: Manifest) -> None:
+        """Upload an anchor beside the chain's growth, then show it."""
+        await self._upload_shards(manifest)
+        await self._write_head(self._history.published)
+
+    def _head(self, newest: int, expires_ms: int = 0) -> Head:
+        """The head that shows everything up to a version."""
+        node, settings = self._node, self._settings
+        stamp = Stamp(node.run_id, node.revisions.number, expires_ms)
+        return make_head(self._history, newest, settings.keep_patches, settings.keep_anchors, stamp)
+
+    async def _write_head(self, newest: int) -> None:
+        """Put a head that shows everything up to a version, unless another trainer has taken over.
+
+        Raises:
+            FencedError: it has.
+        """
+        node = self._node
+        await node.time.newest()  # outside of the lock: what waits here for the right time holds nobody up
+        async with self._head_lock:
+            with suppress(StoreError):  # a store that does not answer shows no other trainer; the put is retried anyway
+                await self._fence.check()
+            self._shown = max(newest, self._shown)  # an anchor's upload may end between a head and its bookkeeping
+            self._expires = await node.time.moment() + node.run.head_ttl
+            expires_ms = int(self._expires * 1000) - self._settings.mark_ms
+            head = self._head(self._shown, expires_ms)
+            self._fence.wrote(content_digest(head.to_bytes()))
+            await node.publish(paths.head(node.key.public), sign(head, node.key))
+
+    async def _renew_head(self) -> None:
+        """Sign the head again before it expires, for as long as this process lives, and when the clock was set."""
+        node = self._node
+        while True:
+            await trio.sleep(_LOOK_SECONDS)
+            left = self._expires - node.time.now()
+            if self._history.published >= 0 and not node.run.head_ttl * 2 / 3 < left <= node.run.head_ttl:
+                await self._write_head(self._history.published)
+
+    def _report(self, manifest: Manifest) -> None:
+        self._node.telemetry.event(
+            "published",
+            version=manifest.version,
+            first_window=manifest.first_window,
+            patch_bytes=manifest.patch.object.size if manifest.patch else 0,
+            changed=manifest.patch.changed if manifest.patch else 0,
+            elements=manifest.elements,
+        )
+
+    async def _sweep(self) -> None:
+        """Delete what the head has not shown for two sweeps; a reader of the last head is not raced."""
+        history, settings, key = self._history, self._settings, self._node.key.public
+        if history.published % max(1, settings.keep_patches // 10):
+            return
+        head = self._head(history.published)
+        await history.forget_before(head.base)
+        kept: set[str] = set()
+        for version, signed in history.manifests.items():
+            kept.add(paths.manifest(key, version, signed.digest))
+            if signed.record.patch is not None and version >= head.oldest_patch:
+                kept.add(paths.patch(key, signed.record.patch.object.digest))
+            if version in head.anchors or version not in history.anchors:
+                kept |= {paths.anchor(key, ref.digest) for ref in signed.record.anchor}
+        unwanted: set[str] = set()
+        try:
+            for prefix in (paths.manifests(key), paths.patches(key), paths.anchors(key)):
+                unwanted |= {item.path async for item in self._node.store.list(prefix) if item.path not in kept}
+            for path in sorted(unwanted & self._doomed):
+                await self._node.store.delete(path)
+        except StoreError as error:
+            self._node.telemetry.event("sweep-failed", error=str(error))
+        self._doomed = unwanted

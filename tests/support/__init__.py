@@ -1,0 +1,1 @@
+"""Simulations, adversaries, fault proxies and builders for tests/ and bench/. Imports neither."""

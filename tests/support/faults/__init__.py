@@ -1,0 +1,1 @@
+"""Stores and servers that fail in chosen ways."""
