@@ -16,7 +16,7 @@ from protocol.identity.signing import open_announced
 from protocol.judging.verdict import Reason, Verdict
 from protocol.rollout.batch import Commitment
 from roles.ports import StoreError
-from roles.trainer.verified_batch import USED, Account
+from roles.trainer.verified_batch import USED, WindowOutcomes
 
 _KEPT_WINDOWS = 900  # a trainer forgets accounts after 1,000
 
@@ -138,7 +138,7 @@ def _accounted_for(site: Site) -> Iterator[str]:
     over = now - 2 - -(-schedule.verdict_rounds // schedule.rounds)
     accounts = {}
     for file in site.accounts():
-        account = Account.from_bytes(file.read_bytes())
+        account = WindowOutcomes.from_bytes(file.read_bytes())
         accounts[account.window, account.miner] = {outcome.digest for outcome in account.outcomes}
     forgotten = now - _KEPT_WINDOWS  # by the time, as the trainer does: the newest account may be much older
     unheard = {(event["window"], event["validator"]) for event in site.events("trainer/download", "validator-unheard")}
@@ -177,7 +177,7 @@ def _no_rejections(site: Site) -> Iterator[str]:
     used = {
         outcome.digest
         for file in site.accounts()
-        for outcome in Account.from_bytes(file.read_bytes()).outcomes
+        for outcome in WindowOutcomes.from_bytes(file.read_bytes()).outcomes
         if outcome.outcome == USED
     }
     promised = set()

@@ -6,12 +6,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from grailnode.ui.report import MinerGroups, Report, read_report
+from grailnode.ui.report import MinerGroups, DemoReport, read_report
 
 _HEADER = "seed  windows  versions  pass@1           rise    sparsity  honest accepted  cheat accepted  digests  I/O wait  seconds"
 
 
-def run(seed: int, out: Path) -> Report:
+def run(seed: int, out: Path) -> DemoReport:
     """One demo, with the default number of windows.
 
     Raises:
@@ -22,7 +22,7 @@ def run(seed: int, out: Path) -> Report:
     return read_report(out / "report.json")
 
 
-def row(report: Report) -> str:
+def row(report: DemoReport) -> str:
     """A report as a line of the table."""
     solved = [value for value in report.pass_at_1 if value is not None]
     sparsity = [value for value in report.sparsity if value is not None]

@@ -44,7 +44,7 @@ from protocol.identity.participant import Announcement
 from protocol.identity.signing import Signed, SigningKey, sign
 from protocol.rollout.batch import Commitment, Group, assemble
 from protocol.run import RunManifest
-from roles.miner.produce import HonestProducer, Turn
+from roles.miner.produce import HonestProducer, MiningWindow
 from roles.node.identity import Node
 from roles.ports import NotFoundError
 from roles.trainer.learn.training import TrainingSettings
@@ -213,7 +213,7 @@ class Crowd:
             await self._junk(KINDS[number % len(KINDS)], miner, window, template)
 
     async def _honest(self, miners: Sequence[SigningKey], window: int, randomness: bytes) -> list[list[Group]]:
-        turns = [Turn(window, randomness, 0, miner.public) for miner in miners]
+        turns = [MiningWindow(window, randomness, 0, miner.public) for miner in miners]
         assignments = [self.producer.assignments(turn, range(GROUPS)) for turn in turns]
         done = await self.producer.generate([item for mine in assignments for item in mine])
         found = []

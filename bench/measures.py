@@ -17,7 +17,7 @@ from protocol import patch
 from protocol.patch import frames
 from protocol.patch.container import read_header, split_frames
 from protocol.patch.inspection import bound_bits
-from protocol.patch.sparse import Workspace
+from protocol.patch.sparse import Scratch
 from protocol.patch.values import Bits, bits_of
 
 Weights = dict[str, torch.Tensor]
@@ -86,9 +86,9 @@ def measure_codec(update: Update, profile: str, repeats: int) -> Measured:
         (row, bytes(frame)) for row, frame in zip(header.rows, split_frames(data, header), strict=True) if row.size
     ]
     targets = {row.name: torch.empty_like(update.new[row.name]) for row, _ in parts}
-    workspace = Workspace()
+    workspace = Scratch()
 
-    def encode(space: Workspace) -> None:
+    def encode(space: Scratch) -> None:
         for name, old in update.old.items():
             frames.encode_frame(old, update.new[name], profile, space)
 
@@ -101,7 +101,7 @@ def measure_codec(update: Update, profile: str, repeats: int) -> Measured:
 
     return Measured(
         f"grailnode {profile}", len(data), best_of(lambda: encode(workspace), repeats), best_of(decode, repeats),
-        peak_extra(lambda: encode(Workspace())), peak_extra(decode),
+        peak_extra(lambda: encode(Scratch())), peak_extra(decode),
     )  # fmt: skip
 
 

@@ -116,7 +116,7 @@ def witness(validator: bytes, window: int) -> str:
     return f"{validator.hex()}/witnesses/{_number(window)}"
 
 
-def look_back(validator: bytes, window: int, miner: bytes) -> str:
+def reaudit(validator: bytes, window: int, miner: bytes) -> str:
     """A validator's signed verdict on the groups of an earlier window that it had not audited."""
     return f"{validator.hex()}/lookbacks/{_number(window)}-{miner.hex()}"
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.errors import MalformedError, ProtocolError
-from protocol.identity.admission import Gate, lottery
+from protocol.identity.admission import AdmissionGate, lottery
 from protocol.identity.participant import Announcement, Role
 from protocol.identity.signing import claimed_signers, open_announced
 from roles.gather import gather
@@ -23,8 +23,8 @@ async def participants(node: Node, role: Role) -> list[Announcement]:
     Raises:
         StoreError: the storage cannot be listed, or nothing that it lists can be read.
     """
-    gate = Gate(node.run_id, node.authority)
-    refusals = node.refusals
+    gate = AdmissionGate(node.run_id, node.authority)
+    refusals = node.backoff
     now = node.clock.now()
     named = gate.named(role)
     candidates = await listed(node) if named is None else named
@@ -37,7 +37,7 @@ async def participants(node: Node, role: Role) -> list[Announcement]:
         path = paths.participant(key)
         try:
             data = await node.store.get(path, limits.MAX_ANNOUNCEMENT_BYTES + limits.MAX_ENVELOPE_BYTES)
-            record = node.announced.get(key, data) or _signed(data, key)
+            record = node.announcements.get(key, data) or _signed(data, key)
             gate.admit(record, now * 1000.0)
         except NotFoundError:
             return None
@@ -50,7 +50,7 @@ async def participants(node: Node, role: Role) -> list[Announcement]:
             node.telemetry.event("announcement-unread", path=path, error=str(error))
             return None
         refusals.forget(key)
-        node.announced.add(key, data, record)
+        node.announcements.add(key, data, record)
         return record
 
     keys = keys[: limits.MAX_PARTICIPANTS]

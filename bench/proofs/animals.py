@@ -14,7 +14,7 @@ import trio
 from bench.proofs.setting import Setting
 from bench.zoo.animals import ANIMALS, Animal
 from bench.zoo.field import Field, Outcome
-from protocol.judging.evidence import Counts, bar, history_surprise
+from protocol.judging.evidence import Counts, history_surprisal, surprisal_threshold
 from protocol.rollout.batch import Commitment, assemble
 from protocol.run import ProofSpec
 from roles.gather import gather
@@ -103,7 +103,7 @@ def _windows_until_refused(lines: list[dict[str, Any]], proof: ProofSpec) -> str
     history: list[Counts] = []
     for number, line in enumerate(lines, 1):
         history.append(Counts(*line["counts"]))
-        if line["reasons"] or history_surprise(history, proof) > bar(proof):
+        if line["reasons"] or history_surprisal(history, proof) > surprisal_threshold(proof):
             return str(number)
     return "-"
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from bench.proofs.setting import TEST_SEED, Profile, Setting
 from grailnode.calibration.measure import beyond, refused
-from grailnode.calibration.pairs import Observed
+from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.calibration.variants import Pair
-from protocol.judging.evidence import bar, history_surprise, window_surprise
+from protocol.judging.evidence import history_surprisal, surprisal_threshold, window_surprisal
 from protocol.run import ProofSpec
 
 WINDOW = 16
@@ -18,14 +18,16 @@ MOST_ALONE = 112
 MOST_BFLOAT16 = 224
 
 
-def refusals(groups: list[Observed], spec: ProofSpec) -> tuple[int, int, int]:
+def refusals(groups: list[GroupMeasurement], spec: ProofSpec) -> tuple[int, int, int]:
     """Groups refused by themselves, windows that are refused together, and windows of one group that a history refuses."""
     weighed = [group.weigh(spec) for group in groups]
     windows = 0
     for begin in range(0, len(weighed), WINDOW):
-        windows += window_surprise([e.counts for e in weighed[begin : begin + WINDOW]], spec) > bar(spec)
+        windows += window_surprisal([e.counts for e in weighed[begin : begin + WINDOW]], spec) > surprisal_threshold(
+            spec
+        )
     counts = [evidence.counts for evidence in weighed]
-    late = sum(history_surprise(counts[: end + 1], spec) > bar(spec) for end in range(len(counts)))
+    late = sum(history_surprisal(counts[: end + 1], spec) > surprisal_threshold(spec) for end in range(len(counts)))
     return sum(refused(evidence, spec) for evidence in weighed), windows, late
 
 

@@ -18,8 +18,8 @@ from bench.zoo.animals.tokens import edited
 from bench.zoo.field import Field, Past, key
 from grailnode.calibration import proof_file
 from grailnode.calibration.copies import quantized
-from grailnode.calibration.measure import Demands, thresholds
-from grailnode.calibration.pairs import Work, observe
+from grailnode.calibration.measure import ThresholdDemands, thresholds
+from grailnode.calibration.pairs import CalibrationTask, observe
 from grailnode.calibration.variants import Variant, cross_pairs
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.run.creation import SCORING
@@ -27,7 +27,7 @@ from protocol import environments
 from protocol.rollout.batch import Group
 from protocol.rollout.sampling import SamplingParams
 from protocol.run import ProofSpec
-from roles.miner.produce import Producer, Turn
+from roles.miner.produce import MiningWindow, Producer
 
 MAX_TOKENS = 8
 HONEST_WINDOWS = 400
@@ -40,7 +40,7 @@ class Careless:
     def __init__(self, field: Field) -> None:
         self._field = field
 
-    async def produce(self, turn: Turn, indices: Sequence[int]) -> list[Group]:
+    async def produce(self, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
         """What it delivers."""
         tokens = sum(len(item.tokens) for group in await self._field.honest(turn, indices) for item in group.rollouts)
         count = _binomial(chance(turn), tokens)
@@ -57,7 +57,7 @@ class Honest:
     def __init__(self, field: Field) -> None:
         self._field = field
 
-    async def produce(self, turn: Turn, indices: Sequence[int]) -> list[Group]:
+    async def produce(self, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
         """What it delivers."""
         return await self._field.honest(turn, indices)
 
@@ -66,12 +66,12 @@ async def mixed(groups: int = 256) -> ProofSpec:
     """Thresholds that let bfloat16 pass: calibrated here, on few groups of each pair."""
     policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
     params = SamplingParams(1.0, MAX_TOKENS, policy.eos)
-    work = Work(policy, params, 8, lambda seed: environments.get("addition").problem(seed).prompt)
+    work = CalibrationTask(policy, params, 8, lambda seed: environments.get("addition").problem(seed).prompt)
     pairs = {pair.name: pair for pair in cross_pairs(Variant()) if pair.name.startswith("bfloat16")}
     honest = {name: [seen async for seen in observe(work, pair, weights, groups)] for name, pair in pairs.items()}
     copy, pair = quantized(weights, 4), pairs["bfloat16-generated"]
     seen = [found async for found in observe(work, pair, weights, groups // 4, claimed=copy)]
-    return thresholds(honest, [seen], "projection", Demands())
+    return thresholds(honest, [seen], "projection", ThresholdDemands())
 
 
 def packaged(proof: ProofSpec) -> Field:

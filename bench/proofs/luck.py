@@ -14,12 +14,12 @@ from bench.proofs.keys import MAX_TOKENS
 from grailnode.calibration import proof_file
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.measure import refused
-from grailnode.calibration.pairs import Work, observe
+from grailnode.calibration.pairs import CalibrationTask, observe
 from grailnode.calibration.variants import Variant, run_pairs
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments
 from protocol.digest import Weights
-from protocol.judging.evidence import bar, window_surprise
+from protocol.judging.evidence import surprisal_threshold, window_surprisal
 from protocol.rollout.sampling import SamplingParams
 
 _WINDOW = 16  # groups
@@ -51,7 +51,9 @@ async def table(windows: int) -> None:
     policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
     proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds
     prompts = environments.get("addition")
-    work = Work(policy, SamplingParams(1.0, MAX_TOKENS, policy.eos), 8, lambda seed: prompts.problem(seed).prompt)
+    work = CalibrationTask(
+        policy, SamplingParams(1.0, MAX_TOKENS, policy.eos), 8, lambda seed: prompts.problem(seed).prompt
+    )
     (same, *_) = run_pairs(Variant(), policy)
     print(describe(proof))
     print(f"{'copy':22} {'groups':>6}  {'pass alone':>10}  {'accepted':>8}")
@@ -62,5 +64,7 @@ async def table(windows: int) -> None:
             window = found[start : start + _WINDOW]
             passed = sum(not refused(evidence, proof) for evidence in window)
             alone += passed
-            accepted += passed * (window_surprise([evidence.counts for evidence in window], proof) <= bar(proof))
+            accepted += passed * (
+                window_surprisal([evidence.counts for evidence in window], proof) <= surprisal_threshold(proof)
+            )
         print(f"{name:22} {len(found):6}  {alone:10}  {accepted:8}", flush=True)

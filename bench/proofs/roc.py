@@ -15,8 +15,8 @@ from bench.proofs.setting import TEST_SEED, Setting
 from bench.zoo.weights import changed_share, perturbed
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.measure import beyond, refused
-from grailnode.calibration.pairs import Observed
-from protocol.judging.evidence import Counts, bar, history_surprise, window_surprise
+from grailnode.calibration.pairs import GroupMeasurement
+from protocol.judging.evidence import Counts, history_surprisal, surprisal_threshold, window_surprisal
 from protocol.rollout import challenge, sampling
 from protocol.run import ProofSpec
 from roles.ports import Request
@@ -47,7 +47,7 @@ def _copies(setting: Setting) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
         yield f"weights off by {relative:g}", perturbed(weights, relative)
 
 
-def detected_after(groups: list[Observed], spec: ProofSpec, *, apart: bool) -> float | None:
+def detected_after(groups: list[GroupMeasurement], spec: ProofSpec, *, apart: bool) -> float | None:
     """Tokens until a miner is refused, the median over shuffled orders; None where more than half never are.
 
     Args:
@@ -60,8 +60,8 @@ def detected_after(groups: list[Observed], spec: ProofSpec, *, apart: bool) -> f
         for index in generator.permutation(len(weighed)):
             evidence = weighed[index]
             counts.append(evidence.counts)
-            together = history_surprise(counts, spec) if apart else window_surprise(counts, spec)
-            if refused(evidence, spec) or together > bar(spec):
+            together = history_surprisal(counts, spec) if apart else window_surprisal(counts, spec)
+            if refused(evidence, spec) or together > surprisal_threshold(spec):
                 needed.append(sum(count.tokens for count in counts))
                 break
     return float(np.median(needed)) if len(needed) > _ORDERS // 2 else None

@@ -15,8 +15,8 @@ from bench.zoo import model as zoo
 from bench.zoo.field import Field, Past
 from bench.zoo.stories import UNKNOWN, Stories
 from grailnode.calibration.copies import quantized
-from grailnode.calibration.measure import Demands, thresholds
-from grailnode.calibration.pairs import Observed, Work, observe
+from grailnode.calibration.measure import ThresholdDemands, thresholds
+from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, observe
 from grailnode.calibration.variants import Pair, Variant, cross_pairs, run_pairs
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3
@@ -87,9 +87,11 @@ class Setting:
             past, longest = replace(past, policy=replace(past.policy, eos=UNKNOWN)), tokens
         return Field(past, Stories(), proof, longest, groups=groups, group_size=GROUP_SIZE, together=together)
 
-    def work(self, seed: int, kind: SketchKind = "projection") -> Work:
+    def work(self, seed: int, kind: SketchKind = "projection") -> CalibrationTask:
         """What is asked of pairs."""
-        return Work(self.policy, zoo.PARAMS, GROUP_SIZE, lambda data: Stories().problem(data).prompt, kind, seed)
+        return CalibrationTask(
+            self.policy, zoo.PARAMS, GROUP_SIZE, lambda data: Stories().problem(data).prompt, kind, seed
+        )
 
     def model(self) -> Qwen3:
         """The architecture."""
@@ -103,10 +105,10 @@ class Setting:
 
     async def observed(
         self, pair: Pair, groups: int, seed: int, claimed: Mapping[str, Tensor] | None = None, label: str = ""
-    ) -> list[Observed]:
+    ) -> list[GroupMeasurement]:
         """What the check sees of a pair's groups, kept in files of a few groups each."""
         self.cache.mkdir(parents=True, exist_ok=True)
-        found: list[Observed] = []
+        found: list[GroupMeasurement] = []
         for first in range(0, groups, _CHUNK):
             path = self.cache / f"{label or 'honest'}-{pair.name}-{seed}-{first:06d}.npz"
             if not path.is_file():
@@ -128,7 +130,7 @@ class Setting:
             copy = quantized(self.weights, 4)
             pairs = [profile.pairs[0]] + [pair for pair in profile.pairs if pair.name == "bfloat16-generated"]
             seen = [await self.observed(pair, _COPY_GROUPS, CALIBRATION_SEED, copy, "copy-4") for pair in pairs]
-            spec = thresholds(honest, seen, "projection", Demands())
+            spec = thresholds(honest, seen, "projection", ThresholdDemands())
             path.write_text(json.dumps(spec.model_dump()))
         return ProofSpec(**json.loads(path.read_text()))
 
@@ -145,10 +147,10 @@ def _loaded(directory: Path, number: int) -> dict[str, Tensor]:
 
 def _columns() -> list[str]:
     """The arrays of an Observed, a value a position each."""
-    return [field.name for field in fields(Observed) if field.name != "lengths"]
+    return [field.name for field in fields(GroupMeasurement) if field.name != "lengths"]
 
 
-def _save(path: Path, seen: Sequence[Observed]) -> None:
+def _save(path: Path, seen: Sequence[GroupMeasurement]) -> None:
     partial = path.with_suffix(".tmp.npz")
     arrays = {name: np.concatenate([getattr(item, name) for item in seen]) for name in _columns()}
     sizes, lengths = [len(item.lengths) for item in seen], [length for item in seen for length in item.lengths]
@@ -156,12 +158,12 @@ def _save(path: Path, seen: Sequence[Observed]) -> None:
     partial.rename(path)
 
 
-def _load(path: Path) -> Iterator[Observed]:
+def _load(path: Path) -> Iterator[GroupMeasurement]:
     with np.load(path) as kept:
         data = {name: kept[name] for name in kept.files}
     rollout = position = 0
     for size in data["sizes"].tolist():
         lengths = tuple(data["lengths"][rollout : rollout + size].tolist())
         part = slice(position, position + sum(lengths))
-        yield Observed(lengths, **{name: data[name][part] for name in _columns()})
+        yield GroupMeasurement(lengths, **{name: data[name][part] for name in _columns()})
         rollout, position = rollout + size, part.stop

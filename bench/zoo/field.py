@@ -27,13 +27,13 @@ from protocol.encoding import Record
 from protocol.environments import Environment
 from protocol.identity.signing import SigningKey, open_signed, sign
 from protocol.judging.evidence import Counts
-from protocol.judging.ledger import Row
+from protocol.judging.ledger import LedgerRow
 from protocol.judging.verdict import Verdict
 from protocol.rollout.batch import Commitment, Group, assemble
 from protocol.rollout.filters import EVERY_TOKEN, Filters
 from protocol.run import FileRef, ModelSpec, ProofSpec, RunManifest, SamplingSpec
 from protocol.window import Schedule
-from roles.miner.produce import HonestProducer, Producer, Turn
+from roles.miner.produce import HonestProducer, MiningWindow, Producer
 from roles.node.identity import Node
 from roles.policy.assignment import Task
 from roles.ports import Engine
@@ -221,16 +221,16 @@ class Field:
         half = list(range(layers(whole) // 2))
         return await self.engine("draft", lambda: self.past.draft or keeping(whole, half))
 
-    def turn(self, window: int, miner: SigningKey | None = None) -> Turn:
+    def turn(self, window: int, miner: SigningKey | None = None) -> MiningWindow:
         """A window of the miner, or of somebody else."""
-        return Turn(window, self.randomness(window), self.past.serving, (miner or self.miner).public)
+        return MiningWindow(window, self.randomness(window), self.past.serving, (miner or self.miner).public)
 
     @staticmethod
     def randomness(window: int) -> bytes:
         """Of the round that opens a window."""
         return sha256(f"zoo window {window}".encode()).digest()
 
-    async def honest(self, turn: Turn, indices: Sequence[int]) -> list[Group]:
+    async def honest(self, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
         """What an honest miner makes; kept, so that those who only falsify it need not compute it again."""
         missing = [index for index in indices if (turn.miner, turn.window, index) not in self._honest]
         for group in await HonestProducer(self.task, await self.serving()).produce(turn, missing) if missing else []:
@@ -280,7 +280,7 @@ class Field:
 def _outcome(verdict: Verdict) -> Outcome:
     reasons = Counter(judgement.reason for judgement in verdict.judgements if not judgement.accepted)
     tokens = sum(judgement.tokens for judgement in verdict.judgements)
-    return Outcome(reasons, len(verdict.judgements) - reasons.total(), tokens, Row.of(verdict).counts)
+    return Outcome(reasons, len(verdict.judgements) - reasons.total(), tokens, LedgerRow.of(verdict).counts)
 
 
 def changed(record: Record, **changes: Any) -> Any:

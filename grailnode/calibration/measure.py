@@ -15,16 +15,16 @@ from typing import Final
 
 import numpy as np
 
-from grailnode.calibration.pairs import Observed
+from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.calibration.proof_file import AUDIT
 from grailnode.calibration.tail import reach
 from protocol.judging.binomial import rate_bound
-from protocol.judging.evidence import Evidence, window_surprise
+from protocol.judging.evidence import Evidence, window_surprisal
 from protocol.rollout.sampling import LARGEST_NOISE
 from protocol.rollout.sketch import SketchKind
 from protocol.run import ProofSpec
 
-Honest = Mapping[str, Sequence[Observed]]
+Honest = Mapping[str, Sequence[GroupMeasurement]]
 """What the check saw of each pair, by its name."""
 
 _PILOT: Final = 4  # one group of so many takes part in the choice of tolerances, the others bound the rates
@@ -42,7 +42,7 @@ class CalibrationError(Exception):
 
 
 @dataclass(frozen=True)
-class Demands:
+class ThresholdDemands:
     """What a founder asks of thresholds.
 
     Attributes:
@@ -59,7 +59,9 @@ class Demands:
     window: int = 16
 
 
-def thresholds(honest: Honest, copies: Sequence[Sequence[Observed]], kind: SketchKind, demands: Demands) -> ProofSpec:
+def thresholds(
+    honest: Honest, copies: Sequence[Sequence[GroupMeasurement]], kind: SketchKind, demands: ThresholdDemands
+) -> ProofSpec:
     """The thresholds that let honest pairs pass and refuse a copy soonest. How much is audited is left open.
 
     Args:
@@ -110,11 +112,11 @@ class _Columns:
     rest: list[np.ndarray]
     copies: list[np.ndarray]
 
-    def rate(self, threshold: float, demands: Demands) -> float:
+    def rate(self, threshold: float, demands: ThresholdDemands) -> float:
         """The honest rate of misses beyond a threshold: the worst pair's bound with headroom; below 1."""
         return _rate(self.rest, threshold, demands)
 
-    def choose(self, candidates: Sequence[float], demands: Demands) -> float:
+    def choose(self, candidates: Sequence[float], demands: ThresholdDemands) -> float:
         """The threshold whose misses tell a copy from honest work best; where none does, that of the fewest misses."""
         best, choice = (-1.0, -1.0), candidates[0]
         for threshold in candidates:
@@ -126,13 +128,13 @@ class _Columns:
         return choice
 
 
-def _columns(name: str, *parts: Sequence[Sequence[Observed]]) -> _Columns:
+def _columns(name: str, *parts: Sequence[Sequence[GroupMeasurement]]) -> _Columns:
     return _Columns(
         *([np.concatenate([getattr(group, name) for group in groups]) for groups in part] for part in parts)
     )
 
 
-def _rate(pairs: Sequence[np.ndarray], threshold: float, demands: Demands) -> float:
+def _rate(pairs: Sequence[np.ndarray], threshold: float, demands: ThresholdDemands) -> float:
     def bound(values: np.ndarray) -> float:
         events = math.ceil(demands.headroom * int(beyond(values, threshold).sum()))
         return _bound(min(events, len(values)), len(values), demands.confidence)
@@ -157,7 +159,7 @@ def relative_entropy(share: float, rate: float) -> float:
     return share * math.log(share / rate) + rest
 
 
-def margin_limit(groups: Sequence[Observed], demands: Demands) -> float:
+def margin_limit(groups: Sequence[GroupMeasurement], demands: ThresholdDemands) -> float:
     """The margin that an honest token of a pair exceeds with a probability below the level, and headroom times what was seen.
 
     A margin beyond x takes two scores that the two sides shift against each other by more than x, and that lie within x:
@@ -172,7 +174,7 @@ def margin_limit(groups: Sequence[Observed], demands: Demands) -> float:
     return min(WIDEST_MARGIN, max(demands.headroom * seen, reach(shifts, demands.level, drop, WIDEST_MARGIN)))
 
 
-def _median(honest: Honest, tolerance: int, demands: Demands) -> int:
+def _median(honest: Honest, tolerance: int, demands: ThresholdDemands) -> int:
     """The headroom times the largest distance of a single position, at least one unit: what no group's median comes near.
 
     A group can be as short as one position, so nothing less than a single position's bound will do.
@@ -188,20 +190,20 @@ def widened(spec: ProofSpec, honest: Honest, window: int) -> ProofSpec:
     have a probability of about 1 / m; a tenth of that is where the rates have to give.
     """
     scopes = sum(len(group.lengths) + 5 for groups in honest.values() for group in groups)
-    bar = math.log10(scopes) + 1.0
+    surprisal_threshold = math.log10(scopes) + 1.0
     while True:
-        sketch, margin = surprises(spec, honest, window)
+        sketch, margin = surprisals(spec, honest, window)
         raised = {}
-        if sketch > bar:
+        if sketch > surprisal_threshold:
             raised["sketch_rate"] = min(spec.sketch_rate * _STEP, 1.0 - 1e-6)
-        if margin > bar:
+        if margin > surprisal_threshold:
             raised["margin_rate"] = min(spec.margin_rate * _STEP, 1.0 - 1e-6)
         if not raised:
             return spec
         spec = spec.model_copy(update=raised)
 
 
-def surprises(spec: ProofSpec, honest: Honest, window: int) -> tuple[float, float]:
+def surprisals(spec: ProofSpec, honest: Honest, window: int) -> tuple[float, float]:
     """The largest surprise of all honest groups and windows, of sketches and of margins: decades."""
     sketch = margin = 0.0
     for groups in honest.values():
@@ -210,8 +212,8 @@ def surprises(spec: ProofSpec, honest: Honest, window: int) -> tuple[float, floa
         margin = max(margin, *(evidence.margin_surprise for evidence in weighed))
         for begin in range(0, len(weighed), window):
             part = weighed[begin : begin + window]
-            sketch = max(sketch, window_surprise([replace(e.counts, margin_misses=0) for e in part], spec))
-            margin = max(margin, window_surprise([replace(e.counts, sketch_misses=0) for e in part], spec))
+            sketch = max(sketch, window_surprisal([replace(e.counts, margin_misses=0) for e in part], spec))
+            margin = max(margin, window_surprisal([replace(e.counts, sketch_misses=0) for e in part], spec))
     return sketch, margin
 
 

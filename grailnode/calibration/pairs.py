@@ -25,7 +25,7 @@ _RUN: Final = bytes(32)  # no run: seeds are derived as a run derives them, from
 
 
 @dataclass(frozen=True)
-class Work:
+class CalibrationTask:
     """What is asked of both sides, as a run would ask it.
 
     Attributes:
@@ -49,7 +49,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Observed:
+class GroupMeasurement:
     """What the check sees of one group, N tokens, rollout behind rollout.
 
     Attributes:
@@ -79,8 +79,8 @@ class Observed:
 
 
 async def observe(
-    work: Work, pair: Pair, weights: Weights, groups: int, *, claimed: Weights | None = None, first: int = 0
-) -> AsyncIterator[Observed]:
+    work: CalibrationTask, pair: Pair, weights: Weights, groups: int, *, claimed: Weights | None = None, first: int = 0
+) -> AsyncIterator[GroupMeasurement]:
     """Generate groups one way and check them the other way.
 
     Args:
@@ -100,7 +100,7 @@ async def observe(
             yield group
 
 
-async def _chunk(work: Work, numbers: range, generating: Engine, checking: Engine) -> list[Observed]:
+async def _chunk(work: CalibrationTask, numbers: range, generating: Engine, checking: Engine) -> list[GroupMeasurement]:
     randomness = work.seed.to_bytes(32, "little")
     seeds = [challenge.group_seed(_RUN, 0, randomness, _RUN, number) for number in numbers]
     requests = [
@@ -120,8 +120,12 @@ async def _chunk(work: Work, numbers: range, generating: Engine, checking: Engin
 
 
 def _compare(
-    work: Work, requests: Sequence[Request], done: Sequence[Generation], seen: Sequence[Forward], projection: bytes
-) -> Observed:
+    work: CalibrationTask,
+    requests: Sequence[Request],
+    done: Sequence[Generation],
+    seen: Sequence[Forward],
+    projection: bytes,
+) -> GroupMeasurement:
     """As roles/validator/judge.py does it."""
     claimed = sketch.commit(work.kind, torch.cat([item.hidden for item in done]), projection)
     whole = joined(seen)
@@ -133,4 +137,4 @@ def _compare(
     # A log-probability moves by (1 - p) times what the token's score moves against its average rival's.
     shifts = np.abs(likely - said) / np.maximum(1.0 - np.exp(likely), _LEAST_RIVAL)
     lengths = tuple(map(len, completions))
-    return Observed(lengths, sketch.distances(claimed, due), repeated(completions), margins.numpy(), shifts)
+    return GroupMeasurement(lengths, sketch.distances(claimed, due), repeated(completions), margins.numpy(), shifts)

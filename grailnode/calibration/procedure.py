@@ -11,8 +11,8 @@ import torch
 
 from grailnode.calibration import measure, separation
 from grailnode.calibration.copies import quantized
-from grailnode.calibration.measure import Demands, beyond
-from grailnode.calibration.pairs import Observed, Work, observe
+from grailnode.calibration.measure import ThresholdDemands, beyond
+from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, observe
 from grailnode.calibration.proof_file import CopyRow, Measurement, PairRow, Proof
 from grailnode.calibration.variants import Pair
 from grailnode.engine import policy as policies
@@ -33,7 +33,7 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True)
-class Job:
+class CalibrationJob:
     """A calibration to be run.
 
     Attributes:
@@ -43,11 +43,11 @@ class Job:
             rollouts of one prompt share most of their states.
     """
 
-    work: Work
+    work: CalibrationTask
     prompts: str
     pairs: Sequence[Pair]
     rollouts: int
-    demands: Demands = field(default_factory=Demands)
+    demands: ThresholdDemands = field(default_factory=ThresholdDemands)
 
     @property
     def groups(self) -> tuple[int, int]:
@@ -56,7 +56,7 @@ class Job:
         return grouped, max(0, self.rollouts - grouped * self.work.group_size)
 
 
-async def calibrate(job: Job, progress: Progress, show: Callable[[Sequence[PairRow]], None]) -> Proof:
+async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Sequence[PairRow]], None]) -> Proof:
     """Measure, choose thresholds, and try them on copies.
 
     Args:
@@ -94,7 +94,7 @@ async def calibrate(job: Job, progress: Progress, show: Callable[[Sequence[PairR
     return Proof(thresholds=spec, measured=measured)
 
 
-async def _honest(job: Job, pair: Pair, weights: Weights, progress: Progress) -> list[Observed]:
+async def _honest(job: CalibrationJob, pair: Pair, weights: Weights, progress: Progress) -> list[GroupMeasurement]:
     grouped, single = job.groups
     total = grouped * job.work.group_size + single
     apart = replace(job.work, group_size=1)
@@ -103,10 +103,10 @@ async def _honest(job: Job, pair: Pair, weights: Weights, progress: Progress) ->
 
 
 async def _watched(
-    parts: Sequence[AsyncIterator[Observed]], what: str, total: int, progress: Progress
-) -> list[Observed]:
+    parts: Sequence[AsyncIterator[GroupMeasurement]], what: str, total: int, progress: Progress
+) -> list[GroupMeasurement]:
     """All groups of the parts, one part behind another, with progress."""
-    observed: list[Observed] = []
+    observed: list[GroupMeasurement] = []
     done = 0
     progress(what, done, total)
     for part in parts:
@@ -118,8 +118,8 @@ async def _watched(
 
 
 async def _copies(
-    job: Job, honest: measure.Honest, weights: Weights, progress: Progress
-) -> dict[tuple[int, str], list[Observed]]:
+    job: CalibrationJob, honest: measure.Honest, weights: Weights, progress: Progress
+) -> dict[tuple[int, str], list[GroupMeasurement]]:
     """What the check sees of copies: by the first pair and by the one with the widest noise."""
     groups = min(-(-job.rollouts // job.work.group_size), _COPY_GROUPS)
     widest = max(job.pairs, key=lambda pair: _width(honest[pair.name]))
@@ -134,12 +134,12 @@ async def _copies(
     return found
 
 
-def _width(groups: Sequence[Observed]) -> float:
+def _width(groups: Sequence[GroupMeasurement]) -> float:
     shifts = np.concatenate([group.shifts for group in groups])
     return float(np.quantile(np.nan_to_num(shifts, nan=np.inf), 0.99, method="lower"))
 
 
-def _row(pair: Pair, groups: Sequence[Observed], spec: ProofSpec) -> PairRow:
+def _row(pair: Pair, groups: Sequence[GroupMeasurement], spec: ProofSpec) -> PairRow:
     distances = np.concatenate([group.fresh for group in groups])
     margins = np.nan_to_num(np.concatenate([group.margins for group in groups]), nan=1e6, posinf=1e6)
     shifts = np.nan_to_num(np.concatenate([group.shifts for group in groups]), nan=1e6, posinf=1e6)

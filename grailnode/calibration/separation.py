@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 
 from grailnode.calibration.measure import WIDEST_SKETCH, CalibrationError, Honest, beyond, refused
-from grailnode.calibration.pairs import Observed
-from protocol.judging.evidence import bar, weigh, window_surprise
+from grailnode.calibration.pairs import GroupMeasurement
+from protocol.judging.evidence import surprisal_threshold, weigh, window_surprisal
 from protocol.run import ProofSpec
 
 DUE_BITS: Final = 4
@@ -22,7 +22,7 @@ class TooWideError(CalibrationError):
 
 
 @dataclass(frozen=True)
-class Power:
+class DetectionPower:
     """What was refused of a copy that one pair made and checked.
 
     Attributes:
@@ -40,7 +40,7 @@ class Power:
     windows: float
 
 
-def power(bits: int, pair: str, observed: Sequence[Observed], spec: ProofSpec, window: int) -> Power:
+def power(bits: int, pair: str, observed: Sequence[GroupMeasurement], spec: ProofSpec, window: int) -> DetectionPower:
     """What the thresholds refuse of a copy.
 
     Args:
@@ -53,10 +53,10 @@ def power(bits: int, pair: str, observed: Sequence[Observed], spec: ProofSpec, w
     windows = 0
     for members in drawn:
         counts = [weighed[i].counts for i in members]
-        windows += bool(caught[members].any()) or window_surprise(counts, spec) > bar(spec)
+        windows += bool(caught[members].any()) or window_surprisal(counts, spec) > surprisal_threshold(spec)
     by_itself = spec.model_copy(update={"sketch_median": WIDEST_SKETCH})
     alone = [refused(weigh(*part, spec), by_itself) for group in observed for part in _rollouts(group)]
-    return Power(
+    return DetectionPower(
         bits=bits,
         pair=pair,
         tokens=sum(evidence.tokens for evidence in weighed),
@@ -66,7 +66,7 @@ def power(bits: int, pair: str, observed: Sequence[Observed], spec: ProofSpec, w
     )
 
 
-def _rollouts(group: Observed) -> list[tuple[np.ndarray, np.ndarray, list[int]]]:
+def _rollouts(group: GroupMeasurement) -> list[tuple[np.ndarray, np.ndarray, list[int]]]:
     ends = np.cumsum(group.lengths)
     return [
         (group.distances[end - length : end], group.margins[end - length : end], [length])
@@ -74,7 +74,7 @@ def _rollouts(group: Observed) -> list[tuple[np.ndarray, np.ndarray, list[int]]]
     ]
 
 
-def check(powers: Sequence[Power], honest: Honest, spec: ProofSpec, window: int) -> None:
+def check(powers: Sequence[DetectionPower], honest: Honest, spec: ProofSpec, window: int) -> None:
     """Insist that a copy of DUE_BITS is told apart.
 
     Raises:

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from grailnode.calibration import prompts, proof_file
-from grailnode.calibration.measure import WIDEST_MARGIN, CalibrationError, Demands
-from grailnode.calibration.pairs import Work
-from grailnode.calibration.procedure import Job
+from grailnode.calibration.measure import WIDEST_MARGIN, CalibrationError, ThresholdDemands
+from grailnode.calibration.pairs import CalibrationTask
+from grailnode.calibration.procedure import CalibrationJob
 from grailnode.calibration.procedure import calibrate as run_calibration
 from grailnode.calibration.proof_file import PairRow, Proof
 from grailnode.calibration.variants import DType, Pair, Variant, select
@@ -61,7 +61,7 @@ def calibrate_policy(options: Options) -> None:
     if not out.absolute().parent.is_dir():
         raise CalibrationError(f"{out}: no such directory to write it to")
     job = make_job(options)
-    with _Shown() as shown:
+    with _Progress() as shown:
         proof = trio.run(run_calibration, job, shown.progress, shown.pairs)
     for line in summary(proof):
         click.echo(line)
@@ -69,7 +69,7 @@ def calibrate_policy(options: Options) -> None:
     click.echo(f"written: {out}")
 
 
-class _Shown:
+class _Progress:
     """Progress as bars on a terminal's standard error, elsewhere as lines; then the table on standard output."""
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class _Shown:
         Console().print(pairs_table(rows))
 
 
-def make_job(options: Options) -> Job:
+def make_job(options: Options) -> CalibrationJob:
     """What the options ask for.
 
     Raises:
@@ -108,7 +108,7 @@ def make_job(options: Options) -> Job:
     policy = Policy.load(options.policy or PACKAGED_POLICY)
     choices = Choices()
     max_tokens = options.max_tokens or requirements.needed(options.environment).tokens
-    work = Work(
+    work = CalibrationTask(
         policy=policy,
         params=SamplingParams(
             temperature=options.temperature or choices.temperature,
@@ -123,12 +123,12 @@ def make_job(options: Options) -> Job:
     _check_device(options.device)
     base = Variant(dtype=cast(DType, options.dtype), device=options.device)
     audited = -(-choices.groups * choices.audit_floor_ppm // 1_000_000)
-    return Job(
+    return CalibrationJob(
         work=work,
         prompts=options.prompts.name if options.prompts else options.environment,
         pairs=_pairs(options.pairs, base, policy),
         rollouts=options.rollouts,
-        demands=replace(Demands(), level=options.level, headroom=options.headroom, window=audited),
+        demands=replace(ThresholdDemands(), level=options.level, headroom=options.headroom, window=audited),
     )
 
 

@@ -11,7 +11,7 @@ from grailnode.beacon import public_chains
 from grailnode.cli.node import check_name
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run import bucket_setup, creation, joining, requirements, workspace
-from grailnode.run.buckets import Bucket, BucketError, Document, Provider, Use, parse_bucket
+from grailnode.run.buckets import Bucket, BucketError, BucketUse, Document, Provider, parse_bucket
 from grailnode.run.creation import Choices
 from grailnode.run.files import NewFiles
 from protocol import paths
@@ -25,7 +25,7 @@ _aws_region = re.compile(r"\.s3\.([a-z0-9-]+)\.amazonaws\.com")
 
 
 @dataclass(frozen=True)
-class Judges:
+class ValidatorSet:
     """A run's validators: how many keys are made here, the public keys of those that others hold, and how many must accept."""
 
     made: int = 1
@@ -33,7 +33,7 @@ class Judges:
     quorum: int = 1
 
     @classmethod
-    def parse(cls, made: int, elsewhere: Sequence[str], quorum: int) -> "Judges":
+    def parse(cls, made: int, elsewhere: Sequence[str], quorum: int) -> "ValidatorSet":
         """From the command line.
 
         Raises:
@@ -65,7 +65,7 @@ def init_run(
     max_tokens: int | None,
     founders: tuple[int, int] = (1, 1),
     admission: Admission = OPEN,
-    judges: Judges | None = None,
+    judges: ValidatorSet | None = None,
     window: float | None = None,
     beacon: str | None = None,
 ) -> workspace.Workspace:
@@ -76,7 +76,7 @@ def init_run(
         window: how long one is, in seconds; None for the demo's, or a minute with a public beacon.
         beacon: the name of a public one; None for one of the run's own.
     """
-    judges = judges or Judges()
+    judges = judges or ValidatorSet()
     tokens = max_tokens or requirements.needed(environment).tokens
     roots, threshold = founders
     if threshold > roots:
@@ -156,7 +156,7 @@ def init_bucket(make: Callable[[], workspace.Workspace], options: BucketOptions)
     made = make()
     rules = creation.open_run((made.directory / "run.manifest").read_bytes()).record
     owners = tuple(key for name, key in made.keys.items() if not name.startswith("root"))
-    use = Use(owners, options.readers, rules.beacon.chain_hash.hex(), options.days)
+    use = BucketUse(owners, options.readers, rules.beacon.chain_hash.hex(), options.days)
     with made.files as files:
         bucket_setup.move_store(files, made.config, bucket)
         written = bucket_setup.write_documents(files, made.directory, bucket, use)
@@ -176,7 +176,7 @@ def join_run(directory: Path, options: BucketOptions, manifest: str, meeting: st
     met = replace(parse_bucket(meeting, provider, there[1] if there else options.region, base), url=base)
     with NewFiles() as files:
         key = bucket_setup.join(files, directory, bucket, bucket_setup.Membership(manifest, name, met))
-        use = Use((key,), options.readers, days=options.days)
+        use = BucketUse((key,), options.readers, days=options.days)
         written = bucket_setup.write_documents(files, directory, bucket, use)
     click.echo(f"{name} is {key.hex()}")
     _print_documents(directory, written)

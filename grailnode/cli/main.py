@@ -204,7 +204,7 @@ def init(
         max_tokens,
         founders,
         rules,
-        commands.Judges.parse(validators, elsewhere, quorum),
+        commands.ValidatorSet.parse(validators, elsewhere, quorum),
         window,
         None if beacon == "own" else beacon,
     )

@@ -12,10 +12,10 @@ from rich.console import Console
 from grailnode.config import Config
 from grailnode.convert.conversion import Conversion, Format, convert
 from grailnode.convert.inspect_patch import inspect_patch, patch_table
-from grailnode.node.processes import make_spectator, replay_group
+from grailnode.node.processes import make_spectator, recheck_group
 from grailnode.observe.chain_check import verify_chain
 from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized
-from grailnode.observe.recheck import Replayed, Which, replay_table, verify_ledger
+from grailnode.observe.recheck import GroupReference, RecheckedGroup, recheck_table, verify_ledger
 from grailnode.ui.terminal import render_status
 from protocol import limits, paths
 from protocol.chain import safetensors
@@ -73,15 +73,15 @@ def verify_ledgers(config: Config) -> None:
 def verify_rollout(config: Config, which: str) -> None:
     """Judge one group again; exit 1 where a validator said otherwise."""
     try:
-        wanted = Which.parse(which)
+        wanted = GroupReference.parse(which)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 
-    async def judge() -> Replayed:
-        return await replay_group(config, wanted)
+    async def judge() -> RecheckedGroup:
+        return await recheck_group(config, wanted)
 
     found = trio.run(judge)
-    Console().print(replay_table(wanted, found))
+    Console().print(recheck_table(wanted, found))
     verdict = found.judgement.reason or "accepted"
     if any(said not in (verdict, "no verdict", "not audited") for _, said in found.said):
         raise click.ClickException("a validator came to another judgement")

@@ -20,7 +20,7 @@ from protocol.identity.signing import open_signed
 from protocol.judging.verdict import Reason, Verdict
 from protocol.rollout.batch import Commitment, Group, Rollout, open_group
 from roles.miner.miner import Miner, MinerSettings
-from roles.miner.produce import HonestProducer, Turn
+from roles.miner.produce import HonestProducer, MiningWindow
 from roles.node.identity import Node
 from roles.policy.assignment import Assignment, Task
 from roles.policy.follower import Follower
@@ -66,7 +66,7 @@ class Cheater(HonestProducer):
         self._random = random.Random(node.key.public)  # noqa: S311 - a cheat needs no good randomness
         self._other = TorchEngine(compute.model, run_sync=node.run_sync)
 
-    async def produce(self, turn: Turn, indices: Sequence[int]) -> list[Group]:
+    async def produce(self, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
         """False groups of these numbers."""
         kind = KINDS[turn.window % len(KINDS)]
         assignments = self.assignments(turn, indices)
@@ -83,7 +83,7 @@ class Cheater(HonestProducer):
             return [await self._edited(turn, *pair) for pair in zip(groups, assignments, strict=True)]
         return [self._falsified(group, kind) for group in groups]
 
-    async def _with_perturbed_model(self, turn: Turn, indices: Sequence[int]) -> list[Group]:
+    async def _with_perturbed_model(self, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
         """Rollouts of a policy that is a little off, sketch and all."""
         if self._other.version != turn.version:
             noise = torch.Generator().manual_seed(turn.version)
@@ -95,7 +95,7 @@ class Cheater(HonestProducer):
             await self._other.commit()
         return await HonestProducer(self.task, self._other).produce(turn, indices)
 
-    async def _with_own_noise(self, turn: Turn, assignments: Sequence[Assignment]) -> list[Group]:
+    async def _with_own_noise(self, turn: MiningWindow, assignments: Sequence[Assignment]) -> list[Group]:
         """The right policy, but samples of the miner's choosing (drawn again where they are the due ones by chance)."""
         due = [_tokens(done) for done in await self.generate(assignments)]
         groups: dict[int, Group] = {}
@@ -113,7 +113,7 @@ class Cheater(HonestProducer):
             groups[group.index] = await self._edited(turn, group, by_index[group.index])
         return [groups[item.index] for item in assignments]
 
-    async def _edited(self, turn: Turn, group: Group, assignment: Assignment) -> Group:
+    async def _edited(self, turn: MiningWindow, group: Group, assignment: Assignment) -> Group:
         """One token of one rollout made a better one, with the sketch that the right policy gives for it."""
         rollouts = list(group.rollouts)
         tokens = list(rollouts[0].tokens)
@@ -136,7 +136,7 @@ class Cheater(HonestProducer):
 
         return group.model_copy(update={"rollouts": tuple(falsify(rollout) for rollout in group.rollouts)})
 
-    async def _copies(self, turn: Turn, indices: Sequence[int]) -> list[Group]:
+    async def _copies(self, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
         """Another miner's groups under this miner's name: the newest that a validator has accepted."""
         for window in range(turn.window - 1, max(-1, turn.window - _LOOK_BACK), -1):
             for validator in self._node.authority.validators:
@@ -156,7 +156,7 @@ class Cheater(HonestProducer):
         except (StoreError, ProtocolError):
             return []
 
-    async def _copy(self, turn: Turn, indices: Sequence[int], window: int, other: bytes) -> list[Group]:
+    async def _copy(self, turn: MiningWindow, indices: Sequence[int], window: int, other: bytes) -> list[Group]:
         store = self._node.store
         data = await store.get(paths.commitment(other, window), limits.MAX_COMMITMENT_BYTES)
         commitment = open_signed(data, Commitment, [other]).record

@@ -18,11 +18,11 @@ from grailnode.engine.policy import PACKAGED_POLICY, load_weights
 from grailnode.node import processes
 from grailnode.node.processes import Kind, Launch
 from grailnode.node.supervisor import ProcessSpec, Supervisor
-from grailnode.observe.observer import Known, Observer
+from grailnode.observe.observer import Observer, OperatorKnowledge
 from grailnode.observe.state import NetworkState, NodeRow
 from grailnode.run import workspace
 from grailnode.run.creation import Choices
-from grailnode.ui.report import Report, RunFacts, write_report
+from grailnode.ui.report import DemoReport, RunFacts, write_report
 from grailnode.ui.terminal import View, open_view
 
 CHEAT = "cheat"
@@ -58,7 +58,7 @@ class DemoSettings:
     command: str
 
 
-async def run_demo(settings: DemoSettings, choices: Choices, pace: workspace.Pace) -> Report:
+async def run_demo(settings: DemoSettings, choices: Choices, pace: workspace.Pace) -> DemoReport:
     """Run the demo and write its report.
 
     Raises:
@@ -103,7 +103,7 @@ class _Demo:
         self._node = processes.make_spectator(self._config)
         kinds = {made.keys[name]: "honest" for name in ("miner-1", "miner-2")} | {made.keys[CHEAT]: "cheating"}
         names = {made.keys[name]: name for name in ("miner-1", "miner-2", CHEAT)}
-        self._observer = Observer(self._node, 0, Known(names, kinds, settings.windows))
+        self._observer = Observer(self._node, 0, OperatorKnowledge(names, kinds, settings.windows))
         weights = load_weights(PACKAGED_POLICY)
         self._parameters = sum(tensor.numel() for tensor in weights.values())
         self._full_bytes = sum(tensor.nbytes for tensor in weights.values())
@@ -111,7 +111,7 @@ class _Demo:
         self._supervisor = Supervisor(self._lines.append)
         self._keys = made.keys
 
-    async def run(self) -> Report:
+    async def run(self) -> DemoReport:
         specs = [
             ProcessSpec(
                 f"{name}/{kind}",
@@ -157,7 +157,7 @@ class _Demo:
             rows.append(NodeRow(name, version, doing))
         return replace(self._observer.state(tuple(rows)), full_bytes=self._full_bytes)
 
-    def _report(self) -> Report:
+    def _report(self) -> DemoReport:
         state = self._state()
         newest = state.versions[-1] if state.versions else None
         digests = {name: digest for name, (_, digest) in self._logs.serving().items()}
@@ -173,7 +173,7 @@ class _Demo:
             trainer_io_wait_fraction=float(step.get("io_wait_fraction", 0.0)),
             trainer_data_wait_fraction=float(step.get("data_wait_fraction", 0.0)),
         )
-        return Report.of(state, facts)
+        return DemoReport.of(state, facts)
 
 
 class _Logs:

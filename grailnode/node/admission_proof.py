@@ -7,7 +7,7 @@ from typing import Final
 from grailnode.run.key_files import KeyFileError
 from protocol import limits
 from protocol.errors import ProtocolError
-from protocol.identity.admission import Gate, Work, do_work, leading_zero_bits, work_digest
+from protocol.identity.admission import AdmissionGate, ProofOfWorkSolution, do_work, leading_zero_bits, work_digest
 from roles.node.identity import Node
 from roles.ports import NotFoundError
 
@@ -43,7 +43,7 @@ async def check_admitted(node: Node) -> None:
     """
     if node.authority.admission.policy != "open":  # a proof of work is done when it is needed
         now = node.clock.now()  # nothing is signed here, so the time need not be proven yet
-        Gate(node.run_id, node.authority).admit(await node.announcement("miner", now + 60.0), now * 1000)
+        AdmissionGate(node.run_id, node.authority).admit(await node.announcement("miner", now + 60.0), now * 1000)
 
 
 def _invitation(path: Path) -> bytes:
@@ -59,13 +59,15 @@ async def _work(node: Node, difficulty: int) -> bytes:
     """A proof of work that counts for a while, done again when half of its time is over."""
     now_ms = int(node.clock.now() * 1000)
     try:
-        work = Work.from_bytes(await node.state.get(_KEPT, limits.MAX_PROOF_BYTES))
+        work = ProofOfWorkSolution.from_bytes(await node.state.get(_KEPT, limits.MAX_PROOF_BYTES))
         bits = leading_zero_bits(work_digest(node.run_id, node.key.public, work))
         if bits >= difficulty and now_ms + _WORK_MS // 2 < work.expires_ms <= now_ms + limits.MAX_WORK_MS:
             return work.to_bytes()
     except (NotFoundError, ProtocolError):
         pass  # none yet, or of no use: done now
     node.telemetry.event("working", bits=difficulty)
-    done: Work = await node.run_sync(do_work, node.run_id, node.key.public, difficulty, now_ms + _WORK_MS)
+    done: ProofOfWorkSolution = await node.run_sync(
+        do_work, node.run_id, node.key.public, difficulty, now_ms + _WORK_MS
+    )
     await node.state.put(_KEPT, done.to_bytes())
     return done.to_bytes()

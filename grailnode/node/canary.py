@@ -11,7 +11,7 @@ from protocol.digest import content_digest
 from protocol.identity.signing import SigningKey
 from protocol.judging.report import is_false
 from protocol.rollout.batch import Group
-from roles.miner.produce import HonestProducer, Turn
+from roles.miner.produce import HonestProducer, MiningWindow
 from roles.policy.assignment import Task
 from roles.ports import Engine
 from roles.validator.judge import Judge
@@ -30,7 +30,7 @@ class CanaryProducer(HonestProducer):
         super().__init__(task, engine)
         self._trainer = trainer
 
-    async def produce(self, turn: Turn, indices: Sequence[int]) -> list[Group]:
+    async def produce(self, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
         """The groups of these numbers, in order."""
         groups = await super().produce(turn, indices)
         return [
@@ -38,7 +38,7 @@ class CanaryProducer(HonestProducer):
             for group in groups
         ]
 
-    async def _falsified(self, turn: Turn, group: Group) -> Group:
+    async def _falsified(self, turn: MiningWindow, group: Group) -> Group:
         """The group with its rollouts in another order; without any hidden states behind them where that is no plain lie."""
         first, *others = group.rollouts
         turned = group.model_copy(update={"rollouts": (*others, first)})

@@ -29,7 +29,7 @@ from grailnode.node.supervisor import EXIT_HOPELESS, run_process
 from grailnode.node.telemetry import Telemetry
 from grailnode.node.user_errors import StateInUseError, explain, passing
 from grailnode.node.wiring import make_task, run_collector, run_miner, run_publisher, run_training, run_validator
-from grailnode.observe.recheck import Replayed, Which, replay
+from grailnode.observe.recheck import GroupReference, RecheckedGroup, replay
 from grailnode.run import creation, key_files, requirements
 from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
@@ -315,7 +315,7 @@ async def _canary(node: Node, launch: Launch) -> None:
     await run_miner(node, task, compute, miner_settings(config), producer)
 
 
-async def replay_group(config: Config, which: Which) -> Replayed:
+async def recheck_group(config: Config, which: GroupReference) -> RecheckedGroup:
     """Judge one group of a run again, as anybody can.
 
     Raises:

@@ -15,17 +15,17 @@ from grailnode.store.credentials import read_credentials
 from grailnode.store.decorators.bounded import BoundedStore
 from grailnode.store.decorators.caching import CachedStore
 from grailnode.store.decorators.disk_cache import DiskCache
-from grailnode.store.decorators.limiting import LimitedStore, Limits
+from grailnode.store.decorators.limiting import LimitedStore, RequestLimits
 from grailnode.store.decorators.metering import MeteredStore, StoreMeter
 from grailnode.store.decorators.prefixed import PrefixedStore
 from grailnode.store.decorators.readonly import ReadOnlyStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
-from grailnode.store.decorators.routed import Places, RoutedStore
+from grailnode.store.decorators.routed import KnownStores, RoutedStore
 from grailnode.store.decorators.space_directory import Directory
 from grailnode.store.disk import disk_errors
-from grailnode.store.https.https_store import HttpsStore, Pace, open_client
+from grailnode.store.https.https_store import HttpsStore, TransferPatience, open_client
 from grailnode.store.local import LocalStore
-from grailnode.store.permanent_error import RefusedError
+from grailnode.store.permanent_error import PermanentError
 from grailnode.store.s3.s3_session import S3Location
 from grailnode.store.s3.s3_store import S3Store
 from protocol import limits, paths
@@ -128,7 +128,7 @@ class Storage:
         section = self._config.store
         if section.meeting is None:
             return self.shared() if section.kind == "local" else self._cached(self.shared())
-        places = Places(
+        places = KnownStores(
             key=key,
             own=self.shared(),
             meeting=self._place("store.meeting", section.meeting, self._writes),
@@ -178,7 +178,7 @@ class Storage:
             {**_patience(pattern), "kind": "https", "url": url, "attempts": pattern.attempts}
         )
         if url.startswith("http://") and not section.private_addresses:
-            raise RefusedError(f"{url}: plain http to this machine; store.private_addresses = true allows it")
+            raise PermanentError(f"{url}: plain http to this machine; store.private_addresses = true allows it")
         return self._decorated(self._https(place, public_only=not section.private_addresses), place)
 
     def _place(self, name: str, section: PlaceSection, writes: bool) -> ObjectStore:
@@ -202,7 +202,7 @@ class Storage:
         return S3Store(_location(section), credentials)
 
     def _https(self, section: PlaceSection, *, public_only: bool) -> HttpsStore:
-        pace = Pace(deadline=section.deadline_seconds, min_rate=section.min_bytes_per_second)
+        pace = TransferPatience(deadline=section.deadline_seconds, min_rate=section.min_bytes_per_second)
         plain = section.url.startswith("http://")
         return HttpsStore(section.url, self._client(public_only), pace=pace, plain_http=plain)
 
@@ -213,7 +213,7 @@ class Storage:
         return self._clients[public_only]
 
     def _decorated(self, store: ObjectStore, section: PlaceSection) -> ObjectStore:
-        bounds = Limits(
+        bounds = RequestLimits(
             concurrency=section.concurrency,
             rate=section.requests_per_second,
             burst=max(1, round(section.requests_per_second)),

@@ -11,7 +11,7 @@ from grailnode.node.supervisor import ProcessError
 from grailnode.run.authority_drafts import RevisionError
 from grailnode.run.buckets import BucketError
 from grailnode.run.key_files import KeyFileError
-from grailnode.run.requirements import ProvisionError
+from grailnode.run.requirements import RequirementError
 from grailnode.run.workspace import WorkspaceError
 from grailnode.store.credentials import CredentialsError
 from protocol.environments.base import SandboxError
@@ -37,7 +37,7 @@ _TOLD = (
     KeyFileError,
     PolicyError,
     ProcessError,
-    ProvisionError,
+    RequirementError,
     RevisionError,
     SandboxError,
     WorkspaceError,

@@ -8,11 +8,11 @@ from protocol.chain.verifier import ChainVerifier
 from protocol.digest import content_digest
 from protocol.errors import ChainError, ExpiredError, found_in
 from roles.node.identity import Node
-from roles.policy.follower import Held, load_anchor, step
+from roles.policy.follower import VerifiedWeights, load_anchor, step
 from roles.ports import ObjectStore
 
 
-async def verify_chain(node: Node, say: Callable[[str], None]) -> Held:
+async def verify_chain(node: Node, say: Callable[[str], None]) -> VerifiedWeights:
     """Check every kept manifest, anchor and patch of a run.
 
     Args:
@@ -25,14 +25,14 @@ async def verify_chain(node: Node, say: Callable[[str], None]) -> Held:
         ProtocolError: the first lie.
         StoreError: an object that the head promises is not to be had.
     """
-    newest: Held | None = None
+    newest: VerifiedWeights | None = None
     async for held in follow_chain(node, say):
         newest = held
     assert newest is not None  # or follow_chain would have raised
     return newest
 
 
-async def follow_chain(node: Node, say: Callable[[str], None]) -> AsyncIterator[Held]:
+async def follow_chain(node: Node, say: Callable[[str], None]) -> AsyncIterator[VerifiedWeights]:
     """Every version that the kept anchors and patches lead to, oldest first; checks and raises as `verify_chain`."""
     trainer = node.authority.trainers[0]
     chain = ChainVerifier(node.run_id, node.run, revisions=node.revisions)
@@ -49,7 +49,7 @@ async def follow_chain(node: Node, say: Callable[[str], None]) -> AsyncIterator[
         with found_in(path):
             chain.accept_manifest(version, data)
     say(f"manifests {head.base} to {head.version}: signed, linked, complete")
-    held: Held | None = None
+    held: VerifiedWeights | None = None
     for manifest in chain.manifests():
         if manifest.version in head.anchors:
             files = [
@@ -71,7 +71,7 @@ async def follow_chain(node: Node, say: Callable[[str], None]) -> AsyncIterator[
         raise ChainError("no way from a kept anchor to the newest version", f"version {head.version}")
 
 
-async def _patched(node: Node, trainer: bytes, held: Held, manifest: Manifest) -> Held:
+async def _patched(node: Node, trainer: bytes, held: VerifiedWeights, manifest: Manifest) -> VerifiedWeights:
     assert manifest.patch is not None
     ref = manifest.patch.object
     return step(held, manifest, await _object(node.store, paths.patch(trainer, ref.digest), ref.digest, ref.size))

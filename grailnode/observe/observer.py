@@ -11,8 +11,8 @@ from protocol.chain.manifest import Manifest
 from protocol.chain.verifier import ChainVerifier
 from protocol.errors import ExpiredError, MalformedError, ProtocolError
 from protocol.identity.signing import open_signed
-from protocol.judging.ledger import Row, Summary
-from protocol.judging.report import Report
+from protocol.judging.ledger import LedgerRow, Summary
+from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Verdict
 from roles.authority_updates import refresh_authority
 from roles.gather import gather
@@ -34,7 +34,7 @@ class _Miner:
 
 
 @dataclass(frozen=True)
-class Known:
+class OperatorKnowledge:
     """What only the operator of a network knows: names and kinds by public key, its processes, its plan."""
 
     names: Mapping[bytes, str] = field(default_factory=dict)
@@ -70,10 +70,10 @@ class Observer:
     """
 
     def __init__(
-        self, node: Node, first_window: int, known: Known | None = None, last_window: int | None = None
+        self, node: Node, first_window: int, known: OperatorKnowledge | None = None, last_window: int | None = None
     ) -> None:
         self._node = node
-        self._known = known or Known()
+        self._known = known or OperatorKnowledge()
         self._chain = ChainVerifier(node.run_id, node.run, revisions=node.revisions)
         self._began = node.clock.now()
         self._next = first_window
@@ -146,7 +146,7 @@ class Observer:
         for alarm in summary.alarms:
             self._alarm(alarm)
 
-    async def _read_verdict(self, validator: bytes, window: int, row: Row) -> Verdict:
+    async def _read_verdict(self, validator: bytes, window: int, row: LedgerRow) -> Verdict:
         path = paths.verdict(validator, window, row.miner)
         data = await self._node.store.get(path, self._node.run.verdict_bytes + limits.MAX_ENVELOPE_BYTES)
         signed = open_signed(data, Verdict, [validator])
@@ -173,8 +173,8 @@ class Observer:
             self._reported[trainer] = item.path
 
     async def _read_report(self, trainer: bytes, path: str) -> None:
-        data = await self._node.store.get(path, Report.max_bytes + limits.MAX_ENVELOPE_BYTES)
-        report = open_signed(data, Report, [trainer]).record
+        data = await self._node.store.get(path, ValidatorReport.max_bytes + limits.MAX_ENVELOPE_BYTES)
+        report = open_signed(data, ValidatorReport, [trainer]).record
         if (report.run, report.trainer, paths.report(trainer, report.window)) != (self._node.run_id, trainer, path):
             raise MalformedError("of another run, window or trainer", path)
         for found in report.disagreements:

@@ -12,8 +12,8 @@ from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.errors import MalformedError, ProtocolError, found_in
 from protocol.identity.signing import KEY_BYTES, open_signed
-from protocol.judging.evidence import Counts, bar
-from protocol.judging.ledger import Amendment, Row, Summary, histories, scores
+from protocol.judging.evidence import Counts, surprisal_threshold
+from protocol.judging.ledger import Amendment, LedgerRow, Summary, histories, scores
 from protocol.judging.verdict import Judgement, Reason, Verdict, refused_together
 from protocol.rollout.batch import Commitment, Group, open_group
 from protocol.run import ProofSpec
@@ -30,7 +30,7 @@ _LARGEST = limits.MAX_ENVELOPE_BYTES + limits.MAX_VERDICT_BYTES
 
 
 @dataclass(frozen=True)
-class Which:
+class GroupReference:
     """One group: MINER/WINDOW/GROUP, the miner by its key or the beginning of it."""
 
     miner: str
@@ -38,7 +38,7 @@ class Which:
     index: int
 
     @classmethod
-    def parse(cls, text: str) -> "Which":
+    def parse(cls, text: str) -> "GroupReference":
         """From the command line.
 
         Raises:
@@ -64,7 +64,7 @@ class Statistic:
 
 
 @dataclass(frozen=True)
-class Replayed:
+class RecheckedGroup:
     """A group judged again, beside what each validator said of it: (validator's key, its reason or 'accepted')."""
 
     miner: bytes
@@ -74,7 +74,7 @@ class Replayed:
     said: tuple[tuple[str, str], ...]
 
 
-async def replay(node: Node, task: Task, compute: Compute, which: Which) -> Replayed:
+async def replay(node: Node, task: Task, compute: Compute, which: GroupReference) -> RecheckedGroup:
     """Judge one group as a validator does.
 
     Raises:
@@ -95,10 +95,10 @@ async def replay(node: Node, task: Task, compute: Compute, which: Which) -> Repl
     (judgement,) = await judge.judge([(group, commitment.groups[which.index][0])])
     said = [(key.hex(), await _said(node, key, miner, which)) for key in node.authority.validators]
     statistics = _statistics(judgement, group, node.run.proof)
-    return Replayed(miner, commitment.version, judgement, statistics, tuple(said))
+    return RecheckedGroup(miner, commitment.version, judgement, statistics, tuple(said))
 
 
-async def _miner(node: Node, which: Which) -> bytes:
+async def _miner(node: Node, which: GroupReference) -> bytes:
     if len(which.miner) == 2 * KEY_BYTES:
         return bytes.fromhex(which.miner)
     fitting = [
@@ -125,7 +125,7 @@ async def _group(node: Node, commitment: Commitment, index: int) -> Group:
     return open_group(await node.store.get(path, size, offset=offset, size=size), commitment, index)
 
 
-async def _said(node: Node, validator: bytes, miner: bytes, which: Which) -> str:
+async def _said(node: Node, validator: bytes, miner: bytes, which: GroupReference) -> str:
     """What a validator said of the group."""
     try:
         data = await node.store.get(paths.verdict(validator, which.window, miner), _LARGEST)
@@ -168,9 +168,9 @@ def _statistics(judgement: Judgement, group: Group, proof: ProofSpec) -> tuple[S
         ),
         Statistic(
             "least probable scope",
-            f"10^{-judgement.surprise + 0.0:.1f}",
-            f"10^-{bar(proof):.1f}",
-            judgement.surprise <= bar(proof),
+            f"10^{-judgement.surprisal + 0.0:.1f}",
+            f"10^-{surprisal_threshold(proof):.1f}",
+            judgement.surprisal <= surprisal_threshold(proof),
         ),
         Statistic("rewards", rewards, f"claimed {claimed}", judgement.reason != Reason.REWARD),
     ]
@@ -236,7 +236,7 @@ async def _check_summary(
         if row.verdict:
             data = await node.store.get(paths.verdict(validator, summary.window, row.miner), _LARGEST)
             verdict = open_signed(data, Verdict, [validator]).record
-            if Row.of(verdict) != row:
+            if LedgerRow.of(verdict) != row:
                 raise ProtocolError(f"the row of miner {row.miner.hex()[:8]} is not what its verdict says", place)
             _check_accepted(verdict, history.get(row.miner, ()), node.run.proof, place)
 
@@ -256,7 +256,7 @@ async def _check_sealed(node: Node, validator: bytes, summary: Summary, place: s
 
 
 async def _check_amendment(
-    node: Node, validator: bytes, amendment: Amendment, row: Row | None, amended: Container[tuple[int, bytes]]
+    node: Node, validator: bytes, amendment: Amendment, row: LedgerRow | None, amended: Container[tuple[int, bytes]]
 ) -> None:
     """Raise where a second look is not at what a row left open, or does not say what its verdict says."""
     place = (
@@ -268,8 +268,8 @@ async def _check_amendment(
     if judged > row.submitted - row.audited or (judged and not amendment.verdict):
         raise ProtocolError("counts groups that the row had not left open, or without a verdict on them", place)
     if amendment.verdict:
-        data = await node.store.get(paths.look_back(validator, amendment.window, amendment.miner), _LARGEST)
-        found = Row.of(open_signed(data, Verdict, [validator]).record)
+        data = await node.store.get(paths.reaudit(validator, amendment.window, amendment.miner), _LARGEST)
+        found = LedgerRow.of(open_signed(data, Verdict, [validator]).record)
         if (found.verdict, found.accepted, found.rejected) != (
             amendment.verdict,
             amendment.accepted,
@@ -283,7 +283,9 @@ def _check_accepted(verdict: Verdict, history: Sequence[Counts], proof: ProofSpe
     accepted = [judgement for judgement in verdict.judgements if judgement.accepted]
     alone = any(
         max(
-            item.surprise - bar(proof), item.sketch_median - proof.sketch_median, item.worst_margin - proof.margin_limit
+            item.surprisal - surprisal_threshold(proof),
+            item.sketch_median - proof.sketch_median,
+            item.worst_margin - proof.margin_limit,
         )
         > 0
         for item in accepted
@@ -294,7 +296,7 @@ def _check_accepted(verdict: Verdict, history: Sequence[Counts], proof: ProofSpe
         raise ProtocolError(f"accepts miner {verdict.miner.hex()[:8]} against its own numbers ({why})", place)
 
 
-def replay_table(which: Which, found: Replayed) -> Table:
+def recheck_table(which: GroupReference, found: RecheckedGroup) -> Table:
     """A table for the terminal."""
     table = Table(
         title=f"group {which.index} of miner {found.miner.hex()[:16]} in window {which.window}, version {found.version}",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grailnode.run import joining, key_files
-from grailnode.run.buckets import Bucket, BucketError, Document, Use, documents
+from grailnode.run.buckets import Bucket, BucketError, BucketUse, Document, documents
 from grailnode.run.files import NewFiles
 from grailnode.run.key_files import SUFFIX
 from protocol.identity.signing import SigningKey
@@ -74,7 +74,7 @@ def join(files: NewFiles, directory: Path, bucket: Bucket, member: Membership) -
     return key.public
 
 
-def write_documents(files: NewFiles, directory: Path, bucket: Bucket, use: Use) -> list[Document]:
+def write_documents(files: NewFiles, directory: Path, bucket: Bucket, use: BucketUse) -> list[Document]:
     """Put a bucket's documents beside run.toml; returns them.
 
     Raises:

@@ -94,7 +94,7 @@ def parse_bucket(text: str, provider: Provider, region: str = "", url: str = "")
 
 
 @dataclass(frozen=True)
-class Use:
+class BucketUse:
     """What a bucket is for.
 
     Attributes:
@@ -120,13 +120,13 @@ class Use:
         return ["runs/*", "revisions/*", f"{self.beacon}/public/*"]
 
 
-def documents(bucket: Bucket, use: Use) -> list[Document]:
+def documents(bucket: Bucket, use: BucketUse) -> list[Document]:
     """What to apply to a bucket."""
     makers = {"aws": _aws, "r2": _r2, "minio": _minio}
     return makers[bucket.provider](bucket, use)
 
 
-def _aws(bucket: Bucket, use: Use) -> list[Document]:
+def _aws(bucket: Bucket, use: BucketUse) -> list[Document]:
     api = f"aws s3api {{}} --bucket {bucket.name}"
     opened = "" if use.readers else f"{api.format('delete-public-access-block')} && "
     made = [
@@ -155,7 +155,7 @@ def _iam(user: str, file: str) -> str:
     )
 
 
-def _r2(bucket: Bucket, use: Use) -> list[Document]:
+def _r2(bucket: Bucket, use: BucketUse) -> list[Document]:
     account = (urlsplit(bucket.endpoint).hostname or "").partition(".")[0]
     api = f"aws s3api {{}} --endpoint-url {bucket.endpoint} --bucket {bucket.name}"
     cloudflare = (
@@ -193,7 +193,7 @@ def _r2(bucket: Bucket, use: Use) -> list[Document]:
     return made
 
 
-def _minio(bucket: Bucket, use: Use) -> list[Document]:
+def _minio(bucket: Bucket, use: BucketUse) -> list[Document]:
     made = [
         _json("writer-policy.json", _writer(bucket, use), _mc_policy(use.user, "writer-policy.json")),
         _json(
@@ -238,7 +238,7 @@ def _arn(bucket: Bucket, path: str = "") -> str:
     return f"{arn}/{bucket.prefix}{path}" if path else arn
 
 
-def _writer(bucket: Bucket, use: Use) -> Json:
+def _writer(bucket: Bucket, use: BucketUse) -> Json:
     """What the owner's credentials may do."""
     own = [f"{key.hex()}/*" for key in use.keys]
     if use.beacon:
@@ -265,7 +265,7 @@ def _reader(bucket: Bucket, readers: tuple[str, ...]) -> Json:
     return _policy(read, {**listed, "Principal": principal})
 
 
-def _guest(bucket: Bucket, use: Use) -> Json:
+def _guest(bucket: Bucket, use: BucketUse) -> Json:
     """What credentials that are handed to participants of a meeting point may do: announce, and see who else did."""
     return _policy(
         _allow("Announce", ["s3:GetObject", "s3:PutObject"], [_arn(bucket, "participants/*")]),
@@ -294,7 +294,7 @@ _CORS_XML: Final = (
 )
 
 
-def _lifecycle(bucket: Bucket, use: Use, *, abort: bool) -> Json:
+def _lifecycle(bucket: Bucket, use: BucketUse, *, abort: bool) -> Json:
     prefixes = {f"{kind}-{key.hex()[:8]}": f"{key.hex()}/{kind}/" for key in use.keys for kind in EXPIRING}
     if use.beacon:
         prefixes["participants"] = "participants/"

@@ -9,7 +9,7 @@ from grailnode.engine.policy import Policy
 from grailnode.sandbox import BubblewrapSandbox
 from protocol import environments, limits
 from protocol.digest import content_digest
-from protocol.environments import Needs, Sandbox
+from protocol.environments import Requirements, Sandbox
 from protocol.environments.dataset import Dataset
 from protocol.errors import ProtocolError
 from protocol.run import FileRef, RunManifest
@@ -20,7 +20,7 @@ DATA: Final = "data.jsonl"
 _SHOWN: Final = 40
 
 
-class ProvisionError(Exception):
+class RequirementError(Exception):
     """What an environment needs is not here, or not fit for it: says what, where, and what to do."""
 
 
@@ -38,7 +38,7 @@ def check(environment: str, data: Path | None, policy: Policy, max_tokens: int) 
         ProvisionError: an unknown environment, a file too many or too few, or one that this policy cannot be trained on.
     """
     if needed(environment).data != (data is not None):
-        raise ProvisionError(
+        raise RequirementError(
             f"environment {environment!r} "
             + (
                 "takes its problems from a data file: --data FILE"
@@ -51,12 +51,12 @@ def check(environment: str, data: Path | None, policy: Policy, max_tokens: int) 
     try:
         problems = environments.dataset(environment, _read(data))
     except ProtocolError as error:
-        raise ProvisionError(f"{data}: {error}") from error
+        raise RequirementError(f"{data}: {error}") from error
     _check_prompts(data, problems, policy, max_tokens)
     return problems
 
 
-def needed(environment: str) -> Needs:
+def needed(environment: str) -> Requirements:
     """What an environment needs.
 
     Raises:
@@ -65,7 +65,7 @@ def needed(environment: str) -> Needs:
     try:
         return environments.needs(environment)
     except ValueError as error:
-        raise ProvisionError(str(error)) from error
+        raise RequirementError(str(error)) from error
 
 
 def _check_prompts(path: Path, problems: Dataset, policy: Policy, max_tokens: int) -> None:
@@ -77,11 +77,11 @@ def _check_prompts(path: Path, problems: Dataset, policy: Policy, max_tokens: in
         tokens = policy.tokenizer.encode(problem.prompt)
         which = f"{path}: the problem {problem.prompt[:_SHOWN]!r}..."
         if unknown is not None and unknown in tokens:
-            raise ProvisionError(
+            raise RequirementError(
                 f"{which} has characters that the policy's tokenizer does not know; give a policy that reads text: --policy DIR"
             )
         if len(tokens) > most:
-            raise ProvisionError(
+            raise RequirementError(
                 f"{which} is {len(tokens)} tokens long, and with completions of up to {max_tokens} the policy has room for "
                 f"{max(0, most)}; leave it out, or lower --max-tokens"
             )
@@ -111,10 +111,10 @@ def published(run: RunManifest, data: Path | None) -> dict[str, bytes]:
     if run.data is None:
         return {}
     if data is None:
-        raise ProvisionError("this run has a data file, and run.toml does not say where: set [trainer] data")
+        raise RequirementError("this run has a data file, and run.toml does not say where: set [trainer] data")
     content = _read(data)
     if content_digest(content) != run.data.digest:
-        raise ProvisionError(
+        raise RequirementError(
             f"{data}: not the data file of this run (SHA-256 {content_digest(content).hex()[:16]}, the run's is "
             f"{run.data.digest.hex()[:16]}): put the original back, or make another run with this one"
         )
@@ -136,9 +136,9 @@ def _read(path: Path) -> bytes:
     try:
         size = path.stat().st_size
         if size > limits.MAX_DATA_BYTES:
-            raise ProvisionError(f"{path}: {size} bytes, more than {limits.MAX_DATA_BYTES}; leave some problems out")
+            raise RequirementError(f"{path}: {size} bytes, more than {limits.MAX_DATA_BYTES}; leave some problems out")
         return path.read_bytes()
     except OSError as error:
-        raise ProvisionError(
+        raise RequirementError(
             f"{path}: the data file cannot be read ({(error.strerror or str(error)).lower()})"
         ) from error

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from grailnode.sandbox import seccomp
-from protocol.environments.base import Exercise, Limits, SandboxError, Trial
+from protocol.environments.base import ProgramLimits, ProgramResult, ProgramTests, SandboxError
 
 _INSIDE: Final = Path(__file__).parent / "inside"
 _MOUNTED: Final = "/app/grailnode/sandbox/inside"
@@ -33,7 +33,7 @@ _DESCRIBE: Final = (
     "import json,sys,sysconfig as s;p=s.get_paths();"
     "print(json.dumps(['%d.%d'%sys.version_info[:2],sys.executable,p['stdlib'],p['platstdlib'],s.get_config_var('LIBDIR'),p['purelib']]))"
 )
-_LIMITS: Final = Limits()
+_LIMITS: Final = ProgramLimits()
 _INSTALL: Final = "install bubblewrap 0.7 or newer (Debian, Ubuntu: apt-get install bubblewrap)"
 _ENABLE: Final = (
     "user name spaces must be allowed: sysctl user.max_user_namespaces above 0; on Ubuntu 24.04 and later also "
@@ -56,14 +56,14 @@ class _Interpreter:
 class BubblewrapSandbox:
     """Tries programs in bubblewrap. Made by `open`, which refuses where walls have holes."""
 
-    def __init__(self, bwrap: str, interpreter: _Interpreter, limits: Limits) -> None:
+    def __init__(self, bwrap: str, interpreter: _Interpreter, limits: ProgramLimits) -> None:
         self._limits = limits
         self._interpreter = interpreter
         self._command = (bwrap, *_walls(interpreter, limits))
         self._filter = seccomp.refusals(platform.machine())
 
     @classmethod
-    def open(cls, python: str, limits: Limits = _LIMITS) -> "BubblewrapSandbox":
+    def open(cls, python: str, limits: ProgramLimits = _LIMITS) -> "BubblewrapSandbox":
         """A sandbox with a version of Python, tried out.
 
         Args:
@@ -104,7 +104,7 @@ class BubblewrapSandbox:
         if found["holes"]:
             raise SandboxError(f"the sandbox has holes here: {', '.join(found['holes'])}")
 
-    def attempt(self, exercise: Exercise, solution: str) -> Trial:
+    def attempt(self, exercise: ProgramTests, solution: str) -> ProgramResult:
         """Try a solution; see `protocol.environments.base.Sandbox`. A machine short of memory is given some time."""
         said = self._verdict(exercise, solution)
         for pause in _RETRY_SECONDS:
@@ -115,9 +115,9 @@ class BubblewrapSandbox:
         if said[:1] != _STARTED:
             raise SandboxError("the sandbox did not start: too little memory, or a change of this machine's settings")
         outcomes = said[2:].ljust(len(exercise.tests), b"0")
-        return Trial(said[1:2] == b"c", tuple(outcome == ord("1") for outcome in outcomes))
+        return ProgramResult(said[1:2] == b"c", tuple(outcome == ord("1") for outcome in outcomes))
 
-    def _verdict(self, exercise: Exercise, solution: str) -> bytes:
+    def _verdict(self, exercise: ProgramTests, solution: str) -> bytes:
         """What the tester says: that it started, whether the solution compiles, and each test's outcome; as far as it came."""
         task = json.dumps([exercise.reference, exercise.setup, exercise.tests]).encode()
         source = solution.encode(errors="surrogatepass")
@@ -171,7 +171,7 @@ class BubblewrapSandbox:
                     stream.close()
 
 
-def _walls(interpreter: _Interpreter, limits: Limits) -> tuple[str, ...]:
+def _walls(interpreter: _Interpreter, limits: ProgramLimits) -> tuple[str, ...]:
     """What bubblewrap is told, up to the command."""
     arguments = ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
     arguments += [

@@ -3,5 +3,5 @@
 from roles.ports import StoreError
 
 
-class RefusedError(StoreError):
+class PermanentError(StoreError):
     """This store never does what was asked; asking again cannot help."""

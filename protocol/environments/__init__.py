@@ -12,7 +12,18 @@ from protocol.environments.mathematics import Mathematics
 from protocol.environments.programming import Programming
 from protocol.environments.sat import Sat
 
-__all__ = ["Environment", "Needs", "Problem", "Sandbox", "data_names", "dataset", "get", "is_exact", "names", "needs"]
+__all__ = [
+    "Environment",
+    "Requirements",
+    "Problem",
+    "Sandbox",
+    "data_names",
+    "dataset",
+    "get",
+    "is_exact",
+    "names",
+    "needs",
+]
 
 _DRAWN: Final[dict[str, Environment]] = {
     environment.name: environment for environment in (Addition(), Countdown(), Sat())
@@ -29,7 +40,7 @@ data_names: Final = tuple(sorted((Mathematics.name, *_RUN)))
 
 
 @dataclass(frozen=True)
-class Needs:
+class Requirements:
     """What an environment cannot be made without.
 
     Attributes:
@@ -43,7 +54,7 @@ class Needs:
     tokens: int = _TOKENS_OF_PROSE
 
 
-def needs(name: str) -> Needs:
+def needs(name: str) -> Requirements:
     """What `get` has to be given for an environment.
 
     Raises:
@@ -51,7 +62,7 @@ def needs(name: str) -> Needs:
     """
     if name not in names + data_names:
         raise ValueError(f"unknown environment {name!r}; there are: {', '.join(names + data_names)}")
-    return Needs(name not in _DRAWN, _RUN.get(name, ""), _TOKENS if name in _DRAWN else _TOKENS_OF_PROSE)
+    return Requirements(name not in _DRAWN, _RUN.get(name, ""), _TOKENS if name in _DRAWN else _TOKENS_OF_PROSE)
 
 
 def dataset(name: str, data: bytes) -> Dataset:

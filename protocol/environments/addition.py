@@ -4,7 +4,7 @@ import functools
 from typing import Final
 
 from protocol.environments.base import Problem
-from protocol.environments.seeded_rng import Draws, is_held_out
+from protocol.environments.seeded_rng import SeededRng, is_held_out
 
 _LOW: Final = 10
 _HIGH: Final = 99
@@ -24,7 +24,7 @@ def _test_set() -> tuple[Problem, ...]:
     """All held-out problems, in an order that mixes easy and hard ones alike on every machine."""
     numbers = range(_LOW, _HIGH + 1)
     problems = [_problem(a, b) for a in numbers for b in numbers if _held_out(a, b)]
-    draws = Draws("addition held-out order", b"")
+    draws = SeededRng("addition held-out order", b"")
     keys = [draws.below(1 << 63) for _ in problems]
     return tuple(problem for _, problem in sorted(zip(keys, problems, strict=True), key=lambda pair: pair[0]))
 
@@ -37,7 +37,7 @@ class Addition:
 
     def problem(self, seed: bytes) -> Problem:
         """The training problem of a seed: operands drawn uniformly from 10..99 until they are no held-out pair."""
-        draws = Draws("addition", seed)
+        draws = SeededRng("addition", seed)
         while True:
             a, b = draws.between(_LOW, _HIGH), draws.between(_LOW, _HIGH)
             if not _held_out(a, b):

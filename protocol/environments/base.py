@@ -47,7 +47,7 @@ class SandboxError(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProgramLimits:
     """What foreign code may use. They bear on rewards, so all nodes of a run have the same (docs/spec/environments.md).
 
     Attributes:
@@ -66,7 +66,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Exercise:
+class ProgramTests:
     """What a program is tried against.
 
     Attributes:
@@ -81,7 +81,7 @@ class Exercise:
 
 
 @dataclass(frozen=True)
-class Trial:
+class ProgramResult:
     """What became of a program: whether it compiles, and whether it passes each test."""
 
     compiled: bool
@@ -89,13 +89,13 @@ class Trial:
 
 
 class Sandbox(Protocol):
-    """Runs foreign Python where it can reach nothing. Blocks for up to `Limits.wall_seconds`; safe to use from threads."""
+    """Runs foreign Python where it can reach nothing. Blocks for up to `ProgramLimits.wall_seconds`; safe to use from threads."""
 
     @property
     def python(self) -> str:
         """The language's version, such as '3.11'."""
 
-    def attempt(self, exercise: Exercise, solution: str) -> Trial:
+    def attempt(self, exercise: ProgramTests, solution: str) -> ProgramResult:
         """Try a solution (any text) against the tests, in order; after a test that it does not survive, all count as failed.
 
         Raises:

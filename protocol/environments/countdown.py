@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Final
 
 from protocol.environments.base import Problem
-from protocol.environments.seeded_rng import Draws, is_held_out
+from protocol.environments.seeded_rng import SeededRng, is_held_out
 
 MAX_COMPLETION_CHARS: Final = 64
 """A longer completion earns nothing: three numbers need no more, and it bounds the parser's time and depth."""
@@ -82,7 +82,7 @@ class _Parser:
         return Fraction(int(digits))
 
 
-def _draw(draws: Draws) -> tuple[tuple[int, ...], int]:
+def _draw(draws: SeededRng) -> tuple[tuple[int, ...], int]:
     """Numbers and a target in 1..99 that a random expression from left to right reaches."""
     while True:
         numbers = tuple(draws.between(1, _MAX_NUMBER) for _ in range(_NUMBERS))
@@ -108,13 +108,13 @@ class Countdown:
 
     def problem(self, seed: bytes) -> Problem:
         """The training problem of a seed; a solution exists."""
-        return self._first(Draws("countdown", seed), held_out=False)
+        return self._first(SeededRng("countdown", seed), held_out=False)
 
     def held_out(self, index: int) -> Problem:
         """The held-out problem of an index; a solution exists."""
-        return self._first(Draws("countdown held-out", str(index).encode()), held_out=True)
+        return self._first(SeededRng("countdown held-out", str(index).encode()), held_out=True)
 
-    def _first(self, draws: Draws, *, held_out: bool) -> Problem:
+    def _first(self, draws: SeededRng, *, held_out: bool) -> Problem:
         while True:
             problem = _problem(*_draw(draws))
             if is_held_out(f"countdown {problem.reference}") == held_out:

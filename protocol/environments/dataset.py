@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from protocol import bounded_json, limits
 from protocol.environments.base import Problem
-from protocol.environments.seeded_rng import Draws, is_held_out
+from protocol.environments.seeded_rng import SeededRng, is_held_out
 from protocol.errors import LimitError, MalformedError
 
 Fields = Mapping[str, object]
@@ -59,7 +59,7 @@ class Dataset:
 
     def problem(self, seed: bytes) -> Problem:
         """The training problem of a seed."""
-        return self.training[Draws(self._label, seed).below(len(self.training))]
+        return self.training[SeededRng(self._label, seed).below(len(self.training))]
 
     def held_out(self, index: int) -> Problem:
         """The held-out problem of an index; behind the last they repeat."""

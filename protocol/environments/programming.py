@@ -11,7 +11,7 @@ import json
 from fractions import Fraction
 from typing import Final
 
-from protocol.environments.base import Exercise, Problem, Sandbox
+from protocol.environments.base import Problem, ProgramTests, Sandbox
 from protocol.environments.completion import INSTRUCTION, Completion
 from protocol.environments.dataset import Dataset, Fields, checked, text
 from protocol.errors import MalformedError
@@ -52,10 +52,10 @@ def read(fields: Fields) -> Problem:
     return Problem(prompt, json.dumps([code, setup.strip(), tests]))
 
 
-def exercise(problem: Problem) -> Exercise:
+def exercise(problem: Problem) -> ProgramTests:
     """What a problem's programs are tried against."""
     code, setup, tests = json.loads(problem.reference)
-    return Exercise(code, setup, tuple(tests))
+    return ProgramTests(code, setup, tuple(tests))
 
 
 def program(solution: str | None) -> str:

@@ -8,7 +8,7 @@ import re
 from typing import Final
 
 from protocol.environments.base import Problem
-from protocol.environments.seeded_rng import Draws, is_held_out
+from protocol.environments.seeded_rng import SeededRng, is_held_out
 
 _LEAST_VARIABLES: Final = 4
 _MOST_VARIABLES: Final = 8
@@ -21,7 +21,7 @@ Clause = tuple[int, ...]
 """Three literals: v for variable v (1, 2, ...), -v for its negation; by variable."""
 
 
-def _clause(draws: Draws, variables: int) -> Clause:
+def _clause(draws: SeededRng, variables: int) -> Clause:
     chosen: list[int] = []
     while len(chosen) < _LITERALS:
         variable = draws.between(1, variables)
@@ -40,7 +40,7 @@ def _complete(clauses: list[Clause], variables: int) -> bool:
     return {abs(literal) for clause in clauses for literal in clause} == set(range(1, variables + 1))
 
 
-def _draw(draws: Draws) -> list[Clause]:
+def _draw(draws: SeededRng) -> list[Clause]:
     variables = draws.between(_LEAST_VARIABLES, _MOST_VARIABLES)
     hidden = "".join(str(draws.below(2)) for _ in range(variables))
     count = _CLAUSES_PER_VARIABLE * variables + draws.below(variables + 1)
@@ -70,13 +70,13 @@ class Sat:
 
     def problem(self, seed: bytes) -> Problem:
         """The training problem of a seed; a solution exists."""
-        return self._first(Draws("sat", seed), held_out=False)
+        return self._first(SeededRng("sat", seed), held_out=False)
 
     def held_out(self, index: int) -> Problem:
         """The held-out problem of an index; a solution exists."""
-        return self._first(Draws("sat held-out", str(index).encode()), held_out=True)
+        return self._first(SeededRng("sat held-out", str(index).encode()), held_out=True)
 
-    def _first(self, draws: Draws, *, held_out: bool) -> Problem:
+    def _first(self, draws: SeededRng, *, held_out: bool) -> Problem:
         while True:
             problem = _problem(_draw(draws))
             if is_held_out(f"sat {problem.reference}") == held_out:

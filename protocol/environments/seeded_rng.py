@@ -6,7 +6,7 @@ from typing import Final
 _WORD_BYTES: Final = 8
 
 
-class Draws:
+class SeededRng:
     """An endless stream of integers: draw i is the first 8 bytes (big-endian) of SHA-256(label || 0x00 || seed || i as 8 bytes).
 
     Args:

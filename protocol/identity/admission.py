@@ -21,7 +21,7 @@ from protocol.identity.signing import Digest, Key, open_signed
 _WORK_DOMAIN: Final = b"grailnode/1 work"
 
 
-class Work(Record):
+class ProofOfWorkSolution(Record):
     """A proof of work: expires_ms and nonce such that the digest of `work_digest` begins with enough zero bits."""
 
     kind: ClassVar[str] = "work"
@@ -50,7 +50,7 @@ class Credential(Protocol):
         """
 
 
-def work_digest(run_id: bytes, key: bytes, work: Work) -> bytes:
+def work_digest(run_id: bytes, key: bytes, work: ProofOfWorkSolution) -> bytes:
     """SHA-256 of what a proof of work is bound to."""
     tail = work.expires_ms.to_bytes(8, "little") + work.nonce.to_bytes(8, "little")
     return hashlib.sha256(_WORK_DOMAIN + run_id + key + tail).digest()
@@ -61,11 +61,11 @@ def leading_zero_bits(digest: bytes) -> int:
     return 8 * len(digest) - int.from_bytes(digest, "big").bit_length()
 
 
-def do_work(run_id: bytes, key: bytes, difficulty: int, expires_ms: int) -> Work:
+def do_work(run_id: bytes, key: bytes, difficulty: int, expires_ms: int) -> ProofOfWorkSolution:
     """Find a proof of work: about 2^difficulty tries."""
     nonce = 0
     while True:
-        work = Work.model_construct(expires_ms=expires_ms, nonce=nonce)
+        work = ProofOfWorkSolution.model_construct(expires_ms=expires_ms, nonce=nonce)
         if leading_zero_bits(work_digest(run_id, key, work)) >= difficulty:
             return work
         nonce += 1
@@ -76,7 +76,7 @@ class ProofOfWork:
 
     def check(self, announcement: Announcement, difficulty: int, now_ms: float) -> None:
         """Return if the work was done and still counts."""
-        work = Work.from_bytes(announcement.proof)
+        work = ProofOfWorkSolution.from_bytes(announcement.proof)
         if not now_ms < work.expires_ms <= now_ms + limits.MAX_WORK_MS:
             raise AdmissionError("its proof of work has expired, or expires too far from now", "announcement")
         bits = leading_zero_bits(work_digest(announcement.run, announcement.key, work))
@@ -88,7 +88,7 @@ CREDENTIALS: Final[Mapping[str, Credential]] = {"work": ProofOfWork()}
 """The credentials that this program knows, by the name that a run's admission gives."""
 
 
-class Gate:
+class AdmissionGate:
     """Admission of one run under one authority.
 
     Args:

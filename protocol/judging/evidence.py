@@ -72,22 +72,22 @@ class Evidence:
 
     def wrong_sketch(self, proof: ProofSpec) -> bool:
         """Whether honest work would not show these sketches."""
-        return self.sketch_median > proof.sketch_median or self.sketch_surprise > bar(proof)
+        return self.sketch_median > proof.sketch_median or self.sketch_surprise > surprisal_threshold(proof)
 
     def wrong_sampling(self, proof: ProofSpec) -> bool:
         """Whether honest work would not draw these tokens."""
-        return self.worst_margin > proof.margin_limit or self.margin_surprise > bar(proof)
+        return self.worst_margin > proof.margin_limit or self.margin_surprise > surprisal_threshold(proof)
 
 
 NOT_REACHED = Evidence()
 
 
-def bar(proof: ProofSpec) -> float:
+def surprisal_threshold(proof: ProofSpec) -> float:
     """The surprise from which on honest work is ruled out: decades."""
     return -math.log10(proof.level)
 
 
-def surprise(misses: int, trials: int, rate: float) -> float:
+def surprisal(misses: int, trials: int, rate: float) -> float:
     """-log10 of the probability that honest work shows at least so many misses: decades, at most MOST_SURPRISE."""
     tail = binomial_tail(misses, trials, rate)
     return min(MOST_SURPRISE, -math.log10(tail)) if tail > 0.0 else MOST_SURPRISE
@@ -162,10 +162,10 @@ def _most(misses: np.ndarray, counted: np.ndarray, scopes: Sequence[np.ndarray],
     for scope in scopes:
         trials = np.bincount(scope[counted])
         found.update(zip(np.bincount(scope[misses], minlength=len(trials)).tolist(), trials.tolist(), strict=True))
-    return max(surprise(events, number, rate) for events, number in found)
+    return max(surprisal(events, number, rate) for events, number in found)
 
 
-def window_surprise(groups: Iterable[Counts], proof: ProofSpec) -> float:
+def window_surprisal(groups: Iterable[Counts], proof: ProofSpec) -> float:
     """The surprise of a miner's window as a whole: a cheat in so few tokens of each group that no group shows it.
 
     Args:
@@ -173,12 +173,12 @@ def window_surprise(groups: Iterable[Counts], proof: ProofSpec) -> float:
     """
     whole = sum(groups, Counts())
     return max(
-        surprise(whole.sketch_misses, whole.positions, proof.sketch_rate),
-        surprise(whole.margin_misses, whole.tokens, proof.margin_rate),
+        surprisal(whole.sketch_misses, whole.positions, proof.sketch_rate),
+        surprisal(whole.margin_misses, whole.tokens, proof.margin_rate),
     )
 
 
-def history_surprise(windows: Iterable[Counts], proof: ProofSpec) -> float:
+def history_surprisal(windows: Iterable[Counts], proof: ProofSpec) -> float:
     """The surprise of a miner's windows one after another: a cheat so small, or windows so short, that none of them shows it.
 
     Decades of R, whose expectation after n windows of honest work is at most n, whichever of them one looks at: that it exceeds

@@ -28,7 +28,7 @@ def _empty_or_digest(data: bytes, what: str) -> None:
         raise ValueError(f"{what} is a digest or empty")
 
 
-class Row(Record):
+class LedgerRow(Record):
     """What became of one miner's pledge in a window.
 
     Attributes:
@@ -67,7 +67,7 @@ class Row(Record):
         return Counts(self.tokens, self.positions, self.sketch_misses, self.margin_misses)
 
     @classmethod
-    def of(cls, verdict: Verdict) -> "Row":
+    def of(cls, verdict: Verdict) -> "LedgerRow":
         """The row of a verdict."""
         accepted = [judgement.counts for judgement in verdict.judgements if judgement.accepted]
         counts = sum(accepted, Counts())
@@ -86,7 +86,7 @@ class Row(Record):
         )
 
     @classmethod
-    def undelivered(cls, miner: bytes, pledged: int) -> "Row":
+    def undelivered(cls, miner: bytes, pledged: int) -> "LedgerRow":
         """The row of a pledge that was not kept at all."""
         nothing = dict.fromkeys(("submitted", "audited", "accepted", "rejected", *vars(Counts())), 0)
         return cls(miner=miner, verdict=b"", pledged=pledged, **nothing)
@@ -147,7 +147,7 @@ class Summary(Record):
     previous: OptionalDigest
     salt: Annotated[bytes, Field(min_length=16, max_length=16)]
     weights: Digest
-    rows: Annotated[tuple[Row, ...], Field(max_length=limits.MAX_PARTICIPANTS)]
+    rows: Annotated[tuple[LedgerRow, ...], Field(max_length=limits.MAX_PARTICIPANTS)]
     amendments: Annotated[tuple[Amendment, ...], Field(max_length=limits.MAX_PARTICIPANTS)]
     scores: Annotated[tuple[tuple[Key, Score], ...], Field(max_length=limits.MAX_PARTICIPANTS)]
     evaluation: Evaluation | None
@@ -218,7 +218,7 @@ def balances(ledger: Sequence[Summary], scoring: ScoringSpec) -> dict[bytes, flo
     return found
 
 
-def _value(row: Row, amendment: tuple[int, int] | None, scoring: ScoringSpec) -> float:
+def _value(row: LedgerRow, amendment: tuple[int, int] | None, scoring: ScoringSpec) -> float:
     accepted, rejected = amendment or (0, 0)
     accepted, rejected = row.accepted + accepted, row.rejected + rejected
     trusted = amendment is None and row.rejected == 0

@@ -27,7 +27,7 @@ class Disagreement(Record):
     rejecting: Keys
 
 
-class Deception(Record):
+class CanaryFailure(Record):
     """A validator that accepted a false group of a canary, or rejected a true one; the canary's key is of no use from now on."""
 
     kind: ClassVar[str] = "deception"
@@ -37,7 +37,7 @@ class Deception(Record):
     accepted: bool
 
 
-class Report(Record):
+class ValidatorReport(Record):
     """A trainer's report on the validators of one window."""
 
     kind: ClassVar[str] = "report"
@@ -45,7 +45,7 @@ class Report(Record):
     window: Window
     trainer: Key
     disagreements: Annotated[tuple[Disagreement, ...], Field(max_length=limits.MAX_GROUPS)]
-    deceptions: Annotated[tuple[Deception, ...], Field(max_length=limits.MAX_GROUPS)]
+    deceptions: Annotated[tuple[CanaryFailure, ...], Field(max_length=limits.MAX_GROUPS)]
 
 
 def canary_key(trainer: SigningKey, number: int) -> SigningKey:

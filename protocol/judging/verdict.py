@@ -11,7 +11,14 @@ from pydantic import AfterValidator, Field, model_validator
 from protocol import limits
 from protocol.encoding import Record, Version, Window
 from protocol.identity.signing import Digest, Key
-from protocol.judging.evidence import LARGEST_MARGIN, MOST_SURPRISE, Counts, bar, history_surprise, window_surprise
+from protocol.judging.evidence import (
+    LARGEST_MARGIN,
+    MOST_SURPRISE,
+    Counts,
+    history_surprisal,
+    surprisal_threshold,
+    window_surprisal,
+)
 from protocol.run import ProofSpec
 
 
@@ -67,7 +74,7 @@ class Judgement(Record):
     sketch_median: Annotated[float, Field(ge=0.0, le=254.0)]
     margin_misses: Annotated[int, Field(ge=0)]
     worst_margin: Annotated[float, Field(ge=0.0, le=LARGEST_MARGIN)]
-    surprise: Annotated[float, Field(ge=0.0, le=MOST_SURPRISE)]
+    surprisal: Annotated[float, Field(ge=0.0, le=MOST_SURPRISE)]
     rewards: Annotated[tuple[Annotated[float, Field(ge=-1e6, le=1e6)], ...], Field(max_length=limits.MAX_GROUP_SIZE)]
     logprobs: bytes
 
@@ -138,9 +145,9 @@ def refused_together(judgements: Iterable[Judgement], history: Sequence[Counts],
     if not any(judgement.accepted for judgement in judgements):
         return None
     found = [judgement.counts for judgement in judgements if judgement.positions]
-    if window_surprise(found, proof) > bar(proof):
+    if window_surprisal(found, proof) > surprisal_threshold(proof):
         return Reason.WINDOW
-    if history_surprise([*history, sum(found, Counts())], proof) > bar(proof):
+    if history_surprisal([*history, sum(found, Counts())], proof) > surprisal_threshold(proof):
         return Reason.HISTORY
     return None
 

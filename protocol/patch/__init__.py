@@ -1,7 +1,7 @@
 """Weight patches: from one version of the weights to the next, bit for bit (docs/spec/patch.md)."""
 
 from protocol.patch.applying import (
-    Applied,
+    AppliedPatch,
     apply,
     apply_in_place,
     apply_in_place_with_digests,
@@ -9,22 +9,22 @@ from protocol.patch.applying import (
 )
 from protocol.patch.codec import Digests, Encoded, PatchSummary, encode, encode_with_digests, summary
 from protocol.patch.composition import invert, squash
-from protocol.patch.container import Mode, Row
+from protocol.patch.container import Mode, TensorRow
 from protocol.patch.partial import StreamingApply, apply_rows, apply_tensors, row_edges
-from protocol.patch.profiles import PROFILES, Choice, Conditions, Rates, choose_profile
+from protocol.patch.profiles import PROFILES, LinkConditions, ProfileChoice, Rates, choose_profile
 from protocol.patch.sparse import warm_up
 
 __all__ = [
     "PROFILES",
-    "Applied",
-    "Choice",
-    "Conditions",
+    "AppliedPatch",
+    "ProfileChoice",
+    "LinkConditions",
     "Digests",
     "Encoded",
     "Mode",
     "PatchSummary",
     "Rates",
-    "Row",
+    "TensorRow",
     "StreamingApply",
     "apply",
     "apply_in_place",

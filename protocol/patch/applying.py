@@ -16,7 +16,7 @@ from blake3 import blake3
 from protocol.digest import Weights, weights_digest
 from protocol.errors import PatchError
 from protocol.patch.codec import Digests, digest_tensor
-from protocol.patch.container import CHECK_BYTES, Header, Mode, Row, read_header, split_frames
+from protocol.patch.container import CHECK_BYTES, Header, Mode, TensorRow, read_header, split_frames
 from protocol.patch.frames import decode_frame
 from protocol.patch.values import bits_of, empty_like
 
@@ -24,14 +24,14 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class AppliedPatch:
     """The new weights, and the digests of their tensors that were computed on the way."""
 
     weights: dict[str, torch.Tensor]
     digests: dict[str, bytes]
 
 
-def check_fit(weights: Weights, rows: Iterable[Row]) -> tuple[Row, ...]:
+def check_fit(weights: Weights, rows: Iterable[TensorRow]) -> tuple[TensorRow, ...]:
     """A table's rows, which must be tensors of the weights.
 
     Raises:
@@ -49,7 +49,7 @@ def check_fit(weights: Weights, rows: Iterable[Row]) -> tuple[Row, ...]:
     return tuple(fitting)
 
 
-def _check_tensor(row: Row, digest: bytes) -> None:
+def _check_tensor(row: TensorRow, digest: bytes) -> None:
     if digest[:CHECK_BYTES] != row.check:
         raise PatchError("the patch does not lead to the tensor that it promises: a wrong base", row.name)
 
@@ -64,7 +64,7 @@ def check_result(weights: Weights, digests: Digests, header: Header) -> None:
         raise PatchError("the patch does not lead to the weights that it promises: a wrong base")
 
 
-def apply_frame(old: torch.Tensor, row: Row, frame: memoryview) -> tuple[torch.Tensor, bytes]:
+def apply_frame(old: torch.Tensor, row: TensorRow, frame: memoryview) -> tuple[torch.Tensor, bytes]:
     """The new tensor of a changed row and its digest, each element read once.
 
     Raises:
@@ -79,7 +79,7 @@ def apply_frame(old: torch.Tensor, row: Row, frame: memoryview) -> tuple[torch.T
     return new, digest
 
 
-def _check_in_scratch(old: torch.Tensor, row: Row, frame: memoryview) -> bytes:
+def _check_in_scratch(old: torch.Tensor, row: TensorRow, frame: memoryview) -> bytes:
     hasher = blake3()
     for _, piece in decode_frame(row, frame, bits_of(old)):
         hasher.update(piece.data.cast("B"))
@@ -89,7 +89,7 @@ def _check_in_scratch(old: torch.Tensor, row: Row, frame: memoryview) -> bytes:
 
 
 def _for_each(
-    work: Callable[[tuple[Row, memoryview]], T], items: Iterable[tuple[Row, memoryview]], threads: int
+    work: Callable[[tuple[TensorRow, memoryview]], T], items: Iterable[tuple[TensorRow, memoryview]], threads: int
 ) -> list[T]:
     if threads == 1:
         return [work(item) for item in items]
@@ -97,7 +97,9 @@ def _for_each(
         return list(pool.map(work, items))
 
 
-def apply_with_digests(weights: Weights, patch: bytes, *, digests: Digests | None = None, threads: int = 1) -> Applied:
+def apply_with_digests(
+    weights: Weights, patch: bytes, *, digests: Digests | None = None, threads: int = 1
+) -> AppliedPatch:
     """Like `apply`; takes the tensors' digests where they are known, gives the new ones back.
 
     Args:
@@ -109,7 +111,7 @@ def apply_with_digests(weights: Weights, patch: bytes, *, digests: Digests | Non
     if digests is not None and weights_digest(digests, weights) != header.base:
         raise PatchError("made for other weights than these")
 
-    def one(item: tuple[Row, memoryview]) -> tuple[torch.Tensor, bytes]:
+    def one(item: tuple[TensorRow, memoryview]) -> tuple[torch.Tensor, bytes]:
         row, frame = item
         old = weights[row.name]
         if row.mode == Mode.UNCHANGED:
@@ -118,7 +120,7 @@ def apply_with_digests(weights: Weights, patch: bytes, *, digests: Digests | Non
 
     items = zip(rows, split_frames(patch, header), strict=True)
     pairs = dict(zip((row.name for row in rows), _for_each(one, items, threads), strict=True))
-    result = Applied({name: pairs[name][0] for name in weights}, {name: pairs[name][1] for name in weights})
+    result = AppliedPatch({name: pairs[name][0] for name in weights}, {name: pairs[name][1] for name in weights})
     check_result(result.weights, result.digests, header)
     return result
 
@@ -145,13 +147,13 @@ def apply_in_place_with_digests(
     if len(set(addresses)) != len(addresses):
         raise ValueError("changed tensors share memory")
 
-    def check(item: tuple[Row, memoryview]) -> bytes:
+    def check(item: tuple[TensorRow, memoryview]) -> bytes:
         row, frame = item
         if row.mode == Mode.UNCHANGED:
             return digests[row.name] if digests is not None else digest_tensor(weights[row.name])
         return _check_in_scratch(weights[row.name], row, frame)
 
-    def write(item: tuple[Row, memoryview]) -> None:
+    def write(item: tuple[TensorRow, memoryview]) -> None:
         row, frame = item
         if row.mode != Mode.UNCHANGED:
             flat = weights[row.name].detach().view(-1)

@@ -12,7 +12,7 @@ class OutOfRoomError(Exception):
     """Our own: the frame would be longer than it may be; the tensor is better sent in another way."""
 
 
-class Room:
+class BoundedBuffer:
     """Room for `size` bytes, filled from the front."""
 
     def __init__(self, size: int) -> None:
@@ -44,7 +44,7 @@ def gather(pieces: Iterable[bytes], room: int) -> memoryview:
     Raises:
         OutOfRoomError: they are more than `room` bytes.
     """
-    frame = Room(room)
+    frame = BoundedBuffer(room)
     for piece in pieces:
         frame.put(piece)
     return frame.frame()

@@ -9,10 +9,10 @@ import torch
 from blake3 import blake3
 
 from protocol.digest import Weights, raw_bytes, type_name, weights_digest
-from protocol.patch.container import CHECK_BYTES, Mode, Row, Table, check_length, read_header, write_container
+from protocol.patch.container import CHECK_BYTES, Mode, Table, TensorRow, check_length, read_header, write_container
 from protocol.patch.frames import encode_frame
-from protocol.patch.profiles import Choice, Conditions, pick_profile
-from protocol.patch.sparse import Workspace
+from protocol.patch.profiles import LinkConditions, ProfileChoice, pick_profile
+from protocol.patch.sparse import Scratch
 
 Digests = Mapping[str, bytes]
 """The BLAKE3 of each tensor's bytes, by name."""
@@ -24,7 +24,7 @@ class Encoded:
 
     patch: bytes
     digests: dict[str, bytes]
-    choice: Choice
+    choice: ProfileChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def encode_with_digests(
     new: Weights,
     *,
     profile: str = "compact",
-    conditions: Conditions | None = None,
+    conditions: LinkConditions | None = None,
     base_digests: Digests | None = None,
     threads: int = 1,
 ) -> Encoded:
@@ -88,14 +88,14 @@ def encode_with_digests(
     names = sorted(new)
     scratch = local()
 
-    def one(name: str) -> tuple[Row, memoryview, bytes, bytes]:
+    def one(name: str) -> tuple[TensorRow, memoryview, bytes, bytes]:
         if not hasattr(scratch, "workspace"):
-            scratch.workspace = Workspace()
+            scratch.workspace = Scratch()
         mode, changed, frame = encode_frame(old[name], new[name], choice.profile, scratch.workspace)
         before = base_digests[name] if base_digests is not None else digest_tensor(old[name])
         after = before if mode == Mode.UNCHANGED else digest_tensor(new[name])
         check = b"" if mode == Mode.UNCHANGED else after[:CHECK_BYTES]
-        row = Row(name, new[name].dtype, tuple(new[name].shape), mode, changed, len(frame), check)
+        row = TensorRow(name, new[name].dtype, tuple(new[name].shape), mode, changed, len(frame), check)
         return row, frame, before, after
 
     if threads == 1:
@@ -110,7 +110,7 @@ def encode_with_digests(
     return Encoded(patch, digests, choice)
 
 
-def encode(old: Weights, new: Weights, *, profile: str = "compact", conditions: Conditions | None = None) -> bytes:
+def encode(old: Weights, new: Weights, *, profile: str = "compact", conditions: LinkConditions | None = None) -> bytes:
     """The patch from `old` to `new`, bit for bit.
 
     Args:

@@ -9,22 +9,22 @@ from protocol.digest import Weights, weights_digest
 from protocol.errors import PatchError
 from protocol.patch.applying import apply_frame, check_fit
 from protocol.patch.codec import digest_tensor
-from protocol.patch.container import CHECK_BYTES, Mode, Row, read_header, split_frames, write_container
+from protocol.patch.container import CHECK_BYTES, Mode, TensorRow, read_header, split_frames, write_container
 from protocol.patch.frames import decode_frame, encode_frame
-from protocol.patch.sparse import Workspace
+from protocol.patch.sparse import Scratch
 from protocol.patch.values import bits_of
 
 
-def _older(newer: torch.Tensor, row: Row, frame: memoryview) -> torch.Tensor:
+def _older(newer: torch.Tensor, row: TensorRow, frame: memoryview) -> torch.Tensor:
     older = torch.empty_like(newer, requires_grad=False)
     for _ in decode_frame(row, frame, bits_of(newer), bits_of(older), back=True):
         pass
     return older
 
 
-def _row(like: Row, mode: Mode, changed: int, frame: memoryview, digest: bytes) -> Row:
+def _row(like: TensorRow, mode: Mode, changed: int, frame: memoryview, digest: bytes) -> TensorRow:
     check = b"" if mode == Mode.UNCHANGED else digest[:CHECK_BYTES]
-    return Row(like.name, like.dtype, like.shape, mode, changed, len(frame), check)
+    return TensorRow(like.name, like.dtype, like.shape, mode, changed, len(frame), check)
 
 
 def invert(newer: Weights, patch: bytes) -> bytes:
@@ -36,7 +36,7 @@ def invert(newer: Weights, patch: bytes) -> bytes:
     """
     header = read_header(patch, len(newer))
     table = check_fit(newer, header.rows)
-    workspace = Workspace()
+    workspace = Scratch()
     rows, frames = [], []
     before: dict[str, bytes] = {}
     after: dict[str, bytes] = {}
@@ -72,7 +72,7 @@ def squash(weights: Weights, patches: Sequence[bytes]) -> bytes:
     for earlier, later in pairwise(headers):
         if earlier.result != later.base:
             raise PatchError("a patch that does not begin where the one before it ends")
-    workspace = Workspace()
+    workspace = Scratch()
     rows, squashed = [], []
     before: dict[str, bytes] = {}
     after: dict[str, bytes] = {}

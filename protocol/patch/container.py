@@ -43,7 +43,7 @@ class Mode(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TensorRow:
     """One tensor of the table.
 
     Attributes:
@@ -106,10 +106,10 @@ class Table:
     def __len__(self) -> int:
         return len(self._offsets)
 
-    def __getitem__(self, index: int) -> Row:
+    def __getitem__(self, index: int) -> TensorRow:
         return _read_row(self._cursor(self._offsets[index]))
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[TensorRow]:
         return (_read_row(self._cursor(offset)) for offset in self._offsets)
 
 
@@ -192,7 +192,7 @@ class Cursor:
             raise MalformedError(f"{len(self._data) - self.offset} bytes behind the end", self._where)
 
 
-def _write_row(row: Row) -> bytes:
+def _write_row(row: TensorRow) -> bytes:
     name = row.name.encode()
     if len(name) > limits.MAX_NAME_BYTES or len(row.shape) > limits.MAX_RANK:
         raise LimitError("a name or a rank over its cap", row.name[:64])
@@ -222,7 +222,7 @@ def _read_name(cursor: Cursor) -> str:
         raise MalformedError("a name that is not UTF-8", "patch table") from error
 
 
-def _read_row(cursor: Cursor) -> Row:
+def _read_row(cursor: Cursor) -> TensorRow:
     name = _read_name(cursor)
     code = cursor.byte()
     if code >= len(_DTYPE_CODES):
@@ -233,7 +233,7 @@ def _read_row(cursor: Cursor) -> Row:
     if mode not in Mode.__members__.values():
         raise MalformedError(f"no mode has the code {mode}", name)
     if mode == Mode.UNCHANGED:
-        return Row(name, dtype, shape, Mode.UNCHANGED, 0, 0, b"")
+        return TensorRow(name, dtype, shape, Mode.UNCHANGED, 0, 0, b"")
     elements = math.prod(shape)
     changed = cursor.varint(limits.MAX_ELEMENTS)
     if not 1 <= changed <= elements:
@@ -241,11 +241,11 @@ def _read_row(cursor: Cursor) -> Row:
     size = cursor.varint(limits.MAX_PATCH_BYTES)
     if size > elements * dtype.itemsize + FRAME_SLACK:
         raise PatchError(f"a frame of {size} bytes for {elements * dtype.itemsize} bytes of weights", name)
-    return Row(name, dtype, shape, Mode(mode), changed, size, cursor.take(CHECK_BYTES))
+    return TensorRow(name, dtype, shape, Mode(mode), changed, size, cursor.take(CHECK_BYTES))
 
 
 def write_container(
-    profile: str, base: bytes, result: bytes, rows: Sequence[Row], frames: Sequence[memoryview]
+    profile: str, base: bytes, result: bytes, rows: Sequence[TensorRow], frames: Sequence[memoryview]
 ) -> bytes:
     """The patch of a table and its frames, both by ascending name."""
     table = varint(len(rows)) + b"".join(_write_row(row) for row in rows)

@@ -64,7 +64,7 @@ def code_of(chance: float) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ChangeGroup:
     """What is said of the listed changes, or of those of one class.
 
     Attributes:
@@ -87,7 +87,7 @@ class Model:
 
     layout: Layout
     first: int
-    groups: tuple[Group, ...]
+    groups: tuple[ChangeGroup, ...]
 
     @property
     def classes(self) -> int:
@@ -175,7 +175,7 @@ class Statistics:
         for number, symbols in enumerate(known):
             changes, elements = int(beyond[number, 0]), int(self.elements[number])
             own = codes[number, :symbols].tobytes() + last[number, symbols : symbols + 1].tobytes()
-            groups.append(Group(code_of((changes + 0.4) / (elements + 1.0)), own))
+            groups.append(ChangeGroup(code_of((changes + 0.4) / (elements + 1.0)), own))
         return Model(layout, first, tuple(groups))
 
 
@@ -235,7 +235,7 @@ def read_model(cursor: Cursor, layout: Layout) -> Model:
         code, symbols = cursor.byte(), cursor.byte()
         if not 0 < symbols <= STEP_SYMBOLS:
             raise MalformedError(f"{symbols} symbols of steps", "sparse frame")
-        groups.append(Group(code, cursor.take(symbols + 1)))
+        groups.append(ChangeGroup(code, cursor.take(symbols + 1)))
         if max(code, *groups[-1].steps) > MAX_CODE:
             raise MalformedError("a weight out of range", "sparse frame")
     return Model(layout, first, tuple(groups))

@@ -8,10 +8,10 @@ import torch
 
 from protocol.errors import found_in
 from protocol.patch.bounded_buffer import OutOfRoomError
-from protocol.patch.container import Mode, Row
+from protocol.patch.container import Mode, TensorRow
 from protocol.patch.dense import decode_dense, encode_dense, store
 from protocol.patch.small_changes import decode_few, encode_few, few_changes
-from protocol.patch.sparse import Decoder, Workspace, encode_sparse, read_directory
+from protocol.patch.sparse import Decoder, Scratch, encode_sparse, read_directory
 from protocol.patch.values import Bits, Layout, bits_of, layout_of
 
 PROBE_BLOCKS: Final = 8
@@ -90,7 +90,7 @@ class _Shortest:
 
 
 def encode_frame(
-    old: torch.Tensor, new: torch.Tensor, profile: str, workspace: Workspace
+    old: torch.Tensor, new: torch.Tensor, profile: str, workspace: Scratch
 ) -> tuple[Mode, int, memoryview]:
     """The cheapest frame of one tensor: its mode, how many elements change, its bytes.
 
@@ -127,7 +127,7 @@ def encode_frame(
 
 
 def decode_frame(
-    row: Row, frame: memoryview, old: Bits, target: Bits | None = None, *, back: bool = False
+    row: TensorRow, frame: memoryview, old: Bits, target: Bits | None = None, *, back: bool = False
 ) -> Iterator[tuple[int, Bits]]:
     """The new elements of a changed tensor, piece by piece.
 
@@ -145,7 +145,9 @@ def decode_frame(
         yield from _decode(row, frame, old, target, back)
 
 
-def _decode(row: Row, frame: memoryview, old: Bits, target: Bits | None, back: bool) -> Iterator[tuple[int, Bits]]:
+def _decode(
+    row: TensorRow, frame: memoryview, old: Bits, target: Bits | None, back: bool
+) -> Iterator[tuple[int, Bits]]:
     layout = layout_of(row.dtype)
     if row.mode != Mode.SPARSE:
         for begin, new in _blocks(row, frame, old, layout, back=back):
@@ -162,7 +164,7 @@ def _decode(row: Row, frame: memoryview, old: Bits, target: Bits | None, back: b
 
 
 def _blocks(
-    row: Row, frame: memoryview, old: Bits, layout: Layout, *, back: bool = False, first: int = 0
+    row: TensorRow, frame: memoryview, old: Bits, layout: Layout, *, back: bool = False, first: int = 0
 ) -> Iterator[tuple[int, Bits]]:
     """The new elements by the modes that are not sparse; `old` are those from `first` on."""
     if row.mode == Mode.FEW:
@@ -170,7 +172,7 @@ def _blocks(
     return decode_dense(old, frame, layout, row.mode, back=back, first=first, of=row.elements)
 
 
-def decode_range(row: Row, frame: memoryview, old: Bits, new: Bits, first: int) -> None:
+def decode_range(row: TensorRow, frame: memoryview, old: Bits, new: Bits, first: int) -> None:
     """The new elements `first`, `first` + 1, ... of a changed tensor, from the previous ones; both flat, between chunks.
 
     Raises:

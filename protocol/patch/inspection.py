@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from protocol.patch.container import Mode, Row, read_header, split_frames
+from protocol.patch.container import Mode, TensorRow, read_header, split_frames
 from protocol.patch.context_model import Model
 from protocol.patch.sparse import Chunk, read_directory
 from protocol.patch.values import bits_of, layout_of, ordered
@@ -53,7 +53,7 @@ class FrameFacts:
         sections: bytes of a sparse frame's data by section: "words", "raw"; 0 for other codecs.
     """
 
-    row: Row
+    row: TensorRow
     density: float
     bits_per_change: float
     classes: int

@@ -7,10 +7,10 @@ import torch
 
 from protocol.digest import Weights, weights_digest
 from protocol.errors import PatchError
-from protocol.patch.applying import Applied, apply_frame, check_fit, check_result
-from protocol.patch.bounded_buffer import Room
+from protocol.patch.applying import AppliedPatch, apply_frame, check_fit, check_result
+from protocol.patch.bounded_buffer import BoundedBuffer
 from protocol.patch.codec import Digests, digest_tensor
-from protocol.patch.container import PREAMBLE, Header, Mode, Row, header_bytes, read_header, split_frames
+from protocol.patch.container import PREAMBLE, Header, Mode, TensorRow, header_bytes, read_header, split_frames
 from protocol.patch.frames import decode_range
 from protocol.patch.sparse import chunks_of
 from protocol.patch.values import bits_of
@@ -69,7 +69,7 @@ def apply_tensors(held: Weights, patch: bytes) -> dict[str, torch.Tensor]:
     return {name: new[name] for name in held}
 
 
-def _new_rows(rows: torch.Tensor, row: Row, frame: memoryview, first_row: int, of: int) -> torch.Tensor:
+def _new_rows(rows: torch.Tensor, row: TensorRow, frame: memoryview, first_row: int, of: int) -> torch.Tensor:
     whole = (of, *rows.shape[1:])
     if row.dtype != rows.dtype or row.shape != whole:
         raise PatchError(f"{row.dtype} {row.shape} where the tensor is {rows.dtype} {whole}", row.name)
@@ -91,10 +91,10 @@ class StreamingApply:
         self._known = digests
         self._head = bytearray()
         self._header: Header | None = None
-        self._rows: tuple[Row, ...] = ()
+        self._rows: tuple[TensorRow, ...] = ()
         self._next = 0
-        self._frame: Room | None = None
-        self._result = Applied({}, {})
+        self._frame: BoundedBuffer | None = None
+        self._result = AppliedPatch({}, {})
 
     def feed(self, data: bytes) -> list[str]:
         """Take the next bytes; returns the names of the tensors that they complete.
@@ -112,7 +112,7 @@ class StreamingApply:
             self._head.clear()
         return list(self._take(rest))
 
-    def finish(self) -> Applied:
+    def finish(self) -> AppliedPatch:
         """The new weights, once every byte was fed.
 
         Raises:
@@ -134,7 +134,7 @@ class StreamingApply:
         """The tensors that more bytes of the frames complete."""
         while self._next < len(self._rows):
             row = self._rows[self._next]
-            self._frame = self._frame or Room(row.size)
+            self._frame = self._frame or BoundedBuffer(row.size)
             piece = rest[: row.size - self._frame.used]
             self._frame.put(piece)
             rest = rest[len(piece) :]
@@ -147,7 +147,7 @@ class StreamingApply:
         if len(rest):
             raise PatchError(f"{len(rest)} bytes behind the end", "patch")
 
-    def _apply(self, row: Row, frame: memoryview) -> None:
+    def _apply(self, row: TensorRow, frame: memoryview) -> None:
         old = self._weights[row.name]
         if row.mode == Mode.UNCHANGED:
             new, digest = old, self._known[row.name] if self._known is not None else digest_tensor(old)

@@ -28,7 +28,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
+class LinkConditions:
     """What "auto" goes by.
 
     Attributes:
@@ -41,14 +41,14 @@ class Conditions:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ProfileChoice:
     """A profile, and why."""
 
     profile: str
     reason: str
 
 
-def choose_profile(weight_bytes: int, conditions: Conditions) -> Choice:
+def choose_profile(weight_bytes: int, conditions: LinkConditions) -> ProfileChoice:
     """The profile with the least encode + transfer + apply time.
 
     Args:
@@ -60,18 +60,18 @@ def choose_profile(weight_bytes: int, conditions: Conditions) -> Choice:
     link, rates = conditions.link, conditions.rates
     for profile in PROFILES:
         if profile not in rates:
-            return Choice(profile, f"{profile} has not been measured yet")
+            return ProfileChoice(profile, f"{profile} has not been measured yet")
     if link is None:
-        return Choice("compact", "no transfer has been measured yet")
+        return ProfileChoice("compact", "no transfer has been measured yet")
     if link <= 0:
         raise ValueError("a link that carries nothing")
     seconds = {profile: rates[profile].seconds(weight_bytes, link) for profile in PROFILES}
     best = min(PROFILES, key=lambda profile: seconds[profile])
     times = ", ".join(f"{profile} {seconds[profile]:.3g} s" for profile in PROFILES)
-    return Choice(best, f"encode + transfer at {link * 8 / 1e6:.3g} Mbit/s + apply: {times}")
+    return ProfileChoice(best, f"encode + transfer at {link * 8 / 1e6:.3g} Mbit/s + apply: {times}")
 
 
-def pick_profile(profile: str, weight_bytes: int, conditions: Conditions | None) -> Choice:
+def pick_profile(profile: str, weight_bytes: int, conditions: LinkConditions | None) -> ProfileChoice:
     """A profile by name; "auto" as `choose_profile` does.
 
     Raises:
@@ -83,4 +83,4 @@ def pick_profile(profile: str, weight_bytes: int, conditions: Conditions | None)
         return choose_profile(weight_bytes, conditions)
     if profile not in PROFILES:
         raise ValueError(f"no profile {profile!r}: {', '.join(PROFILES)} or auto")
-    return Choice(profile, "as configured")
+    return ProfileChoice(profile, "as configured")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from protocol.errors import PatchError
 from protocol.kernels.simd import LANES, MAX_CLASSES
-from protocol.patch.bounded_buffer import OutOfRoomError, Room
+from protocol.patch.bounded_buffer import BoundedBuffer, OutOfRoomError
 from protocol.patch.container import Cursor, varint
 from protocol.patch.context_model import Model, Statistics, choose_classes, form_of, read_model, write_model
 from protocol.patch.entropy_decoding import NEVER, PAST_THE_END, decoders_for, reasons
@@ -58,7 +58,7 @@ def chunks_of(shape: Sequence[int]) -> Iterator[tuple[int, int]]:
             yield start, min(start + CHUNK_ELEMENTS, begin + shard)
 
 
-class Workspace:
+class Scratch:
     """Scratch memory of one worker, kept from tensor to tensor; only what changes need of it is ever touched.
 
     Attributes:
@@ -98,7 +98,7 @@ class _Found:
 class _Encoder:
     """Finds and codes the changes of one tensor."""
 
-    def __init__(self, layout: Layout, first: int, classes: int, workspace: Workspace) -> None:
+    def __init__(self, layout: Layout, first: int, classes: int, workspace: Scratch) -> None:
         self._layout, self._first, self._classes = layout, first, classes
         self._kernels = coders_for(layout.bits // 8)
         self._space = workspace
@@ -140,7 +140,7 @@ class _Encoder:
         """The model that fits what was learnt."""
         return self._statistics.model(self._layout, self._first, self._classes)
 
-    def code(self, found: _Found, model: Model, tables: tuple[NDArray[np.uint64], ...], into: Room) -> bytes:
+    def code(self, found: _Found, model: Model, tables: tuple[NDArray[np.uint64], ...], into: BoundedBuffer) -> bytes:
         """Append a chunk's data; returns its directory entry.
 
         Raises:
@@ -166,7 +166,7 @@ class _Encoder:
 
 
 def encode_sparse(
-    old: Bits, new: Bits, shape: Sequence[int], layout: Layout, workspace: Workspace, below: int, *, classed: bool
+    old: Bits, new: Bits, shape: Sequence[int], layout: Layout, workspace: Scratch, below: int, *, classed: bool
 ) -> tuple[int, memoryview]:
     """A sparse frame: how many elements it changes, and its bytes.
 
@@ -191,7 +191,7 @@ def encode_sparse(
     model = encoder.model()
     tables = model.encoder_tables()
     most = MAX_MODEL_BYTES + MAX_DIRECTORY_BYTES * len(ranges)
-    directory, changed, sections = bytearray(write_model(model)), 0, Room(most + below)
+    directory, changed, sections = bytearray(write_model(model)), 0, BoundedBuffer(most + below)
     sections.used = most
     for number, (begin, end) in enumerate(ranges):
         found = held[number] if number < len(held) else encoder.find(old[begin:end], new[begin:end], room, learn=False)

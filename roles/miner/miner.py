@@ -14,9 +14,9 @@ from protocol import paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import sign
 from protocol.rollout.batch import Group, assemble
-from roles.miner.produce import Producer, Turn
+from roles.miner.produce import MiningWindow, Producer
 from roles.node.identity import Node
-from roles.policy.follower import Follower, Held
+from roles.policy.follower import Follower, VerifiedWeights
 from roles.policy.serving import keep_fresh, serve
 from roles.ports import BeaconError, Engine, EngineError, StoreError
 
@@ -120,14 +120,14 @@ class Miner:
         groups = int(_CAUTION * seconds / self._group_seconds) if self._group_seconds else most
         return max(1, min(most, groups - groups % settings.chunk if groups > settings.chunk else groups))
 
-    async def _practise(self, held: Held) -> None:
+    async def _practise(self, held: VerifiedWeights) -> None:
         """Generate a chunk for nobody, twice: an engine is slow at first, and what it can do has to be known to be pledged.
 
         Raises:
             StoreError, ProtocolError, EngineError: it could not.
         """
         node = self._node
-        turn = Turn(max(0, node.window()), bytes(32), held.version, node.key.public)
+        turn = MiningWindow(max(0, node.window()), bytes(32), held.version, node.key.public)
         await serve(node, self._engine, held)
         for _ in range(2):
             began = trio.current_time()
@@ -144,13 +144,13 @@ class Miner:
             self._mined = window
             version = self._follower.version_for(window)
             await serve(node, self._engine, await self._follower.hold(version))
-            groups = await self._generate(Turn(window, randomness, version, node.key.public), pledged)
+            groups = await self._generate(MiningWindow(window, randomness, version, node.key.public), pledged)
         except (StoreError, BeaconError, ProtocolError, EngineError) as error:
             node.telemetry.event("window-skipped", window=window, error=str(error))
             return False
         return await self._deliver(window, groups)
 
-    async def _generate(self, turn: Turn, pledged: int) -> list[Group]:
+    async def _generate(self, turn: MiningWindow, pledged: int) -> list[Group]:
         """Groups 0, 1, 2, ... until the pledge is kept or another chunk would not be done in time."""
         run, clock = self._node.run, self._node.clock
         opening, deadline = run.opening_time(turn.window), run.deadline_time(turn.window)

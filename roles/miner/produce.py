@@ -13,7 +13,7 @@ from roles.ports import Engine, Generation, Request
 
 
 @dataclass(frozen=True)
-class Turn:
+class MiningWindow:
     """One window of one miner.
 
     Attributes:
@@ -30,7 +30,7 @@ class Turn:
 class Producer(Protocol):
     """Makes the groups of given numbers."""
 
-    async def produce(self, turn: Turn, indices: Sequence[int]) -> list[Group]:
+    async def produce(self, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
         """The groups of these numbers, in order.
 
         Raises:
@@ -45,7 +45,7 @@ class HonestProducer:
         self.task = task
         self.engine = engine
 
-    def assignments(self, turn: Turn, indices: Sequence[int]) -> list[Assignment]:
+    def assignments(self, turn: MiningWindow, indices: Sequence[int]) -> list[Assignment]:
         """The assignments of these group numbers."""
         return [self.task.assign(turn.window, turn.randomness, turn.miner, index) for index in indices]
 
@@ -56,7 +56,7 @@ class HonestProducer:
         size = self.task.run.group_size
         return [generations[start : start + size] for start in range(0, len(generations), size)]
 
-    async def rollouts(self, turn: Turn, assignment: Assignment, done: Sequence[Generation]) -> list[Rollout]:
+    async def rollouts(self, turn: MiningWindow, assignment: Assignment, done: Sequence[Generation]) -> list[Rollout]:
         """Completions of one group with their sketches and rewards."""
         seed = challenge.sketch_seed(self.task.run_id, turn.window, turn.randomness)
         sketches = sketch.commit(self.task.run.proof.sketch, torch.cat([item.hidden for item in done]), seed)
@@ -68,7 +68,7 @@ class HonestProducer:
             begin = end
         return rollouts
 
-    def group(self, turn: Turn, assignment: Assignment, rollouts: Sequence[Rollout]) -> Group:
+    def group(self, turn: MiningWindow, assignment: Assignment, rollouts: Sequence[Rollout]) -> Group:
         """The record of a finished group."""
         return Group(
             run=self.task.run_id,
@@ -80,7 +80,7 @@ class HonestProducer:
             rollouts=tuple(rollouts),
         )
 
-    async def produce(self, turn: Turn, indices: Sequence[int]) -> list[Group]:
+    async def produce(self, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
         """The groups of these numbers, in order."""
         assignments = self.assignments(turn, indices)
         groups = []

@@ -5,7 +5,7 @@ from protocol.digest import content_digest
 from protocol.identity.participant import Announcement
 
 
-class Announced:
+class AnnouncementCache:
     """The newest checked announcement of each key; the oldest are forgotten where there are too many."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ _FIRST_REST: Final = 10.0  # seconds after the first refusal; doubled each time
 _LONGEST_REST: Final = 600.0
 
 
-class Refusals:
+class Backoff:
     """Keys that were refused, and until when they rest. Times are in seconds since the Unix epoch."""
 
     def __init__(self) -> None:

@@ -12,8 +12,8 @@ from protocol.identity.participant import Announcement, Role
 from protocol.identity.signing import SigningKey, sign
 from protocol.run import RunManifest
 from roles.node.alarms import Alarms
-from roles.node.announcement_cache import Announced
-from roles.node.backoff import Refusals
+from roles.node.announcement_cache import AnnouncementCache
+from roles.node.backoff import Backoff
 from roles.node.timekeeping import Timekeeper
 from roles.ports import Beacon, BeaconError, Clock, NotFoundError, ObjectStore, StoreError, Telemetry
 
@@ -42,8 +42,8 @@ class Node:
         known, revisions: what this node knows of the authority, shared with whoever gives `known` (else the run manifest's
             word); kept up to date by roles/authority_updates.py.
         time: what is proven about the time; whatever is signed or closed for ever rests on that, and not on the clock alone.
-        alarms: lies that this node met and has not published yet; refusals: participants that it need not look at yet;
-            announced: those whose signatures it has checked.
+        alarms: lies that this node met and has not published yet; backoff: participants that it need not look at yet;
+            announcements: those whose signatures it has checked.
     """
 
     run_id: bytes
@@ -62,8 +62,8 @@ class Node:
     revisions: Revisions = field(init=False)
     time: Timekeeper = field(init=False)
     alarms: Alarms = field(init=False, default_factory=Alarms)
-    refusals: Refusals = field(init=False, default_factory=Refusals)
-    announced: Announced = field(init=False, default_factory=Announced)
+    backoff: Backoff = field(init=False, default_factory=Backoff)
+    announcements: AnnouncementCache = field(init=False, default_factory=AnnouncementCache)
 
     def __post_init__(self, known: Revisions | None) -> None:
         object.__setattr__(self, "revisions", known or Revisions(self.run_id, self.run.authority))

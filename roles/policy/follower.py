@@ -22,7 +22,7 @@ from protocol.limits import MAX_ENVELOPE_BYTES, MAX_HEAD_BYTES, MAX_RECORD_BYTES
 from protocol.patch import apply_with_digests
 from roles.gather import fetch_ahead, gather
 from roles.node.identity import Node
-from roles.policy.progress import CatchUp
+from roles.policy.progress import CatchUpProgress
 from roles.ports import NotFoundError, StoreError
 
 TRUST_PATH = "trust"
@@ -31,7 +31,7 @@ _PREFETCHED = 8  # patches
 
 
 @dataclass(frozen=True)
-class Held:
+class VerifiedWeights:
     """Verified weights of one version.
 
     Attributes:
@@ -60,7 +60,7 @@ class _Step:
         return self.manifest.patch.object.size
 
 
-def verified(manifest: Manifest, weights: Weights, digests: dict[str, bytes]) -> Held:
+def verified(manifest: Manifest, weights: Weights, digests: dict[str, bytes]) -> VerifiedWeights:
     """Weights that are what their manifest says.
 
     Raises:
@@ -69,10 +69,10 @@ def verified(manifest: Manifest, weights: Weights, digests: dict[str, bytes]) ->
     digest = weights_digest(digests, weights)
     if digest != manifest.weights:
         raise ChainError("the rebuilt weights are not those that the trainer signed", f"version {manifest.version}")
-    return Held(manifest.version, weights, digests, digest)
+    return VerifiedWeights(manifest.version, weights, digests, digest)
 
 
-def step(held: Held, manifest: Manifest, patch: bytes) -> Held:
+def step(held: VerifiedWeights, manifest: Manifest, patch: bytes) -> VerifiedWeights:
     """The version after `held`, verified. Tensors that did not change are shared, and so are their digests.
 
     Raises:
@@ -82,7 +82,7 @@ def step(held: Held, manifest: Manifest, patch: bytes) -> Held:
     return verified(manifest, applied.weights, applied.digests)
 
 
-def load_anchor(manifest: Manifest, files: list[bytes]) -> Held:
+def load_anchor(manifest: Manifest, files: list[bytes]) -> VerifiedWeights:
     """A version from the shards of its anchor, verified.
 
     Raises:
@@ -114,7 +114,7 @@ class Follower:
         self._keep = keep
         self._even_expired = even_expired
         self._trainer = node.authority.trainers[0]
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, VerifiedWeights] = {}
         # By version and digest: after a rewind a version has another patch.
         self._patches: dict[tuple[int, bytes], bytes] = {}
         self._refreshing = trio.Lock()
@@ -141,7 +141,7 @@ class Follower:
         return self._chain
 
     @property
-    def newest(self) -> Held | None:
+    def newest(self) -> VerifiedWeights | None:
         """The weights of the newest version held; None before the first."""
         return self._held[max(self._held)] if self._held else None
 
@@ -268,7 +268,7 @@ class Follower:
             self._patches[key] = await self._fetch_object(paths.patch(self._trainer, ref.digest), ref)
         return key
 
-    async def _fetch_shard(self, progress: CatchUp, ref: ObjectRef) -> bytes:
+    async def _fetch_shard(self, progress: CatchUpProgress, ref: ObjectRef) -> bytes:
         data = await self._fetch_object(paths.anchor(self._trainer, ref.digest), ref)
         progress.fetched(len(data))
         return data
@@ -290,14 +290,14 @@ class Follower:
             await gather(self._fetch_patch, plan.patches[:_PREFETCHED])
             self._forget_patches()
 
-    async def hold(self, version: int) -> Held:
+    async def hold(self, version: int) -> VerifiedWeights:
         """Rebuild a version, verified; it and the newest few stay at hand.
 
         Raises:
             StoreError, ProtocolError: it cannot be had now; what was held is still held.
         """
         async with self._holding:
-            held: Held | None = None
+            held: VerifiedWeights | None = None
             with trio.CancelScope() as self._following:
                 held = await self._hold(version)
             if held is None or self._following.cancel_called:
@@ -305,7 +305,7 @@ class Follower:
                 raise ChainError("the chain was rewound meanwhile", f"version {version}")
             return held
 
-    async def _hold(self, version: int) -> Held:
+    async def _hold(self, version: int) -> VerifiedWeights:
         if version in self._held:
             return self._held[version]
         base = max((held for held in self._held if held < version), default=None)
@@ -322,7 +322,7 @@ class Follower:
         self._remember(held)
         return held
 
-    def _remember(self, held: Held) -> None:
+    def _remember(self, held: VerifiedWeights) -> None:
         self._held[held.version] = held
         while len(self._held) > self._keep:
             del self._held[min(self._held)]
@@ -333,12 +333,12 @@ class Follower:
         newest = max(self._held, default=-1)
         self._patches = {key: data for key, data in self._patches.items() if key[0] > newest}
 
-    async def _follow(self, plan: Plan, base: int | None) -> Held:
+    async def _follow(self, plan: Plan, base: int | None) -> VerifiedWeights:
         """Carry out a plan, fetching what comes next while one step is taken. What verified before a failure is kept."""
         steps = [*([_Step(plan.anchor, True)] if plan.anchor else []), *(_Step(patch, False) for patch in plan.patches)]
         held = self._held[base] if plan.anchor is None and base is not None else None
         target = steps[-1].manifest.version
-        progress = CatchUp(self._node.clock, self._node.telemetry, target, [step.size for step in steps])
+        progress = CatchUpProgress(self._node.clock, self._node.telemetry, target, [step.size for step in steps])
 
         async def fetch(step: _Step) -> list[bytes]:
             if step.whole:

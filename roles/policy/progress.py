@@ -5,7 +5,7 @@ from roles.ports import Clock, Telemetry
 SECONDS_BETWEEN_REPORTS = 2.0
 
 
-class CatchUp:
+class CatchUpProgress:
     """Tells telemetry of a way of several steps; of a single patch it says nothing.
 
     Args:

@@ -9,7 +9,7 @@ import trio
 
 from protocol.errors import ProtocolError
 from roles.node.identity import Node
-from roles.policy.follower import Follower, Held
+from roles.policy.follower import Follower, VerifiedWeights
 from roles.ports import Engine, StoreError
 
 _served: WeakKeyDictionary[Engine, bytes] = WeakKeyDictionary()
@@ -18,7 +18,7 @@ _served: WeakKeyDictionary[Engine, bytes] = WeakKeyDictionary()
 _LOOK_SECONDS = 1.0
 
 
-async def serve(node: Node, engine: Engine, held: Held) -> None:
+async def serve(node: Node, engine: Engine, held: VerifiedWeights) -> None:
     """Have the engine serve these weights.
 
     Raises:

@@ -16,7 +16,7 @@ CANARY = "canary"
 _ROUNDING = 1e-3  # a log-probability is not positive, but for that
 
 
-class HarvestedGroup(Record):
+class VerifiedGroup(Record):
     """A group that enough validators accepted, with the numbers that they recomputed.
 
     Attributes:
@@ -33,7 +33,7 @@ class HarvestedGroup(Record):
     rewards: tuple[float, ...]
 
 
-class Harvest(Record):
+class VerifiedBatch(Record):
     """One miner's verified groups of a window."""
 
     kind: ClassVar[str] = "harvest"
@@ -41,7 +41,7 @@ class Harvest(Record):
     window: Window
     version: Version
     miner: Key
-    groups: tuple[HarvestedGroup, ...]
+    groups: tuple[VerifiedGroup, ...]
 
 
 class Outcome(Record):
@@ -64,7 +64,7 @@ class Outcome(Record):
         return self.commitment, self.index, self.digest
 
 
-class Account(Record):
+class WindowOutcomes(Record):
     """What became of each judged group of a miner's window."""
 
     kind: ClassVar[str] = "account"
@@ -75,7 +75,7 @@ class Account(Record):
     outcomes: tuple[Outcome, ...]
 
 
-class Settled(Record):
+class Intent(Record):
     """What is decided of a miner's window, before anybody acts on it.
 
     Attributes:
@@ -85,23 +85,23 @@ class Settled(Record):
     """
 
     kind: ClassVar[str] = "settled"
-    max_bytes: ClassVar[int] = Harvest.max_bytes + Account.max_bytes
-    max_items: ClassVar[int] = Account.max_items
+    max_bytes: ClassVar[int] = VerifiedBatch.max_bytes + WindowOutcomes.max_bytes
+    max_items: ClassVar[int] = WindowOutcomes.max_items
     window: Window
     miner: Key
     before: Annotated[int, Field(ge=0)]
-    harvest: Harvest | None
+    harvest: VerifiedBatch | None
     outcomes: tuple[Outcome, ...]
 
 
-class Collecting(Record):
+class CollectorProgress(Record):
     """How far the collector is: the oldest window of which something may still come."""
 
     kind: ClassVar[str] = "collecting"
     oldest: Window
 
 
-def harvested(group: Group, digest: bytes, accepting: tuple[Judgement, ...], *, exact: bool) -> HarvestedGroup | None:
+def harvested(group: Group, digest: bytes, accepting: tuple[Judgement, ...], *, exact: bool) -> VerifiedGroup | None:
     """An accepted group with the validators' numbers; None where those do not fit the group.
 
     Args:
@@ -123,7 +123,7 @@ def harvested(group: Group, digest: bytes, accepting: tuple[Judgement, ...], *, 
         return None
     logprobs = np.median([values for values, _ in sound], axis=0)
     rewards = claims if exact else tuple(np.median([rewards for _, rewards in sound], axis=0).tolist())
-    return HarvestedGroup(
+    return VerifiedGroup(
         digest=digest,
         prompt=group.prompt,
         completions=tuple(rollout.completion for rollout in group.rollouts),

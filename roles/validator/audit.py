@@ -259,7 +259,7 @@ def verdict_on(node: Node, case: Case, judgements: Sequence[Judgement]) -> Verdi
     )
 
 
-def condemned(node: Node, case: Case, reason: Reason) -> Verdict:
+def reject_all(node: Node, case: Case, reason: Reason) -> Verdict:
     """The verdict on a case that needs no look at its groups: every one rejected for one reason."""
     groups = case.commitment.record.groups
     return verdict_on(node, case, [rejected(index, groups[index][0], reason) for index in range(case.submitted)])

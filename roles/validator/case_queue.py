@@ -16,7 +16,7 @@ from roles.validator.window_cases import Case
 REJECTED_SHARE = 0.1  # of a window's seconds, for those who were rejected when they were last judged
 
 
-class Standing(IntEnum):
+class Reputation(IntEnum):
     """What the ledger says of a miner, in the order in which they are judged."""
 
     KNOWN = 0
@@ -24,7 +24,7 @@ class Standing(IntEnum):
     REJECTED = 2
 
 
-class Turns:
+class CaseQueue:
     """The order of one window's cases."""
 
     def __init__(self, node: Node, ledger: Ledger, draw: bytes) -> None:
@@ -37,28 +37,28 @@ class Turns:
         self._rejected = ledger.rejections()
         self._spent = 0.0
 
-    def standing(self, miner: bytes) -> Standing:
+    def standing(self, miner: bytes) -> Reputation:
         """What the ledger says of a miner."""
         if self.clean.get(miner, 0):
-            return Standing.KNOWN
-        return Standing.REJECTED if miner in self._rejected else Standing.STRANGER
+            return Reputation.KNOWN
+        return Reputation.REJECTED if miner in self._rejected else Reputation.STRANGER
 
-    def take(self, window: int, cases: Iterable[Case]) -> Iterator[tuple[Case, Standing]]:
+    def take(self, window: int, cases: Iterable[Case]) -> Iterator[tuple[Case, Reputation]]:
         """The cases in order, as long as there is time for them."""
         clock, schedule = self._node.clock, self._node.run.schedule
         seconds = schedule.rounds * self._node.run.beacon.period_ms / 1000
         end = self._node.run.beacon.due(schedule.audit(window)) + seconds
         for standing, case in sorted(((self.standing(case.miner), case) for case in cases), key=self._rank):
-            if (standing is not Standing.KNOWN and clock.now() >= end) or self._spent > REJECTED_SHARE * seconds:
+            if (standing is not Reputation.KNOWN and clock.now() >= end) or self._spent > REJECTED_SHARE * seconds:
                 self._node.telemetry.event("not-judged", window=window, miner=case.miner.hex()[:8])
                 continue
             yield case, standing
 
-    def took(self, standing: Standing, seconds: float) -> None:
+    def took(self, standing: Reputation, seconds: float) -> None:
         """The engine was busy for so long with somebody of this standing."""
-        if standing is Standing.REJECTED:
+        if standing is Reputation.REJECTED:
             self._spent += seconds
 
-    def _rank(self, item: tuple[Standing, Case]) -> tuple[int, int, bytes]:
+    def _rank(self, item: tuple[Reputation, Case]) -> tuple[int, int, bytes]:
         standing, case = item
         return standing, -case.commitment.record.version, content_digest(self._draw + case.miner)

@@ -22,7 +22,7 @@ _TOKENS_AT_ONCE = 2048  # a deadline can end the judging behind so many tokens
 
 
 @dataclass(frozen=True)
-class Found:
+class GroupCheck:
     """What was found of a group: why it is rejected, or its rewards and log-probabilities (float32 little-endian)."""
 
     reason: Reason | None
@@ -64,7 +64,7 @@ class Judge:
         sound = [place for place, reason in enumerate(reasons) if reason is None]
         prompts = [due[place].prompt for place in sound for _ in groups[place][0].rollouts]
         completions = [rollout.tokens for place in sound for rollout in groups[place][0].rollouts]
-        found = [Found(reason) for reason in reasons]
+        found = [GroupCheck(reason) for reason in reasons]
         if sound:
             forwards = await self._engine.forward(prompts, completions)
             size = self._task.run.group_size
@@ -92,11 +92,13 @@ class Judge:
                 return Reason.TOKENS
         return None
 
-    def _weigh(self, groups: Sequence[tuple[Group, Assignment]], parts: Sequence[Sequence[Forward]]) -> list[Found]:
+    def _weigh(
+        self, groups: Sequence[tuple[Group, Assignment]], parts: Sequence[Sequence[Forward]]
+    ) -> list[GroupCheck]:
         """What the prefill (a Forward a rollout) says of each group."""
         return [self._compute(group, due, part) for (group, due), part in zip(groups, parts, strict=True)]
 
-    def _compute(self, group: Group, due: Assignment, forwards: Sequence[Forward]) -> Found:
+    def _compute(self, group: Group, due: Assignment, forwards: Sequence[Forward]) -> GroupCheck:
         """The statistics of a group's positions, against the run's thresholds; log-probabilities where they hold."""
         proof, params = self._task.run.proof, self._task.run.sampling.params()
         claimed = b"".join(rollout.sketch for rollout in group.rollouts)
@@ -107,21 +109,21 @@ class Judge:
         )
         evidence = weigh(distances, margins.numpy(), list(map(len, completions)), proof, repeated(completions))
         if evidence.wrong_sketch(proof):
-            return Found(Reason.SKETCH, evidence)
+            return GroupCheck(Reason.SKETCH, evidence)
         if evidence.wrong_sampling(proof):
-            return Found(Reason.SAMPLING, evidence)
-        return Found(None, evidence, logprobs=logprobs.numpy().astype(np.dtype("<f4")).tobytes())
+            return GroupCheck(Reason.SAMPLING, evidence)
+        return GroupCheck(None, evidence, logprobs=logprobs.numpy().astype(np.dtype("<f4")).tobytes())
 
-    async def _pay(self, group: Group, due: Assignment, found: Found) -> Found:
+    async def _pay(self, group: Group, due: Assignment, found: GroupCheck) -> GroupCheck:
         """The finding on a group that the policy made, with what the environment pays for it."""
         rewards = await self._task.rewards(due.problem, [rollout.tokens for rollout in group.rollouts])
         claims = [rollout.reward for rollout in group.rollouts] if self._task.environment.exact else rewards
         if any(abs(claim - reward) > _REWARD_TOLERANCE for claim, reward in zip(claims, rewards, strict=True)):
-            return Found(Reason.REWARD, found.evidence)
+            return GroupCheck(Reason.REWARD, found.evidence)
         return replace(found, rewards=rewards)
 
 
-def _judgement(group: Group, digest: bytes, found: Found) -> Judgement:
+def _judgement(group: Group, digest: bytes, found: GroupCheck) -> Judgement:
     return Judgement(
         index=group.index,
         digest=digest,
@@ -132,7 +134,7 @@ def _judgement(group: Group, digest: bytes, found: Found) -> Judgement:
         sketch_median=found.evidence.sketch_median,
         margin_misses=found.evidence.margin_misses,
         worst_margin=found.evidence.worst_margin,
-        surprise=max(found.evidence.sketch_surprise, found.evidence.margin_surprise),
+        surprisal=max(found.evidence.sketch_surprise, found.evidence.margin_surprise),
         rewards=found.rewards,
         logprobs=found.logprobs,
     )
@@ -150,7 +152,7 @@ def rejected(index: int, digest: bytes, reason: Reason) -> Judgement:
         sketch_median=0.0,
         margin_misses=0,
         worst_margin=0.0,
-        surprise=0.0,
+        surprisal=0.0,
         rewards=(),
         logprobs=b"",
     )

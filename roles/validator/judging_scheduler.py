@@ -11,11 +11,11 @@ from protocol import limits
 from protocol.errors import ProtocolError
 from protocol.judging.verdict import Reason, Verdict
 from roles.node.identity import Node
-from roles.policy.follower import Follower, Held
+from roles.policy.follower import Follower, VerifiedWeights
 from roles.policy.serving import serve
 from roles.ports import Engine, EngineError, StoreError
-from roles.validator.audit import Auditor, condemned
-from roles.validator.case_queue import Standing, Turns
+from roles.validator.audit import Auditor, reject_all
+from roles.validator.case_queue import CaseQueue, Reputation
 from roles.validator.window_cases import Case
 
 _FETCHED_BYTES: Final = 256 * limits.MIB  # of cases that wait for the engine
@@ -23,16 +23,16 @@ _FEWEST, _MOST = 8, 64  # cases that are being fetched
 _REJECTED = 2  # likewise, of miners that were rejected when they were last judged
 
 
-class Desk:
+class EngineSlot:
     """The place at the engine: one case at a time has it; the next one is who comes first, and needs the same version, if any."""
 
     def __init__(self) -> None:
         self._taken = False
         self._version = -1
-        self._waiting: list[tuple[Standing, int, trio.Event]] = []
+        self._waiting: list[tuple[Reputation, int, trio.Event]] = []
 
     @asynccontextmanager
-    async def at(self, standing: Standing, version: int) -> AsyncIterator[None]:
+    async def at(self, standing: Reputation, version: int) -> AsyncIterator[None]:
         """Wait for one's turn, and have the place as long as the context lasts."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._taken:
@@ -43,7 +43,7 @@ class Desk:
         finally:
             self._pass_on()
 
-    async def _wait(self, entry: tuple[Standing, int, trio.Event]) -> None:
+    async def _wait(self, entry: tuple[Reputation, int, trio.Event]) -> None:
         self._waiting.append(entry)
         try:
             await entry[2].wait()
@@ -62,7 +62,7 @@ class Desk:
             entry[2].set()
 
 
-class Sitting:
+class JudgingScheduler:
     """Judges the cases of one window.
 
     Args:
@@ -71,7 +71,14 @@ class Sitting:
     """
 
     def __init__(
-        self, node: Node, follower: Follower, engine: Engine, auditor: Auditor, turns: Turns, window: int, version: int
+        self,
+        node: Node,
+        follower: Follower,
+        engine: Engine,
+        auditor: Auditor,
+        turns: CaseQueue,
+        window: int,
+        version: int,
     ) -> None:
         self._node = node
         self._follower = follower
@@ -83,7 +90,7 @@ class Sitting:
         self._looked = False
         self._hidden = ""
         self._looking = trio.Lock()
-        self._desk = Desk()
+        self._desk = EngineSlot()
         fitting = _FETCHED_BYTES // (node.run.groups * node.run.group_bytes)
         self._places = trio.Semaphore(max(_FEWEST, min(_MOST, fitting)))
         self._last_places = trio.Semaphore(_REJECTED)
@@ -97,7 +104,7 @@ class Sitting:
         judged: list[tuple[Verdict, dict[int, bytes]]] = []
         failures: list[EngineError] = []
 
-        async def judge_one(case: Case, standing: Standing, places: trio.Semaphore) -> None:
+        async def judge_one(case: Case, standing: Reputation, places: trio.Semaphore) -> None:
             try:
                 judged.append(await self._judge(case, standing))
             except (StoreError, ProtocolError) as error:  # a claim that cannot be looked into is held against nobody
@@ -115,7 +122,7 @@ class Sitting:
             async with trio.open_nursery() as nursery:
                 turns = self._turns.take(self._window, cases)
                 for case, standing in turns:
-                    places = self._last_places if standing is Standing.REJECTED else self._places
+                    places = self._last_places if standing is Reputation.REJECTED else self._places
                     await places.acquire()
                     nursery.start_soon(judge_one, case, standing, places)
         if failures:
@@ -125,7 +132,7 @@ class Sitting:
     def _tell(self, case: Case, error: str) -> None:
         self._node.telemetry.event("not-judged", window=self._window, miner=case.miner.hex()[:8], error=error)
 
-    async def _judge(self, case: Case, standing: Standing) -> tuple[Verdict, dict[int, bytes]]:
+    async def _judge(self, case: Case, standing: Reputation) -> tuple[Verdict, dict[int, bytes]]:
         """The verdict on one case.
 
         Raises:
@@ -135,16 +142,16 @@ class Sitting:
         node, commitment = self._node, case.commitment.record
         held = await self._acceptable(commitment.version)
         if held is None or len(commitment.groups) > node.run.groups:
-            return condemned(node, case, Reason.VERSION if held is None else Reason.QUOTA), {}
+            return reject_all(node, case, Reason.VERSION if held is None else Reason.QUOTA), {}
         share = node.run.proof.audit_share(self._turns.clean.get(case.miner, 0))
         history = self._turns.histories.get(case.miner, ())
-        known = standing is Standing.KNOWN
+        known = standing is Reputation.KNOWN
         return await self._auditor.audit(
             case, share, known=known, history=history, at_engine=partial(self._at_engine, standing, held)
         )
 
     @asynccontextmanager
-    async def _at_engine(self, standing: Standing, held: Held) -> AsyncIterator[None]:
+    async def _at_engine(self, standing: Reputation, held: VerifiedWeights) -> AsyncIterator[None]:
         """Have the engine serve a version to one case alone."""
         async with self._desk.at(standing, held.version):
             began = trio.current_time()
@@ -154,7 +161,7 @@ class Sitting:
             finally:
                 self._turns.took(standing, trio.current_time() - began)
 
-    async def _acceptable(self, claimed: int) -> Held | None:
+    async def _acceptable(self, claimed: int) -> VerifiedWeights | None:
         """The weights of a version that may serve the window; None where it may not.
 
         Raises:

@@ -2,7 +2,7 @@
 
 from protocol.digest import content_digest
 from protocol.judging.evidence import Counts
-from protocol.judging.ledger import Row, Summary, clean_windows, histories, scores
+from protocol.judging.ledger import LedgerRow, Summary, clean_windows, histories, scores
 from protocol.run import ScoringSpec
 from roles.ports import ObjectStore
 
@@ -57,7 +57,7 @@ class Ledger:
         entries = [entry for entry in self.entries() if until is None or entry.window <= until]
         return {row.miner: entry.window for entry in entries for row in entry.rows if row.rejected}
 
-    def unaudited(self, miner: bytes) -> list[tuple[int, Row]]:
+    def unaudited(self, miner: bytes) -> list[tuple[int, LedgerRow]]:
         """Each (window, row) of a miner with groups that count though nobody has looked at them, ascending."""
         entries = self.entries()
         amended = {item.window for summary in entries for item in summary.amendments if item.miner == miner}

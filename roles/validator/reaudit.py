@@ -9,7 +9,7 @@ from collections.abc import Callable
 from protocol import limits, paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed, open_signed, sign
-from protocol.judging.ledger import Amendment, Row
+from protocol.judging.ledger import Amendment, LedgerRow
 from protocol.judging.verdict import Verdict, refused_together
 from protocol.rollout.batch import Commitment
 from roles.node.identity import Node
@@ -25,7 +25,7 @@ from roles.validator.window_cases import Case
 WINDOWS = 16  # looked back at, at most
 
 
-class LookBack:
+class Reaudit:
     """Judges what was not audited, of miners that turned out to be false.
 
     Nothing of it is published before the seals of the window in which they did have come, which would tell others what to seal;
@@ -69,7 +69,7 @@ class LookBack:
                     )
             self._found[window, row.miner] = _amendment(window, row, verdict)
 
-    async def _due(self) -> list[tuple[int, Row]]:
+    async def _due(self) -> list[tuple[int, LedgerRow]]:
         sealed = await self._newest_sealed()
         return [
             (window, row)
@@ -85,7 +85,7 @@ class LookBack:
                 return entry.window
         return -1
 
-    async def _judge(self, window: int, row: Row) -> Verdict:
+    async def _judge(self, window: int, row: LedgerRow) -> Verdict:
         """The verdict on the groups that were left out.
 
         Raises:
@@ -104,10 +104,10 @@ class LookBack:
         judgements, _ = await auditor.judge_groups(commitment.record, rest)
         refusal = refused_together([*before.judgements, *judgements], (), node.run.proof)
         verdict = verdict_on(node, Case(commitment, row.pledged, before.seen_ms / 1000), refused(judgements, refusal))
-        await node.publish(paths.look_back(node.key.public, window, row.miner), sign(verdict, node.key))
+        await node.publish(paths.reaudit(node.key.public, window, row.miner), sign(verdict, node.key))
         return verdict
 
-    async def _earlier(self, window: int, row: Row) -> Verdict:
+    async def _earlier(self, window: int, row: LedgerRow) -> Verdict:
         """This validator's own verdict of then, as storage still has it."""
         own = self._node.key.public
         path = paths.verdict(own, window, row.miner)
@@ -126,12 +126,12 @@ class LookBack:
         return signed
 
 
-def _amendment(window: int, row: Row, verdict: Verdict | None) -> Amendment:
+def _amendment(window: int, row: LedgerRow, verdict: Verdict | None) -> Amendment:
     accepted = sum(judgement.accepted for judgement in verdict.judgements) if verdict else 0
     return Amendment(
         window=window,
         miner=row.miner,
-        verdict=Row.of(verdict).verdict if verdict else b"",
+        verdict=LedgerRow.of(verdict).verdict if verdict else b"",
         accepted=accepted,
         rejected=len(verdict.judgements) - accepted if verdict else 0,
     )

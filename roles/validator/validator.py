@@ -11,21 +11,21 @@ from dataclasses import dataclass
 import trio
 
 from protocol.errors import ProtocolError
-from protocol.judging.ledger import Evaluation, Row, Summary
+from protocol.judging.ledger import Evaluation, LedgerRow, Summary
 from protocol.judging.verdict import Verdict
 from roles.node.identity import Node
 from roles.policy.assignment import Task
-from roles.policy.follower import Follower, Held
+from roles.policy.follower import Follower, VerifiedWeights
 from roles.policy.serving import keep_fresh, serve
 from roles.ports import BeaconError, Engine, EngineError, StoreError
 from roles.validator.audit import Auditor
-from roles.validator.case_queue import Turns
+from roles.validator.case_queue import CaseQueue
 from roles.validator.judge import Judge
-from roles.validator.judging_scheduler import Sitting
+from roles.validator.judging_scheduler import JudgingScheduler
 from roles.validator.ledger_state import Ledger
-from roles.validator.reaudit import LookBack
+from roles.validator.reaudit import Reaudit
 from roles.validator.reveal import Revealer
-from roles.validator.window_cases import Docket, Pledges, docket
+from roles.validator.window_cases import Pledges, WindowCases, docket
 
 ANNOUNCED_SECONDS = 600.0
 _SEALING = 0.2  # of the time between the second round and the last one for seals: for sealing
@@ -62,12 +62,12 @@ class Validator:
         self._evaluation: Evaluation | None = None
         self._pledges = Pledges(node)
         self._revealer = Revealer(node, ledger)
-        self._look_back = LookBack(node, follower, engine, task, ledger)
+        self._look_back = Reaudit(node, follower, engine, task, ledger)
 
     async def run(self) -> None:
         """Validate window after window, for ever."""
         node = self._node
-        seen, to_judge = trio.open_memory_channel[Docket](_BACKLOG_WINDOWS)
+        seen, to_judge = trio.open_memory_channel[WindowCases](_BACKLOG_WINDOWS)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.keep_announced, "validator", ANNOUNCED_SECONDS)
             nursery.start_soon(keep_fresh, node, self._follower, self._settings.poll_seconds)
@@ -78,7 +78,7 @@ class Validator:
                 await self._window(found, evaluate=idle)
                 await self._second_looks(lambda: bool(to_judge.statistics().current_buffer_used))
 
-    async def _watch(self, seen: "trio.MemorySendChannel[Docket]") -> None:
+    async def _watch(self, seen: "trio.MemorySendChannel[WindowCases]") -> None:
         """Note every window's pledges and commitments in time; whoever was not looking then abstains."""
         node, schedule = self._node, self._node.run.schedule
         ahead = max(1, schedule.rounds - schedule.audit_rounds) * node.run.beacon.period_ms / 1000
@@ -101,15 +101,15 @@ class Validator:
                 watched = window
                 node.telemetry.event("window-missed", window=window, error=str(error) or "too far behind")
 
-    async def _docket(self, window: int, pledged: dict[bytes, int]) -> Docket:
+    async def _docket(self, window: int, pledged: dict[bytes, int]) -> WindowCases:
         """The window's docket without the commitments that were seen too late to count, which are not held against anybody."""
         found = await docket(self._node, window, pledged)
         draw_due = self._node.run.beacon.due(self._node.run.schedule.audit(window))
         for miner in found.undelivered:
             self._pledges.broken_by(miner)
-        return Docket(window, tuple(case for case in found.cases if case.seen < draw_due), found.undelivered)
+        return WindowCases(window, tuple(case for case in found.cases if case.seen < draw_due), found.undelivered)
 
-    async def _window(self, found: Docket, evaluate: bool) -> None:
+    async def _window(self, found: WindowCases, evaluate: bool) -> None:
         node, schedule, window = self._node, self._node.run.schedule, found.window
         try:
             if window <= self._ledger.newest:
@@ -137,12 +137,12 @@ class Validator:
         except (BeaconError, EngineError) as error:
             self._node.telemetry.event("look-back-failed", error=str(error))
 
-    async def _judge(self, found: Docket, version: int, opening: bytes, draw: bytes) -> list[Verdict]:
+    async def _judge(self, found: WindowCases, version: int, opening: bytes, draw: bytes) -> list[Verdict]:
         """The verdict on every case that there is time for."""
         node = self._node
         auditor = Auditor(node, Judge(self._task, self._engine, found.window, opening), draw, self._works)
-        turns = Turns(node, self._ledger, draw)
-        sitting = Sitting(node, self._follower, self._engine, auditor, turns, found.window, version)
+        turns = CaseQueue(node, self._ledger, draw)
+        sitting = JudgingScheduler(node, self._follower, self._engine, auditor, turns, found.window, version)
         judged = await sitting.judge(found.cases, self._left(found.window))
         verdicts = [auditor.name_copies(verdict, strange) for verdict, strange in judged]
         self._forget_old_works()
@@ -162,7 +162,7 @@ class Validator:
         for work in list(self._works)[: max(0, excess)]:
             del self._works[work]
 
-    async def _evaluate(self, weights: Held) -> None:
+    async def _evaluate(self, weights: VerifiedWeights) -> None:
         """Greedy decoding of the held-out problems, once for each version."""
         count = self._settings.evaluation_problems
         if count == 0 or (self._evaluation is not None and self._evaluation.version == weights.version):
@@ -176,15 +176,17 @@ class Validator:
         solved = sum(reward >= 1.0 for reward in await task.rewards_of(list(zip(problems, completions, strict=True))))
         self._evaluation = Evaluation(version=weights.version, problems=count, solved=solved)
 
-    async def _enter(self, found: Docket, weights: Held, verdicts: list[Verdict], seconds: float) -> None:
+    async def _enter(
+        self, found: WindowCases, weights: VerifiedWeights, verdicts: list[Verdict], seconds: float
+    ) -> None:
         """Enter the window into the ledger, and promise what it says.
 
         Raises:
             StoreError: this node's own state cannot be written.
         """
         node, evaluation = self._node, self._evaluation
-        rows = [Row.of(verdict) for verdict in verdicts]
-        rows += [Row.undelivered(miner, pledged) for miner, pledged in found.undelivered.items()]
+        rows = [LedgerRow.of(verdict) for verdict in verdicts]
+        rows += [LedgerRow.undelivered(miner, pledged) for miner, pledged in found.undelivered.items()]
         summary = Summary(
             run=node.run_id,
             window=found.window,

@@ -40,7 +40,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Docket:
+class WindowCases:
     """A window's cases, and the miners that delivered nothing of what they had pledged (groups)."""
 
     window: int
@@ -76,7 +76,7 @@ class Pledges:
             self._broken[miner] = self._standing[miner].expires_ms
 
 
-async def docket(node: Node, window: int, pledges: Mapping[bytes, int]) -> Docket:
+async def docket(node: Node, window: int, pledges: Mapping[bytes, int]) -> WindowCases:
     """The commitments of a window by those who had pledged, as far as they can be read before the second round is due.
 
     One that cannot be read by a fault of the storage is left out, and so is what comes later: it is held against nobody.
@@ -131,4 +131,4 @@ async def docket(node: Node, window: int, pledges: Mapping[bytes, int]) -> Docke
             f"of {len(drawn)} commitments, {len(cases) + len(undelivered)} were read before the second round was due"
         )
         node.telemetry.event("commitments-unread", window=window, error=error)
-    return Docket(window, tuple(cases), undelivered)
+    return WindowCases(window, tuple(cases), undelivered)

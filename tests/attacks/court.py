@@ -11,13 +11,13 @@ from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.digest import content_digest
 from protocol.identity.signing import SigningKey, sign
-from protocol.judging.ledger import Row, Seal, Summary, Witness
+from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness
 from protocol.judging.verdict import Judgement, Verdict
 from protocol.rollout.batch import Group, assemble, pack_tokens
 from roles.ports import ObjectInfo, StoreError
 from roles.trainer.collect.collector import Collector, CollectorSettings
 from roles.trainer.spool import COLLECTED, INBOX
-from roles.trainer.verified_batch import Account, Harvest
+from roles.trainer.verified_batch import VerifiedBatch, WindowOutcomes
 from tests.network.simulation import BEGIN, Log
 from tests.protocol import samples
 from tests.roles.chains import MINER, TRAINER, make_node, small_run
@@ -97,7 +97,7 @@ class Court:
     def summary(self, validator: SigningKey, *verdicts: Verdict, **changes: Any) -> Summary:
         """A summary that lists verdicts."""
         own: dict[str, Any] = {"run": self.run_id, "window": WINDOW, "version": 0, "validator": validator.public}
-        return samples.summary(*(Row.of(verdict) for verdict in verdicts), **(own | {"scores": ()} | changes))
+        return samples.summary(*(LedgerRow.of(verdict) for verdict in verdicts), **(own | {"scores": ()} | changes))
 
     async def seal(self, validator: SigningKey, summary: Summary) -> None:
         """Promise a summary."""
@@ -145,7 +145,7 @@ class Court:
         """What became of each judged group of the miner's window; empty while there is no account."""
         found: dict[bytes, str] = {}
         async for item in self.state.list(COLLECTED):
-            account = Account.from_bytes(await self.state.get(item.path, 1 << 20))
+            account = WindowOutcomes.from_bytes(await self.state.get(item.path, 1 << 20))
             assert (account.window, account.miner) == (WINDOW, MINER.public)
             found.update({outcome.digest: outcome.outcome for outcome in account.outcomes})
         return found
@@ -158,8 +158,10 @@ class Court:
         assert set(trained) <= {content_digest(group.to_frame()) for group in self.groups}
         return set(account.values())
 
-    async def _harvests(self) -> list[Harvest]:
-        return [Harvest.from_bytes(await self.state.get(item.path, 1 << 20)) async for item in self.state.list(INBOX)]
+    async def _harvests(self) -> list[VerifiedBatch]:
+        return [
+            VerifiedBatch.from_bytes(await self.state.get(item.path, 1 << 20)) async for item in self.state.list(INBOX)
+        ]
 
 
 def other_prompt(court: Court) -> Group:

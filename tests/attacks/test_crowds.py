@@ -8,14 +8,14 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from grailnode.store.decorators.routed import Places, RoutedStore
+from grailnode.store.decorators.routed import KnownStores, RoutedStore
 from grailnode.store.decorators.space_directory import Directory
 from grailnode.store.memory import MemoryStore
 from protocol import limits, paths
 from protocol.identity.admission import do_work, lottery
 from protocol.identity.participant import Role
 from protocol.identity.signing import SigningKey, open_signed, sign
-from protocol.judging.ledger import Row, Summary
+from protocol.judging.ledger import LedgerRow, Summary
 from roles.node.identity import Node
 from roles.participants import participants
 from roles.validator.ledger_state import Ledger
@@ -91,7 +91,7 @@ def test_junk_that_sorts_first_at_a_meeting_point(policy: str, monkeypatch: pyte
         target = await crowded(policy)
         meeting, state, named = target.store, MemoryStore(), {VALIDATOR.public, TRAINER.public}
         directory = Directory(meeting, state, target.clock, target.run_id, named)
-        places = Places(VALIDATOR.public, meeting, meeting, "beacon", {})
+        places = KnownStores(VALIDATOR.public, meeting, meeting, "beacon", {})
         routed = RoutedStore(places, directory, target.clock, lambda url, key: meeting)
         validator = replace(target.new_node(key=VALIDATOR, state=state), store=routed)
         assert await comes_to_see_the_miner(validator, seconds=60, looks=30)
@@ -105,7 +105,7 @@ async def test_a_crowd_that_changes_keys_leaves_a_ledger_that_can_be_read():
     ledger = await Ledger.open(state, court.run.scoring)
     for window in range(3):
         keys = sorted(rng.randbytes(32) for _ in range(limits.MAX_PARTICIPANTS // 2))
-        rows = tuple(Row.undelivered(miner, 1) for miner in keys)
+        rows = tuple(LedgerRow.undelivered(miner, 1) for miner in keys)
         summary = court.summary(FIRST, window=window).model_copy(update={"rows": rows, "previous": ledger.tip})
         entered = await ledger.record(summary)
         assert open_signed(sign(entered, FIRST), Summary, [FIRST.public]).record == entered

@@ -8,8 +8,8 @@ import trio
 from protocol import paths
 from protocol.digest import content_digest
 from protocol.identity.signing import SigningKey, open_signed, sign
-from protocol.judging.ledger import Row
-from protocol.judging.report import Report, canary_key, is_false
+from protocol.judging.ledger import LedgerRow
+from protocol.judging.report import ValidatorReport, canary_key, is_false
 from protocol.judging.verdict import Judgement, Reason
 from roles.ports import StoreError
 from roles.trainer.collect.collector import Collector, CollectorSettings
@@ -146,8 +146,8 @@ async def test_a_report_that_storage_does_not_take_holds_up_nothing():
         store.full = False
         await trio.sleep(5)
         nursery.cancel_scope.cancel()
-    data = await store.get(paths.report(TRAINER.public, WINDOW), Report.max_bytes)
-    assert len(open_signed(data, Report, [TRAINER.public]).record.disagreements) == 1
+    data = await store.get(paths.report(TRAINER.public, WINDOW), ValidatorReport.max_bytes)
+    assert len(open_signed(data, ValidatorReport, [TRAINER.public]).record.disagreements) == 1
 
 
 @attack
@@ -181,5 +181,5 @@ async def test_a_deceiver_is_caught_though_another_verdict_of_its_never_comes():
         await Collector(court.node, CollectorSettings(canaries=1)).run()
     told = court.log.named("validator-deceived")
     assert [(event["validator"], event["accepted"], event["verdict"]) for event in told] == [
-        (FIRST.public.hex(), True, Row.of(lie).verdict.hex())
+        (FIRST.public.hex(), True, LedgerRow.of(lie).verdict.hex())
     ]

@@ -45,7 +45,7 @@ async def test_an_honest_ledger_holds():
 @pytest.mark.parametrize(
     ("windows", "changes", "why"),
     [
-        (1, {"surprise": 300.0}, "a threshold of a group"),
+        (1, {"surprisal": 300.0}, "a threshold of a group"),
         (1, {"sketch_median": 254.0}, "a threshold of a group"),
         (1, {"worst_margin": 1e6}, "a threshold of a group"),
         (1, {"margin_misses": 5}, "improbable-window"),

@@ -12,7 +12,7 @@ from protocol.identity.participant import Announcement
 from protocol.identity.signing import SigningKey, sign
 from protocol.rollout.batch import Commitment, assemble
 from roles.node.identity import Node
-from roles.validator.window_cases import Docket, Pledges, docket
+from roles.validator.window_cases import Pledges, WindowCases, docket
 from tests.attacks.court import FIRST, STRANGER, WINDOW, Court
 from tests.attacks.target import attack
 from tests.network.simulation import Log
@@ -57,7 +57,7 @@ class Bench(Court):
         await self.store.put(paths.commitment(MINER.public, WINDOW), sign(promised, signer))
         return promised
 
-    async def opened(self) -> Docket:
+    async def opened(self) -> WindowCases:
         """The window's docket, of a miner that had pledged two groups."""
         return await docket(self.validator, WINDOW, {MINER.public: 2})
 

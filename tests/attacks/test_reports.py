@@ -7,7 +7,7 @@ import pytest
 from grailnode.observe.observer import Observer
 from protocol import paths
 from protocol.identity.signing import SigningKey, sign
-from protocol.judging.report import Report
+from protocol.judging.report import ValidatorReport
 from tests.attacks.court import FIRST, SECOND, STRANGER, WINDOW, Court
 from tests.attacks.target import attack
 from tests.protocol import samples
@@ -19,7 +19,7 @@ LATER = WINDOW + 1
 async def put(court: Court, window: int, signer: SigningKey = TRAINER, at: int | None = None, **changes: Any) -> None:
     """A report of the trainer's."""
     own: dict[str, Any] = {"run": court.run_id, "window": window, "trainer": TRAINER.public}
-    record: Report = samples.report(**(own | changes))
+    record: ValidatorReport = samples.report(**(own | changes))
     await court.store.put(paths.report(TRAINER.public, window if at is None else at), sign(record, signer))
 
 
@@ -70,7 +70,7 @@ def test_a_false_report_accuses_nobody_and_hides_no_later_one(lie: dict[str, Any
 @attack
 async def test_oversized_report():
     court = Court()
-    await court.store.put(paths.report(TRAINER.public, WINDOW), bytes(Report.max_bytes * 2))
+    await court.store.put(paths.report(TRAINER.public, WINDOW), bytes(ValidatorReport.max_bytes * 2))
     await put(court, LATER)
     assert any(line.startswith(f"window {LATER}") for line in await alarms(court))
 

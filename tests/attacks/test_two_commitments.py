@@ -7,7 +7,7 @@ import trio
 from protocol.rollout.batch import Group
 from roles.trainer.learn.training import training_groups
 from roles.trainer.spool import COLLECTED, INBOX
-from roles.trainer.verified_batch import Account, Harvest
+from roles.trainer.verified_batch import VerifiedBatch, WindowOutcomes
 from tests.attacks.court import FIRST, SECOND, WINDOW, Court
 from tests.attacks.target import attack
 
@@ -49,7 +49,7 @@ def disguised(group: Group) -> Group:
 async def test_the_same_rollouts_under_two_commitments_are_trained_on_once():
     groups = Court().groups
     court = await shown_in_turn(groups, [disguised(group) for group in groups])
-    harvests = [Harvest.from_bytes(await court.state.get(i.path, 1 << 20)) async for i in court.state.list(INBOX)]
+    harvests = [VerifiedBatch.from_bytes(await court.state.get(i.path, 1 << 20)) async for i in court.state.list(INBOX)]
     work = [(group.prompt, group.completions) for harvest in harvests for group in training_groups(harvest)]
     assert len(set(work)) == len(work) == len(groups)
 
@@ -58,7 +58,9 @@ async def test_the_same_rollouts_under_two_commitments_are_trained_on_once():
 async def test_a_group_that_two_commitments_name_is_used_once():
     groups = Court().groups
     court = await shown_in_turn(groups[:1], groups)
-    accounts = [Account.from_bytes(await court.state.get(i.path, 1 << 20)) async for i in court.state.list(COLLECTED)]
+    accounts = [
+        WindowOutcomes.from_bytes(await court.state.get(i.path, 1 << 20)) async for i in court.state.list(COLLECTED)
+    ]
     assert [item.outcome for account in accounts for item in account.outcomes] == [
         "used",
         "commitment-changed",

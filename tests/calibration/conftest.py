@@ -2,7 +2,7 @@
 
 import pytest
 
-from grailnode.calibration.pairs import Work
+from grailnode.calibration.pairs import CalibrationTask
 from grailnode.engine.policy import Policy, load_weights
 from protocol import environments
 from protocol.digest import Weights
@@ -27,6 +27,6 @@ def addition(seed: bytes) -> str:
 
 
 @pytest.fixture(scope="session")
-def work(policy: Policy) -> Work:
+def work(policy: Policy) -> CalibrationTask:
     """Groups of four rollouts."""
-    return Work(policy, PARAMS, 4, addition)
+    return CalibrationTask(policy, PARAMS, 4, addition)

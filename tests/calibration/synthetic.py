@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from grailnode.calibration.pairs import Observed
+from grailnode.calibration.pairs import GroupMeasurement
 
 ROLLOUTS = 4
 
@@ -17,7 +17,7 @@ def groups(
     shift: float = 1e-6,
     length: int = 20,
     seed: int = 0,
-) -> list[Observed]:
+) -> list[GroupMeasurement]:
     """Groups whose positions are off by `distance` with probability `miss`, and whose tokens by `margin` with `tip`."""
     chance = np.random.default_rng(seed)
     made = []
@@ -25,7 +25,7 @@ def groups(
         lengths = tuple(int(n) for n in chance.integers(length // 2, length + 1, ROLLOUTS))
         n = sum(lengths)
         made.append(
-            Observed(
+            GroupMeasurement(
                 lengths,
                 np.where(chance.random(n) < miss, distance, 0).astype(np.int16),
                 np.zeros(n, dtype=bool),

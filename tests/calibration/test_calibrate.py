@@ -16,7 +16,7 @@ from grailnode.engine.policy import Policy
 from grailnode.node.user_errors import explain
 from grailnode.run import workspace
 from grailnode.run.creation import Choices, open_run
-from grailnode.run.requirements import ProvisionError
+from grailnode.run.requirements import RequirementError
 from protocol import environments
 from tests.environments.tasks import MATH
 from tests.speaking import write_speaking_policy
@@ -104,7 +104,7 @@ def test_what_is_too_wide_is_refused_and_not_written(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_to_be_had_is_told(changes: dict[str, str], told: str) -> None:
-    with pytest.raises((CalibrationError, ProvisionError)) as caught:
+    with pytest.raises((CalibrationError, RequirementError)) as caught:
         make_job(replace(OPTIONS, **changes))  # type: ignore[arg-type]
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)

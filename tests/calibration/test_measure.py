@@ -9,23 +9,25 @@ import pytest
 
 from grailnode.calibration.measure import (
     CalibrationError,
-    Demands,
     Honest,
+    ThresholdDemands,
     margin_limit,
     refused,
     relative_entropy,
-    surprises,
+    surprisals,
     thresholds,
 )
-from grailnode.calibration.pairs import Observed
-from protocol.judging.evidence import bar
+from grailnode.calibration.pairs import GroupMeasurement
+from protocol.judging.evidence import surprisal_threshold
 from protocol.run import ProofSpec
 from tests.calibration.synthetic import COPY, groups
 
-DEMANDS = Demands(headroom=1.0)
+DEMANDS = ThresholdDemands(headroom=1.0)
 
 
-def found(honest: Honest, copies: Sequence[Sequence[Observed]] = (COPY,), demands: Demands = DEMANDS) -> ProofSpec:
+def found(
+    honest: Honest, copies: Sequence[Sequence[GroupMeasurement]] = (COPY,), demands: ThresholdDemands = DEMANDS
+) -> ProofSpec:
     return thresholds(honest, copies, "projection", demands)
 
 
@@ -69,14 +71,14 @@ def test_misses_that_come_together_raise_the_rate() -> None:
     """A rollout in twenty misses in most of its positions: no independent misses at the mean rate would look like that."""
     chance = np.random.default_rng(0)
 
-    def clustered(group: Observed) -> Observed:
+    def clustered(group: GroupMeasurement) -> GroupMeasurement:
         bad = np.repeat(chance.random(len(group.lengths)) < 0.05, group.lengths)
         return replace(group, distances=np.where(bad & (chance.random(len(bad)) < 0.7), 9, 0).astype(np.int16))
 
     honest = {"pair": [clustered(group) for group in groups(200)]}
     spec = found(honest, copies=(groups(40, miss=1.0, distance=60),))
     assert spec.sketch_tolerance < 9 or spec.sketch_rate < 0.03
-    assert max(surprises(spec, honest, DEMANDS.window)) < bar(spec)
+    assert max(surprisals(spec, honest, DEMANDS.window)) < surprisal_threshold(spec)
 
 
 @pytest.mark.parametrize("miss", [0.0, 0.01, 0.2])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from grailnode.calibration import pairs
-from grailnode.calibration.pairs import Observed, Work, observe
+from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, observe
 from grailnode.calibration.variants import Pair, Variant, run_pairs, select
 from grailnode.engine.policy import Policy
 from protocol.digest import Weights
@@ -15,12 +15,14 @@ BASE = Variant()
 SAME = Pair("same", BASE, BASE)
 
 
-async def seen(work: Work, pair: Pair, weights: Weights, groups: int = 6, **options) -> list[Observed]:
+async def seen(
+    work: CalibrationTask, pair: Pair, weights: Weights, groups: int = 6, **options
+) -> list[GroupMeasurement]:
     return [group async for group in observe(work, pair, weights, groups, **options)]
 
 
 @pytest.mark.trio
-async def test_honest_pairs_agree(work: Work, policy: Policy, weights: Weights) -> None:
+async def test_honest_pairs_agree(work: CalibrationTask, policy: Policy, weights: Weights) -> None:
     for pair in run_pairs(BASE, policy):
         groups = await seen(work, pair, weights)
         assert len(groups) == 6
@@ -38,7 +40,7 @@ async def test_honest_pairs_agree(work: Work, policy: Policy, weights: Weights) 
 
 
 @pytest.mark.trio
-async def test_narrow_arithmetic_is_seen(work: Work, policy: Policy, weights: Weights) -> None:
+async def test_narrow_arithmetic_is_seen(work: CalibrationTask, policy: Policy, weights: Weights) -> None:
     (pair,) = select("bfloat16-generated", BASE, policy)
     groups = await seen(work, pair, weights)
     assert np.concatenate([group.distances for group in groups]).any()
@@ -46,7 +48,7 @@ async def test_narrow_arithmetic_is_seen(work: Work, policy: Policy, weights: We
 
 
 @pytest.mark.trio
-async def test_a_copy_is_seen(work: Work, weights: Weights) -> None:
+async def test_a_copy_is_seen(work: CalibrationTask, weights: Weights) -> None:
     off = {name: tensor * 1.05 for name, tensor in weights.items()}
     groups = await seen(work, SAME, weights, claimed=off)
     assert np.median(np.concatenate([group.distances for group in groups])) > 1
@@ -54,7 +56,7 @@ async def test_a_copy_is_seen(work: Work, weights: Weights) -> None:
 
 
 @pytest.mark.trio
-async def test_groups_depend_on_their_numbers_alone(work: Work, weights: Weights, monkeypatch) -> None:
+async def test_groups_depend_on_their_numbers_alone(work: CalibrationTask, weights: Weights, monkeypatch) -> None:
     whole = await seen(work, SAME, weights)
     rest = await seen(work, SAME, weights, groups=2, first=4)
     assert [group.lengths for group in rest] == [group.lengths for group in whole[4:]]
@@ -64,7 +66,7 @@ async def test_groups_depend_on_their_numbers_alone(work: Work, weights: Weights
     assert [group.lengths for group in other] != [group.lengths for group in whole]
 
 
-def test_a_large_vocabulary_makes_small_chunks(work: Work, policy: Policy) -> None:
+def test_a_large_vocabulary_makes_small_chunks(work: CalibrationTask, policy: Policy) -> None:
     assert work.chunk == 128
     large = replace(policy, config=dict(policy.config) | {"vocab_size": 151_936})
     assert replace(work, policy=large, params=replace(work.params, max_tokens=100_000)).chunk == 1

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from grailnode.calibration.copies import quantized
-from grailnode.calibration.measure import Demands, thresholds
+from grailnode.calibration.measure import ThresholdDemands, thresholds
 from grailnode.calibration.separation import DUE_BITS, TooWideError, check, power
 from tests.calibration.synthetic import COPY, groups
 
-DEMANDS = Demands()
+DEMANDS = ThresholdDemands()
 
 
 def test_a_copy_that_stands_out_is_refused_everywhere() -> None:

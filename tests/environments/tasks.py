@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 import grailnode
-from protocol.environments.base import Exercise, Trial
+from protocol.environments.base import ProgramResult, ProgramTests
 
 _DATA: Final = Path(grailnode.__file__).parent / "data" / "environments"
 MATH: Final = (_DATA / "math.jsonl").read_bytes()
@@ -20,7 +20,7 @@ class Accepting:
         self._passes = passes
         self._compiles = compiles
 
-    def attempt(self, exercise: Exercise, solution: str) -> Trial:
+    def attempt(self, exercise: ProgramTests, solution: str) -> ProgramResult:
         """Runs nothing."""
         self.programs.append(solution)
-        return Trial(self._compiles, tuple(place < self._passes for place in range(len(exercise.tests))))
+        return ProgramResult(self._compiles, tuple(place < self._passes for place in range(len(exercise.tests))))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import environments
-from protocol.environments import Environment, Needs
+from protocol.environments import Environment, Requirements
 from tests.environments.tasks import CODE, MATH, Accepting
 
 every = pytest.mark.parametrize("name", (*environments.names, "math", "code-3.11"))
@@ -28,9 +28,9 @@ def test_unknown_name_lists_the_known() -> None:
 
 
 def test_what_an_environment_needs() -> None:
-    assert environments.needs("sat") == Needs(tokens=8)
-    assert environments.needs("math") == Needs(data=True)
-    assert environments.needs("code-3.12") == Needs(data=True, python="3.12")
+    assert environments.needs("sat") == Requirements(tokens=8)
+    assert environments.needs("math") == Requirements(data=True)
+    assert environments.needs("code-3.12") == Requirements(data=True, python="3.12")
 
 
 @every

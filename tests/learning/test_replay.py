@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from roles.trainer.learn.replay_buffer import Fate, ReplayBuffer, ReplaySettings, TrainingGroup
+from roles.trainer.learn.replay_buffer import Outcome, ReplayBuffer, ReplaySettings, TrainingGroup
 from tests.learning.groups import group
 
 
@@ -23,17 +23,17 @@ def _same(left: TrainingGroup, right: TrainingGroup) -> bool:
 
 def test_a_group_is_used_max_uses_times() -> None:
     buffer = _buffer(max_uses=2)
-    assert buffer.add(group("a")) is Fate.STORED
+    assert buffer.add(group("a")) is Outcome.STORED
     assert [len(buffer.draw(4)) for _ in range(3)] == [1, 1, 0]
-    assert buffer.fates == {Fate.STORED: 1, Fate.USED_UP: 1}
+    assert buffer.fates == {Outcome.STORED: 1, Outcome.USED_UP: 1}
 
 
 def test_a_copy_is_refused_even_after_its_original_left() -> None:
     buffer = _buffer(max_uses=1)
     buffer.add(group("a"))
-    assert buffer.add(group("a")) is Fate.DUPLICATE
+    assert buffer.add(group("a")) is Outcome.DUPLICATE
     buffer.draw(1)
-    assert buffer.add(group("a")) is Fate.DUPLICATE
+    assert buffer.add(group("a")) is Outcome.DUPLICATE
 
 
 def test_a_late_copy_of_an_old_group_is_too_stale() -> None:
@@ -41,7 +41,7 @@ def test_a_late_copy_of_an_old_group_is_too_stale() -> None:
     buffer.add(group("a", version=0))
     buffer.draw(1)
     buffer.advance(3)
-    assert buffer.add(group("a", version=0)) is Fate.TOO_STALE
+    assert buffer.add(group("a", version=0)) is Outcome.TOO_STALE
 
 
 def test_staleness_is_counted_in_versions() -> None:
@@ -52,12 +52,12 @@ def test_staleness_is_counted_in_versions() -> None:
     assert len(buffer) == 2
     buffer.advance(3)
     assert [g.version for g in buffer.draw(4)] == [1]
-    assert buffer.fates[Fate.TOO_STALE] == 1
+    assert buffer.fates[Outcome.TOO_STALE] == 1
 
 
 def test_equal_rewards_teach_nothing() -> None:
     buffer = _buffer()
-    assert buffer.add(group("a", rewards=(1.0, 1.0))) is Fate.UNINFORMATIVE
+    assert buffer.add(group("a", rewards=(1.0, 1.0))) is Outcome.UNINFORMATIVE
     assert len(buffer) == 0
 
 
@@ -67,7 +67,7 @@ def test_the_oldest_make_room() -> None:
     for name, version in (("a", 2), ("b", 1), ("c", 3)):
         buffer.add(group(name, version=version))
     assert sorted(g.version for g in buffer.draw(4)) == [2, 3]
-    assert buffer.fates[Fate.CROWDED_OUT] == 1
+    assert buffer.fates[Outcome.CROWDED_OUT] == 1
 
 
 def test_versions_do_not_go_back() -> None:
@@ -161,9 +161,9 @@ class Ledger(RuleBasedStateMachine):
     def accounts_balance(self) -> None:
         """Offered = stored + refused, and stored = held + left; bytes and uses within bounds."""
         fates = self.buffer.fates
-        left = sum(fates.get(fate, 0) for fate in (Fate.USED_UP, Fate.CROWDED_OUT))
-        stale = fates.get(Fate.TOO_STALE, 0)  # refused at the door, or expired inside
-        refused = fates.get(Fate.DUPLICATE, 0) + fates.get(Fate.UNINFORMATIVE, 0)
+        left = sum(fates.get(fate, 0) for fate in (Outcome.USED_UP, Outcome.CROWDED_OUT))
+        stale = fates.get(Outcome.TOO_STALE, 0)  # refused at the door, or expired inside
+        refused = fates.get(Outcome.DUPLICATE, 0) + fates.get(Outcome.UNINFORMATIVE, 0)
         assert self.offered == len(self.buffer) + left + stale + refused
         assert 0 <= self.buffer.size <= self.settings.max_bytes
         assert (self.buffer.size == 0) == (len(self.buffer) == 0)

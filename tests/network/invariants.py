@@ -19,7 +19,7 @@ from protocol.judging.verdict import Reason, Verdict
 from protocol.rollout.batch import Commitment
 from roles.ports import StoreError
 from roles.trainer.spool import COLLECTED, INBOX, OUTBOX, SnapshotName
-from roles.trainer.verified_batch import Account, Harvest
+from roles.trainer.verified_batch import VerifiedBatch, WindowOutcomes
 from tests.network.simulation import BEGIN, key
 from tests.network.storm import CHECKER, STORMY_WINDOWS, WINDOWS, StormyNetwork
 
@@ -142,7 +142,7 @@ def _verified_before_trained(network: StormyNetwork) -> Iterator[str]:
             commitment = open_signed(put.data, Commitment, [own]).record
             promised |= {digest for digest, *_ in commitment.groups}
     for put in network.states["trainer"].under(INBOX):
-        for group in Harvest.from_bytes(put.data).groups:
+        for group in VerifiedBatch.from_bytes(put.data).groups:
             if len(accepting[group.digest]) < network.run.authority.quorum:
                 yield f"training: group {group.digest.hex()[:16]} was taken without a quorum"
             if group.digest not in promised:
@@ -180,7 +180,7 @@ def _trained_once(network: StormyNetwork) -> Iterator[str]:
     harvested = {
         group.digest.hex()[:16]
         for put in network.states["trainer"].under(INBOX)
-        for group in Harvest.from_bytes(put.data).groups
+        for group in VerifiedBatch.from_bytes(put.data).groups
     }
     for group, times in Counter(_lineage(network)).items():
         if times > 1:
@@ -191,8 +191,8 @@ def _trained_once(network: StormyNetwork) -> Iterator[str]:
 
 def _accounted_for(network: StormyNetwork) -> Iterator[str]:
     """Whatever was judged and lies in storage when its window closes has one entry in the account, which never changes."""
-    accounts: dict[tuple[int, bytes], Account] = {}
-    for account in (Account.from_bytes(put.data) for put in network.states["trainer"].under(COLLECTED)):
+    accounts: dict[tuple[int, bytes], WindowOutcomes] = {}
+    for account in (WindowOutcomes.from_bytes(put.data) for put in network.states["trainer"].under(COLLECTED)):
         name = f"window {account.window} of {account.miner.hex()[:8]}"
         before = accounts.get((account.window, account.miner))
         if before and account.outcomes[: len(before.outcomes)] != before.outcomes:

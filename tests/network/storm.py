@@ -23,7 +23,7 @@ from roles.ports import Clock, ObjectStore, StoreError
 from tests.network import small_policy
 from tests.network.simulation import BEACON_KEY, BEGIN, Log, Network
 from tests.network.tripwire import TrippingStore, Tripwire
-from tests.network.witness import HearsayStore, Told, Witness
+from tests.network.witness import HearsayStore, ReportedLines, Witness
 from tests.support.faults.faulty_store import FaultyStore
 from tests.support.faults.store_faults import Fault, Link, Past
 
@@ -166,7 +166,7 @@ class WrongClock:
 class _Life:
     """What surrounds one process: its view of the store, its own disk, and how it ends."""
 
-    told: Told
+    told: ReportedLines
     storm: FaultyStore
     disk: FaultyStore
     wire: Tripwire | None = None
@@ -221,7 +221,7 @@ class StormyNetwork(Network):
             chance = random.Random(f"{process} {weather.seed}")
             state = self.states.setdefault(process.split("/", maxsplit=1)[0], Witness())
             self.lives[process] = _Life(
-                told=Told(),
+                told=ReportedLines(),
                 storm=FaultyStore(self.store, chance, weather.rates, delay=0.5, past=self._past),
                 disk=FaultyStore(state, chance, weather.state_rates),
                 deaths=[death for death in weather.deaths if death.process == process],

@@ -15,7 +15,7 @@ from grailnode.run.creation import Choices
 from grailnode.sandbox import BubblewrapSandbox
 from protocol import environments, limits, paths
 from protocol.environments import Environment, Problem
-from protocol.environments.base import Limits, SandboxError
+from protocol.environments.base import ProgramLimits, SandboxError
 from protocol.errors import MalformedError
 from protocol.identity.signing import open_signed
 from protocol.judging.ledger import Summary
@@ -221,7 +221,7 @@ def test_a_run_on_a_file_that_holds_no_problems_is_refused_in_one_line(mathemati
 def strict() -> BubblewrapSandbox:
     """A real sandbox with little time."""
     try:
-        return BubblewrapSandbox.open(OWN, Limits(cpu_seconds=1, wall_seconds=8.0))
+        return BubblewrapSandbox.open(OWN, ProgramLimits(cpu_seconds=1, wall_seconds=8.0))
     except SandboxError as error:
         pytest.skip(str(error))
 

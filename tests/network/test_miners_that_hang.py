@@ -11,8 +11,8 @@ from protocol import paths
 from protocol.identity.signing import SigningKey
 from protocol.judging.verdict import Reason
 from roles.ports import StoreError
-from roles.validator.case_queue import Standing
-from roles.validator.judging_scheduler import Desk
+from roles.validator.case_queue import Reputation
+from roles.validator.judging_scheduler import EngineSlot
 from roles.validator.window_cases import docket
 from tests.attacks.court import WINDOW
 from tests.attacks.target import attack
@@ -150,42 +150,47 @@ def test_a_link_that_fails_is_held_against_nobody():
 
 
 def test_the_desk_has_one_at_a_time_the_known_first_and_versions_together():
-    order: list[tuple[Standing, int]] = []
+    order: list[tuple[Reputation, int]] = []
 
-    async def use(desk: Desk, standing: Standing, version: int) -> None:
+    async def use(desk: EngineSlot, standing: Reputation, version: int) -> None:
         async with desk.at(standing, version):
             order.append((standing, version))
             await trio.sleep(1.0)
 
     async def scenario() -> None:
-        desk = Desk()
-        comers = [(Standing.STRANGER, 4), (Standing.STRANGER, 5), (Standing.STRANGER, 4), (Standing.REJECTED, 5)]
+        desk = EngineSlot()
+        comers = [
+            (Reputation.STRANGER, 4),
+            (Reputation.STRANGER, 5),
+            (Reputation.STRANGER, 4),
+            (Reputation.REJECTED, 5),
+        ]
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(use, desk, Standing.STRANGER, 4)
+            nursery.start_soon(use, desk, Reputation.STRANGER, 4)
             await trio.sleep(0.1)
             for comer in comers:
                 nursery.start_soon(use, desk, *comer)
             await trio.sleep(0.1)
             with trio.move_on_after(0.1):
-                await use(desk, Standing.KNOWN, 3)  # gives up
-            nursery.start_soon(use, desk, Standing.KNOWN, 5)
+                await use(desk, Reputation.KNOWN, 3)  # gives up
+            nursery.start_soon(use, desk, Reputation.KNOWN, 5)
         assert trio.current_time() >= 6.0
         assert order == [
-            (Standing.STRANGER, 4),
-            (Standing.KNOWN, 5),
-            (Standing.STRANGER, 5),
-            (Standing.STRANGER, 4),
-            (Standing.STRANGER, 4),
-            (Standing.REJECTED, 5),
+            (Reputation.STRANGER, 4),
+            (Reputation.KNOWN, 5),
+            (Reputation.STRANGER, 5),
+            (Reputation.STRANGER, 4),
+            (Reputation.STRANGER, 4),
+            (Reputation.REJECTED, 5),
         ]
         async with (
             trio.open_nursery() as nursery
         ):  # whoever is cancelled while it is being given the place gives it back
-            nursery.start_soon(use, desk, Standing.STRANGER, 1)
+            nursery.start_soon(use, desk, Reputation.STRANGER, 1)
             await trio.sleep(0.1)
             with trio.move_on_after(0.9):
-                await use(desk, Standing.KNOWN, 2)
-            await use(desk, Standing.STRANGER, 3)
-        assert order[-1] == (Standing.STRANGER, 3)
+                await use(desk, Reputation.KNOWN, 2)
+            await use(desk, Reputation.STRANGER, 3)
+        assert order[-1] == (Reputation.STRANGER, 3)
 
     simulate(scenario)

@@ -16,7 +16,7 @@ from protocol import limits, paths
 from protocol.identity.signing import SigningKey, open_signed
 from protocol.judging.verdict import Verdict
 from protocol.rollout.batch import Group
-from roles.miner.produce import HonestProducer, Turn
+from roles.miner.produce import HonestProducer, MiningWindow
 from roles.ports import ObjectInfo, StoreError
 from tests.network.simulation import Network, key
 
@@ -201,7 +201,7 @@ class SlowAtFirst(HonestProducer):
 
     warm = False
 
-    async def produce(self, turn: Turn, indices: Sequence[int]) -> list[Group]:
+    async def produce(self, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
         if not self.warm:
             await trio.sleep(8.0)
         self.warm = True
@@ -225,7 +225,7 @@ def test_what_is_slow_once_costs_no_pledge():
 class Slow(HonestProducer):
     """Has time for one group in a window, and not for a whole chunk of two."""
 
-    async def produce(self, turn: Turn, indices: Sequence[int]) -> list[Group]:
+    async def produce(self, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
         deadline = self.task.run.deadline_time(0) - self.task.run.opening_time(0)
         await trio.sleep(deadline * (0.2 + 0.5 * len(indices)))
         return await super().produce(turn, indices)

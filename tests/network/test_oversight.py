@@ -12,19 +12,19 @@ from grailnode.engine.compute import make_engine
 from grailnode.node.canary import CanaryProducer
 from grailnode.node.wiring import run_miner, run_validator
 from grailnode.observe.observer import Observer
-from grailnode.observe.recheck import Which, replay, verify_ledger
+from grailnode.observe.recheck import GroupReference, replay, verify_ledger
 from grailnode.run.creation import Choices
 from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import open_signed, sign
-from protocol.judging.ledger import Row, Seal, Summary, Witness, balances, scores
-from protocol.judging.report import Report, canary_key
+from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness, balances, scores
+from protocol.judging.report import ValidatorReport, canary_key
 from protocol.judging.verdict import Reason, Verdict
 from protocol.rollout import challenge
 from protocol.rollout.batch import Group
 from roles.miner.miner import Miner, MinerSettings
-from roles.miner.produce import HonestProducer, Turn
+from roles.miner.produce import HonestProducer, MiningWindow
 from roles.policy.follower import Follower
 from roles.ports import NotFoundError
 from roles.validator.validator import ValidatorSettings
@@ -76,7 +76,7 @@ class Turncoat(HonestProducer):
 
     turns = 8
 
-    async def produce(self, turn: Turn, indices: Any) -> list[Group]:
+    async def produce(self, turn: MiningWindow, indices: Any) -> list[Group]:
         groups = await super().produce(turn, indices)
         if turn.window < self.turns:
             return groups
@@ -119,7 +119,7 @@ def test_delivering_less_than_pledged_costs_and_delivering_nothing_voids_the_ple
     simulate(scenario)
 
 
-async def betrayed(producer: type[Turncoat]) -> tuple[Network, list[Summary], dict[int, Row]]:
+async def betrayed(producer: type[Turncoat]) -> tuple[Network, list[Summary], dict[int, LedgerRow]]:
     """A network in which few groups are audited, the validator's ledger, and its rows of the miner that lied in the end."""
     network = Network(CHOICES)
     proof = network.run.proof.model_copy(update={"audit_floor_ppm": 250_000, "audit_halving": 1})
@@ -148,7 +148,7 @@ def test_a_rejection_after_a_clean_record_audits_everything_and_looks_back():
         for item in amending.amendments:
             row = rows[item.window]
             assert item.accepted == row.submitted - row.audited  # they had been honest
-            path = paths.look_back(key("validator-0").public, item.window, item.miner)
+            path = paths.reaudit(key("validator-0").public, item.window, item.miner)
             data = await network.store.get(path, limits.MAX_VERDICT_BYTES)
             assert open_signed(data, Verdict, [key("validator-0").public]).digest == item.verdict
         draw = await network.node("x").randomness(network.run.schedule.audit(fewer[-1]))
@@ -166,7 +166,7 @@ class Thin(Turncoat):
 
     thin = 5
 
-    async def produce(self, turn: Turn, indices: Any) -> list[Group]:
+    async def produce(self, turn: MiningWindow, indices: Any) -> list[Group]:
         groups = await super().produce(turn, indices)
         return [self._thinned(group) for group in groups] if turn.window == self.thin else groups
 
@@ -188,7 +188,7 @@ def test_looking_back_holds_a_windows_groups_together():
             accepted = 0 if window == Thin.thin else unseen[window]
             assert (item.accepted, item.rejected) == (accepted, unseen[window] - accepted)
         own = key("validator-0").public
-        path = paths.look_back(own, Thin.thin, key("turncoat").public)
+        path = paths.reaudit(own, Thin.thin, key("turncoat").public)
         found = open_signed(await network.store.get(path, limits.MAX_VERDICT_BYTES), Verdict, [own]).record
         assert {judgement.reason for judgement in found.judgements} == {Reason.WINDOW.value}
 
@@ -212,7 +212,7 @@ async def copy(network: Network) -> None:
                     verdict = open_signed(data, Verdict, [other]).record
                     mine = verdict.model_copy(update={"validator": own.public})
                     await network.store.put(paths.verdict(own.public, window, row.miner), sign(mine, own))
-                    rows.append(Row.of(mine))
+                    rows.append(LedgerRow.of(mine))
             summary = theirs.model_copy(update={"validator": own.public, "rows": tuple(rows)})
             seal = seal_of(network, window, content_digest(summary.to_bytes()))
             await network.store.put(paths.seal(own.public, window), seal)
@@ -301,8 +301,8 @@ def test_a_validator_that_accepts_anything_is_caught_by_a_canary_and_counts_no_m
         assert all(event["accepted"] and event["validator"] == key("validator-1").public.hex() for event in deceived)
         reports = []
         async for item in network.store.list(paths.windowed(key("trainer").public, "reports")):
-            data = await network.store.get(item.path, Report.max_bytes)
-            reports.append(open_signed(data, Report, [key("trainer").public]).record)
+            data = await network.store.get(item.path, ValidatorReport.max_bytes)
+            reports.append(open_signed(data, ValidatorReport, [key("trainer").public]).record)
         assert any(found.validator == key("validator-1").public for report in reports for found in report.deceptions)
         split = [found for report in reports for found in report.disagreements]
         assert split
@@ -333,20 +333,20 @@ def test_anybody_can_judge_a_group_again_and_recompute_the_ledger():
         bystander = network.node("bystander")
         task = network.task(bystander)
         miner = key("miner-1").public.hex()
-        honest = await replay(bystander, task, network.compute, Which(miner[:8], 3, 2))
+        honest = await replay(bystander, task, network.compute, GroupReference(miner[:8], 3, 2))
         assert honest.judgement.accepted
         assert all(line.holds for line in honest.statistics)
         assert honest.said == ((key("validator-0").public.hex(), "accepted"),)
         (window, verdict), *_ = [
             item for item in sorted((await verdicts(network, "cheat", range(6))).items()) if item[1].judgements
         ]
-        false = await replay(bystander, task, network.compute, Which(key("cheat").public.hex(), window, 0))
+        false = await replay(bystander, task, network.compute, GroupReference(key("cheat").public.hex(), window, 0))
         assert false.judgement.reason == verdict.judgements[0].reason
         assert [line.name for line in false.statistics if not line.holds]
         with pytest.raises(NotFoundError, match="0 participants"):
-            await replay(bystander, task, network.compute, Which("ffff", 3, 0))
+            await replay(bystander, task, network.compute, GroupReference("ffff", 3, 0))
         await trio.sleep(2 * network.run.head_ttl)  # the run is over, and nobody renews anything
-        assert await replay(bystander, task, network.compute, Which(miner[:8], 3, 2)) == honest
+        assert await replay(bystander, task, network.compute, GroupReference(miner[:8], 3, 2)) == honest
 
         said: list[str] = []
         validator = key("validator-0").public
@@ -365,4 +365,4 @@ def test_anybody_can_judge_a_group_again_and_recompute_the_ledger():
 @pytest.mark.parametrize("text", ["", "a/b/c", "zz/1/1", "ab/1", "ab/1/-1", "/1/1"])
 def test_which_group_has_to_be_said_plainly(text: str):
     with pytest.raises(ValueError, match="MINER/WINDOW/GROUP"):
-        Which.parse(text)
+        GroupReference.parse(text)

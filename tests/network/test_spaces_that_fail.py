@@ -12,7 +12,7 @@ from protocol import paths
 from roles.node.identity import Node
 from roles.ports import ObjectInfo, ObjectStore, StoreError
 from roles.trainer.spool import COLLECTED
-from roles.trainer.verified_batch import Account
+from roles.trainer.verified_batch import WindowOutcomes
 from tests.network.simulation import Network, key
 from tests.network.test_network import CHOICES, running, simulate, verdicts
 
@@ -115,7 +115,7 @@ def test_a_miner_that_cannot_be_reached_holds_up_nobody_and_is_accounted_for_in_
         assert (await network.head()).version >= 4  # the trainer goes on learning
         accounts = {}
         async for info in network.states["trainer"].list(COLLECTED):
-            account = Account.from_bytes(await network.states["trainer"].get(info.path, 1 << 20))
+            account = WindowOutcomes.from_bytes(await network.states["trainer"].get(info.path, 1 << 20))
             if account.miner == key("miner-1").public:
                 accounts[account.window] = {outcome.outcome for outcome in account.outcomes}
         assert {1, 2} <= accounts.keys()

@@ -43,7 +43,7 @@ class Witness(MemoryStore):
 
 
 @dataclass
-class Told:
+class ReportedLines:
     """What the store told one process that it keeps: by path, when it first said so (virtual seconds)."""
 
     kept: dict[str, float] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Told:
 class HearsayStore:
     """Decorates a store as a process sees it, faults included, and notes what the process was told."""
 
-    def __init__(self, store: ObjectStore, told: Told) -> None:
+    def __init__(self, store: ObjectStore, told: ReportedLines) -> None:
         self._store = store
         self._told = told
         self.get, self.list, self.delete = store.get, store.list, store.delete

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from protocol.patch import rans
 from protocol.patch.bounded_buffer import OutOfRoomError
 from protocol.patch.context_model import MAX_CODE, weight_of
-from protocol.patch.sparse import Workspace, encode_sparse, read_directory
+from protocol.patch.sparse import Scratch, encode_sparse, read_directory
 from protocol.patch.values import bits_of, layout_of, ordered, unordered
 from tests.patch import reference
 from tests.patch.weights import DTYPES, from_bits, pairs
@@ -50,7 +50,7 @@ def test_kernels_write_the_reference_words(pair, fast):
         return
     classed = layout.is_float and not fast
     try:
-        changed, frame = encode_sparse(old, new, shape, layout, Workspace(), 1 << 20, classed=classed)
+        changed, frame = encode_sparse(old, new, shape, layout, Scratch(), 1 << 20, classed=classed)
     except OutOfRoomError:
         return
     model, chunks = read_directory(memoryview(frame), shape, changed, layout)

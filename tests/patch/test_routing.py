@@ -8,7 +8,7 @@ import zstandard
 from protocol import patch
 from protocol.patch import Mode
 from protocol.patch.small_changes import MAX_FEW, encode_few
-from protocol.patch.sparse import Workspace, encode_sparse
+from protocol.patch.sparse import Scratch, encode_sparse
 from protocol.patch.values import bits_of, layout_of
 from tests.patch.weights import rounded_update, same_bits
 
@@ -76,7 +76,7 @@ def test_no_way_is_shorter_than_the_one_taken(changes):
     bits.view(-1)[:: 4096 // changes][:changes] += 1
     new = bits.view(torch.bfloat16)
     few = encode_few(bits_of(old), bits_of(new), np.flatnonzero(bits_of(old) != bits_of(new)), LAYOUT, 8192)
-    _, sparse = encode_sparse(bits_of(old), bits_of(new), (64, 64), LAYOUT, Workspace(), 8192, classed=True)
+    _, sparse = encode_sparse(bits_of(old), bits_of(new), (64, 64), LAYOUT, Scratch(), 8192, classed=True)
     assert frame_of(old, new)[1] == (min(len(few), len(sparse)) if changes <= MAX_FEW else len(sparse))
 
 
@@ -114,7 +114,7 @@ def test_compact_is_smaller_than_fast_and_both_say_the_same():
 def test_auto_weighs_bytes_against_time():
     rates = {"compact": patch.Rates(2e9, 2e9, 0.0045), "fast": patch.Rates(4e9, 4e9, 0.0062)}
     slow_link, fast_link, slowest = (
-        patch.choose_profile(14_000_000_000, patch.Conditions(link / 8, rates)) for link in (400e6, 100e9, 10e6)
+        patch.choose_profile(14_000_000_000, patch.LinkConditions(link / 8, rates)) for link in (400e6, 100e9, 10e6)
     )
     assert (slow_link.profile, fast_link.profile, slowest.profile) == ("fast", "fast", "compact")
     assert "400 Mbit/s" in slow_link.reason

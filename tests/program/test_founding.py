@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grailnode.cli.init import Judges, init_run
+from grailnode.cli.init import ValidatorSet, init_run
 from grailnode.config import load
 from grailnode.node.stores import Storage
 from grailnode.node.telemetry import Telemetry
@@ -110,11 +110,11 @@ class TestJudges:
     )
     def test_what_cannot_judge_is_refused(self, made: int, named: list[str], says: str):
         with pytest.raises(workspace.WorkspaceError, match=says):
-            Judges.parse(made, named, 1)
+            ValidatorSet.parse(made, named, 1)
 
     def test_a_quorum_that_cannot_be_reached_is_refused(self, tmp_path: Path):
         with pytest.raises(workspace.WorkspaceError, match="3 of 2 validators can never accept"):
-            init_run(tmp_path, None, None, "addition", None, None, judges=Judges.parse(1, [STRANGER], 3))
+            init_run(tmp_path, None, None, "addition", None, None, judges=ValidatorSet.parse(1, [STRANGER], 3))
 
     def test_who_joins_with_a_key_made_before_keeps_it(self, tmp_path: Path):
         made = grailnode("keys", "new", str(tmp_path / "keys" / "validator-2.key"))

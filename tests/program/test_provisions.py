@@ -10,7 +10,7 @@ from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.node.processes import data_file
 from grailnode.run import requirements, workspace
 from grailnode.run.creation import Choices, open_run
-from grailnode.run.requirements import ProvisionError
+from grailnode.run.requirements import RequirementError
 from protocol import environments, limits
 from protocol.environments.base import SandboxError
 from protocol.run import RunManifest
@@ -33,7 +33,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def refused(environment: str, data: Path | None, policy: Policy, max_tokens: int = 64) -> str:
-    with pytest.raises(ProvisionError) as raised:
+    with pytest.raises(RequirementError) as raised:
         requirements.check(environment, data, policy, max_tokens)
     assert "\n" not in str(raised.value)
     return str(raised.value)
@@ -83,18 +83,18 @@ def test_a_run_keeps_the_data_file_that_it_names(reader: Policy, data: Path, tmp
     own = data_file(load(made.config))
     assert own == made.directory / "data.jsonl"
     assert requirements.published(run, own) == {"data.jsonl": MATH}
-    with pytest.raises(ProvisionError, match=r"^this run has a data file, .*: set \[trainer\] data$"):
+    with pytest.raises(RequirementError, match=r"^this run has a data file, .*: set \[trainer\] data$"):
         requirements.published(run, None)
     own.write_bytes(MATH + b"\n")
-    with pytest.raises(ProvisionError, match=r"data\.jsonl: not the data file of this run .*: put the original back"):
+    with pytest.raises(RequirementError, match=r"data\.jsonl: not the data file of this run .*: put the original back"):
         requirements.published(run, own)
     own.unlink()
-    with pytest.raises(ProvisionError, match="cannot be read"):
+    with pytest.raises(RequirementError, match="cannot be read"):
         requirements.published(run, own)
 
 
 def test_nothing_is_written_for_a_run_that_cannot_be(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ProvisionError):
+    with pytest.raises(RequirementError):
         workspace.create(tmp_path / "run", Choices(environment="math", data=data), workspace.Pace())
     assert not (tmp_path / "run").exists()
 
@@ -116,5 +116,5 @@ def test_a_sandbox_that_cannot_be_had_refuses_the_run(
 
 def test_an_environment_of_a_later_program(data: Path) -> None:
     later: RunManifest = run_manifest(environment="chess", data=requirements.reference(data))
-    with pytest.raises(ProvisionError, match=f"unknown environment 'chess'; there are: {environments.names[0]}, "):
+    with pytest.raises(RequirementError, match=f"unknown environment 'chess'; there are: {environments.names[0]}, "):
         requirements.open_sandbox(later)

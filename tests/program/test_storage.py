@@ -13,7 +13,7 @@ from grailnode.node.telemetry import Telemetry
 from grailnode.run import workspace
 from grailnode.run.creation import Choices
 from grailnode.store.credentials import CredentialsError, read_credentials
-from grailnode.store.permanent_error import RefusedError
+from grailnode.store.permanent_error import PermanentError
 from protocol import paths
 from roles.node.identity import Node
 from tests.roles.chains import PunctualBeacon
@@ -144,7 +144,7 @@ def test_a_node_of_many_buckets_announces_its_own(run_toml: Path):
     async def write() -> None:
         await node.store.put(paths.head(node.key.public), b"x")
         await node.announce("miner", 60.0)
-        with pytest.raises(RefusedError):
+        with pytest.raises(PermanentError):
             await node.store.put(paths.head(b"k" * 32), b"x")
 
     trio.run(write)
@@ -161,5 +161,5 @@ def test_plain_http_to_this_machine_is_for_those_who_allow_it(run_toml: Path):
         await owner.announce("miner", 60.0)
         await node.store.get(paths.head(owner.key.public), 10)
 
-    with pytest.raises(RefusedError, match="private_addresses = true allows it"):
+    with pytest.raises(PermanentError, match="private_addresses = true allows it"):
         trio.run(read, _apart(run_toml))

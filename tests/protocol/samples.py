@@ -9,12 +9,12 @@ from protocol.beacon import ChainInfo
 from protocol.chain.manifest import Head, Manifest, ObjectRef, PatchRef, TensorRow
 from protocol.chain.verifier import Trust
 from protocol.encoding import Record
-from protocol.identity.admission import Invite, Work
+from protocol.identity.admission import Invite, ProofOfWorkSolution
 from protocol.identity.authority import OPEN, Admission, Authority, ChainPoint, Revision
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import Envelope, Signature, SigningKey
-from protocol.judging.ledger import Amendment, Evaluation, Row, Seal, Summary, Witness
-from protocol.judging.report import Deception, Disagreement, Report
+from protocol.judging.ledger import Amendment, Evaluation, LedgerRow, Seal, Summary, Witness
+from protocol.judging.report import CanaryFailure, Disagreement, ValidatorReport
 from protocol.judging.verdict import Judgement, Verdict
 from protocol.rollout.batch import Commitment, Group, Rollout, pack_tokens
 from protocol.run import FileRef, ModelSpec, ProofSpec, RunManifest, SamplingSpec, ScoringSpec
@@ -184,7 +184,7 @@ def judgement(index: int = 0, **changes: Any) -> Judgement:
         "sketch_median": 0.0,
         "margin_misses": 0,
         "worst_margin": 0.0,
-        "surprise": 0.0,
+        "surprisal": 0.0,
         "rewards": (0.5, 1.0),
         "logprobs": bytes(20),
     }
@@ -212,7 +212,7 @@ def verdict(*judgements: Judgement, **changes: Any) -> Verdict:
     return Verdict(**(fields | changes))
 
 
-def row(miner: SigningKey = MINER, **changes: Any) -> Row:
+def row(miner: SigningKey = MINER, **changes: Any) -> LedgerRow:
     fields: dict[str, Any] = {
         "miner": miner.public,
         "verdict": digest("verdict"),
@@ -226,10 +226,10 @@ def row(miner: SigningKey = MINER, **changes: Any) -> Row:
         "sketch_misses": 1,
         "margin_misses": 0,
     }
-    return Row(**(fields | changes))
+    return LedgerRow(**(fields | changes))
 
 
-def summary(*rows: Row, **changes: Any) -> Summary:
+def summary(*rows: LedgerRow, **changes: Any) -> Summary:
     fields: dict[str, Any] = {
         "run": RUN_ID,
         "window": 7,
@@ -249,7 +249,7 @@ def summary(*rows: Row, **changes: Any) -> Summary:
     return Summary(**(fields | changes))
 
 
-def report(**changes: Any) -> Report:
+def report(**changes: Any) -> ValidatorReport:
     disagreement = Disagreement(
         miner=MINER.public,
         index=3,
@@ -257,7 +257,7 @@ def report(**changes: Any) -> Report:
         accepting=(VALIDATOR.public,),
         rejecting=(key("other validator").public,),
     )
-    deception = Deception(validator=VALIDATOR.public, canary=key("canary").public, index=1, accepted=True)
+    deception = CanaryFailure(validator=VALIDATOR.public, canary=key("canary").public, index=1, accepted=True)
     fields: dict[str, Any] = {
         "run": RUN_ID,
         "window": 7,
@@ -265,7 +265,7 @@ def report(**changes: Any) -> Report:
         "disagreements": (disagreement,),
         "deceptions": (deception,),
     }
-    return Report(**(fields | changes))
+    return ValidatorReport(**(fields | changes))
 
 
 def announcement(**changes: Any) -> Announcement:
@@ -292,7 +292,7 @@ def every_record() -> list[Record]:
         head(),
         Trust(run=RUN_ID, epoch=1, version=5, digest=digest("manifest 5"), revision=0),
         revision(rewind=ChainPoint(version=4, digest=digest("manifest 4")), note="a stolen key"),
-        Work(expires_ms=5, nonce=7),
+        ProofOfWorkSolution(expires_ms=5, nonce=7),
         Invite(run=RUN_ID, key=MINER.public, expires_ms=99),
         group(),
         Commitment(run=RUN_ID, window=7, version=3, miner=MINER.public, batch=digest("batch"), groups=frames),

@@ -8,9 +8,9 @@ from protocol import limits
 from protocol.errors import AdmissionError, MalformedError, ProtocolError
 from protocol.identity.admission import (
     CREDENTIALS,
-    Gate,
+    AdmissionGate,
     Invite,
-    Work,
+    ProofOfWorkSolution,
     do_work,
     leading_zero_bits,
     lottery,
@@ -25,11 +25,11 @@ NOW = 50.0
 INVITER, STRANGER = samples.key("inviter"), samples.key("stranger")
 
 
-def gate(revoked: tuple[bytes, ...] = (), **admission: Any) -> Gate:
-    return Gate(RUN_ID, samples.authority(admission=samples.admission(**admission), revoked=revoked))
+def gate(revoked: tuple[bytes, ...] = (), **admission: Any) -> AdmissionGate:
+    return AdmissionGate(RUN_ID, samples.authority(admission=samples.admission(**admission), revoked=revoked))
 
 
-def refused(gate: Gate, announcement: Announcement, match: str) -> None:
+def refused(gate: AdmissionGate, announcement: Announcement, match: str) -> None:
     with pytest.raises(AdmissionError, match=match):
         gate.admit(announcement, NOW)
 
@@ -134,7 +134,7 @@ def test_work_is_bound_to_run_key_and_time() -> None:
     others = (
         work_digest(samples.digest("other"), MINER.public, work),
         work_digest(RUN_ID, STRANGER.public, work),
-        work_digest(RUN_ID, MINER.public, Work(expires_ms=61, nonce=work.nonce)),
+        work_digest(RUN_ID, MINER.public, ProofOfWorkSolution(expires_ms=61, nonce=work.nonce)),
     )
     assert all(leading_zero_bits(other) < 12 for other in others)
     assert leading_zero_bits(bytes(32)) == 256
@@ -152,10 +152,12 @@ class Stake:
 
 def test_another_credential_plugs_in_and_an_unknown_one_admits_nobody() -> None:
     authority = samples.authority(admission=samples.admission(credential="stake", difficulty=50))
-    staked = Gate(RUN_ID, authority, {**CREDENTIALS, "stake": Stake()})
+    staked = AdmissionGate(RUN_ID, authority, {**CREDENTIALS, "stake": Stake()})
     staked.admit(samples.announcement(proof=b"rich"), NOW)
     refused(staked, samples.announcement(proof=b"poor"), "too little")
-    refused(Gate(RUN_ID, authority), samples.announcement(proof=b"rich"), "does not know the credential 'stake'")
+    refused(
+        AdmissionGate(RUN_ID, authority), samples.announcement(proof=b"rich"), "does not know the credential 'stake'"
+    )
 
 
 def test_an_announcement_cannot_carry_more_proof_than_allowed() -> None:

@@ -10,12 +10,12 @@ from protocol.judging.evidence import (
     MOST_SURPRISE,
     Counts,
     Evidence,
-    bar,
-    history_surprise,
+    history_surprisal,
     repeated,
-    surprise,
+    surprisal,
+    surprisal_threshold,
     weigh,
-    window_surprise,
+    window_surprisal,
 )
 from protocol.run import ProofSpec
 from tests.protocol import samples
@@ -40,7 +40,7 @@ def test_honest_work_at_the_full_rate_passes():
     groups = [weigh(*honest(seed), LENGTHS, PROOF) for seed in range(200)]
     assert not any(any(refused(group)) for group in groups)
     assert sum(group.sketch_misses for group in groups) > 100  # there was noise
-    assert window_surprise([group.counts for group in groups], PROOF) < bar(PROOF)
+    assert window_surprisal([group.counts for group in groups], PROOF) < surprisal_threshold(PROOF)
 
 
 def test_one_rollout_of_eight():
@@ -56,8 +56,8 @@ def test_a_cheat_that_begins_late_shows_in_the_last_quarter():
     distances[places] = 60
     evidence = weigh(distances, margins, LENGTHS, PROOF)
     without_quarters = max(
-        surprise(evidence.sketch_misses, N, PROOF.sketch_rate),
-        surprise(int((distances[:TOKENS] == 60).sum()), TOKENS, PROOF.sketch_rate),
+        surprisal(evidence.sketch_misses, N, PROOF.sketch_rate),
+        surprisal(int((distances[:TOKENS] == 60).sum()), TOKENS, PROOF.sketch_rate),
     )
     assert evidence.sketch_surprise > without_quarters
 
@@ -67,7 +67,7 @@ def test_a_thin_cheat_shows_in_the_window_and_nowhere_else():
     margins[::400] = 0.1
     group = weigh(distances, margins, LENGTHS, PROOF)
     assert refused(group) == (False, False)
-    assert window_surprise([group.counts] * 16, PROOF) > bar(PROOF)
+    assert window_surprisal([group.counts] * 16, PROOF) > surprisal_threshold(PROOF)
 
 
 def test_one_token_beyond_the_limit_is_enough():
@@ -121,7 +121,7 @@ def test_a_rollout_that_says_nothing_new():
 @given(st.integers(0, 500), st.integers(1, 500), st.floats(1e-6, 0.5))
 def test_surprise_grows_with_the_misses(misses: int, trials: int, rate: float):
     misses = min(misses, trials)
-    assert 0.0 <= surprise(max(0, misses - 1), trials, rate) <= surprise(misses, trials, rate) <= MOST_SURPRISE
+    assert 0.0 <= surprisal(max(0, misses - 1), trials, rate) <= surprisal(misses, trials, rate) <= MOST_SURPRISE
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,10 @@ def windows(seed: int, count: int, rate: float) -> list[Counts]:
 
 def first_refused(history: list[Counts]) -> int | None:
     """The number of the window after which the history refuses."""
-    return next((n for n in range(1, len(history) + 1) if history_surprise(history[:n], PROOF) > bar(PROOF)), None)
+    return next(
+        (n for n in range(1, len(history) + 1) if history_surprisal(history[:n], PROOF) > surprisal_threshold(PROOF)),
+        None,
+    )
 
 
 def test_a_history_of_honest_windows_passes_at_the_full_rate():
@@ -153,7 +156,7 @@ def test_a_history_of_honest_windows_passes_at_the_full_rate():
 def test_a_history_refuses_what_no_tiny_window_shows():
     for seed in range(10):
         history = windows(seed, 32, 0.03)
-        assert sum(window_surprise([window], PROOF) > bar(PROOF) for window in history) == 0
+        assert sum(window_surprisal([window], PROOF) > surprisal_threshold(PROOF) for window in history) == 0
         assert first_refused(history) is not None
 
 
@@ -168,7 +171,7 @@ def test_a_history_exceeds_a_bar_no_more_often_than_as_many_tests():
     exceeded = 0
     for seed in range(miners):
         history = windows(seed, n, PROOF.margin_rate)
-        exceeded += any(history_surprise(history[:end], PROOF) > -np.log10(level) for end in range(1, n + 1))
+        exceeded += any(history_surprisal(history[:end], PROOF) > -np.log10(level) for end in range(1, n + 1))
     assert exceeded <= miners * n * level
 
 
@@ -178,13 +181,13 @@ def test_a_history_is_what_its_formula_says():
     k = np.arange(1, 11)
     for t, x in ((40, 2), (24, 3)):
         found = (1.0 + found) * 2.0 ** (k * x) / (1.0 + p * (2.0**k - 1.0)) ** t
-    assert history_surprise(history, PROOF) == pytest.approx(np.log10(found.mean()))
-    assert history_surprise([], PROOF) == 0.0
-    assert history_surprise([Counts(10**6, 10**6, 10**6, 10**6)], PROOF) == MOST_SURPRISE
+    assert history_surprisal(history, PROOF) == pytest.approx(np.log10(found.mean()))
+    assert history_surprisal([], PROOF) == 0.0
+    assert history_surprisal([Counts(10**6, 10**6, 10**6, 10**6)], PROOF) == MOST_SURPRISE
 
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=9), st.floats(1e-9, 0.999))
 def test_any_history_has_a_surprise(trials: list[tuple[int, int]], rate: float) -> None:
     proof = PROOF.model_copy(update={"margin_rate": rate, "sketch_rate": rate})
     history = [Counts(max(pair), max(pair), min(pair), min(pair)) for pair in trials]
-    assert 0.0 <= history_surprise(history, proof) <= MOST_SURPRISE
+    assert 0.0 <= history_surprisal(history, proof) <= MOST_SURPRISE

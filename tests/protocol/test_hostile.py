@@ -17,12 +17,12 @@ from protocol.chain.verifier import Trust
 from protocol.compression import decompress
 from protocol.encoding import Record, unpack
 from protocol.errors import ProtocolError
-from protocol.identity.admission import Invite, Work
+from protocol.identity.admission import Invite, ProofOfWorkSolution
 from protocol.identity.authority import Revision, Revisions
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import Envelope, open_announced, open_signed, sign
 from protocol.judging.ledger import Seal, Summary, Witness
-from protocol.judging.report import Report
+from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Verdict
 from protocol.rollout.batch import Commitment, Group, assemble, open_group
 from protocol.rollout.sketch import distances
@@ -37,12 +37,12 @@ TYPES: tuple[type[Record], ...] = (
     Announcement,
     Revision,
     Invite,
-    Work,
+    ProofOfWorkSolution,
     Commitment,
     Group,
     RunManifest,
     Envelope,
-    Report,
+    ValidatorReport,
     Seal,
     Summary,
     Verdict,

@@ -11,7 +11,7 @@ from protocol.judging.evidence import Counts
 from protocol.judging.ledger import (
     Amendment,
     Evaluation,
-    Row,
+    LedgerRow,
     Summary,
     balances,
     clean_windows,
@@ -77,9 +77,9 @@ def test_more_solved_than_there_were() -> None:
 
 
 def test_the_row_of_a_verdict() -> None:
-    found = Row.of(verdict(judgement(0), judgement(1), rejected(2)))
+    found = LedgerRow.of(verdict(judgement(0), judgement(1), rejected(2)))
     assert (found.pledged, found.submitted, found.audited, found.accepted, found.rejected) == (16, 16, 3, 2, 1)
-    assert Row.undelivered(A.public, 4).submitted == 0
+    assert LedgerRow.undelivered(A.public, 4).submitted == 0
 
 
 def test_groups_that_were_not_audited_count_while_nothing_speaks_against_their_miner() -> None:
@@ -98,7 +98,7 @@ def test_stopping_early_never_pays() -> None:
     for submitted in range(1, 16):
         fewer = row(submitted=submitted, audited=submitted, accepted=submitted)
         assert worth(summary(fewer)) == submitted - (16 - submitted)
-    assert worth(summary(Row.undelivered(A.public, 16))) == -16
+    assert worth(summary(LedgerRow.undelivered(A.public, 16))) == -16
 
 
 def test_worth_decays_and_ends() -> None:
@@ -152,7 +152,7 @@ def test_clean_windows_begin_again_after_a_rejection() -> None:
     assert clean_windows(entries) == {A.public: 5}
     entries.append(summary(row(accepted=3, rejected=1), window=5))
     assert clean_windows(entries) == {A.public: 0}
-    entries.append(summary(row(), Row.undelivered(C.public, 3), window=6))
+    entries.append(summary(row(), LedgerRow.undelivered(C.public, 3), window=6))
     assert clean_windows(entries) == {A.public: 1, C.public: 0}
     entries.append(
         summary(window=7, amendments=(Amendment(window=2, miner=A.public, verdict=b"", accepted=0, rejected=1),))
@@ -169,9 +169,9 @@ def test_the_audited_share_falls_to_the_floor() -> None:
 
 def test_a_row_counts_what_the_accepted_groups_showed() -> None:
     first = judgement(0, tokens=5, positions=3, sketch_misses=1, margin_misses=2)
-    found = Row.of(verdict(first, judgement(1, positions=2), rejected(2)))
+    found = LedgerRow.of(verdict(first, judgement(1, positions=2), rejected(2)))
     assert found.counts == Counts(tokens=10, positions=5, sketch_misses=1, margin_misses=2)
-    assert Row.undelivered(A.public, 3).counts == Counts()
+    assert LedgerRow.undelivered(A.public, 3).counts == Counts()
 
 
 def test_a_history_begins_anew_with_a_rejection() -> None:

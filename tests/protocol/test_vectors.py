@@ -14,12 +14,12 @@ from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier, Trust
 from protocol.digest import content_digest, digest_weights, dtypes, tensor_digest
 from protocol.encoding import Record, pack, unpack
-from protocol.identity.admission import Invite, Work, leading_zero_bits, work_digest
+from protocol.identity.admission import Invite, ProofOfWorkSolution, leading_zero_bits, work_digest
 from protocol.identity.authority import Authority, Revision, Revisions
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import Envelope, SigningKey, open_announced, open_signed
-from protocol.judging.ledger import Row, Seal, Summary, Witness, balances, scores
-from protocol.judging.report import Report
+from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness, balances, scores
+from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Judgement, Verdict
 from protocol.rollout import challenge, sampling, sketch
 from protocol.rollout.batch import Commitment, Group, Rollout, open_group
@@ -34,8 +34,8 @@ VECTORS: dict[str, list[dict[str, Any]]] = {
 }
 KINDS: tuple[type[Record], ...] = (
     *(Announcement, Commitment, Envelope, Group, Head, Judgement),
-    *(Manifest, Report, Rollout, Row, RunManifest, Seal, Summary, Trust, Verdict),
-    *(Invite, Revision, Witness, Work),
+    *(Manifest, ValidatorReport, Rollout, LedgerRow, RunManifest, Seal, Summary, Trust, Verdict),
+    *(Invite, Revision, Witness, ProofOfWorkSolution),
 )
 
 
@@ -102,7 +102,7 @@ def test_revisions(item: dict[str, Any]) -> None:
 
 def test_work() -> None:
     item = case("authority", "work")
-    work = Work.from_bytes(bytes.fromhex(item["work"]))
+    work = ProofOfWorkSolution.from_bytes(bytes.fromhex(item["work"]))
     digest = work_digest(bytes.fromhex(item["run"]), bytes.fromhex(item["key"]), work)
     assert (digest.hex(), leading_zero_bits(digest)) == (item["digest"], item["bits"])
     assert item["bits"] >= 8 > item["bits without"]

@@ -27,7 +27,7 @@ def test_accepted_is_the_absence_of_a_reason() -> None:
         {"tokens": 6},
         {"sketch_misses": 6},
         {"margin_misses": -1},
-        {"surprise": float("nan")},
+        {"surprisal": float("nan")},
         {"worst_margin": float("inf")},
         {"rewards": (2e6,)},
         {"index": 1 << 20},

@@ -12,13 +12,13 @@ from protocol import paths
 from protocol.chain.manifest import Head, Manifest
 from protocol.digest import Weights, content_digest
 from protocol.identity.signing import Signed, SigningKey, open_signed, sign
-from protocol.patch import Conditions
+from protocol.patch import LinkConditions
 from protocol.run import RunManifest
 from roles.node.identity import Node
 from roles.ports import Clock
 from roles.trainer.publish.version_build import (
-    Moment,
-    Objects,
+    PublicationMoment,
+    VersionObjects,
     check_patch,
     encode_patch,
     hold,
@@ -65,11 +65,11 @@ class Chain:
         version = len(self.signed)
         before = hold(version - 1, self.weights[-1], None) if version else None
         held = hold(version, weights, before)
-        patch = encode_patch(held, before, "compact", Conditions()).patch if before else None
+        patch = encode_patch(held, before, "compact", LinkConditions()).patch if before else None
         count = check_patch(patch, held, before) if patch and before else 0
         shards = make_shards(weights, 1 << 20) if anchor or before is None else ()
-        moment = Moment(self._run_id, self.signed[-1].digest if version else b"", version, 1, version, 0)
-        manifest = make_manifest(Objects(held, patch, count, shards), moment)
+        moment = PublicationMoment(self._run_id, self.signed[-1].digest if version else b"", version, 1, version, 0)
+        manifest = make_manifest(VersionObjects(held, patch, count, shards), moment)
         if patch is not None:
             await self._store.put(paths.patch(TRAINER.public, content_digest(patch)), patch)
         for ref, shard in zip(manifest.anchor, shards, strict=True):

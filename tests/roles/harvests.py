@@ -1,6 +1,6 @@
 """Groups for a trainer that nobody mined."""
 
-from roles.trainer.verified_batch import Harvest, HarvestedGroup
+from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
 
 GROUPS = 2
 
@@ -9,10 +9,10 @@ def _packed(*tokens: int) -> bytes:
     return b"".join(token.to_bytes(4, "little") for token in tokens)
 
 
-def harvest(number: int, version: int) -> Harvest:
+def harvest(number: int, version: int) -> VerifiedBatch:
     """Two groups of two rollouts, one right and one wrong; digests as they would be."""
     groups = tuple(
-        HarvestedGroup(
+        VerifiedGroup(
             digest=bytes([number, place]) * 16,
             prompt=_packed(4, 13),
             completions=(_packed(3 + (number + place) % 10, 1), _packed(9, 1)),
@@ -21,4 +21,4 @@ def harvest(number: int, version: int) -> Harvest:
         )
         for place in range(GROUPS)
     )
-    return Harvest(window=number, version=version, miner=bytes(32), groups=groups)
+    return VerifiedBatch(window=number, version=version, miner=bytes(32), groups=groups)

@@ -5,11 +5,11 @@ import pytest
 from grailnode.node.clock import TrioClock
 from grailnode.store.memory import MemoryStore
 from protocol.digest import digest_weights
-from protocol.judging.report import Report, canary_key, is_false
+from protocol.judging.report import ValidatorReport, canary_key, is_false
 from protocol.judging.verdict import Judgement
 from protocol.limits import MAX_GROUPS, MAX_KEYS
 from roles.ports import StoreError
-from roles.trainer.collect.validator_monitor import Overseer
+from roles.trainer.collect.validator_monitor import ValidatorMonitor
 from tests.attacks.target import attack
 from tests.network.simulation import BEGIN, Log
 from tests.protocol.samples import judgement, rejected, verdict
@@ -39,7 +39,7 @@ def test_what_of_a_canarys_window_is_held_against_a_validator(
         log = Log("trainer")
         run_id, run = small_run(digest_weights(small_weights(0)))
         node = make_node(run_id, run, MemoryStore(), MemoryStore(), log, TRAINER, clock=TrioClock(BEGIN))
-        overseer = Overseer(node, canaries=1)
+        overseer = ValidatorMonitor(node, canaries=1)
         said = verdict(*judgements, window=window, miner=CANARY)
         await overseer.examine(window, CANARY, {said.validator: said})
         assert [(event["index"], event["accepted"]) for event in log.named("validator-deceived")] == told
@@ -53,7 +53,7 @@ def test_a_validator_that_contradicts_everybody_leaves_the_report_whole() -> Non
         log = Log("trainer")
         run_id, run = small_run(digest_weights(small_weights(0)))
         node = make_node(run_id, run, MemoryStore(), MemoryStore(), log, TRAINER, clock=TrioClock(BEGIN))
-        overseer = Overseer(node, canaries=1)
+        overseer = ValidatorMonitor(node, canaries=1)
         accepting = verdict(*map(judgement, range(16)), window=WINDOW)
         refusing = accepting.model_copy(update={"judgements": tuple(map(rejected, range(16))), "validator": bytes(32)})
         for number in range(MAX_GROUPS // 16 + 1):
@@ -62,7 +62,7 @@ def test_a_validator_that_contradicts_everybody_leaves_the_report_whole() -> Non
         await overseer.examine(WINDOW, CANARY, {accepting.validator: accepting})
         report = overseer.report(WINDOW)
         assert report is not None
-        assert Report.from_bytes(report.to_bytes()) == report
+        assert ValidatorReport.from_bytes(report.to_bytes()) == report
         assert len(report.disagreements) == MAX_GROUPS
         assert {found.validator for found in report.deceptions} == {accepting.validator}
         assert len(log.named("report-cut")) == 1
@@ -75,16 +75,16 @@ def test_a_report_of_very_many_validators_is_cut_to_what_a_record_holds() -> Non
         log = Log("trainer")
         run_id, run = small_run(digest_weights(small_weights(0)))
         node = make_node(run_id, run, MemoryStore(), MemoryStore(), log, TRAINER, clock=TrioClock(BEGIN))
-        overseer = Overseer(node, canaries=0)
+        overseer = ValidatorMonitor(node, canaries=0)
         accepting, refusing = verdict(*map(judgement, range(16))), verdict(*map(rejected, range(16)))
         said = {number.to_bytes(32, "big"): accepting for number in range(MAX_KEYS)} | {bytes([255]) * 32: refusing}
-        miners = Report.max_bytes // (16 * MAX_KEYS * 32) + 1
+        miners = ValidatorReport.max_bytes // (16 * MAX_KEYS * 32) + 1
         for number in range(miners):
             overseer.compare(WINDOW, number.to_bytes(32, "big"), said)
         report = overseer.report(WINDOW)
         assert report is not None
-        assert len(report.to_bytes()) < Report.max_bytes
-        assert Report.from_bytes(report.to_bytes()) == report
+        assert len(report.to_bytes()) < ValidatorReport.max_bytes
+        assert ValidatorReport.from_bytes(report.to_bytes()) == report
         assert 0 < len(report.disagreements) < 16 * miners
         assert len(log.named("report-cut")) == 1
 
@@ -107,7 +107,7 @@ def test_a_full_disk_lets_no_deceiver_go() -> None:
         disk = FullDisk()
         run_id, run = small_run(digest_weights(small_weights(0)))
         node = make_node(run_id, run, MemoryStore(), disk, Log("trainer"), TRAINER, clock=TrioClock(BEGIN))
-        overseer = Overseer(node, canaries=1)
+        overseer = ValidatorMonitor(node, canaries=1)
         lie = verdict(judgement(1), window=WINDOW, miner=CANARY)
         with pytest.raises(StoreError):
             await overseer.examine(WINDOW, CANARY, {lie.validator: lie})
@@ -117,7 +117,7 @@ def test_a_full_disk_lets_no_deceiver_go() -> None:
         report = overseer.report(WINDOW)
         assert report is not None
         assert [item.accepted for item in report.deceptions] == [True]
-        restarted = Overseer(node, canaries=1)
+        restarted = ValidatorMonitor(node, canaries=1)
         await restarted.open()
         assert restarted.distrusted == {lie.validator}
 

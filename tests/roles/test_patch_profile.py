@@ -16,7 +16,7 @@ from protocol import patch
 from protocol.patch import Encoded
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
-from roles.trainer.publish.rate_meter import FORGET_AFTER, Made, Meter
+from roles.trainer.publish.rate_meter import FORGET_AFTER, PatchMeasurement, RateMeter
 from roles.trainer.spool import SnapshotName, put_snapshot
 from tests.network.simulation import Network
 from tests.roles.chains import PunctualBeacon, changed, small_weights
@@ -97,16 +97,16 @@ def test_a_profile_that_was_set_is_kept():
 
 
 def test_a_profile_that_was_not_picked_for_long_is_measured_again():
-    meter = Meter(1e9)
-    meter.made(Made("fast", 100, 10, 1.0, 1.0))
+    meter = RateMeter(1e9)
+    meter.made(PatchMeasurement("fast", 100, 10, 1.0, 1.0))
     for _ in range(FORGET_AFTER):
         assert "fast" in meter.conditions().rates
-        meter.made(Made("compact", 100, 5, 1.0, 1.0))
+        meter.made(PatchMeasurement("compact", 100, 5, 1.0, 1.0))
     assert meter.conditions().rates.keys() == {"compact"}
 
 
 def test_the_link_is_what_recent_uploads_took():
-    meter = Meter(None)
+    meter = RateMeter(None)
     assert meter.conditions().link is None
     for _ in range(40):
         meter.sent(1000, 10.0)
@@ -127,7 +127,7 @@ def test_auto_encodes_as_the_profile_that_it_picks():
     old, new = small_weights(0), changed(small_weights(0), 1)
     rates = {"compact": patch.Rates(2e9, 2e9, 0.0045), "fast": patch.Rates(4e9, 4e9, 0.0062)}
     for link, profile in ((1e3, "compact"), (1e12, "fast")):
-        conditions = patch.Conditions(link, rates)
+        conditions = patch.LinkConditions(link, rates)
         encoded = patch.encode_with_digests(old, new, profile="auto", conditions=conditions)
         assert encoded.choice == patch.choose_profile(sum(t.nbytes for t in old.values()), conditions)
         assert encoded.patch == patch.encode(old, new, profile=profile)

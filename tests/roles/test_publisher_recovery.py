@@ -16,7 +16,7 @@ from protocol.errors import ChainError
 from protocol.identity.authority import ChainPoint
 from protocol.identity.signing import open_announced, sign
 from roles.ports import ObjectStore
-from roles.trainer.publish.history import History, Stamp, make_head
+from roles.trainer.publish.history import HeadStamp, History, make_head
 from roles.trainer.publish.version_build import make_shards, reference
 from tests.network.simulation import key
 from tests.protocol import samples
@@ -229,7 +229,7 @@ def long_history(versions: int, *anchors: int) -> History:
     return history
 
 
-STAMP = Stamp(samples.RUN_ID, 0, 1)
+STAMP = HeadStamp(samples.RUN_ID, 0, 1)
 
 
 @pytest.mark.parametrize(("patches", "anchors"), [(100, 100), (5000, 10), (5000, 100), (1 << 20, 1 << 20)])

@@ -12,7 +12,7 @@ from protocol.environments.addition import Addition
 from protocol.environments.base import SandboxError
 from protocol.judging.verdict import Judgement
 from roles.policy.assignment import Task
-from roles.trainer.verified_batch import HarvestedGroup, harvested
+from roles.trainer.verified_batch import VerifiedGroup, harvested
 from tests.protocol import samples
 
 
@@ -94,12 +94,12 @@ def accepted(*rewards: float) -> Judgement:
 def test_where_rewards_are_exact_a_verdict_with_others_is_not_used() -> None:
     assert harvested(GROUP, samples.digest("frame"), (accepted(0.5, 0.9),), exact=True) is None
     found = harvested(GROUP, samples.digest("frame"), (accepted(0.5, 0.9), accepted(0.5, 1.0)), exact=True)
-    assert isinstance(found, HarvestedGroup)
+    assert isinstance(found, VerifiedGroup)
     assert found.rewards == (0.5, 1.0)
 
 
 def test_where_they_are_not_the_median_of_the_validators_stands() -> None:
     verdicts = (accepted(0.1, 0.9), accepted(0.2, 0.8), accepted(0.2, 1.0))
     found = harvested(GROUP, samples.digest("frame"), verdicts, exact=False)
-    assert isinstance(found, HarvestedGroup)
+    assert isinstance(found, VerifiedGroup)
     assert found.rewards == (0.2, 0.9)

@@ -15,7 +15,7 @@ from roles.ports import NotFoundError, StoreError
 from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings
 from roles.trainer.learn.training import Training, TrainingSettings
 from roles.trainer.spool import COLLECTED, COLLECTING
-from roles.trainer.verified_batch import Account, Collecting, Harvest
+from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, WindowOutcomes
 from tests.attacks.court import FIRST, SECOND, WINDOW, Court, Silent, other_prompt
 from tests.attacks.target import ROOTS, attack
 from tests.attacks.test_hanging_validators import closing, say_of, windows_collected
@@ -157,7 +157,7 @@ def test_storage_that_shows_something_else_once_costs_no_window(kind: str, how: 
 
 
 def test_a_harvest_that_is_too_large_is_accounted_for_and_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Harvest, "max_bytes", 100)
+    monkeypatch.setattr(VerifiedBatch, "max_bytes", 100)
 
     @attack
     async def scenario() -> None:
@@ -192,7 +192,9 @@ async def test_a_window_that_waits_for_storage_is_waited_for_after_a_restart_too
     assert await windows_collected(court) == {later}
     court.store.silent = ()
     await court.listen(given_up + 10.0)
-    found = [Account.from_bytes(await court.state.get(i.path, 1 << 20)) async for i in court.state.list(COLLECTED)]
+    found = [
+        WindowOutcomes.from_bytes(await court.state.get(i.path, 1 << 20)) async for i in court.state.list(COLLECTED)
+    ]
     assert {item.outcome for account in found if account.window == WINDOW for item in account.outcomes} == {"used"}
 
 
@@ -274,7 +276,7 @@ async def test_whoever_was_away_for_long_waits_for_verdicts_that_come_slowly():
     object.__setattr__(court.node, "store", court.store)
     await court.deliver()
     await court.say(FIRST)
-    await court.state.put(COLLECTING, Collecting(oldest=WINDOW).to_bytes())
+    await court.state.put(COLLECTING, CollectorProgress(oldest=WINDOW).to_bytes())
     schedule = court.run.schedule
     await court.clock.sleep_until(court.run.beacon.due(schedule.verdict(WINDOW) + 3 * schedule.verdict_rounds))
     await court.listen(court.clock.now() + 60.0)

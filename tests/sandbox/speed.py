@@ -5,7 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from grailnode.sandbox import BubblewrapSandbox
-from protocol.environments.base import Trial
+from protocol.environments.base import ProgramResult
 from protocol.environments.programming import Programming, exercise
 from tests.environments.tasks import CODE
 from tests.sandbox.conftest import OWN
@@ -18,7 +18,7 @@ def main() -> None:
     sandbox = BubblewrapSandbox.open(OWN)
     tasks = [exercise(problem) for problem in Programming(CODE, sandbox).problems]
 
-    def attempt(number: int) -> Trial:
+    def attempt(number: int) -> ProgramResult:
         task = tasks[number % len(tasks)]
         return sandbox.attempt(task, task.reference)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from grailnode.sandbox import BubblewrapSandbox
-from protocol.environments.base import Exercise, Limits, SandboxError
+from protocol.environments.base import ProgramLimits, ProgramTests, SandboxError
 from tests.sandbox.conftest import OWN
 
 TRIED = """
@@ -24,7 +24,7 @@ def tried(*attempts):
 
 def got(sandbox: BubblewrapSandbox, body: str) -> bool:
     """Whether the solution's attack() came back empty-handed, and alive."""
-    task = Exercise("def attack(): pass", "", ("assert attack() == []",))
+    task = ProgramTests("def attack(): pass", "", ("assert attack() == []",))
     return sandbox.attempt(task, TRIED + body).passed != (True,)
 
 
@@ -212,14 +212,14 @@ def f(x):
 @pytest.mark.parametrize("attack", PASSES_NOTHING)
 def test_nothing_is_passed_without_an_answer(sandbox: BubblewrapSandbox, attack: str) -> None:
     tests = ("marker_of_the_tests = 1\nassert f(1) == 1001", "assert abs(f(2)) == 1002", "assert f(3) in [1003]")
-    assert not any(sandbox.attempt(Exercise("def f(x): return 1000 + x", "", tests), PASSES_NOTHING[attack]).passed)
+    assert not any(sandbox.attempt(ProgramTests("def f(x): return 1000 + x", "", tests), PASSES_NOTHING[attack]).passed)
 
 
 @pytest.fixture(scope="module")
 def strict(sandbox: BubblewrapSandbox) -> BubblewrapSandbox:
     """A sandbox with little time; the number of files marks its processes."""
     assert sandbox.python
-    return BubblewrapSandbox.open(OWN, Limits(cpu_seconds=1, wall_seconds=8.0, files=53))
+    return BubblewrapSandbox.open(OWN, ProgramLimits(cpu_seconds=1, wall_seconds=8.0, files=53))
 
 
 ENDLESS = {
@@ -255,7 +255,7 @@ def f():
 
 @pytest.mark.parametrize("attack", ENDLESS)
 def test_it_ends_and_nothing_stays(strict: BubblewrapSandbox, attack: str) -> None:
-    trial = strict.attempt(Exercise("def f(): return 5", "", ("assert f() == 5",)), ENDLESS[attack])
+    trial = strict.attempt(ProgramTests("def f(): return 5", "", ("assert f() == 5",)), ENDLESS[attack])
     assert trial.compiled
     assert trial.passed == (False,)
     for _ in range(200):
@@ -280,6 +280,6 @@ def _processes_of(sandbox: BubblewrapSandbox) -> list[str]:
 
 
 def test_a_sandbox_that_breaks_later_judges_nothing(sandbox: BubblewrapSandbox) -> None:
-    broken = BubblewrapSandbox("/bin/false", sandbox._interpreter, Limits())
+    broken = BubblewrapSandbox("/bin/false", sandbox._interpreter, ProgramLimits())
     with pytest.raises(SandboxError, match="did not start"):
-        broken.attempt(Exercise("def f(): pass", "", ("f()",)), "def f(): pass")
+        broken.attempt(ProgramTests("def f(): pass", "", ("f()",)), "def f(): pass")

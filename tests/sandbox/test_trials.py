@@ -3,11 +3,11 @@
 import pytest
 
 from grailnode.sandbox import BubblewrapSandbox
-from protocol.environments.base import Exercise
+from protocol.environments.base import ProgramTests
 from protocol.environments.programming import Programming, exercise
 from tests.environments.tasks import CODE
 
-DOUBLE = Exercise("def double(x):\n    return 2 * x", "", ("assert double(2) == 4", "assert double(-3) == -6"))
+DOUBLE = ProgramTests("def double(x):\n    return 2 * x", "", ("assert double(2) == 4", "assert double(-3) == -6"))
 
 
 def test_every_task_that_ships_is_solved_by_its_own_reference(sandbox: BubblewrapSandbox) -> None:
@@ -57,7 +57,7 @@ def test_trial(sandbox: BubblewrapSandbox, solution: str, compiled: bool, passed
     ],
 )
 def test_plain_values_pass_both_ways(sandbox: BubblewrapSandbox, value: str) -> None:
-    task = Exercise(
+    task = ProgramTests(
         "def same(*x): return x", "", (f"assert same({value}) == ({value})", "assert type(same(True)[0]) is bool")
     )
     assert sandbox.attempt(task, "def same(*x): return x").passed == (True, True)
@@ -65,23 +65,23 @@ def test_plain_values_pass_both_ways(sandbox: BubblewrapSandbox, value: str) -> 
 
 @pytest.mark.parametrize("value", ["object()", "(x for x in 'a')", "[0] * 200_000", "'a' * 2_000_000", "nest()"])
 def test_other_values_fail_their_test_alone(sandbox: BubblewrapSandbox, value: str) -> None:
-    task = Exercise("def f(x): pass", "", ("f(0)\nassert f(0) is not 5", "assert f(1) == 1"))
+    task = ProgramTests("def f(x): pass", "", ("f(0)\nassert f(0) is not 5", "assert f(1) == 1"))
     solution = f"def nest():\n    a = []\n    a.append(a)\n    return a\ndef f(x): return x or {value}"
     assert sandbox.attempt(task, solution).passed == (False, True)
 
 
 def test_a_name_of_python_s_own_is_the_solution_s_where_the_reference_defines_it(sandbox: BubblewrapSandbox) -> None:
-    task = Exercise("def sum(a, b): return a - b", "", ("assert sum(5, 3) == 2",))
+    task = ProgramTests("def sum(a, b): return a - b", "", ("assert sum(5, 3) == 2",))
     assert sandbox.attempt(task, "def sum(a, b): return a - b").passed == (True,)
 
 
 def test_chance_and_hashes_are_the_same_every_time(sandbox: BubblewrapSandbox) -> None:
     solution = "import random\ndef f(): return random.random(), hash('text'), list({'a', 'b', 'c', 'd'})"
-    first = Exercise("def f(): pass", "", ("assert f() == 0", "raise ValueError(f())"))
+    first = ProgramTests("def f(): pass", "", ("assert f() == 0", "raise ValueError(f())"))
     seen = []
     for _ in range(3):
         for digit in range(10):
-            task = Exercise(
+            task = ProgramTests(
                 "def f(): pass", "", (f"assert int(f()[0] * 10) == {digit}", f"assert f()[1] % 10 == {digit}")
             )
             seen.append(sandbox.attempt(task, solution).passed)

@@ -5,7 +5,7 @@ import trio
 
 from grailnode.store.https.addresses import is_public
 from grailnode.store.https.https_store import HttpsStore, open_client
-from grailnode.store.permanent_error import RefusedError
+from grailnode.store.permanent_error import PermanentError
 from roles.ports import StoreError
 from tests.store.loopback import serve
 from tests.store.served_files import FileServer
@@ -56,7 +56,7 @@ async def test_a_host_at_a_private_address_is_refused_before_a_byte_leaves(nurse
     trio.socket.set_custom_hostname_resolver(Resolver("127.0.0.1"))
     async with open_client(public_only=True) as client:
         store = HttpsStore(f"http://{host}:{port}", client, plain_http=True)
-        with pytest.raises(RefusedError, match="not a public address"):
+        with pytest.raises(PermanentError, match="not a public address"):
             await store.get("o", 100)
     assert server.asked == []
 

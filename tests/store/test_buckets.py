@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from grailnode.cli.main import cli
 from grailnode.config import load
-from grailnode.run.buckets import BucketError, Document, Use, documents, parse_bucket
+from grailnode.run.buckets import BucketError, BucketUse, Document, documents, parse_bucket
 from grailnode.run.creation import open_run
 from protocol import paths
 
@@ -60,7 +60,7 @@ FOREIGN = [paths.head(OTHER), paths.participant(ME), paths.run(OTHER), f"{BEACON
 @pytest.mark.parametrize("kind", ["aws", "aws below a prefix", "minio"])
 def test_a_nodes_credentials_write_its_own_objects_and_no_others(kind: str):
     bucket = BUCKETS[kind]
-    policy = by_name(documents(bucket, Use((ME,))))["writer-policy.json"]
+    policy = by_name(documents(bucket, BucketUse((ME,))))["writer-policy.json"]
     root = f"arn:aws:s3:::{bucket.name}"
     for verb in ("GetObject", "PutObject", "DeleteObject", "AbortMultipartUpload", "ListMultipartUploadParts"):
         assert all(allows(policy, f"s3:{verb}", f"{root}/{bucket.prefix}{path}") for path in OWN)
@@ -77,8 +77,8 @@ def test_a_nodes_credentials_write_its_own_objects_and_no_others(kind: str):
 def test_readers_read_and_nothing_else(kind: str):
     bucket = BUCKETS[kind]
     root = f"arn:aws:s3:::{bucket.name}"
-    public = by_name(documents(bucket, Use((ME,))))["bucket-policy.json"]
-    named = by_name(documents(bucket, Use((ME,), ("arn:aws:iam::1:user/x",))))["bucket-policy.json"]
+    public = by_name(documents(bucket, BucketUse((ME,))))["bucket-policy.json"]
+    named = by_name(documents(bucket, BucketUse((ME,), ("arn:aws:iam::1:user/x",))))["bucket-policy.json"]
     for policy in (public, named):
         assert allows(policy, "s3:GetObject", f"{root}/{bucket.prefix}{OWN[0]}")
         for verb in ("PutObject", "DeleteObject", "PutObjectAcl"):
@@ -93,7 +93,7 @@ def test_readers_read_and_nothing_else(kind: str):
 @pytest.mark.parametrize("kind", ["aws", "minio"])
 def test_guests_of_a_meeting_point_announce_and_nothing_else(kind: str):
     bucket = BUCKETS[kind]
-    made = by_name(documents(bucket, Use((ME,), beacon=BEACON)))
+    made = by_name(documents(bucket, BucketUse((ME,), beacon=BEACON)))
     root = f"arn:aws:s3:::{bucket.name}"
     guest, writer = made["guest-policy.json"], made["writer-policy.json"]
     assert allows(guest, "s3:PutObject", f"{root}/{paths.participant(OTHER)}")
@@ -105,11 +105,11 @@ def test_guests_of_a_meeting_point_announce_and_nothing_else(kind: str):
     for path in (*OWN, f"{OTHER.hex()}/public/1"):
         assert not allows(guest, "s3:PutObject", f"{root}/{path}")
     assert not allows(guest, "s3:DeleteObject", f"{root}/{paths.participant(OTHER)}")
-    assert "guest-policy.json" not in by_name(documents(bucket, Use((ME,))))
+    assert "guest-policy.json" not in by_name(documents(bucket, BucketUse((ME,))))
 
 
 def test_a_token_of_r2_is_for_one_bucket_and_guests_credentials_for_one_prefix():
-    made = by_name(documents(BUCKETS["r2"], Use((ME,), beacon=BEACON)))
+    made = by_name(documents(BUCKETS["r2"], BucketUse((ME,), beacon=BEACON)))
     (policy,) = made["writer-token.json"]["policies"]
     assert policy["resources"] == {"com.cloudflare.edge.r2.bucket.account_default_mine": "*"}
     assert [group["name"] for group in policy["permission_groups"]] == ["Workers R2 Storage Bucket Item Write"]
@@ -119,7 +119,7 @@ def test_a_token_of_r2_is_for_one_bucket_and_guests_credentials_for_one_prefix()
 @pytest.mark.parametrize("kind", list(BUCKETS))
 def test_what_is_settled_goes_and_what_is_needed_stays(kind: str):
     bucket = BUCKETS[kind]
-    rules = by_name(documents(bucket, Use((ME, OTHER), days=9)))["lifecycle.json"]["Rules"]
+    rules = by_name(documents(bucket, BucketUse((ME, OTHER), days=9)))["lifecycle.json"]["Rules"]
     expiring = {rule["Filter"]["Prefix"]: rule["Expiration"]["Days"] for rule in rules if "Expiration" in rule}
     gone = [
         paths.commitment(ME, 1),
@@ -139,7 +139,7 @@ def test_what_is_settled_goes_and_what_is_needed_stays(kind: str):
 
 @pytest.mark.parametrize("kind", list(BUCKETS))
 def test_pages_in_browsers_may_read_ranges(kind: str):
-    texts = {item.name: item.text for item in documents(BUCKETS[kind], Use((ME,)))}
+    texts = {item.name: item.text for item in documents(BUCKETS[kind], BucketUse((ME,)))}
     if "cors.xml" in texts:
         (rule,) = ElementTree.fromstring(texts["cors.xml"])
         found = {child.tag: [item.text for item in rule.findall(child.tag)] for child in rule}
@@ -156,7 +156,7 @@ def test_a_service_takes_the_documents(moto_bucket):
     from grailnode.store.s3.s3_session import S3Session
 
     location, credentials = moto_bucket
-    made = by_name(documents(parse_bucket(location.bucket, "aws"), Use((ME,), beacon=BEACON)))
+    made = by_name(documents(parse_bucket(location.bucket, "aws"), BucketUse((ME,), beacon=BEACON)))
     session = S3Session(location, credentials)
     client, name = session.client, location.bucket
     client.put_bucket_policy(Bucket=name, Policy=json.dumps(made["bucket-policy.json"]))

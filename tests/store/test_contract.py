@@ -13,7 +13,7 @@ import grailnode.store.memory
 import grailnode.store.s3.s3_store
 from grailnode.store.decorators.caching import CachedStore
 from grailnode.store.decorators.disk_cache import DiskCache
-from grailnode.store.decorators.limiting import LimitedStore, Limits
+from grailnode.store.decorators.limiting import LimitedStore, RequestLimits
 from grailnode.store.decorators.metering import MeteredStore, StoreMeter
 from grailnode.store.decorators.prefixed import PrefixedStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
@@ -57,7 +57,7 @@ class TestDecorated(StoreContract):
     def store(self) -> ObjectStore:
         whole = MemoryStore()
         rng = random.Random(1)
-        limits = Limits(concurrency=3, rate=1e6, burst=1000, max_put_bytes=10**6, max_get_bytes=10**6)
+        limits = RequestLimits(concurrency=3, rate=1e6, burst=1000, max_put_bytes=10**6, max_get_bytes=10**6)
         limited = LimitedStore(FaultyStore(whole, rng), limits)
         return PrefixedStore(MeteredStore(RetryingStore(limited, rng, BRIEF), StoreMeter()), "participant/one/")
 

@@ -5,13 +5,13 @@ import random
 import pytest
 import trio
 
-from grailnode.store.decorators.limiting import LimitedStore, Limits
+from grailnode.store.decorators.limiting import LimitedStore, RequestLimits
 from grailnode.store.decorators.metering import MeteredStore, StoreMeter, Tally
 from grailnode.store.decorators.prefixed import PrefixedStore
 from grailnode.store.decorators.readonly import ReadOnlyStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.memory import MemoryStore
-from grailnode.store.permanent_error import RefusedError
+from grailnode.store.permanent_error import PermanentError
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from tests.store_contract import paths
 from tests.support.faults.faulty_store import FaultyStore
@@ -82,7 +82,7 @@ class TestRetrying:
             await retrying.get("b", 1)
         with pytest.raises(TooLargeError):
             await retrying.get("a", 1)
-        with pytest.raises(RefusedError):
+        with pytest.raises(PermanentError):
             await RetryingStore(ReadOnlyStore(memory), random.Random(1)).put("a", b"")
         assert trio.current_time() == 0.0
 
@@ -100,7 +100,7 @@ class TestRetrying:
 class TestLimited:
     @pytest.mark.trio
     async def test_requests_beyond_the_burst_wait_for_their_turn(self, memory, autojump_clock):
-        store = LimitedStore(memory, Limits(10, rate=2.0, burst=3, max_put_bytes=10, max_get_bytes=10))
+        store = LimitedStore(memory, RequestLimits(10, rate=2.0, burst=3, max_put_bytes=10, max_get_bytes=10))
         times = []
         for _ in range(6):
             await store.put("a", b"x")
@@ -124,7 +124,9 @@ class TestLimited:
                 await super().put(path, data)
                 running -= 1
 
-        store = LimitedStore(Watched(slow, "p/"), Limits(3, rate=1e6, burst=100, max_put_bytes=10, max_get_bytes=10))
+        store = LimitedStore(
+            Watched(slow, "p/"), RequestLimits(3, rate=1e6, burst=100, max_put_bytes=10, max_get_bytes=10)
+        )
         async with trio.open_nursery() as nursery:
             for number in range(12):
                 nursery.start_soon(store.put, str(number), b"")
@@ -132,7 +134,7 @@ class TestLimited:
 
     @pytest.mark.trio
     async def test_objects_beyond_the_ceilings_are_refused(self, memory, autojump_clock):
-        store = LimitedStore(memory, Limits(1, rate=1e6, burst=9, max_put_bytes=4, max_get_bytes=2))
+        store = LimitedStore(memory, RequestLimits(1, rate=1e6, burst=9, max_put_bytes=4, max_get_bytes=2))
         with pytest.raises(TooLargeError):
             await store.put("a", b"12345")
         await store.put("a", b"1234")
@@ -142,7 +144,7 @@ class TestLimited:
 
     @pytest.mark.trio
     async def test_a_listing_does_not_hold_its_slot_while_its_reader_works(self, memory, autojump_clock):
-        store = LimitedStore(memory, Limits(1, rate=1e6, burst=99, max_put_bytes=4, max_get_bytes=4))
+        store = LimitedStore(memory, RequestLimits(1, rate=1e6, burst=99, max_put_bytes=4, max_get_bytes=4))
         for name in "abc":
             await store.put(name, b"")
         with trio.fail_after(1):
@@ -206,8 +208,8 @@ async def test_a_read_only_store_reads_and_refuses_the_rest(memory):
     store = ReadOnlyStore(memory)
     assert await store.get("a", 1) == b"x"
     assert await paths(store, "") == ["a"]
-    with pytest.raises(RefusedError):
+    with pytest.raises(PermanentError):
         await store.put("a", b"y")
-    with pytest.raises(RefusedError):
+    with pytest.raises(PermanentError):
         await store.delete("a")
     assert await memory.get("a", 1) == b"x"

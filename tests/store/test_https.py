@@ -6,8 +6,8 @@ import httpx
 import pytest
 import trio
 
-from grailnode.store.https.https_store import HttpsStore, Pace, open_client
-from grailnode.store.permanent_error import RefusedError
+from grailnode.store.https.https_store import HttpsStore, TransferPatience, open_client
+from grailnode.store.permanent_error import PermanentError
 from protocol.limits import MIB
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from tests.store.loopback import UNSAID, Asked, Reply, serve
@@ -47,7 +47,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 def store(url: str, client: httpx.AsyncClient) -> HttpsStore:
-    return HttpsStore(url, client, plain_http=True, pace=Pace(resumptions=3))
+    return HttpsStore(url, client, plain_http=True, pace=TransferPatience(resumptions=3))
 
 
 def replaced(reply: Reply, **changes) -> Reply:
@@ -131,7 +131,7 @@ async def test_more_than_allowed_is_not_read(store, server, length):
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 async def test_redirects_are_not_followed(store, server, url, status):
     server.bend = lambda asked, reply: Reply(status, b"", {"Location": f"{url}/o"})
-    await fails(store.get("o", 10), "redirects", RefusedError)
+    await fails(store.get("o", 10), "redirects", PermanentError)
     assert len(server.asked) == 1
 
 
@@ -161,7 +161,7 @@ async def test_a_server_without_ranges(store, server):
     server.bend = lambda asked, reply: Reply(200, OBJECT)
     assert await store.get("o", 4, size=4) == OBJECT[:4]
     assert await store.get("o", 0, size=0) == b""
-    await fails(store.get("o", 4, offset=2, size=4), "ranges", RefusedError)
+    await fails(store.get("o", 4, offset=2, size=4), "ranges", PermanentError)
 
 
 @pytest.mark.trio
@@ -188,14 +188,14 @@ async def test_cookies_are_neither_kept_nor_deadly(store, server, cookie):
 
 @pytest.mark.trio
 async def test_a_crawling_server_is_left(url, client, server):
-    store = HttpsStore(url, client, plain_http=True, pace=Pace(grace=0.1, min_rate=1e6))
+    store = HttpsStore(url, client, plain_http=True, pace=TransferPatience(grace=0.1, min_rate=1e6))
     server.bend = lambda asked, reply: replaced(reply, piece=10, pause=0.02)
     await fails(store.get("o", len(OBJECT)), "slower than")
 
 
 @pytest.mark.trio
 async def test_the_deadline_holds_for_everything(url, client, server):
-    store = HttpsStore(url, client, plain_http=True, pace=Pace(deadline=0.1, grace=60.0))
+    store = HttpsStore(url, client, plain_http=True, pace=TransferPatience(deadline=0.1, grace=60.0))
     server.bend = lambda asked, reply: replaced(reply, piece=1000, pause=0.02)
     await fails(store.get("o", len(OBJECT)), "not finished in 0.1 s")
 
@@ -217,8 +217,8 @@ async def test_nobody_there(client):
 
 @pytest.mark.trio
 async def test_it_is_for_reading_only(store, server):
-    await fails(store.put("a", b""), "reading only", RefusedError)
-    await fails(store.delete("a"), "reading only", RefusedError)
+    await fails(store.put("a", b""), "reading only", PermanentError)
+    await fails(store.delete("a"), "reading only", PermanentError)
     assert server.asked == []
 
 

@@ -8,7 +8,7 @@ import trio
 
 from grailnode.store.https.https_store import HttpsStore, open_client
 from grailnode.store.https.listing import ListingError, read_page
-from grailnode.store.permanent_error import RefusedError
+from grailnode.store.permanent_error import PermanentError
 from grailnode.store.s3.s3_store import S3Store
 from roles.ports import StoreError
 from tests.store.loopback import Asked, Reply, serve
@@ -67,11 +67,11 @@ async def test_pages_are_asked_for_by_token_and_strange_keys_left_out(client, nu
 @pytest.mark.parametrize(
     ("reply", "kind", "match"),
     [
-        (Reply(200, b"<html>"), RefusedError, "cannot be listed"),
-        (Reply(200, b""), RefusedError, "cannot be listed"),
-        (Reply(200, b"<Error/>"), RefusedError, "another document"),
-        (Reply(403, b"<Error/>"), RefusedError, "answered 403"),
-        (Reply(301, b"", {"Location": "/x"}), RefusedError, "answered 301"),
+        (Reply(200, b"<html>"), PermanentError, "cannot be listed"),
+        (Reply(200, b""), PermanentError, "cannot be listed"),
+        (Reply(200, b"<Error/>"), PermanentError, "another document"),
+        (Reply(403, b"<Error/>"), PermanentError, "answered 403"),
+        (Reply(301, b"", {"Location": "/x"}), PermanentError, "answered 301"),
         (Reply(503, b""), StoreError, "answered 503"),
         (Reply(200, page("p/b", "p/a")), StoreError, "backwards"),
         (Reply(200, page("p/a", "p/a")), StoreError, "backwards"),

@@ -35,7 +35,8 @@ def config(request, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     values = {"kind": "s3", "bucket": location.bucket, "endpoint": location.endpoint, "addressing": "path"}
     values |= {"prefix": request.param} if request.param else {}
     return load(
-        workspace.create(tmp_path, Choices(), workspace.Pace()).config, [f"store.{k}={v}" for k, v in values.items()]
+        workspace.create(tmp_path, Choices(), workspace.Pace()).config,
+        [f"store.{k}={v}" for k, v in values.items()],
     )
 
 

@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from grailnode.store.decorators.routed import Places, RoutedStore
+from grailnode.store.decorators.routed import KnownStores, RoutedStore
 from grailnode.store.decorators.space_directory import REMEMBERED, Directory
 from grailnode.store.memory import MemoryStore
-from grailnode.store.permanent_error import RefusedError
+from grailnode.store.permanent_error import PermanentError
 from protocol import paths
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import SigningKey, sign
@@ -62,7 +62,7 @@ class World:
 
     def restart(self, meeting: ObjectStore | None = None, capacity: int = 4) -> RoutedStore:
         meeting = meeting or self.meeting
-        places = Places(ME.public, self.own, meeting, BEACON, self.peers)
+        places = KnownStores(ME.public, self.own, meeting, BEACON, self.peers)
         directory = Directory(meeting, self.state, self.clock, RUN, [TRAINER.public], capacity)
         self.store = RoutedStore(places, directory, self.clock, self._open)
         return self.store
@@ -120,9 +120,9 @@ async def test_a_node_writes_to_its_own_and_to_nobody_elses(world: World):
     assert [info.path async for info in world.own.list("")] == [paths.commitment(ME.public, 3)]
     assert [info.path async for info in world.meeting.list("")] == [f"{BEACON}/public/1", paths.participant(ME.public)]
     for path in (paths.head(TRAINER.public), paths.participant(OTHER.public), "elsewhere/x"):
-        with pytest.raises(RefusedError, match="another participant's"):
+        with pytest.raises(PermanentError, match="another participant's"):
             await world.store.put(path, b"x")
-        with pytest.raises(RefusedError, match="another participant's"):
+        with pytest.raises(PermanentError, match="another participant's"):
             await world.store.delete(path)
 
 
@@ -230,5 +230,5 @@ async def test_damaged_memory_is_forgotten(world: World):
 
 @pytest.mark.trio
 async def test_nobody_can_be_asked_for_everything(world: World):
-    with pytest.raises(RefusedError, match="cannot be listed as one"):
+    with pytest.raises(PermanentError, match="cannot be listed as one"):
         [info async for info in world.store.list("")]

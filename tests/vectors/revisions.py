@@ -3,7 +3,7 @@
 from typing import Any
 
 from protocol.digest import content_digest
-from protocol.identity.admission import Work, do_work, leading_zero_bits, work_digest
+from protocol.identity.admission import ProofOfWorkSolution, do_work, leading_zero_bits, work_digest
 from protocol.identity.signing import sign
 from tests.protocol import samples
 from tests.protocol.samples import MINER, ROOT, RUN_ID, TRAINER
@@ -57,6 +57,8 @@ def page() -> list[dict[str, Any]]:
             "work": work.to_bytes().hex(),
             "digest": work_digest(RUN_ID, MINER.public, work).hex(),
             "bits": leading_zero_bits(work_digest(RUN_ID, MINER.public, work)),
-            "bits without": leading_zero_bits(work_digest(RUN_ID, MINER.public, Work(expires_ms=99, nonce=0))),
+            "bits without": leading_zero_bits(
+                work_digest(RUN_ID, MINER.public, ProofOfWorkSolution(expires_ms=99, nonce=0))
+            ),
         },
     ]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from grailnode.observe.state import MinerRow, NetworkState, NodeRow, VersionRow, WindowRow
-from grailnode.ui.report import Report, RunFacts
+from grailnode.ui.report import DemoReport, RunFacts
 
 HOSTILE = (
     "<script>alert('x')</script>\x1b[31m\u202e\r\n&amp;\"" + "W" * 300 + "\N{FULLWIDTH LATIN CAPITAL LETTER A}" * 50
@@ -73,6 +73,6 @@ def facts(**changes: object) -> RunFacts:
     return RunFacts.model_validate(known | changes)
 
 
-def report(state: NetworkState | None = None, **changes: object) -> Report:
+def report(state: NetworkState | None = None, **changes: object) -> DemoReport:
     """The report of a run."""
-    return Report.of(state or network(), facts(**changes))
+    return DemoReport.of(state or network(), facts(**changes))

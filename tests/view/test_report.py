@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from grailnode.ui.report import Report, read_report, write_report
+from grailnode.ui.report import DemoReport, read_report, write_report
 from grailnode.ui.report.page import page
 from tests.view import runs
 
@@ -64,12 +64,12 @@ def test_report_keeps_the_figures_of_the_state():
 def test_lists_of_unequal_length_are_refused():
     fields = runs.report().model_dump() | {"reward": [0.5]}
     with pytest.raises(ValidationError, match="reward has 1 entries, window_index has 12"):
-        Report.model_validate(fields)
+        DemoReport.model_validate(fields)
 
 
 def test_a_number_that_json_lacks_is_refused():
     with pytest.raises(ValidationError, match="finite"):
-        Report.model_validate(runs.report().model_dump() | {"seconds": float("nan")})
+        DemoReport.model_validate(runs.report().model_dump() | {"seconds": float("nan")})
 
 
 @pytest.mark.parametrize("name", STATES)

@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 
 from grailnode.observe.state import NetworkState
 from grailnode.ui.terminal import LiveView, PlainView, open_view, render_status, render_summary
-from grailnode.ui.terminal.glyphs import Legible
+from grailnode.ui.terminal.glyphs import AsciiFallback
 from grailnode.ui.terminal.screen import Screen
 from tests.view import runs
 
@@ -89,7 +89,7 @@ def test_no_word_of_a_stranger_moves_the_cursor(name: str):
 
 def test_consoles_without_unicode_get_ascii_of_the_same_shape():
     for page in (Screen("demo", runs.hostile()), render_summary(runs.report())):
-        plain, full = drawn(Legible(page), 100, 40, "ascii"), drawn(Legible(page), 100, 40)
+        plain, full = drawn(AsciiFallback(page), 100, 40, "ascii"), drawn(AsciiFallback(page), 100, 40)
         assert [cell_len(line) for line in plain] == [cell_len(line) for line in full]
 
 

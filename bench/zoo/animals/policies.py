@@ -8,13 +8,13 @@ from bench.zoo.weights import keeping, layers
 from grailnode.calibration.copies import quantized
 from protocol.judging.verdict import Reason
 from protocol.rollout.batch import Group
-from roles.miner.produce import HonestProducer, Turn
+from roles.miner.produce import HonestProducer, MiningWindow
 
 
 def other_policy(name: str, make: Callable[[Field], Weights]) -> Behaviour:
     """Rollouts of other weights, sketch and all."""
 
-    async def behaviour(field: Field, turn: Turn, indices: Sequence[int]) -> list[Group]:
+    async def behaviour(field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
         return await by(await field.engine(name, lambda: make(field)), field, turn, indices)
 
     return behaviour
@@ -47,7 +47,7 @@ animal("one layer skipped", Reason.SKETCH)(other_policy("one layer skipped", _sk
 
 
 @animal("draft model of half the depth, full prefill", Reason.SAMPLING)
-async def draft(field: Field, turn: Turn, indices: Sequence[int]) -> list[Group]:
+async def draft(field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """Tokens by a cheap model with the due noise, then one prefill of the right one for the sketch."""
     dues, engine = assigned(field, turn, indices), await field.draft()
     done = await HonestProducer(field.task, engine).generate(dues)

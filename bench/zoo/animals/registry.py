@@ -10,12 +10,12 @@ from bench.zoo.field import Field, changed
 from protocol.judging.verdict import Reason
 from protocol.rollout import challenge, sketch
 from protocol.rollout.batch import Group, Rollout
-from roles.miner.produce import HonestProducer, Turn
+from roles.miner.produce import HonestProducer, MiningWindow
 from roles.policy.assignment import Assignment
 from roles.ports import Engine, Generation
 
 Tokens = tuple[int, ...]
-Behaviour = Callable[[Field, Turn, Sequence[int]], Awaitable[list[Group]]]
+Behaviour = Callable[[Field, MiningWindow, Sequence[int]], Awaitable[list[Group]]]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Specimen:
     animal: Animal
     field: Field
 
-    async def produce(self, turn: Turn, indices: Sequence[int]) -> list[Group]:
+    async def produce(self, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
         """What it delivers."""
         return await self.animal.behaviour(self.field, turn, indices)
 
@@ -65,23 +65,23 @@ def animal(name: str, *due: Reason, slight: bool = False) -> Callable[[Behaviour
     return register
 
 
-def assigned(field: Field, turn: Turn, indices: Sequence[int]) -> list[Assignment]:
+def assigned(field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Assignment]:
     """What is asked of the miner."""
     return [field.task.assign(turn.window, turn.randomness, turn.miner, index) for index in indices]
 
 
-def chance(turn: Turn) -> random.Random:
+def chance(turn: MiningWindow) -> random.Random:
     """An animal's own dice in a window."""
     return random.Random(turn.randomness)
 
 
-async def by(engine: Engine, field: Field, turn: Turn, indices: Sequence[int]) -> list[Group]:
+async def by(engine: Engine, field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """Everything as it should be, but by another policy."""
     return await HonestProducer(field.task, engine).produce(turn, indices)
 
 
 async def finished(
-    field: Field, turn: Turn, due: Assignment, completions: Sequence[Tokens], engine: Engine | None = None
+    field: Field, turn: MiningWindow, due: Assignment, completions: Sequence[Tokens], engine: Engine | None = None
 ) -> Group:
     """A group of any completions, with the rewards and the sketches that a prefill by the right policy gives."""
     engine = engine or await field.serving()
@@ -91,7 +91,7 @@ async def finished(
     return producer.group(turn, due, await producer.rollouts(turn, due, done))
 
 
-def with_sketches(field: Field, turn: Turn, group: Group, states: Sequence[Tensor]) -> Group:
+def with_sketches(field: Field, turn: MiningWindow, group: Group, states: Sequence[Tensor]) -> Group:
     """The group with sketches of these hidden states, float32 [T, D] a rollout."""
     seed = challenge.sketch_seed(field.task.run_id, turn.window, turn.randomness)
     kind = field.task.run.proof.sketch

@@ -17,11 +17,11 @@ from bench.zoo.animals.registry import (
 from bench.zoo.field import Field, changed
 from protocol.judging.verdict import Reason
 from protocol.rollout.batch import Group
-from roles.miner.produce import Turn
+from roles.miner.produce import MiningWindow
 
 
 @animal("constant sketch", Reason.SKETCH)
-async def constant_sketch(field: Field, turn: Turn, indices: Sequence[int]) -> list[Group]:
+async def constant_sketch(field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """The best constant there is: in each of the four values the median of honest sketches under the window's projection."""
     groups = await field.honest(turn, indices)
     data = b"".join(rollout.sketch for group in groups for rollout in group.rollouts)
@@ -33,7 +33,7 @@ async def constant_sketch(field: Field, turn: Turn, indices: Sequence[int]) -> l
 
 
 @animal("random sketch", Reason.SKETCH)
-async def random_sketch(field: Field, turn: Turn, indices: Sequence[int]) -> list[Group]:
+async def random_sketch(field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """Values drawn as sketches are distributed."""
     dice = np.random.default_rng(turn.window)
 
@@ -48,7 +48,7 @@ async def random_sketch(field: Field, turn: Turn, indices: Sequence[int]) -> lis
 
 
 @animal("sketch of another position", Reason.SKETCH)
-async def another_position(field: Field, turn: Turn, indices: Sequence[int]) -> list[Group]:
+async def another_position(field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """Every position has its neighbour's sketch."""
     groups = await field.honest(turn, indices)
     return [
@@ -58,7 +58,7 @@ async def another_position(field: Field, turn: Turn, indices: Sequence[int]) -> 
 
 
 @animal("sketch of another prompt", Reason.SKETCH)
-async def another_prompt(field: Field, turn: Turn, indices: Sequence[int]) -> list[Group]:
+async def another_prompt(field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """The right policy read the right completions behind another prompt."""
     other = assigned(field, turn, [max(indices) + 1])[0].prompt
     return [
@@ -68,7 +68,7 @@ async def another_prompt(field: Field, turn: Turn, indices: Sequence[int]) -> li
 
 
 @animal("sketch of another version", Reason.SKETCH, slight=True)
-async def another_version(field: Field, turn: Turn, indices: Sequence[int]) -> list[Group]:
+async def another_version(field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """The right tokens, read by the oldest version."""
     engine = await field.engine("version 0", lambda: field.past.version(0))
     dues = assigned(field, turn, indices)
@@ -103,7 +103,7 @@ async def _predictor(field: Field, kind: str) -> predictors.Predictor:
 
 
 def _distilled(kind: str) -> Behaviour:
-    async def behaviour(field: Field, turn: Turn, indices: Sequence[int]) -> list[Group]:
+    async def behaviour(field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
         predict = await _predictor(field, kind)
         embedding = field.past.version(field.past.serving)["model.embed_tokens.weight"]
         return [

@@ -11,7 +11,7 @@ from protocol.judging.verdict import Reason
 from protocol.rollout import sampling
 from protocol.rollout.batch import Group, Rollout, pack_tokens
 from roles.gather import gather
-from roles.miner.produce import Turn
+from roles.miner.produce import MiningWindow
 from roles.policy.assignment import Assignment
 from roles.ports import Request
 
@@ -25,7 +25,7 @@ async def drawn(field: Field, due: Assignment, seeds: Sequence[bytes], temperatu
 
 
 @animal("own noise", Reason.SAMPLING)
-async def own_noise(field: Field, turn: Turn, indices: Sequence[int]) -> list[Group]:
+async def own_noise(field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """Fair samples, but with the miner's own dice."""
     dice = chance(turn)
     return [
@@ -35,7 +35,7 @@ async def own_noise(field: Field, turn: Turn, indices: Sequence[int]) -> list[Gr
 
 
 @animal("best of 8", Reason.SAMPLING)
-async def best_of_8(field: Field, turn: Turn, indices: Sequence[int]) -> list[Group]:
+async def best_of_8(field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """The due completion or one of seven others: what earns most, the shortest of equals. Four groups are work enough."""
     dice, groups = chance(turn), []
     for due in assigned(field, turn, indices[:4]):
@@ -49,7 +49,7 @@ async def best_of_8(field: Field, turn: Turn, indices: Sequence[int]) -> list[Gr
 
 
 @animal("greedy", Reason.SAMPLING)
-async def greedy(field: Field, turn: Turn, indices: Sequence[int]) -> list[Group]:
+async def greedy(field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """The most likely completion, as many times as the group is large."""
     dues, engine = assigned(field, turn, indices), await field.serving()
     likely = await engine.greedy([due.prompt for due in dues], field.task.run.sampling.params())
@@ -59,14 +59,14 @@ async def greedy(field: Field, turn: Turn, indices: Sequence[int]) -> list[Group
 
 
 @animal("temperature 0.8", Reason.SAMPLING)
-async def other_temperature(field: Field, turn: Turn, indices: Sequence[int]) -> list[Group]:
+async def other_temperature(field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """The due noise, but at a temperature that earns more."""
     dues = assigned(field, turn, indices)
     return [await finished(field, turn, due, await drawn(field, due, due.seeds, 0.8)) for due in dues]
 
 
 @animal("truncated", Reason.TOKENS)
-async def truncated(field: Field, turn: Turn, indices: Sequence[int]) -> list[Group]:
+async def truncated(field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """The first half of every completion."""
     groups = []
     for group in await field.honest(turn, indices):
@@ -80,7 +80,7 @@ async def truncated(field: Field, turn: Turn, indices: Sequence[int]) -> list[Gr
 
 
 @animal("forced end of sequence", Reason.SAMPLING)
-async def forced_end(field: Field, turn: Turn, indices: Sequence[int]) -> list[Group]:
+async def forced_end(field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """The first half, then the token that ends."""
     end, dues = field.task.run.sampling.eos, assigned(field, turn, indices)
     return [
@@ -91,7 +91,7 @@ async def forced_end(field: Field, turn: Turn, indices: Sequence[int]) -> list[G
     ]
 
 
-async def edited(field: Field, turn: Turn, indices: Sequence[int], count: int, rank: int = 2) -> list[Group]:
+async def edited(field: Field, turn: MiningWindow, indices: Sequence[int], count: int, rank: int = 2) -> list[Group]:
     """Honest work, but in `count` rollouts one token is the one with the `rank`-th best score, and what follows follows from it."""
     groups, dice = list(await field.honest(turn, indices)), chance(turn)
     dues = assigned(field, turn, indices)
@@ -125,19 +125,19 @@ async def _rewritten(field: Field, due: Assignment, seed: bytes, kept: Tokens, r
 
 
 @animal("one edited token in 1% of rollouts", Reason.SAMPLING)
-async def edited_1(field: Field, turn: Turn, indices: Sequence[int]) -> list[Group]:
+async def edited_1(field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """The runner-up in place of the winner, at least once a window."""
     return await edited(field, turn, indices, max(1, len(indices) * field.group_size // 100))
 
 
 @animal("one edited token in 10% of rollouts", Reason.SAMPLING)
-async def edited_10(field: Field, turn: Turn, indices: Sequence[int]) -> list[Group]:
+async def edited_10(field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """The same, ten times as often."""
     return await edited(field, turn, indices, max(1, len(indices) * field.group_size // 10))
 
 
 @animal("special tokens", Reason.SAMPLING)
-async def special_tokens(field: Field, turn: Turn, indices: Sequence[int]) -> list[Group]:
+async def special_tokens(field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """A pad in the middle of a rollout of each group."""
     groups = []
     for group, due in zip(await field.honest(turn, indices), assigned(field, turn, indices), strict=True):
@@ -149,7 +149,7 @@ async def special_tokens(field: Field, turn: Turn, indices: Sequence[int]) -> li
 
 
 @animal("tokens outside the vocabulary", Reason.TOKENS)
-async def foreign_tokens(field: Field, turn: Turn, indices: Sequence[int]) -> list[Group]:
+async def foreign_tokens(field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """An id that no policy can draw."""
 
     def bent(rollout: Rollout) -> Rollout:

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 import trio
 
-from grailnode.store.decorators.disk_cache import DiskCache, Partial
+from grailnode.store.decorators.disk_cache import DiskCache, PartialDownload
 from protocol import paths
 from protocol.digest import content_digest
 from protocol.limits import MIB
@@ -87,7 +87,7 @@ class CachedStore:
     async def _download(self, path: str, digest: bytes, max_bytes: int) -> bytes:
         """Fetch an object, or wait for whoever is fetching it."""
         while True:
-            partial: Partial | None = None
+            partial: PartialDownload | None = None
             try:
                 # a claim that nobody releases would stand until this process ends: no await between it and the try
                 partial = await self._run(lambda: self._cache.claim(digest, self._piece_bytes))
@@ -105,7 +105,7 @@ class CachedStore:
                     partial.release()
             await trio.sleep(_WAIT_SECONDS)
 
-    async def _fetch(self, path: str, digest: bytes, max_bytes: int, partial: Partial) -> bytes:
+    async def _fetch(self, path: str, digest: bytes, max_bytes: int, partial: PartialDownload) -> bytes:
         if max_bytes <= self._piece_bytes:
             data = await self._store.get(path, max_bytes)
         else:
@@ -134,7 +134,7 @@ class CachedStore:
             await self._run(settle)
         return data
 
-    async def _fetch_pieces(self, path: str, total: int, partial: Partial) -> None:
+    async def _fetch_pieces(self, path: str, total: int, partial: PartialDownload) -> None:
         """Fetch the pieces that are missing.
 
         Raises:

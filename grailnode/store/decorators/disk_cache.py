@@ -25,7 +25,7 @@ _BLOCK: Final = 512  # bytes in which the system counts what a file takes
 
 
 @dataclass(frozen=True)
-class Partial:
+class PartialDownload:
     """A download under way, held by this process: where its bytes go, and the size of a piece."""
 
     descriptor: int
@@ -141,7 +141,7 @@ class DiskCache:
             temporary.unlink(missing_ok=True)
         self.make_room(len(data))
 
-    def finish(self, digest: bytes, partial: Partial) -> None:
+    def finish(self, digest: bytes, partial: PartialDownload) -> None:
         """Make a download whose digest was checked a whole object.
 
         Raises:
@@ -149,7 +149,7 @@ class DiskCache:
         """
         partial.keep(self._objects / digest.hex())
 
-    def claim(self, digest: bytes, piece_bytes: int) -> Partial | None:
+    def claim(self, digest: bytes, piece_bytes: int) -> PartialDownload | None:
         """Hold an object's download, with what has arrived of it; None while another process, or task, does.
 
         Raises:
@@ -162,7 +162,7 @@ class DiskCache:
             if os.fstat(descriptor).st_nlink == 1 and path.stat().st_ino == os.fstat(descriptor).st_ino:
                 if os.fstat(descriptor).st_size == 0:
                     _marks(path).unlink(missing_ok=True)  # of bytes that are not there any more
-                return Partial(descriptor, path, piece_bytes)
+                return PartialDownload(descriptor, path, piece_bytes)
         except (BlockingIOError, FileNotFoundError):
             pass  # held, or finished or discarded just now
         os.close(descriptor)

@@ -14,7 +14,7 @@ PAGE: Final = 1000
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """What a store may be asked for.
 
     Attributes:
@@ -33,7 +33,7 @@ class Limits:
 class LimitedStore:
     """Lets operations wait until the limits allow them, in the order they came; refuses what is too large."""
 
-    def __init__(self, store: ObjectStore, limits: Limits) -> None:
+    def __init__(self, store: ObjectStore, limits: RequestLimits) -> None:
         self._store = store
         self._limits = limits
         self._slots = trio.CapacityLimiter(limits.concurrency)

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from grailnode.store.permanent_error import RefusedError
+from grailnode.store.permanent_error import PermanentError
 from roles.ports import ObjectInfo, ObjectStore
 
 
@@ -14,11 +14,11 @@ class ReadOnlyStore:
 
     async def put(self, path: str, data: bytes) -> None:
         """Raises RefusedError."""
-        raise RefusedError(f"{path}: not stored, this store is opened for reading")
+        raise PermanentError(f"{path}: not stored, this store is opened for reading")
 
     async def delete(self, path: str) -> None:
         """Raises RefusedError."""
-        raise RefusedError(f"{path}: not deleted, this store is opened for reading")
+        raise PermanentError(f"{path}: not deleted, this store is opened for reading")
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         """Implements ObjectStore.get."""

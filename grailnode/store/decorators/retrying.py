@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import trio
 
-from grailnode.store.permanent_error import RefusedError
+from grailnode.store.permanent_error import PermanentError
 from roles.ports import NotFoundError, ObjectInfo, ObjectStore, StoreError, TooLargeError
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class RetryingStore:
                 tried += 1
                 try:
                     return await action()
-                except (NotFoundError, TooLargeError, RefusedError):
+                except (NotFoundError, TooLargeError, PermanentError):
                     raise
                 except StoreError as error:
                     failure = error

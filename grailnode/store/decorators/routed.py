@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from grailnode.store.decorators.space_directory import Directory
 from grailnode.store.names import check_path, check_prefix, check_range
-from grailnode.store.permanent_error import RefusedError
+from grailnode.store.permanent_error import PermanentError
 from protocol import paths
 from protocol.errors import ProtocolError
 from roles.ports import Clock, NotFoundError, ObjectInfo, ObjectStore, TooLargeError
@@ -20,7 +20,7 @@ _ANNOUNCED = paths.participants()
 
 
 @dataclass(frozen=True)
-class Places:
+class KnownStores:
     """The stores that a node knows by configuration.
 
     Attributes:
@@ -56,7 +56,7 @@ class RoutedStore:
 
     def __init__(
         self,
-        places: Places,
+        places: KnownStores,
         directory: Directory,
         clock: Clock,
         open_space: Callable[[str, bytes], ObjectStore],
@@ -99,7 +99,7 @@ class RoutedStore:
         """
         check_prefix(prefix)
         if "/" not in prefix:
-            raise RefusedError(f"{prefix}: many stores cannot be listed as one")
+            raise PermanentError(f"{prefix}: many stores cannot be listed as one")
         if prefix.startswith(_ANNOUNCED):
             listed = self._directory.list(prefix, after)
         else:
@@ -119,7 +119,7 @@ class RoutedStore:
             return places.own
         if first in {"runs", "revisions", places.beacon} or path == paths.participant(places.key):
             return places.meeting
-        raise RefusedError(f"{path}: another participant's, this node does not write there")
+        raise PermanentError(f"{path}: another participant's, this node does not write there")
 
     async def _readable(self, path: str) -> ObjectStore:
         places, first = self._places, path.partition("/")[0]

@@ -12,7 +12,7 @@ import httpcore
 import httpx
 import trio
 
-from grailnode.store.permanent_error import RefusedError
+from grailnode.store.permanent_error import PermanentError
 
 _global_unicast: Final = IPv6Network("2000::/3")
 _nat64: Final = IPv6Network("64:ff9b::/96")
@@ -86,7 +86,7 @@ class _PublicBackend(httpcore.AsyncNetworkBackend):
         self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
     ) -> httpcore.AsyncNetworkStream:
         """Raises RefusedError: not for strangers' hosts."""
-        raise RefusedError(f"{path}: a socket of this machine")
+        raise PermanentError(f"{path}: a socket of this machine")
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""
@@ -101,7 +101,7 @@ class _PublicBackend(httpcore.AsyncNetworkBackend):
         addresses = list(dict.fromkeys(str(item[4][0]) for item in found))
         private = next((address for address in addresses if not is_public(address)), None)
         if private is not None:
-            raise RefusedError(
+            raise PermanentError(
                 f"{host}: resolves to {private}, which is not a public address; "
                 "store.private_addresses = true allows it in a network of your own"
             )

@@ -17,7 +17,7 @@ import trio
 from grailnode.store.https.addresses import PublicTransport
 from grailnode.store.https.listing import list_bucket
 from grailnode.store.names import check_path, check_prefix, check_range
-from grailnode.store.permanent_error import RefusedError
+from grailnode.store.permanent_error import PermanentError
 from roles.ports import NotFoundError, ObjectInfo, StoreError, TooLargeError
 
 _content_range: Final = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/(?:[0-9]{1,18}|\*)")
@@ -25,7 +25,7 @@ _strong_etag: Final = re.compile(r'"[\x21\x23-\x7e]{1,128}"')
 
 
 @dataclass(frozen=True)
-class Pace:
+class TransferPatience:
     """How slow a server may be.
 
     Attributes:
@@ -105,7 +105,12 @@ class HttpsStore:
     """
 
     def __init__(
-        self, base_url: str, client: httpx.AsyncClient, *, pace: Pace | None = None, plain_http: bool = False
+        self,
+        base_url: str,
+        client: httpx.AsyncClient,
+        *,
+        pace: TransferPatience | None = None,
+        plain_http: bool = False,
     ) -> None:
         parts = urlsplit(base_url)
         allowed = {"https", "http"} if plain_http else {"https"}
@@ -113,15 +118,15 @@ class HttpsStore:
             raise ValueError(f"not a base URL ({' or '.join(sorted(allowed))}, a host, a path): {base_url!r}")
         self._base = base_url.rstrip("/") + "/"
         self._client = client
-        self._pace = pace or Pace()
+        self._pace = pace or TransferPatience()
 
     async def put(self, path: str, data: bytes) -> None:
         """Raises RefusedError: HTTPS is for reading."""
-        raise RefusedError(f"{self._base}{check_path(path)}: not stored, HTTPS is for reading only")
+        raise PermanentError(f"{self._base}{check_path(path)}: not stored, HTTPS is for reading only")
 
     async def delete(self, path: str) -> None:
         """Raises RefusedError: HTTPS is for reading."""
-        raise RefusedError(f"{self._base}{check_path(path)}: not deleted, HTTPS is for reading only")
+        raise PermanentError(f"{self._base}{check_path(path)}: not deleted, HTTPS is for reading only")
 
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
         """Implements ObjectStore.list, where the base is the root of a bucket that lists in public.
@@ -201,7 +206,7 @@ def _accept(answer: httpx.Response, transfer: _Transfer, where: str) -> bool:
     if status == 416 and not transfer.data:
         return False  # the range begins behind the end: nothing to read there
     if 300 <= status < 400:
-        raise RefusedError(f"{where}: redirects are not followed ({status}): give the final URL")
+        raise PermanentError(f"{where}: redirects are not followed ({status}): give the final URL")
     if status not in {200, 206}:
         raise StoreError(f"{where}: the server answered {status}{_hint.get(status, '')}")
     if answer.headers.get("Content-Encoding", "identity") != "identity":
@@ -212,7 +217,7 @@ def _accept(answer: httpx.Response, transfer: _Transfer, where: str) -> bool:
             raise StoreError(f"{where}: the server does not answer the range that was asked for")
     else:
         if transfer.offset:
-            raise RefusedError(f"{where}: the server does not serve ranges")
+            raise PermanentError(f"{where}: the server does not serve ranges")
         transfer.data.clear()
     etag = answer.headers.get("ETag", "")
     transfer.etag = etag if _strong_etag.fullmatch(etag) else None

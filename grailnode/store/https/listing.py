@@ -10,7 +10,7 @@ import httpx
 import trio
 
 from grailnode.store.names import is_path
-from grailnode.store.permanent_error import RefusedError
+from grailnode.store.permanent_error import PermanentError
 from protocol.limits import MIB
 from roles.ports import ObjectInfo, StoreError
 
@@ -144,14 +144,14 @@ async def _fetch(client: httpx.AsyncClient, url: str, where: str) -> Page:
                 if status == 429 or status >= 500:
                     raise StoreError(f"{where}: the server answered {status}")
                 if status != 200:
-                    raise RefusedError(f"{where}: cannot be listed (the server answered {status})")
+                    raise PermanentError(f"{where}: cannot be listed (the server answered {status})")
                 async for piece in answer.aiter_raw():
                     data += piece
                     if len(data) > MAX_PAGE_BYTES:
                         raise StoreError(f"{where}: a page of more than {MAX_PAGE_BYTES} bytes")
         return read_page(bytes(data))
     except ListingError as error:
-        raise RefusedError(f"{where}: cannot be listed ({error})") from error
+        raise PermanentError(f"{where}: cannot be listed ({error})") from error
     except trio.TooSlowError as error:
         raise StoreError(f"{where}: no page of the listing within {_PAGE_SECONDS:g} s") from error
     except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:

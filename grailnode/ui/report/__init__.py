@@ -1,6 +1,6 @@
 """The record of a run that people keep: report.json for programs, report.html for eyes."""
 
-from grailnode.ui.report.report_data import MinerGroups, Report, RunFacts, TokensPerSecond
+from grailnode.ui.report.report_data import DemoReport, MinerGroups, RunFacts, TokensPerSecond
 from grailnode.ui.report.write import read_report, write_report
 
-__all__ = ["MinerGroups", "Report", "RunFacts", "TokensPerSecond", "read_report", "write_report"]
+__all__ = ["MinerGroups", "DemoReport", "RunFacts", "TokensPerSecond", "read_report", "write_report"]

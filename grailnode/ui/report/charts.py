@@ -7,12 +7,12 @@ from grailnode.ui.report.axes import byte_axis, count_axis, share_axis, sparsity
 from grailnode.ui.report.findings import Change, Findings
 from grailnode.ui.report.markup import Child, Markup, element
 from grailnode.ui.report.plot import BOTTOM, LEFT, RIGHT, TOP, Series, drawing, grid, level, line, nothing
-from grailnode.ui.report.report_data import Report
+from grailnode.ui.report.report_data import DemoReport
 
 NOTHING: Final = "nothing was measured"
 
 
-def learning(report: Report, findings: Findings) -> Markup:
+def learning(report: DemoReport, findings: Findings) -> Markup:
     """Held-out pass@1 and reward over windows."""
     series = [
         Series(
@@ -42,7 +42,7 @@ def learning(report: Report, findings: Findings) -> Markup:
     )
 
 
-def patches(report: Report, findings: Findings) -> Markup:
+def patches(report: DemoReport, findings: Findings) -> Markup:
     """Patch bytes of each version, on a logarithmic scale, against the full checkpoint."""
     sizes = known(report.patch_bytes)
     x = count_axis(report.version_index, LEFT, RIGHT)
@@ -75,7 +75,7 @@ def patches(report: Report, findings: Findings) -> Markup:
     )
 
 
-def sparsity(report: Report, findings: Findings) -> Markup:
+def sparsity(report: DemoReport, findings: Findings) -> Markup:
     """The share of weights that a version leaves as they were."""
     values = known(report.sparsity)
     x = count_axis(report.version_index, LEFT, RIGHT)

@@ -5,7 +5,7 @@ from statistics import fmean, median
 from typing import Self
 
 from grailnode.ui.figures import known, merged
-from grailnode.ui.report.report_data import MinerGroups, Report
+from grailnode.ui.report.report_data import DemoReport, MinerGroups
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Findings:
     nodes: int
 
     @classmethod
-    def of(cls, report: Report) -> Self:
+    def of(cls, report: DemoReport) -> Self:
         """Work the figures out."""
         sparsity = known(report.sparsity)
         patches = known(report.patch_bytes)
@@ -72,13 +72,13 @@ class Findings:
         )
 
 
-def reference_digest(report: Report) -> str | None:
+def reference_digest(report: DemoReport) -> str | None:
     """The digest that every node should hold: the trainer's, or the first one named where no trainer reported."""
     digests = report.weights_digest
     return digests.get("trainer", next(iter(digests.values()), None))
 
 
-def judgement_text(report: Report, findings: Findings) -> str:
+def judgement_text(report: DemoReport, findings: Findings) -> str:
     """One sentence on whether verification told cheaters from honest miners; empty where nobody knows who cheats."""
     cheating = _of_kind(report, "cheating")
     if not cheating or not (findings.accepted + findings.rejected):
@@ -91,5 +91,5 @@ def judgement_text(report: Report, findings: Findings) -> str:
     )
 
 
-def _of_kind(report: Report, kind: str) -> list[MinerGroups]:
+def _of_kind(report: DemoReport, kind: str) -> list[MinerGroups]:
     return [miner for miner in report.groups if miner.kind == kind]

@@ -3,10 +3,10 @@
 from grailnode.ui.figures import by_count, byte_text, clean, part_text, share_text
 from grailnode.ui.report.findings import reference_digest
 from grailnode.ui.report.markup import Child, Markup, element, join
-from grailnode.ui.report.report_data import MinerGroups, Report
+from grailnode.ui.report.report_data import DemoReport, MinerGroups
 
 
-def miners(report: Report) -> Markup:
+def miners(report: DemoReport) -> Markup:
     """Who took part, and what became of their groups."""
     heads = (
         ("miner", ""),
@@ -34,7 +34,7 @@ def _miner(miner: MinerGroups) -> Markup:
     )
 
 
-def digests(report: Report) -> Markup:
+def digests(report: DemoReport) -> Markup:
     """What each node held at the end, each marked equal to the trainer's or not."""
     reference = reference_digest(report)
     rows = [
@@ -55,7 +55,7 @@ def _mark(equal: bool) -> Markup:
     return element("td", "✓ equal" if equal else "✗ differs", class_="equal" if equal else "unequal")
 
 
-def data(report: Report) -> Markup:
+def data(report: DemoReport) -> Markup:
     """Every plotted value as text, folded away."""
     windows = [
         _row(str(window), _decimal(passed), _decimal(reward))

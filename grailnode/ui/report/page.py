@@ -16,11 +16,11 @@ from grailnode.ui.report.charts import learning, patches, sparsity
 from grailnode.ui.report.findings import Change, Findings, judgement_text
 from grailnode.ui.report.html_tables import data, digests, miners
 from grailnode.ui.report.markup import Markup, element, join, text
-from grailnode.ui.report.report_data import Report
+from grailnode.ui.report.report_data import DemoReport
 from grailnode.ui.report.verification import groups
 
 
-def page(report: Report) -> str:
+def page(report: DemoReport) -> str:
     """The whole page. The same report gives the same text."""
     findings = Findings.of(report)
     template = Template(files("grailnode.ui.report").joinpath("page.html").read_text(encoding="utf-8"))
@@ -40,7 +40,7 @@ def page(report: Report) -> str:
     )
 
 
-def lead(report: Report, findings: Findings) -> str:
+def lead(report: DemoReport, findings: Findings) -> str:
     """What happened, in sentences that hold for this run."""
     sentences = []
     span = f"{_number(report.windows, 'window')} and {duration_words(report.seconds)}"
@@ -57,7 +57,7 @@ def lead(report: Report, findings: Findings) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _facts(report: Report) -> Markup:
+def _facts(report: DemoReport) -> Markup:
     """What identifies the run."""
     waited = (
         f"{percent_text(report.trainer_io_wait_fraction)} for I/O, "
@@ -76,7 +76,7 @@ def _facts(report: Report) -> Markup:
     return element("dl", *pairs, class_="facts")
 
 
-def _tiles(report: Report, findings: Findings) -> Markup:
+def _tiles(report: DemoReport, findings: Findings) -> Markup:
     """The figures on top: (what, figure, what it means)."""
     full = byte_text(report.full_bytes)
     judged = findings.accepted + findings.rejected
@@ -118,7 +118,7 @@ def _change_tile(name: str, change: Change | None, what: str) -> tuple[str, str,
     return name, f"{change.first:.2f} → {change.last:.2f}", f"{change.gain:+.2f}, {what}"
 
 
-def _how(report: Report) -> Markup:
+def _how(report: DemoReport) -> Markup:
     """What each plot means, and the command that checks it."""
     meanings = [
         (

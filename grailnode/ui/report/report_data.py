@@ -75,7 +75,7 @@ class RunFacts(BaseModel):
     trainer_data_wait_fraction: Share
 
 
-class Report(RunFacts):
+class DemoReport(RunFacts):
     """report.json, whole.
 
     Attributes:

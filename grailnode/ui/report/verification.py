@@ -7,7 +7,7 @@ from grailnode.ui.report.charts import figure, legend
 from grailnode.ui.report.findings import Findings
 from grailnode.ui.report.markup import Markup, element
 from grailnode.ui.report.plot import HEIGHT, RIGHT, drawing, nothing
-from grailnode.ui.report.report_data import MinerGroups, Report
+from grailnode.ui.report.report_data import DemoReport, MinerGroups
 
 MOST_MINERS: Final = 12  # the rest are in the table
 COLOURS: Final = 7  # reasons with a colour of their own; the rarer ones share the last
@@ -16,7 +16,7 @@ _ROW: Final = 52.0
 _BAR: Final = 16.0
 
 
-def groups(report: Report, findings: Findings) -> Markup:
+def groups(report: DemoReport, findings: Findings) -> Markup:
     """Groups accepted and rejected per miner by reason, the largest miners first."""
     ranked = sorted(report.groups, key=lambda miner: -_whole(miner))
     shown, left = ranked[:MOST_MINERS], ranked[MOST_MINERS:]

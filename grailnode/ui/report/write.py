@@ -4,13 +4,13 @@ from pathlib import Path
 
 from grailnode.run.files import write_whole
 from grailnode.ui.report.page import page
-from grailnode.ui.report.report_data import Report
+from grailnode.ui.report.report_data import DemoReport
 
 JSON_NAME = "report.json"
 HTML_NAME = "report.html"
 
 
-def write_report(report: Report, directory: Path) -> tuple[Path, Path]:
+def write_report(report: DemoReport, directory: Path) -> tuple[Path, Path]:
     """Write report.json and report.html into `directory` (made where missing), replacing older ones.
 
     Returns:
@@ -26,11 +26,11 @@ def write_report(report: Report, directory: Path) -> tuple[Path, Path]:
     return as_json, as_html
 
 
-def read_report(file: Path) -> Report:
+def read_report(file: Path) -> DemoReport:
     """Read a report.json.
 
     Raises:
         OSError: it cannot be read.
         pydantic.ValidationError: it is not a report; names the key.
     """
-    return Report.model_validate_json(file.read_bytes())
+    return DemoReport.model_validate_json(file.read_bytes())

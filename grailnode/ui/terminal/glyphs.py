@@ -50,7 +50,7 @@ def progress(share: float, width: int) -> tuple[str, str]:
     return "━" * done, "─" * (width - done)
 
 
-class Legible:
+class AsciiFallback:
     """What it wraps, in ASCII where the console cannot write Unicode; nothing changes its width."""
 
     def __init__(self, inner: RenderableType) -> None:

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.live import Live
 
 from grailnode.observe.state import NetworkState
-from grailnode.ui.terminal.glyphs import Legible
+from grailnode.ui.terminal.glyphs import AsciiFallback
 from grailnode.ui.terminal.screen import Screen
 
 
@@ -38,9 +38,9 @@ class LiveView:
     ) -> None:
         self._live.stop()
         if error is not None and self._last is not None:
-            self._console.print(Legible(self._last))
+            self._console.print(AsciiFallback(self._last))
 
     def update(self, state: NetworkState) -> None:
         """Draw a newer state."""
         self._last = Screen(self._title, state)
-        self._live.update(Legible(self._last), refresh=True)
+        self._live.update(AsciiFallback(self._last), refresh=True)

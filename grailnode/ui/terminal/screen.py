@@ -13,7 +13,7 @@ from rich.text import Text
 from grailnode.observe.state import NetworkState
 from grailnode.ui.terminal.glyphs import columns
 from grailnode.ui.terminal.sections import alarms, figures, heading, line, rates, verification
-from grailnode.ui.terminal.series import Trace, learning, publication
+from grailnode.ui.terminal.series import Trend, learning, publication
 from grailnode.ui.terminal.text_tables import lines_of, miners, nodes
 
 # From this size on the parts get frames and tall charts; below it every line counts.
@@ -105,7 +105,7 @@ def _spacious(title: str, state: NetworkState, width: int, height: int) -> Rende
     return Group(*parts)
 
 
-def _pair(traces: tuple[Trace, Trace], width: int, height: int) -> RenderableType:
+def _pair(traces: tuple[Trend, Trend], width: int, height: int) -> RenderableType:
     """Two charts in frames, side by side."""
     grid = Table.grid(padding=0, pad_edge=False)
     halves = (width // 2, width - width // 2)

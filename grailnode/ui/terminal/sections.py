@@ -11,7 +11,7 @@ from rich.text import Text
 from grailnode.observe.state import NetworkState
 from grailnode.ui.figures import clean, duration_text, merged, rate_text, reasons_text
 from grailnode.ui.terminal.glyphs import columns, progress
-from grailnode.ui.terminal.series import Trace
+from grailnode.ui.terminal.series import Trend
 
 _LABEL: Final = 15
 _WORDS: Final = 26
@@ -62,7 +62,7 @@ def _position(state: NetworkState, width: int) -> Text:
     return line((words, "bold"), " ", (finished, "green"), (todo, "dim"), " ", after)
 
 
-def figures(traces: Sequence[Trace], width: int, height: int = 1) -> RenderableType:
+def figures(traces: Sequence[Trend], width: int, height: int = 1) -> RenderableType:
     """One row a trace: name, sparkline of `height` lines, words. The sparkline goes first where it is narrow."""
     grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
     grid.add_column(width=min(_LABEL, width), no_wrap=True, vertical="bottom")

@@ -9,7 +9,7 @@ from grailnode.ui.figures import byte_text, known, part_text, share_text
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trend:
     """One figure over time.
 
     Attributes:
@@ -26,28 +26,28 @@ class Trace:
     short: str
 
 
-def learning(state: NetworkState) -> tuple[Trace, Trace]:
+def learning(state: NetworkState) -> tuple[Trend, Trend]:
     """Held-out pass@1 and reward, over windows."""
     planned = state.windows_planned or 0
     passed = [row.pass_at_1 for row in state.windows]
     reward = [row.reward for row in state.windows]
     return (
-        Trace("held-out pass@1", "cyan", passed, planned, change_text(passed), _last(passed)),
-        Trace("reward", "magenta", reward, planned, change_text(reward), _last(reward)),
+        Trend("held-out pass@1", "cyan", passed, planned, change_text(passed), _last(passed)),
+        Trend("reward", "magenta", reward, planned, change_text(reward), _last(reward)),
     )
 
 
-def publication(state: NetworkState) -> tuple[Trace, Trace]:
+def publication(state: NetworkState) -> tuple[Trend, Trend]:
     """Sparsity and patch bytes, over the versions that are patches."""
     rows = [row for row in state.versions if row.patch_bytes is not None]
     sparsity: list[float | None] = [row.sparsity for row in rows]
     sizes: list[float | None] = [row.patch_bytes for row in rows]
     planned = state.windows_planned or 0
     return (
-        Trace(
+        Trend(
             "sparsity", "bright_blue", sparsity, planned, _sparsity_text(sparsity), _sparsity_text(sparsity, short=True)
         ),
-        Trace("patch", "bright_blue", sizes, planned, _patch_text(sizes, state.full_bytes), _patch_text(sizes, 0)),
+        Trend("patch", "bright_blue", sizes, planned, _patch_text(sizes, state.full_bytes), _patch_text(sizes, 0)),
     )
 
 

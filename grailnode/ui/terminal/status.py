@@ -8,7 +8,7 @@ from rich.text import Text
 
 from grailnode.observe.state import NetworkState, WindowRow
 from grailnode.ui.figures import byte_text, part_text, share_text
-from grailnode.ui.terminal.glyphs import Legible
+from grailnode.ui.terminal.glyphs import AsciiFallback
 from grailnode.ui.terminal.sections import alarms, figures, heading, line, verification
 from grailnode.ui.terminal.series import learning, publication
 from grailnode.ui.terminal.text_tables import Column, fitted, lines_of, miners, nodes
@@ -20,7 +20,7 @@ _ALL: Final = 1 << 20
 
 def render_status(state: NetworkState) -> RenderableType:
     """Head, recent windows, miners, scores and alarms, for any width."""
-    return Legible(_Status(state))
+    return AsciiFallback(_Status(state))
 
 
 class _Status:

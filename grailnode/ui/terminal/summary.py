@@ -18,9 +18,9 @@ from grailnode.ui.figures import (
     rate_text,
     share_text,
 )
-from grailnode.ui.report import Report
+from grailnode.ui.report import DemoReport
 from grailnode.ui.report.findings import Change, Findings, judgement_text, reference_digest
-from grailnode.ui.terminal.glyphs import Legible, columns
+from grailnode.ui.terminal.glyphs import AsciiFallback, columns
 from grailnode.ui.terminal.sections import line
 from grailnode.ui.terminal.text_tables import miners
 
@@ -30,13 +30,13 @@ _LABEL: Final = 15
 _CHANGE: Final = 18  # cells of '0.43 → 0.79  +0.36'
 
 
-def render_summary(report: Report) -> RenderableType:
+def render_summary(report: DemoReport) -> RenderableType:
     """The end of a demo, for any width."""
-    return Legible(_Summary(report))
+    return AsciiFallback(_Summary(report))
 
 
 class _Summary:
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: DemoReport) -> None:
         self._report = report
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -55,7 +55,7 @@ class _Summary:
         yield Panel(Group(*parts), box=box.ROUNDED, border_style="dim", title=title, title_align="left", width=width)
 
 
-def _figures(report: Report, findings: Findings, width: int) -> Table:
+def _figures(report: DemoReport, findings: Findings, width: int) -> Table:
     """The figures, a line each; a sparkline stands behind the two that learning is judged by."""
     grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
     label = min(_LABEL, max(width // 2, 4))
@@ -75,7 +75,7 @@ def _figures(report: Report, findings: Findings, width: int) -> Table:
     return grid
 
 
-def _lines(report: Report, findings: Findings) -> list[tuple[str, str]]:
+def _lines(report: DemoReport, findings: Findings) -> list[tuple[str, str]]:
     """(name, words) of the other figures."""
     full = byte_text(report.full_bytes)
     lines = []

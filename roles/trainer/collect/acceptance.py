@@ -9,10 +9,10 @@ from protocol.identity.signing import Signed, open_signed
 from protocol.rollout.batch import Commitment, open_group
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
-from roles.trainer.collect.outcome_log import Accounts, windowed
+from roles.trainer.collect.outcome_log import OutcomeLog, windowed
 from roles.trainer.collect.quorum import Decision
 from roles.trainer.spool import INBOX, SETTLING
-from roles.trainer.verified_batch import CANARY, USED, Harvest, HarvestedGroup, Settled, harvested
+from roles.trainer.verified_batch import CANARY, USED, Intent, VerifiedBatch, VerifiedGroup, harvested
 
 _CHANGED = "commitment-changed"
 _UNFIT = "verdict-does-not-fit"
@@ -20,7 +20,7 @@ _MAY_COME = {_CHANGED, "missing-after-verdict", "changed-after-verdict"}
 """What a look at storage may show, and the next one not."""
 
 
-class Settlement:
+class Acceptance:
     """Settles miners' windows.
 
     Args:
@@ -28,11 +28,11 @@ class Settlement:
         canaries: miners of whom nothing is trained on.
     """
 
-    def __init__(self, node: Node, accounts: Accounts, canaries: Set[bytes]) -> None:
+    def __init__(self, node: Node, accounts: OutcomeLog, canaries: Set[bytes]) -> None:
         self._node = node
         self._accounts = accounts
         self._canaries = canaries
-        self._pending: dict[tuple[int, bytes], Settled] = {}  # decided, and not done yet
+        self._pending: dict[tuple[int, bytes], Intent] = {}  # decided, and not done yet
 
     async def open(self) -> None:
         """Carry out what was decided before a restart.
@@ -42,7 +42,7 @@ class Settlement:
         """
         found = [item.path async for item in self._node.state.list(SETTLING)]
         for path in found:
-            await self._carry_out(Settled.from_bytes(await self._node.state.get(path, Settled.max_bytes)))
+            await self._carry_out(Intent.from_bytes(await self._node.state.get(path, Intent.max_bytes)))
 
     async def finish(self, window: int, miner: bytes) -> None:
         """Carry out what was decided when the state could not be written: it stands.
@@ -94,17 +94,17 @@ class Settlement:
                 raise
             self._node.telemetry.event("collect-failed", window=window, miner=miner.hex()[:8], error=str(error))
             version, fetched, answered = 0, ["unreachable"] * len(accepted), False
-        groups = tuple(group for group in fetched if isinstance(group, HarvestedGroup))
+        groups = tuple(group for group in fetched if isinstance(group, VerifiedGroup))
         outcomes = [decision.became(decision.reason) for decision in decisions if decision.reason]
         for decision, group in zip(accepted, fetched, strict=True):
-            outcomes.append(decision.became(USED if isinstance(group, HarvestedGroup) else group))
-        harvest = Harvest(window=window, version=version, miner=miner, groups=groups) if groups else None
-        settled = Settled(window=window, miner=miner, before=len(entered), harvest=harvest, outcomes=tuple(outcomes))
+            outcomes.append(decision.became(USED if isinstance(group, VerifiedGroup) else group))
+        harvest = VerifiedBatch(window=window, version=version, miner=miner, groups=groups) if groups else None
+        settled = Intent(window=window, miner=miner, before=len(entered), harvest=harvest, outcomes=tuple(outcomes))
         await self._decide(settled)
         await self._carry_out(self._pending[window, miner])
         return answered
 
-    async def _decide(self, settled: Settled) -> None:
+    async def _decide(self, settled: Intent) -> None:
         """Make a settlement durable; without its groups where they are more than a harvest holds."""
         try:
             if settled.harvest is not None:
@@ -118,7 +118,7 @@ class Settlement:
             settled = settled.model_copy(update={"harvest": None, "outcomes": tuple(outcomes)})
         self._pending[settled.window, settled.miner] = settled
 
-    async def _carry_out(self, settled: Settled) -> None:
+    async def _carry_out(self, settled: Intent) -> None:
         """Hand over and account for what was decided; once more does not harm.
 
         Raises:
@@ -141,7 +141,7 @@ class Settlement:
 
     async def _fetch_all(
         self, window: int, miner: bytes, accepted: Sequence[Decision], last: bool
-    ) -> tuple[int, list[HarvestedGroup | str]]:
+    ) -> tuple[int, list[VerifiedGroup | str]]:
         """The version that made a miner's accepted groups, and each of these, or why it is not used.
 
         Raises:
@@ -170,7 +170,7 @@ class Settlement:
             self._node.telemetry.event("commitment-refused", path=path, error=str(error))
             return None
 
-    async def _fetch(self, commitment: Signed[Commitment] | None, decision: Decision) -> HarvestedGroup | str:
+    async def _fetch(self, commitment: Signed[Commitment] | None, decision: Decision) -> VerifiedGroup | str:
         """An accepted group, its bytes checked against the digest that the verdicts name; or why it is not used.
 
         Raises:
@@ -194,5 +194,5 @@ class Settlement:
         return harvested(group, decision.digest, decision.accepting, exact=exact) or _UNFIT
 
 
-def _place(settled: Settled) -> str:
+def _place(settled: Intent) -> str:
     return SETTLING + windowed(settled.window, settled.miner)

@@ -18,11 +18,11 @@ from protocol import paths
 from protocol.identity.signing import sign
 from roles.node.identity import Node
 from roles.ports import StoreError
-from roles.trainer.collect.acceptance import Settlement
-from roles.trainer.collect.outcome_log import Accounts
+from roles.trainer.collect.acceptance import Acceptance
+from roles.trainer.collect.outcome_log import OutcomeLog
 from roles.trainer.collect.quorum import Decision, decide
-from roles.trainer.collect.validator_monitor import Overseer
-from roles.trainer.collect.verdict_reader import Hearing
+from roles.trainer.collect.validator_monitor import ValidatorMonitor
+from roles.trainer.collect.verdict_reader import VerdictReader
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ class Collector:
     def __init__(self, node: Node, settings: CollectorSettings) -> None:
         self._node = node
         self._settings = settings
-        self._hearings: dict[int, Hearing] = {}
-        self._overseer = Overseer(node, settings.canaries)
+        self._hearings: dict[int, VerdictReader] = {}
+        self._overseer = ValidatorMonitor(node, settings.canaries)
         self._since = 0.0
-        self._accounts = Accounts(node.state)
-        self._settlement = Settlement(node, self._accounts, self._overseer.canaries)
+        self._accounts = OutcomeLog(node.state)
+        self._settlement = Acceptance(node, self._accounts, self._overseer.canaries)
         self._settled: dict[tuple[int, bytes], int] = {}  # how many verdicts on a miner's window the account speaks for
         self._later: dict[tuple[int, bytes], _Later] = {}
         self._settling: set[tuple[int, bytes]] = set()
@@ -156,8 +156,8 @@ class Collector:
         """Windows of which something may still come."""
         return set(self._hearings)
 
-    def _hearing(self, window: int) -> Hearing:
-        return self._hearings.setdefault(window, Hearing(self._node, window, self._since))
+    def _hearing(self, window: int) -> VerdictReader:
+        return self._hearings.setdefault(window, VerdictReader(self._node, window, self._since))
 
     def _windows_open(self) -> int:
         schedule = self._node.run.schedule

@@ -6,7 +6,7 @@ from contextlib import suppress
 from protocol import paths
 from roles.ports import NotFoundError, ObjectStore
 from roles.trainer.spool import COLLECTED, COLLECTING
-from roles.trainer.verified_batch import Account, Collecting, Outcome
+from roles.trainer.verified_batch import CollectorProgress, Outcome, WindowOutcomes
 
 
 def windowed(window: int, miner: bytes) -> str:
@@ -14,7 +14,7 @@ def windowed(window: int, miner: bytes) -> str:
     return f"{window:010d}-{miner.hex()}"
 
 
-class Accounts:
+class OutcomeLog:
     """The accounts of one trainer.
 
     What they say is held in memory for the windows of which something may still come, and for others only that they are there.
@@ -33,7 +33,9 @@ class Accounts:
             StoreError, ProtocolError: the state cannot be read.
         """
         with suppress(NotFoundError):
-            self.oldest = Collecting.from_bytes(await self._state.get(COLLECTING, Collecting.max_bytes)).oldest
+            self.oldest = CollectorProgress.from_bytes(
+                await self._state.get(COLLECTING, CollectorProgress.max_bytes)
+            ).oldest
         async for item in self._state.list(COLLECTED):
             path = item.path.removeprefix(COLLECTED)
             self._accounts.setdefault(paths.window_of(path), {})[paths.key_at_end(path)] = None
@@ -52,8 +54,8 @@ class Accounts:
             return ()
         found = self._accounts[window][miner]
         if found is None:
-            data = await self._state.get(COLLECTED + windowed(window, miner), Account.max_bytes)
-            found = self._accounts[window][miner] = Account.from_bytes(data).outcomes
+            data = await self._state.get(COLLECTED + windowed(window, miner), WindowOutcomes.max_bytes)
+            found = self._accounts[window][miner] = WindowOutcomes.from_bytes(data).outcomes
         return found
 
     async def enter(self, window: int, miner: bytes, outcomes: Sequence[Outcome]) -> None:
@@ -62,7 +64,7 @@ class Accounts:
         Raises:
             StoreError, ProtocolError: the state cannot be read or written; nothing is entered.
         """
-        account = Account(window=window, miner=miner, outcomes=(*await self.outcomes(window, miner), *outcomes))
+        account = WindowOutcomes(window=window, miner=miner, outcomes=(*await self.outcomes(window, miner), *outcomes))
         await self._state.put(COLLECTED + windowed(window, miner), account.to_bytes())
         self._accounts.setdefault(window, {})[miner] = account.outcomes
 
@@ -73,7 +75,7 @@ class Accounts:
             StoreError: the state cannot be written; a restart looks at the window before again.
         """
         self.oldest = oldest
-        await self._state.put(COLLECTING, Collecting(oldest=oldest).to_bytes())
+        await self._state.put(COLLECTING, CollectorProgress(oldest=oldest).to_bytes())
 
     def close(self, window: int) -> None:
         """Let go of what a window's accounts say: nothing more comes of it."""

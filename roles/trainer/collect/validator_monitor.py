@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Mapping
 
 from protocol import paths
-from protocol.judging.ledger import Row
-from protocol.judging.report import Deception, Disagreement, Report, canary_key, is_false
+from protocol.judging.ledger import LedgerRow
+from protocol.judging.report import CanaryFailure, Disagreement, ValidatorReport, canary_key, is_false
 from protocol.judging.verdict import Reason, Verdict
 from protocol.limits import MAX_GROUPS
 from roles.node.identity import Node
@@ -15,7 +15,7 @@ _MOST_KEYS = 1 << 17  # of validators in a report's disagreements: 4 MiB of the 
 _TOGETHER = (Reason.WINDOW, Reason.HISTORY)
 
 
-class Overseer:
+class ValidatorMonitor:
     """Compares what validators say of one miner's window, and of the trainer's own canaries.
 
     Args:
@@ -30,7 +30,7 @@ class Overseer:
         self._examined: dict[int, set[tuple[bytes, bytes]]] = {}
         self._compared: dict[int, set[bytes]] = {}
         self._disagreements: dict[int, list[Disagreement]] = {}
-        self._deceptions: dict[int, list[Deception]] = {}
+        self._deceptions: dict[int, list[CanaryFailure]] = {}
 
     async def open(self) -> None:
         """Remember who was distrusted before a restart.
@@ -64,13 +64,13 @@ class Overseer:
                     validator=validator.hex(),
                     index=item.index,
                     accepted=item.accepted,
-                    verdict=Row.of(verdict).verdict.hex(),
+                    verdict=LedgerRow.of(verdict).verdict.hex(),
                 )
 
-    def _deceptions_of(self, window: int, validator: bytes, verdict: Verdict) -> list[Deception]:
+    def _deceptions_of(self, window: int, validator: bytes, verdict: Verdict) -> list[CanaryFailure]:
         false = {item.index for item in verdict.judgements if is_false(self._node.key, window, item.index)}
         return [
-            Deception(validator=validator, canary=verdict.miner, index=item.index, accepted=item.accepted)
+            CanaryFailure(validator=validator, canary=verdict.miner, index=item.index, accepted=item.accepted)
             for item in verdict.judgements
             if item.accepted == (item.index in false)
             and not (false and item.reason in _TOGETHER)  # true, and held together with the false ones
@@ -101,7 +101,7 @@ class Overseer:
                     rejecting=len(rejecting),
                 )
 
-    def report(self, window: int) -> Report | None:
+    def report(self, window: int) -> ValidatorReport | None:
         """What there is to say of a window that is over, as much as a report holds; None where there is nothing."""
         node = self._node
         self._examined.pop(window, None)
@@ -115,7 +115,7 @@ class Overseer:
             node.telemetry.event("report-cut", window=window, error=error)
         if not disagreements and not deceptions:
             return None
-        return Report(
+        return ValidatorReport(
             run=node.run_id,
             window=window,
             trainer=node.key.public,

@@ -14,7 +14,7 @@ import trio
 from protocol import limits, paths
 from protocol.errors import MalformedError, ProtocolError
 from protocol.identity.signing import open_signed
-from protocol.judging.ledger import Row, Summary
+from protocol.judging.ledger import LedgerRow, Summary
 from protocol.judging.verdict import Verdict
 from roles.gather import gather
 from roles.node.identity import Node
@@ -24,7 +24,7 @@ from roles.seals import find_seal, find_witness
 _HANGS_SECONDS: Final = 600.0  # after which a validator that is being heard is taken to hang
 
 
-class Hearing:
+class VerdictReader:
     """One window's validators.
 
     Args:
@@ -177,7 +177,7 @@ class Hearing:
         rows = [row for row in self._summaries[validator].rows if row.verdict]
         missing = [row for row in rows if validator not in self.verdicts.get(row.miner, {})]
 
-        async def read(row: Row) -> bool:
+        async def read(row: LedgerRow) -> bool:
             path = paths.verdict(validator, self._window, row.miner)
             try:
                 data = await self._node.store.get(path, self._node.run.verdict_bytes + limits.MAX_ENVELOPE_BYTES)
@@ -193,7 +193,7 @@ class Hearing:
         if all(await gather(read, missing)):
             self._over.add(validator)
 
-    def _opened(self, data: bytes, validator: bytes, row: Row, path: str) -> Verdict:
+    def _opened(self, data: bytes, validator: bytes, row: LedgerRow, path: str) -> Verdict:
         """A verdict that a row lists.
 
         Raises:

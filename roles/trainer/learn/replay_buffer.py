@@ -64,7 +64,7 @@ class TrainingGroup:
         return min(self.rewards) < max(self.rewards)
 
 
-class Fate(StrEnum):
+class Outcome(StrEnum):
     """What became of a group. All but STORED are the reasons why one is not, or no longer, in the buffer."""
 
     STORED = "stored"
@@ -113,7 +113,7 @@ class ReplayBuffer:
         self._gone: dict[bytes, int] = {}  # digest -> version of groups that left, until a copy would be too stale
         self._bytes = 0
         self._newest = 0
-        self._fates: Counter[Fate] = Counter()
+        self._fates: Counter[Outcome] = Counter()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -124,7 +124,7 @@ class ReplayBuffer:
         return self._bytes
 
     @property
-    def fates(self) -> Mapping[Fate, int]:
+    def fates(self) -> Mapping[Outcome, int]:
         """How many groups came to each fate; STORED counts all that were ever let in."""
         return dict(self._fates)
 
@@ -138,22 +138,22 @@ class ReplayBuffer:
             raise ValueError(f"version {version} after {self._newest}")
         self._newest = version
         for digest in [d for d, entry in self._entries.items() if self._too_stale(entry.group.version)]:
-            self._remove(digest, Fate.TOO_STALE)
+            self._remove(digest, Outcome.TOO_STALE)
         self._gone = {d: v for d, v in self._gone.items() if not self._too_stale(v)}
 
-    def add(self, group: TrainingGroup) -> Fate:
+    def add(self, group: TrainingGroup) -> Outcome:
         """Take a group in, or say why not. Older groups make room for it."""
         fate = self._admit(group)
         self._fates[fate] += 1
-        if fate is not Fate.STORED:
-            if fate is not Fate.DUPLICATE:
+        if fate is not Outcome.STORED:
+            if fate is not Outcome.DUPLICATE:
                 self._gone[group.digest] = group.version
             return fate
         self._entries[group.digest] = _Entry(group)
         self._bytes += group.size
         while self._bytes > self._settings.max_bytes:
             oldest = min(self._entries, key=lambda d: self._entries[d].group.version)
-            self._remove(oldest, Fate.CROWDED_OUT)
+            self._remove(oldest, Outcome.CROWDED_OUT)
         return fate
 
     def draw(self, count: int) -> list[TrainingGroup]:
@@ -169,7 +169,7 @@ class ReplayBuffer:
             entry = self._entries[digest]
             entry.uses += 1
             if entry.uses >= self._settings.max_uses:
-                self._remove(digest, Fate.USED_UP)
+                self._remove(digest, Outcome.USED_UP)
         return groups
 
     def state(self) -> dict[str, Tensor]:
@@ -200,7 +200,7 @@ class ReplayBuffer:
             kind, words, gauss = record["random"]
             entries = list(_entries(record["entries"], state[_LOGPROBS]))
             gone = {bytes.fromhex(digest): version for digest, version in record["gone"]}
-            fates = Counter({Fate(name): count for name, count in record["fates"].items()})
+            fates = Counter({Outcome(name): count for name, count in record["fates"].items()})
             self._random.setstate((kind, tuple(words), gauss))
             newest = int(record["newest"])
         except (KeyError, TypeError) as error:
@@ -209,12 +209,12 @@ class ReplayBuffer:
         self._gone, self._fates, self._newest = gone, fates, newest
         self._bytes = sum(entry.group.size for entry in entries)
 
-    def _admit(self, group: TrainingGroup) -> Fate:
+    def _admit(self, group: TrainingGroup) -> Outcome:
         if group.digest in self._entries or group.digest in self._gone:
-            return Fate.DUPLICATE
+            return Outcome.DUPLICATE
         if self._too_stale(group.version):
-            return Fate.TOO_STALE
-        return Fate.STORED if group.informative else Fate.UNINFORMATIVE
+            return Outcome.TOO_STALE
+        return Outcome.STORED if group.informative else Outcome.UNINFORMATIVE
 
     def _too_stale(self, version: int) -> bool:
         return self._newest - version > self._settings.max_staleness
@@ -222,7 +222,7 @@ class ReplayBuffer:
     def _weight(self, version: int) -> float:
         return float(self._settings.decay ** max(0, self._newest - version))
 
-    def _remove(self, digest: bytes, fate: Fate) -> None:
+    def _remove(self, digest: bytes, fate: Outcome) -> None:
         group = self._entries.pop(digest).group
         self._bytes -= group.size
         self._gone[digest] = group.version

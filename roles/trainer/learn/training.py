@@ -24,7 +24,7 @@ from roles.ports import NotFoundError
 from roles.trainer.learn.learner import Checkpoint, Learner, StepReport
 from roles.trainer.learn.replay_buffer import ReplayBuffer, TrainingGroup
 from roles.trainer.spool import INBOX, SnapshotName, last_published, next_version, put_snapshot, snapshots
-from roles.trainer.verified_batch import Harvest
+from roles.trainer.verified_batch import VerifiedBatch
 
 CHECKPOINT = "training/checkpoint"
 _META = "meta"
@@ -48,7 +48,7 @@ class TrainingSettings:
 
 
 @dataclass
-class Waits:
+class TimeShares:
     """Where the training loop's seconds went: computing, waiting for groups, handing snapshots over."""
 
     compute: float = 0.0
@@ -109,7 +109,7 @@ class Training:
         self._arrived = trio.Event()
         self._consumed: list[str] = []
         self._read: set[str] = set()
-        self._waits = Waits()
+        self._waits = TimeShares()
 
     async def run(self) -> None:
         """Train for ever.
@@ -193,7 +193,7 @@ class Training:
             await trio.sleep(self._settings.poll_seconds)
 
     async def _take(self, path: str) -> None:
-        harvest = Harvest.from_bytes(await self._node.state.get(path, Harvest.max_bytes))
+        harvest = VerifiedBatch.from_bytes(await self._node.state.get(path, VerifiedBatch.max_bytes))
         for group in training_groups(harvest):
             self._buffer.add(group)
         self._read.add(path)
@@ -237,7 +237,7 @@ class Training:
         node.telemetry.event("resumed", version=self._version, step=self._learner.steps, groups=len(self._buffer))
 
 
-def training_groups(harvest: Harvest) -> list[TrainingGroup]:
+def training_groups(harvest: VerifiedBatch) -> list[TrainingGroup]:
     """A harvest's groups as the learner takes them."""
     groups = []
     for group in harvest.groups:

@@ -178,7 +178,7 @@ def kept_range(published: int, anchors: set[int], patches: int, most_anchors: in
 
 
 @dataclass(frozen=True)
-class Stamp:
+class HeadStamp:
     """What a head says beside the chain: the run, the revision of the authority that its publisher knows, and its expiry."""
 
     run_id: bytes
@@ -186,7 +186,7 @@ class Stamp:
     expires_ms: int
 
 
-def make_head(history: History, newest: int, patches: int, anchors: int, stamp: Stamp) -> Head:
+def make_head(history: History, newest: int, patches: int, anchors: int, stamp: HeadStamp) -> Head:
     """The head that shows everything up to a version."""
     complete = {version for version in history.anchors if version <= newest}
     kept, oldest_patch = kept_range(newest, complete, patches, anchors)

@@ -18,15 +18,15 @@ from protocol.errors import ChainError, PatchError
 from protocol.identity.signing import Signed, sign
 from protocol.patch import Encoded
 from roles.node.identity import Node
-from roles.policy.follower import Held
+from roles.policy.follower import VerifiedWeights
 from roles.ports import StoreError
 from roles.trainer.publish.fencing import Fence
-from roles.trainer.publish.history import History, Stamp, make_head
+from roles.trainer.publish.history import HeadStamp, History, make_head
 from roles.trainer.publish.key_migration import move_in
-from roles.trainer.publish.rate_meter import Made, Meter
+from roles.trainer.publish.rate_meter import PatchMeasurement, RateMeter
 from roles.trainer.publish.version_build import (
-    Moment,
-    Objects,
+    PublicationMoment,
+    VersionObjects,
     check_patch,
     encode_patch,
     hold,
@@ -76,12 +76,12 @@ class Publisher:
         self._history = history
         self._settings = settings
         self._fence = Fence(node, history)
-        self._held: Held | None = None
+        self._held: VerifiedWeights | None = None
         self._head_lock = trio.Lock()
         self._shown = history.published
         self._expires = 0.0  # of the head that is shown, its mark aside; seconds since the Unix epoch
         self._doomed: set[str] = set()
-        self._meter = Meter(settings.link_mbps * 1e6 / 8 if settings.link_mbps else None)
+        self._meter = RateMeter(settings.link_mbps * 1e6 / 8 if settings.link_mbps else None)
 
     async def run(self) -> None:
         """Publish for ever.
@@ -132,7 +132,7 @@ class Publisher:
                 f"the outbox begins with version {name.version}, {history.published} is published", "outbox"
             )
         weights = await get_snapshot(node.state, name)
-        held: Held = await node.run_sync(hold, name.version, weights, self._held)
+        held: VerifiedWeights = await node.run_sync(hold, name.version, weights, self._held)
         promised = history.manifests.get(name.version) or await self._promise(name, await self._make(held))
         manifest = promised.record
         if manifest.patch is None and manifest.version not in history.anchors:
@@ -147,20 +147,20 @@ class Publisher:
             nursery.start_soon(self._upload_anchor, manifest)
         await self._sweep()
 
-    async def _make(self, held: Held) -> Objects:
+    async def _make(self, held: VerifiedWeights) -> VersionObjects:
         """What the version consists of, its patch uploaded. A patch that fails, here or in the store, becomes an anchor."""
         if self._held is not None:
             try:
                 patch, changed = await self._make_patch(held, self._held)
             except PatchError as error:
                 self._node.telemetry.event("patch-refused", version=held.version, error=str(error))
-                return Objects(held, None, 0, self._shards(held))
+                return VersionObjects(held, None, 0, self._shards(held))
             if await self._put_patch(patch):
                 due = held.version % self._settings.anchor_interval == 0
-                return Objects(held, patch, changed, self._shards(held) if due else ())
-        return Objects(held, None, 0, self._shards(held))
+                return VersionObjects(held, patch, changed, self._shards(held) if due else ())
+        return VersionObjects(held, None, 0, self._shards(held))
 
-    async def _make_patch(self, held: Held, before: Held) -> tuple[bytes, int]:
+    async def _make_patch(self, held: VerifiedWeights, before: VerifiedWeights) -> tuple[bytes, int]:
         """The patch from the version before, and how many elements it changes; both ways are timed.
 
         Raises:
@@ -172,14 +172,14 @@ class Publisher:
         between = trio.current_time()
         changed: int = await run_sync(check_patch, encoded.patch, held, before)
         weight_bytes = sum(tensor.nbytes for tensor in held.weights.values())
-        made = Made(
+        made = PatchMeasurement(
             encoded.choice.profile, weight_bytes, len(encoded.patch), between - began, trio.current_time() - between
         )
         self._meter.made(made)
         self._node.telemetry.event("patch", version=held.version, reason=encoded.choice.reason, **asdict(made))
         return encoded.patch, changed
 
-    def _shards(self, held: Held) -> tuple[bytes, ...]:
+    def _shards(self, held: VerifiedWeights) -> tuple[bytes, ...]:
         return make_shards(held.weights, self._settings.shard_bytes)
 
     async def _put_patch(self, patch: bytes) -> bool:
@@ -197,14 +197,14 @@ class Publisher:
                     return True
         return False
 
-    async def _promise(self, name: SnapshotName, objects: Objects) -> Signed[Manifest]:
+    async def _promise(self, name: SnapshotName, objects: VersionObjects) -> Signed[Manifest]:
         """Sign a manifest and remember it, with its shards, before the version can be seen."""
         node, history = self._node, self._history
         before = history.manifests.get(name.version - 1)
         if before is not None and before.record.beacon_round > 1:  # 1 is also said before the beacon begins
             node.time.note(before.record.beacon_round)  # whatever the clock says, it is later than that
         beacon_round = await node.time.newest()  # what is signed by a wrong clock stays signed
-        moment = Moment(
+        moment = PublicationMoment(
             run_id=node.run_id,
             previous=before.digest if before else b"",
             optimizer_step=name.optimizer_step,
@@ -235,7 +235,7 @@ class Publisher:
     def _head(self, newest: int, expires_ms: int = 0) -> Head:
         """The head that shows everything up to a version."""
         node, settings = self._node, self._settings
-        stamp = Stamp(node.run_id, node.revisions.number, expires_ms)
+        stamp = HeadStamp(node.run_id, node.revisions.number, expires_ms)
         return make_head(self._history, newest, settings.keep_patches, settings.keep_anchors, stamp)
 
     async def _write_head(self, newest: int) -> None:

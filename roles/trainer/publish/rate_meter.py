@@ -7,7 +7,7 @@ used for a while is forgotten, and so measured again: what the policy's updates 
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.patch import Conditions, Rates
+from protocol.patch import LinkConditions, Rates
 
 FORGET_AFTER: Final = 50
 """Patches after which the rates of a profile that was not picked are forgotten."""
@@ -17,7 +17,7 @@ _LEAST_SECONDS: Final = 1e-6  # a clock may not have moved
 
 
 @dataclass(frozen=True)
-class Made:
+class PatchMeasurement:
     """One patch: sizes in bytes, and the seconds that encoding and applying it took."""
 
     profile: str
@@ -27,7 +27,7 @@ class Made:
     apply_seconds: float
 
 
-class Meter:
+class RateMeter:
     """Measurements of one trainer's publishing.
 
     Args:
@@ -40,7 +40,7 @@ class Meter:
         self._patches = 0
         self._rates: dict[str, tuple[int, Rates]] = {}
 
-    def made(self, made: Made) -> None:
+    def made(self, made: PatchMeasurement) -> None:
         """A patch was encoded and applied."""
         self._patches += 1
         rates = Rates(
@@ -55,8 +55,8 @@ class Meter:
         self._bytes = _SHARE_KEPT * self._bytes + nbytes
         self._seconds = _SHARE_KEPT * self._seconds + max(seconds, _LEAST_SECONDS)
 
-    def conditions(self) -> Conditions:
+    def conditions(self) -> LinkConditions:
         """What was measured so far."""
         measured = self._bytes / self._seconds if self._seconds else None
         recent = {name: rates for name, (at, rates) in self._rates.items() if self._patches - at < FORGET_AFTER}
-        return Conditions(self._known_link or measured, recent)
+        return LinkConditions(self._known_link or measured, recent)

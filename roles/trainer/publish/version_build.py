@@ -7,20 +7,20 @@ from protocol.chain import safetensors
 from protocol.chain.manifest import Manifest, ObjectRef, PatchRef, tensor_table
 from protocol.digest import Weights, content_digest, tensor_digest, weights_digest
 from protocol.errors import PatchError
-from roles.policy.follower import Held
+from roles.policy.follower import VerifiedWeights
 
 
 @dataclass(frozen=True)
-class Objects:
+class VersionObjects:
     """What a version consists of: a patch (None: only an anchor), shards (empty: only a patch), and the verified weights."""
 
-    held: Held
+    held: VerifiedWeights
     patch: bytes | None
     changed: int
     shards: tuple[bytes, ...]
 
 
-def hold(version: int, weights: Weights, before: Held | None) -> Held:
+def hold(version: int, weights: Weights, before: VerifiedWeights | None) -> VerifiedWeights:
     """Weights with their digests; tensors equal to those of the version before keep object and digest."""
     tensors = dict(weights)
     digests: dict[str, bytes] = {}
@@ -28,17 +28,19 @@ def hold(version: int, weights: Weights, before: Held | None) -> Held:
         digests[name] = tensor_digest(tensor)
         if before is not None and digests[name] == before.digests[name]:
             tensors[name] = before.weights[name]
-    return Held(version, tensors, digests, weights_digest(digests, tensors))
+    return VerifiedWeights(version, tensors, digests, weights_digest(digests, tensors))
 
 
-def encode_patch(held: Held, before: Held, profile: str, conditions: patch.Conditions) -> patch.Encoded:
+def encode_patch(
+    held: VerifiedWeights, before: VerifiedWeights, profile: str, conditions: patch.LinkConditions
+) -> patch.Encoded:
     """The patch from one version to the next."""
     return patch.encode_with_digests(
         before.weights, held.weights, profile=profile, conditions=conditions, base_digests=before.digests
     )
 
 
-def check_patch(data: bytes, held: Held, before: Held) -> int:
+def check_patch(data: bytes, held: VerifiedWeights, before: VerifiedWeights) -> int:
     """How many elements a patch changes, applied once here as every follower will.
 
     Raises:
@@ -62,7 +64,7 @@ def reference(data: bytes) -> ObjectRef:
 
 
 @dataclass(frozen=True)
-class Moment:
+class PublicationMoment:
     """When a version is made: run, link, and where it stands in time."""
 
     run_id: bytes
@@ -73,7 +75,7 @@ class Moment:
     epoch: int
 
 
-def make_manifest(objects: Objects, moment: Moment) -> Manifest:
+def make_manifest(objects: VersionObjects, moment: PublicationMoment) -> Manifest:
     """The manifest of a version."""
     ref = None
     if objects.patch is not None:
