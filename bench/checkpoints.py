@@ -2,10 +2,10 @@
 
     python -m bench.checkpoints --rows 4096 --columns 4096
 
-Weights are N(0, 0.0147); the gradient of a step is (mu + N(0, 1)) times lognormal row and column scales drawn anew each step;
-AdamW with betas (0.9, 0.95), a learning-rate warm-up of 20 steps, 60 steps. Gradients do not depend on the weights here, so
-the masters are `start + rate * drift` for any learning rate: one simulation serves every target, and the rate that makes the
-wanted share of BF16 elements change in the last update is found by bisection.
+Weights are N(0, 0.0147); the gradient of a step is (mu + N(0, 1)) times lognormal row and column scales drawn anew each
+step; AdamW with betas (0.9, 0.95), a learning-rate warm-up of 20 steps, 60 steps. Gradients do not depend on the
+weights here, so the masters are `start + rate * drift` for any learning rate: one simulation serves every target, and
+the rate that makes the wanted share of BF16 elements change in the last update is found by bisection.
 """
 
 import argparse
@@ -83,7 +83,9 @@ def find_rate(trajectory: Trajectory, density: float) -> float:
 
 
 def checkpoint_pair(target: str, rows: int, columns: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """The views before and after the last update of workload `target` ("A1".."A4"): two BF16 tensors of `rows` x `columns`."""
+    """The views before and after the last update of workload `target` ("A1".."A4"): two BF16 tensors of `rows` x
+    `columns`.
+    """
     trajectory = simulate(rows, columns, seed)
     return trajectory.views(find_rate(trajectory, TARGETS[target]))
 

@@ -132,7 +132,9 @@ def _verified_and_once(site: Site) -> Iterator[str]:
 
 
 def _accounted_for(site: Site) -> Iterator[str]:
-    """Every judged group of a window that is over has an outcome, unless the trainer has said why it heard no validator."""
+    """Every judged group of a window that is over has an outcome, unless the trainer has said why it heard no
+    validator.
+    """
     spectator = make_spectator(site.config)
     schedule, now = spectator.run.schedule, spectator.window()
     over = now - 2 - -(-schedule.verdict_rounds // schedule.rounds)
@@ -153,7 +155,9 @@ def _accounted_for(site: Site) -> Iterator[str]:
 
 
 def _behind(site: Site) -> dict[tuple[int, str], int]:
-    """By how many versions the work of a window and miner was behind the one that served, as far as storage still tells."""
+    """By how many versions the work of a window and miner was behind the one that served, as far as storage still
+    tells.
+    """
     manifests = [open_announced(file.read_bytes(), Manifest).record for file in site.objects("manifests")]
     found = {}
     for file in site.objects("commitments"):

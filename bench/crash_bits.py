@@ -1,6 +1,7 @@
 """The same weights after kill -9 of real processes: `python -m bench.crash_bits --kills 100 --versions 40`.
 
-A trainer (supervisor, training, upload, download, beacon) is fed the same groups twice, the next ones when the version before is
+A trainer (supervisor, training, upload, download, beacon) is fed the same groups twice, the next ones when the version
+before is
 published: once undisturbed, and once while its processes are killed at random times. Prints the kills by process and
 whether every version has the same digest; exits with 1 where one has not.
 """
@@ -12,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.processes.fed_trainer import FedTrainer, make
+from tests.support.processes.fed_trainer import FedTrainer, make
 
 
 def main() -> None:

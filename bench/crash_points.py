@@ -1,7 +1,7 @@
 """Where a process can be killed: named points, and the hooks that a bench's own process installs to be killed there.
 
-The program has no hooks. A process under test is `node_process.main` with its stores wrapped, and with the few functions
-that write to the disk or step the optimizer replaced, by `arm`.
+The program has no hooks. A process under test is `node_process.main` with its stores wrapped, and with the few
+functions that write to the disk or step the optimizer replaced, by `arm`.
 """
 
 import os
@@ -17,7 +17,7 @@ from grailnode.node.telemetry import Telemetry
 from grailnode.store import disk, local
 from roles.node.identity import Node
 from roles.trainer.learn.learner import Learner
-from tests.network.tripwire import TrippingStore, Tripwire
+from tests.support.faults.tripwire import TrippingStore, Tripwire
 
 Where = Literal["store", "state", "disk", "step"]
 
@@ -101,7 +101,8 @@ class Trap:
     """A point, and how often it passes unharmed before it kills; None where the process lives.
 
     Attributes:
-        sign: the event by which the process is known to be at work; passes count from there on, except for points at the start.
+        sign: the event by which the process is known to be at work; passes count from there on, except for points at
+            the start.
     """
 
     point: Point | None = None

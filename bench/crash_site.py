@@ -17,7 +17,7 @@ from grailnode.config import Config, load
 from grailnode.node.processes import Kind, Launch
 from grailnode.run import workspace
 from grailnode.run.creation import Choices
-from tests.network import small_policy
+from tests.support.simulation import small_policy
 
 CHOICES: Final = Choices(groups=4, group_size=4, max_tokens=4, seal_rounds=9, verdict_rounds=16)
 PACE: Final = workspace.Pace(

@@ -1,8 +1,9 @@
 """kill -9 of a process that uploads in parts: `python -m bench.crash_uploads --seeds 20`.
 
-A process puts one object in three parts into a real `rclone serve s3`, and dies just before or just after it creates the upload,
-sends a part (the seed says which) or completes it. Another process, as after a restart, puts the same object again. Then the
-object is whole, nobody ever saw half of one, and a sweep finds no upload left over. Prints a row for each point, with the parts
+A process puts one object in three parts into a real `rclone serve s3`, and dies just before or just after it creates
+the upload, sends a part (the seed says which) or completes it. Another process, as after a restart, puts the same
+object again. Then the object is whole, nobody ever saw half of one, and a sweep finds no upload left over. Prints a row
+for each point, with the parts
 that the second process sent: those that had arrived are not sent again. Exits with 1 if anything was violated.
 """
 
@@ -25,7 +26,7 @@ from grailnode.store.s3.s3_session import S3Credentials, S3Location, S3Session
 from grailnode.store.s3.s3_store import S3Store
 from protocol.limits import MIB
 from roles.ports import NotFoundError
-from tests.store.rclone import serving
+from tests.support.servers.rclone import serving
 
 CREDENTIALS = S3Credentials("loopback-access", "loopback-secret")
 OPERATIONS = ("CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload")

@@ -1,14 +1,17 @@
-"""kill -9 of real processes, at named points and at random times: `python -m bench.crashes --seeds 20 --random 500 --out DIR`.
+"""kill -9 of real processes, at named points and at random times: `python -m bench.crashes --seeds 20 --random 500
+--out DIR`.
 
-One small network (a trainer's three processes, a validator, two miners, a beacon) lives through all of it in DIR. A case starts
-one process with a trap at one point (bench/crash_points.py), waits until it is at work and then dead of it, starts it again and
-measures how long it takes until it is at work again; that start bears the trap of the next case. The seed of a case says how
-often the point passes before it kills. Every process dies again and again at its own points, all at the same time. After that,
-every process is killed again and again after up to two seconds, and at last all of them at once, one time in ten.
+One small network (a trainer's three processes, a validator, two miners, a beacon) lives through all of it in DIR. A
+case starts one process with a trap at one point (bench/crash_points.py), waits until it is at work and then dead of it,
+starts it again and measures how long it takes until it is at work again; that start bears the trap of the next case.
+The seed of a case says how often the point passes before it kills. Every process dies again and again at its own
+points, all at the same time. After that, every process is killed again and again after up to two seconds, and at last
+all of them at once, one time in ten.
 
-At the end, and between the three parts, the whole history is judged (bench/crash_audit.py). Cases that were done are not done
-again: start it again with the same DIR to go on. Prints a table by point; exits with 1 if anything was violated or took longer
-than --within.
+At the end, and between the three parts, the whole history is judged (bench/crash_audit.py). Cases that were done are
+not done
+again: start it again with the same DIR to go on. Prints a table by point; exits with 1 if anything was violated or took
+longer than --within.
 """
 
 import argparse

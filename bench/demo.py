@@ -1,4 +1,6 @@
-"""The demo for several seeds, a row each: `python -m bench.demo --seeds 5 [--out DIR]`. Nothing else should run meanwhile."""
+"""The demo for several seeds, a row each: `python -m bench.demo --seeds 5 [--out DIR]`. Nothing else should run
+meanwhile.
+"""
 
 import argparse
 import subprocess
@@ -6,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from grailnode.ui.report import MinerGroups, DemoReport, read_report
+from grailnode.ui.report import DemoReport, MinerGroups, read_report
 
 _HEADER = "seed  windows  versions  pass@1           rise    sparsity  honest accepted  cheat accepted  digests  I/O wait  seconds"
 

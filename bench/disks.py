@@ -1,13 +1,14 @@
 """Disks that fail under real processes: `python -m bench.disks --seconds 20`.
 
-The network of bench/crash_site.py, in which the trainer, the validator and the first miner each have a disk of their own for state,
-keys' neighbours and logs. One disk after another is full, becomes read-only, or reports errors when it is written; or the node's
-processes may open no more files. As long as that lasts, they may do what they can, and say in a clear line what is wrong; what ends
-is started again. When it is over, all of the node's processes have to be at work within --within seconds; at last the whole history
-is judged (bench/crash_audit.py).
+The network of bench/crash_site.py, in which the trainer, the validator and the first miner each have a disk of their
+own for state, keys' neighbours and logs. One disk after another is full, becomes read-only, or reports errors when it
+is written; or the node's processes may open no more files. As long as that lasts, they may do what they can, and say in
+a clear line what is wrong; what ends is started again. When it is over, all of the node's processes have to be at work
+within --within seconds; at last the whole history is judged (bench/crash_audit.py).
 
-A full disk is a small tmpfs, a read-only one a mount, open files are limited from outside (prlimit); errors (EIO) are raised in the
-place of os.write and os.fsync, as no disk here can be made to fail in that way. Runs in a mount namespace of its own.
+A full disk is a small tmpfs, a read-only one a mount, open files are limited from outside (prlimit); errors (EIO) are
+raised in the place of os.write and os.fsync, as no disk here can be made to fail in that way. Runs in a mount namespace
+of its own.
 """
 
 import argparse
@@ -142,7 +143,8 @@ class Disks(Site):
         """Let a node have a trouble for some seconds.
 
         Returns:
-            How many times one of its processes ended, what all said on their terminals, and the seconds until all were at work.
+            How many times one of its processes ended, what all said on their terminals, and the seconds until all were
+            at work.
         """
         own = [process for process, (name, _) in PROCESSES.items() if name == node]
         begins = {process: self.terminal(process).stat().st_size for process in own}

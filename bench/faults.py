@@ -1,12 +1,14 @@
 """Each trouble alone, and 200 pairs of them: `python -m bench.faults --pairs 200 --processes 2`.
 
-First the troubles of storage, network, disk, clock and beacon: every run has the real roles over the stack of stores that a node
-has, on a virtual clock (tests/network/storm.py). Afterwards every rule of tests/network/invariants.py is held against it, and that
-everybody works again. Prints, for each trouble, how often it struck, what was still published, and by which events nodes said so.
+First the troubles of storage, network, disk, clock and beacon: every run has the real roles over the stack of stores
+that a node has, on a virtual clock (tests/support/simulation/stormy_network.py). Afterwards every rule of
+tests/support/simulation/invariants.py is held against it, and that everybody works again. Prints, for each trouble, how
+often it struck, what was still published, and by which events nodes said so.
 
-Then those of HTTP and S3: a node's stores write, read, list and delete at a real `rclone serve s3` behind a proxy that does to
-requests and answers what bad services and networks do (tests/store/http_life.py). Prints how many exchanges it struck, how many
-operations ended in an error (one line each; the others were mended by trying again), and how many answers the digest refused.
+Then those of HTTP and S3: a node's stores write, read, list and delete at a real `rclone serve s3` behind a proxy that
+does to requests and answers what bad services and networks do (tests/support/faults/http_scenarios.py). Prints how many
+exchanges it struck, how many operations ended in an error (one line each; the others were mended by trying again), and
+how many answers the digest refused.
 
 Pairs are printed where they violate anything. Exits with 1 if any did.
 """
@@ -24,10 +26,10 @@ from pathlib import Path
 import trio
 
 from grailnode.store.s3.s3_session import S3Credentials, S3Location, S3Session
-from tests.network.sweep import Outcome, outcome_in, quiet
-from tests.network.troubles import TROUBLES
-from tests.store.http_life import HTTP_TROUBLES, HttpOutcome, live_over_http
-from tests.store.rclone import serving
+from tests.support.faults.http_scenarios import HTTP_TROUBLES, HttpOutcome, live_over_http
+from tests.support.servers.rclone import serving
+from tests.support.simulation.scenarios import TROUBLES
+from tests.support.simulation.sweep import Outcome, outcome_in, quiet
 
 Case = tuple[str, ...]
 

@@ -1,11 +1,13 @@
-"""Mutated patches against every parser: each must give a value or a ProtocolError, quickly, and leave the weights alone.
+"""Mutated patches against every parser: each must give a value or a ProtocolError, quickly, and leave the weights
+alone.
 
     python -m bench.fuzz --count 1000000 --seed 0 --processes 2
     python -m bench.fuzz --count 60000 --keep tests/patch/corpus     adds what is refused in a way that is not there yet
 
-The corpus is small weights in every mode and profile. A third of the mutations hit the whole patch, a third the table behind its
-zstd frame, a third the frames behind an intact table. Prints how each parser answered; exits with 1 on any other exception, on a
-mutation that was taken for something else than it says, or on one that took longer than --slow seconds.
+The corpus is small weights in every mode and profile. A third of the mutations hit the whole patch, a third the table
+behind its zstd frame, a third the frames behind an intact table. Prints how each parser answered; exits with 1 on any
+other exception, on a mutation that was taken for something else than it says, or on one that took longer than --slow
+seconds.
 """
 
 import argparse
@@ -21,11 +23,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.mutations import MUTATORS, mutations
 from protocol import patch
 from protocol.chain import safetensors
 from protocol.digest import content_digest, digest_weights
 from protocol.errors import ProtocolError
+from tests.support.mutations import MUTATORS, mutations
 
 Weights = dict[str, torch.Tensor]
 

@@ -2,9 +2,9 @@
 
     python -m bench.learning --windows 60 --seed 1
 
-Window by window: miners sample with the policy that was newest `lag` windows ago, a prefill recomputes the log-probabilities as a
-validator does, groups enter the replay buffer, the trainer steps as often as there are groups for it, and publishes. Costs are
-process CPU seconds of one thread, so that neighbours on the machine do not count.
+Window by window: miners sample with the policy that was newest `lag` windows ago, a prefill recomputes the
+log-probabilities as a validator does, groups enter the replay buffer, the trainer steps as often as there are groups
+for it, and publishes. Costs are process CPU seconds of one thread, so that neighbours on the machine do not count.
 """
 
 import argparse

@@ -2,10 +2,12 @@
 
     python -m bench.load --honest 200 --junk 800 --windows 4
 
-Prints, for every window, the validator process's requests, CPU seconds, peak memory beyond the loaded model, and how many honest
-miners had a verdict before the next window's, with the same crowd without its junk beside it. Junk miners pledge like everybody and
-deliver, by turns: nothing, noise as a commitment, another's commitment, noise as a batch, frames that grow when decompressed,
-a wrong prompt, sketches of nothing, and more groups than allowed. `--extra` adds unasked objects under their keys.
+Prints, for every window, the validator process's requests, CPU seconds, peak memory beyond the loaded model, and how
+many honest miners had a verdict before the next window's, with the same crowd without its junk beside it. Junk miners
+pledge like everybody and
+deliver, by turns: nothing, noise as a commitment, another's commitment, noise as a batch, frames that grow when
+decompressed, a wrong prompt, sketches of nothing, and more groups than allowed. `--extra` adds unasked objects under
+their keys.
 """
 
 import argparse
@@ -24,7 +26,6 @@ from pathlib import Path
 import torch
 import trio
 
-from bench.memory import resident
 from grailnode.beacon.relays import StoreBeacon, publish_rounds
 from grailnode.calibration import proof_file
 from grailnode.engine import causal_model as models
@@ -49,6 +50,7 @@ from roles.node.identity import Node
 from roles.ports import NotFoundError
 from roles.trainer.learn.training import TrainingSettings
 from roles.validator.validator import ValidatorSettings
+from tests.support.measuring.memory import resident
 
 PERIOD_MS = 1000
 GROUPS = 2

@@ -10,15 +10,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.formats import FORMATS, Format
-from bench.formats.xet import deduplicated
-from bench.memory import peak_extra
 from protocol import patch
 from protocol.patch import frames
 from protocol.patch.container import read_header, split_frames
 from protocol.patch.inspection import bound_bits
 from protocol.patch.sparse import Scratch
 from protocol.patch.values import Bits, bits_of
+from tests.support.measuring.memory import peak_extra
+from tests.support.patch_formats import FORMATS, Format
+from tests.support.patch_formats.xet import deduplicated
 
 Weights = dict[str, torch.Tensor]
 
@@ -53,7 +53,9 @@ class Update:
 
 @dataclass(frozen=True)
 class Measured:
-    """One row: bytes on the wire, seconds each way, and the peak of bytes beside inputs and outputs; None: not measured."""
+    """One row: bytes on the wire, seconds each way, and the peak of bytes beside inputs and outputs; None: not
+    measured.
+    """
 
     name: str
     nbytes: int
@@ -106,7 +108,9 @@ def measure_codec(update: Update, profile: str, repeats: int) -> Measured:
 
 
 def measure_whole(update: Update, profile: str, repeats: int) -> Measured:
-    """Encoding and applying as trainer and follower do, who know the old digests: new digests, new tensors, every check."""
+    """Encoding and applying as trainer and follower do, who know the old digests: new digests, new tensors, every
+    check.
+    """
     data = patch.encode(update.old, update.new, profile=profile)
     digests = patch.encode_with_digests(update.old, update.old).digests
 

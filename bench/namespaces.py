@@ -1,7 +1,9 @@
-"""Machines of a small internet, as network namespaces of this one: each on a link of its own to a hub, with its own rate.
+"""Machines of a small internet, as network namespaces of this one: each on a link of its own to a hub, with its own
+rate.
 
-The hub is a bridge. A machine is a namespace with one veth pair to it; a token bucket (`tc` tbf) on each end of the pair limits
-what the machine sends and what it is sent. Needs root. Nothing outside the namespaces is touched, and they are removed at the end.
+The hub is a bridge. A machine is a namespace with one veth pair to it; a token bucket (`tc` tbf) on each end of the
+pair limits what the machine sends and what it is sent. Needs root. Nothing outside the namespaces is touched, and they
+are removed at the end.
 """
 
 import os

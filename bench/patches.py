@@ -2,16 +2,16 @@
 
     python -m bench.patches compare                                 workload A: bits, ratios, rates, memory, bound
     python -m bench.patches compare --targets B                     workload B: versions of the demo's learner
-    python -m bench.patches compare --targets B --run FILE          ... or of a run that `grailnode demo --keep` left behind
-    python -m bench.patches edges                                   workload C: routing against the alternatives
+    python -m bench.patches compare --targets B --run FILE          ... or of a run that `grailnode demo --keep` left
+    behind python -m bench.patches edges                                   workload C: routing against the alternatives
     python -m bench.patches cores                                   one core and two
     python -m bench.patches growth --elements 1024                  16M to 1024M elements
     python -m bench.patches projection                              a 7B model at 400 Mbit/s
     python -m bench.patches digest                                  BLAKE3
     python -m bench.patches start                                   import and first use
 
-Rates are bytes of BF16 weights a second; the best of `--repeats`, since other work only ever slows a run down. Extra memory is the
-peak of a forked child beside the tensors, old and new (bench/memory.py).
+Rates are bytes of BF16 weights a second; the best of `--repeats`, since other work only ever slows a run down. Extra
+memory is the peak of a forked child beside the tensors, old and new (tests/support/measuring/memory.py).
 """
 
 import argparse
@@ -27,7 +27,6 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.checkpoints import TARGETS, find_rate, simulate
-from bench.formats import FORMATS
 from bench.measures import Update, best_of, measure_all, measure_whole, print_table
 from bench.published_run import published_versions, trained_versions
 from protocol import patch
@@ -35,6 +34,7 @@ from protocol.patch.container import read_header, split_frames
 from protocol.patch.frames import decode_frame
 from protocol.patch.sparse import PIECE_ELEMENTS
 from protocol.patch.values import bits_of
+from tests.support.patch_formats import FORMATS
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -88,7 +88,8 @@ def edge_cases(seed: int = 0) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
 def edges(arguments: argparse.Namespace) -> None:
     """Workloads A3, A4 and C: this codec against the best alternative of each case.
 
-    Of the alternatives, none has a header, names, shapes or digests. So the last column compares this codec's frame with them.
+    Of the alternatives, none has a header, names, shapes or digests. So the last column compares this codec's frame
+    with them.
     """
     trajectory = simulate(1024, 1024, 0)
     cases = {name: trajectory.views(find_rate(trajectory, TARGETS[name])) for name in ("A3", "A4")} | edge_cases()

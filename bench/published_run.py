@@ -1,7 +1,7 @@
 """Workload B: consecutive versions of the demo's own run.
 
-Either those that its learner makes (bench/learning.py: without a clock, so the same on any machine), or those of a run that
-`grailnode demo --keep` left behind, as its followers get them, every signature and digest checked.
+Either those that its learner makes (bench/learning.py: without a clock, so the same on any machine), or those of a run
+that `grailnode demo --keep` left behind, as its followers get them, every signature and digest checked.
 """
 
 from pathlib import Path
@@ -31,7 +31,9 @@ def published_versions(run_file: Path) -> list[Weights]:
 
 
 def trained_versions(windows: int, seed: int) -> list[Weights]:
-    """The versions that the demo's trainer publishes in so many windows, oldest first: the same genesis, learner and settings."""
+    """The versions that the demo's trainer publishes in so many windows, oldest first: the same genesis, learner and
+    settings.
+    """
     simulation = Simulation(Setup(windows=windows, seed=seed, held_out=1))
     for window in range(windows):
         simulation.window(window)

@@ -1,9 +1,9 @@
 """Seeded lives of a network on a virtual clock: `python -m bench.simulation --seeds 2000 --processes 2`.
 
-Each seed brings its own faults of the storage and of the nodes' disks, cut links, deaths of processes and order of tasks
-(tests/network/storm.py); afterwards every rule of tests/network/invariants.py is held against what really happened.
-`--twice N` lives the first N seeds again, in other processes with another hash seed, and compares the traces. Prints each
-violation, then the sums; exits with 1 if there was any.
+Each seed brings its own faults of the storage and of the nodes' disks, cut links, deaths of processes and order of
+tasks (tests/support/simulation/stormy_network.py); afterwards every rule of tests/support/simulation/invariants.py is
+held against what really happened. `--twice N` lives the first N seeds again, in other processes with another hash seed,
+and compares the traces. Prints each violation, then the sums; exits with 1 if there was any.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterable
 
-from tests.network.sweep import Outcome, sweep
+from tests.support.simulation.sweep import Outcome, sweep
 
 
 def lived(seeds: Iterable[int], processes: int, hash_seed: int) -> dict[int, Outcome]:

@@ -1,12 +1,12 @@
 """An hour of real processes over storage that fails: `python -m bench.soak --minutes 60 --out DIR`.
 
-A trainer, two miners and two validators, each with a bucket of its own, on `rclone serve s3` behind bench/bad_wire.py: one
-request in twenty meets a fault. Every two minutes something is killed with SIGKILL: one of the trainer's processes, or a whole
-node with its supervisor, which is then started again as an init system would. The second miner and the second
-validator are never killed, so that their lives are as long as the bench.
+A trainer, two miners and two validators, each with a bucket of its own, on `rclone serve s3` behind
+tests/support/faults/fault_proxy.py: one request in twenty meets a fault. Every two minutes something is killed with
+SIGKILL: one of the trainer's processes, or a whole node with its supervisor, which is then started again as an init
+system would. The second miner and the second validator are never killed, so that their lives are as long as the bench.
 
-Prints memory, descriptors and threads (bench/resources.py) and what bench/crash_audit.py finds; exits with 1 where that is
-anything. The samples stay in DIR/samples.jsonl.
+Prints memory, descriptors and threads (tests/support/measuring/resources.py) and what bench/crash_audit.py finds; exits
+with 1 where that is anything. The samples stay in DIR/samples.jsonl.
 """
 
 import argparse
@@ -28,14 +28,14 @@ from urllib.parse import urlsplit
 
 from bench import crash_site
 from bench.crash_audit import audit
-from bench.resources import Watch, table
 from grailnode.calibration import proof_file
 from grailnode.config import Config, load
 from grailnode.run import workspace
 from protocol import paths
-from tests.network import small_policy
-from tests.processes.programs import eventually, members
-from tests.processes.separate_buckets import MEETING, Machines, serving_buckets
+from tests.support.measuring.resources import Watch, table
+from tests.support.processes.programs import eventually, members
+from tests.support.processes.separate_buckets import MEETING, Machines, serving_buckets
+from tests.support.simulation import small_policy
 
 ROLES: Final = {
     "trainer": "trainer",
@@ -99,7 +99,7 @@ class Site:
 @contextmanager
 def proxy(ports: Sequence[int], servers: Sequence[str], share: float, out: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """The bad wire, with a port before each server; what it counted is in a file after the block."""
-    command = [sys.executable, "-m", "bench.bad_wire", "--share", str(share)]
+    command = [sys.executable, "-m", "tests.support.faults.fault_proxy", "--share", str(share)]
     for port, server in zip(ports, servers, strict=True):
         command += ["--port", f"{port}={urlsplit(server).netloc}"]
     with out.open("w") as told:

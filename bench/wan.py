@@ -1,14 +1,16 @@
 """A small internet on one machine: `python -m bench.wan --rates 1,10,100,400,1000`. As root, on Linux.
 
 Storage (two `rclone serve s3`: one to write with credentials, one to read without), a trainer, two miners and two
-validators, each in a network namespace of its own (bench/namespaces.py), each link limited to the rate both ways. Between a
-node and its link stands bench/bad_wire.py, for latency and faults. What the nodes run is the trainer's real publisher and the
-real follower (bench/wan_nodes.py), each writing to its own bucket and reading the others' over HTTP.
+validators, each in a network namespace of its own (bench/namespaces.py), each link limited to the rate both ways.
+Between a node and its link stands tests/support/faults/fault_proxy.py, for latency and faults. What the nodes run is
+the trainer's real publisher and the real follower (bench/wan_nodes.py), each writing to its own bucket and reading the
+others' over HTTP.
 
-For each rate: everybody fetches the anchor of a policy whose size fits the rate; then patches follow one another, as dense as
-workload A1 of bench/patches.py, each as soon as all hold the one before. *synced* is from the moment that the head lies in
-storage until a follower holds the version, verified; *applied* is the part of it behind the download. *wire alone* is the patch
-at the link's rate, and *7B* the 66 MB patch of a 7B policy at the rate at which the anchor came.
+For each rate: everybody fetches the anchor of a policy whose size fits the rate; then patches follow one another, as
+dense as workload A1 of bench/patches.py, each as soon as all hold the one before. *synced* is from the moment that the
+head lies in storage until a follower holds the version, verified; *applied* is the part of it behind the download.
+*wire alone* is the patch at the link's rate, and *7B* the 66 MB patch of a 7B policy at the rate at which the anchor
+came.
 """
 
 import argparse
@@ -34,17 +36,19 @@ from protocol import paths
 from protocol.chain import safetensors
 from protocol.digest import digest_weights
 from protocol.identity.signing import SigningKey
-from tests.network import small_policy
-from tests.processes.programs import eventually
-from tests.processes.separate_buckets import PUBLIC, SIGNED, Machines, make_buckets
-from tests.store.rclone import serving
+from tests.support.processes.programs import eventually
+from tests.support.processes.separate_buckets import PUBLIC, SIGNED, Machines, make_buckets
+from tests.support.servers.rclone import serving
+from tests.support.simulation import small_policy
 
 FOLLOWERS: Final = tuple(name for name in ROLES if name != "trainer")
 ROWS, COLUMNS = 1024, 4096
 TENSORS: Final = {1: 1, 10: 4, 100: 16, 400: 32, 1000: 32}
 """Tensors of 4,194,304 elements (8.4 MB) for each rate in Mbit/s; for another rate those of the next smaller one."""
 _UNTAGGED: Final = (*PUBLIC, "--etag-hash", "")
-"""rclone has no ETag at hand, as a bucket has: for each range it would digest the whole object, at 100 Mbit/s most of the time."""
+"""rclone has no ETag at hand, as a bucket has: for each range it would digest the whole object, at 100 Mbit/s most of
+the time.
+"""
 BIG_PATCH_BYTES: Final = 66e6
 """The patch of a 7B policy (docs/benchmarks.md, workload A1, compact)."""
 NEAR: Final = (9000, 9001)
@@ -72,8 +76,8 @@ class Step:
 
     Attributes:
         published: from the snapshot to the head in storage.
-        synced: from the head in storage to a follower that holds the version; held: the part of it in which the patch, fetched
-            and digested, is applied and verified (an anchor is fetched in it).
+        synced: from the head in storage to a follower that holds the version; held: the part of it in which the patch,
+            fetched and digested, is applied and verified (an anchor is fetched in it).
         received: bytes that came over a follower's link meanwhile, headers and polls included.
     """
 
@@ -176,7 +180,7 @@ def open_links(
         stack.enter_context(serving(directory / "buckets", *options, address=HUB, within=net.within()))
         for options in (SIGNED, _UNTAGGED)
     ]
-    proxy = [sys.executable, "-m", "bench.bad_wire", "--latency", str(latency), "--share", str(share)]
+    proxy = [sys.executable, "-m", "tests.support.faults.fault_proxy", "--latency", str(latency), "--share", str(share)]
     for near, server in zip(NEAR, servers, strict=True):
         proxy += ["--port", f"{near}={server.removeprefix('http://')}"]
     for name in ROLES:

@@ -1,8 +1,9 @@
-"""The whole network over a small internet: `python -m bench.wan_network --rate 10 --latency 0.1 --share 0.02 --minutes 3`.
+"""The whole network over a small internet: `python -m bench.wan_network --rate 10 --latency 0.1 --share 0.02 --minutes
+3`.
 
-As bench/wan.py, but with real nodes: a trainer, two miners and two validators as `grailnode --role ...`, learning, on windows of
-10 seconds. Prints what was judged and learned, how long a version took from its publication to serving in each node, what each
-link carried, and what bench/crash_audit.py finds.
+As bench/wan.py, but with real nodes: a trainer, two miners and two validators as `grailnode --role ...`, learning, on
+windows of 10 seconds. Prints what was judged and learned, how long a version took from its publication to serving in
+each node, what each link carried, and what bench/crash_audit.py finds.
 """
 
 import argparse
@@ -24,9 +25,9 @@ from bench.wan import NEAR, open_links
 from grailnode.calibration import proof_file
 from grailnode.config import load
 from grailnode.run import workspace
-from tests.network import small_policy
-from tests.processes.separate_buckets import PUBLIC, SIGNED, Machines
-from tests.store.rclone import serving
+from tests.support.processes.separate_buckets import PUBLIC, SIGNED, Machines
+from tests.support.servers.rclone import serving
+from tests.support.simulation import small_policy
 
 
 @contextmanager

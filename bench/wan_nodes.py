@@ -1,10 +1,12 @@
-"""What bench/wan.py starts on its machines: a real publisher with its beacon, and real followers, without learning or mining.
+"""What bench/wan.py starts on its machines: a real publisher with its beacon, and real followers, without learning or
+mining.
 
     python -m bench.wan_nodes publish RUN.toml --pair FILE --tensors 4
     python -m bench.wan_nodes follow RUN.toml --name miner-1
 
-The publisher publishes version v when a file `go-v` appears beside its run.toml: the first version is an anchor, the others are
-patches as dense as those of workload A1 (bench/checkpoints.py). A follower goes to the newest version as soon as the head shows it.
+The publisher publishes version v when a file `go-v` appears beside its run.toml: the first version is an anchor, the
+others are patches as dense as those of workload A1 (bench/checkpoints.py). A follower goes to the newest version as
+soon as the head shows it.
 """
 
 import argparse
@@ -34,8 +36,8 @@ _POLL_SECONDS = 0.1
 def weights_of(version: int, pair: Weights, tensors: int) -> Weights:
     """The weights of a version: so many tensors, the same one turned by other numbers of rows.
 
-    Each of its elements is the pair's first or its second, drawn anew for each version, so that half of those in which the pair
-    differs change from one version to the next, and no two patches are alike.
+    Each of its elements is the pair's first or its second, drawn anew for each version, so that half of those in which
+    the pair differs change from one version to the next, and no two patches are alike.
     """
     generator = torch.Generator().manual_seed(version)
     second = torch.rand(pair["before"].shape, generator=generator) < 0.5

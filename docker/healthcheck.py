@@ -1,8 +1,9 @@
-"""Whether every process of the container's node runs: exit 0, or 1 with one line. For a HEALTHCHECK; the standard library alone.
+"""Whether every process of the container's node runs: exit 0, or 1 with one line. For a HEALTHCHECK; the standard
+library alone.
 
-What the node is called and which role it has stands on the command line of process 1. Each of a node's processes holds a lock
-in its state directory for as long as it lives (grailnode/node/processes.py). Where run.toml gives a metrics_port, each must also
-answer /health there, which a process that hangs does not.
+What the node is called and which role it has stands on the command line of process 1. Each of a node's processes holds
+a lock in its state directory for as long as it lives (grailnode/node/processes.py). Where run.toml gives a
+metrics_port, each must also answer /health there, which a process that hangs does not.
 """
 
 import fcntl
@@ -73,7 +74,9 @@ def answers(port: int) -> bool:
 
 
 def _node(run: str, directory: Path) -> tuple[Path, int]:
-    """The states' directory and the metrics_port of a run.toml; of a run that is named by its URL, the one here and none."""
+    """The states' directory and the metrics_port of a run.toml; of a run that is named by its URL, the one here and
+    none.
+    """
     if run.startswith(("https://", "http://")):
         return directory / "state", 0
     file = directory / run

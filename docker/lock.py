@@ -2,11 +2,11 @@
 
 On x86-64 Linux with the images' Python (3.11), in the repository:
 
-    pip install --dry-run --ignore-installed --only-binary :all: --report report.json "torch==2.13.0+cpu" $(python docker/lock.py)
-    python docker/lock.py report.json > docker/cpu.lock
+    pip install --dry-run --ignore-installed --only-binary :all: --report report.json "torch==2.13.0+cpu" $(python
+    docker/lock.py) python docker/lock.py report.json > docker/cpu.lock
 
-and the same with "torch===2.13.0" (three signs: that build and no other) for docker/cuda.lock. Without an argument it prints
-what pyproject.toml asks for.
+and the same with "torch===2.13.0" (three signs: that build and no other) for docker/cuda.lock. Without an argument it
+prints what pyproject.toml asks for.
 """
 
 import json

@@ -1,7 +1,8 @@
-"""run.toml: where a node's run, store, keys and state lie, and what its operator decides. Read once, passed on as values.
+"""run.toml: where a node's run, store, keys and state lie, and what its operator decides. Read once, passed on as
+values.
 
-Every key can be overridden on the command line (`--set trainer.learning_rate=2e-5`). Secrets are never in it: keys lie in
-files that only their owner can read, and storage credentials come from such a file or from the environment.
+Every key can be overridden on the command line (`--set trainer.learning_rate=2e-5`). Secrets are never in it: keys lie
+in files that only their owner can read, and storage credentials come from such a file or from the environment.
 """
 
 import re
@@ -75,8 +76,8 @@ PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class StoreSection(PlaceSection):
     """Where this node writes. Without `meeting` all nodes of the run share this store; with it each has its own.
 
-    `peers` says where the objects of a key are, whatever it announces; `private_addresses` lets announced URLs lead into
-    private networks and, by plain http, to this machine.
+    `peers` says where the objects of a key are, whatever it announces; `private_addresses` lets announced URLs lead
+    into private networks and, by plain http, to this machine.
     """
 
     meeting: PlaceSection | None = None
@@ -106,8 +107,8 @@ class NodeSection(_Section):
 
 
 class BeaconSection(_Section):
-    """Where public randomness comes from: HTTP relays of a public drand chain, those known for it where none are named, or, for a
-    run's own beacon, its store.
+    """Where public randomness comes from: HTTP relays of a public drand chain, those known for it where none are named,
+    or, for a run's own beacon, its store.
 
     `key` names the key of the local beacon that the trainer's node runs; empty: somebody else runs the beacon.
     """
@@ -129,9 +130,9 @@ class EngineSection(_Section):
 class TrainerSection(_Section):
     """How the trainer learns and publishes.
 
-    `canaries` counts the miners that it has run under keys of its own to test the validators; the last of them runs now. One more
-    is a fresh one, for when a report has given the key of the last one away. `canary_store` is where it writes: in the trainer's
-    own bucket everybody would know whose it is.
+    `canaries` counts the miners that it has run under keys of its own to test the validators; the last of them runs
+    now. One more is a fresh one, for when a report has given the key of the last one away. `canary_store` is where it
+    writes: in the trainer's own bucket everybody would know whose it is.
     """
 
     policy: str = "genesis"

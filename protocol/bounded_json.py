@@ -1,8 +1,8 @@
 """JSON from strangers: bounded in depth before it is parsed.
 
-CPython's parser recurses on the C stack and counts its depth against the interpreter's recursion limit. Any library in the
-process may have raised that limit (torch's compiler and py_ecc do, the latter to 100,000 on import), and then 100,000 opening
-brackets end the process instead of raising. So depth is counted here, in a loop.
+CPython's parser recurses on the C stack and counts its depth against the interpreter's recursion limit. Any library in
+the process may have raised that limit (torch's compiler and py_ecc do, the latter to 100,000 on import), and then
+100,000 opening brackets end the process instead of raising. So depth is counted here, in a loop.
 """
 
 import json

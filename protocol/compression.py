@@ -1,8 +1,9 @@
 """zstd with a ceiling (docs/spec/rollout.md).
 
-A frame that declares its size ignores zstandard's `max_output_size`, so the declared size is read and checked first. The
-content is then decompressed in one step into a buffer of that size: a stream would grow with whatever the blocks hold (4 bytes
-make 128 KiB) and compare sizes only behind the last of them.
+A frame that declares its size ignores zstandard's `max_output_size`, so the declared size is read and checked first.
+The
+content is then decompressed in one step into a buffer of that size: a stream would grow with whatever the blocks hold
+(4 bytes make 128 KiB) and compare sizes only behind the last of them.
 """
 
 import zstandard

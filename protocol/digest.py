@@ -1,8 +1,8 @@
 """Content names and weight digests (docs/spec/chain.md).
 
-Files are named by their SHA-256. Weights are digested with BLAKE3 per tensor over the raw little-endian bytes, then BLAKE3
-over the canonical table of (name, dtype, shape, tensor digest), so a mismatch says which tensor is wrong and an unchanged
-tensor keeps its digest.
+Files are named by their SHA-256. Weights are digested with BLAKE3 per tensor over the raw little-endian bytes, then
+BLAKE3 over the canonical table of (name, dtype, shape, tensor digest), so a mismatch says which tensor is wrong and an
+unchanged tensor keeps its digest.
 """
 
 import hashlib

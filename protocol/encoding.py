@@ -1,7 +1,8 @@
 """Canonical msgpack, and records: signed or hashed objects as frozen dataclass-like models (docs/spec/encoding.md).
 
-One value has one encoding: shortest integers, map keys sorted by code point, floats as finite float64, no extension types.
-Decoding checks the size, then walks the bytes and counts (values, depth, lengths) before anything is built, decodes, and then
+One value has one encoding: shortest integers, map keys sorted by code point, floats as finite float64, no extension
+types. Decoding checks the size, then walks the bytes and counts (values, depth, lengths) before anything is built,
+decodes, and then
 encodes again: bytes that differ are not canonical and are refused, so a digest or a signature speaks of one value only.
 """
 
@@ -41,7 +42,8 @@ _SIZED: Final = {  # first byte of a value whose size follows: (bytes of that si
 
 
 def _head(data: bytes, place: int) -> tuple[int, int]:
-    """The sized value at `place`: where it goes on (a container: its first item; else the value behind it), and its items.
+    """The sized value at `place`: where it goes on (a container: its first item; else the value behind it), and its
+    items.
 
     Items are -1 where it is no container.
     """

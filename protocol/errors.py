@@ -12,7 +12,8 @@
         ├── ExpiredError       a head that nobody renewed in time
         └── GapError           an object that the chain needs is not there
 
-A fault of our own (a wrong argument, a broken invariant) is a ValueError, TypeError or AssertionError, never one of these.
+A fault of our own (a wrong argument, a broken invariant) is a ValueError, TypeError or AssertionError, never one of
+these.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,7 @@
 """Where every object lies (docs/spec/paths.md). A path is built here or nowhere.
 
-The first part names the only writer: a participant's public key. No path is a prefix-directory of another object's path.
+The first part names the only writer: a participant's public key. No path is a prefix-directory of another object's
+path.
 """
 
 from typing import Final

@@ -47,7 +47,9 @@ class ModelSpec(Record):
 
 
 class SamplingSpec(Record):
-    """How completions are drawn: see protocol/rollout/sampling.py; the filters let every token through unless they say otherwise."""
+    """How completions are drawn: see protocol/rollout/sampling.py; the filters let every token through unless they say
+    otherwise.
+    """
 
     kind: ClassVar[str] = "sampling"
     temperature: Annotated[float, Field(gt=0.0, le=100.0)]
@@ -65,19 +67,23 @@ class SamplingSpec(Record):
 
 
 class ProofSpec(Record):
-    """Thresholds of the check, as `grailnode calibrate` measured them for this model (protocol/judging/evidence.py applies them).
+    """Thresholds of the check, as `grailnode calibrate` measured them for this model (protocol/judging/evidence.py
+    applies them).
 
     Attributes:
         sketch: the kind of sketch.
         sketch_tolerance: largest difference of a value that counts as agreement, in sketch units.
         sketch_rate: bound on the probability that an honest position lies outside that tolerance.
         sketch_median: largest median distance of an honest group's positions, in sketch units.
-        margin: largest shortfall of a chosen token's score that is not counted as a miss, in units of logits / temperature.
+        margin: largest shortfall of a chosen token's score that is not counted as a miss, in units of logits /
+            temperature.
         margin_rate: bound on the probability that an honest token lies beyond `margin`.
         margin_limit: shortfall that no honest token shows; one token beyond it is enough to refuse.
         level: probability with which a single test may refuse honest work.
-        confidence: of both rates as upper bounds; positions: honest positions that they were measured on, 0 where they were not.
-        audit_ppm, audit_floor_ppm: audited share of a miner's groups, in millionths: of a newcomer, and of one known to be good.
+        confidence: of both rates as upper bounds; positions: honest positions that they were measured on, 0 where they
+            were not.
+        audit_ppm, audit_floor_ppm: audited share of a miner's groups, in millionths: of a newcomer, and of one known to
+            be good.
         audit_halving: clean windows in which the audited share halves.
     """
 
@@ -114,7 +120,8 @@ class ScoringSpec(Record):
 
     Attributes:
         exponent: superlinearity across miners; splitting oneself in two earns less.
-        penalty: accepted groups that one rejected group costs; shortfall: that one group pledged and not delivered costs.
+        penalty: accepted groups that one rejected group costs; shortfall: that one group pledged and not delivered
+            costs.
         deposit: what a key must be worth, in groups, before it earns anything: the price of throwing a key away.
         cap: largest share of one miner.
         windows: how many windows back count; half_life: windows in which the worth of a group halves.

@@ -1,7 +1,7 @@
 """Window arithmetic (docs/spec/window.md): beacon rounds to windows, and the rounds inside one.
 
-Window w opens with round R0(w); commitments must lie in storage before the deadline's round; round R1(w), later than the
-deadline, picks what is audited. All in whole rounds, so that every node computes the same.
+Window w opens with round R0(w); commitments must lie in storage before the deadline's round; round R1(w), later than
+the deadline, picks what is audited. All in whole rounds, so that every node computes the same.
 """
 
 from typing import Annotated, ClassVar

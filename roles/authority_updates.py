@@ -1,4 +1,5 @@
-"""Keeping up with the authority: remember its revisions, look for new ones everywhere, pass them on (docs/spec/authority.md).
+"""Keeping up with the authority: remember its revisions, look for new ones everywhere, pass them on
+(docs/spec/authority.md).
 
 A revision is signed by roots, so any place may serve it: the meeting point, and the spaces of all current trainers and
 validators. One honest place is enough. What is found is verified, written durably, and only then obeyed.
@@ -92,7 +93,8 @@ def _places(node: Node, number: int) -> list[str]:
 async def _read(node: Node, number: int) -> list[Signed[Revision]]:
     """The valid revisions of a number, from all places that answer in time; those of one digest once.
 
-    A place that hangs may be that of whoever is revoked: with a revision at hand the others are not waited for much longer.
+    A place that hangs may be that of whoever is revoked: with a revision at hand the others are not waited for much
+    longer.
     """
     found: dict[bytes, Signed[Revision]] = {}
 

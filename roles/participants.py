@@ -1,7 +1,7 @@
 """Who takes part: the announcements in storage that the authority admits (docs/spec/authority.md).
 
-Junk is cheap to refuse. What a key alone decides is decided before anything is fetched; what was refused is not fetched again for a
-while, longer each time, so that where there are too many the others have their turn.
+Junk is cheap to refuse. What a key alone decides is decided before anything is fetched; what was refused is not fetched
+again for a while, longer each time, so that where there are too many the others have their turn.
 """
 
 from contextlib import suppress
@@ -18,7 +18,8 @@ from roles.ports import NotFoundError, StoreError, TooLargeError
 
 
 async def participants(node: Node, role: Role) -> list[Announcement]:
-    """The announcements of a role that the authority admits now, in order of key. Refused ones are passed over and told.
+    """The announcements of a role that the authority admits now, in order of key. Refused ones are passed over and
+    told.
 
     Raises:
         StoreError: the storage cannot be listed, or nothing that it lists can be read.
@@ -64,8 +65,8 @@ async def participants(node: Node, role: Role) -> list[Announcement]:
 async def listed(node: Node) -> list[bytes]:
     """The keys that have announced themselves, as the storage says; paths of no key are passed over.
 
-    Of more than a few thousand the first are not all that is looked at: junk may have been put before everybody else. Another
-    part of them follows, each time from another key on.
+    Of more than a few thousand the first are not all that is looked at: junk may have been put before everybody else.
+    Another part of them follows, each time from another key on.
     """
     keys, seen = await _listed_after(node, "")
     if seen >= limits.MAX_PARTICIPANTS:  # there may be more: stores cut long listings

@@ -1,6 +1,7 @@
 """How a role reaches the world: storage, compute, time and public randomness, each a small Protocol.
 
-Every implementation passes the contract suite of its port in tests/. Retry, limits and faults are decorators around any store.
+Every implementation passes the contract suite of its port in tests/. Retry, limits and faults are decorators around any
+store.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -103,8 +104,8 @@ class Forward:
     Attributes:
         hidden: float32 [T, D], the final hidden state from which each token is drawn.
         project: logits float32 [n, V] of any such states [n, D], by the policy that computed these: the same for all
-            completions of a call. With a large vocabulary the logits of a group would be gigabytes, so nothing holds them all
-            (roles/policy/prefill.py). Raises EngineError.
+            completions of a call. With a large vocabulary the logits of a group would be gigabytes, so nothing holds
+            them all (roles/policy/prefill.py). Raises EngineError.
     """
 
     hidden: Tensor
@@ -121,7 +122,9 @@ class EngineError(Exception):
 
 
 class Engine(Protocol):
-    """A policy that can be sampled and checked. Requests are served by one version from their first token to their last."""
+    """A policy that can be sampled and checked. Requests are served by one version from their first token to their
+    last.
+    """
 
     @property
     def version(self) -> int | None:
@@ -177,7 +180,9 @@ class Clock(Protocol):
 
 
 class BeaconError(Exception):
-    """The beacon's round could not be had; it is late, or no relay gave a true one. Windows are delayed, never weakened."""
+    """The beacon's round could not be had; it is late, or no relay gave a true one. Windows are delayed, never
+    weakened.
+    """
 
 
 class Beacon(Protocol):

@@ -1,4 +1,6 @@
-"""The layout of the packages: imports run grailnode -> roles -> protocol and down ROOMS; protocol touches nothing outside itself."""
+"""The layout of the packages: imports run grailnode -> roles -> protocol and down ROOMS; protocol touches nothing
+outside itself.
+"""
 
 import ast
 from collections import Counter

@@ -1,4 +1,5 @@
-"""`python -m bench.proofs TABLE`: one of the tables of docs/benchmarks.md. `python -m bench.zoo.model` makes the policy first.
+"""`python -m bench.proofs TABLE`: one of the tables of docs/benchmarks.md. `python -m
+tests.support.adversaries.trained_policy` makes the policy first.
 
 What was computed is kept beside the policy; a table that was stopped goes on where it was.
 """
@@ -9,16 +10,18 @@ from pathlib import Path
 import torch
 import trio
 
-from bench.proofs import animals, honest, information, keys, luck, roc, speed
+from bench.proofs import adversaries, false_accepts, honest, information, keys, roc, speed
 from bench.proofs.setting import Setting
-from bench.zoo.model import CACHE
+from tests.support.adversaries.trained_policy import CACHE
 
 
 def main() -> None:
     """Read the options, print a table."""
     parser = argparse.ArgumentParser(prog="python -m bench.proofs", description=__doc__)
     parser.add_argument("table", choices=("honest", "animals", "roc", "sketch", "speed", "keys", "luck"))
-    parser.add_argument("--policy", type=Path, default=CACHE, help="what python -m bench.zoo.model made")
+    parser.add_argument(
+        "--policy", type=Path, default=CACHE, help="what python -m tests.support.adversaries.trained_policy made"
+    )
     parser.add_argument("--calibration", type=int, default=32, help="groups of each pair for the thresholds")
     parser.add_argument(
         "--groups", type=int, default=0, help="groups of each pair or copy; windows in the table of luck"
@@ -39,13 +42,13 @@ def main() -> None:
         case "honest":
             trio.run(honest.table, setting, options.groups or 256, options.calibration, options.only)
         case "animals":
-            trio.run(animals.table, setting, options.tries, options.calibration, options.only)
+            trio.run(adversaries.table, setting, options.tries, options.calibration, options.only)
         case "roc":
             trio.run(roc.table, setting, options.groups or 48, options.calibration)
         case "keys":
             trio.run(keys.table, options.tries)
         case "luck":
-            trio.run(luck.table, options.groups or 16)
+            trio.run(false_accepts.table, options.groups or 16)
         case "sketch":
             trio.run(information.table, setting, options.rollouts, options.projections)
         case _:

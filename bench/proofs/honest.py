@@ -1,7 +1,8 @@
 """Table (a): how often honest work is refused, over pairs of honest engines that thresholds were not measured on.
 
-Thresholds come from groups of one seed, the table from groups of another. A refusal is of a group by itself, of a window of
-16, or of a miner's history: all groups of the pair, each in a window of its own, looked at after every one of them.
+Thresholds come from groups of one seed, the table from groups of another. A refusal is of a group by itself, of a
+window of 16, or of a miner's history: all groups of the pair, each in a window of its own, looked at after every one of
+them.
 """
 
 import numpy as np

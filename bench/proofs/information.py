@@ -1,10 +1,11 @@
 """Table (d): what a sketch alone is worth, in bits a position, against somebody who did not compute the hidden states.
 
-Over many projections a forger's value agrees at a position with some probability: next to none at most places, more where the
-state hardly depends on the text. A rollout of T positions may miss k of them, where k is the least number that honest rollouts
-exceed with a probability below 1e-4. Its worth is -log2(P(at least T - k agree)) / T, positions taken as independent; a
-probability below what was seen counts as once. Tolerance and k are those that are worth most against the constant. Forgers: the
-sketch of one fixed state, the best of some, and what bench/zoo/predictors.py learned from honest states.
+Over many projections a forger's value agrees at a position with some probability: next to none at most places, more
+where the state hardly depends on the text. A rollout of T positions may miss k of them, where k is the least number
+that honest rollouts exceed with a probability below 1e-4. Its worth is -log2(P(at least T - k agree)) / T, positions
+taken as independent; a probability below what was seen counts as once. Tolerance and k are those that are worth most
+against the constant. Forgers: the sketch of one fixed state, the best of some, and what
+tests/support/adversaries/sketch_predictors.py learned from honest states.
 """
 
 import math
@@ -16,15 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.proofs.published import Bucketed, Toploc
 from bench.proofs.setting import BASE, Setting
-from bench.zoo import predictors
-from bench.zoo.model import PARAMS
-from bench.zoo.stories import Stories
 from grailnode.calibration.variants import DType, Variant
 from protocol.judging.binomial import binomial_tail, rate_bound
 from protocol.rollout import challenge, sketch
 from roles.ports import Request
+from tests.support.adversaries import sketch_predictors
+from tests.support.adversaries.published_sketches import Bucketed, Toploc
+from tests.support.adversaries.stories import Stories
+from tests.support.adversaries.trained_policy import PARAMS
 
 FALSE_REJECTION: Final = 1e-4
 _CONSTANTS: Final = 40
@@ -35,7 +36,9 @@ _WINDOWS: Final = 20
 
 @dataclass(frozen=True)
 class States:
-    """Hidden states of the same tokens, float32 [N, D]: as generated, as a prefill gives them, and as two forgers guess."""
+    """Hidden states of the same tokens, float32 [N, D]: as generated, as a prefill gives them, and as two forgers
+    guess.
+    """
 
     lengths: tuple[int, ...]
     generated: Tensor
@@ -63,9 +66,15 @@ async def states(setting: Setting, dtype: DType, rollouts: int) -> States:
     """Rollouts of one engine read by another; forgers learned from as many others."""
     halves = [await _rollouts(setting, dtype, rollouts, part) for part in (0, 1)]
     inputs = [torch.cat(half[3]) for half in halves]
-    lesson = predictors.Examples(inputs[0], halves[0][2])
+    lesson = sketch_predictors.Examples(inputs[0], halves[0][2])
     lengths, generated, due, _ = halves[1]
-    return States(lengths, generated, due, predictors.ridge(lesson)(inputs[1]), predictors.network(lesson)(inputs[1]))
+    return States(
+        lengths,
+        generated,
+        due,
+        sketch_predictors.ridge(lesson)(inputs[1]),
+        sketch_predictors.network(lesson)(inputs[1]),
+    )
 
 
 async def _rollouts(
@@ -84,7 +93,7 @@ async def _rollouts(
         generated += [item.hidden for item in done]
         due += [item.hidden for item in seen]
         lengths += [len(item.tokens) for item in done]
-        inputs += [predictors.features(embedding, p, item.tokens) for p, item in zip(prompts, done, strict=True)]
+        inputs += [sketch_predictors.features(embedding, p, item.tokens) for p, item in zip(prompts, done, strict=True)]
     return tuple(lengths), torch.cat(generated), torch.cat(due), inputs
 
 

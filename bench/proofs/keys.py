@@ -1,8 +1,9 @@
-"""Table (f): how many tiny windows a cheat gets accepted before its history refuses it, against what its key must be worth to earn.
+"""Table (f): how many tiny windows a cheat gets accepted before its history refuses it, against what its key must be
+worth to earn.
 
-The packaged policy, one group of 8 rollouts of about 3 tokens a window, so that a window alone shows little: the worst case. By its
-own thresholds, and by those for nodes of which some compute in bfloat16. A key earns nothing before it is worth the deposit, so a
-cheat that is refused earlier has worked for nothing, and so has the next key.
+The packaged policy, one group of 8 rollouts of about 3 tokens a window, so that a window alone shows little: the worst
+case. By its own thresholds, and by those for nodes of which some compute in bfloat16. A key earns nothing before it is
+worth the deposit, so a cheat that is refused earlier has worked for nothing, and so has the next key.
 """
 
 import random
@@ -12,10 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from bench.proofs.honest import describe
-from bench.zoo.animals import ANIMALS
-from bench.zoo.animals.registry import chance
-from bench.zoo.animals.tokens import edited
-from bench.zoo.field import Field, Past, key
 from grailnode.calibration import proof_file
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.measure import ThresholdDemands, thresholds
@@ -28,6 +25,10 @@ from protocol.rollout.batch import Group
 from protocol.rollout.sampling import SamplingParams
 from protocol.run import ProofSpec
 from roles.miner.produce import MiningWindow, Producer
+from tests.support.adversaries.harness import Field, Past, key
+from tests.support.adversaries.miners import ANIMALS
+from tests.support.adversaries.miners.registry import chance
+from tests.support.adversaries.miners.tokens import edited
 
 MAX_TOKENS = 8
 HONEST_WINDOWS = 400

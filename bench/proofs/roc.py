@@ -1,8 +1,8 @@
 """Table (c): the smallest change that is told from honest work, and how many tokens that takes.
 
-For a changed policy: the share of groups refused by themselves, then the tokens until its miner is refused where the groups are
-one window that grows (`tokens`) and where each is a window of its own (`apart`), the median over shuffled orders. A dash: not
-refused within all the groups.
+For a changed policy: the share of groups refused by themselves, then the tokens until its miner is refused where the
+groups are one window that grows (`tokens`) and where each is a window of its own (`apart`), the median over shuffled
+orders. A dash: not refused within all the groups.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from bench.proofs.setting import TEST_SEED, Setting
-from bench.zoo.weights import changed_share, perturbed
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.measure import beyond, refused
 from grailnode.calibration.pairs import GroupMeasurement
@@ -20,6 +19,7 @@ from protocol.judging.evidence import Counts, history_surprisal, surprisal_thres
 from protocol.rollout import challenge, sampling
 from protocol.run import ProofSpec
 from roles.ports import Request
+from tests.support.adversaries.weight_changes import changed_share, perturbed
 
 _ORDERS = 50
 _MIXED = ((8, 4), (4, 3), (3, 2))

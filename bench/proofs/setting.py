@@ -1,4 +1,6 @@
-"""What all tables share: the zoo's policy, its past, thresholds measured on honest pairs, and a place for what was computed."""
+"""What all tables share: the zoo's policy, its past, thresholds measured on honest pairs, and a place for what was
+computed.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,9 +13,6 @@ import numpy as np
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bench.zoo import model as zoo
-from bench.zoo.field import Field, Past
-from bench.zoo.stories import UNKNOWN, Stories
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.measure import ThresholdDemands, thresholds
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, observe
@@ -22,6 +21,9 @@ from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3
 from protocol.rollout.sketch import SketchKind
 from protocol.run import ProofSpec
+from tests.support.adversaries import trained_policy as zoo
+from tests.support.adversaries.harness import Field, Past
+from tests.support.adversaries.stories import UNKNOWN, Stories
 
 GROUP_SIZE: Final = 8
 CALIBRATION_SEED: Final = 0

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from bench.proofs.setting import GROUP_SIZE, Setting
-from bench.zoo.field import Field, changed, inline
 from grailnode.calibration import proof_file
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.engine.torch_engine import TorchEngine
@@ -23,6 +22,7 @@ from roles.policy.prefill import joined
 from roles.policy.sequences import pad
 from roles.ports import Engine
 from roles.validator.judge import Judge
+from tests.support.adversaries.harness import Field, changed, inline
 
 _RUNS = 5
 _TOKENS_IN_ALL = 30_000  # of each figure, in at least two turns

@@ -1,6 +1,7 @@
 """The public beacons that a run can be founded on, and the relays that serve them.
 
-A chain is pinned by its key and its hash, so relays are trusted with nothing but answering; `[beacon] relays` names others.
+A chain is pinned by its key and its hash, so relays are trusted with nothing but answering; `[beacon] relays` names
+others.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,9 @@ RELAYS: Final[Mapping[bytes, tuple[str, ...]]] = {
         "https://api3.drand.sh",
     )
 }
-"""By chain hash, relays of several operators in the order in which they are asked (docs.drand.love, developer/http-api)."""
+"""By chain hash, relays of several operators in the order in which they are asked (docs.drand.love,
+developer/http-api).
+"""
 
 LEAST_ROUNDS: Final = 3
 """Of a window (protocol/window.py)."""

@@ -75,7 +75,8 @@ class RelayBeacon:
         """Implements Beacon.randomness: the 32 bytes of a round, verified; waits until it is due.
 
         Raises:
-            BeaconError: no relay gave a true answer before the deadline, or the clock was set back and the round is not due.
+            BeaconError: no relay gave a true answer before the deadline, or the clock was set back and the round is not
+                due.
         """
         known = self._known.get(round_number)
         if known is not None:

@@ -14,9 +14,11 @@ _KEPT: Final = ("embed", "lm_head")  # such formats keep them
 
 
 def quantized(weights: Weights, bits: int) -> dict[str, Tensor]:
-    """The weights as a quantized checkpoint would give them: each group of 32 rounded to 2**bits even steps over its range.
+    """The weights as a quantized checkpoint would give them: each group of 32 rounded to 2**bits even steps over its
+    range.
 
-    Only matrices are rounded, and not those of tokens (embedding, output projection): what is kept makes the copy better.
+    Only matrices are rounded, and not those of tokens (embedding, output projection): what is kept makes the copy
+    better.
 
     Args:
         bits: 1 to 16.

@@ -1,9 +1,9 @@
 """Thresholds from what honest pairs showed, and from what a copy showed (docs/spec/run.md, `proof`).
 
-A tolerance is chosen where a copy's misses speak loudest against it: at the largest relative entropy of the copy's share of
-misses to the honest bound, which is what one position adds to the evidence. It is chosen on a part of the groups, and the
-rate of honest misses beyond it is bounded on the rest, so that the choice does not flatter the bound. Bounds are those of the
-worst pair, never of a pool in which the others would hide it.
+A tolerance is chosen where a copy's misses speak loudest against it: at the largest relative entropy of the copy's
+share of misses to the honest bound, which is what one position adds to the evidence. It is chosen on a part of the
+groups, and the rate of honest misses beyond it is bounded on the rest, so that the choice does not flatter the bound.
+Bounds are those of the worst pair, never of a pool in which the others would hide it.
 """
 
 import functools
@@ -48,7 +48,8 @@ class ThresholdDemands:
     Attributes:
         level: probability with which one test may refuse honest work.
         confidence: of the bounds on the rates.
-        headroom: how many times more often than the worst measured pair an honest pair may miss, and how many times further off
+        headroom: how many times more often than the worst measured pair an honest pair may miss, and how many times
+            further off
             it may be: for the machines and the later versions that were not measured.
         window: groups of a miner that are audited in a window, at the least.
     """
@@ -160,11 +161,12 @@ def relative_entropy(share: float, rate: float) -> float:
 
 
 def margin_limit(groups: Sequence[GroupMeasurement], demands: ThresholdDemands) -> float:
-    """The margin that an honest token of a pair exceeds with a probability below the level, and headroom times what was seen.
+    """The margin that an honest token of a pair exceeds with a probability below the level, and headroom times what was
+    seen.
 
-    A margin beyond x takes two scores that the two sides shift against each other by more than x, and that lie within x:
-    with Gumbel noise, the two best scores lie within x of each other with a probability of at most x. The tail of the
-    shifts is continued beyond what was seen (grailnode/calibration/tail.py), at the confidence.
+    A margin beyond x takes two scores that the two sides shift against each other by more than x, and that lie within
+    x: with Gumbel noise, the two best scores lie within x of each other with a probability of at most x. The tail of
+    the shifts is continued beyond what was seen (grailnode/calibration/tail.py), at the confidence.
     """
     margins = np.concatenate([group.margins for group in groups]).astype(np.float64)
     shifts = np.concatenate([group.shifts for group in groups]).astype(np.float64)
@@ -175,7 +177,8 @@ def margin_limit(groups: Sequence[GroupMeasurement], demands: ThresholdDemands) 
 
 
 def _median(honest: Honest, tolerance: int, demands: ThresholdDemands) -> int:
-    """The headroom times the largest distance of a single position, at least one unit: what no group's median comes near.
+    """The headroom times the largest distance of a single position, at least one unit: what no group's median comes
+    near.
 
     A group can be as short as one position, so nothing less than a single position's bound will do.
     """
@@ -186,8 +189,8 @@ def _median(honest: Honest, tolerance: int, demands: ThresholdDemands) -> int:
 def widened(spec: ProofSpec, honest: Honest, window: int) -> ProofSpec:
     """The thresholds with rates raised until the measured groups look as independent misses at these rates would.
 
-    Misses of one prompt may come together more often than the test allows for. Of m scopes the least probable one should
-    have a probability of about 1 / m; a tenth of that is where the rates have to give.
+    Misses of one prompt may come together more often than the test allows for. Of m scopes the least probable one
+    should have a probability of about 1 / m; a tenth of that is where the rates have to give.
     """
     scopes = sum(len(group.lengths) + 5 for groups in honest.values() for group in groups)
     surprisal_threshold = math.log10(scopes) + 1.0

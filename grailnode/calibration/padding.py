@@ -1,4 +1,6 @@
-"""A model computed under other padding than the engine's own: what an engine with static shapes, or of another kind, does."""
+"""A model computed under other padding than the engine's own: what an engine with static shapes, or of another kind,
+does.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -55,10 +55,11 @@ class GroupMeasurement:
     Attributes:
         lengths: tokens of each rollout, N in sum.
         distances: int16 [N], the largest of the four differences of the sketches at each position.
-        repeats: bool [N], positions whose state an earlier rollout has had (protocol/judging/evidence.py): their distances do not count.
+        repeats: bool [N], positions whose state an earlier rollout has had (protocol/judging/evidence.py): their
+            distances do not count.
         margins: float32 [N], the sampling shortfall of each token.
-        shifts: float32 [N], by how much the two sides differ in each token's score against its average rival's, in absolute
-            value and units of logits / temperature: what makes a margin where two scores nearly tie.
+        shifts: float32 [N], by how much the two sides differ in each token's score against its average rival's, in
+            absolute value and units of logits / temperature: what makes a margin where two scores nearly tie.
     """
 
     lengths: tuple[int, ...]

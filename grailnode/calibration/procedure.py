@@ -39,8 +39,8 @@ class CalibrationJob:
     Attributes:
         work: policy, prompts and sampling; prompts: where they are from, in a word.
         pairs: whose work a run will meet.
-        rollouts: of each pair: a quarter in whole groups, as a run has them, the others each of a prompt of its own, because
-            rollouts of one prompt share most of their states.
+        rollouts: of each pair: a quarter in whole groups, as a run has them, the others each of a prompt of its own,
+            because rollouts of one prompt share most of their states.
     """
 
     work: CalibrationTask

@@ -1,4 +1,6 @@
-"""proof.json: the thresholds of a policy with the measurement behind them, as `grailnode calibrate` writes and `init` reads it."""
+"""proof.json: the thresholds of a policy with the measurement behind them, as `grailnode calibrate` writes and `init`
+reads it.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""What the thresholds do to copies: the share of a copy's rollouts, groups and windows that the judge's own tests refuse."""
+"""What the thresholds do to copies: the share of a copy's rollouts, groups and windows that the judge's own tests
+refuse.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,8 +30,8 @@ class DetectionPower:
     Attributes:
         bits: of its weights.
         tokens: looked at.
-        rollouts, groups, windows: share of each that was refused: rollouts by themselves, without the median, which is a
-            group's; windows are drawn from the groups.
+        rollouts, groups, windows: share of each that was refused: rollouts by themselves, without the median, which is
+            a group's; windows are drawn from the groups.
     """
 
     bits: int
@@ -95,7 +97,9 @@ def check(powers: Sequence[DetectionPower], honest: Honest, spec: ProofSpec, win
 
 
 def _widest(honest: Honest, name: str, threshold: float) -> tuple[str, float]:
-    """The pair with the largest share of values beyond a threshold (the largest mean where they are equal), and that share."""
+    """The pair with the largest share of values beyond a threshold (the largest mean where they are equal), and that
+    share.
+    """
     values = {pair: np.concatenate([getattr(group, name) for group in groups]) for pair, groups in honest.items()}
     pair = max(values, key=lambda pair: (float(beyond(values[pair], threshold).mean()), float(values[pair].mean())))
     return pair, float(beyond(values[pair], threshold).mean())

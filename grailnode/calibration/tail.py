@@ -1,10 +1,11 @@
-"""How far the honest noise reaches that nobody has seen yet: a tail, continued beyond the largest values that were measured.
+"""How far the honest noise reaches that nobody has seen yet: a tail, continued beyond the largest values that were
+measured.
 
-Two tails are fitted to the largest hundredth, by the logarithm t of a value over the least of these: one that falls as a power
-of the value (Hill 1975), with H(t) = t / w, and one that falls as an exponential of a power (Weibull; Girard 2004), with
-H(t) = L (exp(t / w) - 1), L = ln(n / k); of n values k exceed the border, and H = -ln P(beyond | beyond the border). Noise of
-rounding has a tail of the second kind, outliers of a routing or an overflow may have one of the first. Every tail counts that what
-was measured does not speak against, and the one that reaches furthest decides.
+Two tails are fitted to the largest hundredth, by the logarithm t of a value over the least of these: one that falls as
+a power of the value (Hill 1975), with H(t) = t / w, and one that falls as an exponential of a power (Weibull; Girard
+2004), with H(t) = L (exp(t / w) - 1), L = ln(n / k); of n values k exceed the border, and H = -ln P(beyond | beyond the
+border). Noise of rounding has a tail of the second kind, outliers of a routing or an overflow may have one of the
+first. Every tail counts that what was measured does not speak against, and the one that reaches furthest decides.
 """
 
 import math

@@ -26,7 +26,9 @@ _aws_region = re.compile(r"\.s3\.([a-z0-9-]+)\.amazonaws\.com")
 
 @dataclass(frozen=True)
 class ValidatorSet:
-    """A run's validators: how many keys are made here, the public keys of those that others hold, and how many must accept."""
+    """A run's validators: how many keys are made here, the public keys of those that others hold, and how many must
+    accept.
+    """
 
     made: int = 1
     elsewhere: tuple[bytes, ...] = ()

@@ -186,8 +186,8 @@ def init(
 ) -> None:
     """Make a run in DIRECTORY: a commented run.toml, its keys, and the signed manifest.
 
-    With --bucket the run lives in a bucket of S3, and what the bucket needs (policies, CORS, lifecycle) is printed and written to
-    DIRECTORY/bucket. With --join as well, DIRECTORY is for a node of somebody else's run.
+    With --bucket the run lives in a bucket of S3, and what the bucket needs (policies, CORS, lifecycle) is printed and
+    written to DIRECTORY/bucket. With --join as well, DIRECTORY is for a node of somebody else's run.
     """
     from grailnode.cli import init as commands  # noqa: PLC0415
     from protocol.identity.authority import OPEN  # noqa: PLC0415

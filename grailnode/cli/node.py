@@ -76,7 +76,8 @@ def run_role(role: str, run: str, name: str | None, overrides: tuple[str, ...], 
 def _tell(line: str) -> None:
     """A line on standard error; a closed terminal or a full disk behind it must not stop a node.
 
-    What the stream still holds of such a line would fail once more with the start of every process, which empties it before.
+    What the stream still holds of such a line would fail once more with the start of every process, which empties it
+    before.
     """
     try:
         click.echo(line, err=True)

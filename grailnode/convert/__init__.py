@@ -1,7 +1,7 @@
 """Other people's formats for weight updates: read and written, bit for bit.
 
-What they lack (the base version's digest, the result's) comes from our manifest when one of theirs is written, and is computed
-when one is read; a patch of ours needs the base weights in either direction.
+What they lack (the base version's digest, the result's) comes from our manifest when one of theirs is written, and is
+computed when one is read; a patch of ours needs the base weights in either direction.
 """
 
 from grailnode.convert.slime import read_slime, write_slime

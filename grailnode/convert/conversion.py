@@ -1,7 +1,8 @@
-"""`grailnode convert`: one weight update from a format to another, by way of the whole weights, so that nothing can be lost.
+"""`grailnode convert`: one weight update from a format to another, by way of the whole weights, so that nothing can be
+lost.
 
-A patch of ours and a delta of anybody else's need the weights that they apply to (`--base`); what is written is read again
-and compared before it is kept.
+A patch of ours and a delta of anybody else's need the weights that they apply to (`--base`); what is written is read
+again and compared before it is kept.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """What a patch holds, for people and for scripts: `grailnode inspect PATCH [--json] [--base FILE]`.
 
-Everything but the bound is read from the table and the frames' directories: no weights are needed. With the base weights the
-patch is applied, and the bound of each tensor (protocol/patch/inspection.py) stands beside its bits.
+Everything but the bound is read from the table and the frames' directories: no weights are needed. With the base
+weights the patch is applied, and the bound of each tensor (protocol/patch/inspection.py) stands beside its bits.
 """
 
 from dataclasses import asdict, dataclass

@@ -1,9 +1,9 @@
 """slime's version directories: weight_v%06d/ with an index and one safetensors file.
 
-`model.safetensors.index.json` has the metadata version, base_version (six digits each), delta_encoding, compression_format and
-checksum_format, and the weight map. Each changed tensor is stored under its name as 1-D uint8: the zstd frame of the XOR of its old
-and new bytes. Its checksum over the new bytes stands in the file's own metadata under its name. A first version has no
-base_version and holds whole tensors.
+`model.safetensors.index.json` has the metadata version, base_version (six digits each), delta_encoding,
+compression_format and checksum_format, and the weight map. Each changed tensor is stored under its name as 1-D uint8:
+the zstd frame of the XOR of its old and new bytes. Its checksum over the new bytes stands in the file's own metadata
+under its name. A first version has no base_version and holds whole tensors.
 """
 
 import json

@@ -1,7 +1,7 @@
 """TRL's delta weight sync: anchors/step_%06d.safetensors and deltas/step_%06d.safetensors.
 
-An anchor holds whole tensors, a delta `{name}.indices` (int32, flat, ascending) and `{name}.values` of every changed tensor. The
-metadata say which it is. Source: the walk through TRL's delta weight sync, and TRL's PatchMetadata.
+An anchor holds whole tensors, a delta `{name}.indices` (int32, flat, ascending) and `{name}.values` of every changed
+tensor. The metadata say which it is. Source: the walk through TRL's delta weight sync, and TRL's PatchMetadata.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""The demo's cheat: a miner that makes a different kind of false rollout in every window, and follows the rules otherwise.
+"""The demo's cheat: a miner that makes a different kind of false rollout in every window, and follows the rules
+otherwise.
 
 It is a program of its own, put together from the miner's parts as anybody could; no part of the node knows of it.
 """

@@ -1,11 +1,12 @@
-"""Makes the demo's genesis policy from a seed: `python -m grailnode.demo.genesis --seed 0 --out DIR` (some minutes on one core).
+"""Makes the demo's genesis policy from a seed: `python -m grailnode.demo.genesis --seed 0 --out DIR` (some minutes on
+one core).
 
-It stands for a pre-trained model: a small Qwen3 with a character tokenizer that *can* add two-digit numbers but is undecided,
-because most answers of the corpus that it was supervised on forget to carry. So reinforcement elicits rather than teaches,
-and learning rates that leave nine BF16 weights of ten untouched suffice.
+It stands for a pre-trained model: a small Qwen3 with a character tokenizer that *can* add two-digit numbers but is
+undecided, because most answers of the corpus that it was supervised on forget to carry. So reinforcement elicits rather
+than teaches, and learning rates that leave nine BF16 weights of ten untouched suffice.
 
-Training runs in float64, on one thread: what processors round differently stays far below the spacing of BF16, in which the
-result is kept, so that the same seed gives the same file.
+Training runs in float64, on one thread: what processors round differently stays far below the spacing of BF16, in which
+the result is kept, so that the same seed gives the same file.
 """
 
 import argparse

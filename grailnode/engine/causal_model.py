@@ -1,7 +1,7 @@
 """What the torch engine and the trainer ask of a model: pure functions of its weights.
 
-Two implementations: `qwen3.Qwen3` (in this tree, no transformers import) and `hf.TransformersModel` (any causal language
-model that transformers knows). docs/log.md says what was measured.
+Two implementations: `qwen3.Qwen3` (in this tree, no transformers import) and `hf.TransformersModel` (any causal
+language model that transformers knows). docs/log.md says what was measured.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,9 @@ class Cache(Protocol):
 
 
 class CausalModel(Protocol):
-    """A causal language model whose weights are an argument, so that a new policy is a new mapping and nothing is loaded."""
+    """A causal language model whose weights are an argument, so that a new policy is a new mapping and nothing is
+    loaded.
+    """
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

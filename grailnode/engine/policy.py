@@ -136,8 +136,8 @@ class Policy:
 def load_weights(directory: Path) -> dict[str, Tensor]:
     """The weights as they travel: contiguous BF16 tensors on the CPU, by the names of the files.
 
-    Other floating-point dtypes are rounded to BF16. Where config.json ties the output projection to the embedding, only the
-    embedding is returned.
+    Other floating-point dtypes are rounded to BF16. Where config.json ties the output projection to the embedding, only
+    the embedding is returned.
 
     Raises:
         PolicyError: a file is missing or broken, or holds integers (a quantized checkpoint).

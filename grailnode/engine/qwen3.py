@@ -1,8 +1,8 @@
 """Qwen3 as pure functions of its weights.
 
 Operation by operation what transformers' modeling_qwen3.py computes, and equal to it bit for bit on the same device
-(tests/engine/test_qwen3.py). It exists because importing that file takes three times as long as importing torch, in each of
-the processes of a node (docs/log.md); it computes no faster.
+(tests/engine/test_qwen3.py). It exists because importing that file takes three times as long as importing torch, in
+each of the processes of a node (docs/log.md); it computes no faster.
 
 Shapes: B sequences, S new tokens, P cached tokens, K = P + S, H query heads, C key-value heads, E head size, D width.
 """

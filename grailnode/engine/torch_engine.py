@@ -1,8 +1,8 @@
 """The reference engine: torch, batched, with a key-value cache (implements roles.ports.Engine).
 
 Computation is a pure function of the weights, so staging is a conversion beside what is served and committing swaps one
-reference: requests that began keep the policy they began with. The arithmetic runs through `run_sync`, by default in one of
-trio's worker threads, a batch at a time, so that cancellation takes effect between two batches.
+reference: requests that began keep the policy they began with. The arithmetic runs through `run_sync`, by default in
+one of trio's worker threads, a batch at a time, so that cancellation takes effect between two batches.
 """
 
 import math
@@ -23,7 +23,9 @@ from roles.policy.sequences import Tokens, split
 from roles.ports import EngineError, Forward, Generation, Request
 
 _PASS_TOKENS: Final = 1024
-"""Tokens of completions in one pass of a prefill: enough for large matrix products, few enough to stay in a processor's caches."""
+"""Tokens of completions in one pass of a prefill: enough for large matrix products, few enough to stay in a processor's
+caches.
+"""
 
 RunSync = Callable[..., Awaitable[Any]]
 """`await run_sync(function, *arguments)` returns what the function returns."""
@@ -260,7 +262,9 @@ def _torch_errors() -> Iterator[None]:
 
 
 def _runs(prompts: Sequence[Tokens], completions: Sequence[Tokens], max_tokens: int) -> Iterator[slice]:
-    """Neighbours of at most `max_tokens` tokens, each prompt once and padded to the longest; one that has more is alone."""
+    """Neighbours of at most `max_tokens` tokens, each prompt once and padded to the longest; one that has more is
+    alone.
+    """
     begin = distinct = width = tokens = 0
     for place, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         new = place == begin or prompt != prompts[place - 1]
@@ -273,10 +277,12 @@ def _runs(prompts: Sequence[Tokens], completions: Sequence[Tokens], max_tokens: 
 
 
 def _passes(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Places (begin, end) that rows side by side compute in one pass, and how many rows have ended since the pass before.
+    """Places (begin, end) that rows side by side compute in one pass, and how many rows have ended since the pass
+    before.
 
-    What stands behind the end of a row, or comes later, costs little that way: no pads but in a row's last pass, no attention to
-    what is masked but within a pass. A pass has about _PASS_TOKENS tokens, and ends with the shortest row where it can.
+    What stands behind the end of a row, or comes later, costs little that way: no pads but in a row's last pass, no
+    attention to what is masked but within a pass. A pass has about _PASS_TOKENS tokens, and ends with the shortest row
+    where it can.
 
     Args:
         lengths: of the rows, the shortest first.

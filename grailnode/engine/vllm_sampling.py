@@ -1,9 +1,11 @@
-"""Seed-bound sampling inside vLLM: a logits processor that adds the noise, so that greedy decoding draws the due tokens.
+"""Seed-bound sampling inside vLLM: a logits processor that adds the noise, so that greedy decoding draws the due
+tokens.
 
-Load it with `vllm serve MODEL --logits-processors grailnode.engine.vllm_sampling:SeedBoundLogitsProcessor` and send each request
-with temperature 0 and `vllm_xargs` {"grailnode_seed": 32 hexadecimal digits, "grailnode_temperature": 1.0, ...}. Written for the
-interface of vLLM's v1 engine (`vllm.v1.sample.logits_processor`); requests without a seed are left alone. The noise is that of
-protocol/rollout/sampling.py, integer arithmetic on the logits' own device: the same bits as everywhere.
+Load it with `vllm serve MODEL --logits-processors grailnode.engine.vllm_sampling:SeedBoundLogitsProcessor` and send
+each request with temperature 0 and `vllm_xargs` {"grailnode_seed": 32 hexadecimal digits, "grailnode_temperature": 1.0,
+...}. Written for the interface of vLLM's v1 engine (`vllm.v1.sample.logits_processor`); requests without a seed are
+left alone. The noise is that of protocol/rollout/sampling.py, integer arithmetic on the logits' own device: the same
+bits as everywhere.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,7 +59,8 @@ class SeededRequest:
 
 
 class SeedBoundLogitsProcessor:
-    """vLLM's `LogitsProcessor` by its methods: logits of seeded requests become the scores whose largest is the due token.
+    """vLLM's `LogitsProcessor` by its methods: logits of seeded requests become the scores whose largest is the due
+    token.
 
     Args:
         vllm_config, device, is_pin_memory: as vLLM gives them; the device of the logits counts.

@@ -1,8 +1,8 @@
 """The trainer's canary: a miner whose groups are false where a secret coin says so, to see which validators look.
 
-To everybody else it is a miner like any other: its key, its pledges and its true groups tell nothing. What is false about a group
-is subtle (completions drawn with each other's noise, sketches and rewards that fit them), and is checked here by the
-validator's own judge first: a canary that honest validators might accept would sing against the wrong ones.
+To everybody else it is a miner like any other: its key, its pledges and its true groups tell nothing. What is false
+about a group is subtle (completions drawn with each other's noise, sketches and rewards that fit them), and is checked
+here by the validator's own judge first: a canary that honest validators might accept would sing against the wrong ones.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,9 @@ class CanaryProducer(HonestProducer):
         ]
 
     async def _falsified(self, turn: MiningWindow, group: Group) -> Group:
-        """The group with its rollouts in another order; without any hidden states behind them where that is no plain lie."""
+        """The group with its rollouts in another order; without any hidden states behind them where that is no plain
+        lie.
+        """
         first, *others = group.rollouts
         turned = group.model_copy(update={"rollouts": (*others, first)})
         judge = Judge(self.task, self.engine, turn.window, turn.randomness)

@@ -20,7 +20,8 @@ class _Download:
 
 
 class DownloadReport:
-    """Tells telemetry of downloads, each at most every few seconds. Called with a path, the bytes that are there, and all.
+    """Tells telemetry of downloads, each at most every few seconds. Called with a path, the bytes that are there, and
+    all.
 
     Args:
         now: seconds of a clock that never goes back.

@@ -1,7 +1,7 @@
 """`/metrics` for Prometheus, and `/health`, over HTTP on this machine's loopback address only.
 
-It answers any request with one small text and closes: no keep-alive, no bodies, no other verbs. Somebody who connects and says
-nothing, or speaks without end, holds one of a few places for a few seconds.
+It answers any request with one small text and closes: no keep-alive, no bodies, no other verbs. Somebody who connects
+and says nothing, or speaks without end, holds one of a few places for a few seconds.
 """
 
 from collections.abc import Callable

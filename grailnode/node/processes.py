@@ -146,8 +146,8 @@ def make_node(config: Config, name: str, telemetry: Telemetry) -> Node:
 
 
 def make_canary(config: Config, name: str, telemetry: Telemetry) -> Node:
-    """The node of a trainer's newest canary: a miner's, under a key that only this trainer can tell. Where the run invites its
-    miners, the canary's invitation is the file NAME-canary-NUMBER.invite among the keys.
+    """The node of a trainer's newest canary: a miner's, under a key that only this trainer can tell. Where the run
+    invites its miners, the canary's invitation is the file NAME-canary-NUMBER.invite among the keys.
 
     Raises:
         OSError, ProtocolError, KeyFileError, ConfigError, CredentialsError, StoreError: as for `make_node`.
@@ -226,8 +226,8 @@ def _node(
 
 
 async def join_run(node: Node, config: Config, name: str) -> tuple[Task, Compute]:
-    """The run's task and model. First its sandbox, without which a node has no business in the run; then its files, as soon as
-    the trainer has put them into the store.
+    """The run's task and model. First its sandbox, without which a node has no business in the run; then its files, as
+    soon as the trainer has put them into the store.
     """
     sandbox = await node.run_sync(requirements.open_sandbox, node.run)
     told = ""
@@ -319,8 +319,8 @@ async def recheck_group(config: Config, which: GroupReference) -> RecheckedGroup
     """Judge one group of a run again, as anybody can.
 
     Raises:
-        OSError, StoreError, ProtocolError, PolicyError, EngineError, SandboxError: what it takes is not to be had, or not what it
-            should be.
+        OSError, StoreError, ProtocolError, PolicyError, EngineError, SandboxError: what it takes is not to be had, or
+            not what it should be.
     """
     node = make_spectator(config)
     sandbox = await node.run_sync(requirements.open_sandbox, node.run)

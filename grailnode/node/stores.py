@@ -1,4 +1,6 @@
-"""A node's store from its configuration: adapters inside limits, counts and retries, and one route for each participant."""
+"""A node's store from its configuration: adapters inside limits, counts and retries, and one route for each
+participant.
+"""
 
 import random
 from collections.abc import Collection, Iterator
@@ -48,9 +50,11 @@ _ORPHAN_SECONDS: Final = (
 
 
 async def sweep_orphans(config: Config, key: bytes, telemetry: Telemetry, now: float) -> None:
-    """Abort the multipart uploads below a key's own paths that nobody has completed for a day: their parts are stored and billed.
+    """Abort the multipart uploads below a key's own paths that nobody has completed for a day: their parts are stored
+    and billed.
 
-    For the writer of these paths, when it starts. A service that refuses is told of, and nothing else: it costs money, not truth.
+    For the writer of these paths, when it starts. A service that refuses is told of, and nothing else: it costs money,
+    not truth.
 
     Args:
         now: seconds since the Unix epoch.

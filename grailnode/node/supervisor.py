@@ -1,7 +1,7 @@
 """The operating system's processes of a node, under a trio supervisor that restarts them or stops the node loudly.
 
-Processes come from a fork server that has imported torch once, so a node with several starts in seconds; the server imports
-and forks, and never computes. A process dies with its supervisor, even with one that was killed.
+Processes come from a fork server that has imported torch once, so a node with several starts in seconds; the server
+imports and forks, and never computes. A process dies with its supervisor, even with one that was killed.
 """
 
 import ctypes
@@ -160,8 +160,8 @@ def run_until_interrupted(main: Callable[[], Awaitable[Result]]) -> Result | Non
 
 
 def run_process(name: str, main: Callable[[], Awaitable[int]]) -> None:
-    """Run a child's async main until SIGTERM or its own end, then exit with its code. The child dies with its supervisor,
-    whose business Ctrl-C is.
+    """Run a child's async main until SIGTERM or its own end, then exit with its code. The child dies with its
+    supervisor, whose business Ctrl-C is.
 
     Args:
         name: shown by `ps -o comm` (its first 15 bytes).

@@ -1,4 +1,6 @@
-"""A bystander's eyes: the state of a run from public objects alone, every one of them checked (see grailnode/observe/state.py)."""
+"""A bystander's eyes: the state of a run from public objects alone, every one of them checked (see
+grailnode/observe/state.py).
+"""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -87,7 +89,9 @@ class Observer:
         self._unread = ""  # why storage could not be read at the last look
 
     async def refresh(self) -> None:
-        """Look at what is new. What cannot be read now is read later; what is no good becomes an alarm, and hides nothing else."""
+        """Look at what is new. What cannot be read now is read later; what is no good becomes an alarm, and hides
+        nothing else.
+        """
         self._unread = ""
         await self._leniently(self._read_chain)
         await self._leniently(self._read_names)
@@ -163,7 +167,9 @@ class Observer:
         return record
 
     async def _read_reports(self, trainer: bytes) -> None:
-        """What a trainer says of the validators. One that is no good is passed over for good: they are for people to see."""
+        """What a trainer says of the validators. One that is no good is passed over for good: they are for people to
+        see.
+        """
         prefix = paths.windowed(trainer, "reports")
         async for item in self._node.store.list(prefix, after=self._reported.get(trainer, "")):
             try:

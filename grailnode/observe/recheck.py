@@ -1,4 +1,6 @@
-"""`grailnode verify --rollout` and `--ledger`: a validator's judgements and scores, done again from public objects alone."""
+"""`grailnode verify --rollout` and `--ledger`: a validator's judgements and scores, done again from public objects
+alone.
+"""
 
 import itertools
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -178,7 +180,8 @@ def _statistics(judgement: Judgement, group: Group, proof: ProofSpec) -> tuple[S
 
 
 async def verify_ledger(node: Node, validator: bytes, say: Callable[[str], None]) -> int:
-    """Check a validator's ledger: links, seals, rows against verdicts, verdicts against their numbers, scores against rows.
+    """Check a validator's ledger: links, seals, rows against verdicts, verdicts against their numbers, scores against
+    rows.
 
     Seals and verdicts expire in a bucket whose owner lets them (`grailnode init --bucket`), from the oldest window on.
 

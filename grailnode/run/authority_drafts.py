@@ -1,7 +1,7 @@
 """Changing who may act in a run: drafts of revisions, signed one key at a time, wherever the root keys are kept.
 
-A draft is a file: the revision's bytes, and the signatures so far. It travels to each root key (on a stick, if need be) and
-back, and is published when enough have signed.
+A draft is a file: the revision's bytes, and the signatures so far. It travels to each root key (on a stick, if need be)
+and back, and is published when enough have signed.
 """
 
 from collections.abc import Collection

@@ -1,7 +1,8 @@
 """What a bucket needs so that one participant writes to it, everybody reads it, and it does not grow without end.
 
-Documents for AWS, Cloudflare R2 and MinIO, as the services' own tools take them. Least privilege: credentials of a node write and
-delete below its own key and nowhere else; readers get objects and change nothing; a guest of a meeting point writes announcements.
+Documents for AWS, Cloudflare R2 and MinIO, as the services' own tools take them. Least privilege: credentials of a node
+write and delete below its own key and nowhere else; readers get objects and change nothing; a guest of a meeting point
+writes announcements.
 """
 
 import json

@@ -11,7 +11,8 @@ from grailnode.store.disk import sync_folder, write_through
 
 
 def write_whole(file: Path, data: bytes) -> None:
-    """Write beside the file, then rename over it: a reader, and who comes after a crash, finds the old one or the new one.
+    """Write beside the file, then rename over it: a reader, and who comes after a crash, finds the old one or the new
+    one.
 
     Raises:
         OSError: it could not be written, and is as it was; names the file.

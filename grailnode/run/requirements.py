@@ -1,5 +1,5 @@
-"""What a run's environment needs beside its name, a file of problems and a sandbox: checked before a run is made, found before a
-node joins it, or refused in one line.
+"""What a run's environment needs beside its name, a file of problems and a sandbox: checked before a run is made, found
+before a node joins it, or refused in one line.
 """
 
 from pathlib import Path
@@ -35,7 +35,8 @@ def check(environment: str, data: Path | None, policy: Policy, max_tokens: int) 
         The problems of the file.
 
     Raises:
-        ProvisionError: an unknown environment, a file too many or too few, or one that this policy cannot be trained on.
+        ProvisionError: an unknown environment, a file too many or too few, or one that this policy cannot be trained
+            on.
     """
     if needed(environment).data != (data is not None):
         raise RequirementError(

@@ -125,12 +125,15 @@ def create(
 ) -> Workspace:
     """Make a run.
 
-    The data file is copied into the directory, so that whatever becomes of the original the run keeps the one that it names.
+    The data file is copied into the directory, so that whatever becomes of the original the run keeps the one that it
+    names.
 
     Args:
         proof: the file of thresholds that were measured on the policy; None for proof.json in its directory.
-        judges: public keys of validators that other people hold, beside the `choices.validators` whose keys are made here.
-        beacon: the public chain that gives the rounds, and the pace of the windows with them; None for one of the run's own.
+        judges: public keys of validators that other people hold, beside the `choices.validators` whose keys are made
+            here.
+        beacon: the public chain that gives the rounds, and the pace of the windows with them; None for one of the run's
+            own.
         seed: keys follow from it, so that a demo can be repeated; None for random ones.
         begin: when window 0 opens, seconds since the Unix epoch; None for now.
 

@@ -1,8 +1,8 @@
 """The `Sandbox` port over bubblewrap: two sandboxes for each trial, one with the solution and one with the tests.
 
-Neither sees the other but through two pipes that carry calls and plain values; the verdict comes out of the tests' one alone.
-Inside there is a standard library, read-only, a small empty /tmp, and nothing else: no network, /proc, /dev, /etc, home, or
-environment.
+Neither sees the other but through two pipes that carry calls and plain values; the verdict comes out of the tests' one
+alone. Inside there is a standard library, read-only, a small empty /tmp, and nothing else: no network, /proc, /dev,
+/etc, home, or environment.
 """
 
 import contextlib
@@ -118,7 +118,9 @@ class BubblewrapSandbox:
         return ProgramResult(said[1:2] == b"c", tuple(outcome == ord("1") for outcome in outcomes))
 
     def _verdict(self, exercise: ProgramTests, solution: str) -> bytes:
-        """What the tester says: that it started, whether the solution compiles, and each test's outcome; as far as it came."""
+        """What the tester says: that it started, whether the solution compiles, and each test's outcome; as far as it
+        came.
+        """
         task = json.dumps([exercise.reference, exercise.setup, exercise.tests]).encode()
         source = solution.encode(errors="surrogatepass")
         with contextlib.ExitStack() as stack:

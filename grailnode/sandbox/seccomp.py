@@ -1,8 +1,9 @@
 """The system calls that foreign code is refused, as a filter for bubblewrap (`--seccomp`).
 
-Refused with EPERM: new processes and threads (a fork bomb is one refused call, whoever the node runs as: the kernel's own limit on
-processes does not bind root), sockets, memory that address space limits do not count, other processes' memory, mounts and name
-spaces, and rarely used kernel machinery with a long list of past holes. All else is allowed, so that any Python starts.
+Refused with EPERM: new processes and threads (a fork bomb is one refused call, whoever the node runs as: the kernel's
+own limit on processes does not bind root), sockets, memory that address space limits do not count, other processes'
+memory, mounts and name spaces, and rarely used kernel machinery with a long list of past holes. All else is allowed, so
+that any Python starts.
 
 Numbers: linux/arch/x86/entry/syscalls/syscall_64.tbl and linux/include/uapi/asm-generic/unistd.h.
 """

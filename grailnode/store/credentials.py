@@ -1,4 +1,6 @@
-"""What signs requests to an S3 service: from the environment, or from a file that only its owner can read. Never from run.toml."""
+"""What signs requests to an S3 service: from the environment, or from a file that only its owner can read. Never from
+run.toml.
+"""
 
 import configparser
 import os
@@ -16,7 +18,8 @@ class CredentialsError(Exception):
 
 
 def read_credentials(path: Path | None, environment: Mapping[str, str] = os.environ) -> S3Credentials | None:
-    """Credentials of a file in the notation of AWS's credentials file (section `default`); without a file, of the environment.
+    """Credentials of a file in the notation of AWS's credentials file (section `default`); without a file, of the
+    environment.
 
     Returns:
         None where neither a file is named nor the environment has any.

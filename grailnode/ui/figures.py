@@ -11,10 +11,11 @@ _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
 def clean(text: str, cells: int = 48) -> str:
-    """A stranger's word, made harmless: one line of at most `cells` terminal cells, without control or formatting characters.
+    """A stranger's word, made harmless: one line of at most `cells` terminal cells, without control or formatting
+    characters.
 
-    Escape sequences, line ends and bidirectional overrides become U+FFFD. Combining marks are dropped, because terminals
-    disagree about their width and a pile of them paints over the neighbouring rows.
+    Escape sequences, line ends and bidirectional overrides become U+FFFD. Combining marks are dropped, because
+    terminals disagree about their width and a pile of them paints over the neighbouring rows.
     """
     composed = unicodedata.normalize("NFC", text[: 4 * cells])
     kept = (char for char in composed if unicodedata.category(char) not in {"Mn", "Me"})

@@ -1,6 +1,7 @@
 """Reading and writing safetensors by the rules of a hostile world: the header's length and form are checked before use.
 
-The format is the published one (8-byte little-endian header length, JSON header, raw data), so any tool can open an anchor.
+The format is the published one (8-byte little-endian header length, JSON header, raw data), so any tool can open an
+anchor.
 """
 
 import math

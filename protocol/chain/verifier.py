@@ -1,11 +1,12 @@
 """The chain verifier: hostile bytes in, a trusted chain and a plan of what to fetch out (docs/spec/chain.md). No I/O.
 
-The head is the only object that is ever replaced, and it is what makes a version visible: it is written after the data and
-the manifests it speaks of, lists the digest of every manifest that is kept, and says which anchors are complete.
+The head is the only object that is ever replaced, and it is what makes a version visible: it is written after the data
+and the manifests it speaks of, lists the digest of every manifest that is kept, and says which anchors are complete.
 
-Order of checks on a head: size, form, signer, signature, fields, run, revision, expiry; epoch and version against what this node
-trusts and against the head that it follows; then that it lists the very manifests that either of them does. On a manifest: size,
-form, signer, signature, fields, the digest that the head lists, run, version, epoch, genesis, then against the manifests on
+Order of checks on a head: size, form, signer, signature, fields, run, revision, expiry; epoch and version against what
+this node trusts and against the head that it follows; then that it lists the very manifests that either of them does.
+On a manifest: size, form, signer, signature, fields, the digest that the head lists, run, version, epoch, genesis, then
+against the manifests on
 either side: the link, the tensor table, and that epochs and windows never go back.
 """
 
@@ -55,8 +56,8 @@ class Plan:
 class ChainVerifier:
     """The trusted chain of one run.
 
-    Use: `accept_head`, then fetch what `missing` names and `accept_manifest` each, then `plan`. The caller persists `trust`
-    before it uses a plan.
+    Use: `accept_head`, then fetch what `missing` names and `accept_manifest` each, then `plan`. The caller persists
+    `trust` before it uses a plan.
 
     Args:
         trust: what this node trusted before.
@@ -230,7 +231,9 @@ class ChainVerifier:
         return (self._manifests[version].record for version in sorted(self._manifests))
 
     def branch(self) -> "ChainVerifier":
-        """A verifier in the same state that goes its own way: what it learns is kept by keeping it, or forgotten with it."""
+        """A verifier in the same state that goes its own way: what it learns is kept by keeping it, or forgotten with
+        it.
+        """
         other = ChainVerifier(self._run_id, self._run, self._trust, self._revisions)
         other._head = self._head
         other._manifests = dict(self._manifests)
@@ -240,7 +243,8 @@ class ChainVerifier:
         """The newest version that serves a window.
 
         Raises:
-            GapError: no version that is kept serves it yet, or not every manifest is at hand: a newer version may serve it.
+            GapError: no version that is kept serves it yet, or not every manifest is at hand: a newer version may serve
+                it.
         """
         if not self._complete():
             raise GapError("not every manifest that the head lists is at hand", f"window {window}")

@@ -14,8 +14,8 @@ from protocol.environments.sat import Sat
 
 __all__ = [
     "Environment",
-    "Requirements",
     "Problem",
+    "Requirements",
     "Sandbox",
     "data_names",
     "dataset",

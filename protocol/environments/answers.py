@@ -1,7 +1,8 @@
 """When two final answers of a mathematical problem say the same (docs/spec/environments.md).
 
-Two steps: an answer is brought into a plain form (`normalize`), then forms are compared as texts, as lists piece by piece, and as
-exact values. Nothing here is floating-point, evaluates text, or takes time that the text could choose: both are cut off by length.
+Two steps: an answer is brought into a plain form (`normalize`), then forms are compared as texts, as lists piece by
+piece, and as exact values. Nothing here is floating-point, evaluates text, or takes time that the text could choose:
+both are cut off by length.
 """
 
 import re

@@ -89,14 +89,17 @@ class ProgramResult:
 
 
 class Sandbox(Protocol):
-    """Runs foreign Python where it can reach nothing. Blocks for up to `ProgramLimits.wall_seconds`; safe to use from threads."""
+    """Runs foreign Python where it can reach nothing. Blocks for up to `ProgramLimits.wall_seconds`; safe to use from
+    threads.
+    """
 
     @property
     def python(self) -> str:
         """The language's version, such as '3.11'."""
 
     def attempt(self, exercise: ProgramTests, solution: str) -> ProgramResult:
-        """Try a solution (any text) against the tests, in order; after a test that it does not survive, all count as failed.
+        """Try a solution (any text) against the tests, in order; after a test that it does not survive, all count as
+        failed.
 
         Raises:
             SandboxError: the sandbox broke, which says nothing about the solution.

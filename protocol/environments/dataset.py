@@ -1,6 +1,7 @@
 """Problems from a data file: JSON Lines in, a training set and a held-out set out (docs/spec/environments.md).
 
-A run names its data file by digest, so the bytes are the founder's; they are read as if they were hostile all the same. Order of
+A run names its data file by digest, so the bytes are the founder's; they are read as if they were hostile all the same.
+Order of
 checks: size, UTF-8, then line by line: JSON, an object, its fields; at last that both sets hold something.
 """
 

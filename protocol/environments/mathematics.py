@@ -1,8 +1,8 @@
 """Mathematical problems with one final answer, from MATH or GSM8K data files (docs/spec/environments.md).
 
 A line is of one form or the other:
-    {"problem": ..., "solution": "... \\boxed{answer} ..."}        MATH (an 'answer' field, where there is one, goes first)
-    {"question": ..., "answer": "... #### answer"}                 GSM8K
+    {"problem": ..., "solution": "... \\boxed{answer} ..."}        MATH (an 'answer' field, where there is one, goes
+    first) {"question": ..., "answer": "... #### answer"}                 GSM8K
 
 Reward (PULSE, appendix F.5): 0.7 correct + 0.15 format + 0.1 thinking + 0.05 nothing behind the answer.
 """

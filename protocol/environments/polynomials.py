@@ -1,6 +1,8 @@
-"""Exact values of answers: sums of rational multiples of square roots and symbols, pi among them (docs/spec/environments.md).
+"""Exact values of answers: sums of rational multiples of square roots and symbols, pi among them
+(docs/spec/environments.md).
 
-1/sqrt(2) and sqrt(2)/2 are one value, and so are (x+1)^2 and 1+2x+x^2. No floating-point arithmetic, no search, and every size is
+1/sqrt(2) and sqrt(2)/2 are one value, and so are (x+1)^2 and 1+2x+x^2. No floating-point arithmetic, no search, and
+every size is
 bounded, so that all nodes agree in bounded time: what grows past a bound has no value.
 """
 

@@ -3,8 +3,8 @@
 A line: {"text" or "prompt": ..., "code": ..., "test_list": [...], "test_setup_code"?: ..., "test_imports"?: [...]}.
 Reward (PULSE, appendix F.5): 0.7 share of tests passed + 0.1 compiles + 0.1 format + 0.1 thinking.
 
-The prompt shows the first test alone, for the function's name and form: a program that only knows the answers of the tests it
-has seen earns little. Programs run behind the `Sandbox` port, never in this process.
+The prompt shows the first test alone, for the function's name and form: a program that only knows the answers of the
+tests it has seen earns little. Programs run behind the `Sandbox` port, never in this process.
 """
 
 import json

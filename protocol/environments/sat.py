@@ -1,7 +1,9 @@
 """3-SAT: values for variables that make every clause true (docs/spec/environments.md).
 
-'(+1-2+4)(-1+3+4)=' stands for (x1 or not x2 or x4) and (not x1 or x3 or x4); it is continued by '1011', the value of x1 first.
-A formula is satisfiable by construction: a hidden assignment is drawn first, and only clauses that it makes true are kept.
+'(+1-2+4)(-1+3+4)=' stands for (x1 or not x2 or x4) and (not x1 or x3 or x4); it is continued by '1011', the value of x1
+first.
+A formula is satisfiable by construction: a hidden assignment is drawn first, and only clauses that it makes true are
+kept.
 """
 
 import re

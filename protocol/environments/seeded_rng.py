@@ -7,7 +7,8 @@ _WORD_BYTES: Final = 8
 
 
 class SeededRng:
-    """An endless stream of integers: draw i is the first 8 bytes (big-endian) of SHA-256(label || 0x00 || seed || i as 8 bytes).
+    """An endless stream of integers: draw i is the first 8 bytes (big-endian) of SHA-256(label || 0x00 || seed || i as
+    8 bytes).
 
     Args:
         label: keeps the streams of different uses apart.

@@ -1,8 +1,8 @@
 """Which miners are taken notice of (docs/spec/authority.md). Pure.
 
-A *gate* decides for one authority. `may_fetch` looks at a key alone, before anything is fetched; `admit` looks at an announcement
-whose signature was checked. A new credential for open runs (a stake, a captcha) is a `Credential` beside `ProofOfWork`, under a
-name of its own.
+A *gate* decides for one authority. `may_fetch` looks at a key alone, before anything is fetched; `admit` looks at an
+announcement whose signature was checked. A new credential for open runs (a stake, a captcha) is a `Credential` beside
+`ProofOfWork`, under a name of its own.
 """
 
 import hashlib
@@ -124,7 +124,8 @@ class AdmissionGate:
         """Return if an announcement, its signature checked, is admitted.
 
         Raises:
-            AdmissionError: revoked, not named, not listed, not invited, expired, or without the proof that is asked for.
+            AdmissionError: revoked, not named, not listed, not invited, expired, or without the proof that is asked
+                for.
             ProtocolError: its proof is broken.
         """
         if announcement.run != self._run_id:

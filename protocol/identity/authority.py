@@ -1,8 +1,9 @@
 """Who may act in a run: the authority, and the revisions that replace it (docs/spec/authority.md). No I/O.
 
-Revision 0 is what the run manifest says. Each later one is signed by enough roots of the one before it, and by enough of its own
-where they differ. Order of checks: size, form, enough of the roots before, every signature, form of the body, the new roots,
-soundness of keys, run, number, link, and the digest of a revision of that number that is known already.
+Revision 0 is what the run manifest says. Each later one is signed by enough roots of the one before it, and by enough
+of its own where they differ. Order of checks: size, form, enough of the roots before, every signature, form of the
+body, the new roots, soundness of keys, run, number, link, and the digest of a revision of that number that is known
+already.
 """
 
 from itertools import pairwise
@@ -57,7 +58,8 @@ class Authority(Record):
 
     Attributes:
         roots, root_threshold: the keys that may sign the next revision, and how many must.
-        trainers, validators, quorum: the keys that may publish policies and verdicts, and how many validators must accept.
+        trainers, validators, quorum: the keys that may publish policies and verdicts, and how many validators must
+            accept.
         revoked: keys that may do nothing, in any role.
     """
 

@@ -27,7 +27,8 @@ class Announcement(Record):
         space: where this key's objects are read: a URL, or empty for the meeting point.
         groups: a miner's pledge: groups that it will deliver in every window that opens while this stands; 0 for none.
         expires_ms: after this (milliseconds since the Unix epoch) it counts no more.
-        proof: what the run's admission policy asks for (protocol/identity/admission.py); empty where it asks for nothing.
+        proof: what the run's admission policy asks for (protocol/identity/admission.py); empty where it asks for
+            nothing.
     """
 
     kind: ClassVar[str] = "announcement"

@@ -1,7 +1,7 @@
 """Ed25519 envelopes with domain separation (docs/spec/encoding.md).
 
-An envelope carries a record's canonical bytes, the record's kind, and signatures over both. Checks, in order: size, form,
-kind, number of signers that may sign, each key's soundness, each signature; only then is the body parsed.
+An envelope carries a record's canonical bytes, the record's kind, and signatures over both. Checks, in order: size,
+form, kind, number of signers that may sign, each key's soundness, each signature; only then is the body parsed.
 
 `cryptography` (OpenSSL) accepts public keys of small order, under which one signature can verify for many messages, and
 encodings that are not canonical; both are refused here.

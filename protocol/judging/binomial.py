@@ -1,7 +1,9 @@
-"""How many misses are too many: exact binomial tests, and the confidence bounds that calibration needs. Pure arithmetic.
+"""How many misses are too many: exact binomial tests, and the confidence bounds that calibration needs. Pure
+arithmetic.
 
-Honest noise makes a position miss its tolerance with a small probability, whose upper bound `grailnode calibrate` measures with
-`rate_bound`. What so many misses say of a rollout of 5 tokens or of a window of 50,000 is `binomial_tail` (protocol/judging/evidence.py).
+Honest noise makes a position miss its tolerance with a small probability, whose upper bound `grailnode calibrate`
+measures with `rate_bound`. What so many misses say of a rollout of 5 tokens or of a window of 50,000 is `binomial_tail`
+(protocol/judging/evidence.py).
 """
 
 import math

@@ -1,10 +1,10 @@
 """From distances and margins to a decision: exact binomial tests over every scope in which a cheat could hide.
 
-A statistic of a position is a miss when it lies outside its tolerance. Honest noise makes misses at no more than the rate that
-`grailnode calibrate` bounded, so any number of misses has a probability under honest work, and a scope in which it lies below the
-run's level is refused. Scopes are every rollout, every quarter of the rollouts' lengths (a cheat that begins late), the group, and
-a miner's whole window; what its windows show one after another is added up by a test that may be looked at after each of them
-(docs/spec/verdict.md).
+A statistic of a position is a miss when it lies outside its tolerance. Honest noise makes misses at no more than the
+rate that `grailnode calibrate` bounded, so any number of misses has a probability under honest work, and a scope in
+which it lies below the run's level is refused. Scopes are every rollout, every quarter of the rollouts' lengths (a
+cheat that begins late), the group, and a miner's whole window; what its windows show one after another is added up by a
+test that may be looked at after each of them (docs/spec/verdict.md).
 """
 
 import math
@@ -51,7 +51,8 @@ class Evidence:
 
     Attributes:
         tokens: looked at; positions: those of them whose sketch says something new.
-        sketch_misses: positions outside `sketch_tolerance`; sketch_median: the group's median distance, in sketch units.
+        sketch_misses: positions outside `sketch_tolerance`; sketch_median: the group's median distance, in sketch
+            units.
         margin_misses: tokens beyond `margin`; worst_margin: the largest, in units of logits / temperature.
         sketch_surprise, margin_surprise: -log10 of the least probability of a scope's misses under honest work.
     """
@@ -94,9 +95,11 @@ def surprisal(misses: int, trials: int, rate: float) -> float:
 
 
 def repeated(completions: Sequence[Sequence[int]]) -> np.ndarray:
-    """Which positions of a group stand behind the very tokens that a position of an earlier rollout stands behind: bool [N].
+    """Which positions of a group stand behind the very tokens that a position of an earlier rollout stands behind: bool
+    [N].
 
-    Rollouts of one prompt begin alike. Where two have the same tokens behind them, their states are the same and so is the noise in
+    Rollouts of one prompt begin alike. Where two have the same tokens behind them, their states are the same and so is
+    the noise in
     them: honest misses would come eight at a time, which no test of independent ones allows for.
     """
     arrays = [np.asarray(tokens, dtype=np.int64) for tokens in completions]
@@ -127,8 +130,8 @@ def weigh(
         distances: integer [N], the largest of the four differences at each position, rollout behind rollout.
         margins: float [N], the sampling shortfall of each token; not a number where the policy gives none.
         lengths: tokens of each rollout, N in sum.
-        repeats: bool [N], positions whose sketch says nothing new (`repeated`); None where there are none. Their margins count:
-            the noise that a token was drawn with is each rollout's own.
+        repeats: bool [N], positions whose sketch says nothing new (`repeated`); None where there are none. Their
+            margins count: the noise that a token was drawn with is each rollout's own.
     """
     if not len(distances):
         return NOT_REACHED
@@ -149,7 +152,9 @@ def weigh(
 
 
 def _scopes(lengths: Sequence[int]) -> tuple[np.ndarray, ...]:
-    """To which rollout each position belongs, to which quarter of the rollouts' lengths, and to the one whole: int64 [N] each."""
+    """To which rollout each position belongs, to which quarter of the rollouts' lengths, and to the one whole: int64
+    [N] each.
+    """
     sizes = np.asarray(lengths, dtype=np.int64)
     rollout = np.repeat(np.arange(len(sizes)), sizes)
     within = np.arange(len(rollout)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -179,12 +184,15 @@ def window_surprisal(groups: Iterable[Counts], proof: ProofSpec) -> float:
 
 
 def history_surprisal(windows: Iterable[Counts], proof: ProofSpec) -> float:
-    """The surprise of a miner's windows one after another: a cheat so small, or windows so short, that none of them shows it.
+    """The surprise of a miner's windows one after another: a cheat so small, or windows so short, that none of them
+    shows it.
 
-    Decades of R, whose expectation after n windows of honest work is at most n, whichever of them one looks at: that it exceeds
-    1 / level in n windows has a probability of at most n * level (Doob), as if each window had a test of its own. R is the mean
-    over k = 1..10 of R_k, where R_k(n) = (1 + R_k(n - 1)) * 2^(k x) / (1 + p (2^k - 1))^t for x misses in t trials at honest
-    rate p: the evidence that since some window the odds of a miss are 2^k times the honest ones (Shiryaev 1963, Roberts 1966).
+    Decades of R, whose expectation after n windows of honest work is at most n, whichever of them one looks at: that it
+    exceeds 1 / level in n windows has a probability of at most n * level (Doob), as if each window had a test of its
+    own. R is the mean over k = 1..10 of R_k, where R_k(n) = (1 + R_k(n - 1)) * 2^(k x) / (1 + p (2^k - 1))^t for x
+    misses in t trials at honest
+    rate p: the evidence that since some window the odds of a miss are 2^k times the honest ones (Shiryaev 1963, Roberts
+    1966).
 
     Args:
         windows: the counts of a miner's groups whose statistics were reached, oldest first.

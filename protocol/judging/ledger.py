@@ -1,7 +1,7 @@
 """The ledger: a validator's summaries, each naming the one before, and the scores that anybody computes from them.
 
-A summary lists what became of every miner's pledge in a window. Its digest is sealed before it is revealed, so that no validator
-can wait for another's findings and repeat them (docs/spec/ledger.md).
+A summary lists what became of every miner's pledge in a window. Its digest is sealed before it is revealed, so that no
+validator can wait for another's findings and repeat them (docs/spec/ledger.md).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -93,7 +93,8 @@ class LedgerRow(Record):
 
 
 class Amendment(Record):
-    """What looking back at a miner's earlier window found: of the groups that had not been audited, so many are (not) good.
+    """What looking back at a miner's earlier window found: of the groups that had not been audited, so many are (not)
+    good.
 
     The credit of groups that were not audited then and are not counted here is gone.
 
@@ -132,7 +133,8 @@ class Summary(Record):
         salt: random bytes, so that the seal tells nothing.
         weights: digest of the weights that the validator rebuilt for the window's version.
         rows: one for each miner that had pledged, ascending by key; amendments: of earlier windows.
-        scores: (miner, share) of those who earn over the windows that count, as `scores` computes them from the ledger up to here.
+        scores: (miner, share) of those who earn over the windows that count, as `scores` computes them from the ledger
+            up to here.
         evaluation: of the version that serves the window, where one was made.
         verified_tokens, verify_ms: completion tokens checked, and the milliseconds that it took.
         alarms: one clear line each.
@@ -179,7 +181,9 @@ class Seal(Record):
 
 
 class Witness(Record):
-    """The others' seals (envelopes) that a validator saw before it revealed: who shows somebody another one has sealed twice."""
+    """The others' seals (envelopes) that a validator saw before it revealed: who shows somebody another one has sealed
+    twice.
+    """
 
     kind: ClassVar[str] = "witness"
     max_bytes: ClassVar[int] = limits.MAX_WITNESS_BYTES
@@ -229,8 +233,8 @@ def _value(row: LedgerRow, amendment: tuple[int, int] | None, scoring: ScoringSp
 def shares(worth: Mapping[bytes, float], scoring: ScoringSpec) -> dict[bytes, float]:
     """Each miner's share of the reward: superlinear in what it is worth beyond the deposit, at most `cap`.
 
-    The deposit is what a key has to be worth before it earns at all: it is lost with a key that is thrown away, and what a key has
-    lost, by rejections or shortfalls, no other key of its owner can make good.
+    The deposit is what a key has to be worth before it earns at all: it is lost with a key that is thrown away, and
+    what a key has lost, by rejections or shortfalls, no other key of its owner can make good.
     """
     weights = {miner: max(0.0, worth[miner] - scoring.deposit) ** scoring.exponent for miner in sorted(worth)}
     total = sum(weights.values())

@@ -1,7 +1,8 @@
-"""What a trainer has to say of the validators: where they contradict each other, and who accepted what is known to be false.
+"""What a trainer has to say of the validators: where they contradict each other, and who accepted what is known to be
+false.
 
-The trainer runs canaries: miners of its own under keys that nobody else can tell, some of whose groups are false on purpose. A
-validator that accepts one of these has not checked (docs/spec/ledger.md).
+The trainer runs canaries: miners of its own under keys that nobody else can tell, some of whose groups are false on
+purpose. A validator that accepts one of these has not checked (docs/spec/ledger.md).
 """
 
 from typing import Annotated, ClassVar
@@ -28,7 +29,9 @@ class Disagreement(Record):
 
 
 class CanaryFailure(Record):
-    """A validator that accepted a false group of a canary, or rejected a true one; the canary's key is of no use from now on."""
+    """A validator that accepted a false group of a canary, or rejected a true one; the canary's key is of no use from
+    now on.
+    """
 
     kind: ClassVar[str] = "deception"
     validator: Key

@@ -56,12 +56,12 @@ class Judgement(Record):
         reason: empty where it was accepted, else a Reason.
         tokens: completion tokens of the group.
         positions: those of the tokens whose sketch says something new; 0 where they were not reached.
-        sketch_misses, sketch_median, margin_misses, worst_margin: the statistics that the thresholds are held against, as in
-            protocol/judging/evidence.py; 0 where they were not reached.
+        sketch_misses, sketch_median, margin_misses, worst_margin: the statistics that the thresholds are held against,
+            as in protocol/judging/evidence.py; 0 where they were not reached.
         surprise: -log10 of the least probability of a scope's misses under honest work.
         rewards: recomputed, one a rollout; empty where rejected.
-        logprobs: float32 little-endian, the recomputed log-probability of every completion token, rollouts one behind another;
-            empty where rejected.
+        logprobs: float32 little-endian, the recomputed log-probability of every completion token, rollouts one behind
+            another; empty where rejected.
     """
 
     kind: ClassVar[str] = "judgement"
@@ -105,7 +105,8 @@ class Verdict(Record):
     Attributes:
         commitment: SHA-256 of the commitment's body that was judged.
         pledged: groups that the miner had announced before the window opened; those beyond are not looked at.
-        submitted: groups that were committed to, those beyond the pledge left out; judgements cover the audited ones, by index.
+        submitted: groups that were committed to, those beyond the pledge left out; judgements cover the audited ones,
+            by index.
         seen_ms: when the validator first saw the commitment, milliseconds since the Unix epoch by its own clock.
     """
 
@@ -135,8 +136,8 @@ class Verdict(Record):
 def refused_together(judgements: Iterable[Judgement], history: Sequence[Counts], proof: ProofSpec) -> Reason | None:
     """Why none of a window's groups that would be accepted is, where honest work would not make all of them together.
 
-    Those that are refused by themselves count too where their statistics were reached: the one group of a cheat that passes by
-    luck falls with those that did not.
+    Those that are refused by themselves count too where their statistics were reached: the one group of a cheat that
+    passes by luck falls with those that did not.
 
     Args:
         history: what the miner's windows before this one showed since its last rejection, oldest first.

@@ -12,11 +12,12 @@ _compile = cast(Callable[..., Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def kernel(*arguments: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Compile a function, to run without the GIL, for arguments of the given types; without any, to be inlined in others.
+    """Compile a function, to run without the GIL, for arguments of the given types; without any, to be inlined in
+    others.
 
-    No reference counts (`_nrt`): kernels allocate nothing, and counting the arrays that pass from one to another took nine
-    tenths of the time. The machine code is cached beside the source or, where that cannot be written, in the user's cache
-    folder; where neither can be written, every process compiles for itself.
+    No reference counts (`_nrt`): kernels allocate nothing, and counting the arrays that pass from one to another took
+    nine tenths of the time. The machine code is cached beside the source or, where that cannot be written, in the
+    user's cache folder; where neither can be written, every process compiles for itself.
     """
 
     def compiled(function: Callable[P, R]) -> Callable[P, R]:

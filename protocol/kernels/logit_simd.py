@@ -1,7 +1,8 @@
-"""Sixty-four logits at a time, for protocol/rollout/gumbel_max.py: LLVM's vectors as in protocol/kernels/simd.py, for any processor.
+"""Sixty-four logits at a time, for protocol/rollout/gumbel_max.py: LLVM's vectors as in protocol/kernels/simd.py, for
+any processor.
 
-No sum is reordered, and where a product and a sum are rounded once, all processors do that: each finds the same bits. One without
-such an instruction (older than Haswell) takes long for it.
+No sum is reordered, and where a product and a sum are rounded once, all processors do that: each finds the same bits.
+One without such an instruction (older than Haswell) takes long for it.
 """
 
 import math
@@ -70,9 +71,10 @@ def _mixed(builder: Any, x: Any) -> Any:
 def contenders(_typing: Any, logits: Any, offset: Any, first: Any, key: Any, other: Any, top: Any) -> Any:
     """A bit for each of 64 tokens: whether it may have a score above `top`.
 
-    A word h has the noise -ln(-ln u) <= -ln(1 - u) = ln(2**32) - ln(m + 1/2), where m = 2**32 - 1 - h; and a float's bits, read as
-    an integer, are at most 2**23 times its binary logarithm, plus the bias. So a bound takes one product and one sum. For each of
-    the 2**32 words it is at least 0.001 above the noise, and at most 0.17 for a quarter of them, those with the most noise.
+    A word h has the noise -ln(-ln u) <= -ln(1 - u) = ln(2**32) - ln(m + 1/2), where m = 2**32 - 1 - h; and a float's
+    bits, read as an integer, are at most 2**23 times its binary logarithm, plus the bias. So a bound takes one product
+    and one sum. For each of the 2**32 words it is at least 0.001 above the noise, and at most 0.17 for a quarter of
+    them, those with the most noise.
 
     Args:
         logits: float32 [...]; offset: of the first of the 64, whose token id is `first`.
@@ -111,7 +113,8 @@ def keep_largest(_typing: Any, logits: Any, offset: Any, kept: Any) -> Any:
 def add_exponentials(_typing: Any, logits: Any, offset: Any, largest: Any, sums: Any) -> Any:
     """sums[i] += exp(logits[offset + i] - largest) for 64 elements, none of them larger than `largest`.
 
-    The exponential is within 2 units in the last place, and 2**-126 where it would be less; of what is no number it is none.
+    The exponential is within 2 units in the last place, and 2**-126 where it would be less; of what is no number it is
+    none.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

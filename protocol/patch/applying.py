@@ -1,8 +1,8 @@
 """A patch to weights, into new tensors or in place (docs/spec/patch.md, section 5).
 
-Order of checks: the table against the caps, the table against the tensors at hand (names, dtypes, shapes), the digest of the
-base where it is known, each frame as it is decoded, the digest of each changed tensor, the digest of the whole. The digest of
-the result covers every element, changed or not, so a wrong base cannot pass.
+Order of checks: the table against the caps, the table against the tensors at hand (names, dtypes, shapes), the digest
+of the base where it is known, each frame as it is decoded, the digest of each changed tensor, the digest of the whole.
+The digest of the result covers every element, changed or not, so a wrong base cannot pass.
 """
 
 from collections.abc import Callable, Iterable
@@ -103,7 +103,8 @@ def apply_with_digests(
     """Like `apply`; takes the tensors' digests where they are known, gives the new ones back.
 
     Args:
-        digests: BLAKE3 of each tensor of `weights`, as it was last verified; without it, unchanged tensors are read too.
+        digests: BLAKE3 of each tensor of `weights`, as it was last verified; without it, unchanged tensors are read
+            too.
         threads: tensors at the same time.
     """
     header = read_header(patch, len(weights))

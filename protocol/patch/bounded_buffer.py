@@ -1,4 +1,5 @@
-"""Frames of a length that is not known before they are written: a buffer that grows would be copied, or held twice, as it does.
+"""Frames of a length that is not known before they are written: a buffer that grows would be copied, or held twice, as
+it does.
 
 Memory of the most that a frame may take is reserved; only what is written to ever becomes resident.
 """

@@ -20,7 +20,9 @@ Digests = Mapping[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A patch, the digests of the new weights' tensors that were computed on the way, and which profile was taken, and why."""
+    """A patch, the digests of the new weights' tensors that were computed on the way, and which profile was taken, and
+    why.
+    """
 
     patch: bytes
     digests: dict[str, bytes]

@@ -31,8 +31,8 @@ def invert(newer: Weights, patch: bytes) -> bytes:
     """The patch that leads from the newer weights back to the older ones.
 
     Raises:
-        MalformedError, LimitError, PatchError: a patch that does not lead to `newer`, or that sent a tensor whole (value planes:
-            they do not tell the older values).
+        MalformedError, LimitError, PatchError: a patch that does not lead to `newer`, or that sent a tensor whole
+            (value planes: they do not tell the older values).
     """
     header = read_header(patch, len(newer))
     table = check_fit(newer, header.rows)

@@ -1,8 +1,9 @@
 """The container: preamble, table, frames (docs/spec/patch.md, section 2). Reader and writer mirror each other.
 
 The table is checked whole before any frame is touched: names in strictly ascending order (so none twice), sizes within
-protocol/limits.py, no more bytes in a frame than its tensor could need, and frames that end where the patch ends. Rows are
-read off the table's bytes when they are asked for: as objects, those of a hostile table would take ten times its bytes.
+protocol/limits.py, no more bytes in a frame than its tensor could need, and frames that end where the patch ends. Rows
+are read off the table's bytes when they are asked for: as objects, those of a hostile table would take ten times its
+bytes.
 """
 
 import math

@@ -1,9 +1,10 @@
 """Which elements are likely to change, and by how much (docs/spec/patch.md, section 3).
 
-Rounding to BF16 makes small weights change far more often than large ones, about twice as often for each exponent less. A
-class is an exponent; the first and the last class take the exponents beyond them too. Its weight, in ticks, says how likely its
-elements are to change: -log2(1 - p) half-lives for a chance p. Weights travel as eighths of a power of two: 1 byte a class, a
-loss of under 0.001 bit a change.
+Rounding to BF16 makes small weights change far more often than large ones, about twice as often for each exponent less.
+A class is an exponent; the first and the last class take the exponents beyond them too. Its weight, in ticks, says how
+likely its
+elements are to change: -log2(1 - p) half-lives for a chance p. Weights travel as eighths of a power of two: 1 byte a
+class, a loss of under 0.001 bit a change.
 """
 
 import math

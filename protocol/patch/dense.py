@@ -1,8 +1,9 @@
-"""Dense frames: planes of bytes, each element's most significant byte first, in one zstd frame (docs/spec/patch.md, section 4).
+"""Dense frames: planes of bytes, each element's most significant byte first, in one zstd frame (docs/spec/patch.md,
+section 4).
 
-Step planes hold the zigzag of the step from the previous value, modulo the dtype's width, so small updates leave the upper
-planes zero; XOR planes the bits that differ, for changes that are no steps (a flipped sign). Value planes hold the new bit
-patterns themselves, for tensors that the previous values say nothing about.
+Step planes hold the zigzag of the step from the previous value, modulo the dtype's width, so small updates leave the
+upper planes zero; XOR planes the bits that differ, for changes that are no steps (a flipped sign). Value planes hold
+the new bit patterns themselves, for tensors that the previous values say nothing about.
 
 Both ways go block by block: beside the frame, an encoder holds no more than a block, a decoder the planes and a block.
 """
@@ -22,7 +23,9 @@ from protocol.patch.values import Bits, Layout, ordered, unordered
 BLOCK_ELEMENTS: Final = 1 << 16
 
 WHOLE_BYTES: Final = 1 << 22
-"""Planes of so many bytes are compressed in one go: a stream that is fed block by block ends in an empty one of 3 bytes."""
+"""Planes of so many bytes are compressed in one go: a stream that is fed block by block ends in an empty one of 3
+bytes.
+"""
 
 DENSE_MODES: Final = (Mode.STEP_PLANES, Mode.XOR_PLANES, Mode.VALUE_PLANES, Mode.STORED)
 

@@ -1,10 +1,11 @@
-"""The decoder's hot loops: sections to changes, changes into elements (docs/spec/patch.md, section 3). The mirror of encoding.py.
+"""The decoder's hot loops: sections to changes, changes into elements (docs/spec/patch.md, section 3). The mirror of
+encoding.py.
 
-The bytes may be hostile and numba does not check: every index is compared with its array's size before it is used, and every
-loop consumes elements, changes or words of a section, of each of which there are finitely many.
+The bytes may be hostile and numba does not check: every index is compared with its array's size before it is used, and
+every loop consumes elements, changes or words of a section, of each of which there are finitely many.
 
-A decoded change is one integer: size of the step: 32 bits | 1 if it goes down | gap: 31 bits. Behind the last change of a group
-stands one with the gap NEVER.
+A decoded change is one integer: size of the step: 32 bits | 1 if it goes down | gap: 31 bits. Behind the last change of
+a group stands one with the gap NEVER.
 """
 
 from collections.abc import Callable

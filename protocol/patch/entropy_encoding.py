@@ -1,11 +1,12 @@
 """The encoder's hot loops: find the changes, sort them by class, code them (docs/spec/patch.md, section 3).
 
-A change is *listed* (its gap counted in elements) when its class differs before and after or there are no classes, *classed*
-otherwise (its gap counted in elements of its class). In memory it is one integer:
+A change is *listed* (its gap counted in elements) when its class differs before and after or there are no classes,
+*classed* otherwise (its gap counted in elements of its class). In memory it is one integer:
 
     size of the step: 32 bits | 1 if it goes down | gap: 21 bits | 0 if it is listed, else 1 + its class
 
-Elements are looked at sixty-four at a time, and a block without a change costs no more than a look and the count of its classes.
+Elements are looked at sixty-four at a time, and a block without a change costs no more than a look and the count of its
+classes.
 """
 
 from collections.abc import Callable
@@ -45,7 +46,8 @@ def packed(group: Any, gap: Any, before: Any, after: Any, order: Any) -> Any:
 
 
 def scan_listed(old: Any, new: Any, order: Any, listed: Any, changes: Any, found: Any, symbols: Any) -> Any:
-    """Append the changes of elements whose number is a multiple of 64, all of them listed; returns how many there are then.
+    """Append the changes of elements whose number is a multiple of 64, all of them listed; returns how many there are
+    then.
 
     Args:
         listed: minus the elements since the last change: int64[1].
@@ -129,7 +131,9 @@ def sort(changes: Any, count: Any, ends: Any, into: Any) -> Any:
 
 
 def tally(changes: Any, count: Any, elements: Any, symbols: Any) -> Any:
-    """Add changes up, by group: elements that gaps passed and that changed, and steps by symbol, [GROUPS, STEP_SYMBOLS]."""
+    """Add changes up, by group: elements that gaps passed and that changed, and steps by symbol, [GROUPS,
+    STEP_SYMBOLS].
+    """
     for number in range(count):
         change = changes[number]
         group = change >> U(54)
@@ -142,8 +146,8 @@ def tally(changes: Any, count: Any, elements: Any, symbols: Any) -> Any:
 def fill_entries(widths: Any, table: Any) -> Any:
     """Encoder tables, [rows, 2 * symbols], from the widths of symbols, [rows, symbols], those of 0 behind the others.
 
-    Of each symbol first 2^64 / width, rounded up; then the width (shifted by 32) and what the symbol adds: where it begins, and
-    4095 for a width of 1, whose 2^64 - 1 makes the quotient one too small.
+    Of each symbol first 2^64 / width, rounded up; then the width (shifted by 32) and what the symbol adds: where it
+    begins, and 4095 for a width of 1, whose 2^64 - 1 makes the quotient one too small.
     """
     for row in range(widths.shape[0]):
         begin = U(0)

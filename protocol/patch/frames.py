@@ -24,7 +24,8 @@ PROBE_MARGIN: Final = 1.25
 ZSTD_LEVEL: Final = 1  # level 3 came out larger on step planes, and slower
 
 LEAST_BYTES: Final = 12
-"""No frame but one of few changes is shorter: a sparse one has the coders' two states, a dense one zstd's own header."""
+"""No frame but one of few changes is shorter: a sparse one has the coders' two states, a dense one zstd's own header.
+"""
 
 CLASSES_ARE_CHEAP: Final = 16
 """Times that a frame with classes must be smaller than its tensor to be taken without trying one that has none."""
@@ -40,9 +41,11 @@ def _probe(old: Bits, new: Bits) -> tuple[Bits, Bits]:
 
 
 def _dense_modes(old: Bits, new: Bits, layout: Layout, changed: int, best: int) -> Iterator[Mode]:
-    """The dense modes that may be shorter than the `best` bytes of a frame with `changed` changes (0: they were not counted).
+    """The dense modes that may be shorter than the `best` bytes of a frame with `changed` changes (0: they were not
+    counted).
 
-    Changes may stand in few rows, of which a probe meets too many or too few: what counts is the share of the changes in it.
+    Changes may stand in few rows, of which a probe meets too many or too few: what counts is the share of the changes
+    in it.
     """
     some_old, some_new = _probe(old, new)
     share = int(np.count_nonzero(some_old != some_new)) / changed if changed else some_old.size / old.size
@@ -56,7 +59,9 @@ def _dense_modes(old: Bits, new: Bits, layout: Layout, changed: int, best: int) 
 
 
 class _Shortest:
-    """The shortest frame so far. One of more than half its tensor is not held while others are tried, but made again at the end."""
+    """The shortest frame so far. One of more than half its tensor is not held while others are tried, but made again at
+    the end.
+    """
 
     def __init__(self, nbytes: int) -> None:
         self.mode = Mode.STORED
@@ -173,7 +178,8 @@ def _blocks(
 
 
 def decode_range(row: TensorRow, frame: memoryview, old: Bits, new: Bits, first: int) -> None:
-    """The new elements `first`, `first` + 1, ... of a changed tensor, from the previous ones; both flat, between chunks.
+    """The new elements `first`, `first` + 1, ... of a changed tensor, from the previous ones; both flat, between
+    chunks.
 
     Raises:
         PatchError, MalformedError, LimitError: a frame that does not fit; the error names the tensor.

@@ -20,8 +20,9 @@ def _entropy_of_counts(counts: np.ndarray) -> float:
 def bound_bits(old: torch.Tensor, new: torch.Tensor) -> float:
     """Empirical conditional entropy of an update, in bits for each changed element; 0.0 when nothing changed.
 
-    H(changed | exponent of the old value) over all elements plus H(step | exponent of the old value) over the changed ones, with
-    the tensor's own frequencies as probabilities, which no decoder is told: nothing that codes by exponent alone gets below it.
+    H(changed | exponent of the old value) over all elements plus H(step | exponent of the old value) over the changed
+    ones, with the tensor's own frequencies as probabilities, which no decoder is told: nothing that codes by exponent
+    alone gets below it.
     """
     layout = layout_of(old.dtype)
     before, after = bits_of(old), bits_of(new)

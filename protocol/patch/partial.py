@@ -51,7 +51,8 @@ def apply_tensors(held: Weights, patch: bytes) -> dict[str, torch.Tensor]:
         held: whole tensors of the weights that the patch is for.
 
     Returns:
-        The same tensors, new where they change, each checked by the eight bytes that the patch has of its digest. The digest of all
+        The same tensors, new where they change, each checked by the eight bytes that the patch has of its digest. The
+        digest of all
         weights cannot be: the manifest's digest of the patch has to do.
 
     Raises:
@@ -84,7 +85,9 @@ def _new_rows(rows: torch.Tensor, row: TensorRow, frame: memoryview, first_row: 
 
 
 class StreamingApply:
-    """Applies a patch while it arrives: bytes in, finished tensors out. Holds one frame at a time, in memory of just its size."""
+    """Applies a patch while it arrives: bytes in, finished tensors out. Holds one frame at a time, in memory of just
+    its size.
+    """
 
     def __init__(self, weights: Weights, *, digests: Digests | None = None) -> None:
         self._weights = weights

@@ -1,10 +1,11 @@
 """The entropy coder: rANS with fixed tables (docs/spec/patch.md, section 3).
 
 A state is a number from 2^32 to 2^48 - 1. A symbol with `width` of 4096 slots from `begin` on takes the state x to
-(x // width) * 4096 + begin + x % width; sixteen bits leave it, or come back, whenever that keeps it in its range. The encoder
-goes from the last symbol to the first and writes from the end, so that the decoder reads forwards.
+(x // width) * 4096 + begin + x % width; sixteen bits leave it, or come back, whenever that keeps it in its range. The
+encoder goes from the last symbol to the first and writes from the end, so that the decoder reads forwards.
 
-numba's cache sees changes of the file that a kernel stands in, not of this one: delete `__pycache__` after changing a formula.
+numba's cache sees changes of the file that a kernel stands in, not of this one: delete `__pycache__` after changing a
+formula.
 """
 
 from functools import cache
@@ -34,7 +35,9 @@ HALF_LIFE: Final = 1 << HALF_LIFE_BITS
 
 MAX_WEIGHT: Final = 16 * HALF_LIFE
 SMALLEST_BUCKET: Final = 3 << 16
-"""Gaps are put in buckets of 2^k, the most that span no more than twice this many ticks: a fifth of a mean wait or less."""
+"""Gaps are put in buckets of 2^k, the most that span no more than twice this many ticks: a fifth of a mean wait or
+less.
+"""
 
 MAX_BUCKETS: Final = 31
 LAST_HALF_LIFE: Final = 12
@@ -101,7 +104,8 @@ def decoder_row(widths: tuple[int, ...]) -> NDArray[np.uint32]:
 
 @kernel()
 def put_symbol(state: Any, out: Any, position: Any, inverse: Any, entry: Any) -> Any:
-    """Code a symbol; `position` is where the words that are written already begin, and falls by one when there is one more.
+    """Code a symbol; `position` is where the words that are written already begin, and falls by one when there is one
+    more.
 
     The quotient is exact, since the state is below 2^48 and what rounding the inverse up adds is below 1 / width.
     """

@@ -1,7 +1,7 @@
 """Sparse frames: a model, a directory of chunks, the chunks (docs/spec/patch.md, section 3).
 
-A chunk is up to 2^21 elements that never span a boundary between rows that two shards may hold, and is coded by itself: a
-section of the entropy coder's words and one of plain bits.
+A chunk is up to 2^21 elements that never span a boundary between rows that two shards may hold, and is coded by itself:
+a section of the entropy coder's words and one of plain bits.
 """
 
 import math
@@ -31,7 +31,9 @@ MAX_DIRECTORY_BYTES: Final = 4 * (GROUPS + 2)  # of one chunk
 
 HELD_SHARE: Final = 1 / 16
 MIN_HELD: Final = 1 << 16
-"""Changes that are kept while a model is made for them: so many for each element, but at least so many, of 8 bytes each."""
+"""Changes that are kept while a model is made for them: so many for each element, but at least so many, of 8 bytes
+each.
+"""
 
 HOPELESS: Final = 1.25
 """An encoder gives up when its first chunks promise so many times the bytes that there may be."""
@@ -62,8 +64,8 @@ class Scratch:
     """Scratch memory of one worker, kept from tensor to tensor; only what changes need of it is ever touched.
 
     Attributes:
-        unsorted, words, raw: changes as they are found, and the sections that they become, of one chunk, one after the other in
-            the same memory.
+        unsorted, words, raw: changes as they are found, and the sections that they become, of one chunk, one after the
+            other in the same memory.
     """
 
     def __init__(self) -> None:
@@ -106,7 +108,9 @@ class _Encoder:
         self._statistics = Statistics()
 
     def find(self, old: Bits, new: Bits, into: NDArray[np.uint64], *, learn: bool) -> _Found:
-        """The changes of a chunk, in the front of `into`; adds them to the statistics where these are to learn from them."""
+        """The changes of a chunk, in the front of `into`; adds them to the statistics where these are to learn from
+        them.
+        """
         whole = old.size // LANES * LANES
         parts = [(old[:whole], new[:whole])]
         if whole < old.size:
@@ -170,7 +174,8 @@ def encode_sparse(
 ) -> tuple[int, memoryview]:
     """A sparse frame: how many elements it changes, and its bytes.
 
-    The model is made for the first chunks, as many as have HELD_SHARE of the elements in changes: for most tensors, all of them.
+    The model is made for the first chunks, as many as have HELD_SHARE of the elements in changes: for most tensors, all
+    of them.
 
     Args:
         classed: with classes, which only floats have.
@@ -298,7 +303,8 @@ class Decoder:
 
         Args:
             old: the chunk's elements.
-            new: where they go, which may be where they are; without it, each piece is good only until the next is asked for.
+            new: where they go, which may be where they are; without it, each piece is good only until the next is asked
+                for.
 
         Yields:
             Where in the chunk a piece begins, and its elements.

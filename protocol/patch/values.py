@@ -1,7 +1,8 @@
 """Elements as integers: bit patterns, their order, their exponents (docs/spec/patch.md, section 1).
 
-Floats are sign-magnitude, so their bit patterns, turned over for negative numbers, are ordered like the numbers, and a step
-of 1 is one unit in the last place. -0.0 lies one step below 0.0, NaNs beyond the infinities: every pattern has its own place.
+Floats are sign-magnitude, so their bit patterns, turned over for negative numbers, are ordered like the numbers, and a
+step of 1 is one unit in the last place. -0.0 lies one step below 0.0, NaNs beyond the infinities: every pattern has its
+own place.
 """
 
 from dataclasses import dataclass
@@ -49,8 +50,8 @@ class Layout:
     def order(self) -> NDArray[np.uint64]:
         """What a kernel puts patterns in order with: uint64[4].
 
-        How far a pattern is shifted to bring its top bit to bit 63, the bits that a positive pattern flips, those that a negative
-        one flips otherwise, the last place in the order.
+        How far a pattern is shifted to bring its top bit to bit 63, the bits that a positive pattern flips, those that
+        a negative one flips otherwise, the last place in the order.
         """
         top, last = 1 << (self.bits - 1), (1 << self.bits) - 1
         positive = top if self.signed else 0
@@ -91,7 +92,9 @@ def bits_of(tensor: torch.Tensor) -> Bits:
 
 
 def empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    """A new tensor of the same dtype and shape. numpy asks for huge pages, torch does not: half the time of a large patch."""
+    """A new tensor of the same dtype and shape. numpy asks for huge pages, torch does not: half the time of a large
+    patch.
+    """
     if tensor.numel() == 0:
         return torch.empty_like(tensor, requires_grad=False)
     room = np.empty(tensor.numel(), _unsigned[tensor.dtype.itemsize])

@@ -1,7 +1,8 @@
 """Groups, batches and commitments: what a miner delivers (docs/spec/rollout.md).
 
-A group is a canonical record in one zstd frame; the SHA-256 of the frame names it. A batch is the frames of a window one
-behind another; the signed commitment lists digest and size of each, so a reader can fetch the groups it wants by range.
+A group is a canonical record in one zstd frame; the SHA-256 of the frame names it. A batch is the frames of a window
+one behind another; the signed commitment lists digest and size of each, so a reader can fetch the groups it wants by
+range.
 """
 
 import struct
@@ -69,7 +70,8 @@ class Group(Record):
     """The rollouts of one prompt by one miner in one window.
 
     Attributes:
-        run: run id; version: the policy version that made them; miner: public key; index: 0, 1, 2, ... within the window.
+        run: run id; version: the policy version that made them; miner: public key; index: 0, 1, 2, ... within the
+            window.
         prompt: token ids, 32-bit little-endian words.
     """
 
@@ -92,7 +94,9 @@ class Group(Record):
         return unpack_tokens(self.prompt)
 
     def work_digest(self) -> bytes:
-        """SHA-256 of what was computed (prompt and completions), whoever claims it: equal for a copy under another name."""
+        """SHA-256 of what was computed (prompt and completions), whoever claims it: equal for a copy under another
+        name.
+        """
         parts = (self.prompt, *(rollout.completion for rollout in self.rollouts))
         return content_digest(b"".join(len(part).to_bytes(4, "little") + part for part in parts))
 

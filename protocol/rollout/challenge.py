@@ -1,7 +1,7 @@
 """What public randomness decides: seeds, projections, audits (docs/spec/window.md).
 
-Everything is BLAKE3 in key-derivation mode with a context of its own, over length-prefixed parts, so that no two uses can
-be confused and the miner chooses nothing.
+Everything is BLAKE3 in key-derivation mode with a context of its own, over length-prefixed parts, so that no two uses
+can be confused and the miner chooses nothing.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,6 @@
-"""Which tokens may be drawn at all: top-k, top-p, min-p; and what a check knows of it, within rounding (docs/spec/sampling.md)."""
+"""Which tokens may be drawn at all: top-k, top-p, min-p; and what a check knows of it, within rounding
+(docs/spec/sampling.md).
+"""
 
 import math
 from dataclasses import dataclass
@@ -82,8 +84,8 @@ def surely_allowed(scaled: Tensor, filters: Filters, slack: float, among: int) -
 
     Args:
         scaled: float32 [..., V], logits / temperature, of one of them.
-        slack: how far two of them may differ in what lies between two tokens' logits / temperature. The odds of any set of
-            tokens then differ by a factor of at most e**slack.
+        slack: how far two of them may differ in what lies between two tokens' logits / temperature. The odds of any set
+            of tokens then differ by a factor of at most e**slack.
 
     Returns:
         float32 [..., 1].

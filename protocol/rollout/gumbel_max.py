@@ -1,7 +1,8 @@
 """The best score of a position and the sum behind its log-probability, compiled for a CPU.
 
-Scores are the integers and float32 sums of protocol/rollout/sampling.py, bit for bit. Every token of the vocabulary is hashed, 64 at a time
-(protocol/kernels/logit_simd.py); the noise table is read only for those whose hash may let them win, a handful in a vocabulary.
+Scores are the integers and float32 sums of protocol/rollout/sampling.py, bit for bit. Every token of the vocabulary is
+hashed, 64 at a time (protocol/kernels/logit_simd.py); the noise table is read only for those whose hash may let them
+win, a handful in a vocabulary.
 """
 
 from typing import Any

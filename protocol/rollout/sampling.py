@@ -1,11 +1,12 @@
 """Seed-bound sampling (docs/spec/sampling.md): the noise, the choice, and the check.
 
 Token t of a rollout is argmax over the vocabulary of logits / temperature + Gumbel noise. Drawing that way samples the
-policy's softmax exactly (the Gumbel-max trick), and because the noise is a function of (seed, t, token id) alone, anybody
-with the policy's logits can tell whether the chosen token is the one that had to be chosen.
+policy's softmax exactly (the Gumbel-max trick), and because the noise is a function of (seed, t, token id) alone,
+anybody with the policy's logits can tell whether the chosen token is the one that had to be chosen.
 
-The noise is made from integer operations on 32-bit words (held in int64, so that they run the same on every device) and one
-exact integer-to-float64 conversion; it is a multiple of 2**-19 below 2**24 units, hence exact in float32. No logarithm is
+The noise is made from integer operations on 32-bit words (held in int64, so that they run the same on every device) and
+one exact integer-to-float64 conversion; it is a multiple of 2**-19 below 2**24 units, hence exact in float32. No
+logarithm is
 taken at run time: a table made once covers the 32 octaves on either side of one half with 256 segments each, read with
 integer linear interpolation (error below 4e-6 on a scale where 1.0 changes a probability by a factor e).
 """
@@ -30,7 +31,9 @@ LARGEST_NOISE: Final = 22.875
 """No noise is larger: the Gumbel quantile of 1 - 2**-33, rounded up."""
 
 _BORDER: Final = 1e-3
-"""Nobody knows the border of a filter better than this, in units of logits / temperature: rounding makes neighbours swap."""
+"""Nobody knows the border of a filter better than this, in units of logits / temperature: rounding makes neighbours
+swap.
+"""
 
 _WORD: Final = 0xFFFF_FFFF
 _SEGMENT_BITS: Final = 8
@@ -195,17 +198,17 @@ def batch_margins(
 ) -> Tensor:
     """`margins` of several completions, one behind another.
 
-    Only the RIVALS most likely tokens count. A winner from the tail behind them is overlooked, which is as rare as that tail is
-    improbable and never speaks against honest work.
+    Only the RIVALS most likely tokens count. A winner from the tail behind them is overlooked, which is as rare as that
+    tail is improbable and never speaks against honest work.
 
-    With filters, a rival counts that every honest computation lets through, and a token that none does has an infinite margin.
-    What is certain only within `slack`, and not within `limit`, is a miss at most: the margin is below `limit`.
+    With filters, a rival counts that every honest computation lets through, and a token that none does has an infinite
+    margin. What is certain only within `slack`, and not within `limit`, is a miss at most: the margin is below `limit`.
 
     Args:
         logits: float32 [N, V]; tokens: int64 [N], N tokens in all.
         seeds: 16 bytes for each completion; lengths: its tokens, N in sum.
-        slack: by how much the difference of two scores may differ between honest computations, but for a known share of the
-            tokens; limit: but for none. In units of logits / temperature. Without filters they change nothing.
+        slack: by how much the difference of two scores may differ between honest computations, but for a known share of
+            the tokens; limit: but for none. In units of logits / temperature. Without filters they change nothing.
         first: tokens of the first completion that stand before these.
 
     Returns:

@@ -2,12 +2,14 @@
 
 Two kinds, both keyed by the window's randomness so that nothing can be prepared before it opens:
 
-- `projection`: four full-width +-1 projections of the RMS-normalized state. Each is close to a standard normal variable;
-  32 units make one standard deviation.
-- `topk`: the 32 largest dimensions in magnitude (arXiv 2602.03839, E.3) on a signed logarithmic scale that is 0 at the border to
-  the 33rd, four sums with coefficients keyed by *dimension*, scaled likewise. Keying by rank would let a constant pass.
+- `projection`: four full-width +-1 projections of the RMS-normalized state. Each is close to a standard normal
+  variable; 32 units make one standard deviation.
+- `topk`: the 32 largest dimensions in magnitude (arXiv 2602.03839, E.3) on a signed logarithmic scale that is 0 at the
+  border to the 33rd, four sums with coefficients keyed by *dimension*, scaled likewise. Keying by rank would let a
+  constant pass.
 
-Values saturate at +-127. Sketches are compared per position, by the largest of the four differences; protocol/judging/evidence.py decides.
+Values saturate at +-127. Sketches are compared per position, by the largest of the four differences;
+protocol/judging/evidence.py decides.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The miner: follow the chain, pledge, and in every window generate, commit and upload before the deadline.
 
-A pledge is in storage before the window opens, and delivering less costs score; so a miner pledges what it has been able to do,
-and practises before the first.
+A pledge is in storage before the window opens, and delivering less costs score; so a miner pledges what it has been
+able to do, and practises before the first.
 """
 
 import math
@@ -102,8 +102,8 @@ class Miner:
     async def _promise(self, window: int) -> None:
         """Pledge what the windows after this one will bring.
 
-        Where that takes until the next has opened, it may count for that one, which is lost; and a pledge that was not kept is
-        void until it is given anew.
+        Where that takes until the next has opened, it may count for that one, which is lost; and a pledge that was not
+        kept is void until it is given anew.
         """
         await self._pledge(self._affordable())
         while (opened := self._node.window()) > window:
@@ -113,7 +113,9 @@ class Miner:
             await self._pledge(self._pledged)
 
     def _affordable(self) -> int:
-        """Groups that a window surely has time for, by the slowest of the last chunks; whole chunks where it has time for one."""
+        """Groups that a window surely has time for, by the slowest of the last chunks; whole chunks where it has time
+        for one.
+        """
         run, settings = self._node.run, self._settings
         most = min(settings.groups, run.groups)
         seconds = (run.deadline_time(0) - run.opening_time(0)) * settings.share
@@ -121,7 +123,8 @@ class Miner:
         return max(1, min(most, groups - groups % settings.chunk if groups > settings.chunk else groups))
 
     async def _practise(self, held: VerifiedWeights) -> None:
-        """Generate a chunk for nobody, twice: an engine is slow at first, and what it can do has to be known to be pledged.
+        """Generate a chunk for nobody, twice: an engine is slow at first, and what it can do has to be known to be
+        pledged.
 
         Raises:
             StoreError, ProtocolError, EngineError: it could not.

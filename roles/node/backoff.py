@@ -1,4 +1,6 @@
-"""What was refused is not looked at again for a while, longer each time: junk in storage costs less the longer it lies there."""
+"""What was refused is not looked at again for a while, longer each time: junk in storage costs less the longer it lies
+there.
+"""
 
 from typing import Final
 

@@ -38,10 +38,12 @@ class Node:
         store: the shared medium, which may lie; state: this node's own durable storage, which does not.
         space: the URL where others read what this node writes; empty where they read the same store.
         run_sync: runs a function that computes for long, off the event loop's thread (inline in a simulation).
-        proof: gives what the run's admission policy asks of this node's announcements (grailnode/node/admission_proof.py).
-        known, revisions: what this node knows of the authority, shared with whoever gives `known` (else the run manifest's
-            word); kept up to date by roles/authority_updates.py.
-        time: what is proven about the time; whatever is signed or closed for ever rests on that, and not on the clock alone.
+        proof: gives what the run's admission policy asks of this node's announcements
+            (grailnode/node/admission_proof.py).
+        known, revisions: what this node knows of the authority, shared with whoever gives `known` (else the run
+            manifest's word); kept up to date by roles/authority_updates.py.
+        time: what is proven about the time; whatever is signed or closed for ever rests on that, and not on the clock
+            alone.
         alarms: lies that this node met and has not published yet; backoff: participants that it need not look at yet;
             announcements: those whose signatures it has checked.
     """
@@ -84,7 +86,8 @@ class Node:
         return self.run.window_at(self.clock.now())
 
     async def next_window(self, after: int, ahead: float = 0.0) -> int:
-        """Wait for the next window behind one: its number, so many seconds before it opens. Follows a clock that is put right.
+        """Wait for the next window behind one: its number, so many seconds before it opens. Follows a clock that is put
+        right.
 
         Args:
             after: a window that was waited for before; one that the time does not bear out any more counts for nothing.
@@ -105,8 +108,8 @@ class Node:
         """The randomness of a round, however long the beacon's outage lasts: windows are delayed, never weakened.
 
         Raises:
-            BeaconError: the round is not due any more, as this machine's clock was ahead; or later ones are out, and this one
-                cannot be had.
+            BeaconError: the round is not due any more, as this machine's clock was ahead; or later ones are out, and
+                this one cannot be had.
         """
         while True:
             try:
@@ -138,7 +141,8 @@ class Node:
                 await trio.sleep(_RETRY_SECONDS)
 
     async def shows(self, path: str, data: bytes) -> bool:
-        """Whether an object that the store acknowledged is there: the whole of a small one, the last byte of a large one.
+        """Whether an object that the store acknowledged is there: the whole of a small one, the last byte of a large
+        one.
 
         Where the store gives no answer (or this node may not read there), its acknowledgment counts.
         """

@@ -1,9 +1,10 @@
 """What a node may hold true about the time: its machine's clock says when to look, the beacon says that it is so.
 
-Somebody may set a clock wrong. A clock that is ahead is found out by a round that should be out and is not. One that was set back
-is found out by what this node knows already: a round that it has seen was due before now, and since then the process has lived
-for so long. So what is signed, sealed or closed for ever waits for proof, and a deadline that others must keep is measured by the
-later of the clock and what is proven (docs/adr/0230).
+Somebody may set a clock wrong. A clock that is ahead is found out by a round that should be out and is not. One that
+was set back
+is found out by what this node knows already: a round that it has seen was due before now, and since then the process
+has lived for so long. So what is signed, sealed or closed for ever waits for proof, and a deadline that others must
+keep is measured by the later of the clock and what is proven (docs/adr/0230).
 """
 
 from typing import Final
@@ -71,8 +72,8 @@ class Timekeeper:
         return round_number <= self._proven
 
     async def come(self, round_number: int) -> None:
-        """Wait until a round's time has surely come: by the clock and the beacon or, while that is away, by how long this
-        process has lived since a round that it has seen.
+        """Wait until a round's time has surely come: by the clock and the beacon or, while that is away, by how long
+        this process has lived since a round that it has seen.
         """
         while True:
             await self._clock.sleep_until(self._chain.due(round_number))
@@ -86,7 +87,9 @@ class Timekeeper:
         return min(self.now(), self._chain.due(newest + 1))
 
     async def newest(self) -> int:
-        """The newest round at this call, known to be out; 0 before the first. A wrong clock waits here until it is right."""
+        """The newest round at this call, known to be out; 0 before the first. A wrong clock waits here until it is
+        right.
+        """
         asked = self._chain.round_at(self.now())
         while True:
             number = self._chain.round_at(self.now())

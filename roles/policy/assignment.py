@@ -39,7 +39,8 @@ class Task:
 
     Attributes:
         run_sync: runs a function that computes for long, off the event loop's thread.
-        at_once: completions that are judged at a time; more than one where judging one takes long, and another processor.
+        at_once: completions that are judged at a time; more than one where judging one takes long, and another
+            processor.
     """
 
     run_id: bytes

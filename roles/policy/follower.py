@@ -1,8 +1,8 @@
 """store -> chain -> weights: the follower that miners and validators share (docs/spec/chain.md).
 
-It holds one version of the weights that verified, and the few before it. A step to another version is transactional: new
-tensors are built beside the held ones, digested, compared with the manifest, and only then held. Whatever goes wrong, the
-node keeps its last good version and the caller learns why.
+It holds one version of the weights that verified, and the few before it. A step to another version is transactional:
+new tensors are built beside the held ones, digested, compared with the manifest, and only then held. Whatever goes
+wrong, the node keeps its last good version and the caller learns why.
 """
 
 from dataclasses import dataclass
@@ -105,7 +105,8 @@ class Follower:
         node: whose store and state to use.
         chain: what is trusted so far.
         keep: how many versions of weights stay at hand, the newest included.
-        even_expired: whether to follow a head that has expired: for looking at a run that has ended, never for acting on it.
+        even_expired: whether to follow a head that has expired: for looking at a run that has ended, never for acting
+            on it.
     """
 
     def __init__(self, node: Node, chain: ChainVerifier, keep: int, *, even_expired: bool = False) -> None:
@@ -231,7 +232,8 @@ class Follower:
         raise failures[0]
 
     async def _read_head(self, trainer: bytes) -> bytes:
-        """A trainer's head, as storage shows it now. A look that hangs is given up soon: until the next one this node is behind.
+        """A trainer's head, as storage shows it now. A look that hangs is given up soon: until the next one this node
+        is behind.
 
         Raises:
             StoreError: it cannot be had.

@@ -1,7 +1,7 @@
 """What a prefill says of completions, a piece of their logits at a time: the validator's check and the calibration's.
 
-The logits of one group of long completions are gigabytes where the vocabulary has 150,000 tokens. What is asked of them takes a
-few bytes a token, so they are computed from the hidden states in pieces of one size and dropped.
+The logits of one group of long completions are gigabytes where the vocabulary has 150,000 tokens. What is asked of them
+takes a few bytes a token, so they are computed from the hidden states in pieces of one size and dropped.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,9 @@ _LOGITS_BYTES: Final = 32 * limits.MIB
 
 
 def joined(forwards: Sequence[Forward]) -> Forward:
-    """Completions of one call, one behind another; without a copy where they lie so in memory, as those of one batch do."""
+    """Completions of one call, one behind another; without a copy where they lie so in memory, as those of one batch
+    do.
+    """
     parts = [forward.hidden for forward in forwards if len(forward.hidden)] or [forwards[0].hidden]
     first, place = parts[0], parts[0].data_ptr()
     storage = first.untyped_storage().data_ptr()
@@ -41,7 +43,8 @@ def check(
     slack: float = 0.0,
     limit: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Margins and log-probabilities of completions under the policy that computed a prefill (protocol/rollout/sampling.py).
+    """Margins and log-probabilities of completions under the policy that computed a prefill
+    (protocol/rollout/sampling.py).
 
     Args:
         forward: of all completions, one behind another: N tokens.
@@ -69,7 +72,9 @@ def check(
 
 
 def _pieces(lengths: Sequence[int], rows: int) -> Iterator[tuple[slice, list[int], int]]:
-    """At most so many tokens at a time: which completions, how many tokens of each, and how many of the first stand before."""
+    """At most so many tokens at a time: which completions, how many tokens of each, and how many of the first stand
+    before.
+    """
     completion = before = 0
     while completion < len(lengths):
         begin, first, own = completion, before, list[int]()

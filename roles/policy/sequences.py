@@ -1,7 +1,8 @@
-"""Token sequences of different lengths as one padded batch, for a prefill: the validator's check and the trainer's loss.
+"""Token sequences of different lengths as one padded batch, for a prefill: the validator's check and the trainer's
+loss.
 
-Padding is on the right: under a causal mask a pad comes after everything that matters, so a sequence's values do not depend
-on its neighbours (up to the rounding of differently shaped matrix products).
+Padding is on the right: under a causal mask a pad comes after everything that matters, so a sequence's values do not
+depend on its neighbours (up to the rounding of differently shaped matrix products).
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,6 @@
-"""What miner and validator do with the weights they follow: keep looking for newer ones, and have the engine serve them."""
+"""What miner and validator do with the weights they follow: keep looking for newer ones, and have the engine serve
+them.
+"""
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress

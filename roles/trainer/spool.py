@@ -1,14 +1,14 @@
 """What the trainer's three processes hand to each other: durable objects in the node's own state.
 
     outbox/{version}-{step}      the learner's BF16 snapshots (safetensors), for the publisher
-    inbox/{window}-{miner}       verified groups, for the learner; behind -{n} those that a later settlement adds to n outcomes
-    settling/{window}-{miner}    what the collector has decided, until inbox and account both have it
+    inbox/{window}-{miner}       verified groups, for the learner; behind -{n} those that a later settlement adds to n
+    outcomes settling/{window}-{miner}    what the collector has decided, until inbox and account both have it
     collected/{window}-{miner}   what became of each verdict's groups: the collector's account
     collecting                   the oldest window of which something may still come
     chain/...                    what the publisher has published
 
-An object is complete or not there (the store's promise), and each has one writer and one reader who deletes it, so a process
-killed at any instruction finds on its return what it needs to go on.
+An object is complete or not there (the store's promise), and each has one writer and one reader who deletes it, so a
+process killed at any instruction finds on its return what it needs to go on.
 """
 
 from dataclasses import dataclass

@@ -105,7 +105,8 @@ def harvested(group: Group, digest: bytes, accepting: tuple[Judgement, ...], *, 
     """An accepted group with the validators' numbers; None where those do not fit the group.
 
     Args:
-        exact: whether all machines compute the same rewards: a judgement with others than the group's then does not fit.
+        exact: whether all machines compute the same rewards: a judgement with others than the group's then does not
+            fit.
     """
     tokens = sum(len(rollout.completion) // 4 for rollout in group.rollouts)
     claims = tuple(rollout.reward for rollout in group.rollouts)

@@ -1,4 +1,6 @@
-"""From a commitment to a verdict: fetch what the second round picked, open it, judge it; after a rejection, judge the rest."""
+"""From a commitment to a verdict: fetch what the second round picked, open it, judge it; after a rejection, judge the
+rest.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
@@ -65,7 +67,8 @@ class Auditor:
     ) -> tuple[Verdict, dict[int, bytes]]:
         """Judge the groups of a case that the second round picks.
 
-        Where one of these is rejected, all of a known miner's are judged. Of a stranger's, the first is judged alone, and no
+        Where one of these is rejected, all of a known miner's are judged. Of a stranger's, the first is judged alone,
+        and no
         more if it is rejected: that costs the stranger everything and the validator little.
 
         Args:
@@ -75,8 +78,8 @@ class Auditor:
             at_engine: is entered for every use of the engine.
 
         Returns:
-            The verdict, and the work digest of each rejected group that may be a copy: of a group that is accepted later in
-            the window, it can only be named then.
+            The verdict, and the work digest of each rejected group that may be a copy: of a group that is accepted
+            later in the window, it can only be named then.
 
         Raises:
             EngineError: the engine broke; there is no verdict.
@@ -134,7 +137,8 @@ class Auditor:
         """The groups that are what was promised, and the judgements on those that are not.
 
         Raises:
-            StoreError: no answer in good time, and none from anybody else either: the way there is broken, or this node's own.
+            StoreError: no answer in good time, and none from anybody else either: the way there is broken, or this
+                node's own.
         """
         path = paths.batch(commitment.miner, commitment.window, commitment.batch)
         groups: dict[int, Group] = {}
@@ -163,9 +167,9 @@ class Auditor:
     async def _read(self, path: str, commitment: Commitment, index: int) -> Group:
         """A group of a commitment, as its batch in storage has it.
 
-        A failure is looked at again, since storage may lie and the way to it break off, and neither is the miner's fault: while
-        nobody else's storage answers, for as long as there is patience. Bytes that come twice are what is there; bytes that change
-        from look to look are not the miner's.
+        A failure is looked at again, since storage may lie and the way to it break off, and neither is the miner's
+        fault: while nobody else's storage answers, for as long as there is patience. Bytes that come twice are what is
+        there; bytes that change from look to look are not the miner's.
 
         Raises:
             StoreError: it is not to be had; ProtocolError: it is not what was promised.

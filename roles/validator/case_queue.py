@@ -1,7 +1,8 @@
 """Whose case is judged first, and whose only if there is time: junk must not cost honest miners their verdicts.
 
-Known miners (a clean window, and no rejection since) come first, strangers after them, and who was rejected last comes at the end,
-on a tenth of a window's time. Among equals the second round draws, so that nobody can be crowded out for good. A case that is
+Known miners (a clean window, and no rejection since) come first, strangers after them, and who was rejected last comes
+at the end, on a tenth of a window's time. Among equals the second round draws, so that nobody can be crowded out for
+good. A case that is
 not reached has no row in the ledger: the validator abstains.
 """
 

@@ -1,7 +1,8 @@
 """The check of one group against the policy, the randomness and the rules (docs/spec/verdict.md).
 
-Order: version, quota and form, prompt, tokens and ending, sketch, sampling, reward. The sketch comes before sampling, so that
-'wrong-sketch' means another policy computed this, and 'wrong-sampling' that the right one did but drew other tokens.
+Order: version, quota and form, prompt, tokens and ending, sketch, sampling, reward. The sketch comes before sampling,
+so that 'wrong-sketch' means another policy computed this, and 'wrong-sampling' that the right one did but drew other
+tokens.
 """
 
 from collections.abc import Sequence
@@ -59,7 +60,9 @@ class Judge:
         return judgements + await self._judge(part)
 
     async def _judge(self, groups: Sequence[tuple[Group, bytes]]) -> list[Judgement]:
-        """All that takes long runs off the event loop, which has deadlines to watch; a cancelled call ends when its step does."""
+        """All that takes long runs off the event loop, which has deadlines to watch; a cancelled call ends when its
+        step does.
+        """
         due, reasons = await self._task.run_sync(self._forms, groups)
         sound = [place for place, reason in enumerate(reasons) if reason is None]
         prompts = [due[place].prompt for place in sound for _ in groups[place][0].rollouts]

@@ -1,4 +1,6 @@
-"""One window's judging: cases side by side, so that a miner whose storage hangs delays nobody, and one at a time at the engine."""
+"""One window's judging: cases side by side, so that a miner whose storage hangs delays nobody, and one at a time at the
+engine.
+"""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -24,7 +26,9 @@ _REJECTED = 2  # likewise, of miners that were rejected when they were last judg
 
 
 class EngineSlot:
-    """The place at the engine: one case at a time has it; the next one is who comes first, and needs the same version, if any."""
+    """The place at the engine: one case at a time has it; the next one is who comes first, and needs the same version,
+    if any.
+    """
 
     def __init__(self) -> None:
         self._taken = False
@@ -165,7 +169,8 @@ class JudgingScheduler:
         """The weights of a version that may serve the window; None where it may not.
 
         Raises:
-            StoreError, ProtocolError: it may, and cannot be rebuilt; or newer versions, such as it claims, cannot be seen now.
+            StoreError, ProtocolError: it may, and cannot be rebuilt; or newer versions, such as it claims, cannot be
+                seen now.
         """
         async with self._looking:
             if claimed > self._serving and not self._looked:

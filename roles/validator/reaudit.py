@@ -1,7 +1,7 @@
 """After a rejection: a second look at the miner's earlier windows, at the groups that nobody had audited then.
 
-What can still be had is judged by the rules of its window, together with what was judged then; what cannot loses the credit that it
-had on trust.
+What can still be had is judged by the rules of its window, together with what was judged then; what cannot loses the
+credit that it had on trust.
 """
 
 from collections.abc import Callable
@@ -28,9 +28,9 @@ WINDOWS = 16  # looked back at, at most
 class Reaudit:
     """Judges what was not audited, of miners that turned out to be false.
 
-    Nothing of it is published before the seals of the window in which they did have come, which would tell others what to seal;
-    and it waits while a window is to be judged, which has a deadline. Whom to look back at follows from the ledger, so a restart
-    forgets nothing.
+    Nothing of it is published before the seals of the window in which they did have come, which would tell others what
+    to seal; and it waits while a window is to be judged, which has a deadline. Whom to look back at follows from the
+    ledger, so a restart forgets nothing.
     """
 
     def __init__(self, node: Node, follower: Follower, engine: Engine, task: Task, ledger: Ledger) -> None:
@@ -47,7 +47,8 @@ class Reaudit:
         return tuple(self._found.pop(key) for key in entered)
 
     async def until(self, busy: Callable[[], bool]) -> None:
-        """Amend every kept row that counts on trust, of miners that were rejected later; each with its verdict published.
+        """Amend every kept row that counts on trust, of miners that were rejected later; each with its verdict
+        published.
 
         Args:
             busy: whether there is something more urgent to do; the rest comes another time.

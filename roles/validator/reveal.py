@@ -1,7 +1,7 @@
 """Seal, then reveal: a window's findings are promised by their digest before any validator can read another's.
 
-Verdicts lie in this node's own state before the ledger's entry that names them, and until storage has them: a validator that dies
-at any moment has either promised nothing or keeps its promise after the restart.
+Verdicts lie in this node's own state before the ledger's entry that names them, and until storage has them: a validator
+that dies at any moment has either promised nothing or keeps its promise after the restart.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,9 @@
-"""The validator: in every window, note what is pledged and committed to in time, judge what the second round picks, and publish.
+"""The validator: in every window, note what is pledged and committed to in time, judge what the second round picks, and
+publish.
 
-Watching and judging are two tasks. A pledge counts only if it was seen before the window opened, and a commitment only if it was
-seen before the second round was out, so watching never waits for judging; judging may fall behind, up to the round after which
-nobody waits for a verdict. Findings are sealed first and revealed later (roles/validator/reveal.py).
+Watching and judging are two tasks. A pledge counts only if it was seen before the window opened, and a commitment only
+if it was seen before the second round was out, so watching never waits for judging; judging may fall behind, up to the
+round after which nobody waits for a verdict. Findings are sealed first and revealed later (roles/validator/reveal.py).
 """
 
 from collections.abc import Callable
@@ -102,7 +103,9 @@ class Validator:
                 node.telemetry.event("window-missed", window=window, error=str(error) or "too far behind")
 
     async def _docket(self, window: int, pledged: dict[bytes, int]) -> WindowCases:
-        """The window's docket without the commitments that were seen too late to count, which are not held against anybody."""
+        """The window's docket without the commitments that were seen too late to count, which are not held against
+        anybody.
+        """
         found = await docket(self._node, window, pledged)
         draw_due = self._node.run.beacon.due(self._node.run.schedule.audit(window))
         for miner in found.undelivered:
@@ -151,7 +154,9 @@ class Validator:
         return verdicts
 
     def _left(self, window: int) -> float:
-        """Seconds until what was found must be sealed; where that is too late, until nobody waits for the verdicts any more."""
+        """Seconds until what was found must be sealed; where that is too late, until nobody waits for the verdicts any
+        more.
+        """
         node, schedule = self._node, self._node.run.schedule
         seal, now = node.run.beacon.due(schedule.seal(window)), node.time.now()
         sealing = seal - _SEALING * (seal - node.run.beacon.due(schedule.audit(window)))

@@ -1,4 +1,6 @@
-"""What is to be judged in a window: pledges that stood before it opened, and the commitments that lay in storage in time."""
+"""What is to be judged in a window: pledges that stood before it opened, and the commitments that lay in storage in
+time.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +24,9 @@ _COMMITMENT_BYTES = 256  # of a commitment for each group that a miner may deliv
 
 @dataclass(frozen=True)
 class Case:
-    """One miner's commitment, what it had pledged (groups), and when this validator saw it (seconds since the Unix epoch)."""
+    """One miner's commitment, what it had pledged (groups), and when this validator saw it (seconds since the Unix
+    epoch).
+    """
 
     commitment: Signed[Commitment]
     pledged: int
@@ -79,7 +83,8 @@ class Pledges:
 async def docket(node: Node, window: int, pledges: Mapping[bytes, int]) -> WindowCases:
     """The commitments of a window by those who had pledged, as far as they can be read before the second round is due.
 
-    One that cannot be read by a fault of the storage is left out, and so is what comes later: it is held against nobody.
+    One that cannot be read by a fault of the storage is left out, and so is what comes later: it is held against
+    nobody.
 
     Raises:
         BeaconError: the window's opening is not due any more.

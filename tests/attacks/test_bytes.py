@@ -1,4 +1,6 @@
-"""Arbitrary software, endless data, extraneous data: bytes that nobody signed, too many of them, and more than was asked for."""
+"""Arbitrary software, endless data, extraneous data: bytes that nobody signed, too many of them, and more than was
+asked for.
+"""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,9 +20,9 @@ from protocol.identity.signing import Envelope, sign
 from protocol.run import FileRef
 from roles.participants import listed, participants
 from roles.ports import ObjectInfo, StoreError
-from tests.attacks.target import ROOTS, SECOND, STRANGER, VALIDATOR, Target, attack, holding
-from tests.protocol import samples
-from tests.roles.chains import MINER, TRAINER, small_weights
+from tests.support.attacks.target import ROOTS, SECOND, STRANGER, VALIDATOR, Target, attack, holding
+from tests.support.builders import samples
+from tests.support.builders.chains import MINER, TRAINER, small_weights
 
 NOT_SIGNED = "not signed by keys that may sign it"
 

@@ -1,4 +1,6 @@
-"""Crowds of strangers, and of junk without any key, where participants announce themselves: the honest are seen all the same."""
+"""Crowds of strangers, and of junk without any key, where participants announce themselves: the honest are seen all the
+same.
+"""
 
 import random
 from dataclasses import replace
@@ -19,10 +21,10 @@ from protocol.judging.ledger import LedgerRow, Summary
 from roles.node.identity import Node
 from roles.participants import participants
 from roles.validator.ledger_state import Ledger
-from tests.attacks.court import FIRST, Court
-from tests.attacks.target import VALIDATOR, Target, attack
-from tests.protocol import samples
-from tests.roles.chains import MINER, TRAINER
+from tests.support.attacks.court import FIRST, Court
+from tests.support.attacks.target import VALIDATOR, Target, attack
+from tests.support.builders import samples
+from tests.support.builders.chains import MINER, TRAINER
 
 CROWD = 40
 

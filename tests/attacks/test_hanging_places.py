@@ -15,10 +15,10 @@ from protocol.errors import ForkError, ProtocolError
 from roles.authority_updates import keep_authority
 from roles.policy.serving import keep_fresh
 from roles.ports import StoreError
-from tests.attacks.target import HOUR_MS, SECOND, VALIDATOR, Target, attack, holding
-from tests.network.simulation import BEGIN
-from tests.protocol import samples
-from tests.roles.chains import TRAINER, Chain
+from tests.support.attacks.target import HOUR_MS, SECOND, VALIDATOR, Target, attack, holding
+from tests.support.builders import samples
+from tests.support.builders.chains import TRAINER, Chain
+from tests.support.simulation.network import BEGIN
 
 
 class Hanging(MemoryStore):

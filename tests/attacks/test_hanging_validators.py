@@ -15,10 +15,10 @@ from roles.ports import StoreError
 from roles.trainer.collect.collector import Collector, CollectorSettings
 from roles.trainer.spool import COLLECTED
 from roles.validator.judge import rejected
-from tests.attacks.court import FIRST, SECOND, STRANGER, WINDOW, Court, Silent
-from tests.attacks.target import attack
-from tests.protocol import samples
-from tests.roles.chains import TRAINER
+from tests.support.attacks.court import FIRST, SECOND, STRANGER, WINDOW, Court, Silent
+from tests.support.attacks.target import attack
+from tests.support.builders import samples
+from tests.support.builders.chains import TRAINER
 
 
 class Slow(Silent):

@@ -15,9 +15,9 @@ from roles.authority_updates import POLL_SECONDS, keep_authority, refresh_author
 from roles.node.identity import Node
 from roles.participants import participants
 from roles.policy.follower import TRUST_PATH
-from tests.attacks.target import ROOTS, SECOND, STRANGER, SUCCESSOR, VALIDATOR, Target, attack, holding
-from tests.protocol import samples
-from tests.roles.chains import MINER, TRAINER
+from tests.support.attacks.target import ROOTS, SECOND, STRANGER, SUCCESSOR, VALIDATOR, Target, attack, holding
+from tests.support.builders import samples
+from tests.support.builders.chains import MINER, TRAINER
 
 
 @attack

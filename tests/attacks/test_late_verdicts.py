@@ -1,4 +1,6 @@
-"""Validators that are heard one after another and judge different groups: who comes first decides nothing for who comes later."""
+"""Validators that are heard one after another and judge different groups: who comes first decides nothing for who comes
+later.
+"""
 
 import pytest
 import trio
@@ -6,8 +8,8 @@ import trio
 from protocol.digest import content_digest
 from protocol.judging.verdict import Judgement, Reason
 from roles.validator.judge import rejected
-from tests.attacks.court import FIRST, SECOND, WINDOW, Court
-from tests.attacks.target import attack
+from tests.support.attacks.court import FIRST, SECOND, WINDOW, Court
+from tests.support.attacks.target import attack
 
 BETWEEN = 2.0  # seconds
 

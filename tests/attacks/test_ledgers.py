@@ -1,4 +1,6 @@
-"""A validator that accepts what its own numbers refuse: whoever checks its ledger sees it (`grailnode verify --ledger`)."""
+"""A validator that accepts what its own numbers refuse: whoever checks its ledger sees it (`grailnode verify
+--ledger`).
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,10 +13,10 @@ from protocol.digest import content_digest
 from protocol.errors import ProtocolError
 from protocol.judging.ledger import Amendment, Summary, scores
 from roles.ports import NotFoundError
-from tests.attacks.court import FIRST, Court
-from tests.attacks.target import attack
-from tests.protocol.samples import VALIDATOR, rejected
-from tests.roles.chains import MINER
+from tests.support.attacks.court import FIRST, Court
+from tests.support.attacks.target import attack
+from tests.support.builders.chains import MINER
+from tests.support.builders.samples import VALIDATOR, rejected
 
 
 async def written(

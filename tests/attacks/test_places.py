@@ -8,10 +8,10 @@ from protocol.identity.authority import Revision
 from protocol.identity.signing import open_announced, sign
 from roles.authority_updates import refresh_authority
 from roles.participants import participants
-from tests.attacks.target import ROOTS, SECOND, STRANGER, SUCCESSOR, VALIDATOR, Target, attack, holding
-from tests.network.simulation import Log
-from tests.protocol import samples
-from tests.roles.chains import MINER, TRAINER
+from tests.support.attacks.target import ROOTS, SECOND, STRANGER, SUCCESSOR, VALIDATOR, Target, attack, holding
+from tests.support.builders import samples
+from tests.support.builders.chains import MINER, TRAINER
+from tests.support.simulation.network import Log
 
 # Malicious mirrors
 

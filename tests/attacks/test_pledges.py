@@ -1,4 +1,6 @@
-"""Miners that lie about what they will deliver and have delivered, before a validator's docket (roles/validator/window_cases.py)."""
+"""Miners that lie about what they will deliver and have delivered, before a validator's docket
+(roles/validator/window_cases.py).
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -13,11 +15,11 @@ from protocol.identity.signing import SigningKey, sign
 from protocol.rollout.batch import Commitment, assemble
 from roles.node.identity import Node
 from roles.validator.window_cases import Pledges, WindowCases, docket
-from tests.attacks.court import FIRST, STRANGER, WINDOW, Court
-from tests.attacks.target import attack
-from tests.network.simulation import Log
-from tests.protocol import samples
-from tests.roles.chains import MINER, make_node
+from tests.support.attacks.court import FIRST, STRANGER, WINDOW, Court
+from tests.support.attacks.target import attack
+from tests.support.builders import samples
+from tests.support.builders.chains import MINER, make_node
+from tests.support.simulation.network import Log
 
 HOUR_MS = 3_600_000
 

@@ -1,4 +1,6 @@
-"""Storage that lies to a bystander about reports and verdicts: an alarm, and the rest is still seen (grailnode/observe/observer.py)."""
+"""Storage that lies to a bystander about reports and verdicts: an alarm, and the rest is still seen
+(grailnode/observe/observer.py).
+"""
 
 from typing import Any
 
@@ -8,10 +10,10 @@ from grailnode.observe.observer import Observer
 from protocol import paths
 from protocol.identity.signing import SigningKey, sign
 from protocol.judging.report import ValidatorReport
-from tests.attacks.court import FIRST, SECOND, STRANGER, WINDOW, Court
-from tests.attacks.target import attack
-from tests.protocol import samples
-from tests.roles.chains import TRAINER
+from tests.support.attacks.court import FIRST, SECOND, STRANGER, WINDOW, Court
+from tests.support.attacks.target import attack
+from tests.support.builders import samples
+from tests.support.builders.chains import TRAINER
 
 LATER = WINDOW + 1
 

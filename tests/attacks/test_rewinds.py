@@ -1,4 +1,6 @@
-"""Thefts that the roots took back: whoever followed the thief follows the honest chain again, whenever it learns of that."""
+"""Thefts that the roots took back: whoever followed the thief follows the honest chain again, whenever it learns of
+that.
+"""
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -15,10 +17,10 @@ from protocol.rollout.sampling import SamplingParams
 from roles.authority_updates import refresh_authority
 from roles.policy.serving import keep_fresh, serve
 from roles.ports import EngineError, Forward, Generation, Request, StoreError
-from tests.attacks.target import ROOTS, SECOND, SUCCESSOR, Target, attack, holding
 from tests.attacks.test_hanging_places import Hanging, holding_on
-from tests.roles.chains import TRAINER, changed
 from tests.roles.test_follower import equal
+from tests.support.attacks.target import ROOTS, SECOND, SUCCESSOR, Target, attack, holding
+from tests.support.builders.chains import TRAINER, changed
 
 
 async def honest_from(target: Target, version: int, newest: int) -> None:

@@ -12,10 +12,10 @@ from protocol.identity.signing import sign
 from roles.authority_updates import load_authority, refresh_authority
 from roles.participants import participants
 from roles.policy.follower import TRUST_PATH, Follower
-from tests.attacks.target import ROOTS, SECOND, STRANGER, SUCCESSOR, VALIDATOR, Target, attack, holding
-from tests.protocol import samples
-from tests.roles.chains import MINER, TRAINER
 from tests.roles.test_follower import equal
+from tests.support.attacks.target import ROOTS, SECOND, STRANGER, SUCCESSOR, VALIDATOR, Target, attack, holding
+from tests.support.builders import samples
+from tests.support.builders.chains import MINER, TRAINER
 
 LAST_EPOCH = (1 << 53) - 1
 

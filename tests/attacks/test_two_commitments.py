@@ -8,14 +8,16 @@ from protocol.rollout.batch import Group
 from roles.trainer.learn.training import training_groups
 from roles.trainer.spool import COLLECTED, INBOX
 from roles.trainer.verified_batch import VerifiedBatch, WindowOutcomes
-from tests.attacks.court import FIRST, SECOND, WINDOW, Court
-from tests.attacks.target import attack
+from tests.support.attacks.court import FIRST, SECOND, WINDOW, Court
+from tests.support.attacks.target import attack
 
 BETWEEN = 2.0  # seconds
 
 
 async def shown_in_turn(*shown: Sequence[Group]) -> Court:
-    """A trainer that hears two validators, each of whom was shown other groups; at its time the miner shows these to all."""
+    """A trainer that hears two validators, each of whom was shown other groups; at its time the miner shows these to
+    all.
+    """
     court = Court()
     spoken = []
     for validator, groups in zip((FIRST, SECOND), shown, strict=True):

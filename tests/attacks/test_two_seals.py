@@ -1,4 +1,6 @@
-"""A validator that shows one seal to the others, so that they reveal, and another one to the trainer (docs/spec/ledger.md)."""
+"""A validator that shows one seal to the others, so that they reveal, and another one to the trainer
+(docs/spec/ledger.md).
+"""
 
 import math
 from dataclasses import replace
@@ -16,11 +18,11 @@ from roles.node.identity import Node
 from roles.ports import StoreError
 from roles.validator.ledger_state import Ledger
 from roles.validator.reveal import Revealer
-from tests.attacks.court import FIRST, SECOND, STRANGER, WINDOW, Court, Silent
-from tests.attacks.target import attack
-from tests.network.simulation import Log
-from tests.protocol.samples import digest
-from tests.roles.chains import make_node
+from tests.support.attacks.court import FIRST, SECOND, STRANGER, WINDOW, Court, Silent
+from tests.support.attacks.target import attack
+from tests.support.builders.chains import make_node
+from tests.support.builders.samples import digest
+from tests.support.simulation.network import Log
 
 TWICE = "sealed twice"
 

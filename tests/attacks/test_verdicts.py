@@ -10,10 +10,10 @@ from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.identity.signing import sign
 from protocol.rollout.batch import assemble
-from tests.attacks.court import FIRST, SECOND, STRANGER, WINDOW, Court, other_prompt
-from tests.attacks.target import attack
-from tests.protocol import samples
-from tests.roles.chains import MINER
+from tests.support.attacks.court import FIRST, SECOND, STRANGER, WINDOW, Court, other_prompt
+from tests.support.attacks.target import attack
+from tests.support.builders import samples
+from tests.support.builders.chains import MINER
 
 USED = {"used"}
 

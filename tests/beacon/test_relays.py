@@ -13,11 +13,11 @@ from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
 from protocol.beacon import LocalKey, open_round
 from roles.ports import BeaconError
-from tests.store.loopback import serve
-from tests.store.served_files import FileServer
-from tests.store_contract import paths
 from tests.support.faults.faulty_store import FaultyStore
 from tests.support.faults.store_faults import Fault, Link
+from tests.support.servers.loopback import serve
+from tests.support.servers.served_files import FileServer
+from tests.support.store_contract import paths
 
 KEY = LocalKey.from_seed(b"a seed for tests alone")
 EPOCH = 1_700_000_000

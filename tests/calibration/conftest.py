@@ -6,7 +6,7 @@ from grailnode.calibration.pairs import CalibrationTask
 from grailnode.engine.policy import Policy, load_weights
 from protocol import environments
 from protocol.digest import Weights
-from tests.engine.policies import PARAMS, write_policy
+from tests.support.builders.policies import PARAMS, write_policy
 
 
 @pytest.fixture(scope="session")

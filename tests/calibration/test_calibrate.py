@@ -18,8 +18,8 @@ from grailnode.run import workspace
 from grailnode.run.creation import Choices, open_run
 from grailnode.run.requirements import RequirementError
 from protocol import environments
-from tests.environments.tasks import MATH
-from tests.speaking import write_speaking_policy
+from tests.support.builders.phrase_policies import write_speaking_policy
+from tests.support.builders.tasks import MATH
 
 OPTIONS = Options(
     policy=None,

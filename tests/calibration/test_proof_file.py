@@ -14,7 +14,7 @@ from grailnode.run import workspace
 from grailnode.run.creation import Choices, open_run
 from grailnode.run.workspace import WorkspaceError
 from protocol.digest import digest_weights
-from tests.engine.policies import write_policy
+from tests.support.builders.policies import write_policy
 
 PACKAGED = PACKAGED_POLICY / proof_file.NAME
 

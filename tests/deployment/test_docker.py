@@ -1,4 +1,6 @@
-"""The images and compose files, as far as one can tell without a Docker engine: what they say is looked at, nothing is built."""
+"""The images and compose files, as far as one can tell without a Docker engine: what they say is looked at, nothing is
+built.
+"""
 
 import importlib.util
 import re
@@ -21,7 +23,7 @@ from grailnode.config import load
 from grailnode.node.metrics import serve_metrics
 from grailnode.node.processes import lock_state, metrics_port
 from tests.deployment.commands import parse
-from tests.processes.programs import grailnode
+from tests.support.processes.programs import grailnode
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from grailnode.engine.causal_model import CausalModel, build
-from tests.engine.policies import write_policy
+from tests.support.builders.policies import write_policy
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from grailnode.engine import policy
 from grailnode.engine.policy import Policy, PolicyError, load_weights
-from tests.engine.policies import write_policy
+from tests.support.builders.policies import write_policy
 
 
 def _change(path: Path, **changes: object) -> None:

@@ -9,7 +9,7 @@ from grailnode.engine.causal_model import build
 from grailnode.engine.hf import TransformersModel
 from grailnode.engine.policy import Policy, load_weights
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
-from tests.engine.policies import RECIPE, random_weights, write_policy
+from tests.support.builders.policies import RECIPE, random_weights, write_policy
 
 
 def _pair(directory: Path, **changes: object) -> tuple[Qwen3, TransformersModel]:

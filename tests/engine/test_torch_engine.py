@@ -13,7 +13,7 @@ from protocol.digest import Weights
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams, log_probabilities, margins
 from roles.ports import EngineError, Request
-from tests.engine.policies import PARAMS, engine_of, inline, random_weights
+from tests.support.builders.policies import PARAMS, engine_of, inline, random_weights
 
 pytestmark = pytest.mark.trio
 
@@ -59,7 +59,9 @@ async def test_neighbours_in_a_batch_do_not_matter(model: CausalModel) -> None:
 
 
 class Counting:
-    """A model that counts the tokens it computes, pads included, and the most that one pass holds with those behind them."""
+    """A model that counts the tokens it computes, pads included, and the most that one pass holds with those behind
+    them.
+    """
 
     def __init__(self, model: CausalModel) -> None:
         self._model = model

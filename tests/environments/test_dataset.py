@@ -1,4 +1,6 @@
-"""Data files: what is read from one, which lines are held out, and what is refused with its line (docs/spec/environments.md)."""
+"""Data files: what is read from one, which lines are held out, and what is refused with its line
+(docs/spec/environments.md).
+"""
 
 import hashlib
 import json
@@ -7,7 +9,7 @@ import pytest
 
 from protocol import environments, limits
 from protocol.errors import LimitError, MalformedError
-from tests.environments.tasks import CODE, MATH
+from tests.support.builders.tasks import CODE, MATH
 
 
 def line(question: str) -> bytes:

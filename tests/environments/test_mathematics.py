@@ -12,7 +12,7 @@ from protocol.environments.base import Problem
 from protocol.environments.expressions import MAX_DIGITS
 from protocol.environments.mathematics import Mathematics
 from protocol.errors import MalformedError
-from tests.environments.tasks import MATH
+from tests.support.builders.tasks import MATH
 
 ENVIRONMENT = Mathematics(MATH)
 PROBLEM = Problem("?", r"\frac{3}{4}")

@@ -6,7 +6,7 @@ import pytest
 
 from protocol.environments.programming import MAX_PROGRAM_CHARS, Programming, exercise, program
 from protocol.errors import MalformedError
-from tests.environments.tasks import CODE, Accepting
+from tests.support.builders.tasks import CODE, Accepting
 
 GOOD = "<think>easy</think><solution>x = 1</solution>"
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from protocol import environments
 from protocol.environments import Environment, Requirements
-from tests.environments.tasks import CODE, MATH, Accepting
+from tests.support.builders.tasks import CODE, MATH, Accepting
 
 every = pytest.mark.parametrize("name", (*environments.names, "math", "code-3.11"))
 MARKUP = st.lists(

@@ -14,7 +14,7 @@ from protocol import environments
 from protocol.digest import digest_weights
 from protocol.rollout.sampling import SamplingParams
 from roles.ports import Request
-from tests.engine.policies import engine_of, finished
+from tests.support.builders.policies import engine_of, finished
 
 TINY = genesis.Recipe(width=16, layers=1, heads=2, pairs=1, head_size=8, feed_forward=16, steps=30, batch=16, warmup=5)
 

@@ -14,8 +14,8 @@ from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.loss import LossSettings, advantages
 from roles.trainer.learn.optimizer import AdamWSettings
 from roles.trainer.learn.replay_buffer import TrainingGroup
-from tests.engine.policies import random_weights, write_policy
 from tests.learning.groups import group
+from tests.support.builders.policies import random_weights, write_policy
 
 TEMPERATURE = 0.7
 SETTINGS = LearnerSettings(temperature=TEMPERATURE, optimizer=AdamWSettings(learning_rate=1e-3))

@@ -17,7 +17,7 @@ from roles.trainer.learn.snapshot import SnapshotSource
 from roles.trainer.learn.training import CHECKPOINT, Training, TrainingSettings
 from roles.trainer.spool import get_snapshot, snapshots
 from tests.learning.groups import group
-from tests.network.simulation import Network
+from tests.support.simulation.network import Network
 
 SETTINGS = LearnerSettings(optimizer=AdamWSettings(learning_rate=1e-3))
 STEP_SECONDS, PUT_SECONDS = 1.0, 1.7

@@ -24,10 +24,10 @@ from protocol.rollout.batch import Commitment, Group, open_group
 from roles.miner.produce import HonestProducer
 from roles.policy.assignment import Task
 from roles.ports import StoreError
-from tests.network.simulation import Network, key
 from tests.network.test_network import running, simulate, verdicts
 from tests.sandbox.conftest import OWN
-from tests.speaking import write_speaking_policy
+from tests.support.builders.phrase_policies import write_speaking_policy
+from tests.support.simulation.network import Network, key
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,9 @@ async def evaluated(network: Network) -> set[int]:
 
 
 async def check_honest_and_boasting(network: Network) -> list[tuple[str, float]]:
-    """Exact rewards: honest groups are accepted with the due rewards, boasts rejected for them. Returns (text, reward) pairs."""
+    """Exact rewards: honest groups are accepted with the due rewards, boasts rejected for them. Returns (text, reward)
+    pairs.
+    """
     task = network.task(network.node("checker"))
     seen: list[tuple[str, float]] = []
     for group, judgement in await judged(network, "miner-1", range(6)):

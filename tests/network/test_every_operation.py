@@ -1,4 +1,6 @@
-"""The trainer's processes killed before and after every single operation on their stores: the weights come out the same."""
+"""The trainer's processes killed before and after every single operation on their stores: the weights come out the
+same.
+"""
 
 from collections.abc import Awaitable, Callable
 from functools import cache, partial
@@ -14,13 +16,13 @@ from protocol.digest import digest_weights
 from roles.ports import ObjectStore
 from roles.trainer.publish.publisher import PublisherSettings
 from roles.trainer.spool import INBOX, OUTBOX, SnapshotName
-from tests.network import small_policy
-from tests.network.seeded import run_seeded
-from tests.network.simulation import Network, key
-from tests.network.storm import CHOICES
-from tests.network.tripwire import TrippingStore, Tripwire
-from tests.network.witness import Witness
-from tests.roles.harvests import GROUPS, harvest
+from tests.support.builders.verified_batches import GROUPS, harvest
+from tests.support.faults.tripwire import TrippingStore, Tripwire
+from tests.support.simulation import small_policy
+from tests.support.simulation.network import Network, key
+from tests.support.simulation.recording_store import Witness
+from tests.support.simulation.seeded import run_seeded
+from tests.support.simulation.stormy_network import CHOICES
 
 HARVESTS = 2
 SETTINGS = PublisherSettings(anchor_interval=2, keep_patches=2, keep_anchors=1)

@@ -1,4 +1,6 @@
-"""Miners whose spaces hang, before a validator and before a trainer: they wait for each other, and nobody waits for them."""
+"""Miners whose spaces hang, before a validator and before a trainer: they wait for each other, and nobody waits for
+them.
+"""
 
 import math
 from dataclasses import replace
@@ -14,13 +16,13 @@ from roles.ports import StoreError
 from roles.validator.case_queue import Reputation
 from roles.validator.judging_scheduler import EngineSlot
 from roles.validator.window_cases import docket
-from tests.attacks.court import WINDOW
-from tests.attacks.target import attack
 from tests.attacks.test_pledges import Bench
-from tests.network.simulation import Network, key
 from tests.network.test_network import CHOICES, running, simulate, verdicts
 from tests.network.test_spaces_that_fail import Unreachable
-from tests.roles.chains import MINER
+from tests.support.attacks.court import WINDOW
+from tests.support.attacks.target import attack
+from tests.support.builders.chains import MINER
+from tests.support.simulation.network import Network, key
 
 HANGS = 5.0  # a network's windows have 2 seconds
 

@@ -18,7 +18,7 @@ from protocol.judging.verdict import Verdict
 from protocol.rollout.batch import Group
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.ports import ObjectInfo, StoreError
-from tests.network.simulation import Network, key
+from tests.support.simulation.network import Network, key
 
 CHOICES = Choices(groups=4, group_size=8)
 

@@ -6,9 +6,9 @@ from grailnode.run import authority_drafts
 from grailnode.run.creation import Choices
 from protocol import paths
 from roles.authority_updates import refresh_authority
-from tests.network.simulation import Network, key
 from tests.network.test_network import running, simulate
 from tests.network.test_oversight import summaries
+from tests.support.simulation.network import Network, key
 
 CHOICES = Choices(groups=4, group_size=8)
 LATER = "validator-1"

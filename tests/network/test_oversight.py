@@ -28,9 +28,9 @@ from roles.miner.produce import HonestProducer, MiningWindow
 from roles.policy.follower import Follower
 from roles.ports import NotFoundError
 from roles.validator.validator import ValidatorSettings
-from tests.network.simulation import Network, key
 from tests.network.test_network import running, simulate, verdicts
 from tests.network.test_spaces_that_fail import Unreachable
+from tests.support.simulation.network import Network, key
 
 CHOICES = Choices(groups=4, group_size=8)
 GULLIBLE: dict[str, Any] = {
@@ -120,7 +120,9 @@ def test_delivering_less_than_pledged_costs_and_delivering_nothing_voids_the_ple
 
 
 async def betrayed(producer: type[Turncoat]) -> tuple[Network, list[Summary], dict[int, LedgerRow]]:
-    """A network in which few groups are audited, the validator's ledger, and its rows of the miner that lied in the end."""
+    """A network in which few groups are audited, the validator's ledger, and its rows of the miner that lied in the
+    end.
+    """
     network = Network(CHOICES)
     proof = network.run.proof.model_copy(update={"audit_floor_ppm": 250_000, "audit_halving": 1})
     network.amend(proof=proof)
@@ -162,7 +164,9 @@ def test_a_rejection_after_a_clean_record_audits_everything_and_looks_back():
 
 
 class Thin(Turncoat):
-    """In one earlier window a false sketch in each of three rollouts of every group: no group shows it, all together do."""
+    """In one earlier window a false sketch in each of three rollouts of every group: no group shows it, all together
+    do.
+    """
 
     thin = 5
 

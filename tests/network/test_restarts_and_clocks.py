@@ -11,9 +11,9 @@ from protocol.identity.signing import open_signed
 from protocol.judging.ledger import Seal
 from roles.node.identity import Node
 from roles.ports import ObjectStore
-from tests.network.simulation import BEGIN, Network, key
 from tests.network.test_network import CHOICES, simulate
 from tests.network.test_spaces_that_fail import Unreachable
+from tests.support.simulation.network import BEGIN, Network, key
 
 
 class Behind(TrioClock):

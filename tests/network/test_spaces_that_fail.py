@@ -13,8 +13,8 @@ from roles.node.identity import Node
 from roles.ports import ObjectInfo, ObjectStore, StoreError
 from roles.trainer.spool import COLLECTED
 from roles.trainer.verified_batch import WindowOutcomes
-from tests.network.simulation import Network, key
 from tests.network.test_network import CHOICES, running, simulate, verdicts
+from tests.support.simulation.network import Network, key
 
 
 class Unreachable:
@@ -42,7 +42,9 @@ class Unreachable:
 
 
 class Fickle(Unreachable):
-    """A store that answers wrongly (two times of three) or not (every other time) for each part of what lies below one prefix."""
+    """A store that answers wrongly (two times of three) or not (every other time) for each part of what lies below one
+    prefix.
+    """
 
     def __init__(self, inner: MemoryStore, prefix: str, bent: bool) -> None:
         super().__init__(inner, prefix)

@@ -1,15 +1,17 @@
-"""Two hundred seeded lives of a network in a storm of faults, cuts and deaths; 2,000 more by `python -m bench.simulation`."""
+"""Two hundred seeded lives of a network in a storm of faults, cuts and deaths; 2,000 more by `python -m
+bench.simulation`.
+"""
 
 import os
 
 import trio
 
-from tests.network.seeded import run_seeded
-from tests.network.sweep import outcome, sweep
+from tests.support.simulation.seeded import run_seeded
+from tests.support.simulation.sweep import outcome, sweep
 
 SEEDS = (*range(200), 485, 641, 847, 922, 1839)
-"""The last ones found something: miners that overslept, or whose first pledge took too long, and did not pledge anew; clocks an
-hour ahead that, put right again, had nodes wait for what they had believed."""
+"""The last ones found something: miners that overslept, or whose first pledge took too long, and did not pledge anew;
+clocks an hour ahead that, put right again, had nodes wait for what they had believed."""
 
 
 def test_nothing_that_must_hold_is_violated_in_any_of_two_hundred_seeds():

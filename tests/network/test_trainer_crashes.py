@@ -10,7 +10,7 @@ from grailnode.observe.chain_check import verify_chain
 from grailnode.run.creation import Choices
 from grailnode.store.memory import MemoryStore
 from roles.trainer.publish.fencing import FencedError
-from tests.network.simulation import Network
+from tests.support.simulation.network import Network
 
 CHOICES = Choices(groups=4, group_size=8)
 

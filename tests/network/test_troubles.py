@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.network.sweep import outcome_in
-from tests.network.troubles import TROUBLES
+from tests.support.simulation.scenarios import TROUBLES
+from tests.support.simulation.sweep import outcome_in
 
 
 @pytest.mark.parametrize("name", TROUBLES)

@@ -1,4 +1,6 @@
-"""The sparse coder of docs/spec/patch.md, section 3, in plain Python integers: slow and obvious. Kernels are compared with it."""
+"""The sparse coder of docs/spec/patch.md, section 3, in plain Python integers: slow and obvious. Kernels are compared
+with it.
+"""
 
 from dataclasses import dataclass, field
 from math import isqrt

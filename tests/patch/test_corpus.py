@@ -1,4 +1,6 @@
-"""The kept corpus: broken patches, one for each way that a parser refused one (`python -m bench.fuzz --keep`), replayed."""
+"""The kept corpus: broken patches, one for each way that a parser refused one (`python -m bench.fuzz --keep`),
+replayed.
+"""
 
 from pathlib import Path
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from bench.mutations import MUTATORS, mutations
 from protocol import limits, patch
 from protocol.compression import compress
 from protocol.errors import LimitError, MalformedError, PatchError, ProtocolError
 from protocol.patch.container import PREAMBLE, varint
 from tests.patch.weights import from_bits, rounded_update, same_bits
+from tests.support.mutations import MUTATORS, mutations
 
 MUTATIONS_PER_CASE = 1500
 

@@ -1,4 +1,6 @@
-"""What hostile bytes may take before they are refused, and what honest work takes: measured by the kernel, in a forked child."""
+"""What hostile bytes may take before they are refused, and what honest work takes: measured by the kernel, in a forked
+child.
+"""
 
 from collections.abc import Callable
 
@@ -6,13 +8,13 @@ import pytest
 import torch
 import zstandard
 
-from bench.memory import peak_extra
 from protocol import limits, patch
 from protocol.compression import compress
 from protocol.errors import ProtocolError
 from protocol.patch.container import PREAMBLE, varint
 from protocol.patch.inspection import frame_facts
 from tests.patch.weights import rounded_update
+from tests.support.measuring.memory import peak_extra
 
 MOST = 64 * limits.MIB
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from bench.formats import FORMATS
 from protocol.patch.values import bits_of
 from tests.patch.weights import rounded_update
+from tests.support.patch_formats import FORMATS
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
@@ -22,7 +22,7 @@ def test_published_formats_restore_every_bit(form):
 
 def test_hf_xet_sends_new_chunks_alone():
     pytest.importorskip("hf_xet")
-    from bench.formats.xet import deduplicated
+    from tests.support.patch_formats.xet import deduplicated
 
     old = torch.randint(0, 256, (1 << 20,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     new = old.clone()

@@ -1,4 +1,6 @@
-"""Golden and hostile vectors: what was once written stays readable, and what was once refused stays refused for the same reason."""
+"""Golden and hostile vectors: what was once written stays readable, and what was once refused stays refused for the
+same reason.
+"""
 
 import json
 from pathlib import Path

@@ -1,9 +1,11 @@
-"""A trainer's real processes killed with kill -9: its versions have the weights of one that nothing happened to, bit for bit."""
+"""A trainer's real processes killed with kill -9: its versions have the weights of one that nothing happened to, bit
+for bit.
+"""
 
 import shutil
 from pathlib import Path
 
-from tests.processes.fed_trainer import FedTrainer, make
+from tests.support.processes.fed_trainer import FedTrainer, make
 
 VERSIONS = 4
 

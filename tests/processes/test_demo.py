@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 from grailnode.ui.report import read_report
-from tests.processes.programs import Program, eventually, grailnode, members
+from tests.support.processes.programs import Program, eventually, grailnode, members
 
 
 def temporary() -> set[Path]:

@@ -1,6 +1,8 @@
-"""Nobody shares a bucket: trainer, miner and validator as real processes over a real S3 server, each writing to its own alone.
+"""Nobody shares a bucket: trainer, miner and validator as real processes over a real S3 server, each writing to its own
+alone.
 
-They write with credentials through one rclone, and read each other without any through another, as strangers read public buckets.
+They write with credentials through one rclone, and read each other without any through another, as strangers read
+public buckets.
 """
 
 from collections.abc import Iterator
@@ -12,8 +14,8 @@ from grailnode.run import workspace
 from grailnode.run.creation import Choices
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import open_announced
-from tests.processes.programs import eventually, grailnode
-from tests.processes.separate_buckets import Machines, serving_buckets
+from tests.support.processes.programs import eventually, grailnode
+from tests.support.processes.separate_buckets import Machines, serving_buckets
 
 CHOICES = Choices(group_size=4, groups=4)
 PACE = workspace.Pace(period_ms=500, groups_per_step=4, groups=4, evaluation_problems=0, anchor_interval=3)

@@ -13,7 +13,7 @@ import pytest
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run import workspace
 from grailnode.run.creation import Choices
-from tests.processes.programs import Program, eventually, grailnode, members
+from tests.support.processes.programs import Program, eventually, grailnode, members
 
 CHOICES = Choices(group_size=8, groups=6)
 PACE = workspace.Pace(period_ms=250, groups_per_step=4, groups=6, evaluation_problems=16, anchor_interval=5)

@@ -1,4 +1,6 @@
-"""A run on one's own programming tasks, as real processes with the real sandbox; and what a node says that cannot take part."""
+"""A run on one's own programming tasks, as real processes with the real sandbox; and what a node says that cannot take
+part.
+"""
 
 import json
 from collections.abc import Iterator
@@ -12,11 +14,11 @@ from grailnode.sandbox import BubblewrapSandbox
 from protocol import paths
 from protocol.identity.signing import open_announced
 from protocol.judging.verdict import Verdict
-from tests.processes import programs
-from tests.processes.programs import Program, eventually, grailnode, members
 from tests.processes.test_network_of_processes import Site
 from tests.sandbox.conftest import OWN, sandbox
-from tests.speaking import write_speaking_policy
+from tests.support.builders.phrase_policies import write_speaking_policy
+from tests.support.processes import programs
+from tests.support.processes.programs import Program, eventually, grailnode, members
 
 __all__ = ["sandbox"]
 

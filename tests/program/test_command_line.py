@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.programs import grailnode
+from tests.support.processes.programs import grailnode
 
 
 @pytest.fixture(scope="module")

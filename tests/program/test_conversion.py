@@ -9,8 +9,8 @@ import torch
 from protocol import patch
 from protocol.chain import safetensors
 from protocol.digest import digest_weights
-from tests.processes.programs import grailnode
-from tests.roles.chains import changed, small_weights
+from tests.support.builders.chains import changed, small_weights
+from tests.support.processes.programs import grailnode
 
 
 @pytest.fixture

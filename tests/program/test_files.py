@@ -14,8 +14,8 @@ from grailnode.node.user_errors import explain
 from grailnode.run import authority_drafts, key_files
 from grailnode.run.files import NewFiles, write_whole
 from protocol.identity.authority import Revisions
-from tests.protocol import samples
-from tests.protocol.samples import RUN_ID
+from tests.support.builders import samples
+from tests.support.builders.samples import RUN_ID
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from grailnode.run.creation import Choices, open_run
 from protocol.beacon import quicknet
 from protocol.identity.signing import SigningKey
 from protocol.run import RunManifest
-from tests.processes.programs import grailnode
+from tests.support.processes.programs import grailnode
 
 STRANGER = SigningKey(b"s" * 32).public.hex()
 OTHER = SigningKey(b"o" * 32).public.hex()

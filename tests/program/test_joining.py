@@ -15,8 +15,8 @@ from grailnode.run.creation import Choices
 from protocol import paths
 from protocol.errors import ProtocolError
 from roles.ports import NotFoundError
-from tests.store.loopback import Asked, Reply, serve
-from tests.store.served_files import FileServer
+from tests.support.servers.loopback import Asked, Reply, serve
+from tests.support.servers.served_files import FileServer
 
 
 class Host:

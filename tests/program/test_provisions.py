@@ -14,9 +14,9 @@ from grailnode.run.requirements import RequirementError
 from protocol import environments, limits
 from protocol.environments.base import SandboxError
 from protocol.run import RunManifest
-from tests.environments.tasks import CODE, MATH
-from tests.protocol.samples import run_manifest
-from tests.speaking import write_speaking_policy
+from tests.support.builders.phrase_policies import write_speaking_policy
+from tests.support.builders.samples import run_manifest
+from tests.support.builders.tasks import CODE, MATH
 
 
 @pytest.fixture(scope="module")

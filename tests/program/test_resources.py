@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from bench.resources import Sample, Watch, slope, table
+from tests.support.measuring.resources import Sample, Watch, slope, table
 
 MIB = 1 << 20
 

@@ -16,10 +16,10 @@ from protocol.identity.authority import Authority, Revisions
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import sign
 from roles.participants import participants
-from tests.attacks.target import Target, attack
-from tests.protocol import samples
-from tests.protocol.samples import MINER, RUN_ID, TRAINER, VALIDATOR
-from tests.roles.chains import MINER as TARGET_MINER
+from tests.support.attacks.target import Target, attack
+from tests.support.builders import samples
+from tests.support.builders.chains import MINER as TARGET_MINER
+from tests.support.builders.samples import MINER, RUN_ID, TRAINER, VALIDATOR
 
 ROOTS = tuple(samples.key(f"root {number}") for number in range(3))
 OTHER = samples.key("other")

@@ -16,7 +16,7 @@ from grailnode.store.credentials import CredentialsError, read_credentials
 from grailnode.store.permanent_error import PermanentError
 from protocol import paths
 from roles.node.identity import Node
-from tests.roles.chains import PunctualBeacon
+from tests.support.builders.chains import PunctualBeacon
 
 FILE = "[default]\naws_access_key_id = AK\naws_secret_access_key = secret%word\n"
 VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")

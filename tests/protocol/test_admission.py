@@ -18,8 +18,8 @@ from protocol.identity.admission import (
 )
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import SigningKey, sign
-from tests.protocol import samples
-from tests.protocol.samples import MINER, ROOT, RUN_ID, TRAINER, VALIDATOR
+from tests.support.builders import samples
+from tests.support.builders.samples import MINER, ROOT, RUN_ID, TRAINER, VALIDATOR
 
 NOW = 50.0
 INVITER, STRANGER = samples.key("inviter"), samples.key("stranger")

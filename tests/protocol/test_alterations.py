@@ -1,7 +1,8 @@
 """Every bit of every signed object flipped, every field of it altered: refused, and for the reason that fits the place.
 
-In what the signature covers, and in the signature itself, it is the signature that does not hold; in the wrapping around them the
-envelope is malformed. Nothing inside is parsed before its signature holds. A group is covered by its digest in the commitment.
+In what the signature covers, and in the signature itself, it is the signature that does not hold; in the wrapping
+around them the envelope is malformed. Nothing inside is parsed before its signature holds. A group is covered by its
+digest in the commitment.
 """
 
 from collections.abc import Iterator
@@ -15,8 +16,8 @@ from protocol.encoding import Record, pack, unpack
 from protocol.errors import LimitError, MalformedError, ProtocolError, SignatureError
 from protocol.identity.signing import Envelope, open_signed, sign
 from protocol.rollout.batch import Commitment, Group, assemble, open_group
-from tests.protocol import samples
-from tests.protocol.samples import MINER, VALIDATOR
+from tests.support.builders import samples
+from tests.support.builders.samples import MINER, VALIDATOR
 
 SIGNED = [record for record in samples.every_record() if not isinstance(record, Envelope | Group | Trust)]
 IDS = [f"{record.kind}-{index}" for index, record in enumerate(SIGNED)]

@@ -10,8 +10,8 @@ from protocol.digest import content_digest
 from protocol.errors import ChainError, ForkError, GapError, ProtocolError, RollbackError, SignatureError
 from protocol.identity.authority import Authority, ChainPoint, Revision, Revisions
 from protocol.identity.signing import Envelope, SigningKey, sign
-from tests.protocol import samples
-from tests.protocol.samples import MINER, ROOT, RUN_ID, TRAINER, VALIDATOR, authority, revision
+from tests.support.builders import samples
+from tests.support.builders.samples import MINER, ROOT, RUN_ID, TRAINER, VALIDATOR, authority, revision
 
 KEYS = (TRAINER.public, VALIDATOR.public)
 A, B, C, D = (samples.key(f"root {name}") for name in "abcd")

@@ -22,8 +22,8 @@ from protocol.errors import (
     SignatureError,
 )
 from protocol.identity.signing import SigningKey, sign
-from tests.protocol import samples
-from tests.protocol.samples import MINER, RUN_ID, TRAINER
+from tests.support.builders import samples
+from tests.support.builders.samples import MINER, RUN_ID, TRAINER
 
 NOW = 1000.0
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from protocol.digest import content_digest, digest_weights, raw_bytes, tensor_digest, type_names, weights_digest
 from protocol.encoding import pack
 from protocol.errors import MalformedError
-from tests.protocol import samples
+from tests.support.builders import samples
 
 
 def test_the_order_of_the_mapping_does_not_matter() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from protocol import limits
 from protocol.encoding import Record, pack, unpack
 from protocol.errors import LimitError, MalformedError, ProtocolError
-from tests.protocol import samples
+from tests.support.builders import samples
 
 SCALARS = (
     st.none()

@@ -18,7 +18,7 @@ from protocol.judging.evidence import (
     window_surprisal,
 )
 from protocol.run import ProofSpec
-from tests.protocol import samples
+from tests.support.builders import samples
 
 PROOF: ProofSpec = samples.run_manifest().proof  # tolerance 2, margin 0.02, limit 0.5, rates 1e-3, level 1e-9
 ROLLOUTS, TOKENS = 8, 200
@@ -166,7 +166,9 @@ def test_good_windows_first_do_not_pay_for_bad_ones_later():
 
 
 def test_a_history_exceeds_a_bar_no_more_often_than_as_many_tests():
-    """Doob: in n windows of honest work R exceeds 1 / level with a probability of at most n * level, looked at after each."""
+    """Doob: in n windows of honest work R exceeds 1 / level with a probability of at most n * level, looked at after
+    each.
+    """
     level, n, miners = 0.005, 20, 150
     exceeded = 0
     for seed in range(miners):

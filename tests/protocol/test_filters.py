@@ -1,4 +1,6 @@
-"""Filters, and the check at their border: what honest rounding lets through is held against nobody, what it does not is."""
+"""Filters, and the check at their border: what honest rounding lets through is held against nobody, what it does not
+is.
+"""
 
 import math
 

@@ -27,7 +27,7 @@ from protocol.judging.verdict import Verdict
 from protocol.rollout.batch import Commitment, Group, assemble, open_group
 from protocol.rollout.sketch import distances
 from protocol.run import RunManifest
-from tests.protocol import samples
+from tests.support.builders import samples
 
 Parser = Callable[[bytes], object]
 TYPES: tuple[type[Record], ...] = (

@@ -20,8 +20,8 @@ from protocol.judging.ledger import (
     shares,
 )
 from protocol.run import ScoringSpec
-from tests.protocol import samples
-from tests.protocol.samples import MINER, SCORING, TRAINER, judgement, rejected, row, summary, verdict
+from tests.support.builders import samples
+from tests.support.builders.samples import MINER, SCORING, TRAINER, judgement, rejected, row, summary, verdict
 
 WORTH = st.floats(-1e4, 1e4)
 A, B, C = MINER, TRAINER, samples.VALIDATOR

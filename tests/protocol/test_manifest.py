@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from protocol import limits
 from protocol.chain.manifest import Manifest, tensor_table
 from protocol.errors import MalformedError
-from tests.protocol import samples
+from tests.support.builders import samples
 
 
 def test_the_longest_head_can_be_written() -> None:

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from protocol import limits
 from protocol.chain.manifest import Manifest, ObjectRef, PatchRef
 from protocol.errors import MalformedError
-from tests.protocol import samples
+from tests.support.builders import samples
 
 WEIGHTS = 6 * 2 + 4  # bytes of the tensors of samples.TABLE
 PATCH = 2 * WEIGHTS + limits.MAX_PATCH_HEADER_BYTES

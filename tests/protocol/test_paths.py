@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from protocol import limits, paths
 from protocol.errors import MalformedError
-from tests.protocol.samples import MINER, TRAINER, VALIDATOR, digest
+from tests.support.builders.samples import MINER, TRAINER, VALIDATOR, digest
 
 KEY, OTHER = TRAINER.public, MINER.public
 ALL = [

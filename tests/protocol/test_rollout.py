@@ -13,7 +13,7 @@ from protocol.digest import content_digest
 from protocol.encoding import pack, unpack
 from protocol.errors import LimitError, MalformedError, ProtocolError
 from protocol.rollout.batch import Commitment, Group, Rollout, assemble, open_group, pack_tokens, unpack_tokens
-from tests.protocol import samples
+from tests.support.builders import samples
 
 TOKENS = st.lists(st.integers(0, (1 << 32) - 1), max_size=20)
 

@@ -10,8 +10,8 @@ from protocol.identity.participant import Announcement
 from protocol.identity.signing import open_signed, sign
 from protocol.rollout.sampling import SamplingParams
 from protocol.run import FileRef, ModelSpec, RunManifest
-from tests.protocol import samples
-from tests.protocol.samples import MINER, ROOT, run_manifest
+from tests.support.builders import samples
+from tests.support.builders.samples import MINER, ROOT, run_manifest
 
 
 def test_a_manifest_comes_back_and_its_name_is_stable() -> None:

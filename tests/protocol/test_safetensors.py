@@ -15,7 +15,7 @@ from protocol import limits
 from protocol.chain.safetensors import read, shards, write
 from protocol.digest import digest_weights, type_names
 from protocol.errors import LimitError, MalformedError, ProtocolError
-from tests.protocol import samples
+from tests.support.builders import samples
 
 
 def file(header: object, body: bytes = b"", *, encoding: str = "utf-8") -> bytes:

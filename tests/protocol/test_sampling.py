@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from protocol.rollout import sampling
 from protocol.rollout.challenge import rollout_seed
 from tests.protocol import slow_sampling
-from tests.protocol.samples import digest
+from tests.support.builders.samples import digest
 
 SEED = bytes(range(16))
 EDGES = [0, 1, 2, 127, 128, (1 << 31) - 2, (1 << 31) - 1, 1 << 31, (1 << 31) + 1, (1 << 32) - 2, (1 << 32) - 1]

@@ -22,8 +22,8 @@ from protocol.identity.signing import (
     open_signed,
     sign,
 )
-from tests.protocol import samples
-from tests.protocol.samples import MINER, ROOT, TRAINER, VALIDATOR
+from tests.support.builders import samples
+from tests.support.builders.samples import MINER, ROOT, TRAINER, VALIDATOR
 
 P = 2**255 - 19
 SMALL_ORDER = {

@@ -10,7 +10,7 @@ from protocol.errors import MalformedError
 from protocol.rollout.challenge import stream
 from protocol.rollout.sketch import SketchKind, commit, distances
 from tests.protocol import slow_sketch
-from tests.protocol.samples import digest
+from tests.support.builders.samples import digest
 
 KINDS: tuple[SketchKind, ...] = ("projection", "topk")
 SEED = digest("sketch seed")

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from protocol.judging.verdict import Judgement, Reason, refused_together, unpack_logprobs
-from tests.protocol.samples import judgement, rejected, run_manifest, verdict
+from tests.support.builders.samples import judgement, rejected, run_manifest, verdict
 
 PROOF = run_manifest().proof  # rates 1e-3, level 1e-9
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from protocol.rollout import challenge
-from tests.protocol.samples import MINER, RUN_ID, TRAINER, digest, schedule
+from tests.support.builders.samples import MINER, RUN_ID, TRAINER, digest, schedule
 
 RANDOMNESS = digest("randomness")
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import trio
 
-from tests.network.tripwire import TrippingStore, Tripwire
 from tests.roles.test_publisher import Site
+from tests.support.faults.tripwire import TrippingStore, Tripwire
 
 
 async def killed_at(site: Site, operation: int, seconds: float, *, after: bool, **options: Any) -> bool:

@@ -13,8 +13,8 @@ from protocol import paths
 from protocol.errors import ProtocolError
 from roles.gather import fetch_ahead
 from roles.ports import ObjectInfo, StoreError
-from tests.roles.chains import TRAINER
 from tests.roles.test_follower import Site, equal, simulated
+from tests.support.builders.chains import TRAINER
 
 
 class Link:

@@ -16,8 +16,8 @@ from protocol.errors import ChainError, ExpiredError, ForkError, GapError, Proto
 from protocol.identity.signing import open_signed, sign
 from roles.policy.follower import TRUST_PATH, Follower
 from roles.ports import NotFoundError, ObjectStore, StoreError
-from tests.network.simulation import BEGIN, Log
-from tests.roles.chains import TRAINER, Chain, changed, make_node, small_run, small_weights
+from tests.support.builders.chains import TRAINER, Chain, changed, make_node, small_run, small_weights
+from tests.support.simulation.network import BEGIN, Log
 
 HOUR_MS = 3_600_000
 

@@ -1,4 +1,6 @@
-"""What the trainer makes of verdicts on its canaries: which validators checked, which did not, and which refuse true work."""
+"""What the trainer makes of verdicts on its canaries: which validators checked, which did not, and which refuse true
+work.
+"""
 
 import pytest
 
@@ -10,10 +12,10 @@ from protocol.judging.verdict import Judgement
 from protocol.limits import MAX_GROUPS, MAX_KEYS
 from roles.ports import StoreError
 from roles.trainer.collect.validator_monitor import ValidatorMonitor
-from tests.attacks.target import attack
-from tests.network.simulation import BEGIN, Log
-from tests.protocol.samples import judgement, rejected, verdict
-from tests.roles.chains import TRAINER, make_node, small_run, small_weights
+from tests.support.attacks.target import attack
+from tests.support.builders.chains import TRAINER, make_node, small_run, small_weights
+from tests.support.builders.samples import judgement, rejected, verdict
+from tests.support.simulation.network import BEGIN, Log
 
 CANARY = canary_key(TRAINER, 0).public
 WINDOW = next(w for w in range(100) if [is_false(TRAINER, w, i) for i in range(3)] == [False, True, False])

@@ -18,8 +18,8 @@ from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
 from roles.trainer.publish.rate_meter import FORGET_AFTER, PatchMeasurement, RateMeter
 from roles.trainer.spool import SnapshotName, put_snapshot
-from tests.network.simulation import Network
-from tests.roles.chains import PunctualBeacon, changed, small_weights
+from tests.support.builders.chains import PunctualBeacon, changed, small_weights
+from tests.support.simulation.network import Network
 
 ENCODE_SECONDS = {"compact": 0.05, "fast": 0.01}
 

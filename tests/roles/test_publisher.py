@@ -25,10 +25,10 @@ from roles.trainer.publish.fencing import FencedError
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
 from roles.trainer.spool import SnapshotName, put_snapshot
-from tests.network.simulation import BEGIN, Log, key
-from tests.protocol.samples import revision
-from tests.roles.chains import TRAINER, changed, make_node, small_run, small_weights
 from tests.roles.test_follower import equal
+from tests.support.builders.chains import TRAINER, changed, make_node, small_run, small_weights
+from tests.support.builders.samples import revision
+from tests.support.simulation.network import BEGIN, Log, key
 
 SUCCESSOR = SigningKey(b"s" * 32)
 SETTINGS = PublisherSettings(anchor_interval=2, keep_patches=3, keep_anchors=2, settle_seconds=1.0)

@@ -13,7 +13,7 @@ from protocol.environments.base import SandboxError
 from protocol.judging.verdict import Judgement
 from roles.policy.assignment import Task
 from roles.trainer.verified_batch import VerifiedGroup, harvested
-from tests.protocol import samples
+from tests.support.builders import samples
 
 
 class Waiting(Addition):

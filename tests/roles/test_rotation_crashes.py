@@ -1,4 +1,6 @@
-"""A trainer that moves to a new key, killed before and after every single put and delete: the chain comes along, in one history."""
+"""A trainer that moves to a new key, killed before and after every single put and delete: the chain comes along, in one
+history.
+"""
 
 import itertools
 

@@ -1,4 +1,6 @@
-"""What is decided of a miner's window reaches the learner and the account alike: through crashes, full disks and restarts."""
+"""What is decided of a miner's window reaches the learner and the account alike: through crashes, full disks and
+restarts.
+"""
 
 from dataclasses import replace
 from typing import Any, cast
@@ -16,12 +18,12 @@ from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings
 from roles.trainer.learn.training import Training, TrainingSettings
 from roles.trainer.spool import COLLECTED, COLLECTING
 from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, WindowOutcomes
-from tests.attacks.court import FIRST, SECOND, WINDOW, Court, Silent, other_prompt
-from tests.attacks.target import ROOTS, attack
 from tests.attacks.test_hanging_validators import closing, say_of, windows_collected
-from tests.network.storm import WrongClock
-from tests.protocol.samples import rejected, revision
-from tests.roles.chains import MINER
+from tests.support.attacks.court import FIRST, SECOND, WINDOW, Court, Silent, other_prompt
+from tests.support.attacks.target import ROOTS, attack
+from tests.support.builders.chains import MINER
+from tests.support.builders.samples import rejected, revision
+from tests.support.simulation.stormy_network import WrongClock
 
 
 class NoRoomForAccounts(MemoryStore):

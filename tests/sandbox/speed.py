@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from grailnode.sandbox import BubblewrapSandbox
 from protocol.environments.base import ProgramResult
 from protocol.environments.programming import Programming, exercise
-from tests.environments.tasks import CODE
 from tests.sandbox.conftest import OWN
+from tests.support.builders.tasks import CODE
 
 TRIALS = 100
 

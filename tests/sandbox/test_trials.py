@@ -5,7 +5,7 @@ import pytest
 from grailnode.sandbox import BubblewrapSandbox
 from protocol.environments.base import ProgramTests
 from protocol.environments.programming import Programming, exercise
-from tests.environments.tasks import CODE
+from tests.support.builders.tasks import CODE
 
 DOUBLE = ProgramTests("def double(x):\n    return 2 * x", "", ("assert double(2) == 4", "assert double(-3) == -6"))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from grailnode.store.s3.s3_session import S3Credentials, S3Location, S3Session
-from tests.store.rclone import serving
+from tests.support.servers.rclone import serving
 
 CREDENTIALS = S3Credentials("loopback-access", "loopback-secret")
 

@@ -7,8 +7,8 @@ from grailnode.store.https.addresses import is_public
 from grailnode.store.https.https_store import HttpsStore, open_client
 from grailnode.store.permanent_error import PermanentError
 from roles.ports import StoreError
-from tests.store.loopback import serve
-from tests.store.served_files import FileServer
+from tests.support.servers.loopback import serve
+from tests.support.servers.served_files import FileServer
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1", "::ffff:8.8.8.8", "2002:808:808::", "64:ff9b::808:808"])

@@ -9,9 +9,9 @@ import httpx
 import pytest
 import trio
 
-from bench.bad_wire import Weather, Wire, serve
-from tests.store import loopback
-from tests.store.loopback import Asked, Reply
+from tests.support.faults.fault_proxy import Weather, Wire, serve
+from tests.support.servers import loopback
+from tests.support.servers.loopback import Asked, Reply
 
 BODY = random.Random(1).randbytes(300_000)
 

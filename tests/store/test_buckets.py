@@ -1,4 +1,6 @@
-"""What `grailnode init --bucket` prints: documents that services take, and that allow what a node does and nothing more."""
+"""What `grailnode init --bucket` prints: documents that services take, and that allow what a node does and nothing
+more.
+"""
 
 import json
 from collections.abc import Sequence

@@ -22,10 +22,10 @@ from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
 from grailnode.store.s3.s3_store import S3Store
 from roles.ports import ObjectStore
-from tests.store.loopback import serve
-from tests.store.served_files import FileServer
-from tests.store_contract import ReadContract, Seed, StoreContract
 from tests.support.faults.faulty_store import FaultyStore
+from tests.support.servers.loopback import serve
+from tests.support.servers.served_files import FileServer
+from tests.support.store_contract import ReadContract, Seed, StoreContract
 
 BRIEF = RetryPolicy(attempts=4, first_pause=0.01)
 

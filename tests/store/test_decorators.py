@@ -13,9 +13,9 @@ from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.memory import MemoryStore
 from grailnode.store.permanent_error import PermanentError
 from roles.ports import NotFoundError, StoreError, TooLargeError
-from tests.store_contract import paths
 from tests.support.faults.faulty_store import FaultyStore
 from tests.support.faults.store_faults import Fault, Link
+from tests.support.store_contract import paths
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import trio.testing
 
 from grailnode.store.memory import MemoryStore
 from roles.ports import NotFoundError, ObjectStore, StoreError
-from tests.store_contract import paths
 from tests.support.faults.faulty_store import FaultyStore
 from tests.support.faults.store_faults import Fault, Link, Past, applicable
+from tests.support.store_contract import paths
 
 
 @pytest.fixture

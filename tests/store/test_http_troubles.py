@@ -1,10 +1,12 @@
-"""Everything that HTTP and S3 can do wrong, each alone, between a node's stores and a real service; pairs by `bench.faults`."""
+"""Everything that HTTP and S3 can do wrong, each alone, between a node's stores and a real service; pairs by
+`bench.faults`.
+"""
 
 import pytest
 import trio
 
 from tests.store.conftest import Bucket
-from tests.store.http_life import HTTP_TROUBLES, HttpOutcome, live_over_http
+from tests.support.faults.http_scenarios import HTTP_TROUBLES, HttpOutcome, live_over_http
 
 
 @pytest.mark.trio

@@ -10,8 +10,8 @@ from grailnode.store.https.https_store import HttpsStore, TransferPatience, open
 from grailnode.store.permanent_error import PermanentError
 from protocol.limits import MIB
 from roles.ports import NotFoundError, StoreError, TooLargeError
-from tests.store.loopback import UNSAID, Asked, Reply, serve
-from tests.store.served_files import FileServer
+from tests.support.servers.loopback import UNSAID, Asked, Reply, serve
+from tests.support.servers.served_files import FileServer
 
 OBJECT = bytes(range(256)) * 4000
 

@@ -11,7 +11,7 @@ from grailnode.store.https.listing import ListingError, read_page
 from grailnode.store.permanent_error import PermanentError
 from grailnode.store.s3.s3_store import S3Store
 from roles.ports import StoreError
-from tests.store.loopback import Asked, Reply, serve
+from tests.support.servers.loopback import Asked, Reply, serve
 
 HEAD = '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
 

@@ -10,7 +10,7 @@ import pytest
 
 from grailnode.store.local import LocalStore
 from roles.ports import NotFoundError, StoreError
-from tests.store_contract import paths
+from tests.support.store_contract import paths
 
 HOLD_A_TEMPORARY = """
 import sys, time

@@ -14,8 +14,8 @@ from grailnode.run.creation import Choices
 from grailnode.store.s3.s3_store import S3Store
 from protocol.limits import MIB
 from roles.ports import StoreError
-from tests.network.simulation import Log
 from tests.store.conftest import CREDENTIALS, Bucket
+from tests.support.simulation.network import Log
 
 MINE, THEIRS = b"m" * 32, b"t" * 32
 DAY = 86_400.0

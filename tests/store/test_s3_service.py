@@ -15,8 +15,8 @@ from grailnode.store.s3.s3_session import S3Credentials, S3Location
 from grailnode.store.s3.s3_store import S3Store
 from protocol.limits import MIB
 from roles.ports import NotFoundError, StoreError, TooLargeError
-from tests.store.loopback import UNSAID, Asked, Reply, serve
-from tests.store_contract import paths
+from tests.support.servers.loopback import UNSAID, Asked, Reply, serve
+from tests.support.store_contract import paths
 
 CREDENTIALS = S3Credentials("some-access-key", "some-secret-key", "some-token")
 

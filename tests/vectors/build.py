@@ -1,7 +1,8 @@
 """What the golden vectors hold, page by page of docs/spec. Everything is made from fixed seeds and keys.
 
-A case has a name. Where it has `parser` and `data`, the bytes (hex) go to that parser: it gives a value that encodes to the same
-bytes, or raises exactly the class that `error` names. All other cases give inputs, and the values that must come of them.
+A case has a name. Where it has `parser` and `data`, the bytes (hex) go to that parser: it gives a value that encodes to
+the same bytes, or raises exactly the class that `error` names. All other cases give inputs, and the values that must
+come of them.
 """
 
 from collections.abc import Callable
@@ -16,8 +17,8 @@ from protocol.encoding import pack, unpack
 from protocol.identity.signing import Envelope, Signature, sign
 from protocol.judging.ledger import Amendment, Seal, Witness, balances, scores
 from protocol.rollout import challenge
-from tests.protocol import samples
-from tests.protocol.samples import MINER, ROOT, RUN_ID, TRAINER, VALIDATOR
+from tests.support.builders import samples
+from tests.support.builders.samples import MINER, ROOT, RUN_ID, TRAINER, VALIDATOR
 from tests.vectors import revisions, rollouts
 from tests.vectors.cases import LIMIT, MALFORMED, SIGNATURE, Case, bad, good
 

@@ -1,4 +1,6 @@
-"""Writes the golden vectors again: `python -m tests.vectors.regenerate`; with `--check` it only says whether they differ."""
+"""Writes the golden vectors again: `python -m tests.vectors.regenerate`; with `--check` it only says whether they
+differ.
+"""
 
 import argparse
 import json

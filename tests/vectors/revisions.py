@@ -5,8 +5,8 @@ from typing import Any
 from protocol.digest import content_digest
 from protocol.identity.admission import ProofOfWorkSolution, do_work, leading_zero_bits, work_digest
 from protocol.identity.signing import sign
-from tests.protocol import samples
-from tests.protocol.samples import MINER, ROOT, RUN_ID, TRAINER
+from tests.support.builders import samples
+from tests.support.builders.samples import MINER, ROOT, RUN_ID, TRAINER
 
 SECOND, THIRD = samples.key("second root"), samples.key("third root")
 OLD = {"roots": (ROOT.public, SECOND.public), "root_threshold": 2}

@@ -8,8 +8,8 @@ from protocol.digest import content_digest
 from protocol.encoding import pack, unpack
 from protocol.rollout import sampling, sketch
 from protocol.rollout.batch import Commitment
-from tests.protocol import samples
-from tests.protocol.samples import MINER, RUN_ID
+from tests.support.builders import samples
+from tests.support.builders.samples import MINER, RUN_ID
 from tests.vectors.cases import LIMIT, MALFORMED, Case, bad, good, stored_frame
 
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 import trio
 
-from bench.zoo.field import Field, Past
-from bench.zoo.model import Recipe, Task, reinforce
 from grailnode.calibration import proof_file
 from grailnode.engine.causal_model import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments
 from protocol.rollout.sampling import SamplingParams
+from tests.support.adversaries.harness import Field, Past
+from tests.support.adversaries.trained_policy import Recipe, Task, reinforce
 
 VERSIONS = 3
 MAX_TOKENS = 8

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import trio
 
-from bench.zoo.animals import ANIMALS, Animal
-from bench.zoo.field import Field, Outcome, changed
 from grailnode.store.memory import MemoryStore
 from protocol.rollout.filters import Filters
+from tests.support.adversaries.harness import Field, Outcome, changed
+from tests.support.adversaries.miners import ANIMALS, Animal
 
 WINDOWS = range(2)
 CAUGHT = [animal for animal in ANIMALS.values() if not animal.slight]

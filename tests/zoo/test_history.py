@@ -4,11 +4,11 @@ import pytest
 import trio
 
 from bench.proofs.keys import Careless, Honest, mixed, packaged
-from bench.zoo.animals import ANIMALS
-from bench.zoo.field import Field, key
 from grailnode.run.creation import SCORING
 from protocol.judging.verdict import Reason
 from roles.miner.produce import Producer
+from tests.support.adversaries.harness import Field, key
+from tests.support.adversaries.miners import ANIMALS
 
 DEPOSIT = round(SCORING.deposit)
 

@@ -1,4 +1,6 @@
-"""Judging computes off the event loop: deadlines are kept while it does, and a cancelled judgement leaves nothing running."""
+"""Judging computes off the event loop: deadlines are kept while it does, and a cancelled judgement leaves nothing
+running.
+"""
 
 import threading
 from collections.abc import Callable
@@ -7,9 +9,9 @@ from typing import Any
 
 import trio
 
-from bench.zoo.field import Field
 from protocol.digest import content_digest
 from roles.validator.judge import Judge
+from tests.support.adversaries.harness import Field
 
 WINDOW = 3
 

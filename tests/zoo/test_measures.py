@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from bench.proofs.information import allowed, worth
-from bench.proofs.published import Bucketed, Toploc
-from bench.zoo.stories import EOS, LONGEST, Stories, corpus, tell, tokenizer
 from grailnode.engine.policy import Tokenizer
 from protocol.judging.binomial import binomial_tail
+from tests.support.adversaries.published_sketches import Bucketed, Toploc
+from tests.support.adversaries.stories import EOS, LONGEST, Stories, corpus, tell, tokenizer
 
 
 def states(seed: int, tokens: int = 32) -> torch.Tensor:

@@ -1,22 +1,24 @@
-"""Miners that do honest work and play with storage, in a whole network: nothing of theirs counts, and nobody else suffers."""
+"""Miners that do honest work and play with storage, in a whole network: nothing of theirs counts, and nobody else
+suffers.
+"""
 
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from bench.zoo import smugglers
 from grailnode.node.wiring import run_miner
 from grailnode.run.creation import Choices
 from protocol.judging.verdict import Reason, Verdict
 from roles.miner.miner import MinerSettings
-from tests.network.simulation import Network, key
 from tests.network.test_network import running, simulate, verdicts
+from tests.support.adversaries import storage_adversaries
+from tests.support.simulation.network import Network, key
 
 CHOICES = Choices(groups=4, group_size=8)
 WINDOWS = range(2, 5)
 
 
-async def smuggle(network: Network, species: type[smugglers.Honest]) -> None:
+async def smuggle(network: Network, species: type[storage_adversaries.Honest]) -> None:
     """Mine behind such a store, for ever."""
     store = species(network.store, key("smuggler"), key("miner-1").public)
     settings = MinerSettings(groups=4, chunk=4, share=0.7, poll_seconds=0.2)
@@ -24,7 +26,7 @@ async def smuggle(network: Network, species: type[smugglers.Honest]) -> None:
     await run_miner(node, network.task(node), network.compute, settings)
 
 
-def played(species: type[smugglers.Honest], check: Callable[[Network], Awaitable[None]]) -> None:
+def played(species: type[storage_adversaries.Honest], check: Callable[[Network], Awaitable[None]]) -> None:
     """A network with one honest miner and one such, to the end of the windows; then the check."""
 
     async def scenario() -> None:
@@ -51,11 +53,11 @@ def test_behind_an_honest_store_it_is_a_miner_like_any_other() -> None:
         assert judged
         assert all(judgement.accepted for verdict in judged.values() for judgement in verdict.judgements)
 
-    played(smugglers.Honest, check)
+    played(storage_adversaries.Honest, check)
 
 
-@pytest.mark.parametrize("species", [smugglers.Late, smugglers.AnothersKey])
-def test_what_is_late_or_in_anothers_name_is_not_judged_at_all(species: type[smugglers.Honest]) -> None:
+@pytest.mark.parametrize("species", [storage_adversaries.Late, storage_adversaries.AnothersKey])
+def test_what_is_late_or_in_anothers_name_is_not_judged_at_all(species: type[storage_adversaries.Honest]) -> None:
     async def check(network: Network) -> None:
         assert not await found(network)
 
@@ -63,9 +65,10 @@ def test_what_is_late_or_in_anothers_name_is_not_judged_at_all(species: type[smu
 
 
 @pytest.mark.parametrize(
-    ("species", "reason"), [(smugglers.OverQuota, Reason.QUOTA), (smugglers.Swapped, Reason.MALFORMED)]
+    ("species", "reason"),
+    [(storage_adversaries.OverQuota, Reason.QUOTA), (storage_adversaries.Swapped, Reason.MALFORMED)],
 )
-def test_every_group_is_rejected(species: type[smugglers.Honest], reason: Reason) -> None:
+def test_every_group_is_rejected(species: type[storage_adversaries.Honest], reason: Reason) -> None:
     async def check(network: Network) -> None:
         judged = await found(network)
         assert judged
@@ -77,7 +80,7 @@ def test_every_group_is_rejected(species: type[smugglers.Honest], reason: Reason
 def test_a_batch_that_is_swapped_after_its_verdict_is_not_trained_on() -> None:
     async def scenario() -> None:
         network = Network(CHOICES)
-        network.store = smugglers.SwappedAfterTheVerdict(network.store, key("miner-2"), b"")  # type: ignore[assignment]
+        network.store = storage_adversaries.SwappedAfterTheVerdict(network.store, key("miner-2"), b"")  # type: ignore[assignment]
         async with running(network, miners=2):
             await network.until_window(WINDOWS.stop + 2)
         for miner, swapped in (("miner-1", False), ("miner-2", True)):

@@ -1,6 +1,7 @@
 """Runs the tests, apart from the solution: the names that it should define stand for calls to the solver.
 
-Standard input is JSON: reference, setup, tests. Arguments: the channels in and out, then the limits of `wire.limit`. Standard
+Standard input is JSON: reference, setup, tests. Arguments: the channels in and out, then the limits of `wire.limit`.
+Standard
 output, a byte each: 'r' both sides are up, 'c' or 's' the solution compiles or not, then '1' or '0' for every test.
 """
 
@@ -66,7 +67,9 @@ class _Remote:
 
 
 def _prepare(names: dict[str, Any], reference: str, setup: str, remote: Callable[[str], _Remote]) -> None:
-    """Fill the tests' names: the reference's imports, its other top-level names as calls to the solver, then the setup's."""
+    """Fill the tests' names: the reference's imports, its other top-level names as calls to the solver, then the
+    setup's.
+    """
     for statement in ast.parse(reference).body:
         if isinstance(statement, ast.Import | ast.ImportFrom):
             exec(compile(ast.Module([statement], []), "reference", "exec"), names)  # noqa: S102

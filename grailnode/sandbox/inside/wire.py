@@ -1,6 +1,7 @@
 """What passes between a tester and the solution that it tests: calls one way, plain values the other, never objects.
 
-A frame is 4 bytes of length (big-endian), one byte of kind, and JSON. A value is JSON's null, true, false or string, or a list of a
+A frame is 4 bytes of length (big-endian), one byte of kind, and JSON. A value is JSON's null, true, false or string, or
+a list of a
 tag and contents: what arrives has built-in types only, so that a solution cannot bring its own idea of equality along.
 """
 

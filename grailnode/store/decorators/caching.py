@@ -1,9 +1,11 @@
-"""A store whose content-addressed objects are kept on this machine's disk, and whose downloads go on where they were cut.
+"""A store whose content-addressed objects are kept on this machine's disk, and whose downloads go on where they were
+cut.
 
-A path that ends in the SHA-256 of its object (protocol/paths.py) can only ever hold those bytes. Such an object is fetched in
-pieces by range, several at a time; a piece that has arrived is never fetched again, whoever fails or dies in between, and of
-several nodes on one machine one fetches while the others wait. Storage that lies costs a download: bytes with another digest are
-handed to the caller as they came, for it to refuse, and are not kept. A disk that fails is gone around.
+A path that ends in the SHA-256 of its object (protocol/paths.py) can only ever hold those bytes. Such an object is
+fetched in pieces by range, several at a time; a piece that has arrived is never fetched again, whoever fails or dies in
+between, and of several nodes on one machine one fetches while the others wait. Storage that lies costs a download:
+bytes with another digest are handed to the caller as they came, for it to refuse, and are not kept. A disk that fails
+is gone around.
 """
 
 import functools

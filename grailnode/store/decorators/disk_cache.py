@@ -4,8 +4,8 @@
     partial/DIGEST          a download under way: its bytes at their places, locked by the process that fetches it
     partial/DIGEST.have     one byte for each piece that has arrived
 
-Nothing here is trusted: an object is digested whenever it is read, so the disk is never flushed for it. What was used longest ago
-goes first; a file's time of modification is when it was used.
+Nothing here is trusted: an object is digested whenever it is read, so the disk is never flushed for it. What was used
+longest ago goes first; a file's time of modification is when it was used.
 """
 
 import fcntl
@@ -169,9 +169,11 @@ class DiskCache:
         return None
 
     def make_room(self, added: int) -> None:
-        """Take notice of new bytes. Beyond the limit, what was used longest ago goes, a tenth of all; never a download under way.
+        """Take notice of new bytes. Beyond the limit, what was used longest ago goes, a tenth of all; never a download
+        under way.
 
-        What lies there is looked at only when it may be too much: others write, too, so after an eighth of the room that was left.
+        What lies there is looked at only when it may be too much: others write, too, so after an eighth of the room
+        that was left.
 
         Raises:
             OSError: the disk does not allow it.

@@ -1,4 +1,6 @@
-"""One store out of many: each path goes to the place of its only writer, which its first part names (docs/spec/spaces.md)."""
+"""One store out of many: each path goes to the place of its only writer, which its first part names
+(docs/spec/spaces.md).
+"""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -39,7 +41,9 @@ class KnownStores:
 
 @dataclass(frozen=True)
 class _Found:
-    """Where a key's objects are, when that was looked up (seconds since the epoch), and for how many seconds it is good."""
+    """Where a key's objects are, when that was looked up (seconds since the epoch), and for how many seconds it is
+    good.
+    """
 
     looked: float
     seconds: float

@@ -1,7 +1,8 @@
-"""The meeting point's announcements, remembered: storage that forgets or shows old ones hides nobody (docs/spec/spaces.md).
+"""The meeting point's announcements, remembered: storage that forgets or shows old ones hides nobody
+(docs/spec/spaces.md).
 
-Reads like the store behind it. What counts is remembered in the node's own state until it expires, and the announcement of a
-key that expires last stands.
+Reads like the store behind it. What counts is remembered in the node's own state until it expires, and the announcement
+of a key that expires last stands.
 """
 
 from collections.abc import AsyncIterator, Collection

@@ -1,7 +1,7 @@
 """HTTP to hosts that strangers name: only to public addresses, checked at the very address that is connected to.
 
-The name is resolved here, every address it has is looked at, and the connection goes to a literal address; a second resolution
-that answers otherwise (DNS rebinding) never happens. TLS and the Host header keep the name (docs/adr/0211).
+The name is resolved here, every address it has is looked at, and the connection goes to a literal address; a second
+resolution that answers otherwise (DNS rebinding) never happens. TLS and the Host header keep the name (docs/adr/0211).
 """
 
 from collections.abc import AsyncIterator, Iterable
@@ -19,7 +19,8 @@ _nat64: Final = IPv6Network("64:ff9b::/96")
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is one that everybody reaches: no loopback, private, link-local, shared, multicast or reserved one.
+    """Whether an IP address is one that everybody reaches: no loopback, private, link-local, shared, multicast or
+    reserved one.
 
     Raises:
         ValueError: not an IP address.

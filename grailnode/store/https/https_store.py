@@ -1,7 +1,8 @@
 """Objects of a public bucket or CDN over HTTPS, to read only.
 
-Readers learn paths from signed indexes and from the protocol's own naming; a bucket's root URL is listed where the bucket
-lists in public. One that does not answers 403 for an object that is not there, so 403 means the same as 404 (docs/adr/0210).
+Readers learn paths from signed indexes and from the protocol's own naming; a bucket's root URL is listed where the
+bucket lists in public. One that does not answers 403 for an object that is not there, so 403 means the same as 404
+(docs/adr/0210).
 """
 
 import re

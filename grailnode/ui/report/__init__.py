@@ -3,4 +3,4 @@
 from grailnode.ui.report.report_data import DemoReport, MinerGroups, RunFacts, TokensPerSecond
 from grailnode.ui.report.write import read_report, write_report
 
-__all__ = ["MinerGroups", "DemoReport", "RunFacts", "TokensPerSecond", "read_report", "write_report"]
+__all__ = ["DemoReport", "MinerGroups", "RunFacts", "TokensPerSecond", "read_report", "write_report"]

@@ -49,7 +49,9 @@ def count_axis(values: Sequence[int], start: float, end: float, marks: int = 7) 
 
 
 def share_axis(values: Sequence[float], start: float, end: float, least: float = 0.1) -> Axis:
-    """An axis for shares and rewards: round ends around the values, at least `least` apart, within [0, 1] if the values are."""
+    """An axis for shares and rewards: round ends around the values, at least `least` apart, within [0, 1] if the values
+    are.
+    """
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     inside = low >= 0 and high <= 1
     if high - low < least:
@@ -65,7 +67,9 @@ def share_axis(values: Sequence[float], start: float, end: float, least: float =
 
 
 def byte_axis(values: Sequence[int], start: float, end: float) -> Axis:
-    """A logarithmic axis for sizes, with room over the largest; marked at powers of ten, and at 2 and 5 where these are few."""
+    """A logarithmic axis for sizes, with room over the largest; marked at powers of ten, and at 2 and 5 where these are
+    few.
+    """
     positive = [value for value in values if value > 0] or [1, 1000]
     low, high = 1 / _round_step(2 / min(positive)), _round_step(1.6 * max(positive))
     decades = math.log10(high / low)

@@ -18,7 +18,8 @@ Child = Markup | str | None
 
 
 def element(name: str, *children: Child, **attributes: str | float | None) -> Markup:
-    """One element. Children that are plain strings are cleaned and escaped; None is left out, as child and as attribute.
+    """One element. Children that are plain strings are cleaned and escaped; None is left out, as child and as
+    attribute.
 
     Attribute names: a trailing underscore is dropped (`class_`), others become hyphens (`stroke_width`). Numbers are
     written with two decimals at most, so that the same data gives the same bytes.

@@ -1,4 +1,6 @@
-"""report.html: one file that needs nothing else, no network and no scripts. The look lives in page.html, the content here."""
+"""report.html: one file that needs nothing else, no network and no scripts. The look lives in page.html, the content
+here.
+"""
 
 from importlib.resources import files
 from string import Template

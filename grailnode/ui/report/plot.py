@@ -1,4 +1,6 @@
-"""Drawing a series as inline SVG: grid, lines with gaps, points that tell their value. Colours live in the page's style."""
+"""Drawing a series as inline SVG: grid, lines with gaps, points that tell their value. Colours live in the page's
+style.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

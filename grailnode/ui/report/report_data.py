@@ -58,7 +58,8 @@ class RunFacts(BaseModel):
         command: the command line that repeats the run.
         verify_command: the command line that re-checks its chain.
         seed: of the run; environment: the name of its task; model_parameters: elements of the policy.
-        weights_digest: hex digest of the weights that each node holds at the end, by node name, the trainer's among them.
+        weights_digest: hex digest of the weights that each node holds at the end, by node name, the trainer's among
+            them.
         trainer_io_wait_fraction: share of the training process' time spent waiting for its own uploads and downloads.
         trainer_data_wait_fraction: share of it spent waiting for verified groups to exist.
     """
@@ -83,7 +84,8 @@ class DemoReport(RunFacts):
         seconds: how long the run took.
         windows, versions: how many windows were judged, and policy versions published.
         window_index, version_index: their numbers.
-        pass_at_1, reward: for each window; sparsity, patch_bytes: for each version (null for genesis and re-anchorings).
+        pass_at_1, reward: for each window; sparsity, patch_bytes: for each version (null for genesis and
+            re-anchorings).
         anchor_bytes: size of the newest anchor, 0 for none; full_bytes: of a full BF16 checkpoint.
         groups: for each miner.
     """
@@ -133,7 +135,8 @@ class DemoReport(RunFacts):
             version_index=[row.version for row in state.versions],
             pass_at_1=[row.pass_at_1 for row in state.windows],
             reward=[row.reward for row in state.windows],
-            # A version without a patch has no predecessor to be compared with: genesis, or an anchor after a failed upload.
+            # A version without a patch has no predecessor to be compared with: genesis, or an anchor after a failed
+            # upload.
             sparsity=[row.sparsity if row.patch_bytes is not None else None for row in state.versions],
             patch_bytes=[row.patch_bytes for row in state.versions],
             anchor_bytes=anchors[-1] if anchors else 0,

@@ -1,4 +1,6 @@
-"""What people see of a run in a terminal: the live view, plain lines where there is none, and the pages of `status` and `demo`."""
+"""What people see of a run in a terminal: the live view, plain lines where there is none, and the pages of `status` and
+`demo`.
+"""
 
 from types import TracebackType
 from typing import Protocol, Self

@@ -1,4 +1,6 @@
-"""Pictures made of characters: sparklines, columns, bars; and the plain characters they become where Unicode is missing."""
+"""Pictures made of characters: sparklines, columns, bars; and the plain characters they become where Unicode is
+missing.
+"""
 
 import math
 from collections.abc import Iterable, Sequence

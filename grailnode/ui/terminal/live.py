@@ -12,7 +12,8 @@ from grailnode.ui.terminal.screen import Screen
 
 
 class LiveView:
-    """Draws on the terminal's alternate screen, so that resizing leaves no torn lines and the user's scrollback stays clean.
+    """Draws on the terminal's alternate screen, so that resizing leaves no torn lines and the user's scrollback stays
+    clean.
 
     A view that is left by an exception (Ctrl-C among them) prints its last picture to the normal screen: it is what the
     user was looking at when it happened.

@@ -85,7 +85,9 @@ def figures(traces: Sequence[Trend], width: int, height: int = 1) -> RenderableT
 
 
 def verification(state: NetworkState, width: int, lines: int = 1) -> list[Text]:
-    """Groups verified and rejected, with the reasons that fit into this line, or into one of their own where `lines` is 2."""
+    """Groups verified and rejected, with the reasons that fit into this line, or into one of their own where `lines` is
+    2.
+    """
     accepted = sum(row.accepted for row in state.miners)
     reasons = merged([row.rejected for row in state.miners])
     text = line("groups  ", (f"{accepted:,} verified", "green"), "  ", (f"{sum(reasons.values()):,} rejected", "red"))

@@ -29,10 +29,11 @@ class Column:
 def miners(
     rows: Sequence[MinerRow], width: int, most: int, *, scored: bool = True, keyed: bool = False
 ) -> RenderableType:
-    """One line a miner: name, kind, submitted, accepted, rejected by reason, score. At most `most` lines with the heading.
+    """One line a miner: name, kind, submitted, accepted, rejected by reason, score. At most `most` lines with the
+    heading.
 
-    Below 72 cells the kind goes (its colour stays on the name), below 58 what was sent, below 46 the score's bar. Where `keyed`,
-    the first 8 digits of the key stand behind the name, from 58 cells on.
+    Below 72 cells the kind goes (its colour stays on the name), below 58 what was sent, below 46 the score's bar. Where
+    `keyed`, the first 8 digits of the key stand behind the name, from 58 cells on.
     """
     shown = _ranked(rows, most - 1)
     name = max([cell_len(clean(row.name, 16)) for row in shown] + [5])

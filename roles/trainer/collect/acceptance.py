@@ -1,4 +1,6 @@
-"""What enough validators accept becomes the learner's: fetched, checked against the digest that they name, and accounted for."""
+"""What enough validators accept becomes the learner's: fetched, checked against the digest that they name, and
+accounted for.
+"""
 
 from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import replace
@@ -64,8 +66,8 @@ class Acceptance:
     ) -> bool:
         """Fetch what is accepted, hand it over, and account for everything.
 
-        What is decided is durable before anything is done about it: neither a crash nor a full disk can part the harvest from the
-        account.
+        What is decided is durable before anything is done about it: neither a crash nor a full disk can part the
+        harvest from the account.
 
         Args:
             last: whether what storage shows now counts, be it missing or not what was promised.
@@ -145,7 +147,8 @@ class Acceptance:
         """The version that made a miner's accepted groups, and each of these, or why it is not used.
 
         Raises:
-            StoreError: storage did not answer, or (unless this look is the last) shows something else than was promised.
+            StoreError: storage did not answer, or (unless this look is the last) shows something else than was
+                promised.
         """
         commitment = await self._commitment(window, miner) if accepted else None
         fetched = [await self._fetch(commitment, decision) for decision in accepted]

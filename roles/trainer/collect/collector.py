@@ -1,10 +1,10 @@
 """The download process: verdicts in, verified groups for the learner out.
 
-For every miner's window: read the validators' verdicts, decide, fetch what enough of them accept, check its digest again, hand it
-over, and write the account (settlement.py).
+For every miner's window: read the validators' verdicts, decide, fetch what enough of them accept, check its digest
+again, hand it over, and write the account (settlement.py).
 
-A group is settled as soon as it is decided. Groups that only a validator who is heard later has judged, or that were open until
-then, add to what is settled.
+A group is settled as soon as it is decided. Groups that only a validator who is heard later has judged, or that were
+open until then, add to what is settled.
 """
 
 from collections.abc import Mapping
@@ -47,8 +47,8 @@ _BACKLOG = 64  # windows behind the oldest one that are looked at, beside those 
 
 @dataclass(frozen=True)
 class _Later:
-    """When to look at a miner's storage again that did not answer, or not with what was promised (trio's time), the pause before
-    that, and how often it was looked at since the window was over.
+    """When to look at a miner's storage again that did not answer, or not with what was promised (trio's time), the
+    pause before that, and how often it was looked at since the window was over.
     """
 
     moment: float = -inf
@@ -113,7 +113,9 @@ class Collector:
             await trio.sleep(self._settings.poll_seconds)
 
     async def _listen(self, windows: Mapping[int, bool], tasks: trio.Nursery) -> None:
-        """Hear everybody of windows (and whether they are closed); whoever takes longer than a moment is not waited for."""
+        """Hear everybody of windows (and whether they are closed); whoever takes longer than a moment is not waited
+        for.
+        """
         heard = trio.Event()
 
         async def listen() -> None:
@@ -164,14 +166,17 @@ class Collector:
         return -(-schedule.verdict_rounds // schedule.rounds)
 
     async def _closed(self, window: int) -> bool:
-        """Whether nobody's verdicts are waited for any more; what is not accounted for then never is, so a clock is not enough."""
+        """Whether nobody's verdicts are waited for any more; what is not accounted for then never is, so a clock is not
+        enough.
+        """
         return await self._node.time.has_come(self._node.run.schedule.verdict(window))
 
     async def _collect(self, window: int, closed: bool, tasks: trio.Nursery) -> bool:
         """Settle every miner of whom something is decided in a window; whether that was all.
 
-        It was not while the window is open, nor where the last look at a validator failed: what that would have shown is missing.
-        A validator whose storage stays silent for as long again as the window had is not waited for any more.
+        It was not while the window is open, nor where the last look at a validator failed: what that would have shown
+        is missing. A validator whose storage stays silent for as long again as the window had is not waited for any
+        more.
         """
         hearing, ignored = self._hearing(window), self._overseer.distrusted
         final = closed and hearing.looked(_LAST_LOOKS, ignored, given_up=await self._given_up(window))

@@ -17,7 +17,8 @@ def windowed(window: int, miner: bytes) -> str:
 class OutcomeLog:
     """The accounts of one trainer.
 
-    What they say is held in memory for the windows of which something may still come, and for others only that they are there.
+    What they say is held in memory for the windows of which something may still come, and for others only that they are
+    there.
     """
 
     def __init__(self, state: ObjectStore) -> None:

@@ -1,4 +1,6 @@
-"""The trainer's eye on the validators: canaries that catch those who accept anything, and contradictions told to everybody."""
+"""The trainer's eye on the validators: canaries that catch those who accept anything, and contradictions told to
+everybody.
+"""
 
 import itertools
 from collections.abc import Mapping

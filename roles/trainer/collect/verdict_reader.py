@@ -1,7 +1,8 @@
-"""What the validators say of one window: seals first, then the summaries that were sealed, then the verdicts that these list.
+"""What the validators say of one window: seals first, then the summaries that were sealed, then the verdicts that these
+list.
 
-A verdict counts only if its summary was sealed before the round by which the others reveal theirs, and if nobody was shown another
-seal of its validator (docs/spec/ledger.md).
+A verdict counts only if its summary was sealed before the round by which the others reveal theirs, and if nobody was
+shown another seal of its validator (docs/spec/ledger.md).
 Validators are heard beside one another, so that one whose storage hangs costs the others nothing.
 """
 

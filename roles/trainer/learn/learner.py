@@ -1,9 +1,11 @@
 """One optimizer step from groups of rollouts: FP32 masters, a BF16 view, GRPO in between.
 
-The forward pass computes with the *published* weights, the masters rounded to BF16, and the gradient with respect to them is
-applied to the masters (straight through the rounding). So the trainer's log-probabilities are those of the policy that miners
-sample and validators check: on fresh rollouts the importance ratio is 1 up to rounding, and what is optimized is what is served.
-On a CPU the rounded weights are widened to float32, in which that policy is served there too; rounding costs 1% of a step.
+The forward pass computes with the *published* weights, the masters rounded to BF16, and the gradient with respect to
+them is applied to the masters (straight through the rounding). So the trainer's log-probabilities are those of the
+policy that miners
+sample and validators check: on fresh rollouts the importance ratio is 1 up to rounding, and what is optimized is what
+is served. On a CPU the rounded weights are widened to float32, in which that policy is served there too; rounding costs
+1% of a step.
 """
 
 import math

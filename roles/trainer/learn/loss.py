@@ -1,9 +1,10 @@
 """Group-relative policy optimization as pure functions of tensors.
 
-From PULSE, appendix H.1 (equations 23-25) and F.4, without the KL term. Two departures, both standard: the mean is taken over
-tokens rather than first over each completion (DAPO, Yu et al. 2025), so a token of a long completion weighs as much as one of
-a short one; and the importance ratio is taken against the *behaviour* policy, which may be some versions old, and is
-truncated, so that no token that the policy has since come to favour can dominate a step (dual clip, Ye et al. 2020).
+From PULSE, appendix H.1 (equations 23-25) and F.4, without the KL term. Two departures, both standard: the mean is
+taken over tokens rather than first over each completion (DAPO, Yu et al. 2025), so a token of a long completion weighs
+as much as one of a short one; and the importance ratio is taken against the *behaviour* policy, which may be some
+versions old, and is truncated, so that no token that the policy has since come to favour can dominate a step (dual
+clip, Ye et al. 2020).
 
 Shapes: N tokens of all completions of the batch, laid end to end; R rollouts of one group; V vocabulary.
 """

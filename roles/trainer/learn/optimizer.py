@@ -1,7 +1,8 @@
-"""AdamW over FP32 masters (Loshchilov & Hutter 2019), written out: it reads like the formula, its state is plain tensors by
-name, and torch.optim would import torch's compiler at a cost of 1.5 CPU seconds (docs/log.md).
+"""AdamW over FP32 masters (Loshchilov & Hutter 2019), written out: it reads like the formula, its state is plain
+tensors by name, and torch.optim would import torch's compiler at a cost of 1.5 CPU seconds (docs/log.md).
 
-A step smaller than half a BF16 unit in the last place stays in the master and shows in the BF16 view only once enough of them
+A step smaller than half a BF16 unit in the last place stays in the master and shows in the BF16 view only once enough
+of them
 have added up: that is where the sparsity of patches comes from (PULSE, section A.2).
 """
 

@@ -1,9 +1,9 @@
 """The replay buffer: verified groups, from arrival to the last use, each counted.
 
-Old groups are worth less, so a group of staleness s (versions behind the newest) is drawn with weight decay**s, and beyond
-`max_staleness` not at all. The buffer is bounded in bytes; every group that leaves or is refused is counted by its reason.
-The state (contents, counters, random state) is a mapping of tensors for a safetensors file: a restored buffer draws what the
-saved one would have drawn.
+Old groups are worth less, so a group of staleness s (versions behind the newest) is drawn with weight decay**s, and
+beyond `max_staleness` not at all. The buffer is bounded in bytes; every group that leaves or is refused is counted by
+its reason. The state (contents, counters, random state) is a mapping of tensors for a safetensors file: a restored
+buffer draws what the saved one would have drawn.
 """
 
 import json

@@ -1,8 +1,8 @@
 """The trainer's tensors, copied off the device while the next step runs (PULSE, appendix H.3).
 
-On a GPU the copy runs on a stream of its own into pinned memory that is used again: it waits for the work that was queued when
-it began, and later work that writes the tensors must call `wait_before_writing` first, which makes the GPU wait, not the host.
-Without a GPU a snapshot is a plain copy, and its own.
+On a GPU the copy runs on a stream of its own into pinned memory that is used again: it waits for the work that was
+queued when it began, and later work that writes the tensors must call `wait_before_writing` first, which makes the GPU
+wait, not the host. Without a GPU a snapshot is a plain copy, and its own.
 """
 
 from collections.abc import Mapping
@@ -53,14 +53,17 @@ class SnapshotSource:
         self._pinned: dict[str, torch.Tensor] = {}
 
     def take(self) -> Snapshot:
-        """Begin a snapshot of the tensors as the work queued so far leaves them. On a GPU the one before must have been read."""
+        """Begin a snapshot of the tensors as the work queued so far leaves them. On a GPU the one before must have been
+        read.
+        """
         if self._stream is None:
             return Snapshot(self._copied(), None)
         self._pinned = self._pinned or self._room()
         self._stream.wait_stream(_cuda.current_stream(self._device))
         with torch.no_grad(), _cuda.stream(self._stream):
             for name, tensor in self._tensors.items():
-                # Rounded on the device first, so that half the bytes cross the bus. The rounded copy belongs to the copy stream.
+                # Rounded on the device first, so that half the bytes cross the bus. The rounded copy belongs to the
+                # copy stream.
                 self._pinned[name].copy_(tensor.detach().to(self._dtype or tensor.dtype), non_blocking=True)
             done = _cuda.Event()
             done.record(self._stream)

@@ -1,8 +1,9 @@
 """The training process: groups in, snapshots out, and never a wait for storage or network in between.
 
-The loop draws from the replay buffer and steps. Reading the inbox and writing checkpoints and snapshots are tasks beside it;
-if the writer is still busy when a version is due, the loop goes on and publishes after a later step. A checkpoint is written
-before the snapshot of the same moment, and holds the replay buffer too, so a process killed anywhere comes back as it was.
+The loop draws from the replay buffer and steps. Reading the inbox and writing checkpoints and snapshots are tasks
+beside it; if the writer is still busy when a version is due, the loop goes on and publishes after a later step. A
+checkpoint is written before the snapshot of the same moment, and holds the replay buffer too, so a process killed
+anywhere comes back as it was.
 """
 
 import json
@@ -63,7 +64,8 @@ class TimeShares:
 
 @dataclass(frozen=True)
 class _HandOver:
-    """All that is written for a version: weights and state of its moment, the replay buffer, and the inbox objects in it.
+    """All that is written for a version: weights and state of its moment, the replay buffer, and the inbox objects in
+    it.
 
     Attributes:
         learner: its copies may still be on their way from the device.

@@ -1,8 +1,8 @@
 """One publisher for one key: two trainers that start with the same key end with one (docs/adr/0222).
 
-Storage without conditional writes keeps the last of two heads, so of two publishers that took the same epoch exactly one finds a
-head that it did not write. It takes the next epoch, or stops if that head shows what it does not know; whoever finds a higher
-epoch stops.
+Storage without conditional writes keeps the last of two heads, so of two publishers that took the same epoch exactly
+one finds a head that it did not write. It takes the next epoch, or stops if that head shows what it does not know;
+whoever finds a higher epoch stops.
 """
 
 from protocol import limits, paths

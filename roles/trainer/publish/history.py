@@ -1,9 +1,10 @@
-"""What the publisher has published, durably: manifests as they were signed, which anchors are complete, the last weights.
+"""What the publisher has published, durably: manifests as they were signed, which anchors are complete, the last
+weights.
 
 chain/epoch                   the fencing epoch of the newest start
 chain/writer                  the public key in whose space the chain lies
-chain/manifests/{version}     signed manifests, written before anything of the version is uploaded: after a crash the very
-                              same bytes are uploaded again, so no version ever has two manifests
+chain/manifests/{version}     signed manifests, written before anything of the version is uploaded: after a crash the
+                              very same bytes are uploaded again, so no version ever has two manifests
 chain/anchors/{version}       an empty note: this anchor is complete in storage
 chain/shards/{version}-{digest}  anchor shards that are still to be uploaded
 chain/published/{version}     the weights of the newest published version (safetensors)
@@ -76,7 +77,9 @@ class History:
         self.writer = key
 
     async def _drop_needless_shards(self) -> None:
-        """Delete shards that a crash left behind: of anchors that are complete, and of versions that were never promised."""
+        """Delete shards that a crash left behind: of anchors that are complete, and of versions that were never
+        promised.
+        """
         needed = {
             _shard(version, ref)
             for version, signed in self.manifests.items()
@@ -158,8 +161,8 @@ def _shard(version: int, ref: ObjectRef) -> str:
 def kept_range(published: int, anchors: set[int], patches: int, most_anchors: int) -> tuple[tuple[int, ...], int]:
     """Retention: the anchors that are kept, ascending, and the oldest patch that is kept.
 
-    Kept are the last `patches` patches, the last `most_anchors` anchors, and the anchor that the oldest kept patch hangs on
-    (with the patches between, so that it leads somewhere); of all these no more than a head can list.
+    Kept are the last `patches` patches, the last `most_anchors` anchors, and the anchor that the oldest kept patch
+    hangs on (with the patches between, so that it leads somewhere); of all these no more than a head can list.
 
     Raises:
         ChainError: no anchor is near enough to the newest version.
@@ -179,7 +182,9 @@ def kept_range(published: int, anchors: set[int], patches: int, most_anchors: in
 
 @dataclass(frozen=True)
 class HeadStamp:
-    """What a head says beside the chain: the run, the revision of the authority that its publisher knows, and its expiry."""
+    """What a head says beside the chain: the run, the revision of the authority that its publisher knows, and its
+    expiry.
+    """
 
     run_id: bytes
     revision: int

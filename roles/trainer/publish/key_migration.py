@@ -1,7 +1,7 @@
 """A trainer with a new key takes along what it published under the old one (docs/adr/0221).
 
-Data first, then the manifests, signed again: their names are digests of what they say, so followers see one history. Everything
-can be done again after a crash; the note of who wrote the chain comes last.
+Data first, then the manifests, signed again: their names are digests of what they say, so followers see one history.
+Everything can be done again after a crash; the note of who wrote the chain comes last.
 """
 
 from typing import Final

@@ -1,8 +1,8 @@
 """The upload process: snapshots in, a chain in storage out (docs/spec/chain.md).
 
-For every snapshot, in order of version: diff and encode, sign the manifest and remember it, put the data, put the manifest, put
-the head, remember that it is published. Each step can be done again with the same bytes, so a process killed anywhere goes
-on where it was. Anchors are uploaded beside it and shown by the head once they are complete.
+For every snapshot, in order of version: diff and encode, sign the manifest and remember it, put the data, put the
+manifest, put the head, remember that it is published. Each step can be done again with the same bytes, so a process
+killed anywhere goes on where it was. Anchors are uploaded beside it and shown by the head once they are complete.
 """
 
 from contextlib import suppress
@@ -47,8 +47,8 @@ class PublisherSettings:
         patch_attempts: tries to upload a patch before the version becomes an anchor.
         poll_seconds: how often to look for a snapshot.
         settle_seconds: how long a start waits for another trainer under its key to show itself.
-        mark_ms: milliseconds by which this start's heads expire sooner, drawn anew at each start, so that no two starts that
-            happen at the same moment write the same head.
+        mark_ms: milliseconds by which this start's heads expire sooner, drawn anew at each start, so that no two starts
+            that happen at the same moment write the same head.
         profile: of the patches: "compact", "fast" or "auto".
         link_mbps: megabits a second that "auto" reckons with; None: what this node's uploads were measured at.
     """
@@ -148,7 +148,9 @@ class Publisher:
         await self._sweep()
 
     async def _make(self, held: VerifiedWeights) -> VersionObjects:
-        """What the version consists of, its patch uploaded. A patch that fails, here or in the store, becomes an anchor."""
+        """What the version consists of, its patch uploaded. A patch that fails, here or in the store, becomes an
+        anchor.
+        """
         if self._held is not None:
             try:
                 patch, changed = await self._make_patch(held, self._held)

@@ -1,6 +1,7 @@
 """What the `auto` profile goes by, measured on the versions that this trainer publishes.
 
-The codec's rates are those of the last patch of each profile, the link's that of the last uploads. A profile that has not been
+The codec's rates are those of the last patch of each profile, the link's that of the last uploads. A profile that has
+not been
 used for a while is forgotten, and so measured again: what the policy's updates look like changes as it learns.
 """
 

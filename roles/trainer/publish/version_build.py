@@ -12,7 +12,9 @@ from roles.policy.follower import VerifiedWeights
 
 @dataclass(frozen=True)
 class VersionObjects:
-    """What a version consists of: a patch (None: only an anchor), shards (empty: only a patch), and the verified weights."""
+    """What a version consists of: a patch (None: only an anchor), shards (empty: only a patch), and the verified
+    weights.
+    """
 
     held: VerifiedWeights
     patch: bytes | None
@@ -44,7 +46,8 @@ def check_patch(data: bytes, held: VerifiedWeights, before: VerifiedWeights) -> 
     """How many elements a patch changes, applied once here as every follower will.
 
     Raises:
-        PatchError: it does not lead to the weights that it was made from: a fault of the codec, and nobody else's problem.
+        PatchError: it does not lead to the weights that it was made from: a fault of the codec, and nobody else's
+            problem.
     """
     if patch.apply_with_digests(before.weights, data, digests=before.digests).digests != held.digests:
         raise PatchError("does not lead to the weights that it was made from", f"version {held.version}")

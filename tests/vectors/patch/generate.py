@@ -2,8 +2,8 @@
 
     python -m tests.vectors.patch.generate [--check]
 
-`golden.json` holds weights (hex of each tensor's bytes) and the patch between them; `hostile.json` holds patches for the first
-golden base and the class of failure that each must cause.
+`golden.json` holds weights (hex of each tensor's bytes) and the patch between them; `hostile.json` holds patches for
+the first golden base and the class of failure that each must cause.
 """
 
 import argparse

@@ -1,0 +1,53 @@
+"""What a piece of work takes at its peak beside what was there before: measured in a forked child, by the kernel's own
+mark.
+
+A child starts with the parent's memory as its resident set and its high-water mark. Free memory that the parent's
+allocator holds back would hide what the work takes, so it is given back to the kernel first. Pages of program files,
+which a child maps anew as it touches them, are not counted. Linux with glibc.
+"""
+
+import ctypes
+import gc
+import os
+import struct
+import traceback
+from collections.abc import Callable
+
+
+def peak_extra(work: Callable[[], object]) -> int:
+    """Peak resident bytes of `work` above those before it. Whatever it raises is printed and becomes a RuntimeError.
+
+    The work must make its own scratch memory, and must have run once before, or its imports and compiled kernels count
+    too.
+    """
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            before, files = resident("VmRSS"), resident("RssFile")
+            work()
+            extra = resident("VmHWM") - before - (resident("RssFile") - files)
+            os.write(writer, struct.pack("<q", max(0, extra)))
+            status = 0
+        except BaseException:  # noqa: BLE001 - the child must end here, whatever happened
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        answer = pipe.read()
+    os.waitpid(child, 0)
+    if len(answer) != 8:
+        raise RuntimeError("the work failed in the child that was to measure it")
+    return int(struct.unpack("<q", answer)[0])
+
+
+def resident(field: str) -> int:
+    """This process's memory, in bytes: VmRSS now, VmHWM at its peak since it was executed, RssFile that of mapped
+    files.
+    """
+    with open("/proc/self/status") as status:  # noqa: PTH123
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field))

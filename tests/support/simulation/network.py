@@ -1,0 +1,213 @@
+"""A whole network in one process on trio's virtual clock: the real roles, protocol and engine over a store in memory.
+
+Nothing here runs in a thread, so the same seed gives the same trace.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from grailnode.beacon.relays import StoreBeacon, publish_rounds
+from grailnode.demo.cheater import run_cheater
+from grailnode.engine import causal_model as models
+from grailnode.engine.compute import Compute
+from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
+from grailnode.node.clock import TrioClock
+from grailnode.node.settings import TrainerSettings
+from grailnode.node.wiring import make_task, run_collector, run_miner, run_publisher, run_training, run_validator
+from grailnode.run import creation
+from grailnode.store.memory import MemoryStore
+from protocol import paths
+from protocol.beacon import LocalKey
+from protocol.chain.manifest import Head
+from protocol.environments import Sandbox
+from protocol.identity.signing import Signed, SigningKey, open_signed
+from protocol.run import RunManifest
+from roles.miner.miner import MinerSettings
+from roles.miner.produce import HonestProducer
+from roles.node.identity import Node
+from roles.policy.assignment import Task
+from roles.ports import ObjectStore
+from roles.trainer.collect.collector import CollectorSettings
+from roles.trainer.learn.learner import LearnerSettings
+from roles.trainer.learn.optimizer import AdamWSettings
+from roles.trainer.learn.training import TrainingSettings
+from roles.trainer.publish.publisher import PublisherSettings
+from roles.validator.validator import ValidatorSettings
+from tests.support.simulation import small_policy
+
+BEGIN = 1_750_000_000.0
+PERIOD_MS = 250
+
+
+async def inline(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Compute in place, where virtual time stands still."""
+    await trio.lowlevel.checkpoint()
+    return function(*arguments)
+
+
+def key(name: str) -> SigningKey:
+    """A key that follows from its name."""
+    return SigningKey(random.Random(name).randbytes(32))
+
+
+@dataclass
+class Log:
+    """Events of a node, kept."""
+
+    name: str
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def event(self, name: str, **fields: Any) -> None:
+        self.events.append((name, fields))
+
+    def gauge(self, name: str, value: float) -> None:
+        pass
+
+    def count(self, name: str, amount: float = 1.0) -> None:
+        pass
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        """The fields of every event of a name."""
+        return [fields for event, fields in self.events if event == name]
+
+
+BEACON_KEY = LocalKey.from_seed(b"simulated beacon")
+
+
+def draft(choices: creation.Choices, validators: Sequence[str], policy: Path = PACKAGED_POLICY) -> RunManifest:
+    """The rules of a simulated run."""
+    return creation.draft(
+        choices,
+        policy,
+        BEACON_KEY.chain(PERIOD_MS, int(BEGIN * 1000) + 1000),
+        creation.authority(
+            choices,
+            roots=[key("root").public],
+            trainers=[key("trainer").public],
+            validators=[key(name).public for name in validators],
+        ),
+        small_policy.proof(policy),
+    )
+
+
+class Network:
+    """The run, its store, and the nodes that were started."""
+
+    def __init__(
+        self,
+        choices: creation.Choices,
+        validators: int = 1,
+        quorum: int = 1,
+        policy: Path = PACKAGED_POLICY,
+        sandbox: Sandbox | None = None,
+    ) -> None:
+        self.clock = TrioClock(BEGIN)
+        self.store = MemoryStore()
+        self.logs: dict[str, Log] = {}
+        self.states: dict[str, MemoryStore] = {}
+        self.policy = Policy.load(policy)
+        self.weights = load_weights(policy)
+        self.data = choices.data.read_bytes() if choices.data else None
+        self.sandbox = sandbox
+        self.compute = Compute(models.build(self.policy))
+        self.validators = [f"validator-{number}" for number in range(validators)]
+        manifest = draft(creation.Choices(**{**choices.__dict__, "quorum": quorum}), self.validators, policy)
+        self.signed: Signed[RunManifest] = creation.seal(manifest, key("root"))
+
+    @property
+    def run(self) -> RunManifest:
+        return self.signed.record
+
+    def medium(self, name: str, process: str) -> ObjectStore:
+        """The shared store as a process sees it."""
+        return self.store
+
+    def durable(self, name: str, process: str) -> ObjectStore:
+        """A node's own state as one of its processes sees it."""
+        return self.states.setdefault(name, MemoryStore())
+
+    def node(self, name: str, process: str = "", store: ObjectStore | None = None) -> Node:
+        """A node of a name; processes of one name share its state."""
+        store = store if store is not None else self.medium(name, process)
+        log = self.logs.setdefault(name + process, Log(name + process))
+        return Node(
+            run_id=self.signed.digest,
+            run=self.run,
+            key=key(name),
+            name=name,
+            store=store,
+            state=self.durable(name, process),
+            clock=self.clock,
+            beacon=StoreBeacon(store, self.run.beacon, self.clock),
+            telemetry=log,
+            run_sync=inline,
+        )
+
+    def task(self, node: Node) -> Task:
+        """What the run asks of a miner or validator."""
+        return make_task(node, self.policy, self.data, self.sandbox)
+
+    async def run_beacon(self) -> None:
+        await publish_rounds(BEACON_KEY, self.run.beacon, self.store, self.clock, keep=200)
+
+    def amend(self, **changes: Any) -> None:
+        """Other rules, before anybody has started."""
+        self.signed = creation.seal(self.run.model_copy(update=changes), key("root"))
+
+    def trainer_settings(self, groups_per_step: int = 4, canaries: int = 0, **publisher: Any) -> TrainerSettings:
+        """What the simulated trainer's operator decides."""
+        return TrainerSettings(
+            training=TrainingSettings(groups_per_step=groups_per_step, steps_per_version=1),
+            learner=LearnerSettings(optimizer=AdamWSettings(learning_rate=2e-5)),
+            publisher=PublisherSettings(**{"anchor_interval": 4, **publisher}),
+            collector=CollectorSettings(canaries=canaries),
+        )
+
+    async def run_trainer(self, name: str = "trainer", canaries: int = 0, **publisher: Any) -> None:
+        """The three processes as three tasks."""
+        settings = self.trainer_settings(canaries=canaries, **publisher)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run_training, self.node(name, "/training"), lambda: self.weights, self.compute, settings)
+            nursery.start_soon(run_publisher, self.node(name, "/upload"), settings.publisher)
+            nursery.start_soon(run_collector, self.node(name, "/download"), settings.collector)
+
+    async def run_miner(self, name: str, groups: int = 4, producer: Any = HonestProducer) -> None:
+        settings = MinerSettings(groups=groups, chunk=2, share=0.7, poll_seconds=0.2)
+        node = self.node(name)
+        await run_miner(node, self.task(node), self.compute, settings, producer)
+
+    async def run_cheat(self, name: str = "cheat", groups: int = 2) -> None:
+        settings = MinerSettings(groups=groups, chunk=2, share=0.7, poll_seconds=0.2)
+        node = self.node(name)
+        await run_cheater(node, self.task(node), self.compute, settings)
+
+    async def run_validator(self, name: str = "validator-0", poll_seconds: float = 0.2) -> None:
+        node = self.node(name)
+        await run_validator(node, self.task(node), self.compute, ValidatorSettings(16, poll_seconds))
+
+    def start(self, nursery: trio.Nursery, *, miners: int = 2, canaries: int = 0) -> None:
+        """The beacon, a trainer, validators and honest miners."""
+        nursery.start_soon(self.run_beacon)
+        nursery.start_soon(self.run_trainer, "trainer", canaries)
+        for name in self.validators:
+            nursery.start_soon(self.run_validator, name)
+        for number in range(1, miners + 1):
+            nursery.start_soon(self.run_miner, f"miner-{number}")
+
+    def events(self, name: str, event: str) -> list[dict[str, Any]]:
+        """The fields of a process's events of one name."""
+        return self.logs[name].named(event)
+
+    async def head(self) -> Head:
+        """The head as storage shows it."""
+        data = await self.store.get(paths.head(key("trainer").public), 1 << 20)
+        return open_signed(data, Head, self.run.authority.trainers).record
+
+    async def until_window(self, window: int) -> None:
+        """Virtual time passes until a window opens."""
+        await self.clock.sleep_until(self.run.opening_time(window))
