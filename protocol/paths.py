@@ -168,6 +168,17 @@ def window_of(path: str) -> int:
     return int(digits)
 
 
+def writer(path: str) -> bytes:
+    """Return the public key of the only participant that may write a path.
+
+    Raises:
+        MalformedError: the path is not below a key, and is no announcement.
+    """
+    if path.startswith(participants()):
+        return key_at_end(path)
+    return key_at_end(path.partition("/")[0])
+
+
 def key_at_end(path: str) -> bytes:
     """The public key that a path ends with.
 

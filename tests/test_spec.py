@@ -13,6 +13,7 @@ import protocol
 import roles
 from protocol import limits
 from protocol.encoding import Record
+from protocol.identity.signing import PublishedRecord
 from protocol.rollout.sampling import _table
 
 SPEC = Path(__file__).parent.parent / "docs" / "spec"
@@ -32,7 +33,11 @@ def _records() -> list[type[Record]]:
     return sorted(found, key=lambda record: record.__name__)
 
 
-RECORDS = [record for record in _records() if record.__module__.startswith(("protocol", "roles"))]
+RECORDS = [
+    record
+    for record in _records()
+    if record.__module__.startswith(("protocol", "roles")) and record is not PublishedRecord  # which has no kind
+]
 SPECIFIED = [record for record in RECORDS if record.__module__.startswith("protocol")]
 
 

@@ -16,7 +16,7 @@ from protocol.errors import MalformedError, ProtocolError, found_in
 from protocol.identity.signing import KEY_BYTES, open_signed
 from protocol.judging.evidence import Counts, surprisal_threshold
 from protocol.judging.ledger import Amendment, LedgerRow, Summary, histories, scores
-from protocol.judging.verdict import Judgement, Reason, Verdict, refused_together
+from protocol.judging.verdict import Judgement, Reason, ReauditVerdict, Verdict, refused_together
 from protocol.rollout.batch import Commitment, Group, open_group
 from protocol.run import ProofSpec
 from roles.node.identity import Node
@@ -272,7 +272,7 @@ async def _check_amendment(
         raise ProtocolError("counts groups that the row had not left open, or without a verdict on them", place)
     if amendment.verdict:
         data = await node.store.get(paths.reaudit(validator, amendment.window, amendment.miner), _LARGEST)
-        found = LedgerRow.of(open_signed(data, Verdict, [validator]).record)
+        found = LedgerRow.of(open_signed(data, ReauditVerdict, [validator]).record)
         if (found.verdict, found.accepted, found.rejected) != (
             amendment.verdict,
             amendment.accepted,

@@ -4,9 +4,8 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from protocol import limits
-from protocol.encoding import Record
-from protocol.identity.signing import Digest, Key
+from protocol import limits, paths
+from protocol.identity.signing import Key, PublishedRecord
 
 Role = Literal["trainer", "miner", "validator"]
 
@@ -19,7 +18,7 @@ SPACE_FORM: Final = (
 """The URL of a space (docs/spec/spaces.md): no user, query, fragment, escape or slash at the end; empty for none."""
 
 
-class Announcement(Record):
+class Announcement(PublishedRecord):
     """A signed note 'this key takes part in this run'.
 
     Attributes:
@@ -33,7 +32,6 @@ class Announcement(Record):
 
     kind: ClassVar[str] = "announcement"
     max_bytes: ClassVar[int] = limits.MAX_ANNOUNCEMENT_BYTES
-    run: Digest
     key: Key
     role: Role
     name: Annotated[str, Field(max_length=32, pattern=r"^[A-Za-z0-9 _.-]*$")]
@@ -41,3 +39,8 @@ class Announcement(Record):
     groups: Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
     expires_ms: Annotated[int, Field(ge=0, lt=1 << 53)]
     proof: Annotated[bytes, Field(max_length=limits.MAX_PROOF_BYTES)]
+
+    @property
+    def path(self) -> str:
+        """The only path at which this record may lie."""
+        return paths.participant(self.key)

@@ -98,6 +98,22 @@ class Envelope(Record):
     signatures: Annotated[tuple[Signature, ...], Field(min_length=1, max_length=limits.MAX_SIGNATURES)]
 
 
+class PublishedRecord(Record):
+    """A record that is signed by one key and lies at one path, both of which follow from the record itself."""
+
+    run: Digest
+
+    @property
+    def path(self) -> str:
+        """The only path at which this record may lie (protocol/paths.py)."""
+        raise NotImplementedError
+
+    @classmethod
+    def max_signed_bytes(cls) -> int:
+        """Return the largest size in bytes of the record with its envelope."""
+        return cls.max_bytes + limits.MAX_ENVELOPE_BYTES
+
+
 R = TypeVar("R", bound=Record)
 
 

@@ -9,10 +9,10 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from protocol import limits
+from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.encoding import Line, Record, Version, Window
-from protocol.identity.signing import Digest, Key
+from protocol.identity.signing import Digest, Key, PublishedRecord
 from protocol.judging.evidence import Counts
 from protocol.judging.verdict import Verdict
 from protocol.run import ScoringSpec
@@ -125,7 +125,7 @@ class Evaluation(Record):
         return self
 
 
-class Summary(Record):
+class Summary(PublishedRecord):
     """A validator's account of a window: one entry of its ledger.
 
     Attributes:
@@ -142,7 +142,6 @@ class Summary(Record):
 
     kind: ClassVar[str] = "summary"
     max_bytes: ClassVar[int] = limits.MAX_SUMMARY_BYTES
-    run: Digest
     window: Window
     version: Version
     validator: Key
@@ -169,30 +168,48 @@ class Summary(Record):
             raise ValueError("an amendment of a window that is not earlier")
         return self
 
+    @property
+    def path(self) -> str:
+        """The only path at which this record may lie."""
+        return paths.summary(self.validator, self.window)
 
-class Seal(Record):
+
+class Seal(PublishedRecord):
     """A validator's promise of what it will reveal on a window: SHA-256 of the summary's body."""
 
     kind: ClassVar[str] = "seal"
-    run: Digest
     window: Window
     validator: Key
     summary: Digest
 
+    @property
+    def path(self) -> str:
+        """The only path at which this record may lie."""
+        return paths.seal(self.validator, self.window)
 
-class Witness(Record):
+    @classmethod
+    def max_signed_bytes(cls) -> int:
+        """Return the largest size in bytes of a seal with its envelope: a witness carries them whole."""
+        return limits.MAX_SEAL_BYTES
+
+
+class Witness(PublishedRecord):
     """The others' seals (envelopes) that a validator saw before it revealed: who shows somebody another one has sealed
     twice.
     """
 
     kind: ClassVar[str] = "witness"
     max_bytes: ClassVar[int] = limits.MAX_WITNESS_BYTES
-    run: Digest
     window: Window
     validator: Key
     seals: Annotated[
         tuple[Annotated[bytes, Field(max_length=limits.MAX_SEAL_BYTES)], ...], Field(max_length=limits.MAX_KEYS)
     ]
+
+    @property
+    def path(self) -> str:
+        """The only path at which this record may lie."""
+        return paths.witness(self.validator, self.window)
 
 
 def balances(ledger: Sequence[Summary], scoring: ScoringSpec) -> dict[bytes, float]:

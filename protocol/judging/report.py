@@ -9,9 +9,9 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from protocol import limits
+from protocol import limits, paths
 from protocol.encoding import Record, Window
-from protocol.identity.signing import Digest, Key, SigningKey
+from protocol.identity.signing import Digest, Key, PublishedRecord, SigningKey
 
 Keys = Annotated[tuple[Key, ...], Field(max_length=limits.MAX_KEYS)]
 Index = Annotated[int, Field(ge=0, lt=limits.MAX_GROUPS)]
@@ -40,15 +40,19 @@ class CanaryFailure(Record):
     accepted: bool
 
 
-class ValidatorReport(Record):
+class ValidatorReport(PublishedRecord):
     """A trainer's report on the validators of one window."""
 
     kind: ClassVar[str] = "report"
-    run: Digest
     window: Window
     trainer: Key
     disagreements: Annotated[tuple[Disagreement, ...], Field(max_length=limits.MAX_GROUPS)]
     deceptions: Annotated[tuple[CanaryFailure, ...], Field(max_length=limits.MAX_GROUPS)]
+
+    @property
+    def path(self) -> str:
+        """The only path at which this record may lie."""
+        return paths.report(self.trainer, self.window)
 
 
 def canary_key(trainer: SigningKey, number: int) -> SigningKey:

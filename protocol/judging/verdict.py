@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 
-from protocol import limits
+from protocol import limits, paths
 from protocol.encoding import Record, Version, Window
-from protocol.identity.signing import Digest, Key
+from protocol.identity.signing import Digest, Key, PublishedRecord
 from protocol.judging.evidence import (
     LARGEST_MARGIN,
     MOST_SURPRISE,
@@ -99,7 +99,7 @@ class Judgement(Record):
         return Counts(self.tokens, self.positions, self.sketch_misses, self.margin_misses)
 
 
-class Verdict(Record):
+class Verdict(PublishedRecord):
     """A validator's judgements on one miner's window.
 
     Attributes:
@@ -112,7 +112,6 @@ class Verdict(Record):
 
     kind: ClassVar[str] = "verdict"
     max_bytes: ClassVar[int] = limits.MAX_VERDICT_BYTES
-    run: Digest
     window: Window
     version: Version
     miner: Key
@@ -131,6 +130,25 @@ class Verdict(Record):
         if self.submitted > self.pledged:
             raise ValueError("more submitted than pledged")
         return self
+
+    @property
+    def path(self) -> str:
+        """The only path at which this record may lie."""
+        return paths.verdict(self.validator, self.window, self.miner)
+
+
+class ReauditVerdict(Verdict):
+    """A verdict on groups of an earlier window that its validator had not audited then.
+
+    Its kind is another one, so that no storage can show it in place of the verdict of that window, or the other way.
+    """
+
+    kind: ClassVar[str] = "reaudit"
+
+    @property
+    def path(self) -> str:
+        """The only path at which this record may lie."""
+        return paths.reaudit(self.validator, self.window, self.miner)
 
 
 def refused_together(judgements: Iterable[Judgement], history: Sequence[Counts], proof: ProofSpec) -> Reason | None:

@@ -11,12 +11,12 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
-from protocol import limits
+from protocol import limits, paths
 from protocol.compression import compress, decompress
 from protocol.digest import content_digest
 from protocol.encoding import Record, Version, Window
 from protocol.errors import MalformedError
-from protocol.identity.signing import Digest, Key
+from protocol.identity.signing import Digest, Key, PublishedRecord
 from protocol.rollout.sketch import BYTES_PER_TOKEN
 
 _TOKEN_BYTES = 4
@@ -114,7 +114,7 @@ class Group(Record):
         return cls.from_bytes(decompress(frame, max_bytes))
 
 
-class Commitment(Record):
+class Commitment(PublishedRecord):
     """A miner's signed promise of what its batch holds, due before the window's deadline.
 
     Attributes:
@@ -124,7 +124,6 @@ class Commitment(Record):
 
     kind: ClassVar[str] = "commitment"
     max_bytes: ClassVar[int] = limits.MAX_COMMITMENT_BYTES
-    run: Digest
     window: Window
     version: Version
     miner: Key
@@ -148,6 +147,11 @@ class Commitment(Record):
     def extent(self, index: int) -> tuple[int, int]:
         """Offset and size in bytes of a group's frame within the batch."""
         return sum(size for _, size in self.groups[:index]), self.groups[index][1]
+
+    @property
+    def path(self) -> str:
+        """The only path at which this record may lie."""
+        return paths.commitment(self.miner, self.window)
 
 
 def assemble(groups: Sequence[Group]) -> tuple[bytes, Commitment]:

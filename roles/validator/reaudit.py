@@ -10,7 +10,7 @@ from protocol import limits, paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed, open_signed, sign
 from protocol.judging.ledger import Amendment, LedgerRow
-from protocol.judging.verdict import Verdict, refused_together
+from protocol.judging.verdict import ReauditVerdict, Verdict, refused_together
 from protocol.rollout.batch import Commitment
 from roles.node.identity import Node
 from roles.policy.assignment import Task
@@ -105,8 +105,9 @@ class Reaudit:
         judgements, _ = await auditor.judge_groups(commitment.record, rest)
         refusal = refused_together([*before.judgements, *judgements], (), node.run.proof)
         verdict = verdict_on(node, Case(commitment, row.pledged, before.seen_ms / 1000), refused(judgements, refusal))
-        await node.publish(paths.reaudit(node.key.public, window, row.miner), sign(verdict, node.key))
-        return verdict
+        reaudit = ReauditVerdict(**dict(verdict))
+        await node.publish(reaudit.path, sign(reaudit, node.key))
+        return reaudit
 
     async def _earlier(self, window: int, row: LedgerRow) -> Verdict:
         """This validator's own verdict of then, as storage still has it."""

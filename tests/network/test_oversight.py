@@ -20,7 +20,7 @@ from protocol.errors import ProtocolError
 from protocol.identity.signing import open_signed, sign
 from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness, balances, scores
 from protocol.judging.report import ValidatorReport, canary_key
-from protocol.judging.verdict import Reason, Verdict
+from protocol.judging.verdict import Reason, ReauditVerdict, Verdict
 from protocol.rollout import challenge
 from protocol.rollout.batch import Group
 from roles.miner.miner import Miner, MinerSettings
@@ -152,7 +152,7 @@ def test_a_rejection_after_a_clean_record_audits_everything_and_looks_back():
             assert item.accepted == row.submitted - row.audited  # they had been honest
             path = paths.reaudit(key("validator-0").public, item.window, item.miner)
             data = await network.store.get(path, limits.MAX_VERDICT_BYTES)
-            assert open_signed(data, Verdict, [key("validator-0").public]).digest == item.verdict
+            assert open_signed(data, ReauditVerdict, [key("validator-0").public]).digest == item.verdict
         draw = await network.node("x").randomness(network.run.schedule.audit(fewer[-1]))
         seen = (await verdicts(network, "turncoat", range(14)))[fewer[-1]]
         assert tuple(item.index for item in seen.judgements) == challenge.first_audited(
@@ -193,7 +193,7 @@ def test_looking_back_holds_a_windows_groups_together():
             assert (item.accepted, item.rejected) == (accepted, unseen[window] - accepted)
         own = key("validator-0").public
         path = paths.reaudit(own, Thin.thin, key("turncoat").public)
-        found = open_signed(await network.store.get(path, limits.MAX_VERDICT_BYTES), Verdict, [own]).record
+        found = open_signed(await network.store.get(path, limits.MAX_VERDICT_BYTES), ReauditVerdict, [own]).record
         assert {judgement.reason for judgement in found.judgements} == {Reason.WINDOW.value}
 
     simulate(scenario)

@@ -20,7 +20,7 @@ from protocol.identity.participant import Announcement
 from protocol.identity.signing import Envelope, SigningKey, open_announced, open_signed
 from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness, balances, scores
 from protocol.judging.report import ValidatorReport
-from protocol.judging.verdict import Judgement, Verdict
+from protocol.judging.verdict import Judgement, ReauditVerdict, Verdict
 from protocol.rollout import challenge, sampling, sketch
 from protocol.rollout.batch import Commitment, Group, Rollout, open_group
 from protocol.run import RunManifest, ScoringSpec
@@ -35,7 +35,7 @@ VECTORS: dict[str, list[dict[str, Any]]] = {
 KINDS: tuple[type[Record], ...] = (
     *(Announcement, Commitment, Envelope, Group, Head, Judgement),
     *(Manifest, ValidatorReport, Rollout, LedgerRow, RunManifest, Seal, Summary, Trust, Verdict),
-    *(Invite, Revision, Witness, ProofOfWorkSolution),
+    *(Invite, ReauditVerdict, Revision, Witness, ProofOfWorkSolution),
 )
 
 

@@ -15,7 +15,7 @@ from protocol.identity.participant import Announcement
 from protocol.identity.signing import Envelope, Signature, SigningKey
 from protocol.judging.ledger import Amendment, Evaluation, LedgerRow, Seal, Summary, Witness
 from protocol.judging.report import CanaryFailure, Disagreement, ValidatorReport
-from protocol.judging.verdict import Judgement, Verdict
+from protocol.judging.verdict import Judgement, ReauditVerdict, Verdict
 from protocol.rollout.batch import Commitment, Group, Rollout, pack_tokens
 from protocol.run import FileRef, ModelSpec, ProofSpec, RunManifest, SamplingSpec, ScoringSpec
 from protocol.window import Schedule
@@ -297,6 +297,7 @@ def every_record() -> list[Record]:
         group(),
         Commitment(run=RUN_ID, window=7, version=3, miner=MINER.public, batch=digest("batch"), groups=frames),
         verdict(judgement(0), rejected(3)),
+        ReauditVerdict(**dict(verdict(judgement(1)))),
         summary(
             row(),
             amendments=(Amendment(window=5, miner=MINER.public, verdict=b"", accepted=2, rejected=0),),
