@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from protocol.identity.participant import SPACE_FORM
+from roles.trainer.publish.retention import check_retention
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -154,6 +155,11 @@ class TrainerSection(_Section):
     poll_seconds: Positive = 0.1
     canaries: Annotated[int, Field(ge=0, le=1000)] = 0
     canary_store: StoreSection | None = None
+
+    @model_validator(mode="after")
+    def _retention_holds(self) -> "TrainerSection":
+        check_retention(self.anchor_interval, self.keep_patches, self.keep_anchors)
+        return self
 
 
 class MinerSection(_Section):

@@ -28,6 +28,7 @@ async def move_in(node: Node, history: History, old: bytes, kept: Head) -> None:
         StoreError: this node's own state cannot be written.
     """
     new = node.key.public
+    await history.give_up(kept)  # what is not copied is not there: the new head must never name it
     node.telemetry.event("moving-in", old=old.hex(), versions=len(history.manifests))
     for version, signed in sorted(history.manifests.items()):
         manifest = signed.record

@@ -19,11 +19,12 @@ from protocol.identity.signing import Signed, sign
 from protocol.patch import Encoded
 from roles.node.identity import Node
 from roles.policy.follower import VerifiedWeights
-from roles.ports import StoreError
+from roles.ports import NotFoundError, StoreError
 from roles.trainer.publish.fencing import Fence
 from roles.trainer.publish.history import HeadStamp, History, make_head
 from roles.trainer.publish.key_migration import move_in
 from roles.trainer.publish.rate_meter import PatchMeasurement, RateMeter
+from roles.trainer.publish.retention import DeletionSchedule
 from roles.trainer.publish.version_build import (
     PublicationMoment,
     VersionObjects,
@@ -80,7 +81,7 @@ class Publisher:
         self._head_lock = trio.Lock()
         self._shown = history.published
         self._expires = 0.0  # of the head that is shown, its mark aside; seconds since the Unix epoch
-        self._doomed: set[str] = set()
+        self._deletions = DeletionSchedule(node.run.head_ttl)
         self._meter = RateMeter(settings.link_mbps * 1e6 / 8 if settings.link_mbps else None)
 
     async def run(self) -> None:
@@ -117,10 +118,35 @@ class Publisher:
             assert history.writer is not None
             await move_in(node, history, history.writer, self._head(history.published))
         await history.set_writer(node.key.public)
+        await self._give_up_lost_anchors()
         if history.published >= 0:
             await self._write_head(history.published)
             await trio.sleep(self._settings.settle_seconds)
             await self._write_head(history.published)
+
+    async def _give_up_lost_anchors(self) -> None:
+        """Name no anchor that storage has lost, if the chain can be followed from another one."""
+        history = self._history
+        for version in sorted(version for version in history.anchors if version <= history.published):
+            lost = await self._lost_shard(history.manifests[version].record)
+            if lost is None:
+                continue
+            others = [other for other in history.anchors if other != version and other >= history.first_patch - 1]
+            self._node.telemetry.event("anchor-lost", version=version, path=lost, given_up=bool(others))
+            if others:
+                await history.give_up_anchors({version})
+
+    async def _lost_shard(self, manifest: Manifest) -> str | None:
+        """Return the path of a shard of a version's anchor that storage says is not there; None while it shows all."""
+        for ref in manifest.anchor:
+            path = paths.anchor(self._node.key.public, ref.digest)
+            try:
+                await self._node.store.get(path, 1, offset=ref.size - 1, size=1)
+            except NotFoundError:
+                return path
+            except StoreError:
+                continue  # no answer says nothing
+        return None
 
     async def _publish(self, name: SnapshotName, nursery: trio.Nursery) -> None:
         node, history = self._node, self._history
@@ -278,25 +304,24 @@ class Publisher:
         )
 
     async def _sweep(self) -> None:
-        """Delete what the head has not shown for two sweeps; a reader of the last head is not raced."""
+        """Give up what the head does not name any more, and delete what no head that counts can name."""
         history, settings, key = self._history, self._settings, self._node.key.public
         if history.published % max(1, settings.keep_patches // 10):
             return
         head = self._head(history.published)
-        await history.forget_before(head.base)
-        kept: set[str] = set()
+        await history.give_up(head)
+        available: set[str] = set()
         for version, signed in history.manifests.items():
-            kept.add(paths.manifest(key, version, signed.digest))
-            if signed.record.patch is not None and version >= head.oldest_patch:
-                kept.add(paths.patch(key, signed.record.patch.object.digest))
-            if version in head.anchors or version not in history.anchors:
-                kept |= {paths.anchor(key, ref.digest) for ref in signed.record.anchor}
-        unwanted: set[str] = set()
+            available.add(paths.manifest(key, version, signed.digest))
+            if signed.record.patch is not None and version >= history.first_patch:
+                available.add(paths.patch(key, signed.record.patch.object.digest))
+            if version not in history.given_up:
+                available |= {paths.anchor(key, ref.digest) for ref in signed.record.anchor}
+        unnamed: set[str] = set()
         try:
             for prefix in (paths.manifests(key), paths.patches(key), paths.anchors(key)):
-                unwanted |= {item.path async for item in self._node.store.list(prefix) if item.path not in kept}
-            for path in sorted(unwanted & self._doomed):
+                unnamed |= {item.path async for item in self._node.store.list(prefix) if item.path not in available}
+            for path in self._deletions.due(unnamed, trio.current_time()):
                 await self._node.store.delete(path)
         except StoreError as error:
             self._node.telemetry.event("sweep-failed", error=str(error))
-        self._doomed = unwanted

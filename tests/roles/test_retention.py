@@ -1,0 +1,324 @@
+"""What a signed head names is in storage, from before the head is shown until after the last head that names it has
+expired: for all settings, all orders of anchors that complete late, kills, restarts with other settings and new keys.
+"""
+
+import random
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from trio.testing import MockClock
+
+from grailnode.store.memory import MemoryStore
+from protocol import paths
+from protocol.chain.manifest import Head, Manifest
+from protocol.digest import content_digest, digest_weights
+from protocol.identity.signing import SigningKey, open_announced
+from protocol.limits import MAX_CHAIN
+from roles.policy.follower import Follower
+from roles.trainer.publish.publisher import PublisherSettings
+from roles.trainer.publish.retention import check_retention, kept_range
+from roles.trainer.spool import SnapshotName, put_snapshot
+from tests.roles.dying import killed_at
+from tests.roles.test_publisher import SUCCESSOR, Site, newest, simulated
+from tests.support.builders.chains import TRAINER, changed, make_node, small_run, small_weights
+from tests.support.simulation.network import BEGIN, Log
+
+HEAD_TTL = 20  # seconds
+SETTINGS = PublisherSettings(settle_seconds=0.1, poll_seconds=0.05)
+
+
+class WitnessStore(MemoryStore):
+    """A store that keeps every head that it was ever shown, and says when a head names what is not there.
+
+    Attributes:
+        violations: one line for each head put that names a missing object, and for each object deleted while a head
+            that names it counts.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.manifests: dict[bytes, Manifest] = {}
+        self.named: dict[str, float] = {}  # path -> when the last head that names it expires (seconds since the epoch)
+        self.violations: list[str] = []
+        self.heads = 0
+
+    def now(self) -> float:
+        return BEGIN + trio.current_time()
+
+    async def put(self, path: str, data: bytes) -> None:
+        if path.endswith("/head"):
+            signed = open_announced(data, Head)
+            for name in self._names(signed.record, signed.signer):
+                if not await self.has(name):
+                    self.violations.append(
+                        f"a head of version {signed.record.version} names {name}, which is not there"
+                    )
+                self.named[name] = max(self.named.get(name, 0.0), signed.record.expires_ms / 1000)
+            self.heads += 1
+        if "/manifests/" in path:
+            manifest = open_announced(data, Manifest)
+            self.manifests[manifest.digest] = manifest.record
+        await super().put(path, data)
+
+    async def delete(self, path: str) -> None:
+        if self.named.get(path, 0.0) > self.now():
+            self.violations.append(f"{path} was deleted, {self.named[path] - self.now():.0f} s before its head expires")
+        await super().delete(path)
+
+    async def has(self, path: str) -> bool:
+        return bool([item async for item in self.list(path) if item.path == path])
+
+    def _names(self, head: Head, trainer: bytes) -> list[str]:
+        names = []
+        for version, digest in enumerate(head.manifests, head.base):
+            manifest = self.manifests[digest]
+            names.append(paths.manifest(trainer, version, digest))
+            if manifest.patch is not None and version >= head.oldest_patch:
+                names.append(paths.patch(trainer, manifest.patch.object.digest))
+            if version in head.anchors:
+                names += [paths.anchor(trainer, shard.digest) for shard in manifest.anchor]
+        return names
+
+
+class LongSite(Site):
+    """A trainer with as many versions as are asked for, heads that expire soon, and a store that bears witness."""
+
+    def __init__(self, versions: int) -> None:
+        super().__init__()
+        self.weights = [small_weights(0)]
+        for seed in range(1, versions):
+            self.weights.append(changed(self.weights[-1], seed))
+        _, run = small_run(digest_weights(self.weights[0]))
+        self.run = run.model_copy(update={"head_ttl": HEAD_TTL})
+        self.store: WitnessStore = WitnessStore()
+
+
+def grid(
+    *, intervals: tuple[int, ...], patches: tuple[int, ...], anchors: tuple[int, ...]
+) -> list[tuple[int, int, int]]:
+    return list(product(intervals, patches, anchors))
+
+
+@pytest.mark.parametrize(
+    ("interval", "patches", "anchors"),
+    [
+        (6, 100, 10),
+        (1, 100, 10),
+        (25, 100, 3),
+        (50, 200, 2),
+        (9, 100, 10),
+        (50, 100, 10),
+        *grid(intervals=(1, 2, 3, 7, 20), patches=(1, 2, 5, 19, 60), anchors=(1, 2, 5, 11)),
+    ],
+)
+def test_an_anchor_that_was_given_up_is_never_named_again(interval: int, patches: int, anchors: int) -> None:
+    available: set[int] = set()
+    first_patch = 0
+    for newest_version in range(5 * (patches + interval * anchors)):
+        if newest_version % interval == 0:
+            available.add(newest_version)
+        kept, oldest_patch = kept_range(newest_version, available, first_patch, patches, anchors)
+        assert set(kept) <= available
+        assert oldest_patch >= first_patch
+        assert oldest_patch - 1 in kept
+        assert {version for version in available if version > newest_version - interval * anchors} <= set(kept)
+        assert newest_version - oldest_patch < patches + interval + max(1, patches // anchors)
+        assert len(kept) <= 2 * anchors + 4
+        available, first_patch = set(kept), oldest_patch
+
+
+@given(st.randoms(use_true_random=False))
+def test_what_was_given_up_is_never_named_again_whatever_comes_late(chance: random.Random) -> None:
+    available: set[int] = {0}
+    unfinished: set[int] = set()
+    first_patch = 0
+    for newest_version in range(1, 150):
+        if chance.random() < 0.3:
+            unfinished.add(newest_version)
+        for version in list(unfinished):
+            if chance.random() < 0.2:
+                unfinished.discard(version)
+                available.add(version)
+        patches, anchors = chance.choice([1, 3, 10, 50]), chance.choice([1, 2, 5])  # as if started with other settings
+        kept, oldest_patch = kept_range(newest_version, available, first_patch, patches, anchors)
+        assert set(kept) <= available
+        assert oldest_patch >= first_patch
+        assert oldest_patch - 1 in kept
+        available, first_patch = set(kept), oldest_patch
+
+
+@pytest.mark.parametrize(
+    ("interval", "patches", "anchors", "word"),
+    [(4000, 200, 1, "anchor_interval"), (50, 5000, 10, "keep_patches"), (100, 100, 50, "keep_anchors")],
+)
+def test_settings_that_no_head_can_hold_are_refused(interval: int, patches: int, anchors: int, word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        check_retention(interval, patches, anchors)
+
+
+def test_the_largest_settings_that_are_allowed_hold() -> None:
+    interval, patches, anchors = 48, 1950, 42
+    check_retention(interval, patches, anchors)
+    available: set[int] = set()
+    first_patch = 0
+    for newest_version in range(3 * MAX_CHAIN):
+        if newest_version % interval == 0:
+            available.add(newest_version)
+        kept, first_patch = kept_range(newest_version, available, first_patch, patches, anchors)
+        assert newest_version - kept[0] < MAX_CHAIN
+        available = set(kept)
+
+
+@pytest.mark.parametrize(("interval", "patches", "anchors"), [(1, 5, 2), (2, 7, 1), (3, 10, 2), (5, 4, 1), (1, 12, 3)])
+def test_everything_that_a_head_names_is_there_until_it_has_expired(interval: int, patches: int, anchors: int) -> None:
+    settings = replace(SETTINGS, anchor_interval=interval, keep_patches=patches, keep_anchors=anchors)
+
+    async def scenario() -> None:
+        site = LongSite(40)
+        for version in range(40):
+            await site.snapshot(version)
+        await site.publish(2000, settings=settings)
+        assert site.store.violations == []
+        assert (await site.head()).version == 39
+        version, weights = await newest(*await site.follower())
+        assert version == 39
+
+    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+
+
+@dataclass(frozen=True)
+class Life:
+    """One schedule: settings of each start, where each is killed, and how long it is down."""
+
+    seed: int
+
+    async def live(self) -> tuple[int, int]:
+        """Live it; how many heads were written and how many objects deleted."""
+        chance = random.Random(self.seed)
+        site = LongSite(30)
+        trainer: SigningKey = TRAINER
+        published = 0
+        while published < 29:
+            settings = replace(
+                SETTINGS,
+                anchor_interval=chance.choice([1, 2, 3, 6]),
+                keep_patches=chance.choice([1, 3, 10]),
+                keep_anchors=chance.choice([1, 2, 4]),
+            )
+            more = range(published, min(30, published + chance.randint(1, 8)))
+            await site.snapshot(*more)
+            published = more[-1]
+            if chance.random() < 0.7:
+                after = chance.random() < 0.5
+                await killed_at(site, chance.randrange(60), 400, after=after, settings=settings, key=trainer)
+            else:
+                await site.publish(chance.choice([1, 30, 400]), settings=settings, key=trainer)
+            await trio.sleep(chance.choice([0, 5, 300, 900]))
+            if trainer is TRAINER and chance.random() < 0.1:
+                trainer = SUCCESSOR
+                await site.revise(1, site.run_id, trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
+        await site.publish(400, settings=settings, key=trainer)
+        assert site.store.violations == []
+        version, _ = await newest(*await site.follower())
+        assert version == 29
+        return site.store.heads, len(site.store.manifests)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_no_schedule_of_kills_and_settings_makes_a_head_name_what_is_gone(seed: int) -> None:
+    trio.run(Life(seed).live, clock=MockClock(autojump_threshold=0))
+
+
+class ThinLink:
+    """A store behind a link of so many bytes a second."""
+
+    def __init__(self, store: MemoryStore, rate: float) -> None:
+        self._store, self._rate = store, rate
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        data = await self._store.get(path, max_bytes, offset=offset, size=size)
+        await trio.sleep(len(data) / self._rate)
+        return await self._store.get(
+            path, max_bytes, offset=offset, size=size
+        )  # still there when the last byte arrives
+
+
+def large_weights(seed: int) -> dict[str, torch.Tensor]:
+    return {"a": torch.randn(512, 512, generator=torch.Generator().manual_seed(seed)).bfloat16()}
+
+
+@simulated
+async def test_a_reader_behind_a_thin_link_never_loses_a_race() -> None:
+    """An anchor takes 4 s at 1 Mbit/s; every second a version comes, with an anchor, and only the newest is kept."""
+    site = LongSite(2)
+    weights = large_weights(0)
+    _, run = small_run(digest_weights(weights))
+    site.run_id, site.run = content_digest(run.to_bytes()), run.model_copy(update={"head_ttl": HEAD_TTL})
+    settings = replace(SETTINGS, anchor_interval=1, keep_patches=1, keep_anchors=1)
+
+    async def train() -> None:
+        nonlocal weights
+        for version in range(60):
+            await put_snapshot(site.state, SnapshotName(version, version), weights)
+            weights = {"a": weights["a"].roll(1, 0)}
+            await trio.sleep(1)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: site.publish(70, settings=settings))
+        nursery.start_soon(train)
+        await trio.sleep(3)
+        node = make_node(
+            site.run_id, site.run, ThinLink(site.store, 125_000), MemoryStore(), Log("reader"), clock=site.clock
+        )
+        follower = await Follower.open(node)
+        versions = []
+        while trio.current_time() < 55:
+            await follower.refresh()
+            assert follower.chain.head is not None
+            versions.append((await follower.hold(follower.chain.head.version)).version)
+            await trio.sleep(0.1)
+        nursery.cancel_scope.cancel()
+    assert len(versions) >= 10
+    assert versions == sorted(set(versions))
+    assert site.store.violations == []
+
+
+@simulated
+async def test_an_anchor_that_storage_lost_is_given_up_at_the_next_start() -> None:
+    site = LongSite(8)
+    settings = replace(SETTINGS, anchor_interval=2, keep_patches=4, keep_anchors=2)
+    await site.snapshot(*range(6))
+    await site.publish(30, settings=settings)
+    head = await site.head()
+    lost = head.anchors[0]
+    manifest = site.store.manifests[head.digest(lost)]
+    await MemoryStore.delete(site.store, paths.anchor(TRAINER.public, manifest.anchor[0].digest))
+    await site.snapshot(6)
+    await site.publish(30, settings=settings)
+    assert [event["version"] for event in site.log.named("anchor-lost")] == [lost]
+    assert lost not in (await site.head()).anchors
+    assert (await newest(*await site.follower()))[0] == 6
+    assert site.store.violations == []
+
+
+@simulated
+async def test_the_only_anchor_is_named_even_where_storage_seems_to_have_lost_it() -> None:
+    site = LongSite(3)
+    settings = replace(SETTINGS, anchor_interval=10)
+    await site.snapshot(0, 1)
+    await site.publish(5, settings=settings)
+    head = await site.head()
+    manifest = site.store.manifests[head.digest(0)]
+    await MemoryStore.delete(site.store, paths.anchor(TRAINER.public, manifest.anchor[0].digest))
+    await site.publish(5, settings=settings)
+    assert [event["given_up"] for event in site.log.named("anchor-lost")] == [False]
+    assert (await site.head()).anchors == (0,)
