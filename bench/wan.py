@@ -50,7 +50,7 @@ _UNTAGGED: Final = (*PUBLIC, "--etag-hash", "")
 the time.
 """
 BIG_PATCH_BYTES: Final = 66e6
-"""The patch of a 7B policy (docs/benchmarks.md, workload A1, compact)."""
+"""The patch of a 7B policy (docs/benchmarks/patches.md, workload A1, compact)."""
 NEAR: Final = (9000, 9001)
 """Ports of 127.0.0.1 on every machine: of the way to the server that takes writes, and to the public one."""
 

@@ -1,4 +1,4 @@
-"""`python -m bench.proofs TABLE`: one of the tables of docs/benchmarks.md. `python -m
+"""`python -m bench.proofs TABLE`: one of the tables of docs/benchmarks/proofs.md. `python -m
 tests.support.adversaries.trained_policy` makes the policy first.
 
 What was computed is kept beside the policy; a table that was stopped goes on where it was.
