@@ -233,6 +233,10 @@ async def test_it_is_for_reading_only(store, server):
         "https://user:secret@host/",
         "https://h/?q=1",
         "https://h/#f",
+        "https://h:65536/",
+        "https://h:0/",
+        "https://h:port/",
+        "https://[h/",
     ],
 )
 async def test_base_urls_that_are_refused(client, base):

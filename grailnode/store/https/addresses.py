@@ -5,7 +5,7 @@ resolution that answers otherwise (DNS rebinding) never happens. TLS and the Hos
 """
 
 from collections.abc import AsyncIterator, Iterable
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any, Final
 
 import httpcore
@@ -16,6 +16,12 @@ from grailnode.store.permanent_error import PermanentError
 
 _global_unicast: Final = IPv6Network("2000::/3")
 _nat64: Final = IPv6Network("64:ff9b::/96")
+_not_public_4: Final = (
+    IPv4Network("168.63.129.16/32"),  # Azure's platform services: only virtual machines on Azure reach it
+    IPv4Network(
+        "192.0.0.0/24"
+    ),  # IETF protocol assignments (RFC 6890); older versions of ipaddress call most of it global
+)
 
 
 def is_public(address: str) -> bool:
@@ -35,7 +41,7 @@ def is_public(address: str) -> bool:
 
 
 def _is_public_4(ip: IPv4Address) -> bool:
-    return ip.is_global and not (ip.is_multicast or ip.is_reserved)
+    return ip.is_global and not (ip.is_multicast or ip.is_reserved or any(ip in network for network in _not_public_4))
 
 
 def _inside(ip: IPv6Address) -> tuple[IPv4Address, ...]:

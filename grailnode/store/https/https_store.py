@@ -113,10 +113,9 @@ class HttpsStore:
         pace: TransferPatience | None = None,
         plain_http: bool = False,
     ) -> None:
-        parts = urlsplit(base_url)
-        allowed = {"https", "http"} if plain_http else {"https"}
-        if parts.scheme not in allowed or not parts.hostname or parts.query or parts.fragment or parts.username:
-            raise ValueError(f"not a base URL ({' or '.join(sorted(allowed))}, a host, a path): {base_url!r}")
+        schemes = {"https", "http"} if plain_http else {"https"}
+        if not _is_base_url(base_url, schemes):
+            raise ValueError(f"not a base URL ({' or '.join(sorted(schemes))}, a host, a path): {base_url!r}")
         self._base = base_url.rstrip("/") + "/"
         self._client = client
         self._pace = pace or TransferPatience()
@@ -189,6 +188,21 @@ class HttpsStore:
                 raise StoreError(f"{where}: slower than {self._pace.min_rate:g} bytes per second")
         if transfer.size != 0 and len(transfer.data) > transfer.max_bytes:
             raise TooLargeError(f"{where}: more than {transfer.max_bytes} bytes")
+
+
+def _is_base_url(url: str, schemes: set[str]) -> bool:
+    """Return whether a URL has one of these schemes, a host, a port that exists, and no user, query or fragment."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port  # raises ValueError above 65535
+    except ValueError:
+        return False
+    return (
+        parts.scheme in schemes
+        and bool(parts.hostname)
+        and port != 0
+        and not (parts.query or parts.fragment or parts.username)
+    )
 
 
 def _one_line(error: Exception) -> str:
