@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 from grailnode.node import processes
 from grailnode.node.processes import Kind, Launch
-from grailnode.node.telemetry import Telemetry
+from grailnode.node.telemetry import NodeTelemetry
 from grailnode.store import disk, local
 from roles.node.identity import Node
 from roles.trainer.learn.learner import Learner
@@ -127,13 +127,13 @@ class _Armed:
         return self.left == -1
 
     def _wake_at(self, sign: str) -> None:
-        event = Telemetry.event
+        event = NodeTelemetry.event
 
-        def heard(telemetry: Telemetry, name: str, **fields: Any) -> None:
+        def heard(telemetry: NodeTelemetry, name: str, **fields: Any) -> None:
             event(telemetry, name, **fields)
             self.awake = self.awake or name == sign
 
-        setattr(Telemetry, "event", heard)  # noqa: B010
+        setattr(NodeTelemetry, "event", heard)  # noqa: B010
 
 
 def kill_myself() -> None:

@@ -35,7 +35,7 @@ from grailnode.node.clock import SystemClock
 from grailnode.node.settings import TrainerSettings
 from grailnode.node.wiring import make_task, run_publisher, run_training, run_validator
 from grailnode.run import creation
-from grailnode.store.decorators.metering import MeteredStore, StoreMeter
+from grailnode.store.decorators.metering import MeteredStore
 from grailnode.store.local import LocalStore
 from protocol import paths
 from protocol.beacon import LocalKey
@@ -51,6 +51,7 @@ from roles.ports import NotFoundError
 from roles.trainer.learn.training import TrainingSettings
 from roles.validator.validator import ValidatorSettings
 from tests.support.measuring.memory import resident
+from tests.support.measuring.store_tally import TallyMeter
 
 PERIOD_MS = 1000
 GROUPS = 2
@@ -64,21 +65,10 @@ def key(name: str) -> SigningKey:
 
 
 class Quiet:
-    """Telemetry that counts what a judge spends its time on, and says nothing."""
-
-    def __init__(self) -> None:
-        self.counts: dict[str, float] = {}
+    """Telemetry that drops every event."""
 
     def event(self, name: str, **fields: str | int | float) -> None:
         """Implements Telemetry.event."""
-        self.count(f"event {name}")
-
-    def gauge(self, name: str, value: float) -> None:
-        """Implements Telemetry.gauge."""
-
-    def count(self, name: str, amount: float = 1.0) -> None:
-        """Implements Telemetry.count."""
-        self.counts[name] = self.counts.get(name, 0.0) + amount
 
 
 @dataclass
@@ -88,9 +78,9 @@ class Site:
     root: Path
     signed: Signed[RunManifest]
 
-    def node(self, name: str, signing: SigningKey, meter: StoreMeter | None = None) -> Node:
+    def node(self, name: str, signing: SigningKey, meter: TallyMeter | None = None) -> Node:
         """A node of the run."""
-        store = MeteredStore(LocalStore(self.root / "store"), meter or StoreMeter())
+        store = MeteredStore(LocalStore(self.root / "store"), meter or TallyMeter())
         clock = SystemClock()
         return Node(
             run_id=self.signed.digest,
@@ -134,7 +124,7 @@ def validate(root: Path) -> None:
     """The validator's process: a line of JSON for every window that it has revealed."""
     torch.set_num_threads(1)
     site = Site.open(root)
-    meter = StoreMeter()
+    meter = TallyMeter()
     node = site.node("validator", key("validator"), meter)
     policy = Policy.load(PACKAGED_POLICY)
     compute = Compute(models.build(policy))

@@ -18,7 +18,7 @@ import trio
 from grailnode.cli.node import open_config
 from grailnode.config import Config
 from grailnode.node.processes import Launch, make_node, publish_beacon
-from grailnode.node.telemetry import Telemetry
+from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.wiring import run_publisher
 from protocol import paths
 from protocol.chain import safetensors
@@ -87,8 +87,8 @@ async def _go_on(node: Node, follower: Follower) -> None:
         )
 
 
-def _telemetry(config: Config, name: str) -> Telemetry:
-    return Telemetry.to_file(name, config.at(config.node.logs) / f"{name}.jsonl")
+def _telemetry(config: Config, name: str) -> NodeTelemetry:
+    return NodeTelemetry.to_file(name, config.at(config.node.logs) / f"{name}.jsonl")
 
 
 def main() -> None:

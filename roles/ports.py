@@ -197,13 +197,7 @@ class Beacon(Protocol):
 
 
 class Telemetry(Protocol):
-    """What a node says of itself, for people and for Prometheus. It never raises and never waits."""
+    """Where a node reports what happens, for people and for Prometheus. It never raises and never waits."""
 
     def event(self, name: str, **fields: str | int | float) -> None:
-        """Something happened: a structured log line."""
-
-    def gauge(self, name: str, value: float) -> None:
-        """A quantity now stands at a value."""
-
-    def count(self, name: str, amount: float = 1.0) -> None:
-        """A quantity that only grows grew."""
+        """Log an event; its number and the numbers among its fields are metrics as well."""

@@ -9,7 +9,7 @@ import trio
 from grailnode.cli.node import open_config
 from grailnode.config import Config
 from grailnode.node import admission_proof
-from grailnode.node.processes import make_founder
+from grailnode.node.processes import make_root_publisher
 from grailnode.run import authority_drafts, key_files
 from grailnode.run.authority_drafts import Draft, RevisionError
 from grailnode.run.files import write_whole
@@ -38,7 +38,7 @@ def _public(text: str) -> bytes:
 def _known(run: str) -> tuple[Config, Node]:
     """A run, and who may act in it as its store says now."""
     config = open_config(run)
-    node = make_founder(config)
+    node = make_root_publisher(config)
     trio.run(refresh_authority, node)
     return config, node
 

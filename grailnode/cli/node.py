@@ -18,7 +18,7 @@ from grailnode.demo.demo_network import run_demo as run_demo_network
 from grailnode.node import admission_proof
 from grailnode.node.processes import Kind, Launch, data_file, main, make_canary, make_node
 from grailnode.node.supervisor import ProcessSpec, Supervisor, run_until_interrupted
-from grailnode.node.telemetry import Telemetry
+from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import joining, key_files, requirements, workspace
 from grailnode.run.creation import Choices
 from grailnode.ui.terminal import render_summary
@@ -113,13 +113,13 @@ def check_start(config: Config, role: str, name: str) -> None:
             )
         _tell(f"{path}: made, a new key: {key_files.read_or_create(path).public.hex()}")
     _check_device(config.engine.device)
-    node = make_node(config, name, Telemetry(name))
+    node = make_node(config, name, NodeTelemetry(name))
     trio.run(refresh_authority, node)
     allowed = {"trainer": node.authority.trainers, "validator": node.authority.validators}
     if role in allowed and node.key.public not in allowed[role]:
         raise key_files.KeyFileError(f"{path}: not a {role} key of this run; use --name for the node whose key is")
     if role == "trainer" and config.trainer.canaries:
-        _check_canary(make_canary(config, name, Telemetry(name)))
+        _check_canary(make_canary(config, name, NodeTelemetry(name)))
     if role == "trainer":
         requirements.needed(node.run.environment)
         requirements.published(node.run, data_file(config))

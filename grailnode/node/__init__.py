@@ -1,3 +1,3 @@
-"""A node's operating system processes: what starts, supervises and wires them. Imports run, store, beacon, engine and
-sandbox.
+"""A node's operating system processes: what starts, supervises and assembles them. Imports every
+room of grailnode but ui, demo and cli.
 """

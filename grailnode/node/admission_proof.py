@@ -1,4 +1,4 @@
-"""What a miner shows to be admitted: an invitation from a file, or a proof of work that this machine does."""
+"""The credential with which a miner asks to be admitted: an invitation from a file, or a proof of work."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,41 +12,43 @@ from roles.node.identity import Node
 from roles.ports import NotFoundError
 
 SUFFIX: Final = ".invite"
-_KEPT: Final = "proof-of-work"
+"""Of an invitation's file, beside the keys."""
+
+_STATE_PATH: Final = "proof-of-work"
 _WORK_MS: Final = limits.MAX_WORK_MS // 2
 
 
-def prover(invitation: Path) -> Callable[[Node], Awaitable[bytes]]:
-    """Gives the proof that a run's current admission policy asks for.
+def make_prover(invitation_file: Path) -> Callable[[Node], Awaitable[bytes]]:
+    """Return a function that computes the credential which the run's current admission policy asks for.
 
     Args:
-        invitation: the file with the token that `grailnode admit` printed.
+        invitation_file: holds the token that `grailnode admit` printed; read only where the policy asks for it.
     """
 
     async def prove(node: Node) -> bytes:
         admission = node.authority.admission
         if admission.policy == "invite":
-            return _invitation(invitation)
+            return _read_invitation(invitation_file)
         if admission.policy == "open" and admission.credential == "work":
-            return await _work(node, admission.difficulty)
+            return await _proof_of_work(node, admission.difficulty)
         return b""
 
     return prove
 
 
 async def check_admitted(node: Node) -> None:
-    """Return if this node's run takes notice of it as a miner: by its list, or by the invitation that it holds.
+    """Check that this node's run admits it as a miner, by its list of miners or by the node's invitation.
 
     Raises:
-        AdmissionError: it does not, or not any more.
+        AdmissionError: the run does not admit it, or no longer.
         KeyFileError: the invitation is missing.
     """
-    if node.authority.admission.policy != "open":  # a proof of work is done when it is needed
-        now = node.clock.now()  # nothing is signed here, so the time need not be proven yet
+    if node.authority.admission.policy != "open":  # a proof of work is computed when an announcement needs it
+        now = node.clock.now()  # nothing is signed for others here, so the time need not be proven yet
         AdmissionGate(node.run_id, node.authority).admit(await node.announcement("miner", now + 60.0), now * 1000)
 
 
-def _invitation(path: Path) -> bytes:
+def _read_invitation(path: Path) -> bytes:
     try:
         return bytes.fromhex(path.read_text(encoding="ascii").strip())
     except (OSError, ValueError):
@@ -55,19 +57,20 @@ def _invitation(path: Path) -> bytes:
         ) from None
 
 
-async def _work(node: Node, difficulty: int) -> bytes:
-    """A proof of work that counts for a while, done again when half of its time is over."""
+async def _proof_of_work(node: Node, difficulty: int) -> bytes:
+    """Return a proof of work of at least `difficulty` leading zero bits.
+
+    A solution is kept in the node's state, and computed anew after half of its lifetime.
+    """
     now_ms = int(node.clock.now() * 1000)
     try:
-        work = ProofOfWorkSolution.from_bytes(await node.state.get(_KEPT, limits.MAX_PROOF_BYTES))
-        bits = leading_zero_bits(work_digest(node.run_id, node.key.public, work))
-        if bits >= difficulty and now_ms + _WORK_MS // 2 < work.expires_ms <= now_ms + limits.MAX_WORK_MS:
-            return work.to_bytes()
+        solution = ProofOfWorkSolution.from_bytes(await node.state.get(_STATE_PATH, limits.MAX_PROOF_BYTES))
+        bits = leading_zero_bits(work_digest(node.run_id, node.key.public, solution))
+        if bits >= difficulty and now_ms + _WORK_MS // 2 < solution.expires_ms <= now_ms + limits.MAX_WORK_MS:
+            return solution.to_bytes()
     except (NotFoundError, ProtocolError):
-        pass  # none yet, or of no use: done now
-    node.telemetry.event("working", bits=difficulty)
-    done: ProofOfWorkSolution = await node.run_sync(
-        do_work, node.run_id, node.key.public, difficulty, now_ms + _WORK_MS
-    )
-    await node.state.put(_KEPT, done.to_bytes())
-    return done.to_bytes()
+        pass  # no solution in the state, or one that is damaged
+    node.telemetry.event("proof-of-work", bits=difficulty)
+    new: ProofOfWorkSolution = await node.run_sync(do_work, node.run_id, node.key.public, difficulty, now_ms + _WORK_MS)
+    await node.state.put(_STATE_PATH, new.to_bytes())
+    return new.to_bytes()

@@ -1,8 +1,8 @@
-"""The trainer's canary: a miner whose groups are false where a secret coin says so, to see which validators look.
+"""The trainer's canary: a miner that falsifies groups picked by a secret coin, to test whether validators look.
 
-To everybody else it is a miner like any other: its key, its pledges and its true groups tell nothing. What is false
-about a group is subtle (completions drawn with each other's noise, sketches and rewards that fit them), and is checked
-here by the validator's own judge first: a canary that honest validators might accept would sing against the wrong ones.
+Others cannot tell it from a miner: its key, its pledges and its true groups are ordinary. A false group is subtly false:
+its completions are sampled with each other's noise, and its sketches and rewards fit them. The canary first runs the
+validator's own judge on the group, because a group that honest validators might accept would accuse honest ones.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from roles.policy.assignment import Task
 from roles.ports import Engine
 from roles.validator.judge import Judge
 
-_PLAINLY = 2.0  # times the margin that no honest token exceeds
+_PLAIN_MARGIN_FACTOR = 2.0  # times `margin_limit`, which no honest token exceeds
 
 
 class CanaryProducer(HonestProducer):
-    """Honest groups, every second one made false.
+    """Produces honest groups and falsifies every second one.
 
     Args:
-        trainer: the key whose secret tosses the coin.
+        trainer: the key whose secret decides which groups are false.
     """
 
     def __init__(self, task: Task, engine: Engine, trainer: SigningKey) -> None:
@@ -31,22 +31,25 @@ class CanaryProducer(HonestProducer):
         self._trainer = trainer
 
     async def produce(self, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
-        """The groups of these numbers, in order."""
+        """Return the groups with these indices, in order."""
         groups = await super().produce(turn, indices)
         return [
-            await self._falsified(turn, group) if is_false(self._trainer, turn.window, group.index) else group
+            await self._falsify(turn, group) if is_false(self._trainer, turn.window, group.index) else group
             for group in groups
         ]
 
-    async def _falsified(self, turn: MiningWindow, group: Group) -> Group:
-        """The group with its rollouts in another order; without any hidden states behind them where that is no plain
-        lie.
+    async def _falsify(self, turn: MiningWindow, group: Group) -> Group:
+        """Return the group with its rollouts rotated by one place.
+
+        Where the judge does not plainly refuse that, for instance because its rollouts are equal, return the group with
+        all-zero sketches instead.
         """
         first, *others = group.rollouts
-        turned = group.model_copy(update={"rollouts": (*others, first)})
+        rotated = group.model_copy(update={"rollouts": (*others, first)})
         judge = Judge(self.task, self.engine, turn.window, turn.randomness)
-        (judgement,) = await judge.judge([(turned, content_digest(turned.to_frame()))])
-        if not judgement.accepted and judgement.worst_margin > _PLAINLY * self.task.run.proof.margin_limit:
-            return turned
-        empty = tuple(item.model_copy(update={"sketch": bytes(len(item.sketch))}) for item in group.rollouts)
-        return group.model_copy(update={"rollouts": empty})
+        (judgement,) = await judge.judge([(rotated, content_digest(rotated.to_frame()))])
+        margin_limit = self.task.run.proof.margin_limit
+        if not judgement.accepted and judgement.worst_margin > _PLAIN_MARGIN_FACTOR * margin_limit:
+            return rotated
+        zeroed = tuple(item.model_copy(update={"sketch": bytes(len(item.sketch))}) for item in group.rollouts)
+        return group.model_copy(update={"rollouts": zeroed})

@@ -1,4 +1,4 @@
-"""What a node says of a long download: how far, how fast, how long still."""
+"""Reports the progress of long downloads to telemetry: percent, bytes per second, seconds remaining."""
 
 import time
 from collections.abc import Callable
@@ -12,16 +12,21 @@ SECONDS_BETWEEN_REPORTS: Final = 3.0
 
 @dataclass
 class _Download:
-    """When it began (or went on) and with how many bytes, and when it was last told of."""
+    """A download under way. Times are seconds of a monotonic clock.
 
-    began: float
-    first: int
-    told: float
+    Attributes:
+        start: when it began or was resumed.
+        start_bytes: bytes that had arrived at that moment.
+        last_report: when telemetry last received an event about it.
+    """
+
+    start: float
+    start_bytes: int
+    last_report: float
 
 
 class DownloadReport:
-    """Tells telemetry of downloads, each at most every few seconds. Called with a path, the bytes that are there, and
-    all.
+    """Implements the cache's `Progress`: sends an event for each download, at most one every few seconds.
 
     Args:
         now: seconds of a clock that never goes back.
@@ -32,20 +37,20 @@ class DownloadReport:
         self._now = now
         self._downloads: dict[str, _Download] = {}
 
-    def __call__(self, path: str, done: int, total: int) -> None:
+    def __call__(self, path: str, arrived_bytes: int, total_bytes: int) -> None:
         now = self._now()
-        download = self._downloads.setdefault(path, _Download(now, done, now))
-        if done >= total:
+        download = self._downloads.setdefault(path, _Download(now, arrived_bytes, now))
+        if arrived_bytes >= total_bytes:
             del self._downloads[path]
-        if now - download.told < SECONDS_BETWEEN_REPORTS:
+        if now - download.last_report < SECONDS_BETWEEN_REPORTS:
             return
-        download.told = now
-        rate = (done - download.first) / (now - download.began)
+        download.last_report = now
+        rate = (arrived_bytes - download.start_bytes) / (now - download.start)
         self._telemetry.event(
             "downloading",
             object=path,
-            percent=round(100 * done / total, 1),
-            bytes=total,
+            percent=round(100 * arrived_bytes / total_bytes, 1),
+            bytes=total_bytes,
             bytes_per_second=round(rate),
-            seconds_left=round((total - done) / rate) if rate > 0 else -1,
+            seconds_left=round((total_bytes - arrived_bytes) / rate) if rate > 0 else -1,
         )

@@ -1,7 +1,7 @@
-"""Imported by the fork server, first of all and by nobody else: Ctrl-C is the supervisor's business.
+"""Ignores SIGINT in the fork server, which imports this module before any other; nothing else imports it.
 
-The terminal sends it to every process of the group. The fork server gives its children the handler that it found at its
-own start, so ignoring it here leaves no moment in which a new process could be interrupted.
+The terminal sends Ctrl-C to every process of the group, but the supervisor alone handles it. Children inherit the fork
+server's handler, so ignoring the signal here leaves no moment in which it could interrupt a new process.
 """
 
 import signal

@@ -1,71 +1,71 @@
-"""`/metrics` for Prometheus, and `/health`, over HTTP on this machine's loopback address only.
+"""The Prometheus metrics of one process: the events in its log, and what it asks of its stores."""
 
-It answers any request with one small text and closes: no keep-alive, no bodies, no other verbs. Somebody who connects
-and says nothing, or speaks without end, holds one of a few places for a few seconds.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
-import trio
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 
-from grailnode.config import ConfigError
+# otherwise every counter has a second series with the time at which it was created
+_disable_created_metrics: Callable[[], None] = disable_created_metrics  # the function itself has no annotations
+_disable_created_metrics()
 
-_MAX_REQUEST_BYTES: Final = 4096
-_PATIENCE_SECONDS: Final = 5.0
-_AT_ONCE: Final = 8
-_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+_PREFIX: Final = "grailnode"
 
 
-async def serve_metrics(port: int, exposition: Callable[[], str]) -> None:
-    """Serve for ever.
+class Metrics:
+    """Implements StoreMeter, and counts events. Every process has a registry of its own.
 
     Args:
-        port: of 127.0.0.1.
-        exposition: the numbers in Prometheus' text format, as they stand now.
-
-    Raises:
-        ConfigError: the port is taken, or may not be used.
+        process: the value of the label `node` of every sample, such as 'trainer/upload'.
     """
-    limiter = trio.CapacityLimiter(_AT_ONCE)
 
-    async def answer(stream: trio.SocketStream) -> None:
-        async with limiter, stream:
-            with trio.move_on_after(_PATIENCE_SECONDS):
-                try:
-                    await stream.send_all(_response(await _request(stream), exposition))
-                except trio.BrokenResourceError:
-                    return  # who asked has gone
+    def __init__(self, process: str) -> None:
+        self._process = process
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)  # memory, CPU seconds and open files, read from /proc when asked
+        self._events = Counter(f"{_PREFIX}_events", "Events in the log.", ("node", "event"), registry=self._registry)
+        self._event_values = Gauge(
+            f"{_PREFIX}_event_value",
+            "The number that the newest event of a name has in a field, such as the version in 'published'.",
+            ("node", "event", "field"),
+            registry=self._registry,
+        )
+        self._operations = Counter(
+            f"{_PREFIX}_store_operations",
+            "Operations on stores by outcome: ok, missing, too_large, error, cancelled.",
+            ("node", "operation", "outcome"),
+            registry=self._registry,
+        )
+        self._bytes = Counter(
+            f"{_PREFIX}_store_bytes", "Payload bytes read and written.", ("node", "operation"), registry=self._registry
+        )
+        self._seconds = Counter(
+            f"{_PREFIX}_store_seconds",
+            "Seconds spent waiting for stores.",
+            ("node", "operation"),
+            registry=self._registry,
+        )
 
-    try:
-        await trio.serve_tcp(answer, port, host="127.0.0.1")
-    except OSError as error:
-        raise ConfigError(f"node.metrics_port: {port} cannot be used ({error.strerror}); choose another") from error
+    def count_event(self, name: str, fields: Mapping[str, str | int | float]) -> None:
+        """Count an event, and keep the numbers among its fields as the newest of its name."""
+        self._events.labels(self._process, name).inc()
+        for field, value in fields.items():
+            if isinstance(value, int | float):
+                self._event_values.labels(self._process, name, field).set(value)
 
+    def record(self, operation: str, outcome: str, payload_bytes: int, seconds: float) -> None:
+        """Implements StoreMeter.record."""
+        self._operations.labels(self._process, operation, outcome).inc()
+        self._bytes.labels(self._process, operation).inc(payload_bytes)
+        self._seconds.labels(self._process, operation).inc(seconds)
 
-async def _request(stream: trio.SocketStream) -> bytes:
-    """The request's first line; empty where none comes within the bounds."""
-    data = b""
-    while b"\r\n" not in data and len(data) < _MAX_REQUEST_BYTES:
-        piece = await stream.receive_some(_MAX_REQUEST_BYTES - len(data))
-        if not piece:
-            break
-        data += piece
-    line, end, _ = data.partition(b"\r\n")
-    return line if end else b""
-
-
-def _response(request: bytes, exposition: Callable[[], str]) -> bytes:
-    verb, _, rest = request.partition(b" ")
-    path = rest.partition(b" ")[0].partition(b"?")[0]
-    if verb not in (b"GET", b"HEAD"):
-        status, body = "405 Method Not Allowed", "GET /metrics\n"
-    elif path == b"/metrics":
-        status, body = "200 OK", exposition()
-    elif path == b"/health":
-        status, body = "200 OK", "alive\n"
-    else:
-        status, body = "404 Not Found", "there are /metrics and /health\n"
-    data = body.encode()
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {_TEXT}\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
-    return head.encode() + (b"" if verb == b"HEAD" else data)
+    def exposition(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self._registry)

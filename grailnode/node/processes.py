@@ -1,4 +1,7 @@
-"""The mains of a node's processes. Imported by the fork server, so it imports what they all need."""
+"""The main functions of a node's processes, and how a node is made from its configuration.
+
+The fork server imports this module, so that a new process has every other module it needs already.
+"""
 
 import fcntl
 import secrets
@@ -22,11 +25,11 @@ from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.node import admission_proof
 from grailnode.node.canary import CanaryProducer
 from grailnode.node.clock import SystemClock
-from grailnode.node.metrics import serve_metrics
+from grailnode.node.metrics_server import serve_metrics
 from grailnode.node.settings import miner_settings, trainer_settings, validator_settings
 from grailnode.node.stores import Storage, sweep_orphans
-from grailnode.node.supervisor import EXIT_HOPELESS, run_process
-from grailnode.node.telemetry import Telemetry
+from grailnode.node.supervisor import EXIT_PERMANENT, run_process
+from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.user_errors import StateInUseError, explain, passing
 from grailnode.node.wiring import make_task, run_collector, run_miner, run_publisher, run_training, run_validator
 from grailnode.observe.recheck import GroupReference, RecheckedGroup, replay
@@ -46,18 +49,20 @@ from roles.ports import ObjectStore, StoreError
 
 Kind = Literal["beacon", "training", "upload", "download", "canary", "miner", "validator"]
 TRAINER_KINDS: tuple[Kind, ...] = ("beacon", "training", "upload", "download", "canary")
-_UPLOADERS: tuple[Kind, ...] = ("upload", "canary", "miner", "validator")  # one process for each space
-_LOCK_SECONDS = 5.0
+_ORPHAN_SWEEPERS: tuple[Kind, ...] = ("upload", "canary", "miner", "validator")  # one process for each space
+_LOCK_SECONDS = 5.0  # longer than a killed process takes to release its lock
 _RETRY_SECONDS = 0.5
-_CONFIG_NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What a process is told.
+    """What a process needs to start; picklable.
 
     Attributes:
-        kind: which of a node's processes it is; name: of the node, which names its key and its state.
+        config: the node's configuration.
+        kind: which of the node's processes it is.
+        name: the node's name, which names its key and its state directory.
         echo: whether events also go to the terminal.
     """
 
@@ -67,75 +72,75 @@ class Launch:
     echo: bool = True
 
 
-Work = Callable[[Node, Launch], Awaitable[None]]
-"""What a process does once its node stands, until it is cancelled."""
+ProcessBody = Callable[[Node, Launch], Awaitable[None]]
+"""What a process does after its node has been made; it runs until cancelled."""
 
 
-def main(launch: Launch, work: Work | None = None) -> None:
-    """Run a node's process until it is told to stop.
+def main(launch: Launch, body: ProcessBody | None = None) -> None:
+    """Run a node's process until it is stopped.
 
     Args:
-        work: what it does in place of its kind's own work; a module-level function.
+        body: replaces the body of the process's kind; a module-level function.
     """
     torch.set_num_threads(launch.config.engine.threads)
-    run_process(f"{launch.name}/{launch.kind}", partial(_run, launch, work or _WORK[launch.kind]))
+    run_process(f"{launch.name}/{launch.kind}", partial(_run, launch, body or _BODIES[launch.kind]))
 
 
 def lock_state(directory: Path, kind: str) -> IO[str]:
-    """Hold a state directory for one kind of process, as long as the returned file is open.
+    """Lock a state directory for one kind of process, until the returned file is closed or the process ends.
 
     Raises:
-        StateInUseError: another process holds it, for longer than a dying one would.
+        StateInUseError: another process has kept the lock for `_LOCK_SECONDS`.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = (directory / f".{kind}.lock").open("w")
-    end = time.monotonic() + _LOCK_SECONDS
+    deadline = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise StateInUseError(f"{directory}: in use by another {kind} process; use another --name") from None
             time.sleep(0.1)
         else:
             return file
 
 
-async def _run(launch: Launch, work: Work) -> int:
-    """A process's work, and its exit code."""
+async def _run(launch: Launch, body: ProcessBody) -> int:
+    """Make the node, run the body of the process, and return its exit code."""
     config, kind = launch.config, launch.kind
     state = config.at(config.node.state) / launch.name
     process = f"{launch.name}/{kind}" if kind in TRAINER_KINDS else launch.name
     log = config.at(config.node.logs) / f"{process.replace('/', '-')}.jsonl"
-    telemetry = Telemetry.to_file(process, log, sys.stderr if launch.echo else None)
+    telemetry = NodeTelemetry.to_file(process, log, sys.stderr if launch.echo else None)
     try:
         with lock_state(state, kind):
             telemetry.event("started", kind=kind)
             make = make_canary if kind == "canary" else make_node
             node = make(config, launch.name, telemetry)
             async with trio.open_nursery() as nursery:
-                if kind in _UPLOADERS:
+                if kind in _ORPHAN_SWEEPERS:
                     nursery.start_soon(sweep_orphans, config, node.key.public, telemetry, node.clock.now())
                 if config.node.metrics_port:
-                    nursery.start_soon(serve_metrics, metrics_port(config, kind), telemetry.exposition)
-                await work(node, launch)
+                    nursery.start_soon(serve_metrics, metrics_port(config, kind), telemetry.metrics.exposition)
+                await body(node, launch)
                 nursery.cancel_scope.cancel()
     except Exception as error:
         line = explain(error)
         if line is None:
-            raise  # a fault of our own: its traceback is wanted, and starting again may help
+            raise  # a bug: the traceback goes to standard error, and a restart may help
         telemetry.event("failed", error=line)
-        return 1 if passing(error) else EXIT_HOPELESS
+        return 1 if passing(error) else EXIT_PERMANENT
     return 0
 
 
 def metrics_port(config: Config, kind: Kind) -> int:
-    """Where a process serves its numbers: a trainer's one behind another, in the order of TRAINER_KINDS."""
+    """Return the port at which a process serves its metrics. A trainer's have consecutive ports, as in TRAINER_KINDS."""
     return config.node.metrics_port + (TRAINER_KINDS.index(kind) if kind in TRAINER_KINDS else 0)
 
 
-def make_node(config: Config, name: str, telemetry: Telemetry) -> Node:
-    """A node of this machine, with the key and the state of its name.
+def make_node(config: Config, name: str, telemetry: NodeTelemetry) -> Node:
+    """Return a node of this machine, with the key and the state of its name.
 
     Raises:
         OSError, ProtocolError, KeyFileError, ConfigError, CredentialsError, StoreError: manifest, key, state or store
@@ -145,9 +150,10 @@ def make_node(config: Config, name: str, telemetry: Telemetry) -> Node:
     return _node(config, name, _key(config, name), state, Storage(config, telemetry), telemetry)
 
 
-def make_canary(config: Config, name: str, telemetry: Telemetry) -> Node:
-    """The node of a trainer's newest canary: a miner's, under a key that only this trainer can tell. Where the run
-    invites its miners, the canary's invitation is the file NAME-canary-NUMBER.invite among the keys.
+def make_canary(config: Config, name: str, telemetry: NodeTelemetry) -> Node:
+    """Return the node of a trainer's newest canary: a miner's node, with a key that only this trainer can recognize.
+
+    When the run invites its miners, the canary's invitation is the file NAME-canary-NUMBER.invite beside the keys.
 
     Raises:
         OSError, ProtocolError, KeyFileError, ConfigError, CredentialsError, StoreError: as for `make_node`.
@@ -157,11 +163,13 @@ def make_canary(config: Config, name: str, telemetry: Telemetry) -> Node:
     if config.trainer.canary_store is not None:
         config = config.model_copy(update={"store": config.trainer.canary_store})
     elif config.store.meeting is not None:
-        raise ConfigError("trainer.canary_store: missing; in the trainer's own bucket a canary is known for what it is")
-    own = f"{name}-canary-{number}"
-    state = LocalStore(config.at(config.node.state) / own / "objects")
-    called = f"node {key.public.hex()[:4]}"
-    return _node(config, called, key, state, Storage(config, telemetry), telemetry, invitation=own)
+        raise ConfigError(
+            "trainer.canary_store: missing; a canary needs a bucket of its own, since miners would recognize it in the trainer's"
+        )
+    local_name = f"{name}-canary-{number}"
+    state = LocalStore(config.at(config.node.state) / local_name / "objects")
+    public_name = f"node {key.public.hex()[:4]}"
+    return _node(config, public_name, key, state, Storage(config, telemetry), telemetry, invitation_name=local_name)
 
 
 def _key(config: Config, name: str) -> SigningKey:
@@ -169,25 +177,25 @@ def _key(config: Config, name: str) -> SigningKey:
 
 
 def make_spectator(config: Config) -> Node:
-    """A node that only looks: a key that nobody knows, and a state that nobody keeps.
+    """Return a node that only reads: its key is random and its state is in memory.
 
     Raises:
         OSError, ProtocolError, StoreError: manifest or store cannot be used.
     """
-    telemetry = Telemetry("spectator")
+    telemetry = NodeTelemetry("spectator")
     storage = Storage(config, telemetry, writes=False)
     return _node(config, "spectator", SigningKey(secrets.token_bytes(32)), MemoryStore(), storage, telemetry)
 
 
-def make_founder(config: Config) -> Node:
-    """A node that publishes what root keys signed: it writes, under a key that nobody knows, and keeps no state.
+def make_root_publisher(config: Config) -> Node:
+    """Return a node that publishes what root keys signed: it writes, its key is random and its state is in memory.
 
     Raises:
         OSError, ProtocolError, ConfigError, CredentialsError, StoreError: manifest or store cannot be used.
     """
-    telemetry = Telemetry("founder")
+    telemetry = NodeTelemetry("root-publisher")
     key = SigningKey(secrets.token_bytes(32))
-    return _node(config, "founder", key, MemoryStore(), Storage(config, telemetry), telemetry)
+    return _node(config, "root-publisher", key, MemoryStore(), Storage(config, telemetry), telemetry)
 
 
 def _node(
@@ -196,14 +204,15 @@ def _node(
     key: SigningKey,
     state: ObjectStore,
     storage: Storage,
-    telemetry: Telemetry,
-    invitation: str = "",
+    telemetry: NodeTelemetry,
+    invitation_name: str = "",
 ) -> Node:
-    """A node; its invitation, where it needs one, is in the file of its name unless of another."""
+    """Return a node. Its invitation, when it needs one, is the file of `invitation_name`, or else of `name`."""
     manifest = config.at(config.run.manifest)
     with found_in(manifest):
         signed = creation.open_run(manifest.read_bytes(), bytes.fromhex(config.run.id) if config.run.id else None)
     clock = SystemClock()
+    invitation = config.at(config.node.keys) / f"{invitation_name or name}{admission_proof.SUFFIX}"
     revisions = Revisions(signed.digest, signed.record.authority)
     store = storage.routed(signed.record, revisions, key.public, state, clock)
     chain = signed.record.beacon
@@ -220,32 +229,33 @@ def _node(
         telemetry=telemetry,
         run_sync=trio.to_thread.run_sync,
         space=config.store.url if config.store.meeting is not None else "",
-        proof=admission_proof.prover(config.at(config.node.keys) / f"{invitation or name}{admission_proof.SUFFIX}"),
+        proof=admission_proof.make_prover(invitation),
         known=revisions,
     )
 
 
 async def join_run(node: Node, config: Config, name: str) -> tuple[Task, Compute]:
-    """The run's task and model. First its sandbox, without which a node has no business in the run; then its files, as
-    soon as the trainer has put them into the store.
+    """Wait for the run's files in the store, and return the run's task and model.
+
+    The sandbox, if the run needs one, is opened first: without it the node cannot take part.
     """
     sandbox = await node.run_sync(requirements.open_sandbox, node.run)
-    told = ""
+    last_error = ""
     while True:
         try:
             return await _task(node, config, config.at(config.node.state) / name, sandbox)
         except StoreError as error:
-            if str(error) != told:
-                node.telemetry.event("files-not-there", error=str(error))
-            told = str(error)
+            if str(error) != last_error:
+                node.telemetry.event("files-missing", error=str(error))
+            last_error = str(error)
             await trio.sleep(_RETRY_SECONDS)
 
 
 async def _task(node: Node, config: Config, directory: Path, sandbox: Sandbox | None) -> tuple[Task, Compute]:
-    """The run's task and model, from files that are fetched into a directory.
+    """Fetch the run's files into a directory, and return the run's task and model.
 
     Raises:
-        StoreError, ProtocolError, PolicyError: a file is not to be had, or not what it should be.
+        StoreError, ProtocolError, PolicyError: a file cannot be fetched, or is not the one that the run names.
     """
     policy = await creation.fetch_model(node.store, node.run, node.authority.trainers, directory / "model")
     data = await creation.fetch_data(node.store, node.run, node.authority.trainers, directory / "data")
@@ -257,13 +267,13 @@ def _compute(policy: Policy, config: Config) -> Compute:
     return Compute(
         models.build(policy, torch.device(engine.device)),
         device=engine.device,
-        dtype=_CONFIG_NAMES[engine.dtype],
+        dtype=_DTYPES[engine.dtype],
         max_batch_tokens=engine.max_batch_tokens,
     )
 
 
 async def publish_beacon(node: Node, launch: Launch) -> None:
-    """Publish the rounds of the run's own beacon, for ever."""
+    """Publish the rounds of the run's own beacon until cancelled."""
     config = launch.config
     secret = key_files.read(config.at(config.node.keys) / f"{config.beacon.key}{key_files.SUFFIX}")
     key = LocalKey.from_seed(secret)
@@ -271,13 +281,13 @@ async def publish_beacon(node: Node, launch: Launch) -> None:
 
 
 def policy_directory(config: Config) -> Path:
-    """Where the trainer's policy of version 0 lies: the packaged genesis, or the operator's directory."""
+    """Return the directory of the trainer's policy of version 0: the packaged genesis, or the operator's own."""
     name = config.trainer.policy
     return PACKAGED_POLICY if name == "genesis" else config.at(Path(name))
 
 
 def data_file(config: Config) -> Path | None:
-    """Where the trainer's data file lies; None where run.toml names none."""
+    """Return the path of the trainer's data file; None when run.toml names no data file."""
     return None if config.trainer.data is None else config.at(config.trainer.data)
 
 
@@ -315,18 +325,18 @@ async def _canary(node: Node, launch: Launch) -> None:
     await run_miner(node, task, compute, miner_settings(config), producer)
 
 
-async def recheck_group(config: Config, which: GroupReference) -> RecheckedGroup:
+async def recheck_group(config: Config, reference: GroupReference) -> RecheckedGroup:
     """Judge one group of a run again, as anybody can.
 
     Raises:
-        OSError, StoreError, ProtocolError, PolicyError, EngineError, SandboxError: what it takes is not to be had, or
-            not what it should be.
+        OSError, StoreError, ProtocolError, PolicyError, EngineError, SandboxError: an object, a file or the sandbox
+            that this needs is missing or invalid.
     """
     node = make_spectator(config)
     sandbox = await node.run_sync(requirements.open_sandbox, node.run)
     with tempfile.TemporaryDirectory(prefix="grailnode-verify-") as directory:
         task, compute = await _task(node, config, Path(directory), sandbox)
-        return await replay(node, task, compute, which)
+        return await replay(node, task, compute, reference)
 
 
 async def _validator(node: Node, launch: Launch) -> None:
@@ -334,7 +344,7 @@ async def _validator(node: Node, launch: Launch) -> None:
     await run_validator(node, task, compute, validator_settings(launch.config))
 
 
-_WORK: dict[Kind, Work] = {
+_BODIES: dict[Kind, ProcessBody] = {
     "beacon": publish_beacon,
     "training": _training,
     "upload": _upload,

@@ -1,4 +1,4 @@
-"""What each role is told of the configuration: run.toml's sections as the settings of the roles."""
+"""Translates the sections of run.toml into the settings of the roles."""
 
 from dataclasses import dataclass, field
 
@@ -16,7 +16,7 @@ from roles.validator.validator import ValidatorSettings
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """Everything a trainer's operator decides."""
+    """All settings of a trainer that its operator decides."""
 
     training: TrainingSettings
     learner: LearnerSettings = field(default_factory=LearnerSettings)
@@ -27,7 +27,11 @@ class TrainerSettings:
 
 
 def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSettings:
-    """A trainer's settings, for rollouts that are sampled in this way."""
+    """Return a trainer's settings.
+
+    Args:
+        sampling: how the run samples rollouts; the learner computes probabilities in the same way.
+    """
     section = config.trainer
     return TrainerSettings(
         training=TrainingSettings(section.groups_per_step, section.steps_per_version),
@@ -51,11 +55,11 @@ def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSetting
 
 
 def miner_settings(config: Config) -> MinerSettings:
-    """A miner's settings."""
+    """Return a miner's settings."""
     section = config.miner
     return MinerSettings(section.groups, section.chunk, section.share, section.poll_seconds)
 
 
 def validator_settings(config: Config) -> ValidatorSettings:
-    """A validator's settings."""
+    """Return a validator's settings."""
     return ValidatorSettings(config.validator.evaluation_problems, config.validator.poll_seconds)

@@ -1,5 +1,7 @@
-"""A node's store from its configuration: adapters inside limits, counts and retries, and one route for each
-participant.
+"""Opens a node's stores from its configuration.
+
+Every store that is read over a network is metered, limited, retried and bounded. Where participants have buckets of
+their own, one routed store leads each path to its writer's.
 """
 
 import random
@@ -13,12 +15,13 @@ from grailnode.beacon.public_chains import RELAYS
 from grailnode.beacon.relays import Relay
 from grailnode.config import Config, ConfigError, PlaceSection
 from grailnode.node.download_progress import DownloadReport
+from grailnode.node.telemetry import NodeTelemetry
 from grailnode.store.credentials import read_credentials
 from grailnode.store.decorators.bounded import BoundedStore
 from grailnode.store.decorators.caching import CachedStore
 from grailnode.store.decorators.disk_cache import DiskCache
 from grailnode.store.decorators.limiting import LimitedStore, RequestLimits
-from grailnode.store.decorators.metering import MeteredStore, StoreMeter
+from grailnode.store.decorators.metering import MeteredStore
 from grailnode.store.decorators.prefixed import PrefixedStore
 from grailnode.store.decorators.readonly import ReadOnlyStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
@@ -38,46 +41,42 @@ from roles.ports import Clock, ObjectStore, StoreError, Telemetry
 STRANGER: Final = PlaceSection(
     kind="https", url="https://announced.invalid", concurrency=4, attempts=2, deadline_seconds=120.0
 )
-"""How patient a node is with spaces of keys that the authority does not name: a host that hangs holds up little."""
+"""The limits for spaces of keys that the authority does not name: a host that hangs delays a node only a little."""
 
 _CONNECTIONS: Final = 64
-_THIS_MACHINE: Final = {"127.0.0.1", "localhost"}
-
-
-_ORPHAN_SECONDS: Final = (
-    86_400.0  # a younger upload may be this writer's own of before a crash, and is resumed by its next put
-)
+_LOOPBACK_HOSTS: Final = {"127.0.0.1", "localhost"}
+_ORPHAN_SECONDS: Final = 86_400.0  # a younger upload may be one that this writer's next put resumes after a crash
 
 
 async def sweep_orphans(config: Config, key: bytes, telemetry: Telemetry, now: float) -> None:
-    """Abort the multipart uploads below a key's own paths that nobody has completed for a day: their parts are stored
-    and billed.
+    """Abort multipart uploads below a key's own paths that began more than a day ago.
 
-    For the writer of these paths, when it starts. A service that refuses is told of, and nothing else: it costs money,
-    not truth.
+    Their parts are stored and billed until then. The writer of these paths calls this when it starts. A service that
+    refuses causes an event and no failure, because orphans only cost money.
 
     Args:
+        key: the writer's public key.
         now: seconds since the Unix epoch.
     """
     section = config.store
     if section.kind != "s3":
-        return  # a directory sweeps its temporary files when it is opened
+        return  # LocalStore removes its temporary files when it is opened
     file = section.credentials
     store = S3Store(_location(section), read_credentials(config.at(file) if file is not None else None))
-    own = paths.owned(key)
-    prefix = f"{section.prefix.rstrip('/')}/{own}" if section.prefix else own
+    own_prefix = paths.owned(key)
+    prefix = f"{section.prefix.rstrip('/')}/{own_prefix}" if section.prefix else own_prefix
     try:
-        aborted = await store.abort_uploads(prefix, now - _ORPHAN_SECONDS)
+        count = await store.abort_uploads(prefix, now - _ORPHAN_SECONDS)
     except StoreError as error:
-        telemetry.event("orphans-left", error=str(error))
+        telemetry.event("orphan-sweep-failed", error=str(error))
     else:
-        telemetry.event("orphans-swept", uploads=aborted)
+        telemetry.event("orphans-swept", uploads=count)
     finally:
         store.close()
 
 
-class _Named(Collection[bytes]):
-    """The keys that the authority names as trainers and validators, at each look."""
+class _AuthorityKeys(Collection[bytes]):
+    """The keys of the trainers and validators that the authority names now."""
 
     def __init__(self, revisions: Revisions) -> None:
         self._revisions = revisions
@@ -98,20 +97,21 @@ class Storage:
     """Opens the stores of one node.
 
     Args:
-        config: of the node; telemetry: counts what the stores are asked for.
-        writes: whether the node writes; a bystander reads its own bucket by URL where it has no credentials.
+        config: the node's configuration.
+        telemetry: its metrics count the operations of the stores.
+        writes: whether the node writes. A node that does not, and has no credentials, reads its bucket by URL.
     """
 
-    def __init__(self, config: Config, telemetry: Telemetry, *, writes: bool = True) -> None:
+    def __init__(self, config: Config, telemetry: NodeTelemetry, *, writes: bool = True) -> None:
         self._config = config
         self._telemetry = telemetry
-        self._meter = _TelemetryMeter(telemetry)
+        self._meter = telemetry.metrics
         self._rng = random.Random()  # noqa: S311 - jitter, nothing secret
         self._writes = writes
         self._clients: dict[bool, httpx.AsyncClient] = {}
 
     def shared(self) -> ObjectStore:
-        """The store that all nodes of a run share.
+        """Open the store that all nodes of a run share.
 
         Raises:
             ConfigError, CredentialsError, StoreError: it cannot be opened.
@@ -121,10 +121,12 @@ class Storage:
     def routed(
         self, run: RunManifest, revisions: Revisions, key: bytes, state: ObjectStore, clock: Clock
     ) -> ObjectStore:
-        """The store of a node: the shared one, or one that leads to every participant's own.
+        """Open the store of a node: the shared one, or one that routes each path to its writer's store.
 
         Args:
-            revisions: who may act now; key: the node's public key; state: its own durable storage.
+            revisions: who may act now.
+            key: the node's public key.
+            state: the node's own durable storage.
 
         Raises:
             ConfigError, CredentialsError, StoreError: it cannot be opened.
@@ -132,7 +134,7 @@ class Storage:
         section = self._config.store
         if section.meeting is None:
             return self.shared() if section.kind == "local" else self._cached(self.shared())
-        places = KnownStores(
+        stores = KnownStores(
             key=key,
             own=self.shared(),
             meeting=self._place("store.meeting", section.meeting, self._writes),
@@ -142,13 +144,13 @@ class Storage:
                 for peer, place in section.peers.items()
             },
         )
-        named = _Named(revisions)
-        directory = Directory(places.meeting, state, clock, revisions.run_id, named)
+        authority_keys = _AuthorityKeys(revisions)
+        directory = Directory(stores.meeting, state, clock, revisions.run_id, authority_keys)
 
         def open_space(url: str, owner: bytes) -> ObjectStore:
-            return self._space(url, patient=owner in named)
+            return self._space(url, is_stranger=owner not in authority_keys)
 
-        return self._cached(RoutedStore(places, directory, clock, open_space))
+        return self._cached(RoutedStore(stores, directory, clock, open_space))
 
     def _cached(self, store: ObjectStore) -> ObjectStore:
         node = self._config.node
@@ -158,29 +160,27 @@ class Storage:
         return CachedStore(store, cache, DownloadReport(self._telemetry))
 
     def relays(self, chain: bytes) -> list[Relay]:
-        """The relays of a public beacon chain; none where the run's own store serves its rounds.
+        """Open the relays of a public beacon chain; an empty list when the run's own store serves its rounds.
 
         Args:
-            chain: its hash; where run.toml names no relays, those that are known for it.
+            chain: the chain's hash. When run.toml lists no relays, those in `public_chains.RELAYS` are used.
 
         Raises:
-            ConfigError: not URLs of relays.
+            ConfigError: an entry of run.toml is not the URL of a relay.
         """
-        found = []
+        relays = []
         for url in self._config.beacon.relays or RELAYS.get(chain, ()):
             try:
-                store = HttpsStore(url, self._client(False), plain_http=_is_this_machine(url))
+                store = HttpsStore(url, self._client(public_only=False), plain_http=_is_loopback(url))
             except ValueError as error:
                 raise ConfigError(f"beacon.relays: {error}") from None
-            found.append(Relay(url, MeteredStore(store, self._meter)))
-        return found
+            relays.append(Relay(url, MeteredStore(store, self._meter)))
+        return relays
 
-    def _space(self, url: str, *, patient: bool) -> ObjectStore:
+    def _space(self, url: str, *, is_stranger: bool) -> ObjectStore:
         section = self._config.store
-        pattern = section if patient else STRANGER
-        place = PlaceSection.model_validate(
-            {**_patience(pattern), "kind": "https", "url": url, "attempts": pattern.attempts}
-        )
+        limits_section = STRANGER if is_stranger else section
+        place = PlaceSection.model_validate({**_limits_of(limits_section), "kind": "https", "url": url})
         if url.startswith("http://") and not section.private_addresses:
             raise PermanentError(f"{url}: plain http to this machine; store.private_addresses = true allows it")
         return self._decorated(self._https(place, public_only=not section.private_addresses), place)
@@ -188,7 +188,7 @@ class Storage:
     def _place(self, name: str, section: PlaceSection, writes: bool) -> ObjectStore:
         if section.kind == "local":
             store: ObjectStore = LocalStore(self._config.at(section.path))
-            return BoundedStore(MeteredStore(store, self._meter))  # asking a disk again does not mend it
+            return BoundedStore(MeteredStore(store, self._meter))  # a retry does not mend a disk
         store = self._https(section, public_only=False) if section.kind == "https" else self._s3(name, section, writes)
         decorated = self._decorated(store, section)
         return PrefixedStore(decorated, section.prefix.rstrip("/") + "/") if section.prefix else decorated
@@ -208,16 +208,16 @@ class Storage:
     def _https(self, section: PlaceSection, *, public_only: bool) -> HttpsStore:
         pace = TransferPatience(deadline=section.deadline_seconds, min_rate=section.min_bytes_per_second)
         plain = section.url.startswith("http://")
-        return HttpsStore(section.url, self._client(public_only), pace=pace, plain_http=plain)
+        return HttpsStore(section.url, self._client(public_only=public_only), pace=pace, plain_http=plain)
 
-    def _client(self, public_only: bool) -> httpx.AsyncClient:
-        """Connections are shared by everything that is read over HTTPS, and end with the process."""
+    def _client(self, *, public_only: bool) -> httpx.AsyncClient:
+        """Return the HTTP client that all HTTPS stores of the process share; it is never closed."""
         if public_only not in self._clients:
             self._clients[public_only] = open_client(connections=_CONNECTIONS, public_only=public_only)
         return self._clients[public_only]
 
     def _decorated(self, store: ObjectStore, section: PlaceSection) -> ObjectStore:
-        bounds = RequestLimits(
+        request_limits = RequestLimits(
             concurrency=section.concurrency,
             rate=section.requests_per_second,
             burst=max(1, round(section.requests_per_second)),
@@ -225,13 +225,13 @@ class Storage:
             max_get_bytes=limits.MAX_SHARD_BYTES,
         )
         policy = RetryPolicy(attempts=section.attempts, deadline=section.deadline_seconds)
-        limited = LimitedStore(MeteredStore(store, self._meter), bounds)
+        limited = LimitedStore(MeteredStore(store, self._meter), request_limits)
         return BoundedStore(RetryingStore(limited, self._rng, policy))
 
 
-def _patience(section: PlaceSection) -> dict[str, object]:
+def _limits_of(section: PlaceSection) -> dict[str, object]:
     names = (
-        *("concurrency", "requests_per_second", "connect_seconds"),
+        *("concurrency", "requests_per_second", "attempts", "connect_seconds"),
         *("silence_seconds", "deadline_seconds", "min_bytes_per_second"),
     )
     return {name: getattr(section, name) for name in names}
@@ -251,18 +251,5 @@ def _location(section: PlaceSection) -> S3Location:
     )
 
 
-def _is_this_machine(url: str) -> bool:
-    return urlsplit(url).hostname in _THIS_MACHINE
-
-
-class _TelemetryMeter(StoreMeter):
-    """Counts into a node's telemetry."""
-
-    def __init__(self, telemetry: Telemetry) -> None:
-        super().__init__()
-        self._telemetry = telemetry
-
-    def add(self, operation: str, outcome: str, moved: int, seconds: float) -> None:
-        self._telemetry.count(f"store_{operation}_{outcome}")
-        self._telemetry.count(f"store_{operation}_bytes", moved)
-        self._telemetry.count(f"store_{operation}_seconds", seconds)
+def _is_loopback(url: str) -> bool:
+    return urlsplit(url).hostname in _LOOPBACK_HOSTS

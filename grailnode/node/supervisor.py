@@ -1,7 +1,7 @@
-"""The operating system's processes of a node, under a trio supervisor that restarts them or stops the node loudly.
+"""Runs a node's operating system processes under a trio supervisor, which restarts them or stops the node.
 
-Processes come from a fork server that has imported torch once, so a node with several starts in seconds; the server
-imports and forks, and never computes. A process dies with its supervisor, even with one that was killed.
+A fork server imports torch once and forks the processes, so that a node with several starts in seconds; the server
+itself never computes. A process ends when its supervisor ends, even when the supervisor is killed.
 """
 
 import ctypes
@@ -18,21 +18,20 @@ from typing import Any, Final, TypeVar
 import trio
 
 _PRELOADED: Final = ["grailnode.node.fork_server", "torch", "grailnode.node.processes"]
-EXIT_HOPELESS: Final = 3
-"""The exit code of a process that starting again would not help; it has said why."""
+EXIT_PERMANENT: Final = 3
+"""The exit code of a process whose failure a restart would not mend; it has logged the cause."""
 
 _GRACE_SECONDS: Final = 3.0
 _POLL_SECONDS: Final = 0.02
-_MOST_RESTARTS: Final = 5
+_MAX_RESTARTS: Final = 5  # within _RESTART_SPAN_SECONDS
 _RESTART_SPAN_SECONDS: Final = 60.0
 _PR_SET_NAME: Final = 15
-
 
 Result = TypeVar("Result")
 
 
 class ProcessError(Exception):
-    """A process that keeps failing, so that the node stops."""
+    """A process keeps failing, so the node stops."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,8 @@ class ProcessSpec:
 
     Attributes:
         name: shown to people.
-        target: a module-level function; it runs until it is told to stop.
-        arguments: for it; picklable.
+        target: a module-level function that runs until the process is stopped.
+        arguments: of `target`; picklable.
     """
 
     name: str
@@ -54,26 +53,21 @@ class Supervisor:
     """Keeps processes running.
 
     Args:
-        report: told what happens to them, one line each.
+        report: receives one line for each restart.
     """
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
         self._report = report
-        self._running: dict[str, ForkServerProcess] = {}
-        self._unwanted: set[str] = set()
-
-    @property
-    def pids(self) -> dict[str, int]:
-        """Process ids by name."""
-        return {name: process.pid for name, process in self._running.items() if process.pid is not None}
+        self._processes: dict[str, ForkServerProcess] = {}
+        self._stopped_names: set[str] = set()
 
     async def keep(self, specs: Sequence[ProcessSpec]) -> None:
         """Run the processes until cancelled, then stop them all.
 
         Raises:
-            ProcessError: one of them failed again and again.
+            ProcessError: one of them failed permanently, or too often.
         """
         failures: list[ProcessError] = []
 
@@ -90,39 +84,39 @@ class Supervisor:
                     nursery.start_soon(watch, spec, nursery.cancel_scope)
         finally:
             with trio.CancelScope(shield=True):
-                await self._stop_all(list(self._running.values()))
+                await self._stop_all(list(self._processes.values()))
         if failures:
             raise failures[0]
 
     async def stop(self, name: str) -> None:
-        """Stop one process and leave it stopped; nothing happens the second time."""
-        if name in self._unwanted:
+        """Stop one process for good. Does nothing when it is stopped already."""
+        if name in self._stopped_names:
             return
-        self._unwanted.add(name)
-        await self._stop_all([self._running[name]])
+        self._stopped_names.add(name)
+        await self._stop_all([self._processes[name]])
 
     async def _keep_one(self, spec: ProcessSpec) -> None:
-        ends: deque[float] = deque(maxlen=_MOST_RESTARTS)
+        ends: deque[float] = deque(maxlen=_MAX_RESTARTS)
         while True:
             process = self._context.Process(target=spec.target, args=spec.arguments, name=spec.name, daemon=True)
             process.start()
-            self._running[spec.name] = process
+            self._processes[spec.name] = process
             await trio.lowlevel.wait_readable(process.sentinel)
             process.join()
-            if spec.name in self._unwanted:
+            if spec.name in self._stopped_names:
                 return
-            if process.exitcode == EXIT_HOPELESS:
+            if process.exitcode == EXIT_PERMANENT:
                 raise ProcessError(f"{spec.name} cannot go on; its last line says why")
             now = trio.current_time()
-            if len(ends) == _MOST_RESTARTS and now - ends[0] < _RESTART_SPAN_SECONDS:
-                raise ProcessError(f"{spec.name} ended {_MOST_RESTARTS + 1} times within a minute; see its log")
+            if len(ends) == _MAX_RESTARTS and now - ends[0] < _RESTART_SPAN_SECONDS:
+                raise ProcessError(f"{spec.name} ended {_MAX_RESTARTS + 1} times within a minute; see its log")
             ends.append(now)
-            self._report(f"{spec.name} ended ({_how(process.exitcode)}); starting it again")
+            self._report(f"{spec.name} ended ({_describe_exit(process.exitcode)}); starting it again")
             await trio.sleep(0.2 * len(ends))
 
     @staticmethod
     async def _stop_all(processes: Sequence[ForkServerProcess]) -> None:
-        """Ask processes to stop, wait a while, and kill what is left."""
+        """Ask processes to stop, and kill those that still run after `_GRACE_SECONDS`."""
         alive = [process for process in processes if process.is_alive()]
         for process in alive:
             process.terminate()
@@ -135,17 +129,17 @@ class Supervisor:
             process.join()
 
 
-def _how(exit_code: int | None) -> str:
+def _describe_exit(exit_code: int | None) -> str:
     if exit_code is not None and exit_code < 0:
         return f"killed by {signal.Signals(-exit_code).name}"
     return f"exit code {exit_code}"
 
 
 def run_until_interrupted(main: Callable[[], Awaitable[Result]]) -> Result | None:
-    """Run a supervisor's async main; Ctrl-C (or SIGTERM) cancels it in good order, wherever it is.
+    """Run a supervisor's async main, which SIGINT (Ctrl-C) or SIGTERM cancels.
 
     Returns:
-        What `main` returned; None where it was interrupted.
+        What `main` returned; None when a signal cancelled it.
     """
 
     async def run() -> Result | None:
@@ -160,17 +154,18 @@ def run_until_interrupted(main: Callable[[], Awaitable[Result]]) -> Result | Non
 
 
 def run_process(name: str, main: Callable[[], Awaitable[int]]) -> None:
-    """Run a child's async main until SIGTERM or its own end, then exit with its code. The child dies with its
-    supervisor, whose business Ctrl-C is.
+    """Run a child process's async main until it returns or SIGTERM arrives, then exit with the code it returned.
+
+    The process also ends when its supervisor ends. It ignores Ctrl-C, which the supervisor handles.
 
     Args:
         name: shown by `ps -o comm` (its first 15 bytes).
     """
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
-    sys.exit(trio.run(_until_told, main))
+    sys.exit(trio.run(_run_until_terminated, main))
 
 
-async def _until_told(main: Callable[[], Awaitable[int]]) -> int:
+async def _run_until_terminated(main: Callable[[], Awaitable[int]]) -> int:
     code = 0
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_die_with_parent)
@@ -180,14 +175,14 @@ async def _until_told(main: Callable[[], Awaitable[int]]) -> int:
     return code
 
 
-async def _stop_at_signal(scope: trio.CancelScope, *which: signal.Signals) -> None:
-    with trio.open_signal_receiver(*which) as signals:
-        async for _ in signals:
+async def _stop_at_signal(scope: trio.CancelScope, *signals: signal.Signals) -> None:
+    with trio.open_signal_receiver(*signals) as receiver:
+        async for _ in receiver:
             scope.cancel()
 
 
 async def _die_with_parent() -> None:
-    """End at once when the supervisor is gone, as if killed with it: nobody is left to report to."""
+    """End the process at once, without cleaning up, when the supervisor is gone: nothing is left to report to."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     await trio.lowlevel.wait_readable(parent.sentinel)

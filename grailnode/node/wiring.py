@@ -1,4 +1,4 @@
-"""Roles with their adapters: the only place where both are known. Used alike by processes and by the simulator."""
+"""Assembles each role from a node, an engine and its settings. The processes and the simulator both use it."""
 
 import os
 from collections.abc import Callable
@@ -28,27 +28,27 @@ from roles.trainer.publish.publisher import Publisher, PublisherSettings
 from roles.validator.ledger_state import Ledger
 from roles.validator.validator import Validator, ValidatorSettings
 
-_BEHIND = 4  # versions a validator keeps beside those that laggards may declare, for windows that it judges late
-
-_MOST_TRIALS = 8  # of programs at a time: each may take a gigabyte
+_LATE_JUDGING_VERSIONS = 4  # versions that a validator keeps beyond `max_lag`, for windows that it judges late
+_MAX_CONCURRENT_PROGRAMS = 8  # in sandboxes; each may use a gigabyte of memory
 
 
 def make_task(node: Node, policy: Policy, data: bytes | None = None, sandbox: Sandbox | None = None) -> Task:
-    """What the run asks of miners and validators.
+    """Return the task that the run sets its miners and validators.
 
     Args:
-        data: the run's data file, for an environment that reads one; sandbox: for one that runs programs.
+        data: the run's data file, for an environment that reads one.
+        sandbox: for an environment that runs programs.
 
     Raises:
-        ValueError: this program does not know the run's environment, or was not given what it needs.
-        ProtocolError: the data is no file of its problems.
+        ValueError: this program does not know the run's environment, or `data` or `sandbox` is missing.
+        ProtocolError: the data is not a file of the environment's problems.
     """
     try:
         environment = environments.get(node.run.environment, data, sandbox)
     except ProtocolError as error:
         raise MalformedError(str(error), "the run's data file") from error
-    at_once = min(_MOST_TRIALS, len(os.sched_getaffinity(0))) if sandbox is not None else 1
-    return Task(node.run_id, node.run, environment, policy.tokenizer, policy.vocabulary, node.run_sync, at_once)
+    concurrency = min(_MAX_CONCURRENT_PROGRAMS, len(os.sched_getaffinity(0))) if sandbox is not None else 1
+    return Task(node.run_id, node.run, environment, policy.tokenizer, policy.vocabulary, node.run_sync, concurrency)
 
 
 async def run_miner(
@@ -58,7 +58,7 @@ async def run_miner(
     settings: MinerSettings,
     producer: Callable[[Task, TorchEngine], Producer] = HonestProducer,
 ) -> None:
-    """Mine for ever."""
+    """Mine until cancelled."""
 
     async def mine() -> None:
         engine = make_engine(compute, node.run_sync)
@@ -69,10 +69,10 @@ async def run_miner(
 
 
 async def run_validator(node: Node, task: Task, compute: Compute, settings: ValidatorSettings) -> None:
-    """Validate for ever."""
+    """Validate until cancelled."""
 
     async def validate() -> None:
-        follower = await Follower.open(node, keep=node.run.schedule.max_lag + _BEHIND)
+        follower = await Follower.open(node, keep=node.run.schedule.max_lag + _LATE_JUDGING_VERSIONS)
         ledger = await Ledger.open(node.state, node.run.scoring)
         engine = make_engine(compute, node.run_sync)
         await Validator(node, follower, engine, task, ledger, settings).run()
@@ -81,7 +81,7 @@ async def run_validator(node: Node, task: Task, compute: Compute, settings: Vali
 
 
 async def run_training(node: Node, genesis: Callable[[], Weights], compute: Compute, settings: TrainerSettings) -> None:
-    """Train for ever: the training process."""
+    """Train until cancelled: the training process of a trainer."""
     learner = Learner(
         compute.model, genesis(), settings.learner, device=torch.device(compute.device), dtype=compute.dtype
     )
@@ -90,7 +90,7 @@ async def run_training(node: Node, genesis: Callable[[], Weights], compute: Comp
 
 
 async def run_publisher(node: Node, settings: PublisherSettings) -> None:
-    """Publish for ever: the upload process."""
+    """Publish versions until cancelled: the upload process of a trainer."""
 
     async def publish() -> None:
         history = await History.open(node.state)
@@ -100,5 +100,5 @@ async def run_publisher(node: Node, settings: PublisherSettings) -> None:
 
 
 async def run_collector(node: Node, settings: CollectorSettings) -> None:
-    """Collect for ever: the download process."""
+    """Collect groups until cancelled: the download process of a trainer."""
     await under_authority(node, Collector(node, settings).run)

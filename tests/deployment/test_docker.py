@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 from grailnode.cli.node import _PROCESSES
 from grailnode.config import load
-from grailnode.node.metrics import serve_metrics
+from grailnode.node.metrics_server import serve_metrics
 from grailnode.node.processes import lock_state, metrics_port
 from tests.deployment.commands import parse
 from tests.support.processes.programs import grailnode
@@ -273,7 +273,7 @@ def test_where_there_are_metrics_a_process_must_answer(health: ModuleType, tmp_p
 
         async def ask() -> list[str]:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(serve_metrics, port, str)
+                nursery.start_soon(serve_metrics, port, bytes)
                 while not await trio.to_thread.run_sync(health.answers, port):
                     await trio.sleep(0.01)
                 found: list[str] = await trio.to_thread.run_sync(health.missing, arguments, tmp_path)

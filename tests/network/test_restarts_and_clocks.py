@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import trio
 
-from grailnode.node.clock import TrioClock
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.identity.signing import open_signed
@@ -14,6 +13,7 @@ from roles.ports import ObjectStore
 from tests.network.test_network import CHOICES, simulate
 from tests.network.test_spaces_that_fail import Unreachable
 from tests.support.simulation.network import BEGIN, Network, key
+from tests.support.simulation.trio_clock import TrioClock
 
 
 class Behind(TrioClock):

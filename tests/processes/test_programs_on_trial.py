@@ -117,8 +117,8 @@ def test_a_node_that_is_shown_another_data_file_waits_for_the_right_one(sandbox:
     right = data.read_bytes()
     data.write_bytes(right.replace(b"Task 3", b"Task X"))
     miner = site.start("miner", "miner-1")
-    eventually(lambda: bool(site.events("miner-1", "files-not-there")), 60, "a line that says so")
-    (line,) = site.events("miner-1", "files-not-there")
+    eventually(lambda: bool(site.events("miner-1", "files-missing")), 60, "a line that says so")
+    (line,) = site.events("miner-1", "files-missing")
     assert line["error"] == "data.jsonl: not the file that the run names, as storage shows it now"
     kept = site.made.directory / "state" / "miner-1" / "data" / "data.jsonl"
     assert not kept.exists()

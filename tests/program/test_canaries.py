@@ -10,7 +10,7 @@ from grailnode.cli.authority_verbs import admit_key
 from grailnode.cli.node import check_start, open_config
 from grailnode.config import Config, ConfigError
 from grailnode.node.processes import make_canary, make_node
-from grailnode.node.telemetry import Telemetry
+from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import creation, workspace
 from protocol import paths
 from protocol.identity.authority import OPEN
@@ -36,7 +36,7 @@ def test_a_canary_that_nobody_would_hear_is_refused_at_the_start_and_sings_once_
     tmp_path: Path, policy: Literal["allowlist", "invite"], capsys: pytest.CaptureFixture[str]
 ):
     run, config = trainer(tmp_path, policy)
-    canary = make_canary(config, "trainer", Telemetry("test"))
+    canary = make_canary(config, "trainer", NodeTelemetry("test"))
     public = canary.key.public.hex()
     with pytest.raises(ConfigError, match=f"admits by {policy}.*`grailnode admit {public}`") as caught:
         check_start(config, "trainer", "trainer")
@@ -48,7 +48,7 @@ def test_a_canary_that_nobody_would_hear_is_refused_at_the_start_and_sings_once_
     check_start(config, "trainer", "trainer")
 
     async def heard() -> list[bytes]:
-        listener = make_node(config, "validator-1", Telemetry("test"))
+        listener = make_node(config, "validator-1", NodeTelemetry("test"))
         await refresh_authority(listener)
         record = await canary.announcement("miner", canary.clock.now() + 60.0, 4)
         await canary.store.put(paths.participant(canary.key.public), sign(record, canary.key))

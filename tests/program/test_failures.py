@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grailnode.node.telemetry import Telemetry
+from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.user_errors import explain, passing
 from protocol.errors import MalformedError
 from roles.ports import StoreError
@@ -33,7 +33,7 @@ def test_what_starting_again_does_not_mend(error: Exception) -> None:
 def test_a_log_that_cannot_be_written_is_told_and_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file where the folder should be")
     terminal = io.StringIO()
-    telemetry = Telemetry.to_file("miner", tmp_path / "logs" / "miner.jsonl", terminal)
+    telemetry = NodeTelemetry.to_file("miner", tmp_path / "logs" / "miner.jsonl", terminal)
     telemetry.event("started")
     first, second = terminal.getvalue().splitlines()
     assert "log-unwritable" in first and str(tmp_path) in first

@@ -9,7 +9,7 @@ import pytest
 from grailnode.cli.init import ValidatorSet, init_run
 from grailnode.config import load
 from grailnode.node.stores import Storage
-from grailnode.node.telemetry import Telemetry
+from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import workspace
 from grailnode.run.creation import Choices, open_run
 from protocol.beacon import quicknet
@@ -52,7 +52,7 @@ class TestPublicBeacon:
         )
 
         def names(*overrides: str, chain: bytes = quicknet.chain_hash) -> list[str]:
-            storage = Storage(load(made.config, overrides), Telemetry("test"))
+            storage = Storage(load(made.config, overrides), NodeTelemetry("test"))
             return [relay.name for relay in storage.relays(chain)]
 
         assert len(names()) >= 3

@@ -127,7 +127,7 @@ def test_what_is_signed_is_shown_first():
 async def announced(target: Target, invitation: Path) -> list[Announcement]:
     """What readers see of a miner that shows what it has."""
     await target.publish()
-    node = replace(target.node, proof=admission_proof.prover(invitation))
+    node = replace(target.node, proof=admission_proof.make_prover(invitation))
     await node.announce("miner", 60.0)
     await node.announce("miner", 60.0)
     return await participants(target.node, "miner")
@@ -138,7 +138,7 @@ def test_a_miner_works_where_work_is_asked_for_and_keeps_what_it_did(tmp_path: P
     async def scenario():
         target = Target(admission=samples.admission(credential="work", difficulty=10))
         assert [item.key for item in await announced(target, tmp_path / "none")] == [TARGET_MINER.public]
-        assert len(target.log.named("working")) == 1
+        assert len(target.log.named("proof-of-work")) == 1
 
     scenario()
 

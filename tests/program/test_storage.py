@@ -9,7 +9,7 @@ import trio
 from grailnode.config import Config, ConfigError, load
 from grailnode.node.processes import make_node, make_spectator
 from grailnode.node.stores import Storage
-from grailnode.node.telemetry import Telemetry
+from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import workspace
 from grailnode.run.creation import Choices
 from grailnode.store.credentials import CredentialsError, read_credentials
@@ -89,7 +89,7 @@ def test_half_of_the_credentials(tmp_path: Path):
 def test_a_bucket_without_credentials_says_where_to_put_them(run_toml: Path):
     config = load(run_toml, ["store.kind=s3", "store.bucket=b"])
     with pytest.raises(ConfigError, match="set AWS_ACCESS_KEY_ID"):
-        make_node(config, "trainer", Telemetry("x"))
+        make_node(config, "trainer", NodeTelemetry("x"))
 
 
 def test_a_bystander_without_credentials_reads_by_url(run_toml: Path):
@@ -120,10 +120,10 @@ def test_what_cannot_be_a_store(run_toml: Path, overrides: list[str], told: str)
 
 def test_relays_are_urls(run_toml: Path):
     config = load(run_toml, ['beacon.relays=["https://api.drand.sh", "http://127.0.0.1:9"]'])
-    assert [relay.name for relay in Storage(config, Telemetry("x")).relays(bytes(32))] == list(config.beacon.relays)
+    assert [relay.name for relay in Storage(config, NodeTelemetry("x")).relays(bytes(32))] == list(config.beacon.relays)
     for wrong in ("http://api.drand.sh", "api.drand.sh"):
         with pytest.raises(ConfigError, match=r"beacon\.relays"):
-            Storage(load(run_toml, [f'beacon.relays=["{wrong}"]']), Telemetry("x")).relays(bytes(32))
+            Storage(load(run_toml, [f'beacon.relays=["{wrong}"]']), NodeTelemetry("x")).relays(bytes(32))
 
 
 def _apart(run_toml: Path, *more: str) -> Config:
@@ -133,7 +133,7 @@ def _apart(run_toml: Path, *more: str) -> Config:
 
 def _punctual(config: Config, name: str) -> Node:
     """A node whose beacon gives every round in time; there is no trainer here that would run one."""
-    node = make_node(config, name, Telemetry("x"))
+    node = make_node(config, name, NodeTelemetry("x"))
     return replace(node, beacon=PunctualBeacon())
 
 
@@ -157,7 +157,7 @@ def test_a_node_of_many_buckets_announces_its_own(run_toml: Path):
 def test_plain_http_to_this_machine_is_for_those_who_allow_it(run_toml: Path):
     async def read(config: Config) -> None:
         owner = replace(_punctual(config, "miner-2"), space="http://127.0.0.1:1")
-        node = make_node(config, "miner-1", Telemetry("x"))
+        node = make_node(config, "miner-1", NodeTelemetry("x"))
         await owner.announce("miner", 60.0)
         await node.store.get(paths.head(owner.key.public), 10)
 

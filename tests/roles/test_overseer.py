@@ -4,7 +4,6 @@ work.
 
 import pytest
 
-from grailnode.node.clock import TrioClock
 from grailnode.store.memory import MemoryStore
 from protocol.digest import digest_weights
 from protocol.judging.report import ValidatorReport, canary_key, is_false
@@ -16,6 +15,7 @@ from tests.support.attacks.target import attack
 from tests.support.builders.chains import TRAINER, make_node, small_run, small_weights
 from tests.support.builders.samples import judgement, rejected, verdict
 from tests.support.simulation.network import BEGIN, Log
+from tests.support.simulation.trio_clock import TrioClock
 
 CANARY = canary_key(TRAINER, 0).public
 WINDOW = next(w for w in range(100) if [is_false(TRAINER, w, i) for i in range(3)] == [False, True, False])

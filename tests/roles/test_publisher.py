@@ -8,7 +8,6 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from grailnode.node.clock import TrioClock
 from grailnode.observe.chain_check import verify_chain
 from grailnode.store.memory import MemoryStore
 from protocol import paths
@@ -29,6 +28,7 @@ from tests.roles.test_follower import equal
 from tests.support.builders.chains import TRAINER, changed, make_node, small_run, small_weights
 from tests.support.builders.samples import revision
 from tests.support.simulation.network import BEGIN, Log, key
+from tests.support.simulation.trio_clock import TrioClock
 
 SUCCESSOR = SigningKey(b"s" * 32)
 SETTINGS = PublisherSettings(anchor_interval=2, keep_patches=3, keep_anchors=2, settle_seconds=1.0)

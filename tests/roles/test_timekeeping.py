@@ -4,11 +4,11 @@ import trio
 from trio.testing import MockClock
 
 from grailnode.beacon.relays import StoreBeacon, publish_rounds
-from grailnode.node.clock import TrioClock
 from grailnode.store.memory import MemoryStore
 from roles.node.timekeeping import Timekeeper
 from tests.support.simulation.network import BEACON_KEY, BEGIN, Log
 from tests.support.simulation.stormy_network import WrongClock
+from tests.support.simulation.trio_clock import TrioClock
 
 CHAIN = BEACON_KEY.chain(1000, int(BEGIN * 1000))
 

@@ -14,7 +14,7 @@ import grailnode.store.s3.s3_store
 from grailnode.store.decorators.caching import CachedStore
 from grailnode.store.decorators.disk_cache import DiskCache
 from grailnode.store.decorators.limiting import LimitedStore, RequestLimits
-from grailnode.store.decorators.metering import MeteredStore, StoreMeter
+from grailnode.store.decorators.metering import MeteredStore
 from grailnode.store.decorators.prefixed import PrefixedStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.https.https_store import HttpsStore, open_client
@@ -23,6 +23,7 @@ from grailnode.store.memory import MemoryStore
 from grailnode.store.s3.s3_store import S3Store
 from roles.ports import ObjectStore
 from tests.support.faults.faulty_store import FaultyStore
+from tests.support.measuring.store_tally import TallyMeter
 from tests.support.servers.loopback import serve
 from tests.support.servers.served_files import FileServer
 from tests.support.store_contract import ReadContract, Seed, StoreContract
@@ -59,7 +60,7 @@ class TestDecorated(StoreContract):
         rng = random.Random(1)
         limits = RequestLimits(concurrency=3, rate=1e6, burst=1000, max_put_bytes=10**6, max_get_bytes=10**6)
         limited = LimitedStore(FaultyStore(whole, rng), limits)
-        return PrefixedStore(MeteredStore(RetryingStore(limited, rng, BRIEF), StoreMeter()), "participant/one/")
+        return PrefixedStore(MeteredStore(RetryingStore(limited, rng, BRIEF), TallyMeter()), "participant/one/")
 
     @pytest.fixture
     def small_pages(self, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from grailnode.store.decorators.limiting import LimitedStore, RequestLimits
-from grailnode.store.decorators.metering import MeteredStore, StoreMeter, Tally
+from grailnode.store.decorators.metering import MeteredStore
 from grailnode.store.decorators.prefixed import PrefixedStore
 from grailnode.store.decorators.readonly import ReadOnlyStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
@@ -15,6 +15,7 @@ from grailnode.store.permanent_error import PermanentError
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from tests.support.faults.faulty_store import FaultyStore
 from tests.support.faults.store_faults import Fault, Link
+from tests.support.measuring.store_tally import Tally, TallyMeter
 from tests.support.store_contract import paths
 
 
@@ -155,7 +156,7 @@ class TestLimited:
 class TestMetered:
     @pytest.mark.trio
     async def test_operations_are_counted_by_outcome(self, memory, autojump_clock):
-        faulty, meter = FaultyStore(memory, random.Random(1), delay=0.0), StoreMeter()
+        faulty, meter = FaultyStore(memory, random.Random(1), delay=0.0), TallyMeter()
         store = MeteredStore(faulty, meter)
         await store.put("a", b"12345")
         await store.get("a", 9)

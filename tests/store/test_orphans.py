@@ -70,7 +70,7 @@ def test_a_service_that_refuses_costs_one_line(config: Config):
     log = Log("miner")
     trio.run(sweep_orphans, broken, MINE, log, time.time())
     [(name, fields)] = log.events
-    assert name == "orphans-left"
+    assert name == "orphan-sweep-failed"
     assert "\n" not in fields["error"]
 
 

@@ -1,51 +1,38 @@
-"""Counts of what a store was asked for, by operation and outcome, for telemetry to show."""
+"""Measures the operations of a store: how many, with which outcome, how many bytes and how many seconds."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Protocol
 
 import trio
 
 from roles.ports import NotFoundError, ObjectInfo, ObjectStore, StoreError, TooLargeError
 
 
-@dataclass
-class Tally:
-    """Operations of one kind with one outcome: how many, payload bytes moved, seconds taken, in all."""
+class StoreMeter(Protocol):
+    """Receives one record for every operation of a store."""
 
-    count: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
+    def record(self, operation: str, outcome: str, payload_bytes: int, seconds: float) -> None:
+        """Add one operation to the totals.
 
-
-@dataclass
-class StoreMeter:
-    """What one store was asked for so far.
-
-    Attributes:
-        tallies: by operation ('put', 'get', 'list', 'delete') and outcome ('ok', 'missing', 'too_large', 'error',
-            'cancelled').
-    """
-
-    tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
-
-    def add(self, operation: str, outcome: str, moved: int, seconds: float) -> None:
-        """Count one operation that moved some bytes and took some seconds."""
-        tally = self.tallies.setdefault((operation, outcome), Tally())
-        tally.count += 1
-        tally.bytes += moved
-        tally.seconds += seconds
+        Args:
+            operation: 'put', 'get', 'list' or 'delete'.
+            outcome: 'ok', 'missing', 'too_large', 'error' or 'cancelled'.
+            payload_bytes: bytes of the object that were read or written; 0 for 'list' and 'delete'.
+            seconds: how long the operation took.
+        """
 
 
 @dataclass
-class _Measurement:
-    """Bytes that the operation moved, set by it."""
+class _Transfer:
+    """Bytes that an operation has read or written; the operation sets them."""
 
-    moved: int = 0
+    payload_bytes: int = 0
 
 
 class MeteredStore:
-    """Counts every operation of a store; a listing is one, and counts the seconds in which its reader waited."""
+    """Records every operation of a store. A listing is one operation; its seconds are those its reader waited for it."""
 
     def __init__(self, store: ObjectStore, meter: StoreMeter) -> None:
         self._store = store
@@ -53,33 +40,33 @@ class MeteredStore:
 
     async def put(self, path: str, data: bytes) -> None:
         """Implements ObjectStore.put."""
-        with self._measured("put") as measurement:
+        with self._measure("put") as transfer:
             await self._store.put(path, data)
-            measurement.moved = len(data)
+            transfer.payload_bytes = len(data)
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         """Implements ObjectStore.get."""
-        with self._measured("get") as measurement:
+        with self._measure("get") as transfer:
             data = await self._store.get(path, max_bytes, offset=offset, size=size)
-            measurement.moved = len(data)
+            transfer.payload_bytes = len(data)
             return data
 
     async def delete(self, path: str) -> None:
         """Implements ObjectStore.delete."""
-        with self._measured("delete"):
+        with self._measure("delete"):
             await self._store.delete(path)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
         """Implements ObjectStore.list."""
         source = self._store.list(prefix, after=after)
-        waited, outcome = 0.0, "cancelled"
+        seconds, outcome = 0.0, "cancelled"
         try:
             while True:
                 start = trio.current_time()
                 try:
                     info = await anext(source, None)
                 finally:
-                    waited += trio.current_time() - start
+                    seconds += trio.current_time() - start
                 if info is None:
                     outcome = "ok"
                     return
@@ -88,19 +75,19 @@ class MeteredStore:
             outcome = _outcome(error)
             raise
         finally:
-            self._meter.add("list", outcome, 0, waited)
+            self._meter.record("list", outcome, 0, seconds)
 
     @contextmanager
-    def _measured(self, operation: str) -> Iterator[_Measurement]:
-        measurement, outcome, start = _Measurement(), "cancelled", trio.current_time()
+    def _measure(self, operation: str) -> Iterator[_Transfer]:
+        transfer, outcome, start = _Transfer(), "cancelled", trio.current_time()
         try:
-            yield measurement
+            yield transfer
             outcome = "ok"
         except StoreError as error:
             outcome = _outcome(error)
             raise
         finally:
-            self._meter.add(operation, outcome, measurement.moved, trio.current_time() - start)
+            self._meter.record(operation, outcome, transfer.payload_bytes, trio.current_time() - start)
 
 
 def _outcome(error: StoreError) -> str:

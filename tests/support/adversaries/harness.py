@@ -62,12 +62,6 @@ class Silent:
     def event(self, name: str, **fields: str | int | float) -> None:
         """Nothing."""
 
-    def gauge(self, name: str, value: float) -> None:
-        """Nothing."""
-
-    def count(self, name: str, amount: float = 1.0) -> None:
-        """Nothing."""
-
     def now(self) -> float:
         """Zero."""
         return 0.0

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import trio
 
-from grailnode.node.clock import TrioClock
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.digest import content_digest
@@ -21,6 +20,7 @@ from roles.trainer.verified_batch import VerifiedBatch, WindowOutcomes
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER, make_node, small_run
 from tests.support.simulation.network import BEGIN, Log
+from tests.support.simulation.trio_clock import TrioClock
 
 FIRST, SECOND = SigningKey(bytes([21]) * 32), SigningKey(bytes([22]) * 32)
 STRANGER = SigningKey(bytes([23]) * 32)

@@ -9,7 +9,6 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from grailnode.node.clock import TrioClock
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.chain.manifest import Head, Manifest
@@ -27,6 +26,7 @@ from tests.roles.test_follower import equal
 from tests.support.builders.chains import MINER, TRAINER, Chain, changed, make_node, small_run, small_weights
 from tests.support.builders.samples import revision
 from tests.support.simulation.network import BEGIN, Log
+from tests.support.simulation.trio_clock import TrioClock
 
 ROOTS = tuple(SigningKey(bytes([number]) * 32) for number in (201, 202, 203))
 SECOND, VALIDATOR, STRANGER, SUCCESSOR = (SigningKey(bytes([number]) * 32) for number in (11, 12, 13, 14))

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 import trio
 
-from grailnode.node.clock import TrioClock
 from grailnode.run.creation import Choices
 from grailnode.store.memory import MemoryStore
 from protocol import paths
@@ -26,6 +25,7 @@ from roles.trainer.publish.version_build import (
     make_shards,
 )
 from tests.support.simulation.network import BEGIN, Log, draft, inline
+from tests.support.simulation.trio_clock import TrioClock
 
 TRAINER = SigningKey(b"t" * 32)
 MINER = SigningKey(b"m" * 32)

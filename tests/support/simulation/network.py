@@ -16,7 +16,6 @@ from grailnode.demo.cheater import run_cheater
 from grailnode.engine import causal_model as models
 from grailnode.engine.compute import Compute
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
-from grailnode.node.clock import TrioClock
 from grailnode.node.settings import TrainerSettings
 from grailnode.node.wiring import make_task, run_collector, run_miner, run_publisher, run_training, run_validator
 from grailnode.run import creation
@@ -39,6 +38,7 @@ from roles.trainer.learn.training import TrainingSettings
 from roles.trainer.publish.publisher import PublisherSettings
 from roles.validator.validator import ValidatorSettings
 from tests.support.simulation import small_policy
+from tests.support.simulation.trio_clock import TrioClock
 
 BEGIN = 1_750_000_000.0
 PERIOD_MS = 250
@@ -64,12 +64,6 @@ class Log:
 
     def event(self, name: str, **fields: Any) -> None:
         self.events.append((name, fields))
-
-    def gauge(self, name: str, value: float) -> None:
-        pass
-
-    def count(self, name: str, amount: float = 1.0) -> None:
-        pass
 
     def named(self, name: str) -> list[dict[str, Any]]:
         """The fields of every event of a name."""
