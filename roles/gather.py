@@ -1,40 +1,52 @@
-"""Several fetches at once, and fetches ahead of their use, with one plain error where one fails."""
+"""Run a task for many items at once, or fetch items ahead of their use; the first failure is raised by itself."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import trio
 
 from protocol.errors import ProtocolError
+from roles.first_failure import first_failure
 from roles.ports import StoreError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+STORAGE_ERRORS: Final = (StoreError, ProtocolError)
+"""What reading from storage raises: no answer, or an answer that must not be used."""
 
-async def gather(task: Callable[[Item], Awaitable[Result]], items: Sequence[Item], at_once: int = 8) -> list[Result]:
-    """Run a task for every item, at most `at_once` at a time; results in the order of the items.
+
+async def gather(
+    task: Callable[[Item], Awaitable[Result]],
+    items: Sequence[Item],
+    at_once: int = 8,
+    *,
+    errors: tuple[type[Exception], ...] = STORAGE_ERRORS,
+    cancel_others: bool = True,
+) -> list[Result]:
+    """Run a task for every item, at most `at_once` at a time, and return the results in the order of the items.
+
+    Items are begun in order; after a failure no other is begun.
+
+    Args:
+        errors: the expected errors of a task.
+        cancel_others: whether a failure cancels the tasks under way; if not, they are waited for.
 
     Raises:
-        StoreError, ProtocolError: the first that a task raised; the others are cancelled.
+        The first of the expected errors that a task raised: StoreError or ProtocolError by default.
     """
     results: dict[int, Result] = {}
-    failures: list[Exception] = []
-    limiter = trio.CapacityLimiter(at_once)
+    queue = iter(enumerate(items))
+    async with first_failure(*errors, cancel_others=cancel_others) as tasks:
 
-    async def run(index: int, item: Item, scope: trio.CancelScope) -> None:
-        async with limiter:
-            try:
+        async def work() -> None:
+            for index, item in queue:
+                if tasks.failure is not None:
+                    return
                 results[index] = await task(item)
-            except (StoreError, ProtocolError) as error:
-                failures.append(error)
-                scope.cancel()
 
-    async with trio.open_nursery() as nursery:
-        for index, item in enumerate(items):
-            nursery.start_soon(run, index, item, nursery.cancel_scope)
-    if failures:
-        raise failures[0]
+        for _ in range(min(at_once, len(items))):
+            tasks.start_soon(work)
     return [results[index] for index in range(len(items))]
 
 
@@ -45,40 +57,28 @@ async def fetch_ahead(
     *,
     ahead: int,
 ) -> None:
-    """Use what a fetch gives for each item, in order and one at a time, while the next `ahead` items are being fetched.
+    """Use the result of a fetch for each item, in order and one at a time, while the next `ahead` items are fetched.
 
     Raises:
         StoreError, ProtocolError: the first that a fetch or a use raised; what was under way is cancelled.
     """
     results: dict[int, Result] = {}
-    arrived = [trio.Event() for _ in items]
-    failures: list[Exception] = []
-    room = trio.Semaphore(ahead + 1)
+    fetches = [trio.Event() for _ in items]  # set when the result of an item is there
+    free_places = trio.Semaphore(ahead + 1)
 
-    async def fetch_one(index: int, scope: trio.CancelScope) -> None:
-        try:
-            results[index] = await fetch(items[index])
-        except (StoreError, ProtocolError) as error:
-            failures.append(error)
-            scope.cancel()
-        arrived[index].set()
+    async def fetch_one(index: int) -> None:
+        results[index] = await fetch(items[index])
+        fetches[index].set()
 
-    async def use_all(scope: trio.CancelScope) -> None:
+    async def use_all() -> None:
         for index, item in enumerate(items):
-            await arrived[index].wait()
-            if failures:
-                return
-            try:
-                await use(item, results.pop(index))
-            except (StoreError, ProtocolError) as error:
-                failures.append(error)
-                scope.cancel()
-            room.release()
+            await fetches[index].wait()
+            await trio.lowlevel.checkpoint_if_cancelled()  # by the failure of a later fetch
+            await use(item, results.pop(index))
+            free_places.release()
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(use_all, nursery.cancel_scope)
+    async with first_failure(*STORAGE_ERRORS) as tasks:
+        tasks.start_soon(use_all)
         for index in range(len(items)):
-            await room.acquire()
-            nursery.start_soon(fetch_one, index, nursery.cancel_scope)
-    if failures:
-        raise failures[0]
+            await free_places.acquire()
+            tasks.start_soon(fetch_one, index)

@@ -43,6 +43,7 @@ from protocol.errors import found_in
 from protocol.identity.authority import Revisions
 from protocol.identity.signing import SigningKey
 from protocol.judging.report import canary_key
+from roles.node.change_reporter import ChangeReporter
 from roles.node.identity import Node
 from roles.policy.assignment import Task
 from roles.ports import ObjectStore, StoreError
@@ -240,14 +241,12 @@ async def join_run(node: Node, config: Config, name: str) -> tuple[Task, Compute
     The sandbox, if the run needs one, is opened first: without it the node cannot take part.
     """
     sandbox = await node.run_sync(requirements.open_sandbox, node.run)
-    last_error = ""
+    reporter = ChangeReporter(node.telemetry, "files-missing")
     while True:
         try:
             return await _task(node, config, config.at(config.node.state) / name, sandbox)
         except StoreError as error:
-            if str(error) != last_error:
-                node.telemetry.event("files-missing", error=str(error))
-            last_error = str(error)
+            reporter.failure(error)
             await trio.sleep(_RETRY_SECONDS)
 
 

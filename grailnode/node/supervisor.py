@@ -17,6 +17,8 @@ from typing import Any, Final, TypeVar
 
 import trio
 
+from roles.first_failure import first_failure
+
 _PRELOADED: Final = ["grailnode.node.fork_server", "torch", "grailnode.node.processes"]
 EXIT_PERMANENT: Final = 3
 """The exit code of a process whose failure a restart would not mend; it has logged the cause."""
@@ -69,24 +71,13 @@ class Supervisor:
         Raises:
             ProcessError: one of them failed permanently, or too often.
         """
-        failures: list[ProcessError] = []
-
-        async def watch(spec: ProcessSpec, scope: trio.CancelScope) -> None:
-            try:
-                await self._keep_one(spec)
-            except ProcessError as error:
-                failures.append(error)
-                scope.cancel()
-
         try:
-            async with trio.open_nursery() as nursery:
+            async with first_failure(ProcessError) as tasks:
                 for spec in specs:
-                    nursery.start_soon(watch, spec, nursery.cancel_scope)
+                    tasks.start_soon(self._keep_one, spec)
         finally:
             with trio.CancelScope(shield=True):
                 await self._stop_all(list(self._processes.values()))
-        if failures:
-            raise failures[0]
 
     async def stop(self, name: str) -> None:
         """Stop one process for good. Does nothing when it is stopped already."""

@@ -15,6 +15,7 @@ from protocol.errors import ProtocolError
 from protocol.identity.signing import sign
 from protocol.rollout.batch import Group, assemble
 from roles.miner.produce import MiningWindow, Producer
+from roles.node.change_reporter import ChangeReporter
 from roles.node.identity import Node
 from roles.policy.follower import Follower, VerifiedWeights
 from roles.policy.serving import keep_fresh, serve
@@ -68,7 +69,7 @@ class Miner:
 
     async def _begin(self) -> None:
         """Be known, and pledge what practice says as soon as there is a policy to practise with."""
-        told = ""
+        reporter = ChangeReporter(self._node.telemetry, "practice-failed")
         await self._pledge(0)
         while True:
             try:
@@ -76,9 +77,7 @@ class Miner:
                     await self._practise(self._follower.newest)
                     return await self._promise(self._node.window())
             except (StoreError, ProtocolError, EngineError) as error:
-                if str(error) != told:
-                    self._node.telemetry.event("practice-failed", error=str(error))
-                told = str(error)
+                reporter.failure(error)
             await trio.sleep(self._settings.poll_seconds)
             await self._pledge(0)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import trio
@@ -11,6 +12,7 @@ from protocol.environments.base import SandboxError
 from protocol.rollout import challenge
 from protocol.rollout.sampling import SamplingParams
 from protocol.run import RunManifest
+from roles.gather import gather
 
 
 class Tokenizer(Protocol):
@@ -72,29 +74,15 @@ class Task:
         Raises:
             SandboxError: the environment's sandbox broke; nothing was judged.
         """
-        found = [0.0] * len(tries)
-        limiter = trio.CapacityLimiter(self.at_once)
-
-        failures: list[SandboxError] = []
-
-        async def judge(places: range, scope: trio.CancelScope) -> None:
-            async with limiter:
-                try:
-                    found[places.start : places.stop] = await self.run_sync(self._rewards, tries, places)
-                except SandboxError as error:
-                    failures.append(error)
-                    scope.cancel()
-
         size = max(1, len(tries)) if self.at_once == 1 else 1  # microseconds are not worth a change of threads each
-        async with trio.open_nursery() as nursery:
-            for start in range(0, len(tries), size):
-                nursery.start_soon(judge, range(start, start + size), nursery.cancel_scope)
-        if failures:
-            raise failures[0]
-        return tuple(found)
+        parts = [tries[start : start + size] for start in range(0, len(tries), size)]
+        rewards: list[list[float]] = await gather(
+            partial(self.run_sync, self._rewards), parts, at_once=self.at_once, errors=(SandboxError,)
+        )
+        return tuple(reward for part in rewards for reward in part)
 
-    def _rewards(self, tries: Sequence[tuple[Problem, tuple[int, ...]]], places: range) -> list[float]:
-        return [self._reward(*tries[place]) for place in places]
+    def _rewards(self, tries: Sequence[tuple[Problem, tuple[int, ...]]]) -> list[float]:
+        return [self._reward(problem, completion) for problem, completion in tries]
 
     def _reward(self, problem: Problem, tokens: tuple[int, ...]) -> float:
         text = tokens[:-1] if tokens and tokens[-1] == self.run.sampling.eos else tokens

@@ -10,6 +10,8 @@ from weakref import WeakKeyDictionary
 import trio
 
 from protocol.errors import ProtocolError
+from roles.first_failure import first_failure
+from roles.node.change_reporter import ChangeReporter
 from roles.node.identity import Node
 from roles.policy.follower import Follower, VerifiedWeights
 from roles.ports import Engine, StoreError
@@ -57,37 +59,29 @@ async def keep_fresh(node: Node, follower: Follower, poll_seconds: float) -> Non
 
 
 async def _repeat(node: Node, work: Callable[[], Awaitable[object]], pause: Callable[[], Awaitable[object]]) -> None:
-    told = ""
+    reporter = ChangeReporter(node.telemetry, "cannot-follow")
     while True:
         try:
             await _unless_revised(node, work)
-            told = ""
+            reporter.success()
         except (StoreError, ProtocolError) as error:
-            if str(error) != told:
-                node.telemetry.event("cannot-follow", error=str(error))
-            told = str(error)
+            reporter.failure(error)
         await pause()
 
 
 async def _unless_revised(node: Node, work: Callable[[], Awaitable[object]]) -> None:
     """Give up what is under way when somebody's rights change meanwhile: it may come from a thief, who drips."""
     number = node.revisions.number
-    failures: list[Exception] = []
+    async with first_failure(StoreError, ProtocolError) as tasks:
 
-    async def do() -> None:
-        try:
+        async def finish_work() -> None:
             await work()
-        except (StoreError, ProtocolError) as error:
-            failures.append(error)
-        nursery.cancel_scope.cancel()
+            tasks.cancel_scope.cancel()
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(do)
+        tasks.start_soon(finish_work)
         while node.revisions.number == number:
             await trio.sleep(_LOOK_SECONDS)
-        nursery.cancel_scope.cancel()
-    if failures:
-        raise failures[0]
+        tasks.cancel_scope.cancel()
 
 
 def _first_version(node: Node, follower: Follower) -> int:

@@ -12,6 +12,7 @@ import trio
 from protocol import limits
 from protocol.errors import ProtocolError
 from protocol.judging.verdict import Reason, Verdict
+from roles.first_failure import first_failure
 from roles.node.identity import Node
 from roles.policy.follower import Follower, VerifiedWeights
 from roles.policy.serving import serve
@@ -106,31 +107,24 @@ class JudgingScheduler:
             EngineError: the engine broke; nothing was judged.
         """
         judged: list[tuple[Verdict, dict[int, bytes]]] = []
-        failures: list[EngineError] = []
 
         async def judge_one(case: Case, standing: Reputation, places: trio.Semaphore) -> None:
             try:
                 judged.append(await self._judge(case, standing))
             except (StoreError, ProtocolError) as error:  # a claim that cannot be looked into is held against nobody
                 self._tell(case, str(error))
-            except EngineError as error:
-                failures.append(error)
-                nursery.cancel_scope.cancel()
             except trio.Cancelled:
                 self._tell(case, "not judged before its verdict had to be sealed")
                 raise
             finally:
                 places.release()
 
-        with trio.move_on_after(seconds):
-            async with trio.open_nursery() as nursery:
-                turns = self._turns.take(self._window, cases)
-                for case, standing in turns:
-                    places = self._last_places if standing is Reputation.REJECTED else self._places
-                    await places.acquire()
-                    nursery.start_soon(judge_one, case, standing, places)
-        if failures:
-            raise failures[0]
+        async with first_failure(EngineError) as tasks:
+            tasks.cancel_scope.deadline = trio.current_time() + seconds
+            for case, standing in self._turns.take(self._window, cases):
+                places = self._last_places if standing is Reputation.REJECTED else self._places
+                await places.acquire()
+                tasks.start_soon(judge_one, case, standing, places)
         return judged
 
     def _tell(self, case: Case, error: str) -> None:

@@ -15,6 +15,7 @@ from protocol.errors import ProtocolError
 from protocol.identity.signing import sign
 from protocol.judging.ledger import Seal, Summary, Witness
 from protocol.judging.verdict import Verdict
+from roles.node.change_reporter import ChangeReporter
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError
 from roles.seals import find_seal
@@ -100,14 +101,12 @@ class Revealer:
         seen = await self._others(window)
         seals = tuple(seen[validator] for validator in sorted(seen))
         data = sign(Witness(run=node.run_id, window=window, validator=node.key.public, seals=seals), node.key)
-        told = ""
+        reporter = ChangeReporter(node.telemetry, "witness-not-stored", window=window)
         while True:
             try:
                 await node.state.put(place, data)
             except StoreError as error:
-                if str(error) != told:
-                    node.telemetry.event("witness-not-kept", window=window, error=str(error))
-                told = str(error)
+                reporter.failure(error)
                 await trio.sleep(_RETRY_SECONDS)
             else:
                 return data
@@ -145,7 +144,9 @@ class Revealer:
 
     async def _sealed(self, window: int, validator: bytes, seen: dict[bytes, bytes]) -> None:
         """Wait until a validator has sealed, and add its seal to those that were seen."""
-        told = False
+        reporter = ChangeReporter(  # one event: the other validator may choose the text of each error
+            self._node.telemetry, "seal-unread", max_reports=1, window=window, validator=validator.hex()
+        )
         while True:
             try:
                 seal = await find_seal(self._node, window, validator)
@@ -153,9 +154,5 @@ class Revealer:
                     seen[validator] = seal.data
                     return
             except (StoreError, ProtocolError) as error:
-                if not told:
-                    self._node.telemetry.event(
-                        "seal-unread", window=window, validator=validator.hex(), error=str(error)
-                    )
-                told = True
+                reporter.failure(error)
             await trio.sleep(_POLL_SECONDS)

@@ -19,6 +19,7 @@ from grailnode.store.decorators.disk_cache import DiskCache, PartialDownload
 from protocol import paths
 from protocol.digest import content_digest
 from protocol.limits import MIB
+from roles.gather import gather
 from roles.ports import ObjectInfo, ObjectStore, StoreError, TooLargeError
 
 PIECE_BYTES: Final = 4 * MIB
@@ -145,34 +146,22 @@ class CachedStore:
         """
         count = -(-total // self._piece_bytes)
         arrived = {number for number in await self._run(partial.arrived) if number < count}
-        missing = iter([number for number in range(count) if number not in arrived])
-        failures: list[StoreError | OSError] = []
+        missing = [number for number in range(count) if number not in arrived]
         self._progress(path, self._bytes_of(arrived, total), total)
 
-        async def fetch_some() -> None:
-            for number in missing:
-                if failures:
-                    return
-                start = number * self._piece_bytes
-                size = min(self._piece_bytes, total - start)
-                try:
-                    data = await self._store.get(path, size, offset=start, size=size)
-                    if len(data) < size:
-                        raise _UnfitError(f"{path}: ends before byte {start + size}")
-                    with trio.CancelScope(shield=True):  # what has arrived is kept, whoever stops waiting for it
-                        await self._run(functools.partial(partial.put, number, data))
-                    await self._run(functools.partial(self._cache.make_room, size))
-                except (StoreError, OSError) as error:
-                    failures.append(error)
-                    return
-                arrived.add(number)
-                self._progress(path, self._bytes_of(arrived, total), total)
+        async def fetch_piece(number: int) -> None:
+            start = number * self._piece_bytes
+            size = min(self._piece_bytes, total - start)
+            data = await self._store.get(path, size, offset=start, size=size)
+            if len(data) < size:
+                raise _UnfitError(f"{path}: ends before byte {start + size}")
+            with trio.CancelScope(shield=True):  # what has arrived is kept, whoever stops waiting for it
+                await self._run(functools.partial(partial.put, number, data))
+            await self._run(functools.partial(self._cache.make_room, size))
+            arrived.add(number)
+            self._progress(path, self._bytes_of(arrived, total), total)
 
-        async with trio.open_nursery() as nursery:
-            for _ in range(PIECES_AT_ONCE):
-                nursery.start_soon(fetch_some)
-        if failures:
-            raise failures[0]
+        await gather(fetch_piece, missing, PIECES_AT_ONCE, errors=(StoreError, OSError), cancel_others=False)
 
     def _bytes_of(self, pieces: set[int], total: int) -> int:
         return sum(min(self._piece_bytes, total - number * self._piece_bytes) for number in pieces)

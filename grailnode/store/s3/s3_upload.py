@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-import trio
-
 from grailnode.store.s3.s3_errors import UnknownUploadError, s3_errors
 from grailnode.store.s3.s3_session import S3Location
 from protocol.limits import MIB
+from roles.gather import gather
 from roles.ports import StoreError
 
 if TYPE_CHECKING:
@@ -112,23 +111,12 @@ class Uploads:
         return adopted
 
     async def _send_missing(self, path: str, data: bytes, parts: dict[int, tuple[int, int]], upload: _Upload) -> None:
-        missing = iter([number for number in parts if number not in upload.etags])
-        failures: list[StoreError] = []
+        missing = [number for number in parts if number not in upload.etags]
 
-        async def send_some() -> None:
-            for number in missing:
-                if failures:
-                    return
-                try:
-                    upload.etags[number] = await self._send(path, data, number, parts[number], upload.upload_id)
-                except StoreError as error:
-                    failures.append(error)
+        async def send_part(number: int) -> None:
+            upload.etags[number] = await self._send(path, data, number, parts[number], upload.upload_id)
 
-        async with trio.open_nursery() as nursery:
-            for _ in range(PARTS_AT_ONCE):
-                nursery.start_soon(send_some)
-        if failures:
-            raise failures[0]
+        await gather(send_part, missing, PARTS_AT_ONCE, errors=(StoreError,), cancel_others=False)
 
     async def _send(self, path: str, data: bytes, number: int, part: tuple[int, int], upload_id: str) -> str:
         start, size = part

@@ -10,8 +10,6 @@ from grailnode.store.decorators.caching import CachedStore
 from grailnode.store.decorators.disk_cache import DiskCache
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from protocol.errors import ProtocolError
-from roles.gather import fetch_ahead
 from roles.ports import ObjectInfo, StoreError
 from tests.roles.test_follower import Site, equal, simulated
 from tests.support.builders.chains import TRAINER
@@ -139,51 +137,3 @@ async def a_cut_in_mid_download_is_gone_on_from(folder: Path) -> None:
 )
 def test_follower(scenario, tmp_path: Path):
     run(scenario, tmp_path / "cache")
-
-
-def test_the_next_are_fetched_while_one_is_used():
-    async def scenario() -> None:
-        began: list[float] = []
-        used: list[int] = []
-
-        async def fetch(item: int) -> int:
-            began.append(trio.current_time())
-            await trio.sleep(10.0)
-            return item * item
-
-        async def use(item: int, result: int) -> None:
-            assert result == item * item
-            used.append(item)
-            await trio.sleep(10.0)
-
-        start = trio.current_time()
-        await fetch_ahead(fetch, range(6), use, ahead=2)
-        assert used == list(range(6))
-        assert trio.current_time() - start < 6 * 10 + 11  # one after another it would be 120 s
-        assert [round(moment - start) for moment in began] == [0, 0, 0, 20, 30, 40]  # never more than two ahead
-
-    simulated(scenario)()
-
-
-@pytest.mark.parametrize("place", ["fetch", "use"])
-def test_a_failure_stops_everything_and_comes_out_plain(place: str):
-    async def scenario() -> None:
-        used: list[int] = []
-
-        async def fetch(item: int) -> int:
-            await trio.sleep(1.0 if item < 3 else 100.0)
-            if place == "fetch" and item == 2:
-                raise StoreError("gone")
-            return item
-
-        async def use(item: int, result: int) -> None:
-            if place == "use" and item == 2:
-                raise ProtocolError("bent", "here")
-            used.append(item)
-
-        with pytest.raises((StoreError, ProtocolError)):
-            await fetch_ahead(fetch, range(5), use, ahead=8)
-        assert used in ([0, 1], [])
-        assert trio.current_time() < 50
-
-    simulated(scenario)()
