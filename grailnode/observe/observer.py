@@ -216,6 +216,7 @@ class Observer:
             tokens_verified=sum(
                 j.tokens for verdict in self._verdicts.values() for j in verdict.judgements if j.accepted
             ),
+            check_rate=self._check_rate(),
             alarms=(*self._alarms, *([self._unread] if self._unread else [])),
         )
 
@@ -224,8 +225,8 @@ class Observer:
         manifests = list(self._chain.manifests())
         return manifests[-1].weights if manifests else b""
 
-    def verify_rate(self) -> float:
-        """Completion tokens that a validator checked in a second of checking; 0 before the first summary."""
+    def _check_rate(self) -> float:
+        """Return the completion tokens that a validator checks in a second of checking; 0 before the first summary."""
         tokens = sum(summary.verified_tokens for summary in self._summaries.values())
         milliseconds = sum(summary.verify_ms for summary in self._summaries.values())
         return 1000.0 * tokens / milliseconds if milliseconds else 0.0

@@ -1,9 +1,9 @@
-"""What a bystander can know of a run: the state that `status`, the demo's view and its report are made from.
+"""The state of a run as `status`, the demo's live view and its report show it.
 
-Read from public objects alone (grailnode/observe/observer.py), so the view shows what every stranger could check.
+It is read from public objects alone (grailnode/observe/observer.py): every stranger can check what these views show.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -12,11 +12,11 @@ class VersionRow:
 
     Attributes:
         version: 0 is genesis.
-        optimizer_step: optimizer steps taken when it was made.
+        optimizer_step: optimizer steps taken when it was published.
         first_window: the first window that it serves.
-        patch_bytes: size of its patch; None for a version that has an anchor only.
-        anchor_bytes: size of its anchor's shards; None where it has none.
-        changed: elements of the BF16 view that differ from the version before; total: elements in all.
+        patch_bytes: size of its patch; None for genesis and for an anchor without a patch (after a failed upload).
+        anchor_bytes: size of its anchor's shards; None for a version without an anchor.
+        changed: elements of the BF16 view that differ from the version before; total: all elements.
     """
 
     version: int
@@ -28,21 +28,23 @@ class VersionRow:
     total: int
 
     @property
-    def sparsity(self) -> float:
-        """Share of elements that did not change, in [0, 1]."""
+    def sparsity(self) -> float | None:
+        """Share of elements that did not change, in [0, 1]; None for a version without a patch."""
+        if self.patch_bytes is None:
+            return None
         return 1.0 - self.changed / self.total if self.total else 1.0
 
 
 @dataclass(frozen=True)
 class WindowRow:
-    """One window as the validators saw it.
+    """One window as the validators judged it.
 
     Attributes:
         window: its number.
         version: the policy version that served it.
         accepted, rejected: groups.
-        reward: mean reward over the rollouts of accepted groups; None where there was none.
-        pass_at_1: held-out greedy pass@1 of `version` in [0, 1], as a validator measured it; None where none did.
+        reward: mean reward over the rollouts of accepted groups; None if there were none.
+        pass_at_1: held-out greedy pass@1 of `version` in [0, 1], as a validator measured it; None if nobody did.
     """
 
     window: int
@@ -55,12 +57,12 @@ class WindowRow:
 
 @dataclass(frozen=True)
 class MinerRow:
-    """One miner over the windows that are kept.
+    """One miner over the windows that were read.
 
     Attributes:
         key: its public key, lower-case hex.
-        name: what the operator of this view calls it; the key's first eight digits for strangers.
-        kind: 'honest', 'cheating', or 'unknown' for strangers (only the demo knows).
+        name: the operator's name for it, else the name that it announced, else the first eight digits of its key.
+        kind: 'honest', 'cheating', or 'unknown' (only the demo knows the kind of a miner).
         submitted: groups committed to; accepted: groups that validators accepted.
         rejected: groups rejected, by reason code.
         score: share of the window rewards, in [0, 1].
@@ -77,7 +79,9 @@ class MinerRow:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """One process that the demo runs: its name ('trainer', 'miner-1', ...), version held, and what it says it does now."""
+    """One node that the demo runs: its name ('trainer', 'miner-1', ...), its policy version, and its newest event in
+    words.
+    """
 
     name: str
     version: int | None
@@ -90,13 +94,14 @@ class NetworkState:
 
     Attributes:
         run_id: hex digest of the run manifest; run_name: its human name.
-        seconds: since the view began.
-        window: the current window (None before the first); windows_planned: where a demo will stop (None: endless).
+        seconds: time since the view began.
+        window: the current window (None before the first); windows_planned: how many a demo runs (None: endless).
         window_seconds: length of a window; window_elapsed: seconds into the current one.
-        versions, windows, miners, nodes: rows in order.
         full_bytes: size of a full BF16 checkpoint.
-        tokens_generated, tokens_verified: in all, completion tokens.
-        alarms: one clear line each (forks, lies, stalls).
+        versions, windows, miners, nodes: rows in order.
+        tokens_generated, tokens_verified: completion tokens of judged groups, and of accepted ones.
+        check_rate: completion tokens that a validator checks in a second of checking; 0 before the first summary.
+        alarms: one line each (forks, false objects, validators that a canary deceived, storage that does not answer).
     """
 
     run_id: str
@@ -113,4 +118,15 @@ class NetworkState:
     nodes: tuple[NodeRow, ...] = ()
     tokens_generated: int = 0
     tokens_verified: int = 0
-    alarms: tuple[str, ...] = field(default=())
+    check_rate: float = 0.0
+    alarms: tuple[str, ...] = ()
+
+    @property
+    def generated_per_second(self) -> float:
+        """Completion tokens of judged groups in a second since the view began; 0 at its beginning."""
+        return self.tokens_generated / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def verified_per_second(self) -> float:
+        """Completion tokens of accepted groups in a second since the view began; 0 at its beginning."""
+        return self.tokens_verified / self.seconds if self.seconds > 0 else 0.0

@@ -1,11 +1,11 @@
-"""Where a value lies on a plot: linear and logarithmic axes with round tick marks. Units of length are SVG user units."""
+"""Linear and logarithmic axes with round tick marks: they map values to places on a plot, in SVG user units."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from grailnode.ui.figures import byte_text, share_text
+from grailnode.ui.formatting import byte_text, share_text
 
 _STEPS: Final = (1, 2, 5, 10)
 
@@ -18,7 +18,7 @@ class Axis:
         low, high: the values at the two ends, low < high, both positive where `log`.
         start, end: the positions of these ends.
         ticks: (value, label) of the marks, inside [low, high].
-        log: whether equal ratios are equally far apart.
+        log: whether the axis is logarithmic.
     """
 
     low: float
@@ -29,28 +29,28 @@ class Axis:
     log: bool = False
 
     def at(self, value: float) -> float:
-        """The position of a value; values outside are held at the ends."""
-        held = min(max(value, self.low), self.high)
+        """Return the position of a value; values outside lie at the ends."""
+        inside = min(max(value, self.low), self.high)
         if self.log:
-            share = math.log(held / self.low) / math.log(self.high / self.low)
+            share = math.log(inside / self.low) / math.log(self.high / self.low)
         else:
-            share = (held - self.low) / (self.high - self.low)
+            share = (inside - self.low) / (self.high - self.low)
         return self.start + share * (self.end - self.start)
 
 
 def count_axis(values: Sequence[int], start: float, end: float, marks: int = 7) -> Axis:
-    """An axis for window and version numbers: it spans them exactly and is marked at whole numbers only."""
+    """Return an axis for window and version numbers: it spans them exactly and is marked at whole numbers only."""
     low, high = (min(values), max(values)) if values else (0, 1)
     step = max(1, round(_round_step((high - low) / marks))) if high > low else 1
     first = -(-low // step) * step
     ticks = tuple((float(n), f"{n:,}") for n in range(first, high + 1, step)) or ((float(low), f"{low:,}"),)
-    pad = 0.0 if high > low else 0.5  # a single point stands in the middle
+    pad = 0.0 if high > low else 0.5  # a single point lies in the middle
     return Axis(low - pad, high + pad, start, end, ticks)
 
 
 def share_axis(values: Sequence[float], start: float, end: float, least: float = 0.1) -> Axis:
-    """An axis for shares and rewards: round ends around the values, at least `least` apart, within [0, 1] if the values
-    are.
+    """Return an axis for shares and rewards: round ends around the values, at least `least` apart, within [0, 1] if the
+    values are.
     """
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     inside = low >= 0 and high <= 1
@@ -67,8 +67,8 @@ def share_axis(values: Sequence[float], start: float, end: float, least: float =
 
 
 def byte_axis(values: Sequence[int], start: float, end: float) -> Axis:
-    """A logarithmic axis for sizes, with room over the largest; marked at powers of ten, and at 2 and 5 where these are
-    few.
+    """Return a logarithmic axis for sizes, with space above the largest; marked at powers of ten, and at 2 and 5 times
+    these if they are few.
     """
     positive = [value for value in values if value > 0] or [1, 1000]
     low, high = 1 / _round_step(2 / min(positive)), _round_step(1.6 * max(positive))
@@ -84,7 +84,7 @@ def byte_axis(values: Sequence[int], start: float, end: float) -> Axis:
 
 
 def sparsity_axis(values: Sequence[float], start: float, end: float) -> Axis:
-    """An axis for sparsities: up to exactly 1 at the top, down as far as the values go."""
+    """Return an axis for sparsities, from below the smallest up to exactly 1."""
     axis = share_axis([*values, 1.0], start, end, least=0.02)
     ticks = tuple((value, label if value < 1 else share_text(1.0)[: len(label)]) for value, label in axis.ticks)
     return Axis(axis.low, axis.high, start, end, ticks)
@@ -95,6 +95,6 @@ def _every(step: float, first: int, last: int, label: Callable[[float], str]) ->
 
 
 def _round_step(rough: float) -> float:
-    """The smallest of 1, 2, 5 times a power of ten that is not under `rough`."""
+    """Return the smallest of 1, 2, 5 times a power of ten that is not under `rough`."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(step * power for step in _STEPS if step * power >= rough * (1 - 1e-9))

@@ -1,13 +1,14 @@
 """The tables of report.html: miners, digests, and the numbers behind the plots."""
 
-from grailnode.ui.figures import by_count, byte_text, clean, part_text, share_text
-from grailnode.ui.report.findings import reference_digest
+from grailnode.ui.findings import reference_digest
+from grailnode.ui.formatting import byte_text, clean, decimal_text, part_text, share_text
 from grailnode.ui.report.markup import Child, Markup, element, join
-from grailnode.ui.report.report_data import DemoReport, MinerGroups
+from grailnode.ui.report_data import DemoReport, MinerGroups
+from grailnode.ui.tallies import Tally, by_count
 
 
 def miners(report: DemoReport) -> Markup:
-    """Who took part, and what became of their groups."""
+    """Return a table of the miners and the judgements on their groups."""
     heads = (
         ("miner", ""),
         ("key", "wide"),
@@ -29,13 +30,13 @@ def _miner(miner: MinerGroups) -> Markup:
         element("td", miner.kind, class_=f"{miner.kind} wide"),
         element("td", f"{miner.submitted:,}", class_="n wide"),
         element("td", f"{miner.accepted:,}", class_="n"),
-        element("td", f"{miner.rejections:,}", class_="n"),
+        element("td", f"{Tally.of([miner]).rejected:,}", class_="n"),
         element("td", why or "-", class_="why"),
     )
 
 
 def digests(report: DemoReport) -> Markup:
-    """What each node held at the end, each marked equal to the trainer's or not."""
+    """Return a table of the weights digests of all nodes at the end, each marked as equal to the trainer's or not."""
     reference = reference_digest(report)
     rows = [
         element(
@@ -56,10 +57,10 @@ def _mark(equal: bool) -> Markup:
 
 
 def data(report: DemoReport) -> Markup:
-    """Every plotted value as text, folded away."""
+    """Return every plotted value as text, in tables that are folded."""
     windows = [
-        _row(str(window), _decimal(passed), _decimal(reward))
-        for window, passed, reward in zip(report.window_index, report.pass_at_1, report.reward, strict=True)
+        _row(str(window), decimal_text(pass_at_1, 3), decimal_text(reward, 3))
+        for window, pass_at_1, reward in zip(report.window_index, report.pass_at_1, report.reward, strict=True)
     ]
     versions = [
         _row(
@@ -82,7 +83,7 @@ def data(report: DemoReport) -> Markup:
 
 
 def _table(heads: tuple[tuple[str, str], ...], rows: list[Markup], empty: str) -> Markup:
-    """A table that scrolls sideways on its own where the screen is narrow; a sentence where it would be empty."""
+    """Return a table that scrolls sideways on narrow screens; a sentence instead of an empty one."""
     if not rows:
         return element("p", empty, class_="aside")
     head = element("tr", *(element("th", name, class_=css or None, scope="col") for name, css in heads))
@@ -91,7 +92,3 @@ def _table(heads: tuple[tuple[str, str], ...], rows: list[Markup], empty: str) -
 
 def _row(*cells: Child) -> Markup:
     return element("tr", *(element("td", cell, class_="n") for cell in cells))
-
-
-def _decimal(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

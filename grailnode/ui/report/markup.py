@@ -1,15 +1,15 @@
-"""HTML and SVG elements that cannot be broken out of: whatever is not already `Markup` is escaped on its way in."""
+"""HTML and SVG elements that are safe against injection: all text that is not `Markup` is escaped when it is put in."""
 
 from html import escape
 
-from grailnode.ui.figures import clean
+from grailnode.ui.formatting import clean
 
 _LONGEST_ATTRIBUTE = 1 << 20  # a path through many thousands of points
 _VOID = frozenset({"br", "meta", "hr"})
 
 
 class Markup(str):
-    """Text that is HTML already. Only this module and trusted templates make it."""
+    """Text that is HTML already. Only this module and trusted templates construct it."""
 
     __slots__ = ()
 
@@ -18,35 +18,35 @@ Child = Markup | str | None
 
 
 def element(name: str, *children: Child, **attributes: str | float | None) -> Markup:
-    """One element. Children that are plain strings are cleaned and escaped; None is left out, as child and as
-    attribute.
+    """Return one element. Children that are plain strings are cleaned and escaped; None is left out, as a child and as
+    an attribute.
 
-    Attribute names: a trailing underscore is dropped (`class_`), others become hyphens (`stroke_width`). Numbers are
-    written with two decimals at most, so that the same data gives the same bytes.
+    A trailing underscore of an attribute's name is dropped (`class_`), other underscores become hyphens
+    (`stroke_width`). Numbers are written with two decimals at most, so that the same data gives the same bytes.
     """
-    written = "".join(
+    attribute_text = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_attribute(value)}"'
         for key, value in attributes.items()
         if value is not None
     )
     inside = "".join(text(child) for child in children if child is not None)
     if not inside and name in _VOID:
-        return Markup(f"<{name}{written}>")
-    return Markup(f"<{name}{written}>{inside}</{name}>")
+        return Markup(f"<{name}{attribute_text}>")
+    return Markup(f"<{name}{attribute_text}>{inside}</{name}>")
 
 
 def text(child: Markup | str) -> Markup:
-    """A plain string cleaned and escaped; markup as it is."""
+    """Clean and escape a plain string; return markup as it is."""
     return child if isinstance(child, Markup) else Markup(escape(clean(child, cells=4096)))
 
 
 def join(parts: list[Markup], between: str = "") -> Markup:
-    """Elements one after the other."""
+    """Concatenate elements."""
     return Markup(between.join(parts))
 
 
 def number(value: float) -> str:
-    """A coordinate: two decimals at most, no trailing zeros, never '-0'."""
+    """Write a coordinate: two decimals at most, no trailing zeros, never '-0'."""
     rounded = round(value, 2)
     return f"{rounded + 0.0:.2f}".rstrip("0").rstrip(".")
 

@@ -1,29 +1,22 @@
-"""report.html: one file that needs nothing else, no network and no scripts. The look lives in page.html, the content
-here.
+"""The content of report.html, a single file that needs neither network nor scripts. Its layout and style are in
+page.html.
 """
 
 from importlib.resources import files
 from string import Template
 
-from grailnode.ui.figures import (
-    byte_text,
-    clean,
-    duration_words,
-    part_text,
-    percent_text,
-    rate_text,
-    share_text,
-)
+from grailnode.ui.findings import Findings, judgement_text, trainer_wait_text
+from grailnode.ui.formatting import byte_text, clean, duration_words, part_text, rate_text, share_text
 from grailnode.ui.report.charts import learning, patches, sparsity
-from grailnode.ui.report.findings import Change, Findings, judgement_text
 from grailnode.ui.report.html_tables import data, digests, miners
 from grailnode.ui.report.markup import Markup, element, join, text
-from grailnode.ui.report.report_data import DemoReport
 from grailnode.ui.report.verification import groups
+from grailnode.ui.report_data import DemoReport
+from grailnode.ui.series import Change
 
 
 def page(report: DemoReport) -> str:
-    """The whole page. The same report gives the same text."""
+    """Return the whole page. The same report gives the same text."""
     findings = Findings.of(report)
     template = Template(files("grailnode.ui.report").joinpath("page.html").read_text(encoding="utf-8"))
     name = clean(report.run_name, 60) or "unnamed run"
@@ -43,7 +36,7 @@ def page(report: DemoReport) -> str:
 
 
 def lead(report: DemoReport, findings: Findings) -> str:
-    """What happened, in sentences that hold for this run."""
+    """Say in a few sentences what happened in this run."""
     sentences = []
     span = f"{_number(report.windows, 'window')} and {duration_words(report.seconds)}"
     if (change := findings.pass_at_1) is not None:
@@ -60,18 +53,14 @@ def lead(report: DemoReport, findings: Findings) -> str:
 
 
 def _facts(report: DemoReport) -> Markup:
-    """What identifies the run."""
-    waited = (
-        f"{percent_text(report.trainer_io_wait_fraction)} for I/O, "
-        f"{percent_text(report.trainer_data_wait_fraction)} for data"
-    )
+    """Return the facts that identify the run."""
     entries = [
         ("run", element("code", report.run_id[:16] or "-", title=report.run_id)),
         ("environment", text(clean(report.environment, 40))),
         ("model", text(f"{report.model_parameters:,} parameters")),
         ("seed", text(str(report.seed))),
         ("versions published", text(f"{report.versions:,}")),
-        ("trainer waited", text(waited)),
+        ("trainer waited", text(trainer_wait_text(report))),
         ("duration", text(duration_words(report.seconds))),
     ]
     pairs = [element("div", element("dt", name), element("dd", value)) for name, value in entries]
@@ -79,9 +68,8 @@ def _facts(report: DemoReport) -> Markup:
 
 
 def _tiles(report: DemoReport, findings: Findings) -> Markup:
-    """The figures on top: (what, figure, what it means)."""
+    """Return the tiles at the top: (name, figure, explanation)."""
     full = byte_text(report.full_bytes)
-    judged = findings.accepted + findings.rejected
     tiles = [
         _change_tile("held-out pass@1", findings.pass_at_1, "greedy"),
         _change_tile("mean reward", findings.reward, "verified rollouts"),
@@ -97,8 +85,12 @@ def _tiles(report: DemoReport, findings: Findings) -> Markup:
             share_text(findings.sparsity) if findings.sparsity is not None else "-",
             "weights unchanged by a version",
         ),
-        ("groups verified", f"{findings.accepted:,}", f"of {judged:,} judged"),
-        ("groups rejected", f"{findings.rejected:,}", f"{_number(len(findings.reasons), 'reason')}, see below"),
+        ("groups verified", f"{findings.groups.accepted:,}", f"of {findings.groups.judged:,} judged"),
+        (
+            "groups rejected",
+            f"{findings.groups.rejected:,}",
+            f"{_number(len(findings.groups.reasons), 'reason')}, see below",
+        ),
         (
             "equal weights",
             f"{findings.equal_nodes} of {findings.nodes}" if findings.nodes else "-",
@@ -117,16 +109,16 @@ def _tiles(report: DemoReport, findings: Findings) -> Markup:
 def _change_tile(name: str, change: Change | None, what: str) -> tuple[str, str, str]:
     if change is None:
         return name, "-", "not measured"
-    return name, f"{change.first:.2f} → {change.last:.2f}", f"{change.gain:+.2f}, {what}"
+    return name, change.ends_text, f"{change.gain_text}, {what}"
 
 
 def _how(report: DemoReport) -> Markup:
-    """What each plot means, and the command that checks it."""
+    """Explain each plot, and give the command that checks the run."""
     meanings = [
         (
             "Learning",
-            "Pass@1 is measured by a validator: greedy answers to problems that are never trained on. Reward is the mean "
-            "over rollouts that a validator accepted, and nothing else was trained on.",
+            "Pass@1 is measured by a validator: greedy answers to problems that are never trained on. Reward is the "
+            "mean over rollouts that a validator accepted, and nothing else was trained on.",
         ),
         (
             "Patch size and sparsity",
@@ -140,7 +132,8 @@ def _how(report: DemoReport) -> Markup:
         ),
         (
             "Weights at the end",
-            "The BLAKE3 digest of all weights that each node held when the run stopped. One differing bit would change it.",
+            "The BLAKE3 digest of all weights that each node held when the run stopped. One differing bit would "
+            "change it.",
         ),
     ]
     entries = [part for name, meaning in meanings for part in (element("dt", name), element("dd", meaning))]
@@ -159,7 +152,7 @@ def _how(report: DemoReport) -> Markup:
 
 
 def _command(line: str) -> Markup:
-    """A command line that breaks between its words only, never inside a flag."""
+    """Return a command line that breaks between its words only, never inside a flag."""
     return element("pre", join([element("span", word) for word in line.split()], " "))
 
 

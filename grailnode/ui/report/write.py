@@ -1,23 +1,23 @@
-"""report.json and report.html on disk, each whole or not at all."""
+"""Writes report.json and report.html, each completely or not at all, and reads report.json."""
 
 from pathlib import Path
 
 from grailnode.run.files import write_whole
 from grailnode.ui.report.page import page
-from grailnode.ui.report.report_data import DemoReport
+from grailnode.ui.report_data import DemoReport
 
 JSON_NAME = "report.json"
 HTML_NAME = "report.html"
 
 
 def write_report(report: DemoReport, directory: Path) -> tuple[Path, Path]:
-    """Write report.json and report.html into `directory` (made where missing), replacing older ones.
+    """Write report.json and report.html into `directory` (created if missing), replacing older ones.
 
     Returns:
         the two paths, JSON first.
 
     Raises:
-        OSError: one of them could not be written; a file of an earlier report is then still whole.
+        OSError: one of them could not be written; the older file is then still complete.
     """
     directory.mkdir(parents=True, exist_ok=True)
     as_json, as_html = directory / JSON_NAME, directory / HTML_NAME

@@ -1,5 +1,5 @@
-"""What people see of a run in a terminal: the live view, plain lines where there is none, and the pages of `status` and
-`demo`.
+"""A run in a terminal: the live view, plain lines for a log file, the pages of `status` and `demo`, and the tables of
+`verify --rollout` and `inspect`.
 """
 
 from types import TracebackType
@@ -17,7 +17,7 @@ __all__ = ["LiveView", "PlainView", "View", "open_view", "render_status", "rende
 
 
 class View(Protocol):
-    """A window onto a run, open while its `with` block lasts."""
+    """A view of a run, open during its `with` block."""
 
     def __enter__(self) -> Self: ...
 
@@ -26,22 +26,22 @@ class View(Protocol):
     ) -> None: ...
 
     def update(self, state: NetworkState) -> None:
-        """Show a newer state. Cheap enough for ten times a second."""
+        """Show a newer state. It is cheap enough for ten calls a second."""
 
 
 def open_view(title: str, console: Console | None = None) -> View:
-    """The live view on a terminal that can show it, plain lines anywhere else.
+    """Return the live view for a terminal that can show it, plain lines for any other output.
 
     Args:
-        title: what is being watched ('demo', 'status'); stands at the top.
-        console: where to; standard output by default.
+        title: the name of the view, at the top.
+        console: the output; standard output by default.
     """
     console = console or Console()
     # rich takes FORCE_COLOR for a terminal; a log file that wants colour must not get a full-screen view.
-    if console.is_dumb_terminal or not console.file.isatty() or not _speaks_utf8(console):
+    if console.is_dumb_terminal or not console.file.isatty() or not _writes_utf8(console):
         return PlainView(title, console)
     return LiveView(title, console)
 
 
-def _speaks_utf8(console: Console) -> bool:
+def _writes_utf8(console: Console) -> bool:
     return console.encoding.lower().startswith("utf")

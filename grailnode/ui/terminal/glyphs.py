@@ -9,6 +9,8 @@ from typing import Final
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
 
+from grailnode.ui.series import without_gaps
+
 _LEVELS: Final = " ▁▂▃▄▅▆▇█"
 _PARTS: Final = " ▏▎▍▌▋▊▉█"
 _PLAIN: Final = str.maketrans(
@@ -18,20 +20,20 @@ _PLAIN: Final = str.maketrans(
 )
 
 
-def columns(values: Sequence[float | None], width: int, height: int = 1, expected: int = 0) -> list[str]:
-    """A chart of `height` lines, top first, each `width` cells, scaled from the smallest value to the largest.
+def columns(values: Sequence[float | None], width: int, height: int = 1, planned: int = 0) -> list[str]:
+    """Draw a chart of `height` lines, top first, each `width` cells, scaled from the smallest value to the largest.
 
-    Gaps are closed: this is the series of what was measured. Longer series are averaged into `width` columns.
+    Gaps are closed: only what was measured is drawn. Longer series are averaged into `width` columns.
 
     Args:
-        expected: how many values there will be in the end; the chart fills up as they come. 0: it is always full.
+        planned: how many values there will be in the end; the chart fills up as they come. 0: it is always full.
     """
-    known = [value for value in values if value is not None]
-    if not known or width <= 0:
+    measurements = without_gaps(values)
+    if not measurements or width <= 0:
         return [" " * width] * height
-    span = max(len(known), round(expected * len(known) / len(values)))
-    low, high = min(known), max(known)
-    heights = [_level(mean, low, high, height) for mean in _resampled(known, span, width)]
+    span = max(len(measurements), round(planned * len(measurements) / len(values)))
+    low, high = min(measurements), max(measurements)
+    heights = [_level(mean, low, high, height) for mean in _resampled(measurements, span, width)]
     lines = []
     for row in range(height - 1, -1, -1):
         cells = (_LEVELS[min(max(level - 8 * row, 0), 8)] for level in heights)
@@ -40,20 +42,20 @@ def columns(values: Sequence[float | None], width: int, height: int = 1, expecte
 
 
 def bar(share: float, width: int) -> str:
-    """A bar of `share` in [0, 1] of `width` cells, to an eighth of a cell; anything above nothing shows."""
+    """Draw a bar of `share` in [0, 1] of `width` cells, to an eighth of a cell; any share above zero is visible."""
     eighths = min(max(math.ceil(share * width * 8 - 1e-9), 0), width * 8)
     whole, rest = divmod(eighths, 8)
     return ("█" * whole + (_PARTS[rest] if rest else "")).ljust(width)
 
 
 def progress(share: float, width: int) -> tuple[str, str]:
-    """A thin bar in two pieces, done and to do, together `width` cells."""
-    done = min(max(round(share * width), 0), width)
-    return "━" * done, "─" * (width - done)
+    """Draw a thin bar in two pieces, the share in [0, 1] and the rest, together `width` cells."""
+    cells = min(max(round(share * width), 0), width)
+    return "━" * cells, "─" * (width - cells)
 
 
 class AsciiFallback:
-    """What it wraps, in ASCII where the console cannot write Unicode; nothing changes its width."""
+    """A renderable in ASCII where the console cannot write Unicode; the widths stay the same."""
 
     def __init__(self, inner: RenderableType) -> None:
         self._inner = inner
@@ -69,7 +71,7 @@ class AsciiFallback:
 
 
 def _level(value: float, low: float, high: float, height: int) -> int:
-    """1 to 8 * height eighths of a line: the lowest value still shows, to tell it from no value."""
+    """1 to 8 * height eighths of a line: the lowest value is still visible, which tells it from no value."""
     if high <= low:
         return 4 * height
     return 1 + round((value - low) / (high - low) * (8 * height - 1))

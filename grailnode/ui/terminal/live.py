@@ -15,18 +15,18 @@ class LiveView:
     """Draws on the terminal's alternate screen, so that resizing leaves no torn lines and the user's scrollback stays
     clean.
 
-    A view that is left by an exception (Ctrl-C among them) prints its last picture to the normal screen: it is what the
-    user was looking at when it happened.
+    If its block ends with an exception (Ctrl-C too), the view prints its last picture to the normal screen: what the
+    user saw when it happened stays on the terminal.
 
     Args:
-        title: stands at the top left.
+        title: at the top left.
         console: a terminal; standard output by default.
     """
 
     def __init__(self, title: str, console: Console | None = None) -> None:
         self._title = title
         self._console = console or Console()
-        # No refreshing thread: a picture changes when a state arrives, and tests see every one of them.
+        # There is no refreshing thread: a picture changes only when a state arrives, so that tests see each of them.
         self._live = Live(console=self._console, screen=True, auto_refresh=False, vertical_overflow="crop")
         self._last: Screen | None = None
 

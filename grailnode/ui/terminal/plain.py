@@ -1,5 +1,8 @@
-"""The view where there is no terminal: one line for each window, as soon as a later window shows that it is settled."""
+"""The view for outputs that are no terminal: one line for each window, printed when a later window exists and the row
+does not change any more.
+"""
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Self
 
@@ -7,9 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from grailnode.observe.state import NetworkState, VersionRow, WindowRow
-from grailnode.ui.figures import byte_text, clean, duration_text, part_text, share_text
+from grailnode.ui.formatting import byte_text, clean, decimal_text, duration_text, part_text, share_text
 
-_MOST_ALARMS: Final = 5  # new ones between two windows; a log must not be flooded by whoever can raise them
+_MOST_ALARMS: Final = 5  # new ones between two windows: strangers can cause alarms, and must not flood a log
 
 
 class PlainView:
@@ -17,16 +20,16 @@ class PlainView:
 
     Args:
         title: begins the first line.
-        console: where to; standard output by default.
+        console: the output; standard output by default.
     """
 
     def __init__(self, title: str, console: Console | None = None) -> None:
         self._title = title
         self._console = console or Console()
         self._state: NetworkState | None = None
-        self._printed = -1
+        self._last_window = -1
         self._alarms: set[str] = set()
-        self._alarms_since = 0
+        self._alarms_since_window = 0
 
     def __enter__(self) -> Self:
         return self
@@ -35,38 +38,37 @@ class PlainView:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._state is not None:
-            self._windows(self._state, settled=False)
+            self._print_windows(self._state, self._state.windows)
 
     def update(self, state: NetworkState) -> None:
-        """Print what is new."""
+        """Print the windows and alarms that are new."""
         if self._state is None:
-            self._say(_opening(self._title, state))
+            self._print(_opening_line(self._title, state))
         self._state = state
-        self._warn(state)
-        self._windows(state, settled=True)
+        self._print_alarms(state)
+        self._print_windows(state, state.windows[:-1])
 
-    def _windows(self, state: NetworkState, *, settled: bool) -> None:
-        """A line for each window not yet printed; with `settled` only those that a later one follows."""
-        rows = state.windows[:-1] if settled else state.windows
+    def _print_windows(self, state: NetworkState, rows: Sequence[WindowRow]) -> None:
+        """Print a line for each of some windows that has none yet."""
         for row in rows:
-            if row.window > self._printed:
-                self._say(_window(row, state))
-                self._printed = row.window
-                self._alarms_since = 0
+            if row.window > self._last_window:
+                self._print(_window_line(row, state))
+                self._last_window = row.window
+                self._alarms_since_window = 0
 
-    def _warn(self, state: NetworkState) -> None:
+    def _print_alarms(self, state: NetworkState) -> None:
         for alarm in state.alarms:
-            if alarm not in self._alarms and self._alarms_since < _MOST_ALARMS:
+            if alarm not in self._alarms and self._alarms_since_window < _MOST_ALARMS:
                 self._alarms.add(alarm)
-                self._alarms_since += 1
-                self._say(f"ALARM {clean(alarm, 200)}")
+                self._alarms_since_window += 1
+                self._print(f"ALARM {clean(alarm, 200)}")
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         readable = line.encode("ascii", "backslashreplace").decode("ascii")
         self._console.print(Text(readable), soft_wrap=True, highlight=False)
 
 
-def _opening(title: str, state: NetworkState) -> str:
+def _opening_line(title: str, state: NetworkState) -> str:
     planned = f"{state.windows_planned} windows" if state.windows_planned else "windows"
     return (
         f"grailnode {clean(title, 24)}: run {clean(state.run_name, 24)} {state.run_id[:8]}, "
@@ -74,22 +76,20 @@ def _opening(title: str, state: NetworkState) -> str:
     )
 
 
-def _window(row: WindowRow, state: NetworkState) -> str:
-    """'window 12/30  v11  pass@1 0.64  reward 0.61  sparsity 0.971  patch 19.2 KB (1/83)  groups 8 ok, 2 rejected'."""
+def _window_line(row: WindowRow, state: NetworkState) -> str:
+    """'1:12  window 12  v11  pass@1 0.64  reward 0.61  sparsity 0.971  patch 19 KB (1/83)  groups 8 verified, ...'."""
     planned = f"/{state.windows_planned}" if state.windows_planned else ""
     parts = [f"{duration_text(state.seconds):>5}", f"window {row.window}{planned}", f"v{row.version}"]
-    parts += [f"pass@1 {_decimal(row.pass_at_1)}", f"reward {_decimal(row.reward)}"]
-    served = next((version for version in state.versions if version.version == row.version), None)
-    if served is not None and served.patch_bytes is not None:
-        parts += _patch(served, state.full_bytes)
+    parts += [f"pass@1 {decimal_text(row.pass_at_1)}", f"reward {decimal_text(row.reward)}"]
+    version = next((version for version in state.versions if version.version == row.version), None)
+    if version is not None:
+        parts += _patch_parts(version, state.full_bytes)
     parts.append(f"groups {row.accepted} verified, {row.rejected} rejected")
     return "  ".join(parts)
 
 
-def _patch(row: VersionRow, full: int) -> list[str]:
-    size = row.patch_bytes or 0
-    return [f"sparsity {share_text(row.sparsity)}", f"patch {byte_text(size)} ({part_text(size, full)})"]
-
-
-def _decimal(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def _patch_parts(row: VersionRow, full: int) -> list[str]:
+    if row.patch_bytes is None or row.sparsity is None:
+        return []
+    patch = f"patch {byte_text(row.patch_bytes)} ({part_text(row.patch_bytes, full)})"
+    return [f"sparsity {share_text(row.sparsity)}", patch]

@@ -1,4 +1,4 @@
-"""The live screen: what stands where, for the terminal's size at this moment."""
+"""The live screen: the layout of a state for the terminal's size at this moment."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,27 +12,27 @@ from rich.text import Text
 
 from grailnode.observe.state import NetworkState
 from grailnode.ui.terminal.glyphs import columns
-from grailnode.ui.terminal.sections import alarms, figures, heading, line, rates, verification
-from grailnode.ui.terminal.series import Trend, learning, publication
+from grailnode.ui.terminal.sections import alarms, heading, line, rates, trend_rows, verification
 from grailnode.ui.terminal.text_tables import lines_of, miners, nodes
+from grailnode.ui.terminal.trends import Trend, learning, publication
 
-# From this size on the parts get frames and tall charts; below it every line counts.
+# Terminals of this size or more get frames and tall charts; on smaller ones every line counts.
 _SPACIOUS_WIDTH: Final = 100
 _SPACIOUS_HEIGHT: Final = 34
 _MOST_ALARMS: Final = 3
-_LEAST_TABLE: Final = 3  # lines: a heading, a row, and how many more there are
+_LEAST_TABLE: Final = 3  # lines: a heading, a row, and the number of further rows
 
 
 @dataclass(frozen=True)
 class Screen:
-    """A state laid out for whatever size it is drawn at, so that a resized terminal is right at the next update."""
+    """A state that is laid out when it is drawn, so that a resized terminal is right at the next update."""
 
     title: str
     state: NetworkState
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, options.height or console.height
-        # A margin of one cell on each side, where there is room for it.
+        # A margin of one cell on each side, on terminals wide enough for it.
         inner = width - 2 if width >= 60 else width
         spacious = width >= _SPACIOUS_WIDTH and height >= _SPACIOUS_HEIGHT
         lay_out = _spacious if spacious else _compact
@@ -46,14 +46,14 @@ class Screen:
 
 
 def _compact(title: str, state: NetworkState, width: int, height: int) -> RenderableType:
-    """Everything on few lines. What is short of room gives way in this order: blank lines, miners, nodes."""
+    """Lay out everything on few lines. On short terminals blank lines go first, then rows of miners, then of nodes."""
     warnings = alarms(state.alarms, width, _MOST_ALARMS)
     room = max(height - 2 - len(warnings) - 4 - 1, 0)
     all_miners, all_nodes = lines_of(len(state.miners)), lines_of(len(state.nodes))
     spare = max(room - all_miners - all_nodes, 0)
     tall = 3 if spare >= 10 else 1
-    judged = verification(state, width, lines=2 if spare >= 1 else 1)
-    blanks = max(spare - 2 * 2 * (tall > 1) - (len(judged) - 1), 0)
+    groups = verification(state, width, lines=2 if spare >= 1 else 1)
+    blanks = max(spare - 2 * 2 * (tall > 1) - (len(groups) - 1), 0)
     for_miners = min(all_miners, max(room - all_nodes, room // 2))
     if for_miners < min(all_miners, _LEAST_TABLE):
         for_miners = min(all_miners, room)
@@ -61,8 +61,8 @@ def _compact(title: str, state: NetworkState, width: int, height: int) -> Render
     parts: list[list[RenderableType]] = [[heading(title, state, width)]]
     if warnings:
         parts.append(list(warnings))
-    parts.append([figures(learning(state), width, tall), figures(publication(state), width)])
-    parts.append(list(judged))
+    parts.append([trend_rows(learning(state), width, tall), trend_rows(publication(state), width)])
+    parts.append(list(groups))
     if for_miners >= min(all_miners, _LEAST_TABLE) > 0:
         parts.append([miners(state.miners, width, for_miners)])
     if for_nodes >= min(all_nodes, _LEAST_TABLE) > 0:
@@ -71,7 +71,7 @@ def _compact(title: str, state: NetworkState, width: int, height: int) -> Render
 
 
 def _spread(parts: Sequence[Sequence[RenderableType]], blanks: int) -> Group:
-    """The parts one below the other, with a blank line between them as long as there are blanks; from the top down."""
+    """Stack the parts, with a blank line between them, from the top down, until `blanks` are used up."""
     lines: list[RenderableType] = []
     for place, part in enumerate(parts):
         if place and blanks > 0:
@@ -82,10 +82,10 @@ def _spread(parts: Sequence[Sequence[RenderableType]], blanks: int) -> Group:
 
 
 def _spacious(title: str, state: NetworkState, width: int, height: int) -> RenderableType:
-    """Frames: learning beside publication, then verification with the miners, then the nodes."""
+    """Lay out frames: the learning charts, the publication charts, verification with the miners, the nodes."""
     warnings = alarms(state.alarms, width - 4, _MOST_ALARMS)
     top = 3 + (len(warnings) + 2 if warnings else 0)
-    # Two rows of charts want five lines each at the least; the two frames below them take six beside their tables.
+    # Two rows of charts need at least five lines each; the two frames below them take six beside their tables.
     most = max(height - top - 2 * 5 - 6, 0)
     for_nodes = min(lines_of(len(state.nodes)), most // 2)
     for_miners = min(lines_of(len(state.miners)), most - for_nodes)
@@ -105,22 +105,22 @@ def _spacious(title: str, state: NetworkState, width: int, height: int) -> Rende
     return Group(*parts)
 
 
-def _pair(traces: tuple[Trend, Trend], width: int, height: int) -> RenderableType:
-    """Two charts in frames, side by side."""
+def _pair(trends: tuple[Trend, Trend], width: int, height: int) -> RenderableType:
+    """Draw two charts in frames, side by side."""
     grid = Table.grid(padding=0, pad_edge=False)
     halves = (width // 2, width - width // 2)
     for half in halves:
         grid.add_column(width=half)
     cells = []
-    for trace, half in zip(traces, halves, strict=True):
-        lines = columns(trace.values, half - 4, height, trace.expected)
-        cells.append(_frame(trace.label, Text("\n".join(lines), style=trace.style, no_wrap=True), note=trace.words))
+    for trend, half in zip(trends, halves, strict=True):
+        lines = columns(trend.values, half - 4, height, trend.planned)
+        cells.append(_frame(trend.label, Text("\n".join(lines), style=trend.style, no_wrap=True), note=trend.words))
     grid.add_row(*cells)
     return grid
 
 
 def _frame(title: str, body: RenderableType, style: str = "dim", note: str = "") -> Panel:
-    """A frame with its name at the top left and a figure in its lower edge."""
+    """Draw a frame with its name at the top left and a figure in its lower edge."""
     return Panel(
         body,
         box=box.ROUNDED,

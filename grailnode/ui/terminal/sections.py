@@ -1,4 +1,4 @@
-"""The parts of the terminal view that are not tables: heading, figures, verification, alarms."""
+"""The parts of the terminal view that are not tables: heading, trends, verification, alarms."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -9,37 +9,38 @@ from rich.table import Table
 from rich.text import Text
 
 from grailnode.observe.state import NetworkState
-from grailnode.ui.figures import clean, duration_text, merged, rate_text, reasons_text
+from grailnode.ui.formatting import clean, duration_text, rate_text
+from grailnode.ui.tallies import Tally, reasons_text
 from grailnode.ui.terminal.glyphs import columns, progress
-from grailnode.ui.terminal.series import Trend
+from grailnode.ui.terminal.trends import Trend
 
 _LABEL: Final = 15
 _WORDS: Final = 26
 _WIDEST_SPARK: Final = 64
-_ENDLESS: Final = 1 << 20
+_UNLIMITED: Final = 1 << 20
 
 
 def line(*parts: str | tuple[str, str] | Text) -> Text:
-    """One line that is cut with an ellipsis where it does not fit."""
+    """Return one line that is cut with an ellipsis if it does not fit."""
     return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
 
 
 def heading(title: str, state: NetworkState, width: int) -> Group:
-    """Two lines: what runs for how long, and how far it is."""
+    """Return two lines: what runs for how long, and how far it is."""
     version = f"v{state.versions[-1].version}" if state.versions else ""
     name = clean(state.run_name, 24)
-    left = line(("grailnode", "bold"), f" {clean(title, 24)}", f"  run {name}" if name != title else "  run ")
-    left.append(f" {state.run_id[:8]}".replace("  ", " ") if name != title else state.run_id[:8], style="cyan")
-    right = f"{version}  {duration_text(state.seconds)}".strip()
-    return Group(_ends(left, Text(right), width), _position(state, width))
+    begin = line(("grailnode", "bold"), f" {clean(title, 24)}", f"  run {name}" if name != title else "  run ")
+    begin.append(f" {state.run_id[:8]}".replace("  ", " ") if name != title else state.run_id[:8], style="cyan")
+    end = f"{version}  {duration_text(state.seconds)}".strip()
+    return Group(_both_ends(begin, Text(end), width), _position(state, width))
 
 
-def _ends(left: Text, right: Text, width: int) -> Text:
-    """Two texts at the two ends of a line; the right one goes where both do not fit."""
-    space = width - left.cell_len - right.cell_len
+def _both_ends(begin: Text, end: Text, width: int) -> Text:
+    """Two texts at the two ends of a line; the second is left out if both do not fit."""
+    space = width - begin.cell_len - end.cell_len
     if space < 2:
-        return left
-    return line(left, " " * space, right)
+        return begin
+    return line(begin, " " * space, end)
 
 
 def _position(state: NetworkState, width: int) -> Text:
@@ -49,50 +50,52 @@ def _position(state: NetworkState, width: int) -> Text:
     elapsed = min(max(state.window_elapsed, 0.0), state.window_seconds)
     if state.windows_planned:
         length = state.windows_planned * state.window_seconds
-        done = min(state.window * state.window_seconds + elapsed, length)
+        elapsed = min(state.window * state.window_seconds + elapsed, length)
         words = f"window {min(state.window, state.windows_planned)} of {state.windows_planned}"
-        after = f"{duration_text(length - done)} left" if done < length else "finishing"
+        after = f"{duration_text(length - elapsed)} left" if elapsed < length else "finishing"
     else:
-        length, done = state.window_seconds, elapsed
-        words, after = f"window {state.window:,}", f"next in {duration_text(length - done)}"
+        length = state.window_seconds
+        words, after = f"window {state.window:,}", f"next in {duration_text(length - elapsed)}"
     room = width - len(words) - len(after) - 2
     if room < 6:
         return line((words, "bold"), f" {after}")
-    finished, todo = progress(done / length if length > 0 else 0.0, room)
-    return line((words, "bold"), " ", (finished, "green"), (todo, "dim"), " ", after)
+    full_part, empty_part = progress(elapsed / length if length > 0 else 0.0, room)
+    return line((words, "bold"), " ", (full_part, "green"), (empty_part, "dim"), " ", after)
 
 
-def figures(traces: Sequence[Trend], width: int, height: int = 1) -> RenderableType:
-    """One row a trace: name, sparkline of `height` lines, words. The sparkline goes first where it is narrow."""
+def trend_rows(trends: Sequence[Trend], width: int, height: int = 1) -> RenderableType:
+    """Return one row for each trend: name, sparkline of `height` lines, words. On narrow terminals the sparkline is the
+    first to be left out.
+    """
     grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
     grid.add_column(width=min(_LABEL, width), no_wrap=True, vertical="bottom")
     spark = min(width - _LABEL - _WORDS - 4, _WIDEST_SPARK)
-    drawn = spark >= 8
-    words = width - _LABEL - 2 - (spark + 2 if drawn else 0)
-    if drawn:
+    has_spark = spark >= 8
+    words = width - _LABEL - 2 - (spark + 2 if has_spark else 0)
+    if has_spark:
         grid.add_column(width=spark, no_wrap=True)
     if words >= 4:
         grid.add_column(width=words, no_wrap=True, vertical="bottom")
-    for trace in traces:
-        row = [line(trace.label)]
-        if drawn:
-            lines = columns(trace.values, spark, height, trace.expected)
-            row.append(Text("\n".join(lines), style=trace.style, no_wrap=True))
+    for trend in trends:
+        row = [line(trend.label)]
+        if has_spark:
+            lines = columns(trend.values, spark, height, trend.planned)
+            row.append(Text("\n".join(lines), style=trend.style, no_wrap=True))
         if words >= 4:
-            row.append(line((trace.words if words >= _WORDS else trace.short, "bold")))
+            row.append(line((trend.words if words >= _WORDS else trend.short, "bold")))
         grid.add_row(*row)
     return grid
 
 
 def verification(state: NetworkState, width: int, lines: int = 1) -> list[Text]:
-    """Groups verified and rejected, with the reasons that fit into this line, or into one of their own where `lines` is
-    2.
+    """Return the groups verified and rejected, with the reasons that fit into this line, or into a second line if
+    `lines` is 2.
     """
-    accepted = sum(row.accepted for row in state.miners)
-    reasons = merged([row.rejected for row in state.miners])
-    text = line("groups  ", (f"{accepted:,} verified", "green"), "  ", (f"{sum(reasons.values()):,} rejected", "red"))
+    groups = Tally.of(state.miners)
+    reasons = groups.reasons
+    text = line("groups  ", (f"{groups.accepted:,} verified", "green"), "  ", (f"{groups.rejected:,} rejected", "red"))
     room = width - text.cell_len - 2
-    if lines > 1 and cell_len(reasons_text(reasons, _ENDLESS)) > room:
+    if lines > 1 and cell_len(reasons_text(reasons, _UNLIMITED)) > room:
         return [text, line((" " * 8 + reasons_text(reasons, max(width - 8, 1)), "dim"))]
     if reasons and room >= 8:
         text.append("  ").append(reasons_text(reasons, room), style="dim")
@@ -100,19 +103,25 @@ def verification(state: NetworkState, width: int, lines: int = 1) -> list[Text]:
 
 
 def rates(state: NetworkState) -> str:
-    """Tokens a second since the view began; empty where nothing was counted."""
+    """Write the tokens a second since the view began; empty if none were counted."""
     if state.seconds <= 0 or not (state.tokens_generated or state.tokens_verified):
         return ""
-    generated, verified = state.tokens_generated / state.seconds, state.tokens_verified / state.seconds
-    return f"{rate_text(generated)} tok/s generated, {rate_text(verified)} verified"
+    return f"{rate_text(state.generated_per_second)} tok/s generated, {rate_text(state.verified_per_second)} verified"
+
+
+def check_rate(state: NetworkState) -> list[Text]:
+    """Return a line on how fast validators check; none before the first summary."""
+    if not state.check_rate:
+        return []
+    return [line(f"checks  {rate_text(state.check_rate)} tokens in a second of a validator's time")]
 
 
 def alarms(lines: Sequence[str], width: int, most: int) -> list[Text]:
-    """The newest alarms, a line each, in red and with a word, so that no colour is needed to see them."""
-    shown = list(lines)[-most:] if most > 0 else []
-    texts = [line(("ALARM ", "bold red"), (clean(alarm, max(width - 6, 1)), "red")) for alarm in shown]
-    if texts and len(lines) > len(shown):
-        tail = f" (+{len(lines) - len(shown)} earlier)"
+    """Return the newest alarms, a line each, in red and with a word, so that no colour is needed to notice them."""
+    newest = list(lines)[-most:] if most > 0 else []
+    texts = [line(("ALARM ", "bold red"), (clean(alarm, max(width - 6, 1)), "red")) for alarm in newest]
+    if texts and len(lines) > len(newest):
+        tail = f" (+{len(lines) - len(newest)} earlier)"
         if texts[-1].cell_len + cell_len(tail) <= width:
             texts[-1].append(tail, style="dim")
     return texts

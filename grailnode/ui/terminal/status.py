@@ -1,4 +1,4 @@
-"""What `grailnode status` prints: a run at one moment, as a page that scrolls by."""
+"""The page that `grailnode status` prints: a run at one moment."""
 
 from typing import Final
 
@@ -7,19 +7,19 @@ from rich.table import Table
 from rich.text import Text
 
 from grailnode.observe.state import NetworkState, WindowRow
-from grailnode.ui.figures import byte_text, part_text, share_text
+from grailnode.ui.formatting import byte_part_text, byte_text, decimal_text, share_text
 from grailnode.ui.terminal.glyphs import AsciiFallback
-from grailnode.ui.terminal.sections import alarms, figures, heading, line, verification
-from grailnode.ui.terminal.series import learning, publication
+from grailnode.ui.terminal.sections import alarms, check_rate, heading, line, trend_rows, verification
 from grailnode.ui.terminal.text_tables import Column, fitted, lines_of, miners, nodes
+from grailnode.ui.terminal.trends import learning, publication
 
-_RECENT: Final = 8  # windows shown, the newest last
+_RECENT: Final = 8  # windows in the table, the newest last
 _WIDEST: Final = 120
 _ALL: Final = 1 << 20
 
 
 def render_status(state: NetworkState) -> RenderableType:
-    """Head, recent windows, miners, scores and alarms, for any width."""
+    """Return head, recent windows, miners, scores and alarms, for any width."""
     return AsciiFallback(_Status(state))
 
 
@@ -33,9 +33,9 @@ class _Status:
         parts += alarms(state.alarms, width, _ALL)
         parts += [Text(""), *_head(state)]
         if state.windows:
-            parts += [figures(learning(state), width), figures(publication(state), width)]
+            parts += [trend_rows(learning(state), width), trend_rows(publication(state), width)]
             parts += [Text(""), _windows(state, width)]
-        parts += [Text(""), *verification(state, width, lines=2)]
+        parts += [Text(""), *verification(state, width, lines=2), *check_rate(state)]
         if state.miners:
             parts += [Text(""), miners(state.miners, width, _ALL, keyed=True)]
         if lines_of(len(state.nodes)):
@@ -44,15 +44,13 @@ class _Status:
 
 
 def _head(state: NetworkState) -> list[Text]:
-    """A line on the newest version, and one on the anchor that newcomers start from."""
+    """Write a line on the newest version, and one on the anchor from which newcomers start."""
     if not state.versions:
         return [line(("no version has been published yet", "dim"))]
     newest = state.versions[-1]
     parts = [f"head    v{newest.version}, optimizer step {newest.optimizer_step}"]
-    if newest.patch_bytes is not None:
-        parts.append(
-            f"patch {byte_text(newest.patch_bytes)} = {part_text(newest.patch_bytes, state.full_bytes)} of full"
-        )
+    if newest.patch_bytes is not None and newest.sparsity is not None:
+        parts.append(f"patch {byte_part_text(newest.patch_bytes, state.full_bytes)}")
         parts.append(f"sparsity {share_text(newest.sparsity)}")
     lines = [line(", ".join(parts))]
     anchor = next((row for row in reversed(state.versions) if row.anchor_bytes is not None), None)
@@ -62,7 +60,7 @@ def _head(state: NetworkState) -> list[Text]:
 
 
 def _windows(state: NetworkState, width: int) -> Table:
-    """The newest windows; narrow terminals lose the version."""
+    """Return a table of the newest windows; narrow terminals lose the version, then reward, then pass@1."""
     columns = [
         Column("window", 8),
         Column("version", 7) if width >= 60 else None,
@@ -75,8 +73,5 @@ def _windows(state: NetworkState, width: int) -> Table:
 
 
 def _cells(row: WindowRow) -> list[Text]:
-    measured = ["-" if value is None else f"{value:.2f}" for value in (row.reward, row.pass_at_1)]
-    return [
-        Text(cell)
-        for cell in (f"{row.window:,}", f"v{row.version}", f"{row.accepted:,}", f"{row.rejected:,}", *measured)
-    ]
+    counts = (f"{row.window:,}", f"v{row.version}", f"{row.accepted:,}", f"{row.rejected:,}")
+    return [Text(cell) for cell in (*counts, decimal_text(row.reward), decimal_text(row.pass_at_1))]

@@ -1,4 +1,4 @@
-"""What the demo ends with: the run in one screenful."""
+"""The summary that the demo ends with: the run in one screenful."""
 
 from typing import Final
 
@@ -9,17 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from grailnode.observe.state import MinerRow
-from grailnode.ui.figures import (
-    byte_text,
-    clean,
-    duration_words,
-    part_text,
-    percent_text,
-    rate_text,
-    share_text,
-)
-from grailnode.ui.report import DemoReport
-from grailnode.ui.report.findings import Change, Findings, judgement_text, reference_digest
+from grailnode.ui.findings import Findings, judgement_text, reference_digest, trainer_wait_text
+from grailnode.ui.formatting import byte_part_text, clean, duration_words, rate_text, share_text
+from grailnode.ui.report_data import DemoReport
 from grailnode.ui.terminal.glyphs import AsciiFallback, columns
 from grailnode.ui.terminal.sections import line
 from grailnode.ui.terminal.text_tables import miners
@@ -31,7 +23,7 @@ _CHANGE: Final = 18  # cells of '0.43 → 0.79  +0.36'
 
 
 def render_summary(report: DemoReport) -> RenderableType:
-    """The end of a demo, for any width."""
+    """Return the summary of a run that has ended, for any width."""
     return AsciiFallback(_Summary(report))
 
 
@@ -50,13 +42,13 @@ class _Summary:
         if judgement := judgement_text(self._report, findings):
             good = not findings.false_rejections and not findings.false_acceptances
             parts += [Text(""), Text(judgement, style="green" if good else "red")]
-        ended = f"{clean(self._report.run_name, 24)}: {self._report.windows} windows in {duration_words(self._report.seconds)}"
-        title = line((ended, "not dim bold"))
+        length = f"{self._report.windows} windows in {duration_words(self._report.seconds)}"
+        title = line((f"{clean(self._report.run_name, 24)}: {length}", "not dim bold"))
         yield Panel(Group(*parts), box=box.ROUNDED, border_style="dim", title=title, title_align="left", width=width)
 
 
 def _figures(report: DemoReport, findings: Findings, width: int) -> Table:
-    """The figures, a line each; a sparkline stands behind the two that learning is judged by."""
+    """Return the figures, a line each; the two figures of learning have a sparkline."""
     grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
     label = min(_LABEL, max(width // 2, 4))
     grid.add_column(width=label, no_wrap=True)
@@ -66,33 +58,26 @@ def _figures(report: DemoReport, findings: Findings, width: int) -> Table:
         ("held-out pass@1", findings.pass_at_1, report.pass_at_1, "cyan"),
         ("reward", findings.reward, report.reward, "magenta"),
     ):
-        words = line((_change(change).ljust(_CHANGE + 2), "bold"))
+        words = line(((change.text if change else "not measured").ljust(_CHANGE + 2), "bold"))
         if room >= 8 and change is not None:
             words.append(columns(values, room)[0], style=style)
         grid.add_row(line(name), words)
-    for name, told in _lines(report, findings):
-        grid.add_row(line(name), line(told))
+    for name, text in _lines(report, findings):
+        grid.add_row(line(name), line(text))
     return grid
 
 
 def _lines(report: DemoReport, findings: Findings) -> list[tuple[str, str]]:
-    """(name, words) of the other figures."""
-    full = byte_text(report.full_bytes)
+    """Return (name, words) of the other figures."""
     lines = []
     if findings.patch_bytes is not None:
-        share = part_text(findings.patch_bytes, report.full_bytes)
-        lines.append(("median patch", f"{byte_text(findings.patch_bytes)} = {share} of the full {full}"))
+        lines.append(("median patch", byte_part_text(findings.patch_bytes, report.full_bytes)))
     if findings.sparsity is not None:
         lines.append(("mean sparsity", f"{share_text(findings.sparsity)} of the weights unchanged by a version"))
     if findings.nodes:
         equal = f"{findings.equal_nodes} of {findings.nodes} nodes equal, bit for bit"
         lines.append(("weights", f"{equal} · {(reference_digest(report) or '-')[:12]}"))
-    io, data = percent_text(report.trainer_io_wait_fraction), percent_text(report.trainer_data_wait_fraction)
-    lines.append(("trainer waited", f"{io} for I/O, {data} for data"))
+    lines.append(("trainer waited", trainer_wait_text(report)))
     speed = report.tokens_per_second
     lines.append(("tokens a second", f"{rate_text(speed.generated)} generated, {rate_text(speed.verified)} verified"))
     return lines
-
-
-def _change(change: Change | None) -> str:
-    return f"{change.first:.2f} → {change.last:.2f}  {change.gain:+.2f}" if change else "not measured"

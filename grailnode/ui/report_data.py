@@ -1,7 +1,7 @@
-"""report.json: what a finished run was, as data.
+"""The data of report.json: the record of a finished run.
 
-Two lists of indexes carry the plots: `pass_at_1` and `reward` have one entry for each of `window_index`, `sparsity` and
-`patch_bytes` one for each of `version_index`. An entry is null where nothing was measured.
+The plots are drawn over two lists of indexes: `pass_at_1` and `reward` have one entry for each of `window_index`,
+`sparsity` and `patch_bytes` one for each of `version_index`. An entry is null where nothing was measured.
 """
 
 from typing import Annotated, Literal, Self
@@ -31,14 +31,9 @@ class MinerGroups(BaseModel):
     accepted: Count
     rejected: dict[str, Count]
 
-    @property
-    def rejections(self) -> int:
-        """Groups rejected, for whatever reason."""
-        return sum(self.rejected.values())
-
     @classmethod
     def of(cls, row: MinerRow) -> Self:
-        """What a report keeps of a miner's row."""
+        """Return the part of a miner's row that a report keeps."""
         return cls.model_validate({name: getattr(row, name) for name in cls.model_fields})
 
 
@@ -52,14 +47,14 @@ class TokensPerSecond(BaseModel):
 
 
 class RunFacts(BaseModel):
-    """What only the one who ran it knows; the rest of a report follows from the public state.
+    """The part of a report that only the operator of the run knows; the rest follows from the public state.
 
     Attributes:
         command: the command line that repeats the run.
-        verify_command: the command line that re-checks its chain.
+        verify_command: the command line that checks its chain again.
         seed: of the run; environment: the name of its task; model_parameters: elements of the policy.
-        weights_digest: hex digest of the weights that each node holds at the end, by node name, the trainer's among
-            them.
+        weights_digest: hex digest of the weights that each node holds at the end, by node name; the trainer is one of
+            the nodes.
         trainer_io_wait_fraction: share of the training process' time spent waiting for its own uploads and downloads.
         trainer_data_wait_fraction: share of it spent waiting for verified groups to exist.
     """
@@ -77,7 +72,7 @@ class RunFacts(BaseModel):
 
 
 class DemoReport(RunFacts):
-    """report.json, whole.
+    """A whole report.json.
 
     Attributes:
         run_id: hex digest of the run manifest; run_name: its human name.
@@ -115,35 +110,29 @@ class DemoReport(RunFacts):
         return self
 
     def _same_length(self, index: str, values: str) -> None:
-        expected, found = len(getattr(self, index)), len(getattr(self, values))
-        if expected != found:
-            raise ValueError(f"{values} has {found} entries, {index} has {expected}: one is needed for each")
+        index_size, size = len(getattr(self, index)), len(getattr(self, values))
+        if index_size != size:
+            raise ValueError(f"{values} has {size} entries, {index} has {index_size}: one is needed for each")
 
     @classmethod
     def of(cls, state: NetworkState, facts: RunFacts) -> Self:
-        """The report of a run that has ended in `state`."""
+        """Return the report of a run that has ended in `state`."""
         anchors = [row.anchor_bytes for row in state.versions if row.anchor_bytes is not None]
-        seconds = max(state.seconds, 0.0)
         return cls(
             **facts.model_dump(),
             run_id=state.run_id,
             run_name=state.run_name,
-            seconds=seconds,
+            seconds=max(state.seconds, 0.0),
             windows=len(state.windows),
             versions=len(state.versions),
             window_index=[row.window for row in state.windows],
             version_index=[row.version for row in state.versions],
             pass_at_1=[row.pass_at_1 for row in state.windows],
             reward=[row.reward for row in state.windows],
-            # A version without a patch has no predecessor to be compared with: genesis, or an anchor after a failed
-            # upload.
-            sparsity=[row.sparsity if row.patch_bytes is not None else None for row in state.versions],
+            sparsity=[row.sparsity for row in state.versions],
             patch_bytes=[row.patch_bytes for row in state.versions],
             anchor_bytes=anchors[-1] if anchors else 0,
             full_bytes=state.full_bytes,
             groups=[MinerGroups.of(row) for row in state.miners],
-            tokens_per_second=TokensPerSecond(
-                generated=state.tokens_generated / seconds if seconds else 0.0,
-                verified=state.tokens_verified / seconds if seconds else 0.0,
-            ),
+            tokens_per_second=TokensPerSecond(generated=state.generated_per_second, verified=state.verified_per_second),
         )

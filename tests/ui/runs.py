@@ -1,4 +1,4 @@
-"""Made-up runs for the tests of what people see."""
+"""Invented runs for the tests of the terminal and the report."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ TOTAL = 806_400
 
 
 def network(windows: int = 12, planned: int | None = 30, strangers: int = 0) -> NetworkState:
-    """A run with two honest miners and a cheating one, after `windows` judged windows."""
+    """Return a run with two honest miners and a cheating one, after `windows` judged windows."""
     versions = [VersionRow(0, 0, 0, None, 2 * TOTAL + 900, 0, TOTAL)]
     versions += [VersionRow(v, 4 * v, v + 1, 19_200 + 37 * v, None, 22_000 + 40 * v, TOTAL) for v in range(1, windows)]
     rows = [
@@ -45,12 +45,12 @@ def network(windows: int = 12, planned: int | None = 30, strangers: int = 0) -> 
 
 
 def empty() -> NetworkState:
-    """A run of which nothing is known yet."""
+    """Return a run of which nothing has been read yet."""
     return NetworkState("ab" * 32, "", 0.0, None, None, 6.0, 0.0, 0)
 
 
 def hostile() -> NetworkState:
-    """A run in which every word that a stranger chooses is an attack."""
+    """Return a run in which every text that a stranger chooses is an attack."""
     state = network(strangers=1)
     miner = MinerRow("ff" * 32, HOSTILE, "unknown", 9, 1, {HOSTILE: 5, "b" + HOSTILE: 3}, 1.0)
     node = NodeRow(HOSTILE, 3, HOSTILE)
@@ -60,8 +60,8 @@ def hostile() -> NetworkState:
 
 
 def facts(**changes: object) -> RunFacts:
-    """What the one who ran it knows."""
-    known: dict[str, object] = {
+    """Return the facts that only the operator of a run knows."""
+    values: dict[str, object] = {
         "command": "grailnode demo --seed 7 --out out",
         "seed": 7,
         "environment": "addition",
@@ -70,9 +70,9 @@ def facts(**changes: object) -> RunFacts:
         "trainer_io_wait_fraction": 0.0003,
         "trainer_data_wait_fraction": 0.31,
     }
-    return RunFacts.model_validate(known | changes)
+    return RunFacts.model_validate(values | changes)
 
 
 def report(state: NetworkState | None = None, **changes: object) -> DemoReport:
-    """The report of a run."""
+    """Return the report of a run."""
     return DemoReport.of(state or network(), facts(**changes))

@@ -1,4 +1,4 @@
-"""report.json keeps what it is given; report.html shows it to anyone, alone, and lets no stranger's word act on it."""
+"""report.json round-trips; report.html needs no other file, and no stranger's text can act in it."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from grailnode.ui.report import DemoReport, read_report, write_report
 from grailnode.ui.report.page import page
-from tests.view import runs
+from tests.ui import runs
 
 STATES = {
     "usual": runs.network(),
@@ -24,17 +24,17 @@ STATES = {
 
 
 class Tags(HTMLParser):
-    """The elements of a page, its attributes, and whether every element is closed."""
+    """The elements of a page and their attributes; fails if an element is closed that is not the innermost open one."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.open: list[str] = []
-        self.seen: list[str] = []
+        self.names: list[str] = []
         self.attributes: list[tuple[str, str | None]] = []
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append(tag)
+        self.names.append(tag)
         self.attributes += attrs
         if tag != "meta":
             self.open.append(tag)
@@ -51,7 +51,7 @@ def test_report_round_trips(tmp_path: Path):
     assert {file.name for file in as_json.parent.iterdir()} == {"report.json", "report.html"}
 
 
-def test_report_keeps_the_figures_of_the_state():
+def test_report_has_the_figures_of_the_state():
     report = runs.report()
     assert report.windows == 12
     assert report.version_index == list(range(12))
@@ -79,12 +79,12 @@ def test_page_needs_no_network_and_no_scripts(name: str):
     assert not re.search(r"@import|url\(", html)
     tags = Tags(html)
     assert tags.open == []
-    assert not {"script", "link", "img", "iframe"} & set(tags.seen)
+    assert not {"script", "link", "img", "iframe"} & set(tags.names)
     assert not [key for key, _ in tags.attributes if key.startswith("on") or key in {"href", "src", "style"}]
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_every_plot_is_wellformed_and_announced(name: str):
+def test_every_plot_is_wellformed_and_has_a_title_and_a_description(name: str):
     plots = re.findall(r"<svg.*?</svg>", page(runs.report(STATES[name])), re.DOTALL)
     assert len(plots) == 4
     for plot in plots:
@@ -100,7 +100,7 @@ def test_same_report_gives_the_same_page(name: str):
     assert page(runs.report(STATES[name])) == page(runs.report(STATES[name]))
 
 
-def test_strangers_words_stay_words():
+def test_strangers_text_is_escaped():
     html = page(runs.report(runs.hostile(), command=runs.HOSTILE, environment=runs.HOSTILE))
     assert "<script" not in html
     assert "&lt;script&gt;" in html
@@ -115,13 +115,13 @@ def test_a_differing_digest_is_marked():
     assert "Only 2 of 3 nodes ended with the same weights." in html
 
 
-def test_page_tells_how_to_check_it():
+def test_page_has_the_command_that_checks_it():
     html = page(runs.report(verify_command="grailnode verify --run out/run.toml"))
     words = re.sub(r"</?span>", "", html)
     assert "grailnode verify --run out/run.toml" in words
 
 
-def test_judgement_is_only_claimed_where_it_holds():
+def test_page_praises_verification_only_if_it_is_true():
     state = runs.network()
     praise = "Every judged group of a cheating miner was rejected"
     assert praise in page(runs.report(state))
@@ -129,7 +129,7 @@ def test_judgement_is_only_claimed_where_it_holds():
     assert praise not in page(runs.report(replace(state, miners=(honest, *state.miners[1:]))))
 
 
-def test_a_failed_write_leaves_the_older_report_whole(tmp_path: Path):
+def test_a_failed_write_does_not_damage_the_older_report(tmp_path: Path):
     (tmp_path / "report.json").mkdir()  # cannot be renamed over
     with pytest.raises(OSError, match=r"report\.json"):
         write_report(runs.report(), tmp_path)

@@ -1,6 +1,7 @@
-"""The terminal view fits any terminal, says what it should, and lets no stranger's word act on it."""
+"""The terminal view fits any terminal, shows the figures of the run, and no stranger's text can act in it."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.cells import cell_len
@@ -10,7 +11,7 @@ from grailnode.observe.state import NetworkState
 from grailnode.ui.terminal import LiveView, PlainView, open_view, render_status, render_summary
 from grailnode.ui.terminal.glyphs import AsciiFallback
 from grailnode.ui.terminal.screen import Screen
-from tests.view import runs
+from tests.ui import runs
 
 STATES = {
     "usual": runs.network(),
@@ -23,8 +24,8 @@ STATES = {
 WIDTHS = (20, 34, 46, 60, 80, 99, 100, 120, 200)
 
 
-def drawn(what: RenderableType, width: int, height: int = 24, encoding: str = "utf-8") -> list[str]:
-    """The lines of a renderable on a terminal without colour."""
+def render(what: RenderableType, width: int, height: int = 24, encoding: str = "utf-8") -> list[str]:
+    """Return the lines of a renderable on a terminal without colour."""
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
     console = Console(file=file, width=width, height=height, color_system=None, force_terminal=True)
     console.print(what)
@@ -36,7 +37,7 @@ def drawn(what: RenderableType, width: int, height: int = 24, encoding: str = "u
 @pytest.mark.parametrize("name", STATES)
 def test_screen_never_exceeds_the_terminal(name: str, width: int):
     for height in (8, 24, 40, 60):
-        lines = drawn(Screen("demo", STATES[name]), width, height)
+        lines = render(Screen("demo", STATES[name]), width, height)
         assert max(cell_len(line) for line in lines) <= width
         if height >= 24:
             assert len(lines) <= height
@@ -47,12 +48,12 @@ def test_screen_never_exceeds_the_terminal(name: str, width: int):
 def test_pages_never_exceed_the_terminal(name: str, width: int):
     state = STATES[name]
     for page in (render_status(state), render_summary(runs.report(state))):
-        assert max(cell_len(line) for line in drawn(page, width)) <= width
+        assert max(cell_len(line) for line in render(page, width)) <= width
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40)])
-def test_screen_shows_what_matters(width: int, height: int):
-    text = "\n".join(drawn(Screen("demo", runs.network()), width, height))
+def test_screen_shows_the_figures_of_the_run(width: int, height: int):
+    text = "\n".join(render(Screen("demo", runs.network()), width, height))
     for words in (
         "window 12 of 30",
         "1:45 left",
@@ -69,12 +70,17 @@ def test_screen_shows_what_matters(width: int, height: int):
         assert words in text
 
 
-def test_alarms_are_seen_on_the_smallest_screen():
-    assert any("ALARM" in line for line in drawn(Screen("demo", runs.hostile()), 20, 8))
+def test_the_smallest_screen_shows_alarms():
+    assert any("ALARM" in line for line in render(Screen("demo", runs.hostile()), 20, 8))
 
 
-def test_crowd_is_counted_when_it_does_not_fit():
-    text = "\n".join(drawn(Screen("demo", STATES["crowded"]), 80, 24))
+def test_status_shows_how_fast_validators_check():
+    text = "\n".join(render(render_status(replace(runs.network(), check_rate=12_431.2)), 80))
+    assert "12,431 tokens in a second of a validator's time" in text
+
+
+def test_miners_that_do_not_fit_are_counted():
+    text = "\n".join(render(Screen("demo", STATES["crowded"]), 80, 24))
     assert "more miners" in text
     assert "miner-1" in text
     assert "validator" in text
@@ -84,17 +90,17 @@ def test_crowd_is_counted_when_it_does_not_fit():
 def test_no_word_of_a_stranger_moves_the_cursor(name: str):
     state = STATES[name]
     for page in (Screen("demo", state), render_status(state), render_summary(runs.report(state))):
-        assert all(line.isprintable() for line in drawn(page, 80))
+        assert all(line.isprintable() for line in render(page, 80))
 
 
 def test_consoles_without_unicode_get_ascii_of_the_same_shape():
     for page in (Screen("demo", runs.hostile()), render_summary(runs.report())):
-        plain, full = drawn(AsciiFallback(page), 100, 40, "ascii"), drawn(AsciiFallback(page), 100, 40)
+        plain, full = render(AsciiFallback(page), 100, 40, "ascii"), render(AsciiFallback(page), 100, 40)
         assert [cell_len(line) for line in plain] == [cell_len(line) for line in full]
 
 
-def printed(*states: NetworkState) -> list[str]:
-    """What the plain view prints for states that come one after the other."""
+def plain_lines(*states: NetworkState) -> list[str]:
+    """Return the lines that the plain view prints for a sequence of states."""
     file = io.StringIO()
     with PlainView("demo", Console(file=file, width=80)) as view:
         for state in states:
@@ -103,12 +109,12 @@ def printed(*states: NetworkState) -> list[str]:
 
 
 def test_plain_view_prints_each_window_once():
-    lines = printed(*(runs.network(windows) for windows in (0, 1, 1, 2, 2, 2, 5, 5, 6)))
+    lines = plain_lines(*(runs.network(windows) for windows in (0, 1, 1, 2, 2, 2, 5, 5, 6)))
     assert len(lines) == 1 + 6
     assert [f"window {n}/30" in line for n, line in enumerate(lines[1:])] == [True] * 6
 
 
-def test_plain_view_waits_until_a_window_is_settled():
+def test_plain_view_prints_a_window_after_a_later_one_exists():
     file = io.StringIO()
     view = PlainView("demo", Console(file=file, width=80))
     view.update(runs.network(3))
@@ -117,15 +123,15 @@ def test_plain_view_waits_until_a_window_is_settled():
 
 
 def test_plain_lines_are_one_line_of_ascii_each():
-    lines = printed(runs.hostile(), runs.hostile())
+    lines = plain_lines(runs.hostile(), runs.hostile())
     assert len(lines) == 1 + 1 + 12
     assert all(line.isascii() and line.isprintable() for line in lines)
 
 
 def test_plain_view_is_not_flooded_by_alarms():
     state = runs.network(0)
-    many = [state.__class__(**{**vars(state), "alarms": (f"alarm {n}",)}) for n in range(100)]
-    assert len(printed(*many)) < 10
+    many = [replace(state, alarms=(f"alarm {n}",)) for n in range(100)]
+    assert len(plain_lines(*many)) < 10
 
 
 def test_without_a_terminal_the_view_is_plain(monkeypatch: pytest.MonkeyPatch):
@@ -133,7 +139,7 @@ def test_without_a_terminal_the_view_is_plain(monkeypatch: pytest.MonkeyPatch):
     assert isinstance(open_view("demo", Console(file=io.StringIO())), PlainView)
 
 
-def test_live_view_keeps_its_last_picture_when_it_is_interrupted():
+def test_live_view_prints_its_last_picture_when_it_is_interrupted():
     file = io.StringIO()
     console = Console(file=file, width=80, height=24, force_terminal=True, color_system=None)
     with pytest.raises(KeyboardInterrupt), LiveView("demo", console) as view:
@@ -143,7 +149,7 @@ def test_live_view_keeps_its_last_picture_when_it_is_interrupted():
     assert "window 12 of 30" in file.getvalue()[left_alternate_screen:]
 
 
-def test_live_view_leaves_nothing_behind_when_it_ends_well():
+def test_live_view_prints_nothing_when_it_ends_without_an_error():
     file = io.StringIO()
     console = Console(file=file, width=80, height=24, force_terminal=True, color_system=None)
     with LiveView("demo", console) as view:
