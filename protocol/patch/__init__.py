@@ -12,6 +12,7 @@ from protocol.patch.composition import invert, squash
 from protocol.patch.container import Mode, TensorRow
 from protocol.patch.partial import StreamingApply, apply_rows, apply_tensors, row_edges
 from protocol.patch.profiles import PROFILES, LinkConditions, ProfileChoice, Rates, choose_profile
+from protocol.patch.self_check import check_encoded
 from protocol.patch.sparse import warm_up
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "apply_rows",
     "apply_tensors",
     "apply_with_digests",
+    "check_encoded",
     "choose_profile",
     "encode",
     "encode_with_digests",

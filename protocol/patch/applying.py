@@ -49,7 +49,12 @@ def check_fit(weights: Weights, rows: Iterable[TensorRow]) -> tuple[TensorRow, .
     return tuple(fitting)
 
 
-def _check_tensor(row: TensorRow, digest: bytes) -> None:
+def check_tensor(row: TensorRow, digest: bytes) -> None:
+    """A new tensor must have the digest that its row promises.
+
+    Raises:
+        PatchError: it has another: the base was another one.
+    """
     if digest[:CHECK_BYTES] != row.check:
         raise PatchError("the patch does not lead to the tensor that it promises: a wrong base", row.name)
 
@@ -75,7 +80,7 @@ def apply_frame(old: torch.Tensor, row: TensorRow, frame: memoryview) -> tuple[t
     for _, piece in decode_frame(row, frame, bits_of(old), bits_of(new)):
         hasher.update(piece.data.cast("B"))
     digest = hasher.digest()
-    _check_tensor(row, digest)
+    check_tensor(row, digest)
     return new, digest
 
 
@@ -84,7 +89,7 @@ def _check_in_scratch(old: torch.Tensor, row: TensorRow, frame: memoryview) -> b
     for _, piece in decode_frame(row, frame, bits_of(old)):
         hasher.update(piece.data.cast("B"))
     digest = hasher.digest()
-    _check_tensor(row, digest)
+    check_tensor(row, digest)
     return digest
 
 

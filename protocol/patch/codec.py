@@ -77,13 +77,19 @@ def encode_with_digests(
     profile: str = "compact",
     conditions: LinkConditions | None = None,
     base_digests: Digests | None = None,
+    digests: Digests | None = None,
     threads: int = 1,
 ) -> Encoded:
-    """Like `encode`; takes the old tensors' digests where they are known, gives the new ones back.
+    """Like `encode`; takes the tensors' digests where they are known, gives the new ones back.
 
     Args:
         base_digests: BLAKE3 of each old tensor; without it, the old tensors are read once more.
-        threads: tensors encoded at the same time, each with a Workspace of its own.
+        digests: BLAKE3 of each new tensor, which the caller computed from these very tensors; without it, the changed
+            ones are read once more.
+        threads: tensors encoded at the same time, each with a Scratch of its own.
+
+    Raises:
+        ValueError: as `encode`, or a digest that contradicts whether its tensor changed.
     """
     check_same_tensors(old, new)
     choice = pick_profile(profile, sum(tensor.nbytes for tensor in new.values()), conditions)
@@ -95,8 +101,11 @@ def encode_with_digests(
             scratch.workspace = Scratch()
         mode, changed, frame = encode_frame(old[name], new[name], choice.profile, scratch.workspace)
         before = base_digests[name] if base_digests is not None else digest_tensor(old[name])
-        after = before if mode == Mode.UNCHANGED else digest_tensor(new[name])
-        check = b"" if mode == Mode.UNCHANGED else after[:CHECK_BYTES]
+        unchanged = mode == Mode.UNCHANGED
+        after = digests[name] if digests is not None else before if unchanged else digest_tensor(new[name])
+        if (after == before) != unchanged:
+            raise ValueError(f"{name}: a digest of another tensor")
+        check = b"" if unchanged else after[:CHECK_BYTES]
         row = TensorRow(name, new[name].dtype, tuple(new[name].shape), mode, changed, len(frame), check)
         return row, frame, before, after
 
@@ -105,11 +114,11 @@ def encode_with_digests(
     else:
         with ThreadPoolExecutor(threads) as pool:
             encoded = list(pool.map(one, names))
-    digests = {row.name: after for row, _, _, after in encoded}
+    result = {row.name: after for row, _, _, after in encoded}
     base = weights_digest({row.name: before for row, _, before, _ in encoded}, old)
     rows, frames = [row for row, *_ in encoded], [frame for _, frame, *_ in encoded]
-    patch = write_container(choice.profile, base, weights_digest(digests, new), rows, frames)
-    return Encoded(patch, digests, choice)
+    patch = write_container(choice.profile, base, weights_digest(result, new), rows, frames)
+    return Encoded(patch, result, choice)
 
 
 def encode(old: Weights, new: Weights, *, profile: str = "compact", conditions: LinkConditions | None = None) -> bytes:

@@ -6,7 +6,6 @@ from protocol import patch
 from protocol.chain import safetensors
 from protocol.chain.manifest import Manifest, ObjectRef, PatchRef, tensor_table
 from protocol.digest import Weights, content_digest, tensor_digest, weights_digest
-from protocol.errors import PatchError
 from roles.policy.follower import VerifiedWeights
 
 
@@ -38,19 +37,23 @@ def encode_patch(
 ) -> patch.Encoded:
     """The patch from one version to the next."""
     return patch.encode_with_digests(
-        before.weights, held.weights, profile=profile, conditions=conditions, base_digests=before.digests
+        before.weights,
+        held.weights,
+        profile=profile,
+        conditions=conditions,
+        base_digests=before.digests,
+        digests=held.digests,
     )
 
 
 def check_patch(data: bytes, held: VerifiedWeights, before: VerifiedWeights) -> int:
-    """How many elements a patch changes, applied once here as every follower will.
+    """Apply a patch as every follower will, and return how many elements it changes.
 
     Raises:
-        PatchError: it does not lead to the weights that it was made from: a fault of the codec, and nobody else's
-            problem.
+        ProtocolError: it does not lead to the weights that it was made from: a fault of the codec, which must not
+            reach followers.
     """
-    if patch.apply_with_digests(before.weights, data, digests=before.digests).digests != held.digests:
-        raise PatchError("does not lead to the weights that it was made from", f"version {held.version}")
+    patch.check_encoded(before.weights, held.weights, data, base_digests=before.digests, digests=held.digests)
     return patch.summary(data).changed
 
 

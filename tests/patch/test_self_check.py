@@ -1,0 +1,99 @@
+"""The trainer's check of its own patch: every patch that does not lead to the new weights is refused."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from protocol import patch
+from protocol.digest import Weights, tensor_digest, weights_digest
+from protocol.errors import PatchError, ProtocolError
+from protocol.patch.container import CHECK_BYTES, Mode, TensorRow, read_header, split_frames, write_container
+from tests.patch.weights import rounded_update
+
+
+def digests_of(weights: Weights) -> dict[str, bytes]:
+    return {name: tensor_digest(tensor) for name, tensor in weights.items()}
+
+
+@pytest.fixture
+def update() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Old and new weights: one tensor that changes, one that does not."""
+    old, new = rounded_update(64, 64, 1.0, seed=5)
+    return {"a": old, "b": old.clone()}, {"a": new, "b": old.clone()}
+
+
+def check(old: Weights, new: Weights, data: bytes) -> None:
+    patch.check_encoded(old, new, data, base_digests=digests_of(old), digests=digests_of(new))
+
+
+@pytest.mark.parametrize("profile", ["compact", "fast"])
+def test_a_true_patch_passes(update, profile):
+    old, new = update
+    check(old, new, patch.encode(old, new, profile=profile))
+    check(old, old, patch.encode(old, old, profile=profile))
+
+
+def test_patches_between_other_weights_are_refused(update):
+    old, new = update
+    other = new | {"a": new["a"].flip(0)}
+    for before, after in ((old, other), (other, new), (new, old), (old, old), (old, {**new, "b": new["a"]})):
+        with pytest.raises(PatchError):
+            check(old, new, patch.encode(before, after))
+
+
+def test_a_frame_that_leads_elsewhere_is_refused_though_its_table_promises_the_new_weights(update):
+    """A fault of the encoder: table and header name the new weights, the frame holds others."""
+    old, new = update
+    other = new | {"a": new["a"].flip(0)}
+    wrong = patch.encode(old, other)
+    header, digests = read_header(wrong), digests_of(new)
+    rows = [
+        row
+        if row.mode == Mode.UNCHANGED
+        else TensorRow(row.name, row.dtype, row.shape, row.mode, row.changed, row.size, digests[row.name][:CHECK_BYTES])
+        for row in header.rows
+    ]
+    frames = list(split_frames(wrong, header))
+    data = write_container(header.profile, header.base, weights_digest(digests, new), rows, frames)
+    with pytest.raises(PatchError, match="does not decode to the tensor that it was made from"):
+        check(old, new, data)
+
+
+def test_a_tensor_left_out_is_refused(update):
+    old, new = update
+    header = read_header(patch.encode(old, new))
+    rows = [TensorRow(row.name, row.dtype, row.shape, Mode.UNCHANGED, 0, 0, b"") for row in header.rows]
+    data = write_container(header.profile, header.base, header.result, rows, [])
+    with pytest.raises(PatchError, match="another digest"):
+        check(old, new, data)
+
+
+def test_it_accepts_exactly_what_a_follower_accepts(update):
+    old, new = update
+    data, known = patch.encode(old, new), digests_of(old)
+
+    def accepted(read: Callable[[bytes], object], patch_bytes: bytes) -> bool:
+        try:
+            read(patch_bytes)
+        except ProtocolError:
+            return False
+        return True
+
+    verdicts = []
+    for place in range(len(data)):
+        broken = bytearray(data)
+        broken[place] ^= 1
+        followed = accepted(lambda data: patch.apply_with_digests(old, data, digests=known), bytes(broken))
+        assert accepted(lambda data: check(old, new, data), bytes(broken)) == followed, f"byte {place}"
+        verdicts.append(followed)
+    assert not all(verdicts)
+
+
+def test_digests_of_other_tensors_are_our_own_fault(update):
+    old, new = update
+    known = digests_of(old)
+    with pytest.raises(ValueError, match="a digest of another tensor"):
+        patch.encode_with_digests(old, new, base_digests=known, digests=known)
+    with pytest.raises(ValueError, match="a digest of another tensor"):
+        patch.encode_with_digests(old, new, base_digests=known, digests=digests_of(new) | {"b": bytes(32)})
