@@ -1,5 +1,7 @@
 """AdamW against torch's own, and its state."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -18,10 +20,12 @@ def _gradients(step: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("max_norm", [1e9, 0.5])
-def test_equals_torch(decay: float, max_norm: float) -> None:
+@pytest.mark.parametrize("implementation", ["fused", "foreach"])
+def test_equals_torch(decay: float, max_norm: float, implementation: str) -> None:
     own = AdamW(_weights(), AdamWSettings(learning_rate=1e-2, weight_decay=decay, max_grad_norm=max_norm))
     theirs = {name: tensor.requires_grad_() for name, tensor in _weights().items()}
-    reference = torch.optim.AdamW(theirs.values(), lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=decay)
+    options: dict[str, Any] = {implementation: True}
+    reference = torch.optim.AdamW(theirs.values(), lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=decay, **options)
     for step in range(20):
         for name, gradient in _gradients(step).items():
             theirs[name].grad = gradient
