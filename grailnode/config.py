@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from grailnode import UserError
 from protocol.identity.participant import SPACE_FORM
 from roles.trainer.publish.retention import check_retention
 
@@ -20,7 +21,7 @@ Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 
 
-class ConfigError(Exception):
+class ConfigError(UserError):
     """A configuration that cannot be used: names the file, the key and the fix."""
 
 

@@ -35,7 +35,17 @@ ROOMS = {  # rooms of each package in the order in which they may import: a room
         *("beacon", "identity", "environments", "rollout", "patch", "run", "chain", "judging"),
     ),
     "roles": (
-        *("ports", "first_failure", "gather", "node", "records", "authority_updates", "participants", "seals", "policy"),
+        *(
+            "ports",
+            "first_failure",
+            "gather",
+            "node",
+            "records",
+            "authority_updates",
+            "participants",
+            "seals",
+            "policy",
+        ),
         *("miner", "validator", "trainer"),
     ),
     "roles.trainer": ("spool", "verified_batch", "learn", "publish", "collect"),

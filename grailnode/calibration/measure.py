@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from grailnode import UserError
 from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.calibration.proof_file import AUDIT
 from grailnode.calibration.tail import reach
@@ -37,7 +38,7 @@ _ULP: Final = float(np.spacing(np.float32(LARGEST_NOISE)))
 _STEP: Final = 1.25  # by which a rate is raised where misses come in clusters
 
 
-class CalibrationError(Exception):
+class CalibrationError(UserError):
     """Thresholds that cannot be had: says why, and what to do."""
 
 

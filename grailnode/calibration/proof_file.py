@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from grailnode import UserError
 from protocol import bounded_json
 from protocol.encoding import Line
 from protocol.errors import MalformedError
@@ -26,7 +27,7 @@ Count = Annotated[int, Field(ge=0)]
 Size = Annotated[float, Field(ge=0.0)]
 
 
-class ProofFileError(Exception):
+class ProofFileError(UserError):
     """A proof.json that cannot be used: says which, why, and what to do."""
 
 

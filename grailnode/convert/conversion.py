@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from grailnode import UserError
 from grailnode.convert import read_slime, read_trl, write_slime, write_trl
 from protocol import patch
 from protocol.chain import safetensors
@@ -18,7 +19,7 @@ from protocol.errors import ProtocolError, found_in
 Format = Literal["grailnode", "trl", "slime", "safetensors"]
 
 
-class ConversionError(Exception):
+class ConversionError(UserError):
     """A conversion that was asked for wrongly: says what is missing."""
 
 

@@ -20,6 +20,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer as _Tokenizer
 from torch import Tensor
 
+from grailnode import UserError
+
 _CONFIG: Final = "config.json"
 _GENERATION_CONFIG: Final = "generation_config.json"
 _TOKENIZER: Final = "tokenizer.json"
@@ -31,7 +33,7 @@ PACKAGED_POLICY: Final = Path(__file__).parents[1] / "data" / "genesis"
 """The policy directory that ships with the package: what `python -m grailnode.demo.genesis --seed 0` makes."""
 
 
-class PolicyError(Exception):
+class PolicyError(UserError):
     """A directory that holds no policy that we can use: says which file, and what to do about it."""
 
 

@@ -30,7 +30,7 @@ from grailnode.node.settings import miner_settings, trainer_settings, validator_
 from grailnode.node.stores import Storage, sweep_orphans
 from grailnode.node.supervisor import EXIT_PERMANENT, run_process
 from grailnode.node.telemetry import NodeTelemetry
-from grailnode.node.user_errors import StateInUseError, explain, passing
+from grailnode.node.user_errors import StateInUseError, explain, is_transient
 from grailnode.node.wiring import make_task, run_collector, run_miner, run_publisher, run_training, run_validator
 from grailnode.observe.recheck import GroupReference, RecheckedGroup, replay
 from grailnode.run import creation, key_files, requirements
@@ -131,7 +131,7 @@ async def _run(launch: Launch, body: ProcessBody) -> int:
         if line is None:
             raise  # a bug: the traceback goes to standard error, and a restart may help
         telemetry.event("failed", error=line)
-        return 1 if passing(error) else EXIT_PERMANENT
+        return 1 if is_transient(error) else EXIT_PERMANENT
     return 0
 
 

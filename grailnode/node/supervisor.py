@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 import trio
 
+from grailnode import UserError
 from roles.first_failure import first_failure
 
 _PRELOADED: Final = ["grailnode.node.fork_server", "torch", "grailnode.node.processes"]
@@ -32,7 +33,7 @@ _PR_SET_NAME: Final = 15
 Result = TypeVar("Result")
 
 
-class ProcessError(Exception):
+class ProcessError(UserError):
     """A process keeps failing, so the node stops."""
 
 

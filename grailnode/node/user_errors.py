@@ -1,60 +1,37 @@
-"""Which failures are a user's to mend, and what to tell them in one line."""
+"""Which failures the operator can repair, and the line that tells how."""
 
 import errno
+from typing import Final
 
-from grailnode.calibration.measure import CalibrationError
-from grailnode.calibration.proof_file import ProofFileError
-from grailnode.config import ConfigError
-from grailnode.convert.conversion import ConversionError
-from grailnode.engine.policy import PolicyError
-from grailnode.node.supervisor import ProcessError
-from grailnode.run.authority_drafts import RevisionError
-from grailnode.run.buckets import BucketError
-from grailnode.run.key_files import KeyFileError
-from grailnode.run.requirements import RequirementError
-from grailnode.run.workspace import WorkspaceError
-from grailnode.store.credentials import CredentialsError
+from grailnode import UserError
 from protocol.environments.base import SandboxError
 from protocol.errors import ProtocolError
 from roles.ports import StoreError
 from roles.trainer.publish.fencing import FencedError
 
 
-class StateInUseError(Exception):
+class StateInUseError(UserError):
     """Another process of this name runs on this state."""
 
 
-_SHORTAGES = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-_TOLD = (
-    BucketError,
-    CalibrationError,
-    ProofFileError,
-    ConversionError,
-    CredentialsError,
-    FencedError,
-    StateInUseError,
-    ConfigError,
-    KeyFileError,
-    PolicyError,
-    ProcessError,
-    RequirementError,
-    RevisionError,
-    SandboxError,
-    WorkspaceError,
-    ProtocolError,
-    StoreError,
-)
+_SHORTAGES: Final = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+_ONE_LINE_ERRORS: Final = (UserError, ProtocolError, StoreError, SandboxError, FencedError)
+"""What rooms of this program call repairable, and the errors of protocol and roles, whose text is a line as well."""
 
 
-def passing(error: BaseException) -> bool:
-    """Whether starting again may help: it was the storage or what this machine had too little of, and nothing else."""
+def is_transient(error: BaseException) -> bool:
+    """Whether starting again may help: the storage failed, or this machine was short of something, and nothing else."""
     if isinstance(error, BaseExceptionGroup):
-        return all(passing(inner) for inner in error.exceptions)
+        return all(is_transient(inner) for inner in error.exceptions)
     return isinstance(error, StoreError) or (isinstance(error, OSError) and error.errno in _SHORTAGES)
 
 
 def explain(error: BaseException) -> str | None:
-    """The line to print; empty for an interruption; None for a fault of our own, whose traceback is wanted."""
+    """Return the line to print.
+
+    Returns:
+        The line; empty for an interruption; None for a fault of this program, whose traceback should be seen.
+    """
     if isinstance(error, BaseExceptionGroup):
         lines = [explain(inner) for inner in error.exceptions]
         if any(line is None for line in lines):
@@ -62,7 +39,7 @@ def explain(error: BaseException) -> str | None:
         return next((line for line in lines if line), "")
     if isinstance(error, KeyboardInterrupt):
         return ""
-    if isinstance(error, _TOLD):
+    if isinstance(error, _ONE_LINE_ERRORS):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror.lower()}" if error.filename else error.strerror.lower()

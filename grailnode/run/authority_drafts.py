@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, ValidationError
 
+from grailnode import UserError
 from grailnode.run import key_files
 from protocol import limits
 from protocol.encoding import Record
@@ -20,7 +21,7 @@ from protocol.identity.signing import Envelope, Signature, SigningKey, sign
 SUFFIX = ".draft"
 
 
-class RevisionError(Exception):
+class RevisionError(UserError):
     """A change that cannot be made: says why, and what to do."""
 
 

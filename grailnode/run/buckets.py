@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
+from grailnode import UserError
 from protocol.identity.participant import SPACE_FORM
 
 Provider = Literal["aws", "r2", "minio"]
@@ -28,7 +29,7 @@ _region: Final = re.compile(r"[A-Za-z0-9-]*")
 _segment: Final = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,99}")
 
 
-class BucketError(Exception):
+class BucketError(UserError):
     """A bucket that cannot be used so: says why and what to give."""
 
 

@@ -5,13 +5,14 @@ import secrets
 import stat
 from pathlib import Path
 
+from grailnode import UserError
 from grailnode.store.disk import write_through
 from protocol.identity.signing import SigningKey
 
 SUFFIX = ".key"
 
 
-class KeyFileError(Exception):
+class KeyFileError(UserError):
     """A key file that cannot be used: says which, why, and what to do."""
 
 

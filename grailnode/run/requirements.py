@@ -5,6 +5,7 @@ before a node joins it, or refused in one line.
 from pathlib import Path
 from typing import Final
 
+from grailnode import UserError
 from grailnode.engine.policy import Policy
 from grailnode.sandbox import BubblewrapSandbox
 from protocol import environments, limits
@@ -20,7 +21,7 @@ DATA: Final = "data.jsonl"
 _SHOWN: Final = 40
 
 
-class RequirementError(Exception):
+class RequirementError(UserError):
     """What an environment needs is not here, or not fit for it: says what, where, and what to do."""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from grailnode import UserError
 from grailnode.beacon.public_chains import RELAYS
 from grailnode.calibration import proof_file
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
@@ -106,7 +107,7 @@ class Workspace:
     files: NewFiles
 
 
-class WorkspaceError(Exception):
+class WorkspaceError(UserError):
     """A run that cannot be made here: says why and what to do."""
 
 

@@ -8,12 +8,13 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from grailnode import UserError
 from grailnode.store.s3.s3_session import S3Credentials
 
 _ACCESS, _SECRET, _TOKEN = "aws_access_key_id", "aws_secret_access_key", "aws_session_token"
 
 
-class CredentialsError(Exception):
+class CredentialsError(UserError):
     """Storage credentials that cannot be used: says which, why, and what to do."""
 
 
