@@ -1,8 +1,9 @@
-"""What the operators' pages say exists: each command line parses, each test that they cite is there."""
+"""The documents agree with the repository: commands parse, cited files, tests, modules and links exist."""
 
 import ast
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,87 +11,231 @@ import pytest
 from tests.deployment.commands import parse
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("deploy", "operate", "threat-model"))]
+DOCS = ROOT / "docs"
+OPERATOR_PAGES = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("deploy", "operate", "threat-model"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+ADRS = sorted((DOCS / "adr").glob("[0-9]*.md"))
+FOLDERS = ("protocol", "roles", "grailnode", "bench", "tests", "docs", "docker")
+PACKAGES = ("protocol", "roles", "grailnode", "bench", "tests")
 
-_block = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_inline = re.compile(r"`([^`\n]+)`")
-_test = re.compile(r"\b(tests/[\w/.-]+?)(?:::(\w+))?`")
+_code_block = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_inline_code = re.compile(r"`([^`\n]+)`")
+_cited_test = re.compile(r"\b(tests/[\w/.-]+?)(?:::(\w+))?`")
+_path = re.compile(rf"(?<![\w/.-])(?:{'|'.join(FOLDERS)})/(?!\d)[\w/.*-]*[\w*/]")
+_module = re.compile(rf"(?<![\w/.-])(?:{'|'.join(PACKAGES)})(?:\.[a-z_]\w*)+")
+_class_name = re.compile(r"`((?:[A-Z][a-z0-9]+){2,})\b")
+_link = re.compile(r"\]\(([^)\s]+)\)")
+_tour_row = re.compile(r"^\| [^|]+ \| `([\w/]+\.py)` \| ([^|]+) \|$", re.MULTILINE)
+_heading = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def commands(lines: list[str]) -> list[str]:
-    """The `grailnode` commands among lines, continued ones joined."""
-    found = [part.strip() for line in lines for part in line.split("&&")]
-    return [line for line in found if re.match(r"grailnode (?!demo +run )[a-z-]", line)]
+    """Return the `grailnode` commands of some lines, with continued lines joined."""
+    parts = [part.strip() for line in lines for part in line.split("&&")]
+    return [part for part in parts if re.match(r"grailnode (?!demo +run )[a-z-]", part)]
 
 
-def in_blocks(page: str) -> list[str]:
-    """The commands to type."""
-    return commands([line for block in _block.findall(page) for line in block.replace("\\\n", " ").splitlines()])
+def block_commands(page: str) -> list[str]:
+    """Return the commands of a page's code blocks, which are complete."""
+    return commands([line for block in _code_block.findall(page) for line in block.replace("\\\n", " ").splitlines()])
 
 
-def in_prose(page: str) -> list[str]:
-    """The commands that are spoken of, mostly without all that they need."""
-    return commands(_inline.findall(_block.sub("", page)))
+def prose_commands(page: str) -> list[str]:
+    """Return the commands that a page's prose mentions, mostly without their required options."""
+    return commands(_inline_code.findall(_code_block.sub("", page)))
 
 
 COMMANDS = [
-    pytest.param(line, whole, id=f"{page.stem}: {line[:60]}")
-    for page in PAGES
-    for whole, find in ((True, in_blocks), (False, in_prose))
-    for line in find(page.read_text(encoding="utf-8"))
+    pytest.param(line, complete, id=f"{page.stem}: {line[:60]}")
+    for page in OPERATOR_PAGES
+    for complete, extract in ((True, block_commands), (False, prose_commands))
+    for line in extract(page.read_text(encoding="utf-8"))
 ]
-CITED = sorted({match for page in PAGES for match in _test.findall(page.read_text(encoding="utf-8"))})
+CITED = sorted({match for page in PAGES for match in _cited_test.findall(page.read_text(encoding="utf-8"))})
+
+
+def page_name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
+every_adr = pytest.mark.parametrize("adr", ADRS, ids=lambda adr: adr.name)
 
 
 def test_there_are_commands() -> None:
     assert len(COMMANDS) >= 40
 
 
-@pytest.mark.parametrize(("line", "whole"), COMMANDS)
-def test_a_command_is_one_of_the_programs(line: str, whole: bool) -> None:
-    words = shlex.split(re.sub(r"\.\.\.|[\[\]]", "", line), comments=True)  # [--json] is said of what may be left out
-    parse(words[1:], whole=whole)
+@pytest.mark.parametrize(("line", "complete"), COMMANDS)
+def test_a_command_is_one_of_the_programs(line: str, complete: bool) -> None:
+    words = shlex.split(re.sub(r"\.\.\.|[\[\]]", "", line), comments=True)  # [--json] marks an optional word
+    parse(words[1:], whole=complete)
 
 
 @pytest.mark.parametrize(
     "line", ["verify --runn x", "frobnicate", "keys turn x --run y", "status --run x --set node.x=1"]
 )
-def test_what_is_none_of_the_programs_is_found(line: str) -> None:
+def test_a_command_of_another_program_is_refused(line: str) -> None:
     with pytest.raises(AssertionError):
         parse(shlex.split(line))
 
 
-def functions(file: Path) -> set[str]:
-    """Names of a module's functions."""
+def definitions(file: Path) -> set[str]:
+    """Return the names of a module's functions, methods and classes."""
     return {
         node.name
         for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     }
 
 
 @pytest.mark.parametrize(("path", "name"), CITED, ids=lambda part: part or "all")
 def test_a_cited_test_exists(path: str, name: str) -> None:
-    assert (ROOT / path).exists()
-    assert not name or name in functions(ROOT / path), f"{path} has no {name}"
+    assert (ROOT / path).exists() or list(ROOT.glob(path))
+    assert not name or name in definitions(ROOT / path), f"{path} has no {name}"
 
 
 def test_every_attack_of_the_table_names_a_test() -> None:
-    page = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
+    page = (DOCS / "threat-model.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| attacker")]
     assert len(rows) >= 40
     for row in rows:
         assert len(row.strip("|").split(" | ")) == 4, row
-        assert _test.search(row) or "no test:" in row, row
+        assert _cited_test.search(row) or "no test:" in row, row
 
 
-def test_events_that_the_pages_speak_of_are_told_by_the_program() -> None:
+def test_every_event_of_the_incident_table_is_logged_by_the_program() -> None:
     source = "\n".join(
         file.read_text() for folder in ("grailnode", "roles", "protocol") for file in (ROOT / folder).rglob("*.py")
     )
-    page = (ROOT / "docs" / "operate.md").read_text(encoding="utf-8")
+    page = (DOCS / "operate.md").read_text(encoding="utf-8")
     table = page[page.index("## Incidents") :].partition("\n## Metrics")[0]
-    told = re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)
-    assert len(told) >= 10
-    for words in told:
-        assert words in source, words
+    events = [event for cell in re.findall(r"^\| (`[^|]+`) \|", table, re.MULTILINE) for event in cell.split(", ")]
+    assert len(events) >= 20
+    for event in events:
+        assert f'"{event.strip("`")}"' in source, event
+
+
+def test_every_name_of_the_tour_is_defined_in_its_file() -> None:
+    rows = _tour_row.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert len(rows) >= 25
+    names = [(path, name) for path, cell in rows for name in _inline_code.findall(cell)]
+    assert not [(path, name) for path, name in names if name not in definitions(ROOT / path)]
+
+
+@every_page
+def test_every_path_that_a_page_mentions_exists(page: Path) -> None:
+    missing = [
+        path
+        for path in _path.findall(page.read_text(encoding="utf-8"))
+        if not (ROOT / path).exists() and not list(ROOT.glob(path))
+    ]
+    assert not missing
+
+
+def top_level_names(file: Path) -> set[str]:
+    """Return the names that a module binds at its top level."""
+    names: set[str] = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names.add(node.name)
+            case ast.Import() | ast.ImportFrom():
+                names |= {alias.asname or alias.name for alias in node.names}
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                names.add(name)
+    return names
+
+
+def exists_in_the_source(dotted: str) -> bool:
+    """Say whether a dotted name is a module, a package, or a top-level name of one."""
+    parts = dotted.split(".")
+    for count in (len(parts), len(parts) - 1):
+        place = ROOT.joinpath(*parts[:count])
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        if file.exists():
+            return count == len(parts) or parts[-1] in top_level_names(file)
+    return False
+
+
+@every_page
+def test_every_module_that_a_page_mentions_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    mentions = [*_inline_code.findall(text), *re.findall(r"python -m (\S+)", text)]
+    names = {name for mention in mentions for name in _module.findall(mention)}
+    assert not [name for name in sorted(names) if not exists_in_the_source(name)]
+
+
+def test_every_class_that_a_page_mentions_exists() -> None:
+    words = {
+        word
+        for folder in PACKAGES
+        for file in (ROOT / folder).rglob("*.py")
+        for word in re.findall(r"\b[A-Z]\w+", file.read_text(encoding="utf-8"))
+    }
+    mentions = {(page.name, name) for page in PAGES for name in _class_name.findall(page.read_text(encoding="utf-8"))}
+    assert not [(page, name) for page, name in sorted(mentions) if name not in words]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub derives them."""
+    headings = _heading.findall(_code_block.sub("", page.read_text(encoding="utf-8")))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links(page: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the file and the anchor of each relative link of a page."""
+    for target in _link.findall(page.read_text(encoding="utf-8")):
+        if not re.match(r"https?:", target):
+            path, _, anchor = target.partition("#")
+            yield (page.parent / path).resolve() if path else page, anchor
+
+
+@every_page
+def test_every_relative_link_resolves(page: Path) -> None:
+    for target, anchor in links(page):
+        assert target.exists(), target
+        assert not anchor or anchor in anchors(target), f"{target} has no heading {anchor}"
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached, queue = set[Path](), [ROOT / "README.md"]
+    while queue:
+        page = queue.pop()
+        if page.suffix == ".md" and page not in reached:
+            reached.add(page)
+            queue += [target / "README.md" if target.is_dir() else target for target, _ in links(page)]
+    assert not [page_name(page) for page in PAGES if page not in reached]
+
+
+@every_adr
+def test_an_adr_has_the_common_form(adr: Path) -> None:
+    text = adr.read_text(encoding="utf-8")
+    number = adr.name[:4]
+    assert re.match(
+        rf"# {number}\. [^\n]+\n\n- Status: (accepted|superseded by \d{{4}})[^\n]*\n- Date: \d{{4}}-\d\d-\d\d\n", text
+    )
+    sections = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert sections in (
+        ["Context", "Decision", "Consequences"],
+        ["Context", "Decision", "Alternatives", "Consequences"],
+    )
+
+
+@every_adr
+def test_the_adr_index_repeats_title_status_and_date(adr: Path) -> None:
+    text = adr.read_text(encoding="utf-8")
+    title, status, date = re.findall(r"^(?:# \d{4}\.|- Status:|- Date:) (.+)$", text, re.MULTILINE)[:3]
+    row = f"| [{adr.name[:4]}]({adr.name}) | {title} | {status} | {date} |"
+    assert row in (DOCS / "adr" / "README.md").read_text(encoding="utf-8").splitlines()
+
+
+@every_adr
+def test_an_adr_that_is_amended_or_superseded_is_named_by_its_successor(adr: Path) -> None:
+    status = adr.read_text(encoding="utf-8").split("\n")[2]
+    for verb, inverse in (("amended", "amends"), ("superseded", "supersedes")):
+        for numbers in re.findall(rf"{verb} by ((?:\d{{4}}(?: and |, )?)+)", status):
+            for number in re.findall(r"\d{4}", numbers):
+                (successor,) = (DOCS / "adr").glob(f"{number}-*.md")
+                successor_status = successor.read_text(encoding="utf-8").split("\n")[2]
+                assert re.search(rf"{inverse} [\d, and]*{adr.name[:4]}", successor_status)
