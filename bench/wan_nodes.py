@@ -80,7 +80,7 @@ async def _go_on(node: Node, follower: Follower) -> None:
     head, newest = follower.chain.head, follower.newest
     if head is not None and (newest is None or newest.version < head.version):
         fetched = trio.current_time()
-        held = await follower.hold(head.version)
+        held = await follower.rebuild(head.version)
         seconds = trio.current_time() - fetched
         node.telemetry.event(
             "verified", version=held.version, weights=held.digest.hex(), hold_seconds=round(seconds, 3)

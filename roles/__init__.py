@@ -1,1 +1,1 @@
-"""What each node does, told in terms of the protocol and of ports. No adapter is imported here."""
+"""What each node does, in terms of the protocol and of ports. No adapter is imported here."""

@@ -1,8 +1,9 @@
-"""Keeping up with the authority: remember its revisions, look for new ones everywhere, pass them on
+"""Keeping up with the authority: load stored revisions, look for new ones everywhere, pass them on
 (docs/spec/authority.md).
 
 A revision is signed by roots, so any place may serve it: the meeting point, and the spaces of all current trainers and
-validators. One honest place is enough. What is found is verified, written durably, and only then obeyed.
+validators. One honest place is enough. A new revision is verified, written to this node's own state, and only then
+obeyed.
 """
 
 from collections.abc import Awaitable, Callable
@@ -17,20 +18,20 @@ from protocol.identity.signing import Signed
 from roles.gather import gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError
+from roles.records import fetch_envelope
 
 POLL_SECONDS: Final = 5.0
 _PATIENCE_SECONDS: Final = 30.0  # for all places where a revision may be
-_GRACE_SECONDS: Final = 2.0  # for the others, once one has it
-_MOST_BYTES: Final = limits.MAX_RUN_BYTES + limits.MAX_ENVELOPE_BYTES
+_GRACE_SECONDS: Final = 2.0  # for the others, after one has answered with it
 _STATE: Final = "authority/"
 
 
-def _kept(number: int) -> str:
+def _state_path(number: int) -> str:
     return f"{_STATE}{number:010d}"
 
 
 async def load_authority(node: Node) -> None:
-    """Obey the revisions that this node remembers.
+    """Obey the revisions that are stored in this node's own state.
 
     Raises:
         ProtocolError: one of them is damaged; StoreError: one cannot be read. Neither is safe to ignore.
@@ -38,24 +39,28 @@ async def load_authority(node: Node) -> None:
     while True:
         number = node.revisions.number + 1
         try:
-            data = await node.state.get(_kept(number), _MOST_BYTES)
+            data = await node.state.get(_state_path(number), Revision.max_bytes + limits.MAX_ENVELOPE_BYTES)
         except NotFoundError:
             return
         node.revisions.adopt(node.revisions.check(number, data))
 
 
 async def refresh_authority(node: Node) -> int:
-    """Look for revisions in all places, obey those that hold, pass them on; how many were new.
+    """Look for new revisions in all places, obey those that are valid, and pass them on.
 
-    What does not answer or does not hold is told and passed over: another place may do better.
+    A place that does not answer, or answers with an invalid revision, is reported and passed over: another may do
+    better.
+
+    Returns:
+        The number of new revisions.
 
     Raises:
-        StoreError: this node's own state cannot be written; nothing that was not written is obeyed.
+        StoreError: this node's own state cannot be written; a revision that was not written is not obeyed.
     """
     before = node.revisions.number
-    await load_authority(node)  # what another process of this node has found
+    await load_authority(node)  # another process of this node may have stored some
     while (signed := await _next_revision(node)) is not None:
-        await node.state.put(_kept(signed.record.number), signed.data)
+        await node.state.put(_state_path(signed.record.number), signed.data)
         node.revisions.adopt(signed)
         node.telemetry.event("revision", number=signed.record.number, note=signed.record.note)
         await _pass_on(node, signed)
@@ -64,22 +69,24 @@ async def refresh_authority(node: Node) -> int:
     return node.revisions.number - before
 
 
-async def keep_authority(node: Node, poll_seconds: float = POLL_SECONDS) -> None:
+async def poll_authority(node: Node, poll_seconds: float = POLL_SECONDS) -> None:
     """Keep up with the authority for ever."""
     while True:
         await trio.sleep(poll_seconds)
         await refresh_authority(node)
 
 
-async def under_authority(node: Node, work: Callable[[], Awaitable[None]], poll_seconds: float = POLL_SECONDS) -> None:
-    """Do a node's work while keeping up with the authority, which is looked for before the work begins.
+async def run_under_authority(
+    node: Node, work: Callable[[], Awaitable[None]], poll_seconds: float = POLL_SECONDS
+) -> None:
+    """Refresh the authority once, then do a node's work while keeping up with it.
 
     Raises:
         ProtocolError, StoreError: as `load_authority` and `refresh_authority`; and what the work raises.
     """
     await refresh_authority(node)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(keep_authority, node, poll_seconds)
+        nursery.start_soon(poll_authority, node, poll_seconds)
         await work()
         nursery.cancel_scope.cancel()
 
@@ -90,17 +97,17 @@ def _places(node: Node, number: int) -> list[str]:
     return [paths.revision(node.run_id, number), *(paths.revision_copy(writer, number) for writer in writers)]
 
 
-async def _read(node: Node, number: int) -> list[Signed[Revision]]:
-    """The valid revisions of a number, from all places that answer in time; those of one digest once.
+async def _fetch_revisions(node: Node, number: int) -> list[Signed[Revision]]:
+    """Return the valid revisions of a number from all places that answer in time, each digest once.
 
-    A place that hangs may be that of whoever is revoked: with a revision at hand the others are not waited for much
-    longer.
+    A place that hangs may belong to the participant that the revision revokes: after the first valid answer the other
+    places get only a short grace period.
     """
-    found: dict[bytes, Signed[Revision]] = {}
+    revisions: dict[bytes, Signed[Revision]] = {}
 
-    async def read(path: str) -> None:
+    async def fetch(path: str) -> None:
         try:
-            signed = node.revisions.check(number, await node.store.get(path, _MOST_BYTES))
+            signed = node.revisions.check(number, await fetch_envelope(node, Revision, path))
         except NotFoundError:
             return
         except ForkError as error:
@@ -108,34 +115,35 @@ async def _read(node: Node, number: int) -> list[Signed[Revision]]:
         except (StoreError, ProtocolError) as error:
             node.telemetry.event("revision-refused", path=path, error=str(error))
         else:
-            found[signed.digest] = signed
+            revisions[signed.digest] = signed
             patience.deadline = min(patience.deadline, trio.current_time() + _GRACE_SECONDS)
 
     places = _places(node, number)
     with trio.move_on_after(_PATIENCE_SECONDS) as patience:
-        await gather(read, places, at_once=len(places))
-    return list(found.values())
+        await gather(fetch, places, at_once=len(places))
+    return list(revisions.values())
 
 
 async def _look_for_forks(node: Node) -> None:
+    """Fetch the newest revision once more from everywhere: a fork raises an alarm there."""
     if node.revisions.number > 0:
-        await _read(node, node.revisions.number)
+        await _fetch_revisions(node, node.revisions.number)
 
 
 async def _next_revision(node: Node) -> Signed[Revision] | None:
-    """The next revision; None where there is none, or where there are two."""
+    """Return the next revision; None if there is none yet, or if the roots signed two."""
     number = node.revisions.number + 1
     if number > limits.MAX_REVISIONS:
         return None
-    found = await _read(node, number)
-    if len(found) > 1:
-        node.alarm(f"the roots signed {len(found)} revisions {number} of the authority; none is obeyed")
+    revisions = await _fetch_revisions(node, number)
+    if len(revisions) > 1:
+        node.alarm(f"the roots signed {len(revisions)} revisions {number} of the authority; none is obeyed")
         return None
-    return found[0] if found else None
+    return revisions[0] if revisions else None
 
 
 async def _pass_on(node: Node, signed: Signed[Revision]) -> None:
-    """Put a revision into this node's own space, if others look there. A failure is told; others pass it on too."""
+    """Put a revision into this node's own space, if others look there. A failure is reported; others pass it on too."""
     key, authority = node.key.public, node.authority
     if key not in authority.trainers and key not in authority.validators:
         return

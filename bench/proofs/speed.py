@@ -18,7 +18,7 @@ from protocol.judging.evidence import weigh
 from protocol.rollout import challenge, sampling, sketch
 from protocol.rollout.batch import Group
 from roles.miner.produce import HonestProducer
-from roles.policy.prefill import joined
+from roles.policy.prefill import join_forwards
 from roles.policy.sequences import pad
 from roles.ports import Engine
 from roles.validator.judge import Judge
@@ -79,7 +79,7 @@ async def table(setting: Setting, groups: int, dtype: torch.dtype, length: int |
     async def prefill() -> None:
         seen = await engine.forward(prompts, completions)
         for at in range(0, len(seen), GROUP_SIZE):
-            _ = joined(seen[at : at + GROUP_SIZE]).logits
+            _ = join_forwards(seen[at : at + GROUP_SIZE]).logits
 
     async def verify() -> None:
         assert all(one.accepted for one in await judge.judge([(group, bytes(32)) for group in made]))
@@ -120,7 +120,7 @@ async def _parts(field: Field, engine: Engine, made: list[Group], tokens: int) -
     prompts = [group.prompt_tokens for group in made for _ in group.rollouts]
     completions = [rollout.tokens for group in made for rollout in group.rollouts]
     seen = await engine.forward(prompts, completions)
-    logits, hidden = joined(seen).logits, joined(seen).hidden
+    logits, hidden = join_forwards(seen).logits, join_forwards(seen).hidden
     drawn = torch.tensor([token for completion in completions for token in completion])
     lengths = [len(completion) for completion in completions]
     due = [field.task.assign(turn.window, turn.randomness, turn.miner, group.index) for group in made]

@@ -14,7 +14,7 @@ from protocol.judging.evidence import Evidence, repeated, weigh
 from protocol.rollout import challenge, sketch
 from protocol.rollout.sampling import SamplingParams
 from protocol.run import ProofSpec
-from roles.policy.prefill import check, joined
+from roles.policy.prefill import check_completions, join_forwards
 from roles.ports import Engine, Forward, Generation, Request
 
 _CHUNK_BYTES: Final = 1 << 28
@@ -129,10 +129,10 @@ def _compare(
 ) -> GroupMeasurement:
     """As roles/validator/judge.py does it."""
     claimed = sketch.commit(work.kind, torch.cat([item.hidden for item in done]), projection)
-    whole = joined(seen)
+    whole = join_forwards(seen)
     due = sketch.commit(work.kind, whole.hidden, projection)
     completions, seeds = [item.tokens for item in done], [request.seed for request in requests]
-    margins, logprobs = check(whole, completions, seeds, work.params, work.policy.vocabulary)
+    margins, logprobs = check_completions(whole, completions, seeds, work.params, work.policy.vocabulary)
     likely = logprobs.numpy()
     said = np.array([value for item in done for value in item.logprobs], dtype=np.float32)
     # A log-probability moves by (1 - p) times what the token's score moves against its average rival's.

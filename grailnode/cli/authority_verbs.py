@@ -210,7 +210,7 @@ def _publish(node: Node, draft: Draft) -> None:
 
     async def publish() -> bool:
         await node.publish(path, signed.data)
-        return await node.shows(path, signed.data)
+        return await node.is_readable(path, signed.data)
 
     if not trio.run(publish):
         raise RevisionError(

@@ -231,7 +231,7 @@ def _node(
         run_sync=trio.to_thread.run_sync,
         space=config.store.url if config.store.meeting is not None else "",
         proof=admission_proof.make_prover(invitation),
-        known=revisions,
+        shared_revisions=revisions,
     )
 
 

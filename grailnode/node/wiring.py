@@ -13,7 +13,7 @@ from protocol import environments
 from protocol.digest import Weights
 from protocol.environments import Sandbox
 from protocol.errors import MalformedError, ProtocolError
-from roles.authority_updates import under_authority
+from roles.authority_updates import run_under_authority
 from roles.miner.miner import Miner, MinerSettings
 from roles.miner.produce import HonestProducer, Producer
 from roles.node.identity import Node
@@ -65,7 +65,7 @@ async def run_miner(
         follower = await Follower.open(node)
         await Miner(node, follower, engine, producer(task, engine), settings).run()
 
-    await under_authority(node, mine)
+    await run_under_authority(node, mine)
 
 
 async def run_validator(node: Node, task: Task, compute: Compute, settings: ValidatorSettings) -> None:
@@ -77,7 +77,7 @@ async def run_validator(node: Node, task: Task, compute: Compute, settings: Vali
         engine = make_engine(compute, node.run_sync)
         await Validator(node, follower, engine, task, ledger, settings).run()
 
-    await under_authority(node, validate)
+    await run_under_authority(node, validate)
 
 
 async def run_training(node: Node, genesis: Callable[[], Weights], compute: Compute, settings: TrainerSettings) -> None:
@@ -96,9 +96,9 @@ async def run_publisher(node: Node, settings: PublisherSettings) -> None:
         history = await History.open(node.state)
         await Publisher(node, history, settings).run()
 
-    await under_authority(node, publish)
+    await run_under_authority(node, publish)
 
 
 async def run_collector(node: Node, settings: CollectorSettings) -> None:
     """Collect groups until cancelled: the download process of a trainer."""
-    await under_authority(node, Collector(node, settings).run)
+    await run_under_authority(node, Collector(node, settings).run)

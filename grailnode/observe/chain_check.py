@@ -8,7 +8,7 @@ from protocol.chain.verifier import ChainVerifier
 from protocol.digest import content_digest
 from protocol.errors import ChainError, ExpiredError, found_in
 from roles.node.identity import Node
-from roles.policy.follower import VerifiedWeights, load_anchor, step
+from roles.policy.follower import VerifiedWeights, apply_patch, load_anchor
 from roles.ports import ObjectStore
 
 
@@ -74,7 +74,9 @@ async def follow_chain(node: Node, say: Callable[[str], None]) -> AsyncIterator[
 async def _patched(node: Node, trainer: bytes, held: VerifiedWeights, manifest: Manifest) -> VerifiedWeights:
     assert manifest.patch is not None
     ref = manifest.patch.object
-    return step(held, manifest, await _object(node.store, paths.patch(trainer, ref.digest), ref.digest, ref.size))
+    return apply_patch(
+        held, manifest, await _object(node.store, paths.patch(trainer, ref.digest), ref.digest, ref.size)
+    )
 
 
 async def _object(store: ObjectStore, path: str, digest: bytes, size: int) -> bytes:

@@ -19,7 +19,7 @@ from protocol.judging.verdict import Verdict
 from roles.authority_updates import refresh_authority
 from roles.gather import gather
 from roles.node.identity import Node
-from roles.participants import participants
+from roles.participants import find_participants
 from roles.ports import NotFoundError, StoreError, TooLargeError
 
 RECENT_WINDOWS = 50
@@ -125,7 +125,7 @@ class Observer:
             self._alarms.append(line)
 
     async def _read_names(self) -> None:
-        for announcement in await participants(self._node, "miner"):
+        for announcement in await find_participants(self._node, "miner"):
             self._names[announcement.key] = announcement.name
 
     async def _read_chain(self) -> None:

@@ -20,7 +20,7 @@ from protocol.judging.verdict import Judgement, Reason, ReauditVerdict, Verdict,
 from protocol.rollout.batch import Commitment, Group, open_group
 from protocol.run import ProofSpec
 from roles.node.identity import Node
-from roles.participants import listed
+from roles.participants import list_announced_keys
 from roles.policy.assignment import Task
 from roles.policy.follower import Follower
 from roles.policy.serving import serve
@@ -91,7 +91,7 @@ async def replay(node: Node, task: Task, compute: Compute, which: GroupReference
     if not serving - node.run.schedule.max_lag <= commitment.version <= serving:
         raise ProtocolError(f"made by version {commitment.version}, but {serving} serves it", f"window {which.window}")
     engine = make_engine(compute, node.run_sync)
-    await serve(node, engine, await follower.hold(commitment.version))
+    await serve(node, engine, await follower.rebuild(commitment.version))
     randomness = await node.randomness(node.run.schedule.opening(which.window))
     judge = Judge(task, engine, which.window, randomness)
     (judgement,) = await judge.judge([(group, commitment.groups[which.index][0])])
@@ -104,7 +104,7 @@ async def _miner(node: Node, which: GroupReference) -> bytes:
     if len(which.miner) == 2 * KEY_BYTES:
         return bytes.fromhex(which.miner)
     fitting = [
-        key for key in await listed(node) if key.hex().startswith(which.miner)
+        key for key in await list_announced_keys(node) if key.hex().startswith(which.miner)
     ]  # of those too whose time is over
     if len(fitting) != 1:
         raise NotFoundError(

@@ -1,7 +1,7 @@
-"""The miner: follow the chain, pledge, and in every window generate, commit and upload before the deadline.
+"""The miner: follow the chain, pledge, and in every window generate, upload and commit before the deadline.
 
-A pledge is in storage before the window opens, and delivering less costs score; so a miner pledges what it has been
-able to do, and practises before the first.
+A pledge is in storage before the window opens, and delivering less costs score. So a miner measures how fast it is
+before its first pledge, and pledges no more than it has been able to do.
 """
 
 import math
@@ -21,9 +21,9 @@ from roles.policy.follower import Follower, VerifiedWeights
 from roles.policy.serving import keep_fresh, serve
 from roles.ports import BeaconError, Engine, EngineError, StoreError
 
-ANNOUNCED_SECONDS = 600.0
-_RENEWED_WINDOWS = 2  # a validator that could not see a commitment holds the pledge void until it is given anew
-_CAUTION = 0.8  # of the time that a window has, what is pledged takes at most so much
+ANNOUNCEMENT_SECONDS = 600.0
+_RENEWAL_WINDOWS = 2  # a validator that could not read a commitment ignores the pledge until it is announced anew
+_CAUTION = 0.8  # the share of a window's time that the pledged groups may take
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class MinerSettings:
 
     Attributes:
         groups: groups to aim for in a window, at most the run's quota.
-        chunk: groups generated at a time; after each the clock is looked at.
-        share: of the time to the deadline that generating may take; the rest is for the upload.
+        chunk: groups generated at a time; the clock is read after each chunk.
+        share: the part of the time to the deadline that generating may take; the rest is for the upload.
         poll_seconds: how often to look for a newer version.
     """
 
@@ -54,10 +54,10 @@ class Miner:
         self._engine = engine
         self._producer = producer
         self._settings = settings
-        self._pledged = 0  # groups, as the newest announcement says
-        self._until = -math.inf  # when that is to be renewed, in seconds of the process's own time
-        self._mined = -1  # the newest window that has opened for this miner
-        self._group_seconds = 0.0  # in the slowest of the last few chunks, by which the next is planned
+        self._pledged_groups = 0  # in the newest announcement
+        self._renewal_time = -math.inf  # of that announcement, in trio's time
+        self._last_window = -1  # the newest window that has opened for this miner
+        self._group_seconds = 0.0  # seconds per group in the slowest of the last few chunks; plans the next ones
 
     async def run(self) -> None:
         """Mine window after window, for ever."""
@@ -65,55 +65,57 @@ class Miner:
             nursery.start_soon(keep_fresh, self._node, self._follower, self._settings.poll_seconds)
             await self._begin()
             while True:
-                await self._mine(await self._node.next_window(self._mined))
+                await self._mine(await self._node.next_window(self._last_window))
 
     async def _begin(self) -> None:
-        """Be known, and pledge what practice says as soon as there is a policy to practise with."""
-        reporter = ChangeReporter(self._node.telemetry, "practice-failed")
+        """Announce this miner, and make the first pledge as soon as there is a policy to measure its speed with."""
+        reporter = ChangeReporter(self._node.telemetry, "warm-up-failed")
         await self._pledge(0)
         while True:
             try:
                 if self._follower.newest is not None:
-                    await self._practise(self._follower.newest)
-                    return await self._promise(self._node.window())
+                    await self._warm_up(self._follower.newest)
+                    return await self._pledge_next(self._node.window())
             except (StoreError, ProtocolError, EngineError) as error:
                 reporter.failure(error)
             await trio.sleep(self._settings.poll_seconds)
             await self._pledge(0)
 
     async def _pledge(self, groups: int) -> None:
-        """Announce how many groups the windows to come will bring, where that changes or has to be said again."""
-        if groups != self._pledged or trio.current_time() >= self._until:
-            await self._node.announce("miner", ANNOUNCED_SECONDS, groups)
+        """Announce how many groups each of the next windows will bring, if that changes or has to be renewed."""
+        if groups != self._pledged_groups or trio.current_time() >= self._renewal_time:
+            await self._node.announce("miner", ANNOUNCEMENT_SECONDS, groups)
             schedule = self._node.run.schedule
-            renewal = _RENEWED_WINDOWS * schedule.rounds * self._node.run.beacon.period_ms / 1000
-            self._pledged, self._until = groups, trio.current_time() + min(ANNOUNCED_SECONDS / 3, renewal)
+            renewal = _RENEWAL_WINDOWS * schedule.rounds * self._node.run.beacon.period_ms / 1000
+            self._pledged_groups = groups
+            self._renewal_time = trio.current_time() + min(ANNOUNCEMENT_SECONDS / 3, renewal)
 
     async def _mine(self, window: int) -> None:
-        """Keep the pledge of a window, then pledge what the next ones will bring.
+        """Deliver the pledged groups of a window, then pledge those of the next ones.
 
-        A pledge that is not kept at all counts no more, until it is given anew.
+        Validators ignore a pledge of which nothing was delivered until it is announced anew.
         """
-        if not await self._keep(window, self._pledged):
-            self._until = -math.inf
-        await self._promise(window)
+        if not await self._fulfil_pledge(window, self._pledged_groups):
+            self._renewal_time = -math.inf
+        await self._pledge_next(window)
 
-    async def _promise(self, window: int) -> None:
-        """Pledge what the windows after this one will bring.
+    async def _pledge_next(self, window: int) -> None:
+        """Pledge groups for the windows after this one.
 
-        Where that takes until the next has opened, it may count for that one, which is lost; and a pledge that was not
-        kept is void until it is given anew.
+        If that takes until the next window has opened, the pledge may count for that window, which is lost. Validators
+        then ignore the pledge until it is announced anew.
         """
-        await self._pledge(self._affordable())
-        while (opened := self._node.window()) > window:
-            error = f"window {window} and the pledge behind it took until it had opened"
-            self._node.telemetry.event("window-skipped", window=opened, error=error)
-            self._until, window = -math.inf, opened
-            await self._pledge(self._pledged)
+        await self._pledge(self._affordable_groups())
+        while (current := self._node.window()) > window:
+            error = f"window {window} and the pledge after it took until window {current} had opened"
+            self._node.telemetry.event("window-skipped", window=current, error=error)
+            self._renewal_time, window = -math.inf, current
+            await self._pledge(self._pledged_groups)
 
-    def _affordable(self) -> int:
-        """Groups that a window surely has time for, by the slowest of the last chunks; whole chunks where it has time
-        for one.
+    def _affordable_groups(self) -> int:
+        """Return how many groups a window surely has time for, by the slowest of the last chunks.
+
+        They are whole chunks if there is time for at least one.
         """
         run, settings = self._node.run, self._settings
         most = min(settings.groups, run.groups)
@@ -121,58 +123,57 @@ class Miner:
         groups = int(_CAUTION * seconds / self._group_seconds) if self._group_seconds else most
         return max(1, min(most, groups - groups % settings.chunk if groups > settings.chunk else groups))
 
-    async def _practise(self, held: VerifiedWeights) -> None:
-        """Generate a chunk for nobody, twice: an engine is slow at first, and what it can do has to be known to be
-        pledged.
+    async def _warm_up(self, weights: VerifiedWeights) -> None:
+        """Generate a chunk twice and throw it away: an engine is slow at first, so the second time measures its speed.
 
         Raises:
             StoreError, ProtocolError, EngineError: it could not.
         """
         node = self._node
-        turn = MiningWindow(max(0, node.window()), bytes(32), held.version, node.key.public)
-        await serve(node, self._engine, held)
+        mining_window = MiningWindow(max(0, node.window()), bytes(32), weights.version, node.key.public)
+        await serve(node, self._engine, weights)
         for _ in range(2):
-            began = trio.current_time()
-            await self._producer.produce(turn, range(min(self._settings.chunk, node.run.groups)))
-        seconds = trio.current_time() - began
+            start = trio.current_time()
+            await self._producer.produce(mining_window, range(min(self._settings.chunk, node.run.groups)))
+        seconds = trio.current_time() - start
         self._group_seconds = seconds / min(self._settings.chunk, node.run.groups)
-        node.telemetry.event("practised", version=held.version, chunk_seconds=seconds)
+        node.telemetry.event("warmed-up", version=weights.version, chunk_seconds=seconds)
 
-    async def _keep(self, window: int, pledged: int) -> bool:
-        """Generate and deliver what was pledged; whether anything was delivered in time."""
+    async def _fulfil_pledge(self, window: int, pledged_groups: int) -> bool:
+        """Generate and deliver the pledged groups; return whether any were delivered in time."""
         node = self._node
         try:
             randomness = await node.randomness(node.run.schedule.opening(window))
-            self._mined = window
+            self._last_window = window
             version = self._follower.version_for(window)
-            await serve(node, self._engine, await self._follower.hold(version))
-            groups = await self._generate(MiningWindow(window, randomness, version, node.key.public), pledged)
+            await serve(node, self._engine, await self._follower.rebuild(version))
+            groups = await self._generate(MiningWindow(window, randomness, version, node.key.public), pledged_groups)
         except (StoreError, BeaconError, ProtocolError, EngineError) as error:
             node.telemetry.event("window-skipped", window=window, error=str(error))
             return False
         return await self._deliver(window, groups)
 
-    async def _generate(self, turn: MiningWindow, pledged: int) -> list[Group]:
-        """Groups 0, 1, 2, ... until the pledge is kept or another chunk would not be done in time."""
+    async def _generate(self, mining_window: MiningWindow, pledged_groups: int) -> list[Group]:
+        """Generate groups 0, 1, 2, ... until all pledged ones are there or there is no time for another chunk."""
         run, clock = self._node.run, self._node.clock
-        opening, deadline = run.opening_time(turn.window), run.deadline_time(turn.window)
+        opening, deadline = run.opening_time(mining_window.window), run.deadline_time(mining_window.window)
         stop = opening + (deadline - opening) * self._settings.share
         groups: list[Group] = []
 
-        def of_a_chunk() -> float:
+        def chunk_seconds() -> float:
             return self._group_seconds * self._settings.chunk
 
-        while len(groups) < pledged and (not groups or clock.now() + of_a_chunk() < stop):
-            chunk = range(len(groups), min(pledged, len(groups) + self._settings.chunk))
-            began = trio.current_time()
-            groups += await self._producer.produce(turn, chunk)
+        while len(groups) < pledged_groups and (not groups or clock.now() + chunk_seconds() < stop):
+            chunk = range(len(groups), min(pledged_groups, len(groups) + self._settings.chunk))
+            start = trio.current_time()
+            groups += await self._producer.produce(mining_window, chunk)
             whole = len(chunk) == self._settings.chunk
-            if whole or not chunk.start:  # what is left of a pledge says less of what a chunk takes
-                self._group_seconds = max((trio.current_time() - began) / len(chunk), 0.8 * self._group_seconds)
+            if whole or not chunk.start:  # the short last chunk of a pledge is no measure of a whole one
+                self._group_seconds = max((trio.current_time() - start) / len(chunk), 0.8 * self._group_seconds)
         return groups
 
     async def _deliver(self, window: int, groups: Sequence[Group]) -> bool:
-        """Upload the batch, then the commitment that makes it count; False where the deadline came first."""
+        """Upload the batch, then the commitment that makes it count; return False if the deadline came first."""
         node = self._node
         batch, commitment = assemble(groups)
         with trio.move_on_after(max(0.0, node.run.deadline_time(window) - node.clock.now())) as scope:

@@ -1,4 +1,4 @@
-"""From a window's randomness to groups of rollouts. The miner chooses nothing: all of this is a pure function."""
+"""Make groups of rollouts from a window's randomness. The miner has no choice: everything follows from it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ class MiningWindow:
 
 
 class Producer(Protocol):
-    """Makes the groups of given numbers."""
+    """Makes groups by their numbers."""
 
-    async def produce(self, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
-        """The groups of these numbers, in order.
+    async def produce(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+        """Return the groups of these numbers, in order.
 
         Raises:
             EngineError: the engine broke.
@@ -39,51 +39,58 @@ class Producer(Protocol):
 
 
 class HonestProducer:
-    """Samples what the randomness asks for, from the policy that serves the window."""
+    """Samples the assigned prompts, with the assigned seeds, from the policy that serves the window."""
 
     def __init__(self, task: Task, engine: Engine) -> None:
         self.task = task
         self.engine = engine
 
-    def assignments(self, turn: MiningWindow, indices: Sequence[int]) -> list[Assignment]:
-        """The assignments of these group numbers."""
-        return [self.task.assign(turn.window, turn.randomness, turn.miner, index) for index in indices]
+    def assignments(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Assignment]:
+        """Return the assignments of these group numbers."""
+        return [
+            self.task.assign(mining_window.window, mining_window.randomness, mining_window.miner, index)
+            for index in indices
+        ]
 
     async def generate(self, assignments: Sequence[Assignment]) -> list[list[Generation]]:
-        """One completion for every seed of every assignment."""
+        """Generate one completion for every seed of every assignment."""
         requests = [Request(item.prompt, seed) for item in assignments for seed in item.seeds]
         generations = await self.engine.generate(requests, self.task.run.sampling.params())
         size = self.task.run.group_size
         return [generations[start : start + size] for start in range(0, len(generations), size)]
 
-    async def rollouts(self, turn: MiningWindow, assignment: Assignment, done: Sequence[Generation]) -> list[Rollout]:
-        """Completions of one group with their sketches and rewards."""
-        seed = challenge.sketch_seed(self.task.run_id, turn.window, turn.randomness)
-        sketches = sketch.commit(self.task.run.proof.sketch, torch.cat([item.hidden for item in done]), seed)
-        rewards = await self.task.rewards(assignment.problem, [item.tokens for item in done])
+    async def rollouts(
+        self, mining_window: MiningWindow, assignment: Assignment, generations: Sequence[Generation]
+    ) -> list[Rollout]:
+        """Return the completions of one group with their sketches and rewards."""
+        seed = challenge.sketch_seed(self.task.run_id, mining_window.window, mining_window.randomness)
+        sketches = sketch.commit(self.task.run.proof.sketch, torch.cat([item.hidden for item in generations]), seed)
+        rewards = await self.task.rewards(assignment.problem, [item.tokens for item in generations])
         rollouts, begin = [], 0
-        for item, reward in zip(done, rewards, strict=True):
+        for item, reward in zip(generations, rewards, strict=True):
             end = begin + sketch.BYTES_PER_TOKEN * len(item.tokens)
             rollouts.append(Rollout(completion=pack_tokens(item.tokens), sketch=sketches[begin:end], reward=reward))
             begin = end
         return rollouts
 
-    def group(self, turn: MiningWindow, assignment: Assignment, rollouts: Sequence[Rollout]) -> Group:
-        """The record of a finished group."""
+    def group(self, mining_window: MiningWindow, assignment: Assignment, rollouts: Sequence[Rollout]) -> Group:
+        """Return the record of a group."""
         return Group(
             run=self.task.run_id,
-            window=turn.window,
-            version=turn.version,
-            miner=turn.miner,
+            window=mining_window.window,
+            version=mining_window.version,
+            miner=mining_window.miner,
             index=assignment.index,
             prompt=pack_tokens(assignment.prompt),
             rollouts=tuple(rollouts),
         )
 
-    async def produce(self, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
-        """The groups of these numbers, in order."""
-        assignments = self.assignments(turn, indices)
+    async def produce(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+        """Return the groups of these numbers, in order."""
+        assignments = self.assignments(mining_window, indices)
         groups = []
         for assignment, generations in zip(assignments, await self.generate(assignments), strict=True):
-            groups.append(self.group(turn, assignment, await self.rollouts(turn, assignment, generations)))
+            groups.append(
+                self.group(mining_window, assignment, await self.rollouts(mining_window, assignment, generations))
+            )
         return groups

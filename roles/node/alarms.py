@@ -1,30 +1,33 @@
-"""Lies that a node met, until they are published (docs/spec/verdict.md: a summary's alarms)."""
+"""Alarms about dishonest participants that wait for this node's next summary (docs/spec/verdict.md)."""
 
 from typing import Final
 
-_MOST_WAITING: Final = 100  # as many as one summary carries
-_MOST_KNOWN: Final = 10_000
-_LINE: Final = 500  # characters of one alarm
+_MAX_QUEUED: Final = 100  # as many as one summary carries
+_MAX_LINES: Final = 10_000
+_MAX_CHARACTERS: Final = 500  # of one alarm
 
 
 class Alarms:
-    """A queue of distinct lines: what was said once is not said again."""
+    """A queue of distinct lines: a line that was queued once is not queued again."""
 
     def __init__(self) -> None:
-        self._known: set[str] = set()
-        self._waiting: list[str] = []
+        self._lines: set[str] = set()  # all that were ever queued
+        self._queue: list[str] = []
 
     def add(self, line: str) -> bool:
-        """Queue a line; whether it is new. Beyond the limits the newest are dropped: the first ones say what began."""
-        line = "".join(character for character in line if character.isprintable())[:_LINE]
-        if line in self._known or len(self._known) >= _MOST_KNOWN:
+        """Queue a line, and return whether it is new.
+
+        Beyond the limits the newest lines are dropped: the first ones name the cause.
+        """
+        line = "".join(character for character in line if character.isprintable())[:_MAX_CHARACTERS]
+        if line in self._lines or len(self._lines) >= _MAX_LINES:
             return False
-        self._known.add(line)
-        if len(self._waiting) < _MOST_WAITING:
-            self._waiting.append(line)
+        self._lines.add(line)
+        if len(self._queue) < _MAX_QUEUED:
+            self._queue.append(line)
         return True
 
     def drain(self) -> tuple[str, ...]:
-        """What waits to be published; it waits no more."""
-        waiting, self._waiting = tuple(self._waiting), []
-        return waiting
+        """Empty the queue and return its lines, which the caller publishes."""
+        lines, self._queue = tuple(self._queue), []
+        return lines

@@ -18,8 +18,8 @@ from roles.node.timekeeping import Timekeeper
 from roles.ports import Beacon, BeaconError, Clock, NotFoundError, ObjectStore, StoreError, Telemetry
 
 _RETRY_SECONDS = 0.25
-_LOOK_SECONDS = 1.0  # between two looks at a clock that somebody may set
-_MOST_LOSSES = 8  # of one object, acknowledged and not there
+_CLOCK_POLL_SECONDS = 1.0  # between two looks at a clock that an operator may set
+_MAX_PUTS = 8  # of one object that the store acknowledges and does not show
 _READ_BACKS = 3  # tries to get an answer
 _READ_BACK_BYTES = 1 << 20  # objects up to this size are read back whole
 
@@ -33,18 +33,18 @@ class Node:
     """One participant of a run.
 
     Attributes:
-        run_id, run: the rules, already checked against the root keys. Who may act now is said by `authority` alone.
-        key: signs what this node says; name: what it calls itself.
+        run_id, run: the rules, already checked against the root keys. Only `authority` says who may act now.
+        key: signs what this node publishes; name: for people.
         store: the shared medium, which may lie; state: this node's own durable storage, which does not.
         space: the URL where others read what this node writes; empty where they read the same store.
         run_sync: runs a function that computes for long, off the event loop's thread (inline in a simulation).
-        proof: gives what the run's admission policy asks of this node's announcements
+        proof: gives the proof that the run's admission policy requires in this node's announcements
             (grailnode/node/admission_proof.py).
-        known, revisions: what this node knows of the authority, shared with whoever gives `known` (else the run
-            manifest's word); kept up to date by roles/authority_updates.py.
-        time: what is proven about the time; whatever is signed or closed for ever rests on that, and not on the clock
-            alone.
-        alarms: lies that this node met and has not published yet; backoff: participants that it need not look at yet;
+        shared_revisions: the revisions of another `Node` object of this process, to share them; without it, the
+            history begins with the run manifest's authority.
+        revisions: the history of the authority, kept up to date by roles/authority_updates.py.
+        time: what is proven about the time. Before this node signs anything, or closes it for ever, the time is proven.
+        alarms: alarms that this node has not published yet; backoff: participants that it need not look at yet;
             announcements: those whose signatures it has checked.
     """
 
@@ -60,56 +60,59 @@ class Node:
     run_sync: Callable[..., Awaitable[Any]]
     space: str = ""
     proof: Callable[["Node"], Awaitable[bytes]] = _no_proof
-    known: InitVar[Revisions | None] = None
+    shared_revisions: InitVar[Revisions | None] = None
     revisions: Revisions = field(init=False)
     time: Timekeeper = field(init=False)
     alarms: Alarms = field(init=False, default_factory=Alarms)
     backoff: Backoff = field(init=False, default_factory=Backoff)
     announcements: AnnouncementCache = field(init=False, default_factory=AnnouncementCache)
 
-    def __post_init__(self, known: Revisions | None) -> None:
-        object.__setattr__(self, "revisions", known or Revisions(self.run_id, self.run.authority))
+    def __post_init__(self, shared_revisions: Revisions | None) -> None:
+        object.__setattr__(self, "revisions", shared_revisions or Revisions(self.run_id, self.run.authority))
         object.__setattr__(self, "time", Timekeeper(self.beacon, self.run.beacon, self.clock, self.telemetry))
 
     @property
     def authority(self) -> Authority:
-        """Who may act now: read it at each use, for it may change between two."""
+        """The keys that may act now. Read it at each use, since it may change between two."""
         return self.revisions.current
 
     def alarm(self, line: str) -> None:
-        """Tell of a lie: in this node's log at once, in its next summary if it is a validator."""
+        """Report a dishonest participant: in this node's log at once, and in its next summary if it is a validator."""
         if self.alarms.add(line):
             self.telemetry.event("alarm", error=line)
 
     def window(self) -> int:
-        """The current window; negative before window 0 opens."""
+        """Return the current window; negative before window 0 opens."""
         return self.run.window_at(self.clock.now())
 
     async def next_window(self, after: int, ahead: float = 0.0) -> int:
-        """Wait for the next window behind one: its number, so many seconds before it opens. Follows a clock that is put
-        right.
+        """Wait until shortly before the next window opens, and return its number.
+
+        If the clock is put right during the wait, the wait follows it.
 
         Args:
-            after: a window that was waited for before; one that the time does not bear out any more counts for nothing.
+            after: the last window that was waited for. If it is later than the time allows, because the clock was
+                ahead, it is ignored.
+            ahead: seconds before the opening at which to return.
         """
 
-        def following() -> int:
-            reached = self.run.window_at(self.time.now())
-            return max(min(after, reached + 1), self.window(), -1) + 1
+        def next_number() -> int:
+            current = self.run.window_at(self.time.now())
+            return max(min(after, current + 1), self.window(), -1) + 1
 
-        window = following()
-        while (left := self.run.opening_time(window) - ahead - self.clock.now()) > 0:
-            await trio.sleep(min(left, _LOOK_SECONDS))
-            window = min(window, following())
+        window = next_number()
+        while (seconds := self.run.opening_time(window) - ahead - self.clock.now()) > 0:
+            await trio.sleep(min(seconds, _CLOCK_POLL_SECONDS))
+            window = min(window, next_number())
         await trio.lowlevel.checkpoint()
         return window
 
     async def randomness(self, round_number: int) -> bytes:
-        """The randomness of a round, however long the beacon's outage lasts: windows are delayed, never weakened.
+        """Return the randomness of a round, however long an outage lasts: windows are delayed, never weakened.
 
         Raises:
-            BeaconError: the round is not due any more, as this machine's clock was ahead; or later ones are out, and
-                this one cannot be had.
+            BeaconError: the round is no longer due, since this machine's clock was ahead; or later rounds are out, and
+                this one is not to be had.
         """
         while True:
             try:
@@ -124,11 +127,12 @@ class Node:
     async def publish(self, path: str, data: bytes) -> None:
         """Put an object until the store takes it and shows it; the store's decorators space the tries.
 
-        What storage acknowledges and loses, it may lose again: after a few times this node goes on, and has said so.
+        A store that acknowledges an object and loses it may lose it again: after a few times, each of them reported,
+        this node goes on.
         """
-        for _ in range(_MOST_LOSSES):
+        for _ in range(_MAX_PUTS):
             await self._put(path, data)
-            if await self.shows(path, data):
+            if await self.is_readable(path, data):
                 return
             await trio.sleep(_RETRY_SECONDS)
 
@@ -140,34 +144,38 @@ class Node:
                 self.telemetry.event("put-failed", path=path, error=str(error))
                 await trio.sleep(_RETRY_SECONDS)
 
-    async def shows(self, path: str, data: bytes) -> bool:
-        """Whether an object that the store acknowledged is there: the whole of a small one, the last byte of a large
-        one.
+    async def is_readable(self, path: str, data: bytes) -> bool:
+        """Return whether the store shows an object that it acknowledged.
 
-        Where the store gives no answer (or this node may not read there), its acknowledgment counts.
+        A small object is read whole, of a large one the last byte. If the store does not answer (or this node may not
+        read there), its acknowledgment counts.
         """
         offset = max(0, len(data) - 1) if len(data) > _READ_BACK_BYTES else 0
         size = len(data) - offset
-        there = True
+        is_shown = True
         for _ in range(_READ_BACKS):
             try:
-                there = await self.store.get(path, size, offset=offset, size=size) == data[offset:]
+                is_shown = await self.store.get(path, size, offset=offset, size=size) == data[offset:]
             except NotFoundError:
-                there = False
+                is_shown = False
             except StoreError:
                 continue
             break
-        if not there:
-            self.telemetry.event("put-lost", path=path, error="acknowledged, and not what the store shows")
-        return there
+        if not is_shown:
+            self.telemetry.event("put-lost", path=path, error="the store acknowledged it and shows something else")
+        return is_shown
 
     async def announce(self, role: Role, seconds: float, groups: int = 0) -> None:
-        """Make this node known for some seconds; a miner with the groups that it pledges."""
-        record = await self.announcement(role, await self.time.moment() + seconds, groups)
+        """Publish an announcement that expires after some seconds; a miner's with the groups that it pledges."""
+        record = await self.announcement(role, await self.time.proven_time() + seconds, groups)
         await self.publish(paths.participant(self.key.public), sign(record, self.key))
 
     async def announcement(self, role: Role, expires: float, groups: int = 0) -> Announcement:
-        """What `announce` says, up to a time in seconds since the Unix epoch, with the proof that is asked of a miner."""
+        """Return this node's announcement, with the admission proof if it is a miner's.
+
+        Args:
+            expires: in seconds since the Unix epoch.
+        """
         return Announcement(
             run=self.run_id,
             key=self.key.public,
@@ -180,7 +188,7 @@ class Node:
         )
 
     async def keep_announced(self, role: Role, seconds: float) -> None:
-        """Announce this node now, and again in time, for ever."""
+        """Announce this node now, and again each time before the announcement expires, for ever."""
         while True:
             await self.announce(role, seconds)
             await trio.sleep(seconds / 3)

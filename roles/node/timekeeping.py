@@ -1,10 +1,9 @@
-"""What a node may hold true about the time: its machine's clock says when to look, the beacon says that it is so.
+"""What a node may believe about the time: its clock says when to look, and the beacon proves it.
 
-Somebody may set a clock wrong. A clock that is ahead is found out by a round that should be out and is not. One that
-was set back
-is found out by what this node knows already: a round that it has seen was due before now, and since then the process
-has lived for so long. So what is signed, sealed or closed for ever waits for proof, and a deadline that others must
-keep is measured by the later of the clock and what is proven (docs/adr/0230).
+An operator may set a clock wrong. If it is ahead, a round that should be out is not. If it was set back, the node
+knows better: a round that it has seen was due before now, and the process has run for some time since then. So the node
+signs and seals nothing, and closes nothing for ever, before the time is proven, and it measures a deadline that others
+must keep by the later of the clock and the proven time (docs/adr/0230).
 """
 
 from typing import Final
@@ -14,9 +13,9 @@ import trio
 from protocol.beacon import ChainInfo
 from roles.ports import Beacon, BeaconError, Clock, Telemetry
 
-_PATIENCE: Final = 5.0  # seconds for which a round that should be out is waited for, before the clock is asked again
-_GLANCE: Final = 1.0  # seconds for the same where nothing waits for the answer, and between two such looks
-_LOOK: Final = 0.25  # seconds between two looks at the clock by who waits for a round
+_PATIENCE: Final = 5.0  # seconds to wait for a round that should be out, before the clock is read again
+_GLANCE: Final = 1.0  # seconds for the same where no task waits for the answer, and between two such tries
+_CLOCK_POLL: Final = 0.25  # seconds between two looks at the clock while a task waits for a round
 
 
 class Timekeeper:
@@ -31,89 +30,95 @@ class Timekeeper:
         self._chain = chain
         self._clock = clock
         self._telemetry = telemetry
-        self._proven = 0  # the newest round known to be out
-        self._offset = -float("inf")  # what is at least to be added to the process's own time
-        self._rest = -float("inf")
+        self._newest_round = 0  # the newest that is proven to be out
+        self._offset = -float("inf")  # from trio's time to a lower bound of the time since the Unix epoch
+        self._next_try = -float("inf")  # trio's time before which `has_come` does not ask the beacon
 
     async def randomness(self, round_number: int) -> bytes:
         """Implements Beacon.randomness."""
         randomness = await self._beacon.randomness(round_number)
-        self.note(round_number)
+        self.record_round(round_number)
         return randomness
 
-    def note(self, round_number: int) -> None:
-        """A round is out: by the beacon, or by a signature of this node's own."""
-        self._proven = max(self._proven, round_number)
+    def record_round(self, round_number: int) -> None:
+        """Remember that a round is out: the beacon gave it, or a signature of this node's own rests on it."""
+        self._newest_round = max(self._newest_round, round_number)
         self._offset = max(self._offset, self._chain.due(round_number) - trio.current_time())
 
     @property
-    def proven(self) -> int:
+    def newest_round(self) -> int:
         """The newest round that this node has seen; 0 before the first."""
-        return self._proven
+        return self._newest_round
 
     def now(self) -> float:
-        """Seconds since the Unix epoch, at least: by the clock or, where that was set back, by what is proven."""
+        """Return the later of the clock and the proven time, in seconds since the Unix epoch."""
         return max(self._clock.now(), self._floor)
 
     @property
     def _floor(self) -> float:
-        """The time, at least: seconds since the Unix epoch."""
+        """A lower bound of the time, in seconds since the Unix epoch."""
         return trio.current_time() + self._offset
 
     async def has_come(self, round_number: int) -> bool:
-        """Whether a round that is due by the clock is known to be out."""
+        """Return whether a round that is due by the clock is proven to be out."""
         current = self._chain.round_at(self._clock.now())
-        if round_number <= self._proven:
+        if round_number <= self._newest_round:
             return True
-        if round_number > current or trio.current_time() < self._rest:
+        if round_number > current or trio.current_time() < self._next_try:
             return False
         if not await self._prove(current, _GLANCE) and not await self._prove(round_number, _GLANCE):
-            self._rest = trio.current_time() + _GLANCE
-        return round_number <= self._proven
+            self._next_try = trio.current_time() + _GLANCE
+        return round_number <= self._newest_round
 
-    async def come(self, round_number: int) -> None:
-        """Wait until a round's time has surely come: by the clock and the beacon or, while that is away, by how long
-        this process has lived since a round that it has seen.
+    async def wait_for_round(self, round_number: int) -> None:
+        """Wait until a round's time has surely come.
+
+        The clock and the beacon decide, or, while the beacon does not answer, how long this process has run since a
+        round that it has seen.
         """
         while True:
             await self._clock.sleep_until(self._chain.due(round_number))
             if self._floor >= self._chain.due(round_number) or await self.has_come(round_number):
                 return
-            await trio.sleep(_LOOK)
+            await trio.sleep(_CLOCK_POLL)
 
-    async def moment(self) -> float:
-        """Seconds since the Unix epoch, as far as the beacon bears it out; a wrong clock waits here until it is right."""
-        newest = await self.newest()
+    async def proven_time(self) -> float:
+        """Return the time that the beacon proves, in seconds since the Unix epoch.
+
+        If the clock is wrong, this waits until it is right.
+        """
+        newest = await self.wait_for_newest_round()
         return min(self.now(), self._chain.due(newest + 1))
 
-    async def newest(self) -> int:
-        """The newest round at this call, known to be out; 0 before the first. A wrong clock waits here until it is
-        right.
+    async def wait_for_newest_round(self) -> int:
+        """Return the newest round at this call, proven to be out; 0 before the first.
+
+        If the clock is wrong, this waits until it is right.
         """
-        asked = self._chain.round_at(self.now())
+        first_round = self._chain.round_at(self.now())
         while True:
             number = self._chain.round_at(self.now())
-            asked = min(asked, number)  # lower only where the clock was put right
+            first_round = min(first_round, number)  # lower only where the clock was put right
             if number < 1 or await self._prove(number, _PATIENCE):
                 return number
-            if asked < number and await self._prove(asked, _PATIENCE):
-                return asked  # the beacon lags behind, and always will: this round was awaited long enough
+            if first_round < number and await self._prove(first_round, _PATIENCE):
+                return first_round  # the beacon always lags behind: this round was awaited long enough
             behind = self.now() - self._clock.now()
             error = (
                 f"this machine's clock was set back by {behind:.0f} s; nothing is signed until it is right"
                 if behind > _PATIENCE
-                else "not out yet; are the relays late, or is this machine's clock ahead? nothing is signed until it is out"
+                else "not out yet: the relays are late, or this machine's clock is ahead; nothing is signed before"
             )
             self._telemetry.event("beacon-late", round=number, error=error)
 
     async def _prove(self, number: int, seconds: float) -> bool:
-        """Whether a round comes within some seconds; not, as soon as the clock holds it due no more."""
+        """Return whether a round comes within some seconds; False as soon as it is no longer due by the clock."""
         with trio.move_on_after(seconds):
             try:
                 await self.randomness(number)
             except BeaconError:
                 while self._chain.due(number) <= self.now():
-                    await trio.sleep(_LOOK)
+                    await trio.sleep(_CLOCK_POLL)
             else:
                 return True
         return False

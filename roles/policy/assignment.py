@@ -1,4 +1,4 @@
-"""What a window's randomness asks of a miner: the same prompts, seeds and endings on both sides of the check."""
+"""Derive prompts, seeds and rewards from a window's randomness, for the miner and for the validator that checks it."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Assignment:
-    """One group that a miner has to do: its problem, the prompt's token ids, and the noise seed of each rollout."""
+    """A group that a miner has to generate: its problem, the prompt's token ids, and the noise seed of each rollout."""
 
     index: int
     problem: Problem
@@ -37,12 +37,12 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Task:
-    """The run's task: environment, tokenizer and vocabulary size, and what they make of public randomness.
+    """The run's task: its environment, tokenizer and vocabulary size. It turns public randomness into assignments.
 
     Attributes:
         run_sync: runs a function that computes for long, off the event loop's thread.
-        at_once: completions that are judged at a time; more than one where judging one takes long, and another
-            processor.
+        at_once: completions that are rewarded at a time; more than one where a reward takes long and another process
+            computes it.
     """
 
     run_id: bytes
@@ -54,43 +54,49 @@ class Task:
     at_once: int = 1
 
     def assign(self, window: int, randomness: bytes, miner: bytes, index: int) -> Assignment:
-        """The group of a number for a miner in a window, from the window's opening randomness."""
+        """Return the assignment of a miner's group in a window.
+
+        Args:
+            randomness: of the round that opened the window.
+            index: the group's number.
+        """
         seed = challenge.group_seed(self.run_id, window, randomness, miner, index)
         problem = self.environment.problem(seed)
         seeds = tuple(challenge.rollout_seed(seed, rollout) for rollout in range(self.run.group_size))
         return Assignment(index, problem, self.tokenizer.encode(problem.prompt), seeds)
 
     async def rewards(self, problem: Problem, completions: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
-        """What the environment pays for completions (token ids) of one problem, in order.
+        """Return the environment's rewards for completions (token ids) of one problem, in order.
 
         Raises:
-            SandboxError: the environment's sandbox broke; nothing was judged.
+            SandboxError: the environment's sandbox broke; no reward was computed.
         """
-        return await self.rewards_of([(problem, completion) for completion in completions])
+        return await self.rewards_for_attempts([(problem, completion) for completion in completions])
 
-    async def rewards_of(self, tries: Sequence[tuple[Problem, tuple[int, ...]]]) -> tuple[float, ...]:
-        """The like for completions of several problems.
+    async def rewards_for_attempts(self, attempts: Sequence[tuple[Problem, tuple[int, ...]]]) -> tuple[float, ...]:
+        """Return the environment's rewards for completions (token ids) of several problems, in order.
 
         Raises:
-            SandboxError: the environment's sandbox broke; nothing was judged.
+            SandboxError: the environment's sandbox broke; no reward was computed.
         """
-        size = max(1, len(tries)) if self.at_once == 1 else 1  # microseconds are not worth a change of threads each
-        parts = [tries[start : start + size] for start in range(0, len(tries), size)]
+        # A reward that takes microseconds is not worth a change of threads of its own.
+        size = max(1, len(attempts)) if self.at_once == 1 else 1
+        parts = [attempts[start : start + size] for start in range(0, len(attempts), size)]
         rewards: list[list[float]] = await gather(
             partial(self.run_sync, self._rewards), parts, at_once=self.at_once, errors=(SandboxError,)
         )
         return tuple(reward for part in rewards for reward in part)
 
-    def _rewards(self, tries: Sequence[tuple[Problem, tuple[int, ...]]]) -> list[float]:
-        return [self._reward(problem, completion) for problem, completion in tries]
+    def _rewards(self, attempts: Sequence[tuple[Problem, tuple[int, ...]]]) -> list[float]:
+        return [self._reward(problem, completion) for problem, completion in attempts]
 
     def _reward(self, problem: Problem, tokens: tuple[int, ...]) -> float:
         text = tokens[:-1] if tokens and tokens[-1] == self.run.sampling.eos else tokens
         return self.environment.reward(problem, self.tokenizer.decode(text))
 
 
-def ends_as_due(tokens: tuple[int, ...], params: SamplingParams) -> bool:
-    """Whether a completion ends where sampling ends: at its only end-of-sequence token, or at the largest length."""
+def is_complete(tokens: tuple[int, ...], params: SamplingParams) -> bool:
+    """Return whether a completion ends as sampling does: at its only end-of-sequence token or the maximum length."""
     if not tokens or len(tokens) > params.max_tokens or params.eos in tokens[:-1]:
         return False
     return tokens[-1] == params.eos or len(tokens) == params.max_tokens

@@ -1,8 +1,9 @@
-"""store -> chain -> weights: the follower that miners and validators share (docs/spec/chain.md).
+"""The follower that miners and validators share: from the store to a verified chain to verified weights
+(docs/spec/chain.md).
 
-It holds one version of the weights that verified, and the few before it. A step to another version is transactional:
-new tensors are built beside the held ones, digested, compared with the manifest, and only then held. Whatever goes
-wrong, the node keeps its last good version and the caller learns why.
+It has the verified weights of one version, and of the few before it. A step to another version is transactional: new
+tensors are built beside the old ones, digested and compared with the manifest, and only then become a version. Whatever
+goes wrong, the node still has its last good version, and the caller gets the error.
 """
 
 from dataclasses import dataclass
@@ -18,24 +19,24 @@ from protocol.chain.verifier import ChainVerifier, Plan, Trust
 from protocol.digest import Weights, content_digest, tensor_digest, weights_digest
 from protocol.errors import ChainError, ForkError, GapError, MalformedError, ProtocolError
 from protocol.identity.signing import claimed_signers
-from protocol.limits import MAX_ENVELOPE_BYTES, MAX_HEAD_BYTES, MAX_RECORD_BYTES
 from protocol.patch import apply_with_digests
 from roles.gather import fetch_ahead, gather
 from roles.node.identity import Node
 from roles.policy.progress import CatchUpProgress
 from roles.ports import NotFoundError, StoreError
+from roles.records import fetch_envelope
 
 TRUST_PATH = "trust"
-_HEAD_SECONDS = 5.0  # for a look at the head, or half a window where that is longer
-_PREFETCHED = 8  # patches
+_HEAD_SECONDS = 5.0  # to fetch the head, or half a window where that is longer
+_FETCH_AHEAD = 8  # objects
 
 
 @dataclass(frozen=True)
 class VerifiedWeights:
-    """Verified weights of one version.
+    """The weights of one version, whose digest is the one in its manifest.
 
     Attributes:
-        digests: BLAKE3 of each tensor; digest: of the weights, equal to the manifest's.
+        digests: BLAKE3 of each tensor; digest: of all weights.
     """
 
     version: int
@@ -46,25 +47,28 @@ class VerifiedWeights:
 
 @dataclass(frozen=True)
 class _Step:
-    """One step of a plan: to load a version's anchor, whole, or to apply its patch."""
+    """One step of a plan: to load a version's anchor, or to apply its patch."""
 
     manifest: Manifest
-    whole: bool
+    from_anchor: bool
 
     @property
     def size(self) -> int:
         """Bytes to fetch."""
-        if self.whole:
+        if self.from_anchor:
             return sum(ref.size for ref in self.manifest.anchor)
         assert self.manifest.patch is not None
         return self.manifest.patch.object.size
 
 
-def verified(manifest: Manifest, weights: Weights, digests: dict[str, bytes]) -> VerifiedWeights:
-    """Weights that are what their manifest says.
+def verify_weights(manifest: Manifest, weights: Weights, digests: dict[str, bytes]) -> VerifiedWeights:
+    """Compare weights with their manifest.
+
+    Args:
+        digests: BLAKE3 of each tensor.
 
     Raises:
-        ChainError: they are not.
+        ChainError: they are not the weights that the manifest names.
     """
     digest = weights_digest(digests, weights)
     if digest != manifest.weights:
@@ -72,18 +76,18 @@ def verified(manifest: Manifest, weights: Weights, digests: dict[str, bytes]) ->
     return VerifiedWeights(manifest.version, weights, digests, digest)
 
 
-def step(held: VerifiedWeights, manifest: Manifest, patch: bytes) -> VerifiedWeights:
-    """The version after `held`, verified. Tensors that did not change are shared, and so are their digests.
+def apply_patch(base: VerifiedWeights, manifest: Manifest, patch: bytes) -> VerifiedWeights:
+    """Return the version after `base`, verified. Both share the tensors that did not change, and their digests.
 
     Raises:
-        ProtocolError: the patch does not fit, or does not lead to the signed weights; `held` is untouched.
+        ProtocolError: the patch does not fit, or does not lead to the signed weights; `base` is untouched.
     """
-    applied = apply_with_digests(held.weights, patch, digests=held.digests)
-    return verified(manifest, applied.weights, applied.digests)
+    result = apply_with_digests(base.weights, patch, digests=base.digests)
+    return verify_weights(manifest, result.weights, result.digests)
 
 
 def load_anchor(manifest: Manifest, files: list[bytes]) -> VerifiedWeights:
-    """A version from the shards of its anchor, verified.
+    """Return a version from the shards of its anchor, verified.
 
     Raises:
         ProtocolError: the shards are not safetensors, or not the signed weights.
@@ -95,7 +99,7 @@ def load_anchor(manifest: Manifest, files: list[bytes]) -> VerifiedWeights:
             raise MalformedError("a tensor in two shards of its anchor", f"version {manifest.version}")
         tensors |= shard
     manifest.check_table(tensors)
-    return verified(manifest, tensors, {name: tensor_digest(tensor) for name, tensor in tensors.items()})
+    return verify_weights(manifest, tensors, {name: tensor_digest(tensor) for name, tensor in tensors.items()})
 
 
 class Follower:
@@ -103,8 +107,8 @@ class Follower:
 
     Args:
         node: whose store and state to use.
-        chain: what is trusted so far.
-        keep: how many versions of weights stay at hand, the newest included.
+        chain: the chain that is trusted so far.
+        keep: how many versions of weights to keep in memory, the newest included.
         even_expired: whether to follow a head that has expired: for looking at a run that has ended, never for acting
             on it.
     """
@@ -115,19 +119,19 @@ class Follower:
         self._keep = keep
         self._even_expired = even_expired
         self._trainer = node.authority.trainers[0]
-        self._held: dict[int, VerifiedWeights] = {}
+        self._weights: dict[int, VerifiedWeights] = {}  # by version
         # By version and digest: after a rewind a version has another patch.
         self._patches: dict[tuple[int, bytes], bytes] = {}
-        self._refreshing = trio.Lock()
-        self._holding = trio.Lock()
-        self._following = trio.CancelScope()
+        self._refresh_lock = trio.Lock()
+        self._rebuild_lock = trio.Lock()
+        self._rebuild_scope = trio.CancelScope()
 
     @classmethod
     async def open(cls, node: Node, keep: int = 1, *, even_expired: bool = False) -> "Follower":
-        """A follower that remembers what this node trusted before.
+        """Return a follower that begins with the trust in this node's state.
 
         Raises:
-            ProtocolError: the remembered trust is damaged; StoreError: it cannot be read. Neither is safe to ignore.
+            ProtocolError: the stored trust is damaged; StoreError: it cannot be read. Neither is safe to ignore.
         """
         try:
             trust = Trust.from_bytes(await node.state.get(TRUST_PATH, Trust.max_bytes))
@@ -143,14 +147,14 @@ class Follower:
 
     @property
     def newest(self) -> VerifiedWeights | None:
-        """The weights of the newest version held; None before the first."""
-        return self._held[max(self._held)] if self._held else None
+        """The weights of the newest version in memory; None before the first."""
+        return self._weights[max(self._weights)] if self._weights else None
 
     def version_for(self, window: int) -> int:
-        """The newest version that serves a window.
+        """Return the newest version that serves a window.
 
         Raises:
-            GapError: no version that is kept serves it yet, or not every manifest is at hand.
+            GapError: no version of the chain serves it yet, or not every manifest has been fetched.
             ExpiredError: the head has expired since it was followed: storage may be hiding a newer one.
         """
         if self._chain.head is not None and not self._even_expired:
@@ -158,102 +162,103 @@ class Follower:
         return self._chain.version_for(window)
 
     async def refresh(self) -> None:
-        """Look for a newer head, verify what it lists, and remember it on disk.
+        """Look for a newer head, verify the manifests that it lists, and store the new trust on disk.
 
         Raises:
-            StoreError: the store did not answer; what is held stays good.
-            ProtocolError: the store shows something that must not be followed; what is held stays good.
+            StoreError: the store did not answer. Chain and weights stay as they were.
+            ProtocolError: the store shows a chain that must not be followed. Chain and weights stay as they were.
         """
-        async with self._refreshing:
+        async with self._refresh_lock:
             await self._obey_rewind()
             chain, trainer = await self._newest_chain()
-            await self._take_manifests(chain, trainer)
+            await self._fetch_manifests(chain, trainer)
             if chain.trust is not None and chain.trust != self._chain.trust:
                 await self._node.state.put(TRUST_PATH, chain.trust.to_bytes())
             self._chain, self._trainer = chain, trainer
-            self._forget_disowned()
+            self._drop_other_weights()
 
     async def _obey_rewind(self) -> None:
-        """Forget what a stolen key published, on disk first."""
+        """Forget what a stolen key published: on disk first, then in memory."""
         chain = self._chain.branch()
         chain.obey_rewind()
         if chain.trust is None or chain.trust == self._chain.trust:
             return
-        point = chain.trust
-        self._node.telemetry.event("chain-rewound", version=point.version, revision=point.revision)
-        await self._node.state.put(TRUST_PATH, point.to_bytes())
+        trust = chain.trust
+        self._node.telemetry.event("chain-rewound", version=trust.version, revision=trust.revision)
+        await self._node.state.put(TRUST_PATH, trust.to_bytes())
         self._chain = chain
         self._patches = {}
-        self._following.cancel()
-        self._forget_disowned()
+        self._rebuild_scope.cancel()
+        self._drop_other_weights()
 
-    def _forget_disowned(self) -> None:
-        """Forget weights that are not those of the chain as it is now."""
-        now = {manifest.version: manifest.weights for manifest in self._chain.manifests()}
-        trusted = self._chain.trust.version if self._chain.trust is not None else -1
-        self._held = {
-            v: held for v, held in self._held.items() if v <= trusted and now.get(v, held.digest) == held.digest
+    def _drop_other_weights(self) -> None:
+        """Drop weights that are not those of the chain as it is now."""
+        digests = {manifest.version: manifest.weights for manifest in self._chain.manifests()}
+        newest = self._chain.trust.version if self._chain.trust is not None else -1
+        self._weights = {
+            version: weights
+            for version, weights in self._weights.items()
+            if version <= newest and digests.get(version, weights.digest) == weights.digest
         }
 
     async def _accept_manifest(self, chain: ChainVerifier, version: int, data: bytes) -> None:
         try:
             await self._node.run_sync(chain.accept_manifest, version, data)  # seconds, of a model of very many tensors
         except ForkError as error:
-            self._alarm_of_fork(claimed_signers(data, Manifest), error)
+            self._report_fork(claimed_signers(data, Manifest), error)
             raise
 
     def _accept_head(self, chain: ChainVerifier, data: bytes) -> None:
         try:
             chain.accept_head(data, self._node.clock.now(), even_expired=self._even_expired)
         except ForkError as error:
-            self._alarm_of_fork(claimed_signers(data, Head), error)
+            self._report_fork(claimed_signers(data, Head), error)
             raise
 
-    def _alarm_of_fork(self, signers: tuple[bytes, ...], error: ForkError) -> None:
-        """Accuse who signed, in whatever space it lay; that the signatures hold is known before a fork is."""
+    def _report_fork(self, signers: tuple[bytes, ...], error: ForkError) -> None:
+        """Raise an alarm that names the signers, whoever's space it was in; their signatures were checked before."""
         names = ", ".join(signer.hex()[:16] for signer in signers)
         self._node.alarm(f"trainer {names} signed two histories: {error}")
 
     async def _newest_chain(self) -> tuple[ChainVerifier, bytes]:
-        """The chain after the first trainer's head that holds, its manifests not fetched yet; and that trainer.
+        """Return the chain with the first valid head among the trainers', and that trainer; manifests come later.
 
         Raises:
-            StoreError, ProtocolError: the first failure, where no trainer's head holds.
+            StoreError, ProtocolError: the first failure, if no trainer's head is valid.
         """
         failures: list[Exception] = []
         for trainer in self._node.authority.trainers:
             chain = self._chain.branch()
             try:
-                self._accept_head(chain, await self._read_head(trainer))
+                self._accept_head(chain, await self._fetch_head(trainer))
             except (StoreError, ProtocolError) as error:
                 failures.append(error)
             else:
                 return chain, trainer
         raise failures[0]
 
-    async def _read_head(self, trainer: bytes) -> bytes:
-        """A trainer's head, as storage shows it now. A look that hangs is given up soon: until the next one this node
-        is behind.
+    async def _fetch_head(self, trainer: bytes) -> bytes:
+        """Fetch a trainer's head, unchecked. A fetch that hangs is given up soon, so that the next one can start.
 
         Raises:
-            StoreError: it cannot be had.
+            StoreError: it cannot be read.
         """
         path, schedule = paths.head(trainer), self._node.run.schedule
         seconds = max(_HEAD_SECONDS, 0.5 * schedule.rounds * self._node.run.beacon.period_ms / 1000)
         with trio.move_on_after(seconds):
-            return await self._node.store.get(path, MAX_HEAD_BYTES + MAX_ENVELOPE_BYTES)
+            return await fetch_envelope(self._node, Head, path)
         raise StoreError(f"{path}: no answer within {seconds:g} s")
 
-    async def _take_manifests(self, chain: ChainVerifier, trainer: bytes) -> None:
-        """Fetch and check what the head lists, in order; of hostile ones no more than a few are ever held."""
+    async def _fetch_manifests(self, chain: ChainVerifier, trainer: bytes) -> None:
+        """Fetch and check the manifests that the head lists, in order, only a few of them in memory unchecked."""
 
-        async def fetch(wanted: tuple[int, bytes]) -> bytes:
-            return await self._node.store.get(paths.manifest(trainer, *wanted), MAX_RECORD_BYTES + MAX_ENVELOPE_BYTES)
+        async def fetch(entry: tuple[int, bytes]) -> bytes:
+            return await fetch_envelope(self._node, Manifest, paths.manifest(trainer, *entry))
 
-        async def take(wanted: tuple[int, bytes], data: bytes) -> None:
-            await self._accept_manifest(chain, wanted[0], data)
+        async def accept(entry: tuple[int, bytes], data: bytes) -> None:
+            await self._accept_manifest(chain, entry[0], data)
 
-        await fetch_ahead(fetch, chain.missing(), take, ahead=_PREFETCHED)
+        await fetch_ahead(fetch, chain.missing(), accept, ahead=_FETCH_AHEAD)
 
     async def _fetch_object(self, path: str, ref: ObjectRef) -> bytes:
         data = await self._node.store.get(path, ref.size)
@@ -262,7 +267,7 @@ class Follower:
         return data
 
     async def _fetch_patch(self, manifest: Manifest) -> tuple[int, bytes]:
-        """The key of a patch that is at hand now."""
+        """Fetch a patch unless it is in memory, and return its key there."""
         assert manifest.patch is not None
         ref = manifest.patch.object
         key = manifest.version, ref.digest
@@ -272,14 +277,14 @@ class Follower:
 
     async def _fetch_shard(self, progress: CatchUpProgress, ref: ObjectRef) -> bytes:
         data = await self._fetch_object(paths.anchor(self._trainer, ref.digest), ref)
-        progress.fetched(len(data))
+        progress.add_fetched(len(data))
         return data
 
     async def prefetch(self) -> None:
-        """Fetch the patches between what is held and the head, so that a window's opening waits for none of them.
+        """Fetch the patches from the newest weights to the head, so that no window's opening waits for them.
 
         Raises:
-            StoreError, ProtocolError: one of them cannot be had.
+            StoreError, ProtocolError: one of them cannot be fetched, or is not the patch that its manifest names.
         """
         newest, head = self.newest, self._chain.head
         if newest is None or head is None or newest.version >= head.version:
@@ -287,82 +292,85 @@ class Follower:
         try:
             plan = self._chain.plan(newest.version, head.version)
         except GapError:
-            return  # whoever holds a version next learns of it
+            return  # the next `rebuild` raises it
         if plan.anchor is None:
-            await gather(self._fetch_patch, plan.patches[:_PREFETCHED])
-            self._forget_patches()
+            await gather(self._fetch_patch, plan.patches[:_FETCH_AHEAD])
+            self._drop_old_patches()
 
-    async def hold(self, version: int) -> VerifiedWeights:
-        """Rebuild a version, verified; it and the newest few stay at hand.
+    async def rebuild(self, version: int) -> VerifiedWeights:
+        """Return the verified weights of a version, rebuilt unless they are in memory; the newest few stay there.
 
         Raises:
-            StoreError, ProtocolError: it cannot be had now; what was held is still held.
+            StoreError, ProtocolError: they cannot be rebuilt now. The weights in memory stay.
         """
-        async with self._holding:
-            held: VerifiedWeights | None = None
-            with trio.CancelScope() as self._following:
-                held = await self._hold(version)
-            if held is None or self._following.cancel_called:
-                self._forget_disowned()
+        async with self._rebuild_lock:
+            weights: VerifiedWeights | None = None
+            with trio.CancelScope() as self._rebuild_scope:
+                weights = await self._rebuild(version)
+            if weights is None or self._rebuild_scope.cancel_called:
+                self._drop_other_weights()
                 raise ChainError("the chain was rewound meanwhile", f"version {version}")
-            return held
+            return weights
 
-    async def _hold(self, version: int) -> VerifiedWeights:
-        if version in self._held:
-            return self._held[version]
-        base = max((held for held in self._held if held < version), default=None)
+    async def _rebuild(self, version: int) -> VerifiedWeights:
+        if version in self._weights:
+            return self._weights[version]
+        base = max((older for older in self._weights if older < version), default=None)
         plan = self._chain.plan(base, version)
         try:
-            held = await self._follow(plan, base)
+            weights = await self._carry_out(plan, base)
         except (StoreError, ProtocolError) as error:
             slow = None if plan.anchor is not None else self._chain.slow_plan(version)
-            reached = max((held for held in self._held if held < version), default=-1)
-            if slow is None or slow.anchor is None or slow.anchor.version <= reached:
+            newest_older = max((older for older in self._weights if older < version), default=-1)
+            if slow is None or slow.anchor is None or slow.anchor.version <= newest_older:
                 raise  # the slow path would need the very patch that failed
             self._node.telemetry.event("fast-path-failed", version=version, error=str(error))
-            held = await self._follow(slow, None)
-        self._remember(held)
-        return held
+            weights = await self._carry_out(slow, None)
+        self._remember(weights)
+        return weights
 
-    def _remember(self, held: VerifiedWeights) -> None:
-        self._held[held.version] = held
-        while len(self._held) > self._keep:
-            del self._held[min(self._held)]
-        self._forget_patches()
+    def _remember(self, weights: VerifiedWeights) -> None:
+        self._weights[weights.version] = weights
+        while len(self._weights) > self._keep:
+            del self._weights[min(self._weights)]
+        self._drop_old_patches()
 
-    def _forget_patches(self) -> None:
-        """Those of versions that are held."""
-        newest = max(self._held, default=-1)
+    def _drop_old_patches(self) -> None:
+        """Drop the patches up to the newest version whose weights are in memory."""
+        newest = max(self._weights, default=-1)
         self._patches = {key: data for key, data in self._patches.items() if key[0] > newest}
 
-    async def _follow(self, plan: Plan, base: int | None) -> VerifiedWeights:
-        """Carry out a plan, fetching what comes next while one step is taken. What verified before a failure is kept."""
+    async def _carry_out(self, plan: Plan, base: int | None) -> VerifiedWeights:
+        """Carry out a plan, fetching the next objects while one step is applied.
+
+        After a failure, the last version that was verified before it stays in memory.
+        """
         steps = [*([_Step(plan.anchor, True)] if plan.anchor else []), *(_Step(patch, False) for patch in plan.patches)]
-        held = self._held[base] if plan.anchor is None and base is not None else None
+        weights = self._weights[base] if plan.anchor is None and base is not None else None
         target = steps[-1].manifest.version
         progress = CatchUpProgress(self._node.clock, self._node.telemetry, target, [step.size for step in steps])
 
         async def fetch(step: _Step) -> list[bytes]:
-            if step.whole:
+            if step.from_anchor:
                 return await gather(partial(self._fetch_shard, progress), step.manifest.anchor)
             key = await self._fetch_patch(step.manifest)
-            data = self._patches.pop(key)  # of now: a rewind may have begun with none meanwhile
-            progress.fetched(len(data))
+            data = self._patches.pop(key)  # without waiting: a rewind may replace the patches at any checkpoint
+            progress.add_fetched(len(data))
             return [data]
 
-        async def take(next_step: _Step, files: list[bytes]) -> None:
-            nonlocal held
-            if next_step.whole:
-                held = await self._node.run_sync(load_anchor, next_step.manifest, files)
+        async def apply(step: _Step, files: list[bytes]) -> None:
+            nonlocal weights
+            if step.from_anchor:
+                weights = await self._node.run_sync(load_anchor, step.manifest, files)
             else:
-                held = await self._node.run_sync(step, held, next_step.manifest, files[0])
-            progress.applied()
+                weights = await self._node.run_sync(apply_patch, weights, step.manifest, files[0])
+            progress.finish_step()
 
         try:
-            await fetch_ahead(fetch, steps, take, ahead=_PREFETCHED)
+            await fetch_ahead(fetch, steps, apply, ahead=_FETCH_AHEAD)
         except (StoreError, ProtocolError):
-            if held is not None and held.version not in self._held:
-                self._remember(held)
+            if weights is not None and weights.version not in self._weights:
+                self._remember(weights)
             raise
-        assert held is not None
-        return held
+        assert weights is not None
+        return weights

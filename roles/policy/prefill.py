@@ -1,7 +1,7 @@
-"""What a prefill says of completions, a piece of their logits at a time: the validator's check and the calibration's.
+"""Margins and log-probabilities of completions from a prefill, for the validator and the calibration.
 
-The logits of one group of long completions are gigabytes where the vocabulary has 150,000 tokens. What is asked of them
-takes a few bytes a token, so they are computed from the hidden states in pieces of one size and dropped.
+With a vocabulary of 150,000 tokens, the logits of one group of long completions are gigabytes, and the results are a
+few bytes a token. So logits are computed from the hidden states one piece at a time, and dropped.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,25 +16,26 @@ from protocol.rollout.sampling import SamplingParams
 from roles.ports import Forward
 
 _LOGITS_BYTES: Final = 32 * limits.MIB
-"""Of one piece: 54 tokens with a vocabulary of 150,000. Filters hold a few copies of it."""
+"""Bytes of one piece of logits: 54 tokens with a vocabulary of 150,000. Filters need a few copies of it."""
 
 
-def joined(forwards: Sequence[Forward]) -> Forward:
-    """Completions of one call, one behind another; without a copy where they lie so in memory, as those of one batch
-    do.
+def join_forwards(forwards: Sequence[Forward]) -> Forward:
+    """Concatenate the completions of one call.
+
+    Parts that are already adjacent in memory, as those of one batch are, are not copied.
     """
     parts = [forward.hidden for forward in forwards if len(forward.hidden)] or [forwards[0].hidden]
-    first, place = parts[0], parts[0].data_ptr()
+    first, address = parts[0], parts[0].data_ptr()
     storage = first.untyped_storage().data_ptr()
     for part in parts:
-        if part.data_ptr() != place or part.untyped_storage().data_ptr() != storage or not part.is_contiguous():
+        if part.data_ptr() != address or part.untyped_storage().data_ptr() != storage or not part.is_contiguous():
             return Forward(torch.cat(parts), forwards[0].project)
-        place += part.nbytes
+        address += part.nbytes
     whole = first.as_strided((sum(map(len, parts)), first.shape[1]), first.stride())
     return Forward(whole, forwards[0].project)
 
 
-def check(
+def check_completions(
     forward: Forward,
     completions: Sequence[Sequence[int]],
     seeds: Sequence[bytes],
@@ -43,16 +44,16 @@ def check(
     slack: float = 0.0,
     limit: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Margins and log-probabilities of completions under the policy that computed a prefill
+    """Return margins and log-probabilities of completions under the policy that computed a prefill
     (protocol/rollout/sampling.py).
 
     Args:
-        forward: of all completions, one behind another: N tokens.
+        forward: of all completions, concatenated: N tokens.
         seeds: 16 bytes for each completion.
         slack, limit: see `sampling.batch_margins`.
 
     Returns:
-        float32 [N] twice.
+        Margins and log-probabilities, float32 [N] each.
 
     Raises:
         EngineError: the engine broke.
@@ -60,27 +61,30 @@ def check(
     tokens = torch.tensor([token for completion in completions for token in completion], dtype=torch.int64)
     margins, logprobs = torch.empty(len(tokens)), torch.empty(len(tokens))
     begin, rows = 0, max(1, _LOGITS_BYTES // (4 * vocabulary))
-    for at, lengths, first in _pieces(list(map(len, completions)), rows):
+    for covered, lengths, first in _pieces(list(map(len, completions)), rows):
         piece = slice(begin, begin + sum(lengths))
-        logits, own = forward.project(forward.hidden[piece]), tokens[piece]
+        logits, piece_tokens = forward.project(forward.hidden[piece]), tokens[piece]
         margins[piece] = sampling.batch_margins(
-            logits, own, seeds[at], lengths, params.temperature, params.filters, slack, limit, first=first
+            logits, piece_tokens, seeds[covered], lengths, params.temperature, params.filters, slack, limit, first=first
         )
-        logprobs[piece] = sampling.log_probabilities(logits, own, params.temperature, params.filters)
+        logprobs[piece] = sampling.log_probabilities(logits, piece_tokens, params.temperature, params.filters)
         begin = piece.stop
     return margins, logprobs
 
 
 def _pieces(lengths: Sequence[int], rows: int) -> Iterator[tuple[slice, list[int], int]]:
-    """At most so many tokens at a time: which completions, how many tokens of each, and how many of the first stand
-    before.
+    """Split completions into pieces of at most `rows` tokens.
+
+    Yields:
+        Which completions the piece covers, how many tokens of each, and how many tokens of the first one belong to
+        earlier pieces.
     """
-    completion = before = 0
+    completion = offset = 0
     while completion < len(lengths):
-        begin, first, own = completion, before, list[int]()
-        while completion < len(lengths) and sum(own) < rows:
-            own.append(min(rows - sum(own), lengths[completion] - before))
-            before += own[-1]
-            if before == lengths[completion]:
-                completion, before = completion + 1, 0
-        yield slice(begin, begin + len(own)), own, first
+        begin, first_offset, counts = completion, offset, list[int]()
+        while completion < len(lengths) and sum(counts) < rows:
+            counts.append(min(rows - sum(counts), lengths[completion] - offset))
+            offset += counts[-1]
+            if offset == lengths[completion]:
+                completion, offset = completion + 1, 0
+        yield slice(begin, begin + len(counts)), counts, first_offset

@@ -1,8 +1,7 @@
-"""Token sequences of different lengths as one padded batch, for a prefill: the validator's check and the trainer's
-loss.
+"""Pad token sequences of different lengths to one batch, for the validator's prefill and the trainer's loss.
 
-Padding is on the right: under a causal mask a pad comes after everything that matters, so a sequence's values do not
-depend on its neighbours (up to the rounding of differently shaped matrix products).
+Padding is on the right: under a causal mask no token sees a pad, so a sequence's values do not depend on its neighbours
+(up to the rounding of differently shaped matrix products).
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ class PaddedBatch:
     Attributes:
         ids: int64 [B, S].
         mask: bool [B, S], False at pads.
-        rows, columns: int64 [N], where the state stands from which each completion token is drawn: one place before it.
+        rows, columns: int64 [N], the place of the state from which each completion token is drawn, one before it.
         targets: int64 [N], the completion tokens.
         lengths: completion tokens of each row, N in sum.
     """
@@ -35,7 +34,7 @@ class PaddedBatch:
 
 
 def pad(prompts: Sequence[Tokens], completions: Sequence[Tokens], device: torch.device | None = None) -> PaddedBatch:
-    """Prompts with their completions as one right-padded batch.
+    """Return prompts with their completions as one right-padded batch.
 
     Raises:
         ValueError: a prompt without tokens, or not one completion for each prompt.
@@ -66,9 +65,10 @@ def pad(prompts: Sequence[Tokens], completions: Sequence[Tokens], device: torch.
 
 
 def split(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices of sequences in batches of at most `max_tokens` padded tokens, shortest first to waste few of them.
+    """Split sequences into batches of at most `max_tokens` tokens with padding, and return the indices of each batch.
 
-    A sequence longer than `max_tokens` gets a batch of its own.
+    Batches go from short to long sequences, so that few tokens are pads. A sequence longer than `max_tokens` gets a
+    batch of its own.
     """
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: lengths[i]):

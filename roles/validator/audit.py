@@ -1,5 +1,5 @@
-"""From a commitment to a verdict: fetch what the second round picked, open it, judge it; after a rejection, judge the
-rest.
+"""From a commitment to a verdict: fetch the groups that the second round picks, open them and judge them; after a
+rejection, judge the others too.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,17 +16,17 @@ from protocol.rollout.batch import Commitment, Group, open_group
 from roles.gather import gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
-from roles.validator.judge import Judge, rejected
+from roles.validator.judge import Judge, reject_group
 from roles.validator.window_cases import Case
 
-_FOREIGN = (Reason.PROMPT, Reason.SKETCH, Reason.SAMPLING)
-"""What a copy is caught by: as a rule its prompt, but two seeds may name one problem."""
+_REASONS_OF_COPIES = (Reason.PROMPT, Reason.SKETCH, Reason.SAMPLING)
+"""Why a copy of another miner's group is rejected: as a rule for its prompt, but two seeds may name one problem."""
 
-_LOOKS = 4  # at a group whose bytes are others each time
+_MAX_READS = 4  # of a group whose bytes differ at each read
 _AT_ONCE = 4  # groups of one miner that are being fetched
-_PATIENCE = 0.5  # of the time between the second round and the last one for seals: for the fetches of one step
-_PAUSES = 16  # between two tries, within that time
-_TRIES = (0.125, 0.25, 0.5)  # what each may take of that time; one that hangs is given up, and others answer
+_PATIENCE = 0.5  # for the fetches of one step: a share of the time between the second round and the last one for seals
+_PAUSES = 16  # in that time, one between two tries
+_TRIES = (0.125, 0.25, 0.5)  # the share of that time for each try that hangs while other storage answers
 
 _AtEngine = Callable[[], AbstractAsyncContextManager[None]]
 """Waits until the engine serves a case's version to it alone."""
@@ -42,187 +42,189 @@ class Auditor:
         node: whose store to read from.
         judge: serves the version that `audit` is given cases of.
         draw: randomness of the window's second round, which picks the groups.
-        works: work digest -> miner of groups accepted lately; grows with every accepted group.
+        accepted_work: work digest -> miner of recently accepted groups; every accepted group is added.
     """
 
-    def __init__(self, node: Node, judge: Judge, draw: bytes, works: dict[bytes, bytes]) -> None:
+    def __init__(self, node: Node, judge: Judge, draw: bytes, accepted_work: dict[bytes, bytes]) -> None:
         self._node = node
         self._judge = judge
         self._draw = draw
-        self._works = works
+        self._accepted_work = accepted_work
         schedule, beacon = node.run.schedule, node.run.beacon
         self._patience = _PATIENCE * (schedule.seal_rounds - schedule.audit_rounds) * beacon.period_ms / 1000
-        self._answered: dict[
-            bytes, tuple[float, _Place]
-        ] = {}  # miner -> when (trio's time) it last answered, and where
+        # miner -> when (trio's time) its storage last answered, and for which part of an object
+        self._last_answers: dict[bytes, tuple[float, _Place]] = {}
 
     async def audit(
         self,
         case: Case,
         share_ppm: int,
         *,
-        known: bool,
+        is_known: bool,
         history: Sequence[Counts] = (),
         at_engine: _AtEngine = nullcontext,
     ) -> tuple[Verdict, dict[int, bytes]]:
         """Judge the groups of a case that the second round picks.
 
-        Where one of these is rejected, all of a known miner's are judged. Of a stranger's, the first is judged alone,
-        and no
-        more if it is rejected: that costs the stranger everything and the validator little.
+        If one of them is rejected, all groups of a known miner are judged. Of a stranger's groups, the first one is
+        judged alone, and no other if it is rejected: that costs the stranger everything and the validator little.
 
         Args:
             share_ppm: millionths of the groups that are picked.
-            known: whether the ledger knows the miner.
-            history: what the miner's windows before this one showed since its last rejection, oldest first.
+            is_known: whether the miner is a known one.
+            history: the counts of the miner's earlier windows since its last rejection, oldest first.
             at_engine: is entered for every use of the engine.
 
         Returns:
-            The verdict, and the work digest of each rejected group that may be a copy: of a group that is accepted
-            later in the window, it can only be named then.
+            The verdict, and the work digest of each rejected group that may be a copy, by the group's index. The
+            original may be accepted later in the window, so `name_copies` decides at its end.
 
         Raises:
             EngineError: the engine broke; there is no verdict.
-            StoreError: storage does not answer, and neither does anybody else's: there is no verdict.
+            StoreError: neither this miner's storage nor any other answers; there is no verdict.
         """
         picked = picked_groups(self._node, case, self._draw, share_ppm)
-        alone, others = ((), picked) if known else (picked[:1], picked[1:])
-        judgements, strange = await self.judge_groups(case.commitment.record, alone, at_engine)
-        if known or all(judgement.accepted for judgement in judgements):
-            more, strangers = await self.judge_groups(case.commitment.record, others, at_engine)
-            judgements, strange = judgements + more, strange | strangers
+        first, others = ((), picked) if is_known else (picked[:1], picked[1:])
+        judgements, suspected_copies = await self.judge_groups(case.commitment.record, first, at_engine)
+        if is_known or all(judgement.accepted for judgement in judgements):
+            more_judgements, more_copies = await self.judge_groups(case.commitment.record, others, at_engine)
+            judgements, suspected_copies = judgements + more_judgements, suspected_copies | more_copies
         refusal = refused_together(judgements, history, self._node.run.proof)
-        if known and (refusal or not all(judgement.accepted for judgement in judgements)):
-            rest = tuple(index for index in range(case.submitted) if index not in picked)
-            with suppress(StoreError):  # what was found stands
-                more, strangers = await self.judge_groups(case.commitment.record, rest, at_engine)
-                judgements, strange = judgements + more, strange | strangers
+        if is_known and (refusal or not all(judgement.accepted for judgement in judgements)):
+            rest = tuple(index for index in range(case.submitted_groups) if index not in picked)
+            with suppress(StoreError):  # the judgements on the picked groups are enough for a verdict
+                more_judgements, more_copies = await self.judge_groups(case.commitment.record, rest, at_engine)
+                judgements, suspected_copies = judgements + more_judgements, suspected_copies | more_copies
             refusal = refusal or refused_together(judgements, history, self._node.run.proof)
-        return verdict_on(self._node, case, refused(judgements, refusal)), strange
+        return make_verdict(self._node, case, reject_accepted(judgements, refusal)), suspected_copies
 
     async def judge_groups(
         self, commitment: Commitment, indices: Sequence[int], at_engine: _AtEngine = nullcontext
     ) -> tuple[list[Judgement], dict[int, bytes]]:
-        """Judgements on groups of a commitment, and the work digest of each rejected one that may be a copy.
+        """Judge groups of a commitment.
+
+        Returns:
+            The judgements, and the work digest of each rejected group that may be a copy, by the group's index.
 
         Raises:
             EngineError: the engine broke.
-            StoreError: storage does not answer, and neither does anybody else's.
+            StoreError: neither this miner's storage nor any other answers.
         """
-        opened, judgements = await self._open(commitment, indices)
-        if not opened:
-            return judgements, {}
+        groups, rejections = await self._fetch_groups(commitment, indices)
+        if not groups:
+            return rejections, {}
         async with at_engine():
-            judged = await self._judge.judge([(group, commitment.groups[group.index][0]) for group in opened])
-        strange: dict[int, bytes] = {}
-        for group, judgement in zip(opened, judged, strict=True):
+            judgements = await self._judge.judge([(group, commitment.groups[group.index][0]) for group in groups])
+        suspected_copies: dict[int, bytes] = {}
+        for group, judgement in zip(groups, judgements, strict=True):
             work = group.work_digest()
             if judgement.accepted:
-                self._works.setdefault(work, commitment.miner)
-            elif judgement.reason in _FOREIGN:
-                strange[group.index] = work
-        return judgements + judged, strange
+                self._accepted_work.setdefault(work, commitment.miner)
+            elif judgement.reason in _REASONS_OF_COPIES:
+                suspected_copies[group.index] = work
+        return rejections + judgements, suspected_copies
 
-    def name_copies(self, verdict: Verdict, strange: dict[int, bytes]) -> Verdict:
-        """The verdict with its strange groups called copies where the work is known to be another's, or done before."""
+    def name_copies(self, verdict: Verdict, suspected_copies: dict[int, bytes]) -> Verdict:
+        """Return the verdict with the reason COPIED for each suspected copy whose work was accepted elsewhere."""
         judgements = tuple(
             judgement.model_copy(update={"reason": Reason.COPIED.value})
-            if strange.get(judgement.index) in self._works
+            if suspected_copies.get(judgement.index) in self._accepted_work
             else judgement
             for judgement in verdict.judgements
         )
         return verdict.model_copy(update={"judgements": judgements})
 
-    async def _open(self, commitment: Commitment, indices: Sequence[int]) -> tuple[list[Group], list[Judgement]]:
-        """The groups that are what was promised, and the judgements on those that are not.
+    async def _fetch_groups(
+        self, commitment: Commitment, indices: Sequence[int]
+    ) -> tuple[list[Group], list[Judgement]]:
+        """Return the groups that are what the commitment promises, and rejections of the others.
 
         Raises:
-            StoreError: no answer in good time, and none from anybody else either: the way there is broken, or this
-                node's own.
+            StoreError: neither this miner's storage nor any other answers in time: the fault may be this node's own.
         """
         path = paths.batch(commitment.miner, commitment.window, commitment.batch)
         groups: dict[int, Group] = {}
         reasons: dict[int, Reason] = {}
-        began = trio.current_time()
+        start = trio.current_time()
 
-        async def read(index: int) -> None:
+        async def fetch(index: int) -> None:
             try:
-                groups[index] = await self._read(path, commitment, index)
+                groups[index] = await self._fetch_group(path, commitment, index)
             except StoreError:
                 reasons[index] = Reason.MISSING
             except ProtocolError:
                 reasons[index] = Reason.MALFORMED
 
         with trio.move_on_after(self._patience) as patience:
-            await gather(read, indices, at_once=_AT_ONCE)
-        if patience.cancelled_caught and not await self._others_answer(commitment.miner, began):
-            raise StoreError(f"{path}: no answer, and none from anybody else")
+            await gather(fetch, indices, at_once=_AT_ONCE)
+        if patience.cancelled_caught and not await self._other_storage_answers(commitment.miner, start):
+            raise StoreError(f"{path}: no answer, and none from other storage")
         rejections = [
-            rejected(index, commitment.groups[index][0], reasons.get(index, Reason.MISSING))
+            reject_group(index, commitment.groups[index][0], reasons.get(index, Reason.MISSING))
             for index in indices
             if index not in groups
         ]
         return [groups[index] for index in indices if index in groups], rejections
 
-    async def _read(self, path: str, commitment: Commitment, index: int) -> Group:
-        """A group of a commitment, as its batch in storage has it.
+    async def _fetch_group(self, path: str, commitment: Commitment, index: int) -> Group:
+        """Fetch a group of a commitment from its batch in storage.
 
-        A failure is looked at again, since storage may lie and the way to it break off, and neither is the miner's
-        fault: while nobody else's storage answers, for as long as there is patience. Bytes that come twice are what is
-        there; bytes that change from look to look are not the miner's.
+        Storage may lie and a connection may break, and neither is the miner's fault. So a fetch that fails is repeated:
+        while no other storage answers either, as long as the caller's patience lasts. The same false bytes twice are
+        what the miner stored; bytes that differ at each read are the fault of the storage, but only so often.
 
         Raises:
-            StoreError: it is not to be had; ProtocolError: it is not what was promised.
+            StoreError: it cannot be read; ProtocolError: it is not what the commitment promises.
         """
         offset, size = commitment.extent(index)
-        most = self._node.run.group_bytes
-        if size > most:
-            raise LimitError(f"{size} bytes, where a group of this run takes {most} at most", path)
-        seen: list[bytes] = []
-        missing, failed = 0, 0
-        longer = iter(_TRIES)
+        max_bytes = self._node.run.group_bytes
+        if size > max_bytes:
+            raise LimitError(f"{size} bytes, where a group of this run takes {max_bytes} at most", path)
+        false_frames: list[bytes] = []
+        absences, failures = 0, 0
+        shares = iter(_TRIES)
         while True:
-            began = trio.current_time()
+            start = trio.current_time()
             try:
-                frame = await self._ask((path, offset, size), self._patience * next(longer, _TRIES[-1]))
+                frame = await self._get((path, offset, size), self._patience * next(shares, _TRIES[-1]))
             except (NotFoundError, TooLargeError):
-                missing += 1
-                if missing == 2:
+                absences += 1
+                if absences == 2:
                     raise
                 continue
             except StoreError:
-                failed += await self._others_answer(commitment.miner, began)
-                if failed == len(_TRIES):
+                failures += await self._other_storage_answers(commitment.miner, start)
+                if failures == len(_TRIES):
                     raise
                 await trio.sleep(self._patience / _PAUSES)
                 continue
             try:
-                opened: Group = await self._node.run_sync(open_group, frame, commitment, index, most)
+                group: Group = await self._node.run_sync(open_group, frame, commitment, index, max_bytes)
             except ProtocolError:
-                if frame in seen or len(seen) + 1 == _LOOKS:
+                if frame in false_frames or len(false_frames) + 1 == _MAX_READS:
                     raise
-                seen.append(frame)
+                false_frames.append(frame)
             else:
-                self._answered[commitment.miner] = trio.current_time(), (path, offset, size)
-                return opened
+                self._last_answers[commitment.miner] = trio.current_time(), (path, offset, size)
+                return group
 
-    async def _others_answer(self, miner: bytes, since: float) -> bool:
-        """Whether storage of somebody else answered since a moment or, asked once more for what it gave, answers now."""
-        others = [(moment, place) for other, (moment, place) in self._answered.items() if other != miner]
-        newest, (path, offset, size) = max(others, default=(0.0, ("", 0, 0)))
-        if not others or newest >= since:
-            return bool(others)
+    async def _other_storage_answers(self, miner: bytes, since: float) -> bool:
+        """Return whether another miner's storage has answered since a time, or answers now to its last request."""
+        answers = [(time, place) for other, (time, place) in self._last_answers.items() if other != miner]
+        newest, place = max(answers, default=(0.0, ("", 0, 0)))
+        if not answers or newest >= since:
+            return bool(answers)
         try:
-            await self._ask((path, offset, size), self._patience / _PAUSES)
+            await self._get(place, self._patience / _PAUSES)
         except StoreError:
             return False
         return True
 
-    async def _ask(self, place: _Place, seconds: float) -> bytes:
-        """What storage has at a place.
+    async def _get(self, place: _Place, seconds: float) -> bytes:
+        """Return the bytes at a place.
 
         Raises:
-            StoreError: it gives no such thing, or nothing in time.
+            StoreError: storage does not have them, or does not answer in time.
         """
         path, offset, size = place
         with trio.move_on_after(seconds):
@@ -230,8 +232,8 @@ class Auditor:
         raise StoreError(f"{path}: no answer within {seconds:g} s")
 
 
-def refused(judgements: Sequence[Judgement], reason: Reason | None) -> Sequence[Judgement]:
-    """The judgements, none of them accepting where there is a reason against them all."""
+def reject_accepted(judgements: Sequence[Judgement], reason: Reason | None) -> Sequence[Judgement]:
+    """Return the judgements; if there is a reason against all of them, those that accept reject for this reason."""
     if reason is None:
         return judgements
     refusal = {"reason": reason.value, "rewards": (), "logprobs": b""}
@@ -239,15 +241,15 @@ def refused(judgements: Sequence[Judgement], reason: Reason | None) -> Sequence[
 
 
 def picked_groups(node: Node, case: Case, draw: bytes, share_ppm: int) -> tuple[int, ...]:
-    """The group indices that the second round picks from a case."""
+    """Return the indices of the groups that the second round picks from a case."""
     commitment = case.commitment.record
     return challenge.audited(
-        node.run_id, commitment.window, draw, commitment.miner, groups=case.submitted, share_ppm=share_ppm
+        node.run_id, commitment.window, draw, commitment.miner, groups=case.submitted_groups, share_ppm=share_ppm
     )
 
 
-def verdict_on(node: Node, case: Case, judgements: Sequence[Judgement]) -> Verdict:
-    """The verdict that these judgements make."""
+def make_verdict(node: Node, case: Case, judgements: Sequence[Judgement]) -> Verdict:
+    """Return the verdict on a case with these judgements."""
     commitment = case.commitment.record
     return Verdict(
         run=node.run_id,
@@ -256,14 +258,15 @@ def verdict_on(node: Node, case: Case, judgements: Sequence[Judgement]) -> Verdi
         miner=commitment.miner,
         validator=node.key.public,
         commitment=case.commitment.digest,
-        pledged=case.pledged,
-        submitted=case.submitted,
+        pledged=case.pledged_groups,
+        submitted=case.submitted_groups,
         judgements=tuple(sorted(judgements, key=lambda judgement: judgement.index)),
-        seen_ms=int(case.seen * 1000),
+        seen_ms=int(case.read_time * 1000),
     )
 
 
 def reject_all(node: Node, case: Case, reason: Reason) -> Verdict:
-    """The verdict on a case that needs no look at its groups: every one rejected for one reason."""
+    """Return the verdict that rejects every group of a case for one reason, without reading any."""
     groups = case.commitment.record.groups
-    return verdict_on(node, case, [rejected(index, groups[index][0], reason) for index in range(case.submitted)])
+    judgements = [reject_group(index, groups[index][0], reason) for index in range(case.submitted_groups)]
+    return make_verdict(node, case, judgements)

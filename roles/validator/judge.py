@@ -14,17 +14,23 @@ from protocol.judging.evidence import NOT_REACHED, Evidence, repeated, weigh
 from protocol.judging.verdict import Judgement, Reason
 from protocol.rollout import challenge, sketch
 from protocol.rollout.batch import Group
-from roles.policy.assignment import Assignment, Task, ends_as_due
-from roles.policy.prefill import check, joined
+from roles.policy.assignment import Assignment, Task, is_complete
+from roles.policy.prefill import check_completions, join_forwards
 from roles.ports import Engine, Forward
 
 _REWARD_TOLERANCE = 1e-6
-_TOKENS_AT_ONCE = 2048  # a deadline can end the judging behind so many tokens
+_TOKENS_AT_ONCE = 2048  # a deadline can end the judging after so many tokens
 
 
 @dataclass(frozen=True)
 class GroupCheck:
-    """What was found of a group: why it is rejected, or its rewards and log-probabilities (float32 little-endian)."""
+    """The result for one group.
+
+    Attributes:
+        reason: why the group is rejected; None if it is accepted.
+        evidence: the statistics of its positions.
+        rewards, logprobs: of an accepted group; log-probabilities are float32 little-endian.
+    """
 
     reason: Reason | None
     evidence: Evidence = NOT_REACHED
@@ -43,10 +49,13 @@ class Judge:
         self._sketch_seed = challenge.sketch_seed(task.run_id, window, randomness)
 
     async def judge(self, groups: Sequence[tuple[Group, bytes]]) -> list[Judgement]:
-        """Judge groups, each given with the digest of its frame; in order, some thousands of tokens at a time.
+        """Judge groups, some thousands of tokens at a time, and return the judgements in order.
+
+        Args:
+            groups: each with the digest of its frame.
 
         Raises:
-            EngineError: the engine broke; nothing was judged.
+            EngineError: the engine broke; there is no judgement.
         """
         judgements: list[Judgement] = []
         part: list[tuple[Group, bytes]] = []
@@ -60,55 +69,64 @@ class Judge:
         return judgements + await self._judge(part)
 
     async def _judge(self, groups: Sequence[tuple[Group, bytes]]) -> list[Judgement]:
-        """All that takes long runs off the event loop, which has deadlines to watch; a cancelled call ends when its
-        step does.
+        """Judge groups. Long computations run off the event loop, which has deadlines to watch; cancelling this call
+        takes effect when the current one ends.
         """
-        due, reasons = await self._task.run_sync(self._forms, groups)
-        sound = [place for place, reason in enumerate(reasons) if reason is None]
-        prompts = [due[place].prompt for place in sound for _ in groups[place][0].rollouts]
-        completions = [rollout.tokens for place in sound for rollout in groups[place][0].rollouts]
-        found = [GroupCheck(reason) for reason in reasons]
+        assignments, reasons = await self._task.run_sync(self._check_forms, groups)
+        sound = [index for index, reason in enumerate(reasons) if reason is None]
+        prompts = [assignments[index].prompt for index in sound for _ in groups[index][0].rollouts]
+        completions = [rollout.tokens for index in sound for rollout in groups[index][0].rollouts]
+        checks = [GroupCheck(reason) for reason in reasons]
         if sound:
             forwards = await self._engine.forward(prompts, completions)
             size = self._task.run.group_size
-            parts = [forwards[at : at + size] for at in range(0, len(forwards), size)]
-            weighed = await self._task.run_sync(self._weigh, [(groups[at][0], due[at]) for at in sound], parts)
-            for place, one in zip(sound, weighed, strict=True):
-                found[place] = one if one.reason else await self._pay(groups[place][0], due[place], one)
-        return [_judgement(group, digest, one) for (group, digest), one in zip(groups, found, strict=True)]
+            parts = [forwards[start : start + size] for start in range(0, len(forwards), size)]
+            pairs = [(groups[index][0], assignments[index]) for index in sound]
+            sound_checks = await self._task.run_sync(self._check_positions, pairs, parts)
+            for index, check in zip(sound, sound_checks, strict=True):
+                group, assignment = groups[index][0], assignments[index]
+                checks[index] = check if check.reason else await self._check_rewards(group, assignment, check)
+        return [_judgement(group, digest, check) for (group, digest), check in zip(groups, checks, strict=True)]
 
-    def _forms(self, groups: Sequence[tuple[Group, bytes]]) -> tuple[list[Assignment], list[Reason | None]]:
-        """What each group should be, and why it is not where no policy is needed to see that."""
-        due = [self._task.assign(self._window, self._randomness, group.miner, group.index) for group, _ in groups]
-        return due, [self._form(group, item) for (group, _), item in zip(groups, due, strict=True)]
+    def _check_forms(self, groups: Sequence[tuple[Group, bytes]]) -> tuple[list[Assignment], list[Reason | None]]:
+        """Return the assignment of each group, and the reason to reject it that needs no engine, if there is one."""
+        assignments = [
+            self._task.assign(self._window, self._randomness, group.miner, group.index) for group, _ in groups
+        ]
+        reasons = [
+            self._check_form(group, assignment) for (group, _), assignment in zip(groups, assignments, strict=True)
+        ]
+        return assignments, reasons
 
-    def _form(self, group: Group, due: Assignment) -> Reason | None:
-        """Everything that needs no computation by the policy."""
+    def _check_form(self, group: Group, assignment: Assignment) -> Reason | None:
         if len(group.rollouts) != self._task.run.group_size:
             return Reason.QUOTA
-        if group.prompt_tokens != due.prompt:
+        if group.prompt_tokens != assignment.prompt:
             return Reason.PROMPT
         params = self._task.run.sampling.params()
         for rollout in group.rollouts:
             tokens = rollout.tokens
-            if max(tokens, default=0) >= self._task.vocabulary or not ends_as_due(tokens, params):
+            if max(tokens, default=0) >= self._task.vocabulary or not is_complete(tokens, params):
                 return Reason.TOKENS
         return None
 
-    def _weigh(
+    def _check_positions(
         self, groups: Sequence[tuple[Group, Assignment]], parts: Sequence[Sequence[Forward]]
     ) -> list[GroupCheck]:
-        """What the prefill (a Forward a rollout) says of each group."""
-        return [self._compute(group, due, part) for (group, due), part in zip(groups, parts, strict=True)]
+        """Check groups against the prefill: one Forward for each rollout of each group."""
+        return [
+            self._check_group_positions(group, assignment, part)
+            for (group, assignment), part in zip(groups, parts, strict=True)
+        ]
 
-    def _compute(self, group: Group, due: Assignment, forwards: Sequence[Forward]) -> GroupCheck:
-        """The statistics of a group's positions, against the run's thresholds; log-probabilities where they hold."""
+    def _check_group_positions(self, group: Group, assignment: Assignment, forwards: Sequence[Forward]) -> GroupCheck:
+        """Compare the statistics of a group's positions with the run's thresholds."""
         proof, params = self._task.run.proof, self._task.run.sampling.params()
-        claimed = b"".join(rollout.sketch for rollout in group.rollouts)
-        whole, completions = joined(forwards), [rollout.tokens for rollout in group.rollouts]
-        distances = sketch.distances(claimed, sketch.commit(proof.sketch, whole.hidden, self._sketch_seed))
-        margins, logprobs = check(
-            whole, completions, due.seeds, params, self._task.vocabulary, proof.margin, proof.margin_limit
+        miner_sketches = b"".join(rollout.sketch for rollout in group.rollouts)
+        whole, completions = join_forwards(forwards), [rollout.tokens for rollout in group.rollouts]
+        distances = sketch.distances(miner_sketches, sketch.commit(proof.sketch, whole.hidden, self._sketch_seed))
+        margins, logprobs = check_completions(
+            whole, completions, assignment.seeds, params, self._task.vocabulary, proof.margin, proof.margin_limit
         )
         evidence = weigh(distances, margins.numpy(), list(map(len, completions)), proof, repeated(completions))
         if evidence.wrong_sketch(proof):
@@ -117,34 +135,34 @@ class Judge:
             return GroupCheck(Reason.SAMPLING, evidence)
         return GroupCheck(None, evidence, logprobs=logprobs.numpy().astype(np.dtype("<f4")).tobytes())
 
-    async def _pay(self, group: Group, due: Assignment, found: GroupCheck) -> GroupCheck:
-        """The finding on a group that the policy made, with what the environment pays for it."""
-        rewards = await self._task.rewards(due.problem, [rollout.tokens for rollout in group.rollouts])
+    async def _check_rewards(self, group: Group, assignment: Assignment, check: GroupCheck) -> GroupCheck:
+        """Add the environment's rewards to the check of a group, and compare the miner's with them."""
+        rewards = await self._task.rewards(assignment.problem, [rollout.tokens for rollout in group.rollouts])
         claims = [rollout.reward for rollout in group.rollouts] if self._task.environment.exact else rewards
         if any(abs(claim - reward) > _REWARD_TOLERANCE for claim, reward in zip(claims, rewards, strict=True)):
-            return GroupCheck(Reason.REWARD, found.evidence)
-        return replace(found, rewards=rewards)
+            return GroupCheck(Reason.REWARD, check.evidence)
+        return replace(check, rewards=rewards)
 
 
-def _judgement(group: Group, digest: bytes, found: GroupCheck) -> Judgement:
+def _judgement(group: Group, digest: bytes, check: GroupCheck) -> Judgement:
     return Judgement(
         index=group.index,
         digest=digest,
-        reason=found.reason.value if found.reason else "",
+        reason=check.reason.value if check.reason else "",
         tokens=sum(len(rollout.completion) // 4 for rollout in group.rollouts),
-        positions=found.evidence.positions,
-        sketch_misses=found.evidence.sketch_misses,
-        sketch_median=found.evidence.sketch_median,
-        margin_misses=found.evidence.margin_misses,
-        worst_margin=found.evidence.worst_margin,
-        surprisal=max(found.evidence.sketch_surprise, found.evidence.margin_surprise),
-        rewards=found.rewards,
-        logprobs=found.logprobs,
+        positions=check.evidence.positions,
+        sketch_misses=check.evidence.sketch_misses,
+        sketch_median=check.evidence.sketch_median,
+        margin_misses=check.evidence.margin_misses,
+        worst_margin=check.evidence.worst_margin,
+        surprisal=max(check.evidence.sketch_surprise, check.evidence.margin_surprise),
+        rewards=check.rewards,
+        logprobs=check.logprobs,
     )
 
 
-def rejected(index: int, digest: bytes, reason: Reason) -> Judgement:
-    """The judgement on a group that no computation was spent on."""
+def reject_group(index: int, digest: bytes, reason: Reason) -> Judgement:
+    """Return the judgement on a group that is rejected without an engine."""
     return Judgement(
         index=index,
         digest=digest,

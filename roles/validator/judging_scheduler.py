@@ -1,5 +1,5 @@
-"""One window's judging: cases side by side, so that a miner whose storage hangs delays nobody, and one at a time at the
-engine.
+"""Judge the cases of one window side by side, so that a miner whose storage hangs delays no other, and one at a time at
+the engine.
 """
 
 from collections.abc import AsyncIterator, Iterable
@@ -22,48 +22,49 @@ from roles.validator.case_queue import CaseQueue, Reputation
 from roles.validator.window_cases import Case
 
 _FETCHED_BYTES: Final = 256 * limits.MIB  # of cases that wait for the engine
-_FEWEST, _MOST = 8, 64  # cases that are being fetched
-_REJECTED = 2  # likewise, of miners that were rejected when they were last judged
+_FEWEST_FETCHES, _MOST_FETCHES = 8, 64  # cases that are being fetched
+_REJECTED_FETCHES = 2  # likewise, of miners that were rejected when they were last judged
 
 
 class EngineSlot:
-    """The place at the engine: one case at a time has it; the next one is who comes first, and needs the same version,
-    if any.
+    """The engine, which works on one case at a time.
+
+    Among the waiting cases the best reputation goes first, then a case of the version that the engine serves already.
     """
 
     def __init__(self) -> None:
-        self._taken = False
+        self._busy = False
         self._version = -1
-        self._waiting: list[tuple[Reputation, int, trio.Event]] = []
+        self._queue: list[tuple[Reputation, int, trio.Event]] = []
 
     @asynccontextmanager
-    async def at(self, standing: Reputation, version: int) -> AsyncIterator[None]:
-        """Wait for one's turn, and have the place as long as the context lasts."""
+    async def reserve(self, reputation: Reputation, version: int) -> AsyncIterator[None]:
+        """Wait until the engine is free, and reserve it as long as the context lasts."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        if self._taken:
-            await self._wait((standing, version, trio.Event()))
-        self._taken, self._version = True, version
+        if self._busy:
+            await self._wait((reputation, version, trio.Event()))
+        self._busy, self._version = True, version
         try:
             yield
         finally:
             self._pass_on()
 
     async def _wait(self, entry: tuple[Reputation, int, trio.Event]) -> None:
-        self._waiting.append(entry)
+        self._queue.append(entry)
         try:
             await entry[2].wait()
         except trio.Cancelled:
             if entry[2].is_set():
                 self._pass_on()
             else:
-                self._waiting.remove(entry)
+                self._queue.remove(entry)
             raise
 
     def _pass_on(self) -> None:
-        self._taken = bool(self._waiting)
-        if self._waiting:
-            entry = min(self._waiting, key=lambda one: (one[0], one[1] != self._version, -one[1]))
-            self._waiting.remove(entry)
+        self._busy = bool(self._queue)
+        if self._queue:
+            entry = min(self._queue, key=lambda item: (item[0], item[1] != self._version, -item[1]))
+            self._queue.remove(entry)
             entry[2].set()
 
 
@@ -72,7 +73,7 @@ class JudgingScheduler:
 
     Args:
         window: whose cases.
-        version: the newest that serves it, as far as is known; who claims a newer one makes this node look again.
+        version: the newest that serves it, as far as this node knows. A commitment to a newer one makes it refresh.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class JudgingScheduler:
         follower: Follower,
         engine: Engine,
         auditor: Auditor,
-        turns: CaseQueue,
+        queue: CaseQueue,
         window: int,
         version: int,
     ) -> None:
@@ -89,98 +90,103 @@ class JudgingScheduler:
         self._follower = follower
         self._engine = engine
         self._auditor = auditor
-        self._turns = turns
+        self._queue = queue
         self._window = window
-        self._serving = version
-        self._looked = False
-        self._hidden = ""
-        self._looking = trio.Lock()
-        self._desk = EngineSlot()
-        fitting = _FETCHED_BYTES // (node.run.groups * node.run.group_bytes)
-        self._places = trio.Semaphore(max(_FEWEST, min(_MOST, fitting)))
-        self._last_places = trio.Semaphore(_REJECTED)
+        self._newest_version = version
+        self._refreshed = False
+        self._refresh_error = ""
+        self._refresh_lock = trio.Lock()
+        self._engine_slot = EngineSlot()
+        fetches = _FETCHED_BYTES // (node.run.groups * node.run.group_bytes)
+        self._fetch_limit = trio.Semaphore(max(_FEWEST_FETCHES, min(_MOST_FETCHES, fetches)))
+        self._rejected_fetch_limit = trio.Semaphore(_REJECTED_FETCHES)
 
     async def judge(self, cases: Iterable[Case], seconds: float) -> list[tuple[Verdict, dict[int, bytes]]]:
-        """What is judged within so many seconds, each with the work digests of rejected groups that may be copies.
+        """Judge cases within so many seconds.
+
+        Returns:
+            The verdicts that there was time for, each with the suspected copies (`Auditor.audit`).
 
         Raises:
-            EngineError: the engine broke; nothing was judged.
+            EngineError: the engine broke; there are no verdicts.
         """
-        judged: list[tuple[Verdict, dict[int, bytes]]] = []
+        verdicts: list[tuple[Verdict, dict[int, bytes]]] = []
 
-        async def judge_one(case: Case, standing: Reputation, places: trio.Semaphore) -> None:
+        async def judge_one(case: Case, reputation: Reputation, fetch_limit: trio.Semaphore) -> None:
             try:
-                judged.append(await self._judge(case, standing))
-            except (StoreError, ProtocolError) as error:  # a claim that cannot be looked into is held against nobody
-                self._tell(case, str(error))
+                verdicts.append(await self._judge(case, reputation))
+            except (StoreError, ProtocolError) as error:  # the validator abstains where it cannot check
+                self._report(case, str(error))
             except trio.Cancelled:
-                self._tell(case, "not judged before its verdict had to be sealed")
+                self._report(case, "not judged before its verdict had to be sealed")
                 raise
             finally:
-                places.release()
+                fetch_limit.release()
 
         async with first_failure(EngineError) as tasks:
             tasks.cancel_scope.deadline = trio.current_time() + seconds
-            for case, standing in self._turns.take(self._window, cases):
-                places = self._last_places if standing is Reputation.REJECTED else self._places
-                await places.acquire()
-                tasks.start_soon(judge_one, case, standing, places)
-        return judged
+            for case, reputation in self._queue.cases_in_order(self._window, cases):
+                is_rejected = reputation is Reputation.REJECTED
+                fetch_limit = self._rejected_fetch_limit if is_rejected else self._fetch_limit
+                await fetch_limit.acquire()
+                tasks.start_soon(judge_one, case, reputation, fetch_limit)
+        return verdicts
 
-    def _tell(self, case: Case, error: str) -> None:
+    def _report(self, case: Case, error: str) -> None:
         self._node.telemetry.event("not-judged", window=self._window, miner=case.miner.hex()[:8], error=error)
 
-    async def _judge(self, case: Case, standing: Reputation) -> tuple[Verdict, dict[int, bytes]]:
-        """The verdict on one case.
+    async def _judge(self, case: Case, reputation: Reputation) -> tuple[Verdict, dict[int, bytes]]:
+        """Return the verdict on one case, and its suspected copies.
 
         Raises:
             StoreError, ProtocolError: storage does not show what is needed, and that is not the miner's fault.
             EngineError: the engine broke.
         """
         node, commitment = self._node, case.commitment.record
-        held = await self._acceptable(commitment.version)
-        if held is None or len(commitment.groups) > node.run.groups:
-            return reject_all(node, case, Reason.VERSION if held is None else Reason.QUOTA), {}
-        share = node.run.proof.audit_share(self._turns.clean.get(case.miner, 0))
-        history = self._turns.histories.get(case.miner, ())
-        known = standing is Reputation.KNOWN
+        weights = await self._weights_of(commitment.version)
+        if weights is None or len(commitment.groups) > node.run.groups:
+            return reject_all(node, case, Reason.VERSION if weights is None else Reason.QUOTA), {}
         return await self._auditor.audit(
-            case, share, known=known, history=history, at_engine=partial(self._at_engine, standing, held)
+            case,
+            node.run.proof.audit_share(self._queue.clean_windows.get(case.miner, 0)),
+            is_known=reputation is Reputation.KNOWN,
+            history=self._queue.histories.get(case.miner, ()),
+            at_engine=partial(self._reserve_engine, reputation, weights),
         )
 
     @asynccontextmanager
-    async def _at_engine(self, standing: Reputation, held: VerifiedWeights) -> AsyncIterator[None]:
-        """Have the engine serve a version to one case alone."""
-        async with self._desk.at(standing, held.version):
-            began = trio.current_time()
-            await serve(self._node, self._engine, held)
+    async def _reserve_engine(self, reputation: Reputation, weights: VerifiedWeights) -> AsyncIterator[None]:
+        """Reserve the engine for one case, and have it serve these weights."""
+        async with self._engine_slot.reserve(reputation, weights.version):
+            start = trio.current_time()
+            await serve(self._node, self._engine, weights)
             try:
                 yield
             finally:
-                self._turns.took(standing, trio.current_time() - began)
+                self._queue.add_engine_time(reputation, trio.current_time() - start)
 
-    async def _acceptable(self, claimed: int) -> VerifiedWeights | None:
-        """The weights of a version that may serve the window; None where it may not.
+    async def _weights_of(self, version: int) -> VerifiedWeights | None:
+        """Return the weights of a version that a commitment names; None if it may not serve the window.
 
         Raises:
-            StoreError, ProtocolError: it may, and cannot be rebuilt; or newer versions, such as it claims, cannot be
-                seen now.
+            StoreError, ProtocolError: it may and cannot be rebuilt, or it is newer than all that this node can see now.
         """
-        async with self._looking:
-            if claimed > self._serving and not self._looked:
-                await self._look()
-            if claimed > self._serving and self._hidden:
-                raise StoreError(self._hidden)
-        if not self._serving - self._node.run.schedule.max_lag <= claimed <= self._serving:
+        async with self._refresh_lock:
+            if version > self._newest_version and not self._refreshed:
+                await self._refresh()
+            if version > self._newest_version and self._refresh_error:
+                raise StoreError(self._refresh_error)
+        if not self._newest_version - self._node.run.schedule.max_lag <= version <= self._newest_version:
             return None
-        return await self._follower.hold(claimed)
+        return await self._follower.rebuild(version)
 
-    async def _look(self) -> None:
-        """Look at the chain again, once: miners may know what came out since the last time.
+    async def _refresh(self) -> None:
+        """Refresh the chain, once in a window: miners may have seen a version that came out since the last time.
 
         Raises:
-            StoreError, ProtocolError: it cannot be looked at now.
+            StoreError, ProtocolError: it cannot be read now.
         """
-        self._looked, self._hidden = True, "newer versions cannot be seen now"
+        self._refreshed, self._refresh_error = True, "newer versions cannot be read now"
         await self._follower.refresh()
-        self._serving, self._hidden = max(self._serving, self._follower.version_for(self._window)), ""
+        self._newest_version = max(self._newest_version, self._follower.version_for(self._window))
+        self._refresh_error = ""

@@ -1,4 +1,4 @@
-"""This validator's ledger: its summaries over the windows that count; durable, so that a restart forgets nothing."""
+"""This validator's ledger: its summaries of the windows that count, stored so that they survive a restart."""
 
 from protocol.digest import content_digest
 from protocol.judging.evidence import Counts
@@ -10,7 +10,7 @@ _PREFIX = "ledger/"
 
 
 class Ledger:
-    """The newest summaries of one validator, those revealed and those that are only sealed yet."""
+    """The newest summaries of one validator, revealed or only sealed."""
 
     def __init__(self, state: ObjectStore, scoring: ScoringSpec) -> None:
         self._state = state
@@ -19,7 +19,7 @@ class Ledger:
 
     @classmethod
     async def open(cls, state: ObjectStore, scoring: ScoringSpec) -> "Ledger":
-        """The ledger as it was before a restart.
+        """Return the ledger that is stored in a state.
 
         Raises:
             StoreError, ProtocolError: the state cannot be read.
@@ -32,7 +32,7 @@ class Ledger:
 
     @property
     def newest(self) -> int:
-        """The newest window that was judged; -1 before the first."""
+        """The newest window in the ledger; -1 before the first."""
         return max(self._entries, default=-1)
 
     @property
@@ -41,24 +41,24 @@ class Ledger:
         return content_digest(self._entries[self.newest].to_bytes()) if self._entries else b""
 
     def entries(self) -> list[Summary]:
-        """The summaries at hand, ascending by window."""
+        """Return the summaries in ascending order of window."""
         return [self._entries[window] for window in sorted(self._entries)]
 
     def clean_windows(self) -> dict[bytes, int]:
-        """For each miner, its clean windows since the last rejection."""
+        """Return each miner's clean windows since its last rejection."""
         return clean_windows(self.entries())
 
     def histories(self) -> dict[bytes, list[Counts]]:
-        """For each miner, what its windows since the last rejection showed."""
+        """Return the counts of each miner's windows since its last rejection, oldest first."""
         return histories(self.entries())
 
     def rejections(self, until: int | None = None) -> dict[bytes, int]:
-        """For each miner that had groups rejected in the windows at hand (up to one), the newest of these."""
+        """Return, for each miner with rejected groups, the newest such window (of those up to `until`)."""
         entries = [entry for entry in self.entries() if until is None or entry.window <= until]
         return {row.miner: entry.window for entry in entries for row in entry.rows if row.rejected}
 
     def unaudited(self, miner: bytes) -> list[tuple[int, LedgerRow]]:
-        """Each (window, row) of a miner with groups that count though nobody has looked at them, ascending."""
+        """Return each (window, row) of a miner in which groups count that nobody has audited, in ascending order."""
         entries = self.entries()
         amended = {item.window for summary in entries for item in summary.amendments if item.miner == miner}
         return [
@@ -69,19 +69,22 @@ class Ledger:
         ]
 
     async def record(self, summary: Summary) -> Summary:
-        """Enter a window's summary with the scores that follow from it, durably; drop what is too old to count.
+        """Add the scores to a window's summary and store it; drop the summaries that are too old to count.
+
+        Returns:
+            The summary with its scores.
 
         Raises:
             StoreError: the state cannot be written.
-            ProtocolError: the summary is none that anybody could read.
+            ProtocolError: the summary could not be read back by anybody.
         """
-        ledger = [entry for entry in self.entries() if entry.window > summary.window - self._scoring.windows]
-        entered = summary.model_copy(update={"scores": scores([*ledger, summary], self._scoring)})
-        data = entered.to_bytes()
+        earlier = [entry for entry in self.entries() if entry.window > summary.window - self._scoring.windows]
+        entry = summary.model_copy(update={"scores": scores([*earlier, summary], self._scoring)})
+        data = entry.to_bytes()
         Summary.from_bytes(data)
-        await self._state.put(f"{_PREFIX}{entered.window:010d}", data)
-        self._entries[entered.window] = entered
-        for old in [old for old in self._entries if old <= entered.window - self._scoring.windows]:
-            await self._state.delete(f"{_PREFIX}{old:010d}")
-            del self._entries[old]
-        return entered
+        await self._state.put(f"{_PREFIX}{entry.window:010d}", data)
+        self._entries[entry.window] = entry
+        for window in [window for window in self._entries if window <= entry.window - self._scoring.windows]:
+            await self._state.delete(f"{_PREFIX}{window:010d}")
+            del self._entries[window]
+        return entry

@@ -1,14 +1,14 @@
-"""After a rejection: a second look at the miner's earlier windows, at the groups that nobody had audited then.
+"""Re-audit: after a rejection, judge the groups of the miner's earlier windows that nobody had audited.
 
-What can still be had is judged by the rules of its window, together with what was judged then; what cannot loses the
-credit that it had on trust.
+Groups that can still be fetched are judged by the rules of their window, together with the judgements of that time.
+Groups that cannot lose the credit that they had without an audit.
 """
 
 from collections.abc import Callable
 
 from protocol import limits, paths
 from protocol.errors import ProtocolError
-from protocol.identity.signing import Signed, open_signed, sign
+from protocol.identity.signing import Signed, sign
 from protocol.judging.ledger import Amendment, LedgerRow
 from protocol.judging.verdict import ReauditVerdict, Verdict, refused_together
 from protocol.rollout.batch import Commitment
@@ -17,19 +17,20 @@ from roles.policy.assignment import Task
 from roles.policy.follower import Follower
 from roles.policy.serving import serve
 from roles.ports import Engine, StoreError
-from roles.validator.audit import Auditor, refused, verdict_on
+from roles.records import fetch_record
+from roles.validator.audit import Auditor, make_verdict, reject_accepted
 from roles.validator.judge import Judge
 from roles.validator.ledger_state import Ledger
 from roles.validator.window_cases import Case
 
-WINDOWS = 16  # looked back at, at most
+MAX_AGE_WINDOWS = 16  # older windows are not judged again; their unaudited groups lose their credit
 
 
 class Reaudit:
-    """Judges what was not audited, of miners that turned out to be false.
+    """Judges unaudited groups of miners that were rejected later.
 
-    Nothing of it is published before the seals of the window in which they did have come, which would tell others what
-    to seal; and it waits while a window is to be judged, which has a deadline. Whom to look back at follows from the
+    No result is published before the window of the rejection can no longer be sealed: it would tell other validators
+    what to seal. And nothing is judged while a window waits, which has a deadline. The pending rows follow from the
     ledger, so a restart forgets nothing.
     """
 
@@ -39,101 +40,95 @@ class Reaudit:
         self._engine = engine
         self._task = task
         self._ledger = ledger
-        self._found: dict[tuple[int, bytes], Amendment] = {}
+        self._amendments: dict[tuple[int, bytes], Amendment] = {}  # by window and miner; in no summary yet
 
-    def take(self) -> tuple[Amendment, ...]:
-        """What was found and is in no summary yet, as much as one summary holds."""
-        entered = [*self._found][: limits.MAX_PARTICIPANTS]
-        return tuple(self._found.pop(key) for key in entered)
+    def take_amendments(self) -> tuple[Amendment, ...]:
+        """Remove and return the amendments that are in no summary yet, as many as one summary holds."""
+        keys = [*self._amendments][: limits.MAX_PARTICIPANTS]
+        return tuple(self._amendments.pop(key) for key in keys)
 
-    async def until(self, busy: Callable[[], bool]) -> None:
-        """Amend every kept row that counts on trust, of miners that were rejected later; each with its verdict
-        published.
+    async def run_while_idle(self, is_busy: Callable[[], bool]) -> None:
+        """Amend every row with unaudited credit of miners that were rejected later, and publish the new verdicts.
 
         Args:
-            busy: whether there is something more urgent to do; the rest comes another time.
+            is_busy: whether something more urgent waits; the other rows are left for the next call.
 
         Raises:
             EngineError: the engine broke.
-            BeaconError: no time is known.
+            BeaconError: the beacon proves no time.
         """
-        for window, row in await self._due():
-            if busy():
+        for window, row in await self._pending_rows():
+            if is_busy():
                 return
             verdict = None
-            if window > self._ledger.newest - WINDOWS:
+            if window > self._ledger.newest - MAX_AGE_WINDOWS:
                 try:
                     verdict = await self._judge(window, row)
                 except (StoreError, ProtocolError) as error:
-                    self._node.telemetry.event(
-                        "look-back-failed", window=window, miner=row.miner.hex(), error=str(error)
-                    )
-            self._found[window, row.miner] = _amendment(window, row, verdict)
+                    self._node.telemetry.event("reaudit-failed", window=window, miner=row.miner.hex(), error=str(error))
+            self._amendments[window, row.miner] = _amendment(window, row, verdict)
 
-    async def _due(self) -> list[tuple[int, LedgerRow]]:
-        sealed = await self._newest_sealed()
+    async def _pending_rows(self) -> list[tuple[int, LedgerRow]]:
+        newest_sealed = await self._newest_sealed_window()
         return [
             (window, row)
-            for miner, rejected in self._ledger.rejections(sealed).items()
+            for miner, rejection in self._ledger.rejections(newest_sealed).items()
             for window, row in self._ledger.unaudited(miner)
-            if window < rejected and (window, miner) not in self._found
+            if window < rejection and (window, miner) not in self._amendments
         ]
 
-    async def _newest_sealed(self) -> int:
-        """The newest window at hand of which no seal is taken any more; -1 for none."""
+    async def _newest_sealed_window(self) -> int:
+        """Return the newest window of the ledger for which no seal counts any more; -1 for none."""
         for entry in reversed(self._ledger.entries()):
             if await self._node.time.has_come(self._node.run.schedule.seal(entry.window)):
                 return entry.window
         return -1
 
     async def _judge(self, window: int, row: LedgerRow) -> Verdict:
-        """The verdict on the groups that were left out.
+        """Judge the groups of a row that were not audited, publish the verdict, and return it.
 
         Raises:
-            StoreError, ProtocolError: bytes or weights cannot be had any more, or are not those judged then.
+            StoreError, ProtocolError: bytes or weights cannot be fetched any more, or are not those judged before.
             EngineError: the engine broke.
         """
         node, schedule = self._node, self._node.run.schedule
-        before = await self._earlier(window, row)
-        commitment = await self._commitment(before)
-        await serve(node, self._engine, await self._follower.hold(before.version))
+        first_verdict = await self._fetch_first_verdict(window, row)
+        commitment = await self._fetch_commitment(first_verdict)
+        await serve(node, self._engine, await self._follower.rebuild(first_verdict.version))
         judge = Judge(self._task, self._engine, window, await node.randomness(schedule.opening(window)))
         draw = await node.randomness(schedule.audit(window))
         auditor = Auditor(node, judge, draw, {})
-        done = {judgement.index for judgement in before.judgements}
-        rest = [index for index in range(row.submitted) if index not in done]
-        judgements, _ = await auditor.judge_groups(commitment.record, rest)
-        refusal = refused_together([*before.judgements, *judgements], (), node.run.proof)
-        verdict = verdict_on(node, Case(commitment, row.pledged, before.seen_ms / 1000), refused(judgements, refusal))
-        reaudit = ReauditVerdict(**dict(verdict))
-        await node.publish(reaudit.path, sign(reaudit, node.key))
-        return reaudit
+        audited = {judgement.index for judgement in first_verdict.judgements}
+        unaudited = [index for index in range(row.submitted) if index not in audited]
+        judgements, _ = await auditor.judge_groups(commitment.record, unaudited)
+        refusal = refused_together([*first_verdict.judgements, *judgements], (), node.run.proof)
+        case = Case(commitment, row.pledged, first_verdict.seen_ms / 1000)
+        verdict = ReauditVerdict(**dict(make_verdict(node, case, reject_accepted(judgements, refusal))))
+        await node.publish(verdict.path, sign(verdict, node.key))
+        return verdict
 
-    async def _earlier(self, window: int, row: LedgerRow) -> Verdict:
-        """This validator's own verdict of then, as storage still has it."""
-        own = self._node.key.public
-        path = paths.verdict(own, window, row.miner)
-        data = await self._node.store.get(path, limits.MAX_VERDICT_BYTES + limits.MAX_ENVELOPE_BYTES)
-        signed = open_signed(data, Verdict, [own])
+    async def _fetch_first_verdict(self, window: int, row: LedgerRow) -> Verdict:
+        """Fetch this validator's own verdict of the window from storage."""
+        path = paths.verdict(self._node.key.public, window, row.miner)
+        signed = await fetch_record(self._node, Verdict, path)
         if signed.digest != row.verdict:
             raise ProtocolError("not the verdict that the ledger names", path)
         return signed.record
 
-    async def _commitment(self, verdict: Verdict) -> Signed[Commitment]:
+    async def _fetch_commitment(self, verdict: Verdict) -> Signed[Commitment]:
         path = paths.commitment(verdict.miner, verdict.window)
-        data = await self._node.store.get(path, limits.MAX_COMMITMENT_BYTES + limits.MAX_ENVELOPE_BYTES)
-        signed = open_signed(data, Commitment, [verdict.miner])
+        signed = await fetch_record(self._node, Commitment, path)
         if signed.digest != verdict.commitment:
             raise ProtocolError("not the commitment that was judged", path)
         return signed
 
 
 def _amendment(window: int, row: LedgerRow, verdict: Verdict | None) -> Amendment:
-    accepted = sum(judgement.accepted for judgement in verdict.judgements) if verdict else 0
+    accepted_groups = sum(judgement.accepted for judgement in verdict.judgements) if verdict else 0
     return Amendment(
         window=window,
         miner=row.miner,
         verdict=LedgerRow.of(verdict).verdict if verdict else b"",
-        accepted=accepted,
-        rejected=len(verdict.judgements) - accepted if verdict else 0,
+        accepted=accepted_groups,
+        rejected=len(verdict.judgements) - accepted_groups if verdict else 0,
     )

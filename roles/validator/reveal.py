@@ -1,7 +1,7 @@
-"""Seal, then reveal: a window's findings are promised by their digest before any validator can read another's.
+"""Commit and reveal: a validator seals a window by the digest of its summary before it can read any other's verdicts.
 
-Verdicts lie in this node's own state before the ledger's entry that names them, and until storage has them: a validator
-that dies at any moment has either promised nothing or keeps its promise after the restart.
+Verdicts lie in this node's own state before the ledger entry that names them, and stay there until storage has them.
+So a validator that dies at any moment has either sealed nothing, or reveals after the restart what it has sealed.
 """
 
 from collections.abc import Sequence
@@ -33,15 +33,15 @@ def _number(window: int) -> str:
 
 
 class Revealer:
-    """Publishes what this validator found, window after window."""
+    """Seals and reveals this validator's summaries and verdicts, several windows at a time."""
 
     def __init__(self, node: Node, ledger: Ledger) -> None:
         self._node = node
         self._ledger = ledger
         self._send, self._receive = trio.open_memory_channel[Summary](limits.MAX_PARTICIPANTS)
 
-    async def prepare(self, window: int, verdicts: Sequence[Verdict]) -> None:
-        """Keep a window's verdicts; nothing is promised before the ledger has its entry.
+    async def store_verdicts(self, window: int, verdicts: Sequence[Verdict]) -> None:
+        """Store a window's verdicts. They are dropped after a restart unless the ledger has the window's entry by then.
 
         Raises:
             StoreError: the state cannot be written.
@@ -51,60 +51,60 @@ class Revealer:
             await self._node.state.put(path, sign(verdict, self._node.key))
         await self._node.state.put(_PENDING + _number(window), b"")
 
-    async def promise(self, summary: Summary) -> None:
-        """Seal a window that the ledger has, and reveal it when it is time."""
+    async def add_window(self, summary: Summary) -> None:
+        """Have `run` seal a window that is in the ledger, and reveal it later."""
         await self._send.send(summary)
 
     async def run(self) -> None:
-        """Seal and reveal for ever; first what a restart left over.
+        """Seal and reveal for ever; first the windows that were pending before a restart.
 
         Raises:
             StoreError: the state cannot be read or written.
         """
         entries = {summary.window: summary for summary in self._ledger.entries()}
-        left = [int(item.path.removeprefix(_PENDING)) async for item in self._node.state.list(_PENDING)]
-        kept = [item.path async for item in self._node.state.list(_WITNESS)]
-        for path in set(kept) - {_WITNESS + _number(window) for window in left}:
+        pending = [int(item.path.removeprefix(_PENDING)) async for item in self._node.state.list(_PENDING)]
+        witnesses = [item.path async for item in self._node.state.list(_WITNESS)]
+        for path in set(witnesses) - {_WITNESS + _number(window) for window in pending}:
             await self._node.state.delete(path)
         async with trio.open_nursery() as nursery:
-            for window in left:
+            for window in pending:
                 if window in entries:
-                    nursery.start_soon(self._reveal, entries[window])
+                    nursery.start_soon(self._seal_and_reveal, entries[window])
                 else:
                     await self._forget(window)
             async for summary in self._receive:
-                nursery.start_soon(self._reveal, summary)
+                nursery.start_soon(self._seal_and_reveal, summary)
 
-    async def _reveal(self, summary: Summary) -> None:
-        node, own, window = self._node, self._node.key.public, summary.window
-        seal = Seal(run=node.run_id, window=window, validator=own, summary=content_digest(summary.to_bytes()))
-        await node.publish(paths.seal(own, window), sign(seal, node.key))
-        await node.publish(paths.witness(own, window), await self._testimony(window))
+    async def _seal_and_reveal(self, summary: Summary) -> None:
+        node, own_key, window = self._node, self._node.key.public, summary.window
+        seal = Seal(run=node.run_id, window=window, validator=own_key, summary=content_digest(summary.to_bytes()))
+        await node.publish(paths.seal(own_key, window), sign(seal, node.key))
+        await node.publish(paths.witness(own_key, window), await self._make_witness(window))
         async for item in node.state.list(f"{_VERDICTS}{_number(window)}-"):
             verdict = await node.state.get(item.path, limits.MAX_VERDICT_BYTES + limits.MAX_ENVELOPE_BYTES)
-            await node.publish(paths.verdict(own, window, paths.key_at_end(item.path)), verdict)
-        await node.publish(paths.summary(own, window), sign(summary, node.key))
+            await node.publish(paths.verdict(own_key, window, paths.key_at_end(item.path)), verdict)
+        await node.publish(paths.summary(own_key, window), sign(summary, node.key))
         node.telemetry.event("revealed", window=window, miners=len(summary.rows))
         await self._forget(window)
 
-    async def _testimony(self, window: int) -> bytes:
-        """This validator's witness: what it said before a restart, or the others' seals, which are waited for.
+    async def _make_witness(self, window: int) -> bytes:
+        """Return this validator's signed witness: the stored one after a restart, else of the seals that it waits for.
 
-        It is not said before it is kept; a disk that does not take it is waited for.
+        The witness is stored before it is returned; if the disk does not take it, this waits until it does.
 
         Raises:
             StoreError: the state cannot be read.
         """
-        node, place = self._node, _WITNESS + _number(window)
+        node, path = self._node, _WITNESS + _number(window)
         with suppress(NotFoundError):
-            return await node.state.get(place, Witness.max_bytes + limits.MAX_ENVELOPE_BYTES)
-        seen = await self._others(window)
-        seals = tuple(seen[validator] for validator in sorted(seen))
-        data = sign(Witness(run=node.run_id, window=window, validator=node.key.public, seals=seals), node.key)
+            return await node.state.get(path, Witness.max_signed_bytes())
+        seals = await self._wait_for_seals(window)
+        ordered = tuple(seals[validator] for validator in sorted(seals))
+        data = sign(Witness(run=node.run_id, window=window, validator=node.key.public, seals=ordered), node.key)
         reporter = ChangeReporter(node.telemetry, "witness-not-stored", window=window)
         while True:
             try:
-                await node.state.put(place, data)
+                await node.state.put(path, data)
             except StoreError as error:
                 reporter.failure(error)
                 await trio.sleep(_RETRY_SECONDS)
@@ -112,46 +112,49 @@ class Revealer:
                 return data
 
     async def _forget(self, window: int) -> None:
-        """Drop what was revealed. The witness goes last: while a window is pending, it is said again as it was."""
+        """Drop the state of a window that was revealed.
+
+        The witness goes last: while the window is pending, a restart publishes the same witness again.
+        """
         state = self._node.state
         for path in [item.path async for item in state.list(f"{_VERDICTS}{_number(window)}-")]:
             await state.delete(path)
         await state.delete(_PENDING + _number(window))
         await state.delete(_WITNESS + _number(window))
 
-    async def _others(self, window: int) -> dict[bytes, bytes]:
-        """Wait until all other validators have sealed, or no seal counts any more: the seals by validator.
+    async def _wait_for_seals(self, window: int) -> dict[bytes, bytes]:
+        """Wait until all other validators have sealed, or no seal counts any more; return the seals by validator.
 
-        One whose storage hangs holds up nobody.
+        A validator whose storage hangs delays no other.
         """
         node = self._node
-        last = node.run.schedule.seal(window)
+        last_round = node.run.schedule.seal(window)
         others = set(node.authority.validators) - {node.key.public}
-        seen: dict[bytes, bytes] = {}
+        seals: dict[bytes, bytes] = {}
 
-        async def all_sealed() -> None:
-            async with trio.open_nursery() as looking:
+        async def wait_for_all() -> None:
+            async with trio.open_nursery() as waits:
                 for validator in sorted(others):
-                    looking.start_soon(self._sealed, window, validator, seen)
+                    waits.start_soon(self._wait_for_seal, window, validator, seals)
             nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(all_sealed)
-            while not await node.time.has_come(last):
+            nursery.start_soon(wait_for_all)
+            while not await node.time.has_come(last_round):
                 await trio.sleep(_POLL_SECONDS)
             nursery.cancel_scope.cancel()
-        return seen
+        return seals
 
-    async def _sealed(self, window: int, validator: bytes, seen: dict[bytes, bytes]) -> None:
-        """Wait until a validator has sealed, and add its seal to those that were seen."""
-        reporter = ChangeReporter(  # one event: the other validator may choose the text of each error
+    async def _wait_for_seal(self, window: int, validator: bytes, seals: dict[bytes, bytes]) -> None:
+        """Wait until a validator has sealed, and add its seal."""
+        reporter = ChangeReporter(  # once only: the other validator may choose the text of each error
             self._node.telemetry, "seal-unread", max_reports=1, window=window, validator=validator.hex()
         )
         while True:
             try:
                 seal = await find_seal(self._node, window, validator)
                 if seal is not None:
-                    seen[validator] = seal.data
+                    seals[validator] = seal.data
                     return
             except (StoreError, ProtocolError) as error:
                 reporter.failure(error)

@@ -1,36 +1,38 @@
-"""What is to be judged in a window: pledges that stood before it opened, and the commitments that lay in storage in
-time.
-"""
+"""The cases of a window: the pledges made before it opened, and the commitments that were in storage in time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import trio
 
-from protocol import limits, paths
+from protocol import paths
 from protocol.errors import MalformedError, ProtocolError
 from protocol.identity.admission import lottery
 from protocol.identity.participant import Announcement
-from protocol.identity.signing import Signed, open_signed
+from protocol.identity.signing import Signed
 from protocol.rollout.batch import Commitment
 from roles.gather import gather
 from roles.node.identity import Node
-from roles.participants import participants
+from roles.participants import find_participants
 from roles.ports import NotFoundError, StoreError, TooLargeError
+from roles.records import fetch_record
 
 _AT_ONCE = 256  # commitments that are being read
-_COMMITMENT_BYTES = 256  # of a commitment for each group that a miner may deliver: several times what it takes
+_COMMITMENT_BYTES = 256  # of a commitment for each group of the run's quota: several times what a group takes
 
 
 @dataclass(frozen=True)
 class Case:
-    """One miner's commitment, what it had pledged (groups), and when this validator saw it (seconds since the Unix
-    epoch).
+    """One miner's commitment in a window.
+
+    Attributes:
+        pledged_groups: what the miner had pledged.
+        read_time: when this validator read the commitment, in seconds since the Unix epoch.
     """
 
     commitment: Signed[Commitment]
-    pledged: int
-    seen: float
+    pledged_groups: int
+    read_time: float
 
     @property
     def miner(self) -> bytes:
@@ -38,14 +40,18 @@ class Case:
         return self.commitment.record.miner
 
     @property
-    def submitted(self) -> int:
-        """Groups that count: those beyond the pledge are not looked at."""
-        return min(self.pledged, len(self.commitment.record.groups))
+    def submitted_groups(self) -> int:
+        """How many groups count: those beyond the pledge are ignored."""
+        return min(self.pledged_groups, len(self.commitment.record.groups))
 
 
 @dataclass(frozen=True)
 class WindowCases:
-    """A window's cases, and the miners that delivered nothing of what they had pledged (groups)."""
+    """A window's cases.
+
+    Attributes:
+        undelivered: the groups pledged by each miner that delivered nothing.
+    """
 
     window: int
     cases: tuple[Case, ...]
@@ -53,87 +59,82 @@ class WindowCases:
 
 
 class Pledges:
-    """What miners have announced to deliver. A pledge that was not kept at all is void until it is announced anew."""
+    """The groups that miners have announced to deliver in each window.
+
+    A pledge of which nothing was delivered is void until the miner announces it anew.
+    """
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._broken: dict[bytes, int] = {}  # miner -> expiry of the announcement that it did not keep
-        self._standing: dict[bytes, Announcement] = {}
+        self._void: dict[bytes, int] = {}  # miner -> expiry of the newest announcement whose pledge is void
+        self._current: dict[bytes, Announcement] = {}
 
-    async def take(self) -> dict[bytes, int]:
-        """The pledges that stand now: groups by miner.
+    async def read(self) -> dict[bytes, int]:
+        """Return the valid pledges in storage: groups by miner.
 
         Raises:
             StoreError: the storage cannot be listed.
         """
-        announced = {item.key: item for item in await participants(self._node, "miner") if item.groups}
-        self._broken = {miner: expiry for miner, expiry in self._broken.items() if miner in announced}
-        self._standing = {
-            miner: item for miner, item in announced.items() if item.expires_ms > self._broken.get(miner, -1)
+        announcements = {item.key: item for item in await find_participants(self._node, "miner") if item.groups}
+        self._void = {miner: expiry for miner, expiry in self._void.items() if miner in announcements}
+        self._current = {
+            miner: item for miner, item in announcements.items() if item.expires_ms > self._void.get(miner, -1)
         }
-        most = self._node.run.groups
-        return {miner: min(most, item.groups) for miner, item in self._standing.items()}
+        quota = self._node.run.groups
+        return {miner: min(quota, item.groups) for miner, item in self._current.items()}
 
-    def broken_by(self, miner: bytes) -> None:
-        """A miner delivered nothing: its announcement counts no more."""
-        if miner in self._standing:
-            self._broken[miner] = self._standing[miner].expires_ms
+    def void(self, miner: bytes) -> None:
+        """Ignore the current pledge of a miner, which delivered nothing."""
+        if miner in self._current:
+            self._void[miner] = self._current[miner].expires_ms
 
 
-async def docket(node: Node, window: int, pledges: Mapping[bytes, int]) -> WindowCases:
-    """The commitments of a window by those who had pledged, as far as they can be read before the second round is due.
+async def read_window_cases(node: Node, window: int, pledges: Mapping[bytes, int]) -> WindowCases:
+    """Return the commitments of a window by those who had pledged, as far as they can be read before the second round.
 
-    One that cannot be read by a fault of the storage is left out, and so is what comes later: it is held against
-    nobody.
+    A commitment that cannot be read because storage does not answer is left out, and so is one that comes later: no
+    miner is blamed for it.
+
+    Args:
+        pledges: groups by miner.
 
     Raises:
-        BeaconError: the window's opening is not due any more.
+        BeaconError: the window's opening is no longer due.
     """
-
-    largest = min(limits.MAX_COMMITMENT_BYTES, _COMMITMENT_BYTES * node.run.groups) + limits.MAX_ENVELOPE_BYTES
-
-    async def open_commitment(miner: bytes, path: str) -> Case:
-        data = await node.store.get(path, largest)
-        signed = open_signed(data, Commitment, [miner])
-        record = signed.record
-        if (record.run, record.window, record.miner) != (node.run_id, window, miner) or not record.groups:
-            raise MalformedError("of another run, window or miner, or empty", path)
-        return Case(signed, pledges[miner], node.time.now())
-
-    async def read(miner: bytes) -> Case | bytes | None:
-        path = paths.commitment(miner, window)
-        try:
-            try:
-                return await open_commitment(miner, path)
-            except (NotFoundError, ProtocolError):  # the storage may have lied, once: a pledge is not broken by that
-                return await open_commitment(miner, path)
-        except NotFoundError:
-            return miner
-        except (ProtocolError, TooLargeError) as error:
-            node.telemetry.event("commitment-refused", miner=miner.hex(), window=window, error=str(error))
-            return miner
-        except StoreError as error:
-            node.telemetry.event("commitment-unread", miner=miner.hex(), window=window, error=str(error))
-            return None
-
-    opening = await node.randomness(node.run.schedule.opening(window))
-    drawn = sorted(pledges, key=lambda key: lottery(opening, key))[: node.authority.admission.miners]
     cases: list[Case] = []
     undelivered: dict[bytes, int] = {}
 
-    async def note(miner: bytes) -> None:
-        found = await read(miner)
-        if isinstance(found, Case):
-            cases.append(found)
-        elif found is not None:
-            undelivered[found] = pledges[found]
+    async def fetch(miner: bytes) -> Case:
+        path = paths.commitment(miner, window)
+        signed = await fetch_record(node, Commitment, path, _COMMITMENT_BYTES * node.run.groups)
+        if not signed.record.groups:
+            raise MalformedError("has no groups", path)
+        return Case(signed, pledges[miner], node.time.now())
 
-    left = node.run.beacon.due(node.run.schedule.audit(window)) - node.time.now()
-    with trio.move_on_after(max(0.0, left)) as in_time:
-        await gather(note, drawn, at_once=_AT_ONCE)
-    if in_time.cancelled_caught:
+    async def read(miner: bytes) -> None:
+        try:
+            try:
+                case = await fetch(miner)
+            except (NotFoundError, ProtocolError):  # storage may show the commitment the next time
+                case = await fetch(miner)
+        except NotFoundError:
+            undelivered[miner] = pledges[miner]
+        except (ProtocolError, TooLargeError) as error:
+            node.telemetry.event("commitment-refused", miner=miner.hex(), window=window, error=str(error))
+            undelivered[miner] = pledges[miner]
+        except StoreError as error:
+            node.telemetry.event("commitment-unread", miner=miner.hex(), window=window, error=str(error))
+        else:
+            cases.append(case)
+
+    opening = await node.randomness(node.run.schedule.opening(window))
+    miners = sorted(pledges, key=lambda key: lottery(opening, key))[: node.authority.admission.miners]
+    seconds = node.run.beacon.due(node.run.schedule.audit(window)) - node.time.now()
+    with trio.move_on_after(max(0.0, seconds)) as scope:
+        await gather(read, miners, at_once=_AT_ONCE)
+    if scope.cancelled_caught:
         error = (
-            f"of {len(drawn)} commitments, {len(cases) + len(undelivered)} were read before the second round was due"
+            f"of {len(miners)} commitments, {len(cases) + len(undelivered)} were read before the second round was due"
         )
         node.telemetry.event("commitments-unread", window=window, error=error)
     return WindowCases(window, tuple(cases), undelivered)

@@ -18,7 +18,7 @@ from protocol.encoding import pack, unpack
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Envelope, sign
 from protocol.run import FileRef
-from roles.participants import listed, participants
+from roles.participants import find_participants, list_announced_keys
 from roles.ports import ObjectInfo, StoreError
 from tests.support.attacks.target import ROOTS, SECOND, STRANGER, VALIDATOR, Target, attack, holding
 from tests.support.builders import samples
@@ -213,7 +213,7 @@ async def test_endless_announcements_are_passed_over():
     target = await holding()
     await target.node.announce("miner", 60.0)
     await target.store.put(paths.participant(STRANGER.public), bytes(1 << 20))
-    assert [found.key for found in await participants(target.node, "miner")] == [MINER.public]
+    assert [found.key for found in await find_participants(target.node, "miner")] == [MINER.public]
     (line,) = target.log.named("announcement-refused")
     assert STRANGER.public.hex() in line["path"]
 
@@ -234,7 +234,7 @@ async def test_endless_a_listing_of_participants():
     target = Target()
     target.store = Endless()
     target.node = target.new_node()
-    assert len(await listed(target.node)) <= 2 * limits.MAX_LISTED_PARTICIPANTS
+    assert len(await list_announced_keys(target.node)) <= 2 * limits.MAX_LISTED_PARTICIPANTS
     assert target.store.listed == 2 * limits.MAX_LISTED_PARTICIPANTS  # from the beginning, and from another place
 
 
@@ -243,7 +243,7 @@ async def test_endless_a_listing_of_participants_where_only_those_named_may_come
     target = Target(admission=samples.admission(policy="allowlist", allowed=(MINER.public,)))
     target.store = Endless()
     target.node = target.new_node()
-    assert await participants(target.node, "miner") == []
+    assert await find_participants(target.node, "miner") == []
     assert target.store.listed == 0
 
 
@@ -333,7 +333,7 @@ async def test_extraneous_participants_that_are_not_listed_are_not_even_fetched(
     await target.node.announce("miner", 60.0)
     for number in range(50):
         await target.store.put(paths.participant(samples.digest(str(number))), b"junk")
-    assert [found.key for found in await participants(target.node, "miner")] == [MINER.public]
+    assert [found.key for found in await find_participants(target.node, "miner")] == [MINER.public]
     assert not target.log.named("announcement-refused")
 
 

@@ -19,7 +19,7 @@ from protocol.identity.participant import Role
 from protocol.identity.signing import SigningKey, open_signed, sign
 from protocol.judging.ledger import LedgerRow, Summary
 from roles.node.identity import Node
-from roles.participants import participants
+from roles.participants import find_participants
 from roles.validator.ledger_state import Ledger
 from tests.support.attacks.court import FIRST, Court
 from tests.support.attacks.target import VALIDATOR, Target, attack
@@ -32,7 +32,7 @@ CROWD = 40
 async def comes_to_see_the_miner(node: Node, seconds: float, looks: int) -> bool:
     """Whether the miner, and nobody else, is a miner in one of some looks."""
     for _ in range(looks):
-        if [found.key for found in await participants(node, "miner")] == [MINER.public]:
+        if [found.key for found in await find_participants(node, "miner")] == [MINER.public]:
             return True
         await trio.sleep(seconds)
     return False

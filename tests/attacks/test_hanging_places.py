@@ -12,7 +12,7 @@ import trio
 from grailnode.store.memory import MemoryStore
 from protocol import limits, paths
 from protocol.errors import ForkError, ProtocolError
-from roles.authority_updates import keep_authority
+from roles.authority_updates import poll_authority
 from roles.policy.serving import keep_fresh
 from roles.ports import StoreError
 from tests.support.attacks.target import HOUR_MS, SECOND, VALIDATOR, Target, attack, holding
@@ -73,7 +73,7 @@ async def test_a_revoked_validator_does_not_delay_its_revocation_by_hanging():
     await target.revise(validators=(SECOND.public,), revoked=(VALIDATOR.public,))
     store.hangs = lambda path: path.startswith(f"{VALIDATOR.public.hex()}/revisions/")
     with trio.move_on_after(60.0):
-        await keep_authority(target.node, 5.0)
+        await poll_authority(target.node, 5.0)
     assert target.node.revisions.number == 1
 
 

@@ -14,7 +14,7 @@ from protocol.judging.verdict import Judgement, Reason
 from roles.ports import StoreError
 from roles.trainer.collect.collector import Collector, CollectorSettings
 from roles.trainer.spool import COLLECTED
-from roles.validator.judge import rejected
+from roles.validator.judge import reject_group
 from tests.support.attacks.court import FIRST, SECOND, STRANGER, WINDOW, Court, Silent
 from tests.support.attacks.target import attack
 from tests.support.builders import samples
@@ -104,7 +104,7 @@ async def test_miners_whose_spaces_hang_wait_for_each_other_and_nobody_for_them(
         await trio.sleep(5.2)  # by now each of them was asked once
         assert await windows_collected(court) == set()
         for validator in (FIRST, SECOND):
-            await say_of(court, validator, WINDOW + 1, rejected(0, court.judgement(0).digest, Reason.SKETCH))
+            await say_of(court, validator, WINDOW + 1, reject_group(0, court.judgement(0).digest, Reason.SKETCH))
         await trio.sleep(0.7)
         assert await windows_collected(court) == {WINDOW + 1}
         await court.clock.sleep_until(closing(court, WINDOW + 20))
@@ -134,7 +134,7 @@ async def test_a_report_that_storage_does_not_take_holds_up_nothing():
     court, store, later = Court(), TakesNoReports(), WINDOW + 4
     court.store, court.node = store, replace(court.node, store=store)
     await court.deliver()
-    await court.say(FIRST, rejected(0, court.judgement(0).digest, Reason.SKETCH))
+    await court.say(FIRST, reject_group(0, court.judgement(0).digest, Reason.SKETCH))
     await court.say(SECOND)
     async with trio.open_nursery() as nursery:
         nursery.start_soon((await court.open()).run)
@@ -154,7 +154,7 @@ async def test_a_report_that_storage_does_not_take_holds_up_nothing():
 async def test_an_invented_group_and_a_verdict_that_never_comes_hold_up_no_honest_group():
     court = Court()
     await court.deliver()
-    invented = court.verdict(FIRST, rejected(1, samples.digest("nothing"), Reason.SKETCH))
+    invented = court.verdict(FIRST, reject_group(1, samples.digest("nothing"), Reason.SKETCH))
     never = court.verdict(FIRST, miner=STRANGER.public)
     summary = court.summary(FIRST, invented, never)
     await court.seal(FIRST, summary)

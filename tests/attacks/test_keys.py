@@ -11,9 +11,9 @@ from protocol.chain.verifier import Trust
 from protocol.errors import ProtocolError
 from protocol.identity.admission import Invite, do_work
 from protocol.identity.signing import SigningKey, sign
-from roles.authority_updates import POLL_SECONDS, keep_authority, refresh_authority
+from roles.authority_updates import POLL_SECONDS, poll_authority, refresh_authority
 from roles.node.identity import Node
-from roles.participants import participants
+from roles.participants import find_participants
 from roles.policy.follower import TRUST_PATH
 from tests.support.attacks.target import ROOTS, SECOND, STRANGER, SUCCESSOR, VALIDATOR, Target, attack, holding
 from tests.support.builders import samples
@@ -24,7 +24,7 @@ from tests.support.builders.chains import MINER, TRAINER
 async def test_keys_a_revoked_trainer_is_refused_within_one_poll():
     target = await holding()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(keep_authority, target.node)
+        nursery.start_soon(poll_authority, target.node)
         await trio.sleep(0.5)
         await target.revise(trainers=(SECOND.public,), revoked=(TRAINER.public,))
         await trio.sleep(POLL_SECONDS)
@@ -55,7 +55,7 @@ async def test_keys_what_was_verified_before_a_revocation_is_still_held():
     await refresh_authority(target.node)
     await target.refuses("head")
     assert target.follower.version_for(2) == 2
-    assert (await target.follower.hold(3)).version == 3
+    assert (await target.follower.rebuild(3)).version == 3
 
 
 @attack
@@ -128,10 +128,10 @@ async def test_keys_a_revoked_miner_is_passed_over_within_one_poll():
     target = Target()
     await target.publish()
     await target.node.announce("miner", 60.0)
-    assert [found.key for found in await participants(target.node, "miner")] == [MINER.public]
+    assert [found.key for found in await find_participants(target.node, "miner")] == [MINER.public]
     await target.revise(revoked=(MINER.public,))
     await refresh_authority(target.node)
-    assert await participants(target.node, "miner") == []
+    assert await find_participants(target.node, "miner") == []
 
 
 @attack
@@ -140,7 +140,7 @@ async def test_keys_a_stranger_who_announces_himself_a_validator():
     await target.publish()
     await target.new_node(key=STRANGER).announce("validator", 60.0)
     await target.new_node(key=VALIDATOR).announce("validator", 60.0)
-    assert [found.key for found in await participants(target.node, "validator")] == [VALIDATOR.public]
+    assert [found.key for found in await find_participants(target.node, "validator")] == [VALIDATOR.public]
 
 
 @attack
@@ -153,10 +153,10 @@ async def test_keys_a_stolen_inviter_invites_nobody_any_more():
         return sign(Invite(run=node.run_id, key=node.key.public, expires_ms=1 << 50), inviter)
 
     await dataclasses.replace(target.node, proof=token).announce("miner", 60.0)
-    assert [found.key for found in await participants(target.node, "miner")] == [MINER.public]
+    assert [found.key for found in await find_participants(target.node, "miner")] == [MINER.public]
     await target.revise(admission=samples.admission(policy="invite"), revoked=(inviter.public,))
     await refresh_authority(target.node)
-    assert await participants(target.node, "miner") == []
+    assert await find_participants(target.node, "miner") == []
     (line,) = target.log.named("announcement-refused")
     assert "no invitation by an inviter of this run" in line["error"]
 
@@ -169,7 +169,7 @@ async def test_keys_another_miners_invitation_or_work_is_worth_nothing():
     target = Target(admission=samples.admission(credential="work", difficulty=12))
     await target.publish()
     await dataclasses.replace(target.node, proof=none).announce("miner", 60.0)
-    assert await participants(target.node, "miner") == []
+    assert await find_participants(target.node, "miner") == []
     (line,) = target.log.named("announcement-refused")
     assert "zero bits" in line["error"]
 
@@ -182,10 +182,10 @@ async def test_keys_junk_that_was_refused_is_not_fetched_again_at_once():
     for key in junk:
         await target.store.put(paths.participant(key), b"junk")
     for _ in range(5):
-        await participants(target.node, "miner")
+        await find_participants(target.node, "miner")
     assert len(target.log.named("announcement-refused")) == len(junk)
     await trio.sleep(11.0)
-    await participants(target.node, "miner")
+    await find_participants(target.node, "miner")
     assert len(target.log.named("announcement-refused")) == 2 * len(junk)
 
 

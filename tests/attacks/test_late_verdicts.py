@@ -7,7 +7,7 @@ import trio
 
 from protocol.digest import content_digest
 from protocol.judging.verdict import Judgement, Reason
-from roles.validator.judge import rejected
+from roles.validator.judge import reject_group
 from tests.support.attacks.court import FIRST, SECOND, WINDOW, Court
 from tests.support.attacks.target import attack
 
@@ -71,7 +71,7 @@ async def test_a_group_accepted_in_a_wrong_place_is_still_used_in_its_own():
 
 @attack
 async def test_a_contradiction_that_comes_after_the_settlement_is_told():
-    refusal = rejected(0, accepted(0).digest, Reason.SKETCH)
+    refusal = reject_group(0, accepted(0).digest, Reason.SKETCH)
     court = await heard_in_turn((accepted(0),), (refusal,))
     assert await court.outcomes() == {"used"}  # one was enough, and what was used stays used
     assert [event["index"] for event in court.log.named("validators-disagree")] == [0]

@@ -1,4 +1,4 @@
-"""Miners that lie about what they will deliver and have delivered, before a validator's docket
+"""Miners that lie about what they will deliver and have delivered, before a validator's read_window_cases
 (roles/validator/window_cases.py).
 """
 
@@ -14,7 +14,7 @@ from protocol.identity.participant import Announcement
 from protocol.identity.signing import SigningKey, sign
 from protocol.rollout.batch import Commitment, assemble
 from roles.node.identity import Node
-from roles.validator.window_cases import Pledges, WindowCases, docket
+from roles.validator.window_cases import Pledges, WindowCases, read_window_cases
 from tests.support.attacks.court import FIRST, STRANGER, WINDOW, Court
 from tests.support.attacks.target import attack
 from tests.support.builders import samples
@@ -60,8 +60,8 @@ class Bench(Court):
         return promised
 
     async def opened(self) -> WindowCases:
-        """The window's docket, of a miner that had pledged two groups."""
-        return await docket(self.validator, WINDOW, {MINER.public: 2})
+        """The window's read_window_cases, of a miner that had pledged two groups."""
+        return await read_window_cases(self.validator, WINDOW, {MINER.public: 2})
 
 
 # Pledges
@@ -71,28 +71,28 @@ class Bench(Court):
 async def test_a_pledge_counts():
     bench = Bench()
     await bench.announce()
-    assert await bench.pledges.take() == {MINER.public: 2}
+    assert await bench.pledges.read() == {MINER.public: 2}
 
 
 @attack
 async def test_forged_pledge_in_another_miners_place():
     bench = Bench()
     await bench.announce(signer=STRANGER)
-    assert await bench.pledges.take() == {}
+    assert await bench.pledges.read() == {}
 
 
 @attack
 async def test_forged_pledge_for_more_than_a_miner_may_deliver():
     bench = Bench()
     await bench.announce(groups=limits.MAX_GROUPS)
-    assert await bench.pledges.take() == {MINER.public: bench.run.groups}
+    assert await bench.pledges.read() == {MINER.public: bench.run.groups}
 
 
 @attack
 async def test_forged_pledge_of_another_run():
     bench = Bench()
     await bench.announce(run=bytes(32))
-    assert await bench.pledges.take() == {}
+    assert await bench.pledges.read() == {}
 
 
 @attack
@@ -100,7 +100,7 @@ async def test_oversized_pledge():
     bench = Bench()
     await bench.announce(STRANGER)
     await bench.store.put(paths.participant(MINER.public), bytes(1 << 20))
-    assert await bench.pledges.take() == {STRANGER.public: 2}
+    assert await bench.pledges.read() == {STRANGER.public: 2}
 
 
 @attack
@@ -109,7 +109,7 @@ async def test_duplicated_pledge_under_another_key():
     await bench.announce()
     data = await bench.store.get(paths.participant(MINER.public), 1 << 20)
     await bench.store.put(paths.participant(STRANGER.public), data)
-    assert await bench.pledges.take() == {MINER.public: 2}
+    assert await bench.pledges.read() == {MINER.public: 2}
 
 
 @attack
@@ -117,33 +117,33 @@ async def test_duplicated_old_pledge_after_it_was_broken():
     bench = Bench()
     await bench.announce()
     old = await bench.store.get(paths.participant(MINER.public), 1 << 20)
-    await bench.pledges.take()
-    bench.pledges.broken_by(MINER.public)
-    assert await bench.pledges.take() == {}
+    await bench.pledges.read()
+    bench.pledges.void(MINER.public)
+    assert await bench.pledges.read() == {}
     await bench.store.put(paths.participant(MINER.public), old)
-    assert await bench.pledges.take() == {}
+    assert await bench.pledges.read() == {}
     await bench.announce(expires_ms=int(bench.clock.now() * 1000) + 2 * HOUR_MS)
-    assert await bench.pledges.take() == {MINER.public: 2}
+    assert await bench.pledges.read() == {MINER.public: 2}
 
 
 @attack
 async def test_forged_pledge_in_place_of_one_that_was_checked():
     bench = Bench()
     await bench.announce()
-    assert await bench.pledges.take() == await bench.pledges.take() == {MINER.public: 2}
+    assert await bench.pledges.read() == await bench.pledges.read() == {MINER.public: 2}
     await bench.announce(groups=3)
-    assert await bench.pledges.take() == {MINER.public: 3}
+    assert await bench.pledges.read() == {MINER.public: 3}
     await bench.announce(signer=STRANGER, groups=4)
-    assert await bench.pledges.take() == {}
+    assert await bench.pledges.read() == {}
 
 
 @attack
 async def test_duplicated_checked_pledge_counts_no_longer_than_it_says():
     bench = Bench()
     await bench.announce()
-    assert await bench.pledges.take() == {MINER.public: 2}
+    assert await bench.pledges.read() == {MINER.public: 2}
     await trio.sleep(HOUR_MS / 1000 + 1.0)
-    assert await bench.pledges.take() == {}
+    assert await bench.pledges.read() == {}
 
 
 @attack
@@ -151,7 +151,7 @@ async def test_withheld_pledge_is_no_debt():
     bench = Bench()
     await bench.announce()
     await bench.store.delete(paths.participant(MINER.public))
-    assert await bench.pledges.take() == {}
+    assert await bench.pledges.read() == {}
 
 
 # Commitments
@@ -201,7 +201,7 @@ async def test_oversized_delivery_counts_as_far_as_it_was_pledged():
     bench.groups = [bench.group(index) for index in range(5)]
     await bench.commit()
     (case,) = (await bench.opened()).cases
-    assert (case.pledged, case.submitted) == (2, 2)
+    assert (case.pledged_groups, case.submitted_groups) == (2, 2)
 
 
 @attack
@@ -233,8 +233,8 @@ async def test_a_crowd_of_pledges_leaves_a_drawn_few():
     node = make_node(bench.run_id, bench.run, bench.store, MemoryStore(), Log("validator"), FIRST, clock=bench.clock)
     node = replace(node, beacon=Drawn())
     crowd = {samples.key(f"crowd {number}").public: 1 for number in range(40)}
-    first = set((await docket(node, 2, crowd)).undelivered)
-    second = set((await docket(node, 3, crowd)).undelivered)
+    first = set((await read_window_cases(node, 2, crowd)).undelivered)
+    second = set((await read_window_cases(node, 3, crowd)).undelivered)
     assert len(first) == len(second) == 4
     assert first != second
 

@@ -129,12 +129,12 @@ async def test_the_engine_gives_up_the_thiefs_weights_for_the_honest_ones_of_tha
     await target.publish()  # the thief's
     engine = PlainEngine()
     await target.follow()
-    await serve(target.node, engine, await target.follower.hold(4))
+    await serve(target.node, engine, await target.follower.rebuild(4))
     await honest_from(target, 3, 4)
     await rewind(target, 3, SUCCESSOR)
     await refresh_authority(target.node)
     await target.goes_on()
-    await serve(target.node, engine, await target.follower.hold(4))
+    await serve(target.node, engine, await target.follower.rebuild(4))
     assert engine.version == 4
     assert equal(engine.weights, target.chain.weights[4])
 
@@ -151,7 +151,7 @@ async def test_a_rewind_that_is_learned_of_while_a_head_is_on_its_way():
     store.first[paths.head(SECOND.public)] = lambda: refresh_authority(target.node)
     await target.follower.refresh()
     assert target.node.revisions.number == 1
-    assert (await target.follower.hold(4)).digest == target.chain.signed[4].record.weights
+    assert (await target.follower.rebuild(4)).digest == target.chain.signed[4].record.weights
 
 
 async def successor_takes_over(target: Target) -> None:
@@ -186,7 +186,7 @@ async def test_a_rewind_while_a_thiefs_patch_is_read_that_cannot_be_cancelled():
 
     async def hold() -> None:
         try:
-            await target.follower.hold(4)
+            await target.follower.rebuild(4)
         except ProtocolError as error:
             refused.append(error)
 
@@ -226,7 +226,7 @@ async def test_a_rewind_does_not_wait_for_the_thiefs_patch_that_a_hold_waits_for
 
     async def hold() -> None:
         with suppress(StoreError, ProtocolError):
-            await target.follower.hold(4)
+            await target.follower.rebuild(4)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold)

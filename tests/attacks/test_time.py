@@ -10,7 +10,7 @@ from protocol.errors import ExpiredError, ProtocolError
 from protocol.identity.authority import ChainPoint
 from protocol.identity.signing import sign
 from roles.authority_updates import load_authority, refresh_authority
-from roles.participants import participants
+from roles.participants import find_participants
 from roles.policy.follower import TRUST_PATH, Follower
 from tests.roles.test_follower import equal
 from tests.support.attacks.target import ROOTS, SECOND, STRANGER, SUCCESSOR, VALIDATOR, Target, attack, holding
@@ -290,8 +290,8 @@ async def test_rollback_to_an_announcement_that_has_expired():
     target = Target()
     await target.publish()
     await target.node.announce("miner", 60.0)
-    assert [found.key for found in await participants(target.node, "miner")] == [MINER.public]
+    assert [found.key for found in await find_participants(target.node, "miner")] == [MINER.public]
     await trio.sleep(61.0)
-    assert await participants(target.node, "miner") == []
+    assert await find_participants(target.node, "miner") == []
     (line,) = target.log.named("announcement-refused")
     assert "expired" in line["error"]

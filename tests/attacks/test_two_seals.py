@@ -199,8 +199,8 @@ def test_what_a_witness_said_before_a_crash_it_says_after_it(late: bool) -> None
         await store.put(paths.seal(SECOND.public, WINDOW), shown)
         ledger = await Ledger.open(state, court.run.scoring)
         revealer = Revealer(node(), ledger)
-        await revealer.prepare(WINDOW, [verdict])
-        await revealer.promise(await ledger.record(court.summary(FIRST, verdict)))
+        await revealer.store_verdicts(WINDOW, [verdict])
+        await revealer.add_window(await ledger.record(court.summary(FIRST, verdict)))
         with trio.CancelScope() as store.dying:
             await revealer.run()
         store.dying = None
@@ -236,8 +236,8 @@ async def test_nothing_is_revealed_before_the_witness_is_kept():
     node = make_node(court.run_id, court.run, court.store, state, Log("v"), FIRST, clock=court.clock)
     ledger = await Ledger.open(state, court.run.scoring)
     revealer = Revealer(node, ledger)
-    await revealer.prepare(WINDOW, [verdict])
-    await revealer.promise(await ledger.record(court.summary(FIRST, verdict)))
+    await revealer.store_verdicts(WINDOW, [verdict])
+    await revealer.add_window(await ledger.record(court.summary(FIRST, verdict)))
     await court.clock.sleep_until(court.run.beacon.due(court.run.schedule.seal(WINDOW)) + 0.5)
     with trio.move_on_after(2.5):
         await revealer.run()
@@ -273,7 +273,7 @@ def test_a_witness_stands_whenever_its_validator_dies_while_it_forgets(deletes: 
         shown, verdict = seal_of(court, SECOND), court.verdict(FIRST)
         await court.store.put(paths.seal(SECOND.public, WINDOW), shown)
         ledger = await Ledger.open(state, court.run.scoring)
-        await Revealer(node, ledger).prepare(WINDOW, [verdict])
+        await Revealer(node, ledger).store_verdicts(WINDOW, [verdict])
         await ledger.record(court.summary(FIRST, verdict))
         state.left = deletes
         with state.dying, trio.move_on_after(5.0):

@@ -15,7 +15,7 @@ from protocol.judging.verdict import Reason
 from roles.ports import StoreError
 from roles.validator.case_queue import Reputation
 from roles.validator.judging_scheduler import EngineSlot
-from roles.validator.window_cases import docket
+from roles.validator.window_cases import read_window_cases
 from tests.attacks.test_pledges import Bench
 from tests.network.test_network import CHOICES, running, simulate, verdicts
 from tests.network.test_spaces_that_fail import Unreachable
@@ -51,10 +51,10 @@ async def test_strangers_that_hang_do_not_make_an_honest_commitment_late():
     spaces = Hanging(bench.store, *(stranger.hex() for stranger in strangers), seconds=60.0)
     validator = replace(bench.validator, store=spaces)
     await bench.clock.sleep_until(bench.run.deadline_time(WINDOW))
-    found = await docket(validator, WINDOW, {MINER.public: 2, **dict.fromkeys(strangers, 1)})
+    found = await read_window_cases(validator, WINDOW, {MINER.public: 2, **dict.fromkeys(strangers, 1)})
     drawing = bench.run.beacon.due(bench.run.schedule.audit(WINDOW))
     assert [case.miner for case in found.cases] == [MINER.public]
-    assert found.cases[0].seen < drawing <= bench.clock.now() < drawing + 1.0
+    assert found.cases[0].read_time < drawing <= bench.clock.now() < drawing + 1.0
     assert found.undelivered == {}  # nobody knows what the others did
 
 
@@ -146,7 +146,7 @@ def test_a_link_that_fails_is_held_against_nobody():
         judged = await verdicts(network, "miner-1", range(12))
         assert not any(item.reason for verdict in judged.values() for item in verdict.judgements)
         told = [event["error"] for event in network.events("validator-0", "not-judged")]
-        assert told and all("none from anybody else" in error for error in told)
+        assert told and all("none from other storage" in error for error in told)
 
     simulate(scenario)
 
@@ -155,7 +155,7 @@ def test_the_desk_has_one_at_a_time_the_known_first_and_versions_together():
     order: list[tuple[Reputation, int]] = []
 
     async def use(desk: EngineSlot, standing: Reputation, version: int) -> None:
-        async with desk.at(standing, version):
+        async with desk.reserve(standing, version):
             order.append((standing, version))
             await trio.sleep(1.0)
 

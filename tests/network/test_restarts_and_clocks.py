@@ -47,7 +47,7 @@ class OneClockBehind(Network):
 
     def node(self, name: str, process: str = "", store: ObjectStore | None = None) -> Node:
         made = super().node(name, process, store)
-        return replace(made, clock=self.wrong, known=made.revisions) if name == "validator-0" else made
+        return replace(made, clock=self.wrong, shared_revisions=made.revisions) if name == "validator-0" else made
 
 
 def test_a_restart_with_a_clock_that_was_set_back_seals_no_window_twice():

@@ -16,7 +16,7 @@ from protocol import paths
 from protocol.identity.authority import OPEN
 from protocol.identity.signing import sign
 from roles.authority_updates import refresh_authority
-from roles.participants import participants
+from roles.participants import find_participants
 
 
 def trainer(tmp_path: Path, policy: Literal["open", "allowlist", "invite"]) -> tuple[str, Config]:
@@ -52,7 +52,7 @@ def test_a_canary_that_nobody_would_hear_is_refused_at_the_start_and_sings_once_
         await refresh_authority(listener)
         record = await canary.announcement("miner", canary.clock.now() + 60.0, 4)
         await canary.store.put(paths.participant(canary.key.public), sign(record, canary.key))
-        return [item.key for item in await participants(listener, "miner")]
+        return [item.key for item in await find_participants(listener, "miner")]
 
     assert trio.run(heard) == [canary.key.public]
 

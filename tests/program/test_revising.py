@@ -15,7 +15,7 @@ from protocol.identity.admission import Invite
 from protocol.identity.authority import Authority, Revisions
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import sign
-from roles.participants import participants
+from roles.participants import find_participants
 from tests.support.attacks.target import Target, attack
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER as TARGET_MINER
@@ -130,7 +130,7 @@ async def announced(target: Target, invitation: Path) -> list[Announcement]:
     node = replace(target.node, proof=admission_proof.make_prover(invitation))
     await node.announce("miner", 60.0)
     await node.announce("miner", 60.0)
-    return await participants(target.node, "miner")
+    return await find_participants(target.node, "miner")
 
 
 def test_a_miner_works_where_work_is_asked_for_and_keeps_what_it_did(tmp_path: Path):

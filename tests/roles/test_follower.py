@@ -70,11 +70,11 @@ async def test_it_follows_the_chain_bit_for_bit():
     await site.publish(2)
     follower = await site.follower()
     await follower.refresh()
-    held = await follower.hold(2)
+    held = await follower.rebuild(2)
     assert equal(held.weights, site.chain.weights[2])
     await site.publish(3)
     await follower.refresh()
-    held = await follower.hold(5)
+    held = await follower.rebuild(5)
     assert equal(held.weights, site.chain.weights[5])
     assert held.digest == site.chain.signed[5].record.weights
 
@@ -85,7 +85,7 @@ async def test_a_bent_patch_sends_it_the_slow_way_and_a_missing_one_leaves_it_wh
     await site.publish(1)
     follower = await site.follower()
     await follower.refresh()
-    await follower.hold(1)
+    await follower.rebuild(1)
     await site.publish(1)
     await site.publish(1, anchor=True)
     path = site.patch_path(2)
@@ -94,7 +94,7 @@ async def test_a_bent_patch_sends_it_the_slow_way_and_a_missing_one_leaves_it_wh
     await follower.refresh()
     with pytest.raises(ChainError, match="not the bytes that the manifest names"):
         await follower.prefetch()
-    held = await follower.hold(3)  # by way of the anchor of version 3
+    held = await follower.rebuild(3)  # by way of the anchor of version 3
     assert equal(held.weights, site.chain.weights[3])
     assert site.log.named("fast-path-failed")
 
@@ -104,7 +104,7 @@ async def test_a_bent_patch_sends_it_the_slow_way_and_a_missing_one_leaves_it_wh
     with pytest.raises(NotFoundError):
         await follower.prefetch()
     with pytest.raises(NotFoundError):
-        await follower.hold(4)
+        await follower.rebuild(4)
     assert follower.newest is not None
     assert follower.newest.version == 3
     assert equal(follower.newest.weights, site.chain.weights[3])
@@ -123,8 +123,8 @@ async def test_weights_that_are_not_the_signed_ones_are_never_held():
     follower = await site.follower()
     await follower.refresh()
     with pytest.raises(ChainError, match="not those that the trainer signed"):
-        await follower.hold(1)
-    assert equal((await follower.hold(0)).weights, site.genesis)
+        await follower.rebuild(1)
+    assert equal((await follower.rebuild(0)).weights, site.genesis)
 
 
 @simulated
@@ -156,7 +156,7 @@ async def test_two_histories_for_one_version_are_an_alarm():
     await other.publish(changed(site.genesis, 78))
     with pytest.raises(ForkError):
         await follower.refresh()
-    assert equal((await follower.hold(2)).weights, site.chain.weights[2])
+    assert equal((await follower.rebuild(2)).weights, site.chain.weights[2])
 
 
 @simulated
@@ -185,7 +185,7 @@ async def test_trust_is_on_disk_before_anything_is_done_with_it():
         await follower.refresh()
     assert follower.chain.trust is None
     with pytest.raises(GapError):
-        await follower.hold(2)
+        await follower.rebuild(2)
 
 
 @simulated
@@ -234,4 +234,4 @@ async def test_rubbish_for_a_head_is_refused_and_the_next_true_one_followed():
             await follower.refresh()
     await site.store.put(paths.head(TRAINER.public), good)
     await follower.refresh()
-    assert (await follower.hold(1)).version == 1
+    assert (await follower.rebuild(1)).version == 1

@@ -46,7 +46,7 @@ def test_pieces_say_what_the_whole_says(lengths: list[int], rows: int, filters: 
     whole = sampling.batch_margins(logits, drawn, seeds(len(lengths)), lengths, 0.8, filters, 0.01)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefill, "_LOGITS_BYTES", rows * 4 * VOCABULARY)
-        margins, logprobs = prefill.check(
+        margins, logprobs = prefill.check_completions(
             Forward(states, project), completions, seeds(len(lengths)), params, VOCABULARY, 0.01
         )
     assert torch.equal(margins, whole)
@@ -67,7 +67,7 @@ def test_a_vocabulary_of_150000_takes_no_more_than_a_piece() -> None:
 
     completions = [tuple(range(100))] * 2
     params = SamplingParams(temperature=1.0, max_tokens=100, eos=149_999)
-    margins, _ = prefill.check(Forward(states, project), completions, seeds(2), params, 150_000)
+    margins, _ = prefill.check_completions(Forward(states, project), completions, seeds(2), params, 150_000)
     assert 0 < most <= 32 * limits.MIB
     assert len(margins) == 200
 
@@ -75,9 +75,9 @@ def test_a_vocabulary_of_150000_takes_no_more_than_a_piece() -> None:
 def test_neighbours_in_memory_are_joined_without_a_copy() -> None:
     states, _ = states_and_head(12, 1)
     parts = [Forward(part, torch.clone) for part in torch.split(states, [3, 0, 4, 5])]
-    assert prefill.joined(parts).hidden.data_ptr() == states.data_ptr()
-    assert torch.equal(prefill.joined(parts).hidden, states)
-    assert torch.equal(prefill.joined(parts[::-1]).hidden, torch.cat(torch.split(states, [3, 0, 4, 5])[::-1]))
-    assert torch.equal(prefill.joined(parts[2:]).hidden, states[3:])
+    assert prefill.join_forwards(parts).hidden.data_ptr() == states.data_ptr()
+    assert torch.equal(prefill.join_forwards(parts).hidden, states)
+    assert torch.equal(prefill.join_forwards(parts[::-1]).hidden, torch.cat(torch.split(states, [3, 0, 4, 5])[::-1]))
+    assert torch.equal(prefill.join_forwards(parts[2:]).hidden, states[3:])
     other = torch.ones(2, 8)
-    assert torch.equal(prefill.joined([*parts, Forward(other, torch.clone)]).hidden, torch.cat([states, other]))
+    assert torch.equal(prefill.join_forwards([*parts, Forward(other, torch.clone)]).hidden, torch.cat([states, other]))

@@ -61,12 +61,12 @@ async def cold_start(folder: Path) -> None:
     link = Link(site.store)
     follower = await site.follower(CachedStore(link, DiskCache(folder, 1 << 24), piece_bytes=64, inline=True))
     await follower.refresh()
-    assert equal((await follower.hold(7)).weights, site.chain.weights[7])
+    assert equal((await follower.rebuild(7)).weights, site.chain.weights[7])
     assert site.log.named("caught-up")
     before = dict(link.given)
     again = await site.follower(CachedStore(link, DiskCache(folder, 1 << 24), piece_bytes=64, inline=True))
     await again.refresh()
-    assert equal((await again.hold(7)).weights, site.chain.weights[7])
+    assert equal((await again.rebuild(7)).weights, site.chain.weights[7])
     assert link.given == before  # another node of this machine, or the same one after a restart, fetches nothing
 
 
@@ -78,7 +78,7 @@ async def a_late_join_starts_from_the_newest_anchor(folder: Path) -> None:
     link = Link(site.store)
     follower = await site.follower(link)
     await follower.refresh()
-    assert equal((await follower.hold(24)).weights, site.chain.weights[24])
+    assert equal((await follower.rebuild(24)).weights, site.chain.weights[24])
     assert sum("/patches/" in path for path in link.given) == 3
     assert sum("/anchors/" in path for path in link.given) == 1
 
@@ -89,10 +89,10 @@ async def a_hundred_versions_away(folder: Path) -> None:
     link = Link(site.store, seconds=1.0)
     follower = await site.follower(link)
     await follower.refresh()
-    await follower.hold(1)
+    await follower.rebuild(1)
     await site.publish(100)
     await follower.refresh()
-    assert equal((await follower.hold(101)).weights, site.chain.weights[101])
+    assert equal((await follower.rebuild(101)).weights, site.chain.weights[101])
     assert sum("/patches/" in path for path in link.given) == 101
     told = site.log.named("catching-up")
     assert told
@@ -108,18 +108,18 @@ async def a_cut_in_mid_download_is_gone_on_from(folder: Path) -> None:
     store = CachedStore(link, DiskCache(folder, 1 << 24), piece_bytes=64, inline=True)
     follower = await site.follower(store)
     await follower.refresh()
-    await follower.hold(1)
+    await follower.rebuild(1)
     await site.publish(60)
     link.cut_after = 40
     for _ in range(2):
         with pytest.raises(StoreError, match="reset"):
             await follower.refresh()
-            await follower.hold(61)
+            await follower.rebuild(61)
     assert follower.newest is not None
     assert 1 < follower.newest.version < 61  # what verified before the cut is kept
     assert equal(follower.newest.weights, site.chain.weights[follower.newest.version])
     link.cut_after = None
-    assert equal((await follower.hold(61)).weights, site.chain.weights[61])
+    assert equal((await follower.rebuild(61)).weights, site.chain.weights[61])
     sizes = {info.path: info.size async for info in site.store.list(paths.patches(TRAINER.public))}
     fetched = {path: size for path, size in link.given.items() if "/patches/" in path}
     assert fetched == sizes  # every byte once

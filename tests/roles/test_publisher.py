@@ -98,7 +98,7 @@ async def newest(node: Node, follower: Follower) -> tuple[int, Weights]:
     await refresh_authority(node)
     await follower.refresh()
     assert follower.chain.head is not None
-    held = await follower.hold(follower.chain.head.version)
+    held = await follower.rebuild(follower.chain.head.version)
     return held.version, held.weights
 
 

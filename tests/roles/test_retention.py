@@ -284,7 +284,7 @@ async def test_a_reader_behind_a_thin_link_never_loses_a_race() -> None:
         while trio.current_time() < 55:
             await follower.refresh()
             assert follower.chain.head is not None
-            versions.append((await follower.hold(follower.chain.head.version)).version)
+            versions.append((await follower.rebuild(follower.chain.head.version)).version)
             await trio.sleep(0.1)
         nursery.cancel_scope.cancel()
     assert len(versions) >= 10

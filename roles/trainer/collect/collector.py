@@ -93,7 +93,7 @@ class Collector:
         await self._overseer.open()
         await self._accounts.open()
         await self._settlement.open()
-        self._since = await node.time.moment()
+        self._since = await node.time.proven_time()
         # whoever was away for long goes on where it was: the verdicts still lie there, and want an account
         now = node.run.window_at(self._since)
         oldest = now - self._windows_open() if self._accounts.oldest is None else self._accounts.oldest
@@ -134,7 +134,7 @@ class Collector:
         The clock may be ahead; no window is open that the beacon does not know of.
         """
         node = self._node
-        now = min(node.window(), node.run.schedule.window_at(node.time.proven) + self._windows_open())
+        now = min(node.window(), node.run.schedule.window_at(node.time.newest_round) + self._windows_open())
         recent = max(oldest + _BACKLOG, now - self._windows_open())
         return [*range(oldest, min(oldest + _BACKLOG, now + 1)), *range(recent, now + 1)]
 
@@ -149,7 +149,9 @@ class Collector:
         try:
             self._accounts.close(window)
             await self._accounts.advance(window + 1)
-            await self._accounts.forget(node.run.schedule.window_at(node.time.proven) - self._settings.keep_accounts)
+            await self._accounts.forget(
+                node.run.schedule.window_at(node.time.newest_round) - self._settings.keep_accounts
+            )
         except StoreError as error:  # remembered with the next window
             node.telemetry.event("collect-failed", window=window, error=str(error))
 

@@ -221,7 +221,7 @@ class Publisher:
                 self._node.telemetry.event("put-failed", path=path, error=str(error))
             else:
                 self._meter.sent(len(patch), trio.current_time() - began)
-                if await self._node.shows(path, patch):
+                if await self._node.is_readable(path, patch):
                     return True
         return False
 
@@ -230,8 +230,8 @@ class Publisher:
         node, history = self._node, self._history
         before = history.manifests.get(name.version - 1)
         if before is not None and before.record.beacon_round > 1:  # 1 is also said before the beacon begins
-            node.time.note(before.record.beacon_round)  # whatever the clock says, it is later than that
-        beacon_round = await node.time.newest()  # what is signed by a wrong clock stays signed
+            node.time.record_round(before.record.beacon_round)  # whatever the clock says, it is later than that
+        beacon_round = await node.time.wait_for_newest_round()  # what is signed by a wrong clock stays signed
         moment = PublicationMoment(
             run_id=node.run_id,
             previous=before.digest if before else b"",
@@ -273,12 +273,14 @@ class Publisher:
             FencedError: it has.
         """
         node = self._node
-        await node.time.newest()  # outside of the lock: what waits here for the right time holds nobody up
+        await (
+            node.time.wait_for_newest_round()
+        )  # outside of the lock: what waits here for the right time holds nobody up
         async with self._head_lock:
             with suppress(StoreError):  # a store that does not answer shows no other trainer; the put is retried anyway
                 await self._fence.check()
             self._shown = max(newest, self._shown)  # an anchor's upload may end between a head and its bookkeeping
-            self._expires = await node.time.moment() + node.run.head_ttl
+            self._expires = await node.time.proven_time() + node.run.head_ttl
             expires_ms = int(self._expires * 1000) - self._settings.mark_ms
             head = self._head(self._shown, expires_ms)
             self._fence.wrote(content_digest(head.to_bytes()))

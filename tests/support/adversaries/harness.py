@@ -267,7 +267,7 @@ class Field:
         auditor = Auditor(self.node, judge, sha256(f"draw {window}".encode()).digest(), self.works)
         signed = open_signed(sign(commitment, miner), Commitment, [miner.public])
         verdict, strange = await auditor.audit(
-            Case(signed, self.groups, 0.0), _EVERY_GROUP, known=True, history=history
+            Case(signed, self.groups, 0.0), _EVERY_GROUP, is_known=True, history=history
         )
         await self.store.delete(paths.batch(miner.public, window, commitment.batch))
         return _outcome(auditor.name_copies(verdict, strange))

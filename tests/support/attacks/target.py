@@ -99,7 +99,7 @@ class Target:
         await self.follower.refresh()
         head = self.follower.chain.head
         assert head is not None
-        return (await self.follower.hold(head.version if version is None else version)).weights
+        return (await self.follower.rebuild(head.version if version is None else version)).weights
 
     def head(self, newest: int | None = None, **changes: Any) -> Head:
         """The head of the chain, with changes."""
@@ -194,7 +194,7 @@ class Target:
         held = self.follower.newest
         assert self.follower.chain.head is not None
         with pytest.raises((ProtocolError, StoreError), match=match) as caught:
-            await self.follower.hold(self.follower.chain.head.version)
+            await self.follower.rebuild(self.follower.chain.head.version)
         assert str(caught.value).isprintable() and len(str(caught.value)) < 500
         after = self.follower.newest
         if after is not held:  # it may have come nearer, by versions that verified
