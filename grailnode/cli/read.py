@@ -11,12 +11,13 @@ from rich.console import Console
 
 from grailnode.config import Config
 from grailnode.convert.conversion import Conversion, Format, convert
-from grailnode.convert.inspect_patch import inspect_patch, patch_table
+from grailnode.convert.inspect_patch import inspect_patch
 from grailnode.node.processes import make_spectator, recheck_group
 from grailnode.observe.chain_check import verify_chain
+from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized
-from grailnode.observe.recheck import GroupReference, RecheckedGroup, recheck_table, verify_ledger
-from grailnode.ui.terminal import render_status
+from grailnode.observe.recheck import GroupReference, RecheckedGroup
+from grailnode.ui.terminal import patch_table, recheck_table, render_status
 from protocol import limits, paths
 from protocol.chain import safetensors
 from protocol.errors import ProtocolError, found_in
@@ -71,19 +72,18 @@ def verify_ledgers(config: Config) -> None:
 
 
 def verify_rollout(config: Config, which: str) -> None:
-    """Judge one group again; exit 1 where a validator said otherwise."""
+    """Judge one group again; exit 1 if a validator judged it otherwise."""
     try:
-        wanted = GroupReference.parse(which)
+        reference = GroupReference.parse(which)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 
     async def judge() -> RecheckedGroup:
-        return await recheck_group(config, wanted)
+        return await recheck_group(config, reference)
 
-    found = trio.run(judge)
-    Console().print(recheck_table(wanted, found))
-    verdict = found.judgement.reason or "accepted"
-    if any(said not in (verdict, "no verdict", "not audited") for _, said in found.said):
+    group = trio.run(judge)
+    Console().print(recheck_table(reference, group))
+    if any(result.contradicts for result in group.validators):
         raise click.ClickException("a validator came to another judgement")
 
 

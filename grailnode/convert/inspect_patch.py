@@ -6,8 +6,6 @@ weights the patch is applied, and the bound of each tensor (protocol/patch/inspe
 
 from dataclasses import asdict, dataclass
 
-from rich.table import Table
-
 from protocol.digest import Weights, digest_weights, type_name
 from protocol.errors import PatchError
 from protocol.patch import Mode, apply, summary
@@ -117,38 +115,3 @@ def inspect_patch(data: bytes, base: Weights | None = None) -> InspectedPatch:
         else None,
         tensors=tuple(tensors),
     )
-
-
-def patch_table(patch: InspectedPatch, *, unchanged: bool = False) -> Table:
-    """A table for a terminal of 80 columns, bits for each change; unchanged tensors are left out unless asked for."""
-    ratio = patch.weight_bytes / max(1, patch.nbytes)
-    bound = "" if patch.bound is None else f" where {patch.bound:.2f} are the bound"
-    back = "" if patch.invertible else "\nno way back: value_planes do not tell older values"
-    table = Table(
-        box=None,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        header_style="dim",
-        title=f"{patch.profile} patch, {patch.nbytes:,} bytes, {ratio:.1f}x smaller than the weights",
-        caption=f"{patch.changed:,} of {patch.elements:,} elements change, {patch.bits_per_change:.2f} bits each{bound}\n"
-        f"from {patch.base[:16]} to {patch.result[:16]}{back}",
-    )
-    table.add_column("tensor", overflow="fold")
-    table.add_column("shape", no_wrap=True)
-    numbers = ("changed", "density", "codec", "bytes", "bits", *(() if patch.bound is None else ("bound",)))
-    for heading in numbers:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in patch.tensors:
-        if row.changed or unchanged:
-            other = "" if row.dtype == "BF16" else f" {row.dtype}"
-            table.add_row(
-                row.name,
-                ("x".join(map(str, row.shape)) or "scalar") + other,
-                f"{row.changed:,}",
-                f"{row.density:.2%}",
-                row.codec,
-                f"{row.nbytes:,}",
-                f"{row.bits_per_change:.1f}",
-                *([] if row.bound is None else [f"{row.bound:.1f}"]),
-            )
-    return table

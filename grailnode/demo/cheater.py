@@ -17,7 +17,6 @@ from grailnode.node.settings import miner_settings
 from protocol import limits, paths
 from protocol.digest import Weights
 from protocol.errors import ProtocolError
-from protocol.identity.signing import open_signed
 from protocol.judging.verdict import Reason, Verdict
 from protocol.rollout.batch import Commitment, Group, Rollout, open_group
 from roles.miner.miner import Miner, MinerSettings
@@ -26,6 +25,7 @@ from roles.node.identity import Node
 from roles.policy.assignment import Assignment, Task
 from roles.policy.follower import Follower
 from roles.ports import Generation, StoreError
+from roles.records import fetch_record
 
 KINDS = ("own-noise", "perturbed-model", "edited-tokens", "false-reward", "copied", "constant-sketch")
 """What it does in window w: KINDS[w % 6]."""
@@ -151,17 +151,14 @@ class Cheater(HonestProducer):
 
     async def _verdicts(self, validator: bytes, window: int) -> list[Verdict]:
         try:
-            found = [item.path async for item in self._node.store.list(paths.verdicts(validator, window))]
-            data = [await self._node.store.get(path, limits.MAX_VERDICT_BYTES) for path in found]
-            return [open_signed(item, Verdict, [validator]).record for item in data]
+            items = self._node.store.list(paths.verdicts(validator, window))
+            return [(await fetch_record(self._node, Verdict, item.path)).record async for item in items]
         except (StoreError, ProtocolError):
             return []
 
     async def _copy(self, turn: MiningWindow, indices: Sequence[int], window: int, other: bytes) -> list[Group]:
-        store = self._node.store
-        data = await store.get(paths.commitment(other, window), limits.MAX_COMMITMENT_BYTES)
-        commitment = open_signed(data, Commitment, [other]).record
-        batch = await store.get(paths.batch(other, window, commitment.batch), limits.MAX_BATCH_BYTES)
+        commitment = (await fetch_record(self._node, Commitment, paths.commitment(other, window))).record
+        batch = await self._node.store.get(paths.batch(other, window, commitment.batch), limits.MAX_BATCH_BYTES)
         groups = []
         for index in indices:
             offset, size = commitment.extent(index % len(commitment.groups))

@@ -32,7 +32,7 @@ from grailnode.node.supervisor import EXIT_PERMANENT, run_process
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.user_errors import StateInUseError, explain, is_transient
 from grailnode.node.wiring import make_task, run_collector, run_miner, run_publisher, run_training, run_validator
-from grailnode.observe.recheck import GroupReference, RecheckedGroup, replay
+from grailnode.observe.recheck import GroupReference, RecheckedGroup, recheck
 from grailnode.run import creation, key_files, requirements
 from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
@@ -335,7 +335,7 @@ async def recheck_group(config: Config, reference: GroupReference) -> RecheckedG
     sandbox = await node.run_sync(requirements.open_sandbox, node.run)
     with tempfile.TemporaryDirectory(prefix="grailnode-verify-") as directory:
         task, compute = await _task(node, config, Path(directory), sandbox)
-        return await replay(node, task, compute, reference)
+        return await recheck(node, task, compute, reference)
 
 
 async def _validator(node: Node, launch: Launch) -> None:

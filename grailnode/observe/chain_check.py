@@ -1,42 +1,45 @@
-"""`grailnode verify`: follow a published chain from its oldest anchor to the head and believe nothing."""
+"""`grailnode verify`: follow a published chain from its oldest anchor to the head and check every step."""
 
 from collections.abc import AsyncIterator, Callable
 
-from protocol import limits, paths
-from protocol.chain.manifest import Manifest
+from protocol import paths
+from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier
 from protocol.digest import content_digest
 from protocol.errors import ChainError, ExpiredError, found_in
 from roles.node.identity import Node
 from roles.policy.follower import VerifiedWeights, apply_patch, load_anchor
 from roles.ports import ObjectStore
+from roles.records import fetch_envelope
 
 
 async def verify_chain(node: Node, say: Callable[[str], None]) -> VerifiedWeights:
-    """Check every kept manifest, anchor and patch of a run.
+    """Check every manifest, anchor and patch that a run's head lists.
 
     Args:
-        say: told of progress, one line each.
+        say: receives progress, one line each.
 
     Returns:
         The newest version's weights.
 
     Raises:
-        ProtocolError: the first lie.
-        StoreError: an object that the head promises is not to be had.
+        ProtocolError: an object is not what the chain says.
+        StoreError: an object that the head lists cannot be fetched.
     """
     newest: VerifiedWeights | None = None
-    async for held in follow_chain(node, say):
-        newest = held
+    async for weights in follow_chain(node, say):
+        newest = weights
     assert newest is not None  # or follow_chain would have raised
     return newest
 
 
 async def follow_chain(node: Node, say: Callable[[str], None]) -> AsyncIterator[VerifiedWeights]:
-    """Every version that the kept anchors and patches lead to, oldest first; checks and raises as `verify_chain`."""
+    """Yield every version that the listed anchors and patches lead to, oldest first; checks and raises as
+    `verify_chain`.
+    """
     trainer = node.authority.trainers[0]
     chain = ChainVerifier(node.run_id, node.run, revisions=node.revisions)
-    data = await node.store.get(paths.head(trainer), limits.MAX_HEAD_BYTES + limits.MAX_ENVELOPE_BYTES)
+    data = await fetch_envelope(node, Head, paths.head(trainer))
     with found_in(paths.head(trainer)):
         try:
             head = chain.accept_head(data, node.clock.now())
@@ -45,37 +48,38 @@ async def follow_chain(node: Node, say: Callable[[str], None]) -> AsyncIterator[
             head = chain.accept_head(data, node.clock.now(), even_expired=True)
     for version, digest in chain.missing():
         path = paths.manifest(trainer, version, digest)
-        data = await node.store.get(path, limits.MAX_RECORD_BYTES * 2)
+        data = await fetch_envelope(node, Manifest, path)
         with found_in(path):
             chain.accept_manifest(version, data)
     say(f"manifests {head.base} to {head.version}: signed, linked, complete")
-    held: VerifiedWeights | None = None
+    weights: VerifiedWeights | None = None
     for manifest in chain.manifests():
         if manifest.version in head.anchors:
             files = [
                 await _object(node.store, paths.anchor(trainer, r.digest), r.digest, r.size) for r in manifest.anchor
             ]
-            anchored = load_anchor(manifest, files)
-            say(f"version {manifest.version}: anchor of {sum(map(len, files))} bytes is {anchored.digest.hex()[:16]}")
-            led_to = held is not None and held.version == manifest.version - 1 and manifest.patch is not None
-            if manifest.version >= head.oldest_patch - 1 and not led_to:
-                held = anchored  # the first that the patches go on from, or one that no kept patch leads to
-        if held is not None and held.version == manifest.version - 1 and manifest.patch is not None:
-            held = await _patched(node, trainer, held, manifest)
-            say(
-                f"version {held.version}: patch of {manifest.patch.object.size} bytes leads to {held.digest.hex()[:16]}"
+            anchor = load_anchor(manifest, files)
+            say(f"version {manifest.version}: anchor of {sum(map(len, files))} bytes is {anchor.digest.hex()[:16]}")
+            patch_follows = (
+                weights is not None and weights.version == manifest.version - 1 and manifest.patch is not None
             )
-        if held is not None and held.version == manifest.version:
-            yield held
-    if held is None or held.version != head.version:
-        raise ChainError("no way from a kept anchor to the newest version", f"version {head.version}")
+            if manifest.version >= head.oldest_patch - 1 and not patch_follows:
+                weights = anchor  # the patches begin here, or no listed patch leads to this version
+        if weights is not None and weights.version == manifest.version - 1 and manifest.patch is not None:
+            weights = await _apply_patch(node, trainer, weights, manifest)
+            size, digest_text = manifest.patch.object.size, weights.digest.hex()[:16]
+            say(f"version {weights.version}: patch of {size} bytes leads to {digest_text}")
+        if weights is not None and weights.version == manifest.version:
+            yield weights
+    if weights is None or weights.version != head.version:
+        raise ChainError("no listed anchor and patches lead to the newest version", f"version {head.version}")
 
 
-async def _patched(node: Node, trainer: bytes, held: VerifiedWeights, manifest: Manifest) -> VerifiedWeights:
+async def _apply_patch(node: Node, trainer: bytes, weights: VerifiedWeights, manifest: Manifest) -> VerifiedWeights:
     assert manifest.patch is not None
     ref = manifest.patch.object
     return apply_patch(
-        held, manifest, await _object(node.store, paths.patch(trainer, ref.digest), ref.digest, ref.size)
+        weights, manifest, await _object(node.store, paths.patch(trainer, ref.digest), ref.digest, ref.size)
     )
 
 

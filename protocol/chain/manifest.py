@@ -86,11 +86,10 @@ class Manifest(Record):
 
     @model_validator(mode="after")
     def _sizes(self) -> "Manifest":
-        weights = sum(prod(shape) * dtypes[dtype].itemsize for _, dtype, shape in self.tensors)
-        if self.patch is not None and self.patch.object.size > 2 * weights + limits.MAX_PATCH_HEADER_BYTES:
+        if self.patch is not None and self.patch.object.size > 2 * self.weight_bytes + limits.MAX_PATCH_HEADER_BYTES:
             raise ValueError("a patch larger than its tensors can need")
         headers = len(self.anchor) * limits.MAX_SAFETENSORS_HEADER_BYTES
-        if sum(shard.size for shard in self.anchor) > weights + headers:
+        if sum(shard.size for shard in self.anchor) > self.weight_bytes + headers:
             raise ValueError("an anchor larger than its tensors")
         return self
 
@@ -98,6 +97,11 @@ class Manifest(Record):
     def elements(self) -> int:
         """Elements of all tensors."""
         return sum(prod(shape) for _, _, shape in self.tensors)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all tensors: the size of a full checkpoint."""
+        return sum(prod(shape) * dtypes[dtype].itemsize for _, dtype, shape in self.tensors)
 
     def check_table(self, weights: Weights) -> None:
         """Refuse weights of another table.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from grailnode.observe.recheck import verify_ledger
+from grailnode.observe.ledger_check import verify_ledger
 from protocol import paths
 from protocol.digest import content_digest
 from protocol.errors import ProtocolError
@@ -83,10 +83,10 @@ def amendment(window: int, miner: bytes = MINER.public, **changes: Any) -> Amend
 @pytest.mark.parametrize(
     ("amendments", "why"),
     [
-        ({3: (amendment(1, VALIDATOR.public),)}, "not there"),
+        ({3: (amendment(1, VALIDATOR.public),)}, "does not exist"),
         ({3: (amendment(1),), 5: (amendment(1),)}, "amended already"),
-        ({3: (amendment(1, rejected=1),)}, "had not left open, or without a verdict"),
-        ({3: (amendment(1, rejected=4096, verdict=bytes(32)),)}, "had not left open"),
+        ({3: (amendment(1, rejected=1),)}, "had not left unaudited, or without a verdict"),
+        ({3: (amendment(1, rejected=4096, verdict=bytes(32)),)}, "had not left unaudited"),
     ],
 )
 def test_invented_second_looks_are_seen(amendments: dict[int, tuple[Amendment, ...]], why: str) -> None:

@@ -49,9 +49,9 @@ async def test_a_report_is_told():
     ("lie", "match"),
     [
         ({"signer": STRANGER}, "not signed by keys that may sign it"),
-        ({"run": bytes(32)}, "of another run, window or trainer"),
-        ({"trainer": STRANGER.public}, "of another run, window or trainer"),
-        ({"window": WINDOW + 7, "at": WINDOW}, "of another run, window or trainer"),
+        ({"run": bytes(32)}, "is of another run"),
+        ({"trainer": STRANGER.public}, "belongs at"),
+        ({"window": WINDOW + 7, "at": WINDOW}, "belongs at"),
     ],
     ids=["forged", "of another run", "of another trainer", "duplicated from another window"],
 )

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import trio
 
-from grailnode.observe.recheck import verify_ledger
+from grailnode.observe.ledger_check import verify_ledger
 from grailnode.store.memory import MemoryStore
 from protocol import limits, paths
 from protocol.errors import ProtocolError

@@ -11,8 +11,9 @@ import trio
 from grailnode.engine.compute import make_engine
 from grailnode.node.canary import CanaryProducer
 from grailnode.node.wiring import run_miner, run_validator
+from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import Observer
-from grailnode.observe.recheck import GroupReference, replay, verify_ledger
+from grailnode.observe.recheck import GroupReference, ValidatorResult, recheck
 from grailnode.run.creation import Choices
 from protocol import limits, paths
 from protocol.digest import content_digest
@@ -337,20 +338,20 @@ def test_anybody_can_judge_a_group_again_and_recompute_the_ledger():
         bystander = network.node("bystander")
         task = network.task(bystander)
         miner = key("miner-1").public.hex()
-        honest = await replay(bystander, task, network.compute, GroupReference(miner[:8], 3, 2))
+        honest = await recheck(bystander, task, network.compute, GroupReference(miner[:8], 3, 2))
         assert honest.judgement.accepted
         assert all(line.holds for line in honest.statistics)
-        assert honest.said == ((key("validator-0").public.hex(), "accepted"),)
+        assert honest.validators == (ValidatorResult(key("validator-0").public.hex(), "accepted", contradicts=False),)
         (window, verdict), *_ = [
             item for item in sorted((await verdicts(network, "cheat", range(6))).items()) if item[1].judgements
         ]
-        false = await replay(bystander, task, network.compute, GroupReference(key("cheat").public.hex(), window, 0))
+        false = await recheck(bystander, task, network.compute, GroupReference(key("cheat").public.hex(), window, 0))
         assert false.judgement.reason == verdict.judgements[0].reason
         assert [line.name for line in false.statistics if not line.holds]
         with pytest.raises(NotFoundError, match="0 participants"):
-            await replay(bystander, task, network.compute, GroupReference("ffff", 3, 0))
+            await recheck(bystander, task, network.compute, GroupReference("ffff", 3, 0))
         await trio.sleep(2 * network.run.head_ttl)  # the run is over, and nobody renews anything
-        assert await replay(bystander, task, network.compute, GroupReference(miner[:8], 3, 2)) == honest
+        assert await recheck(bystander, task, network.compute, GroupReference(miner[:8], 3, 2)) == honest
 
         said: list[str] = []
         validator = key("validator-0").public

@@ -9,11 +9,22 @@ from rich.console import Console
 
 from grailnode.observe.state import NetworkState
 from grailnode.ui.terminal.live import LiveView
+from grailnode.ui.terminal.patch_table import patch_table
 from grailnode.ui.terminal.plain import PlainView
+from grailnode.ui.terminal.recheck_table import recheck_table
 from grailnode.ui.terminal.status import render_status
 from grailnode.ui.terminal.summary import render_summary
 
-__all__ = ["LiveView", "PlainView", "View", "open_view", "render_status", "render_summary"]
+__all__ = [
+    "LiveView",
+    "PlainView",
+    "View",
+    "open_view",
+    "patch_table",
+    "recheck_table",
+    "render_status",
+    "render_summary",
+]
 
 
 class View(Protocol):

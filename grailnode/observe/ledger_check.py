@@ -1,0 +1,154 @@
+"""`grailnode verify --ledger`: check everything that a validator wrote about its windows, from public objects alone."""
+
+import itertools
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
+
+from protocol import paths
+from protocol.digest import content_digest
+from protocol.errors import ProtocolError
+from protocol.judging.evidence import Counts, surprisal_threshold
+from protocol.judging.ledger import Amendment, LedgerRow, Seal, Summary, histories, scores
+from protocol.judging.verdict import ReauditVerdict, Verdict, refused_together
+from protocol.run import ProofSpec
+from roles.node.identity import Node
+from roles.ports import NotFoundError, TooLargeError
+from roles.records import fetch_record
+from roles.seals import find_witness
+
+
+async def verify_ledger(node: Node, validator: bytes, say: Callable[[str], None]) -> int:
+    """Check a validator's ledger: links, seals, rows against verdicts, verdicts against their own numbers, scores
+    against rows.
+
+    Seals and verdicts expire, the oldest first, in a bucket that deletes old objects (`grailnode init --bucket`).
+
+    Args:
+        say: receives one line on the result.
+
+    Returns:
+        The number of summaries; all of them passed.
+
+    Raises:
+        ProtocolError: the first contradiction.
+        StoreError: an object cannot be fetched.
+    """
+    ledger = await _read_ledger(node, validator)
+    rows = {(entry.window, row.miner): row for entry in ledger for row in entry.rows}
+    amended_rows: set[tuple[int, bytes]] = set()
+    whole = bool(ledger) and ledger[0].previous == b""
+    expired = 0  # summaries, the oldest ones, whose seals and verdicts are no longer in storage
+    for place, summary in enumerate(ledger):
+        earlier = [item for item in ledger[:place] if item.window > ledger[place - 1].window - node.run.scoring.windows]
+        try:
+            await _check_summary(node, validator, summary, histories(earlier))
+            for amendment in summary.amendments:
+                row = rows.get((amendment.window, amendment.miner))
+                if row is not None or whole or amendment.window >= ledger[0].window:
+                    await _check_amendment(node, validator, amendment, row, amended_rows)
+        except NotFoundError:
+            if expired < place:
+                raise
+            expired += 1
+        amended_rows.update((amendment.window, amendment.miner) for amendment in summary.amendments)
+        counting = [item for item in ledger[: place + 1] if item.window > summary.window - node.run.scoring.windows]
+        complete = whole or counting[0].window > ledger[0].window
+        if complete and summary.scores != scores(counting, node.run.scoring):
+            raise ProtocolError("the scores do not follow from the rows", f"window {summary.window}")
+    if ledger:
+        say(f"validator {validator.hex()[:16]}: {_result(ledger, expired)}")
+    return len(ledger)
+
+
+async def _read_ledger(node: Node, validator: bytes) -> list[Summary]:
+    """Return a validator's summaries, oldest first.
+
+    Raises:
+        ProtocolError: one of them is not the validator's, or does not follow the one before.
+        StoreError: one cannot be fetched.
+    """
+    items = node.store.list(paths.windowed(validator, "summaries"))
+    ledger = [(await fetch_record(node, Summary, item.path)).record async for item in items]
+    for before, after in itertools.pairwise(ledger):
+        if after.previous != content_digest(before.to_bytes()):
+            raise ProtocolError(f"does not follow the summary of window {before.window}", f"window {after.window}")
+    return ledger
+
+
+def _result(ledger: Sequence[Summary], expired: int) -> str:
+    verdicts = sum(1 for summary in ledger[expired:] for row in summary.rows if row.verdict)
+    note = f"; of the first {expired} only links and scores, as their verdicts have expired" if expired else ""
+    first, last = ledger[0].window, ledger[-1].window
+    return f"windows {first} to {last}, {len(ledger)} summaries linked, {verdicts} verdicts{note}"
+
+
+async def _check_summary(
+    node: Node, validator: bytes, summary: Summary, history: Mapping[bytes, Sequence[Counts]]
+) -> None:
+    place = f"window {summary.window} of validator {validator.hex()[:16]}"
+    await _check_sealed(node, validator, summary, place)
+    for row in summary.rows:
+        if row.verdict:
+            verdict = (await fetch_record(node, Verdict, paths.verdict(validator, summary.window, row.miner))).record
+            if LedgerRow.of(verdict) != row:
+                raise ProtocolError(f"the row of miner {row.miner.hex()[:8]} is not what its verdict says", place)
+            _check_accepted(verdict, history.get(row.miner, ()), node.run.proof, place)
+
+
+async def _check_sealed(node: Node, validator: bytes, summary: Summary, place: str) -> None:
+    """Raise ProtocolError if a summary is not the only one that its validator sealed for its window."""
+    digest = content_digest(summary.to_bytes())
+    seal = await fetch_record(node, Seal, paths.seal(validator, summary.window))
+    if seal.record.summary != digest:
+        raise ProtocolError("not the summary that was sealed", place)
+    for other in sorted(set(node.authority.validators) - {validator}):
+        seals: set[tuple[bytes, bytes]] = set()
+        with suppress(NotFoundError, TooLargeError, ProtocolError):  # a bad witness is no evidence against anybody
+            seals = await find_witness(node, summary.window, other)
+        if any(sealer == validator and other_digest != digest for sealer, other_digest in seals):
+            raise ProtocolError(f"sealed twice: another seal was shown to validator {other.hex()[:16]}", place)
+
+
+async def _check_amendment(
+    node: Node,
+    validator: bytes,
+    amendment: Amendment,
+    row: LedgerRow | None,
+    amended_rows: Container[tuple[int, bytes]],
+) -> None:
+    """Raise ProtocolError if a re-audit is not of groups that a row left unaudited, or differs from its verdict."""
+    place = (
+        f"amendment of window {amendment.window}, miner {amendment.miner.hex()[:8]}, validator {validator.hex()[:16]}"
+    )
+    groups = amendment.accepted + amendment.rejected
+    if row is None or row.rejected or (amendment.window, amendment.miner) in amended_rows:
+        raise ProtocolError("of a row that does not exist, was rejected, or is amended already", place)
+    if groups > row.submitted - row.audited or (groups and not amendment.verdict):
+        raise ProtocolError("counts groups that the row had not left unaudited, or without a verdict on them", place)
+    if amendment.verdict:
+        path = paths.reaudit(validator, amendment.window, amendment.miner)
+        reaudit = LedgerRow.of((await fetch_record(node, ReauditVerdict, path)).record)
+        if (reaudit.verdict, reaudit.accepted, reaudit.rejected) != (
+            amendment.verdict,
+            amendment.accepted,
+            amendment.rejected,
+        ):
+            raise ProtocolError("not what its verdict says", place)
+
+
+def _check_accepted(verdict: Verdict, history: Sequence[Counts], proof: ProofSpec, place: str) -> None:
+    """Raise ProtocolError if a validator accepts what its own numbers refuse."""
+    refused_alone = any(
+        max(
+            judgement.surprisal - surprisal_threshold(proof),
+            judgement.sketch_median - proof.sketch_median,
+            judgement.worst_margin - proof.margin_limit,
+        )
+        > 0
+        for judgement in verdict.judgements
+        if judgement.accepted
+    )
+    reason = refused_together(verdict.judgements, history, proof)
+    if refused_alone or reason:
+        why = reason.value if reason else "a threshold of a group"
+        raise ProtocolError(f"accepts miner {verdict.miner.hex()[:8]} against its own numbers ({why})", place)

@@ -1,0 +1,89 @@
+"""Storage and miners that try to make `verify --rollout` contradict an honest validator."""
+
+import pytest
+
+from grailnode.observe.recheck import GroupReference, recheck
+from grailnode.run.creation import Choices
+from grailnode.store.memory import MemoryStore
+from protocol import limits, paths
+from protocol.errors import ProtocolError
+from protocol.identity.signing import open_signed, sign
+from protocol.rollout.batch import Commitment, Group, assemble, open_group
+from tests.network.test_network import running, simulate
+from tests.support.simulation.network import Network, key
+
+CHOICES = Choices(groups=4, group_size=8)
+WINDOWS = (3, 4)
+
+
+async def swap(store: MemoryStore, first: str, second: str) -> None:
+    """Put each of two objects at the path of the other."""
+    size = limits.MAX_RECORD_BYTES
+    one, other = await store.get(first, size), await store.get(second, size)
+    await store.put(first, other)
+    await store.put(second, one)
+
+
+async def committed_groups(network: Network, commitment: Commitment) -> list[Group]:
+    """Return the groups of a commitment."""
+    batch = await network.store.get(
+        paths.batch(commitment.miner, commitment.window, commitment.batch), limits.MAX_BATCH_BYTES
+    )
+    extents = [commitment.extent(index) for index in range(len(commitment.groups))]
+    return [open_group(batch[at : at + size], commitment, index) for index, (at, size) in enumerate(extents)]
+
+
+async def judged_network() -> Network:
+    """Return a network with one honest miner, whose windows a validator has judged."""
+    network = Network(CHOICES)
+    async with running(network, miners=1):
+        await network.until_window(6)
+    return network
+
+
+def test_swapped_commitments_of_a_miner_are_refused_and_accuse_no_validator():
+    async def scenario() -> None:
+        network = await judged_network()
+        bystander, miner = network.node("bystander"), key("miner-1").public
+        task = network.task(bystander)
+        await swap(network.store, *(paths.commitment(miner, window) for window in WINDOWS))
+        for window in WINDOWS:
+            with pytest.raises(ProtocolError, match="belongs at"):
+                await recheck(bystander, task, network.compute, GroupReference(miner.hex(), window, 0))
+
+    simulate(scenario)
+
+
+def test_swapped_verdicts_of_a_validator_are_refused():
+    async def scenario() -> None:
+        network = await judged_network()
+        bystander, miner, validator = network.node("bystander"), key("miner-1").public, key("validator-0").public
+        task = network.task(bystander)
+        await swap(network.store, *(paths.verdict(validator, window, miner) for window in WINDOWS))
+        for window in WINDOWS:
+            with pytest.raises(ProtocolError, match="belongs at"):
+                await recheck(bystander, task, network.compute, GroupReference(miner.hex(), window, 0))
+
+    simulate(scenario)
+
+
+def test_a_second_commitment_of_a_miner_does_not_contradict_the_validator_that_judged_the_first():
+    async def scenario() -> None:
+        network = await judged_network()
+        bystander, miner, window = network.node("bystander"), key("miner-1"), WINDOWS[0]
+        path = paths.commitment(miner.public, window)
+        commitment = open_signed(await network.store.get(path, limits.MAX_RECORD_BYTES), Commitment, [miner.public])
+        groups = await committed_groups(network, commitment.record)
+        rollouts = tuple(rollout.model_copy(update={"reward": 1.0 - rollout.reward}) for rollout in groups[0].rollouts)
+        false = groups[0].model_copy(update={"rollouts": rollouts})
+        batch, second = assemble([false, *groups[1:]])
+        await network.store.put(paths.batch(miner.public, window, second.batch), batch)
+        await network.store.put(path, sign(second, miner))
+        reference = GroupReference(miner.public.hex(), window, 0)
+        group = await recheck(bystander, network.task(bystander), network.compute, reference)
+        assert not group.judgement.accepted
+        (result,) = group.validators
+        assert result.text == "judged another commitment of the miner"
+        assert not result.contradicts
+
+    simulate(scenario)
