@@ -127,12 +127,12 @@ def test_every_name_of_the_tour_is_defined_in_its_file() -> None:
 
 @every_page
 def test_every_path_that_a_page_mentions_exists(page: Path) -> None:
-    missing = [
+    missing_paths = [
         path
         for path in _path.findall(page.read_text(encoding="utf-8"))
         if not (ROOT / path).exists() and not list(ROOT.glob(path))
     ]
-    assert not missing
+    assert not missing_paths
 
 
 def top_level_names(file: Path) -> set[str]:
@@ -201,13 +201,13 @@ def test_every_relative_link_resolves(page: Path) -> None:
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
-    reached, queue = set[Path](), [ROOT / "README.md"]
+    linked_pages, queue = set[Path](), [ROOT / "README.md"]
     while queue:
         page = queue.pop()
-        if page.suffix == ".md" and page not in reached:
-            reached.add(page)
+        if page.suffix == ".md" and page not in linked_pages:
+            linked_pages.add(page)
             queue += [target / "README.md" if target.is_dir() else target for target, _ in links(page)]
-    assert not [page_name(page) for page in PAGES if page not in reached]
+    assert not [page_name(page) for page in PAGES if page not in linked_pages]
 
 
 @every_adr
