@@ -1,8 +1,8 @@
 """The trainer's canary: a miner that falsifies groups picked by a secret coin, to test whether validators look.
 
-Others cannot tell it from a miner: its key, its pledges and its true groups are ordinary. A false group is subtly false:
-its completions are sampled with each other's noise, and its sketches and rewards fit them. The canary first runs the
-validator's own judge on the group, because a group that honest validators might accept would accuse honest ones.
+Others cannot tell it from a miner: its key, its pledges and its true groups are ordinary. A false group is subtly
+false: its completions are sampled with each other's noise, and its sketches and rewards fit them. The canary first runs
+the validator's own judge on the group, because a group that honest validators might accept would accuse honest ones.
 """
 
 from collections.abc import Sequence

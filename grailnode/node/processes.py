@@ -136,7 +136,7 @@ async def _run(launch: Launch, body: ProcessBody) -> int:
 
 
 def metrics_port(config: Config, kind: Kind) -> int:
-    """Return the port at which a process serves its metrics. A trainer's have consecutive ports, as in TRAINER_KINDS."""
+    """Return the port on which a process serves its metrics; a trainer's ports are consecutive, as in TRAINER_KINDS."""
     return config.node.metrics_port + (TRAINER_KINDS.index(kind) if kind in TRAINER_KINDS else 0)
 
 
@@ -165,7 +165,8 @@ def make_canary(config: Config, name: str, telemetry: NodeTelemetry) -> Node:
         config = config.model_copy(update={"store": config.trainer.canary_store})
     elif config.store.meeting is not None:
         raise ConfigError(
-            "trainer.canary_store: missing; a canary needs a bucket of its own, since miners would recognize it in the trainer's"
+            "trainer.canary_store: missing; a canary needs a bucket of its own, because in the trainer's bucket "
+            "everybody would recognize it"
         )
     local_name = f"{name}-canary-{number}"
     state = LocalStore(config.at(config.node.state) / local_name / "objects")

@@ -26,9 +26,9 @@ from grailnode.store.decorators.prefixed import PrefixedStore
 from grailnode.store.decorators.readonly import ReadOnlyStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.decorators.routed import KnownStores, RoutedStore
-from grailnode.store.decorators.space_directory import Directory
+from grailnode.store.decorators.space_directory import SpaceDirectory
 from grailnode.store.disk import disk_errors
-from grailnode.store.https.https_store import HttpsStore, TransferPatience, open_client
+from grailnode.store.https.https_store import HttpsStore, TransferLimits, open_client
 from grailnode.store.local import LocalStore
 from grailnode.store.permanent_error import PermanentError
 from grailnode.store.s3.s3_session import S3Location
@@ -145,7 +145,7 @@ class Storage:
             },
         )
         authority_keys = _AuthorityKeys(revisions)
-        directory = Directory(stores.meeting, state, clock, revisions.run_id, authority_keys)
+        directory = SpaceDirectory(stores.meeting, state, clock, revisions.run_id, authority_keys)
 
         def open_space(url: str, owner: bytes) -> ObjectStore:
             return self._space(url, is_stranger=owner not in authority_keys)
@@ -206,9 +206,9 @@ class Storage:
         return S3Store(_location(section), credentials)
 
     def _https(self, section: PlaceSection, *, public_only: bool) -> HttpsStore:
-        pace = TransferPatience(deadline=section.deadline_seconds, min_rate=section.min_bytes_per_second)
+        transfer_limits = TransferLimits(deadline=section.deadline_seconds, min_rate=section.min_bytes_per_second)
         plain = section.url.startswith("http://")
-        return HttpsStore(section.url, self._client(public_only=public_only), pace=pace, plain_http=plain)
+        return HttpsStore(section.url, self._client(public_only=public_only), limits=transfer_limits, plain_http=plain)
 
     def _client(self, *, public_only: bool) -> httpx.AsyncClient:
         """Return the HTTP client that all HTTPS stores of the process share; it is never closed."""
@@ -246,7 +246,7 @@ def _location(section: PlaceSection) -> S3Location:
         connect_timeout=section.connect_seconds,
         read_timeout=section.silence_seconds,
         min_rate=section.min_bytes_per_second,
-        patience=min(60.0, section.deadline_seconds),
+        base_seconds=min(60.0, section.deadline_seconds),
         connections=section.concurrency,
     )
 

@@ -1,1 +1,1 @@
-"""Object stores: the adapters behind roles.ports.ObjectStore. Imports no other room of grailnode."""
+"""Object stores: implementations of roles.ports.ObjectStore. Imports no other room of grailnode."""

@@ -1,6 +1,4 @@
-"""What signs requests to an S3 service: from the environment, or from a file that only its owner can read. Never from
-run.toml.
-"""
+"""Reads S3 credentials from the environment or from a file that only its owner can read; never from run.toml."""
 
 import configparser
 import os
@@ -15,31 +13,37 @@ _ACCESS, _SECRET, _TOKEN = "aws_access_key_id", "aws_secret_access_key", "aws_se
 
 
 class CredentialsError(UserError):
-    """Storage credentials that cannot be used: says which, why, and what to do."""
+    """Storage credentials cannot be used. The message says which, why, and what to do."""
 
 
 def read_credentials(path: Path | None, environment: Mapping[str, str] = os.environ) -> S3Credentials | None:
-    """Credentials of a file in the notation of AWS's credentials file (section `default`); without a file, of the
-    environment.
+    """Read credentials from a file or from the environment.
+
+    Args:
+        path: a file in the format of AWS's credentials file (section `default`); None for the environment.
+        environment: variables by name.
 
     Returns:
-        None where neither a file is named nor the environment has any.
+        None when `path` is None and the environment has no credentials.
 
     Raises:
-        CredentialsError: the file is missing, readable by others, or holds none.
+        CredentialsError: the file is missing, readable by others, or has no credentials; or the environment has only
+            one of the two keys.
     """
     if path is None:
         access, secret = environment.get(_ACCESS.upper(), ""), environment.get(_SECRET.upper(), "")
         if not access and not secret:
             return None
         if not access or not secret:
-            missing = _SECRET if access else _ACCESS
-            raise CredentialsError(f"{missing.upper()} is not set in the environment, its counterpart is")
+            present, absent = (_ACCESS, _SECRET) if access else (_SECRET, _ACCESS)
+            raise CredentialsError(
+                f"{absent.upper()} is not set in the environment, but {present.upper()} is; set both"
+            )
         return S3Credentials(access, secret, environment.get(_TOKEN.upper()) or None)
-    return _of_file(path)
+    return _read_file(path)
 
 
-def _of_file(path: Path) -> S3Credentials:
+def _read_file(path: Path) -> S3Credentials:
     try:
         with path.open(encoding="utf-8") as file:
             if os.fstat(file.fileno()).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -55,5 +59,5 @@ def _of_file(path: Path) -> S3Credentials:
     section = parser["default"] if parser.has_section("default") else {}
     access, secret = section.get(_ACCESS, ""), section.get(_SECRET, "")
     if not access or not secret:
-        raise CredentialsError(f"{path}: {_ACCESS} and {_SECRET} are wanted under [default]")
+        raise CredentialsError(f"{path}: {_ACCESS} and {_SECRET} are missing; write both under [default]")
     return S3Credentials(access, secret, section.get(_TOKEN) or None)

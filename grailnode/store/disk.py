@@ -1,4 +1,4 @@
-"""Durable files, and what the disk's errors mean in one clear line each."""
+"""Writes files durably, and translates errors of the disk into one line that says what to do."""
 
 import errno
 import fcntl
@@ -29,10 +29,10 @@ _advice: Final = {
 
 @contextmanager
 def disk_errors(where: str) -> Iterator[None]:
-    """Turn an OSError into a StoreError that says what to do.
+    """Turn an OSError of the block into a StoreError that says what to do.
 
     Raises:
-        StoreError: what was inside raised an OSError.
+        StoreError: the block raised an OSError.
     """
     try:
         yield
@@ -43,10 +43,10 @@ def disk_errors(where: str) -> Iterator[None]:
 
 @contextmanager
 def locked_file(path: Path) -> Iterator[int]:
-    """A new file, open for writing, that no sweep removes while this process lives: its descriptor.
+    """Create a file, lock it and yield its descriptor. `sweep` spares it until the block ends or this process dies.
 
     Raises:
-        OSError: it exists, or cannot be made.
+        OSError: the file exists, or cannot be created.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
@@ -57,22 +57,22 @@ def locked_file(path: Path) -> Iterator[int]:
 
 
 def write_through(descriptor: int, data: bytes) -> None:
-    """Write all of `data` and wait until the disk holds it.
+    """Write all of `data`, and flush it to the disk.
 
     Raises:
-        OSError: it does not.
+        OSError: the disk refused.
     """
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[os.write(descriptor, remaining) :]
     os.fsync(descriptor)
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the disk holds the folder's list of names.
+    """Flush a folder's entries to the disk.
 
     Raises:
-        OSError: it does not.
+        OSError: the disk refused.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -82,10 +82,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, durably; none is made twice.
+    """Create a folder and its parents durably. Does nothing when the folder exists.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     if folder.is_dir():
         return
@@ -95,7 +95,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> int:
-    """Remove the files of `folder` that no living process holds a lock on: how many.
+    """Remove the files of `folder` that no living process has locked, and return their number.
 
     Raises:
         OSError: the folder cannot be read, or a file cannot be removed.

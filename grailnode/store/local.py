@@ -1,9 +1,9 @@
-"""Objects as files below one directory of a local (or locally mounted) file system.
+"""Stores objects as files below one directory of a local or mounted file system.
 
-An object is written to a temporary file, flushed to the disk, and renamed into place; then the directory is flushed,
-so an acknowledged object outlives a power cut and a reader never sees half of one. Temporary files lie in `.tmp/`
-below the root, where no path can reach. Their writer holds a lock on them for as long as it lives, so that opening
-the store sweeps those whose writer died and touches those of no other process, whatever container it runs in.
+An object is written to a temporary file, flushed to the disk, and renamed into place; then the directory is flushed.
+So an acknowledged object survives a power failure, and a reader never sees a part of one. Temporary files are in
+`.tmp/` below the root, which no path leads to. Their writer locks them while it lives. Opening the store therefore
+removes those whose writer died, and none of another process, in whatever container that runs.
 """
 
 import os
@@ -18,28 +18,29 @@ from typing import Final, TypeVar
 import trio
 
 from grailnode.store.disk import disk_errors, locked_file, make_folder, sweep, sync_folder, write_through
-from grailnode.store.names import check_path, check_prefix, check_range, is_path
+from grailnode.store.names import check_path, check_prefix, is_path
+from grailnode.store.ranges import check_range
 from roles.ports import NotFoundError, ObjectInfo, StoreError, TooLargeError
 
 PAGE: Final = 1000
-"""Objects of one visit to the disk while listing, as S3 answers."""
+"""Objects that a listing reads from the disk at a time: as many as S3 returns in one page."""
 
-_PUT_ATTEMPTS: Final = 16  # a deletion may take away the empty folder that a put is about to use
+_PUT_ATTEMPTS: Final = 16  # a concurrent deletion may remove the empty folder that a put is about to use
 
 T = TypeVar("T")
 
 
 class LocalStore:
-    """Objects below `root`, which is made if need be; several processes may share it.
+    """Implements ObjectStore below a directory, which several processes may share.
 
     Args:
-        root: the directory.
-        inline: do the file work on the event loop instead of in worker threads. For tests on trio's MockClock, which
-            cannot see that a thread is at work and would run ahead of it.
-        threads: file operations at a time.
+        root: the directory; created when it is missing.
+        inline: access files on the event loop instead of in worker threads. For tests on trio's MockClock, which does
+            not notice that a thread is busy and would advance meanwhile.
+        threads: concurrent file operations.
 
     Raises:
-        StoreError: the directory cannot be made or read.
+        StoreError: the directory cannot be created or read.
     """
 
     def __init__(self, root: Path, *, inline: bool = False, threads: int = 8) -> None:
@@ -52,7 +53,7 @@ class LocalStore:
             sweep(self._temporary)
 
     async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put; when it returns, the disk holds the object."""
+        """Implements ObjectStore.put; the object is on the disk when this returns."""
         check_path(path)
         await self._run(lambda: self._put(path, data))
 
@@ -63,7 +64,7 @@ class LocalStore:
         return await self._run(lambda: self._get(path, max_bytes, offset, size))
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list; objects that come or go meanwhile may or may not appear."""
+        """Implements ObjectStore.list; objects that are put or deleted meanwhile may or may not appear."""
         check_prefix(prefix)
         walk = self._walk(prefix, after)
 
@@ -76,7 +77,7 @@ class LocalStore:
                 yield info
 
     async def delete(self, path: str) -> None:
-        """Implements ObjectStore.delete; when it returns, the disk has forgotten the object."""
+        """Implements ObjectStore.delete; the deletion is on the disk when this returns."""
         check_path(path)
         await self._run(lambda: self._delete(path))
 
@@ -102,13 +103,16 @@ class LocalStore:
                 finally:
                     temporary.unlink(missing_ok=True)
                 return
-        raise StoreError(f"{path}: its folder below {self._root} vanishes as often as it is made")
+        raise StoreError(
+            f"{path}: its folder below {self._root} disappeared {_PUT_ATTEMPTS} times during the put; does another "
+            "program remove folders there?"
+        )
 
     def _get(self, path: str, max_bytes: int, offset: int, size: int | None) -> bytes:
         target = self._root / path
         with disk_errors(str(target)):
             try:
-                # without O_NONBLOCK, opening a named pipe that somebody left here would wait for its writer
+                # without O_NONBLOCK, opening a named pipe would wait for its writer
                 descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             except (FileNotFoundError, NotADirectoryError) as error:
                 raise NotFoundError(f"{path}: no such object") from error
@@ -125,23 +129,23 @@ class LocalStore:
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 return
             for folder in target.parents:
-                with suppress(FileNotFoundError):  # another deletion was faster, and flushed what is above
+                with suppress(FileNotFoundError):  # a concurrent deletion removed this folder and flushed its parent
                     sync_folder(folder)
                 if folder == self._root:
                     return
                 try:
                     folder.rmdir()
-                except OSError:  # other objects lie there
+                except OSError:  # the folder is not empty
                     return
 
     def _walk(self, prefix: str, after: str) -> Iterator[ObjectInfo]:
-        """Objects in order of path. A folder's path ends with '/', so it sorts where its objects do."""
+        """Yield objects in order of path. The path of a folder ends with '/', so that it sorts where its objects do."""
         pending = _children(self._root, prefix[: prefix.rfind("/") + 1])
         while pending:
             path = pending.pop()
             if path.endswith("/"):
-                leads_there = path.startswith(prefix) or prefix.startswith(path)
-                if leads_there and (path > after or after.startswith(path)):
+                may_match = path.startswith(prefix) or prefix.startswith(path)
+                if may_match and (path > after or after.startswith(path)):
                     pending.extend(_children(self._root, path))
             elif path.startswith(prefix) and path > after:
                 try:
@@ -152,7 +156,7 @@ class LocalStore:
 
 
 def _children(root: Path, folder: str) -> list[str]:
-    """What lies in a folder ('' is the root, the others end with '/'), last one first."""
+    """Return the paths in a folder in reverse order. Folders end with '/', but the root is ''."""
     try:
         with os.scandir(root / folder) as entries:
             paths = [
@@ -167,18 +171,23 @@ def _children(root: Path, folder: str) -> list[str]:
 
 
 def _read(descriptor: int, path: str, max_bytes: int, offset: int, size: int | None) -> bytes:
-    """The range of an open file, if it is one and the range is not too large."""
+    """Return a range of an open file.
+
+    Raises:
+        NotFoundError: it is not a regular file.
+        TooLargeError: the range has more than `max_bytes`.
+    """
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         raise NotFoundError(f"{path}: no such object")
-    wanted = max(0, status.st_size - offset)
+    remaining = max(0, status.st_size - offset)
     if size is not None:
-        wanted = min(size, wanted)
-    if wanted > max_bytes:
-        raise TooLargeError(f"{path}: {wanted} bytes where at most {max_bytes} are wanted")
+        remaining = min(size, remaining)
+    if remaining > max_bytes:
+        raise TooLargeError(f"{path}: {remaining} bytes where at most {max_bytes} are allowed")
     pieces = []
-    while wanted > 0 and (piece := os.pread(descriptor, wanted, offset)):
+    while remaining > 0 and (piece := os.pread(descriptor, remaining, offset)):
         pieces.append(piece)
-        wanted -= len(piece)
+        remaining -= len(piece)
         offset += len(piece)
     return b"".join(pieces)

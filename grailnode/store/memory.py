@@ -1,19 +1,20 @@
-"""Objects in this process's memory: for simulations, where thousands of hours pass in seconds."""
+"""Stores objects in this process's memory: for simulations, and as the state of nodes that keep none."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator
 
 import trio
 
-from grailnode.store.names import check_path, check_prefix, check_range
-from roles.ports import NotFoundError, ObjectInfo, StoreError, TooLargeError
+from grailnode.store.names import check_path, check_prefix
+from grailnode.store.ranges import check_range, slice_object
+from roles.ports import NotFoundError, ObjectInfo, StoreError
 
 PAGE = 1000
-"""Paths between two checkpoints of a listing, as S3 answers."""
+"""Objects between two checkpoints of a listing: as many as S3 returns in one page."""
 
 
 class MemoryStore:
-    """A dictionary that behaves as the strictest of the real stores: no path is another's folder."""
+    """Implements ObjectStore with a dictionary. As strict as the strictest real store: no path is another's folder."""
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
@@ -36,24 +37,21 @@ class MemoryStore:
         data = self._objects.get(path)
         if data is None:
             raise NotFoundError(f"{path}: no such object")
-        end = len(data) if size is None else min(len(data), offset + size)
-        if end - offset > max_bytes:
-            raise TooLargeError(f"{path}: {end - offset} bytes where at most {max_bytes} are wanted")
-        return data[offset:end]
+        return slice_object(data, path, max_bytes, offset, size)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list; objects that come or go meanwhile may or may not appear."""
+        """Implements ObjectStore.list; objects that are put or deleted meanwhile may or may not appear."""
         check_prefix(prefix)
         while True:
             await trio.lowlevel.checkpoint()
             start = max(bisect_right(self._paths, after), bisect_left(self._paths, prefix))
             page = self._paths[start : start + PAGE]
-            found = [ObjectInfo(path, len(self._objects[path])) for path in page if path.startswith(prefix)]
-            for info in found:
+            matches = [ObjectInfo(path, len(self._objects[path])) for path in page if path.startswith(prefix)]
+            for info in matches:
                 yield info
-            if len(found) < PAGE:
+            if len(matches) < PAGE:
                 return
-            after = found[-1].path
+            after = matches[-1].path
 
     async def delete(self, path: str) -> None:
         """Implements ObjectStore.delete."""

@@ -1,20 +1,20 @@
-"""Which paths a store takes: one rule for every implementation, so that what one stores any other can hold.
+"""Which paths a store accepts. Every implementation has the same rule, so that objects can move between stores.
 
-Paths come from protocol/paths.py, never from a peer, so a bad one is our own fault: a ValueError.
+Paths come from protocol/paths.py, never from a peer. An invalid path is therefore a bug: a ValueError.
 """
 
 from protocol import limits
 
 
 def check_path(path: str) -> str:
-    """The path, if an object may lie there.
+    """Return the path if it is the path of an object.
 
-    Parts are divided by single slashes; none begins with '.', which leaves no '.', no '..' and no way to reach
-    a file that the local store keeps for itself.
+    Single slashes separate its parts. No part begins with '.', so that there is neither '.' nor '..', and no path
+    leads to the local store's own files.
 
     Raises:
-        ValueError: empty, absolute, too long, a part that is empty, too long or begins with '.', or a character
-            that is not printable or is a backslash.
+        ValueError: the path is empty, absolute or too long; a part is empty, too long or begins with '.'; or a
+            character is not printable or is a backslash.
     """
     if not is_path(path):
         raise ValueError(f"not an object path: {path[:200]!r}")
@@ -22,7 +22,7 @@ def check_path(path: str) -> str:
 
 
 def is_path(path: str) -> bool:
-    """Whether an object may lie there; a store's listing leaves out what could not have been put."""
+    """Return whether a path is the path of an object. Listings leave out every other path."""
     if not path.isprintable() or "\\" in path or len(path.encode()) > limits.MAX_OBJECT_PATH_BYTES:
         return False
     return all(_is_part(part) for part in path.split("/"))
@@ -33,21 +33,11 @@ def _is_part(part: str) -> bool:
 
 
 def check_prefix(prefix: str) -> str:
-    """The prefix, if paths can begin with it: all of them with '', those of one folder with 'folder/'.
+    """Return the prefix if a path can begin with it: '' for all paths, 'folder/' for those of one folder.
 
     Raises:
-        ValueError: no path could begin so.
+        ValueError: no path can begin with it.
     """
     if prefix and not is_path(prefix + "x"):
         raise ValueError(f"not a prefix of object paths: {prefix!r}")
     return prefix
-
-
-def check_range(max_bytes: int, offset: int, size: int | None) -> None:
-    """Refuse a range that no object has.
-
-    Raises:
-        ValueError: a negative number.
-    """
-    if max_bytes < 0 or offset < 0 or (size is not None and size < 0):
-        raise ValueError(f"a range of bytes cannot be negative: {max_bytes=} {offset=} {size=}")

@@ -1,7 +1,7 @@
-"""The one distinction that the port does not make: failures that no repetition can turn into success."""
+"""The error for failures that no retry can mend, which the port does not tell apart from others."""
 
 from roles.ports import StoreError
 
 
 class PermanentError(StoreError):
-    """This store never does what was asked; asking again cannot help."""
+    """The store will never carry out this operation; a retry cannot help."""

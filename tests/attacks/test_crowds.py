@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from grailnode.store.decorators.routed import KnownStores, RoutedStore
-from grailnode.store.decorators.space_directory import Directory
+from grailnode.store.decorators.space_directory import SpaceDirectory
 from grailnode.store.memory import MemoryStore
 from protocol import limits, paths
 from protocol.identity.admission import do_work, lottery
@@ -92,7 +92,7 @@ def test_junk_that_sorts_first_at_a_meeting_point(policy: str, monkeypatch: pyte
     async def scenario() -> None:
         target = await crowded(policy)
         meeting, state, named = target.store, MemoryStore(), {VALIDATOR.public, TRAINER.public}
-        directory = Directory(meeting, state, target.clock, target.run_id, named)
+        directory = SpaceDirectory(meeting, state, target.clock, target.run_id, named)
         places = KnownStores(VALIDATOR.public, meeting, meeting, "beacon", {})
         routed = RoutedStore(places, directory, target.clock, lambda url, key: meeting)
         validator = replace(target.new_node(key=VALIDATOR, state=state), store=routed)

@@ -6,7 +6,7 @@ import httpx
 import pytest
 import trio
 
-from grailnode.store.https.https_store import HttpsStore, TransferPatience, open_client
+from grailnode.store.https.https_store import HttpsStore, TransferLimits, open_client
 from grailnode.store.permanent_error import PermanentError
 from protocol.limits import MIB
 from roles.ports import NotFoundError, StoreError, TooLargeError
@@ -47,7 +47,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 def store(url: str, client: httpx.AsyncClient) -> HttpsStore:
-    return HttpsStore(url, client, plain_http=True, pace=TransferPatience(resumptions=3))
+    return HttpsStore(url, client, plain_http=True, limits=TransferLimits(resumptions=3))
 
 
 def replaced(reply: Reply, **changes) -> Reply:
@@ -136,7 +136,9 @@ async def test_redirects_are_not_followed(store, server, url, status):
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize(("status", "match"), [(429, "fewer"), (500, "500"), (503, "unavailable"), (204, "204")])
+@pytest.mark.parametrize(
+    ("status", "match"), [(429, "too many requests"), (500, "500"), (503, "unavailable"), (204, "204")]
+)
 async def test_other_answers(store, server, status, match):
     server.bend = lambda asked, reply: Reply(status, b"")
     await fails(store.get("o", 10), match)
@@ -188,14 +190,14 @@ async def test_cookies_are_neither_kept_nor_deadly(store, server, cookie):
 
 @pytest.mark.trio
 async def test_a_crawling_server_is_left(url, client, server):
-    store = HttpsStore(url, client, plain_http=True, pace=TransferPatience(grace=0.1, min_rate=1e6))
+    store = HttpsStore(url, client, plain_http=True, limits=TransferLimits(grace=0.1, min_rate=1e6))
     server.bend = lambda asked, reply: replaced(reply, piece=10, pause=0.02)
     await fails(store.get("o", len(OBJECT)), "slower than")
 
 
 @pytest.mark.trio
 async def test_the_deadline_holds_for_everything(url, client, server):
-    store = HttpsStore(url, client, plain_http=True, pace=TransferPatience(deadline=0.1, grace=60.0))
+    store = HttpsStore(url, client, plain_http=True, limits=TransferLimits(deadline=0.1, grace=60.0))
     server.bend = lambda asked, reply: replaced(reply, piece=1000, pause=0.02)
     await fails(store.get("o", len(OBJECT)), "not finished in 0.1 s")
 

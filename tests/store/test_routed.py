@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from grailnode.store.decorators.routed import KnownStores, RoutedStore
-from grailnode.store.decorators.space_directory import REMEMBERED, Directory
+from grailnode.store.decorators.space_directory import STATE_PREFIX, SpaceDirectory
 from grailnode.store.memory import MemoryStore
 from grailnode.store.permanent_error import PermanentError
 from protocol import paths
@@ -63,7 +63,7 @@ class World:
     def restart(self, meeting: ObjectStore | None = None, capacity: int = 4) -> RoutedStore:
         meeting = meeting or self.meeting
         places = KnownStores(ME.public, self.own, meeting, BEACON, self.peers)
-        directory = Directory(meeting, self.state, self.clock, RUN, [TRAINER.public], capacity)
+        directory = SpaceDirectory(meeting, self.state, self.clock, RUN, [TRAINER.public], capacity)
         self.store = RoutedStore(places, directory, self.clock, self._open)
         return self.store
 
@@ -120,9 +120,9 @@ async def test_a_node_writes_to_its_own_and_to_nobody_elses(world: World):
     assert [info.path async for info in world.own.list("")] == [paths.commitment(ME.public, 3)]
     assert [info.path async for info in world.meeting.list("")] == [f"{BEACON}/public/1", paths.participant(ME.public)]
     for path in (paths.head(TRAINER.public), paths.participant(OTHER.public), "elsewhere/x"):
-        with pytest.raises(PermanentError, match="another participant's"):
+        with pytest.raises(PermanentError, match="belongs to another participant"):
             await world.store.put(path, b"x")
-        with pytest.raises(PermanentError, match="another participant's"):
+        with pytest.raises(PermanentError, match="belongs to another participant"):
             await world.store.delete(path)
 
 
@@ -195,7 +195,7 @@ async def test_what_does_not_count_is_not_remembered(world: World):
         await world.meeting.put(path, data)
         shown = await world.store.get(path, 1 << 20)
         assert shown in {data, b""}
-        assert [info.path async for info in world.state.list(REMEMBERED)] == []
+        assert [info.path async for info in world.state.list(STATE_PREFIX)] == []
     with pytest.raises(NotFoundError):
         await world.store.get("participants/nobody", 100)
 
@@ -208,20 +208,20 @@ async def test_a_crowd_displaces_neither_those_seen_first_nor_the_runs_own(world
         await world.store.get(paths.participant(key.public), 4096)
     await world.announce(TRAINER, "https://t.example.org")
     await world.store.get(paths.participant(TRAINER.public), 4096)
-    remembered = {paths.key_at_end(info.path) async for info in world.state.list(REMEMBERED)}
+    remembered = {paths.key_at_end(info.path) async for info in world.state.list(STATE_PREFIX)}
     assert remembered == {TRAINER.public, *(key.public for key in crowd[:4])}
     world.clock.moment += HOUR
     late = SigningKey(b"z" * 32)
     await world.announce(late, "https://z.example.org")
     await world.store.get(paths.participant(late.public), 4096)
-    remembered = {paths.key_at_end(info.path) async for info in world.state.list(REMEMBERED)}
+    remembered = {paths.key_at_end(info.path) async for info in world.state.list(STATE_PREFIX)}
     assert late.public in remembered
     assert not remembered & {key.public for key in crowd}
 
 
 @pytest.mark.trio
 async def test_damaged_memory_is_forgotten(world: World):
-    await world.state.put(REMEMBERED + MINER.public.hex(), b"rubbish")
+    await world.state.put(STATE_PREFIX + MINER.public.hex(), b"rubbish")
     await world.announce(MINER, "https://a.example.org")
     assert await world.listed() == [paths.participant(MINER.public)]
     assert await world.store.get(paths.participant(MINER.public), 4096)

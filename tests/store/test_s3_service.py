@@ -10,7 +10,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import trio
 
-from grailnode.store.s3 import s3_session, s3_store
+from grailnode.store.page_check import MAX_EMPTY_PAGES
+from grailnode.store.s3 import s3_session
 from grailnode.store.s3.s3_session import S3Credentials, S3Location
 from grailnode.store.s3.s3_store import S3Store
 from protocol.limits import MIB
@@ -80,9 +81,9 @@ async def fails(action, match: str, kind: type[StoreError] = StoreError) -> None
     ("status", "code", "match"),
     [
         (500, "InternalError", "refused or failed"),
-        (503, "SlowDown", "fewer requests"),
+        (503, "SlowDown", "too many requests"),
         (503, "", "unavailable"),
-        (429, "TooManyRequests", "fewer requests"),
+        (429, "TooManyRequests", "too many requests"),
         (403, "AccessDenied", "policy"),
         (403, "InvalidAccessKeyId", "access key"),
         (403, "SignatureDoesNotMatch", "secret key"),
@@ -200,7 +201,9 @@ async def test_an_object_that_breaks_off(store, service):
 @pytest.mark.trio
 @pytest.mark.parametrize(("piece", "pause"), [(1, 0.02), (500, 60.0)], ids=["crawls", "stops"])
 async def test_an_object_that_never_ends(location, service, piece, pause):
-    impatient = S3Location("bucket", location.endpoint, addressing="path", read_timeout=0.3, patience=0.5, min_rate=1e6)
+    impatient = S3Location(
+        "bucket", location.endpoint, addressing="path", read_timeout=0.3, base_seconds=0.5, min_rate=1e6
+    )
     store = S3Store(impatient, CREDENTIALS)
     service.reply = Reply(200, b"x" * 1000, piece=piece, pause=pause)
     start = trio.current_time()
@@ -226,7 +229,7 @@ async def test_another_range_than_was_asked_for(store, service):
 @pytest.mark.trio
 @pytest.mark.parametrize("status", [200, 500])
 async def test_an_endless_answer_that_is_no_object_is_not_read_to_its_end(store, service, monkeypatch, status):
-    monkeypatch.setattr(s3_session, "MAX_ANSWER_BYTES", 100_000)
+    monkeypatch.setattr(s3_session, "MAX_RESPONSE_BYTES", 100_000)
     service.reply = Reply(status, b"<ListBucketResult>" + b" " * (4 * MIB), {"Content-Type": "application/xml"})
     await fails(paths(store, "a"), "more than 100000 bytes")
 
@@ -234,22 +237,22 @@ async def test_an_endless_answer_that_is_no_object_is_not_read_to_its_end(store,
 @pytest.mark.trio
 async def test_a_listing_that_runs_in_circles(store, service):
     service.reply = listing(["a/1", "a/2"], token="again")
-    await fails(paths(store, "a/"), "backwards")
+    await fails(paths(store, "a/"), "out of order")
     assert len(service.asked) == 2
 
 
 @pytest.mark.trio
 async def test_a_listing_that_promises_more_for_ever(store, service):
     service.reply = listing([], token="again")
-    await fails(paths(store, "a/"), "promises more")
-    assert len(service.asked) <= s3_store._EMPTY_PAGES + 2
+    await fails(paths(store, "a/"), "announces more pages")
+    assert len(service.asked) <= MAX_EMPTY_PAGES + 2
 
 
 @pytest.mark.trio
 async def test_an_endless_listing_of_what_was_not_asked_for(store, service):
     service.answer = lambda asked: listing([f"b/{len(service.asked):06d}"], token="more")
-    await fails(paths(store, "a/"), "promises more")
-    assert len(service.asked) <= s3_store._EMPTY_PAGES + 2
+    await fails(paths(store, "a/"), "announces more pages")
+    assert len(service.asked) <= MAX_EMPTY_PAGES + 2
 
 
 @pytest.mark.trio
@@ -260,7 +263,7 @@ async def test_what_a_listing_leaves_out(store, service):
     service.reply = listing(["a/1", "a/2", "a/3"])  # a service that ignores where to start
     assert await paths(store, "a/", "a/1") == ["a/2", "a/3"]
     service.reply = listing(["a/2", "a/1"])
-    with pytest.raises(StoreError, match="backwards"):
+    with pytest.raises(StoreError, match="out of order"):
         await paths(store, "a/")
 
 
@@ -299,7 +302,7 @@ async def test_an_upload_whose_completion_fails_with_status_200(location, servic
 @pytest.mark.trio
 async def test_nobody_there():
     for endpoint in ["http://127.0.0.1:1", "http://no-such-host.invalid"]:
-        location = S3Location("bucket", endpoint, addressing="path", connect_timeout=0.5, patience=5.0)
+        location = S3Location("bucket", endpoint, addressing="path", connect_timeout=0.5, base_seconds=5.0)
         store = S3Store(location, CREDENTIALS)
         await fails(store.get("a", 1), re.escape(endpoint))
         store.close()

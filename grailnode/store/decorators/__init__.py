@@ -1,1 +1,3 @@
-"""Stores around a store: caching, retries, limits, measurements, and routing by participant. Imports roles.ports."""
+"""Stores that add something to another store: a cache, retries, limits, metrics, or routing by participant. Imports
+protocol, roles.gather and roles.ports.
+"""

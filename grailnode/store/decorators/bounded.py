@@ -1,44 +1,44 @@
-"""Listings that end: no object twice, none that was not asked for, and no more than a node can hold."""
+"""Bounds the listings of a store: their length, and what they contain."""
 
 from collections.abc import AsyncIterator
 from typing import Final
 
 from roles.ports import ObjectInfo, ObjectStore, StoreError
 
-MAX_LISTED: Final = 1 << 17
-"""Entries of one listing, repeated ones included: 4,096 participants' objects of 32 windows, some 10 MB of paths."""
+MAX_ENTRIES: Final = 1 << 17
+"""Entries of one listing, repeated ones included: objects of 4,096 participants and 32 windows, some 10 MB of paths."""
 
 
 class BoundedStore:
-    """Decorates a store whose listings may repeat, stray, come out of order or never end.
+    """Decorates a store whose listings may have duplicates or foreign paths, or may never end.
 
-    Order is left as it comes: nothing may depend on it, and services exist that keep none.
+    The order stays as the store gives it: nothing may depend on it, and some services have none.
 
     Args:
-        store: any.
-        most: entries of one listing.
+        store: any store.
+        max_entries: entries of one listing.
     """
 
-    def __init__(self, store: ObjectStore, most: int = MAX_LISTED) -> None:
+    def __init__(self, store: ObjectStore, max_entries: int = MAX_ENTRIES) -> None:
         self._store = store
-        self._most = most
+        self._max_entries = max_entries
         self.put, self.get, self.delete = store.put, store.get, store.delete
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
         """Implements ObjectStore.list.
 
         Raises:
-            StoreError: the listing broke off, or did not end within `most` entries.
+            StoreError: the listing failed, or did not end within `max_entries`.
         """
-        given: set[str] = set()
+        paths: set[str] = set()
         count = 0
         async for info in self._store.list(prefix, after=after):
             count += 1
-            if count > self._most:
+            if count > self._max_entries:
                 raise StoreError(
-                    f"{prefix}: the listing has more than {self._most} entries; who writes there writes too much, "
-                    "or the storage does not end it"
+                    f"{prefix}: the listing has more than {self._max_entries} entries; a participant writes too many "
+                    "objects there, or the storage repeats them without end"
                 )
-            if info.path.startswith(prefix) and info.path > after and info.path not in given:
-                given.add(info.path)
+            if info.path.startswith(prefix) and info.path > after and info.path not in paths:
+                paths.add(info.path)
                 yield info

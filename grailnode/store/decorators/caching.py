@@ -1,11 +1,11 @@
-"""A store whose content-addressed objects are kept on this machine's disk, and whose downloads go on where they were
-cut.
+"""Caches content-addressed objects on this machine's disk, and resumes their downloads.
 
-A path that ends in the SHA-256 of its object (protocol/paths.py) can only ever hold those bytes. Such an object is
-fetched in pieces by range, several at a time; a piece that has arrived is never fetched again, whoever fails or dies in
-between, and of several nodes on one machine one fetches while the others wait. Storage that lies costs a download:
-bytes with another digest are handed to the caller as they came, for it to refuse, and are not kept. A disk that fails
-is gone around.
+A path that ends in the SHA-256 of its object (protocol/paths.py) can only ever lead to those bytes. Such an object is
+fetched in pieces, several at a time. A piece that has arrived is never fetched again, even when the process dies in
+between. When several nodes of a machine need an object, one fetches it while the others wait.
+
+Storage that lies costs a download: bytes with another digest are returned to the caller, who refuses them, and are not
+cached. When the disk fails, objects are fetched without the cache.
 """
 
 import functools
@@ -16,40 +16,42 @@ from typing import Final, TypeVar
 import trio
 
 from grailnode.store.decorators.disk_cache import DiskCache, PartialDownload
+from grailnode.store.ranges import slice_object
 from protocol import paths
 from protocol.digest import content_digest
 from protocol.limits import MIB
 from roles.gather import gather
-from roles.ports import ObjectInfo, ObjectStore, StoreError, TooLargeError
+from roles.ports import ObjectInfo, ObjectStore, StoreError
 
 PIECE_BYTES: Final = 4 * MIB
-PIECES_AT_ONCE: Final = 4
+CONCURRENT_PIECES: Final = 4
 
-_WAIT_SECONDS: Final = 0.2  # between two looks whether another download has ended
+_POLL_SECONDS: Final = 0.2  # between two checks whether another node has finished a download
 
 T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
-"""Told of a path, the bytes that have arrived of it, and how many there will be."""
+"""Called with a path, the bytes of it that have arrived, and its total bytes."""
 
 
-class _UnfitError(StoreError):
-    """What has arrived is not the object: it ends too soon, or what lay on this machine's disk is not of it."""
+class _InvalidDownloadError(StoreError):
+    """The bytes that have arrived are not the object: it ends too soon, or pieces from the disk do not belong to it."""
 
 
 class CachedStore:
-    """Decorates a store with a cache of what cannot change.
+    """Decorates a store with a cache of content-addressed objects.
 
     Args:
-        cache: shared by all that read on this machine.
-        progress: told of downloads of several pieces, whenever a piece has arrived.
-        inline: do the file work on the event loop, for tests on trio's MockClock.
+        cache: shared by all nodes of this machine.
+        progress: called after each piece of a download that has several.
+        piece_bytes: bytes of a piece.
+        inline: access files on the event loop instead of in worker threads, for tests on trio's MockClock.
     """
 
     def __init__(
         self,
         store: ObjectStore,
         cache: DiskCache,
-        progress: Progress = lambda path, done, total: None,
+        progress: Progress = lambda path, arrived_bytes, total_bytes: None,
         *,
         piece_bytes: int = PIECE_BYTES,
         inline: bool = False,
@@ -61,7 +63,7 @@ class CachedStore:
         self._inline = inline
 
     async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put; what this node writes it does not read."""
+        """Implements ObjectStore.put; the object is not cached, because a node does not read what it wrote."""
         await self._store.put(path, data)
 
     async def delete(self, path: str) -> None:
@@ -73,7 +75,7 @@ class CachedStore:
         return self._store.list(prefix, after=after)
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """Implements ObjectStore.get; a range is served from the cache or else from the store, and not kept."""
+        """Implements ObjectStore.get. A range is read from the cache or the store, but never added to the cache."""
         digest = paths.content_digest_in(path)
         if digest is None:
             return await self._store.get(path, max_bytes, offset=offset, size=size)
@@ -82,23 +84,24 @@ class CachedStore:
         except OSError:
             cached = None
         if cached is not None:
-            return _part(cached, path, max_bytes, offset, size)
+            return slice_object(cached, path, max_bytes, offset, size)
         if offset or size is not None or max_bytes > self._cache.max_bytes // 2:
             return await self._store.get(path, max_bytes, offset=offset, size=size)
         return await self._download(path, digest, max_bytes)
 
     async def _download(self, path: str, digest: bytes, max_bytes: int) -> bytes:
-        """Fetch an object, or wait for whoever is fetching it."""
+        """Fetch an object, or wait until another task or process has fetched it."""
         while True:
             partial: PartialDownload | None = None
             try:
-                # a claim that nobody releases would stand until this process ends: no await between it and the try
+                # no await between the claim and the try: a claim that is not released blocks the object until this
+                # process ends
                 partial = await self._run(lambda: self._cache.claim(digest, self._piece_bytes))
                 data = await self._run(lambda: self._cache.read(digest))
                 if data is not None:
                     if partial is not None:
                         partial.discard()
-                    return _part(data, path, max_bytes, 0, None)
+                    return slice_object(data, path, max_bytes, 0, None)
                 if partial is not None:
                     return await self._fetch(path, digest, max_bytes, partial)
             except OSError:
@@ -106,25 +109,24 @@ class CachedStore:
             finally:
                 if partial is not None:
                     partial.release()
-            await trio.sleep(_WAIT_SECONDS)
+            await trio.sleep(_POLL_SECONDS)
 
     async def _fetch(self, path: str, digest: bytes, max_bytes: int, partial: PartialDownload) -> bytes:
         if max_bytes <= self._piece_bytes:
             data = await self._store.get(path, max_bytes)
         else:
             try:
-                resumed = bool(await self._run(partial.arrived))
+                is_resumed = bool(await self._run(partial.arrived_pieces))
                 await self._fetch_pieces(path, max_bytes, partial)
                 data = await self._run(lambda: partial.read(max_bytes))
-                if resumed and await self._run(lambda: content_digest(data)) != digest:
-                    raise _UnfitError(
-                        f"{path}: what lay on this machine's disk is not of it"
-                    )  # the storage need not lie
-            except (OSError, _UnfitError):
+                if is_resumed and await self._run(lambda: content_digest(data)) != digest:
+                    # the pieces from the disk may be wrong, so this does not prove that the storage lies
+                    raise _InvalidDownloadError(f"{path}: pieces of an earlier download do not belong to it")
+            except (OSError, _InvalidDownloadError):
                 await self._run(partial.discard)
-                return await self._store.get(path, max_bytes)  # not what it should be, or no room: let the caller see
+                return await self._store.get(path, max_bytes)
 
-        def settle() -> None:
+        def store_or_discard() -> None:
             if content_digest(data) != digest:
                 partial.discard()
             elif max_bytes <= self._piece_bytes:
@@ -134,47 +136,42 @@ class CachedStore:
                 self._cache.finish(digest, partial)
 
         with trio.CancelScope(shield=True), suppress(OSError):
-            await self._run(settle)
+            await self._run(store_or_discard)
         return data
 
-    async def _fetch_pieces(self, path: str, total: int, partial: PartialDownload) -> None:
-        """Fetch the pieces that are missing.
+    async def _fetch_pieces(self, path: str, total_bytes: int, partial: PartialDownload) -> None:
+        """Fetch the pieces that have not arrived yet.
 
         Raises:
-            StoreError: one could not be had; those that arrived stay.
-            OSError: the disk does not take them.
+            StoreError: a piece cannot be fetched; those that arrived stay on the disk.
+            OSError: the disk refused.
         """
-        count = -(-total // self._piece_bytes)
-        arrived = {number for number in await self._run(partial.arrived) if number < count}
-        missing = [number for number in range(count) if number not in arrived]
-        self._progress(path, self._bytes_of(arrived, total), total)
+        count = -(-total_bytes // self._piece_bytes)
+        arrived_pieces = {number for number in await self._run(partial.arrived_pieces) if number < count}
+        remaining_pieces = [number for number in range(count) if number not in arrived_pieces]
+        self._progress(path, self._bytes_of(arrived_pieces, total_bytes), total_bytes)
 
         async def fetch_piece(number: int) -> None:
             start = number * self._piece_bytes
-            size = min(self._piece_bytes, total - start)
+            size = min(self._piece_bytes, total_bytes - start)
             data = await self._store.get(path, size, offset=start, size=size)
             if len(data) < size:
-                raise _UnfitError(f"{path}: ends before byte {start + size}")
-            with trio.CancelScope(shield=True):  # what has arrived is kept, whoever stops waiting for it
+                raise _InvalidDownloadError(f"{path}: ends before byte {start + size}")
+            with trio.CancelScope(shield=True):  # a piece that has arrived is kept even when this is cancelled
                 await self._run(functools.partial(partial.put, number, data))
             await self._run(functools.partial(self._cache.make_room, size))
-            arrived.add(number)
-            self._progress(path, self._bytes_of(arrived, total), total)
+            arrived_pieces.add(number)
+            self._progress(path, self._bytes_of(arrived_pieces, total_bytes), total_bytes)
 
-        await gather(fetch_piece, missing, PIECES_AT_ONCE, errors=(StoreError, OSError), cancel_others=False)
+        await gather(
+            fetch_piece, remaining_pieces, CONCURRENT_PIECES, errors=(StoreError, OSError), cancel_others=False
+        )
 
-    def _bytes_of(self, pieces: set[int], total: int) -> int:
-        return sum(min(self._piece_bytes, total - number * self._piece_bytes) for number in pieces)
+    def _bytes_of(self, pieces: set[int], total_bytes: int) -> int:
+        return sum(min(self._piece_bytes, total_bytes - number * self._piece_bytes) for number in pieces)
 
     async def _run(self, work: Callable[[], T]) -> T:
         if self._inline:
             await trio.lowlevel.checkpoint()
             return work()
         return await trio.to_thread.run_sync(work)
-
-
-def _part(data: bytes, path: str, max_bytes: int, offset: int, size: int | None) -> bytes:
-    part = data[offset:] if size is None else data[offset : offset + size]
-    if len(part) > max_bytes:
-        raise TooLargeError(f"{path}: {len(part)} bytes where at most {max_bytes} are wanted")
-    return part

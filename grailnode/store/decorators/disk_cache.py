@@ -1,11 +1,11 @@
-"""Content-addressed objects on this machine's disk, shared by its nodes, within a limit of bytes.
+"""Content-addressed objects on this machine's disk, shared by its nodes, with a limit on their bytes.
 
-    objects/DIGEST          whole objects, each put there by a rename after its digest was checked
-    partial/DIGEST          a download under way: its bytes at their places, locked by the process that fetches it
-    partial/DIGEST.have     one byte for each piece that has arrived
+    objects/DIGEST                     a whole object, renamed into place after its digest was checked
+    partial/DIGEST-PIECE_BYTES         a download under way, with pieces at their places; its process has locked it
+    partial/DIGEST-PIECE_BYTES.marks   one byte for each piece that has arrived
 
-Nothing here is trusted: an object is digested whenever it is read, so the disk is never flushed for it. What was used
-longest ago goes first; a file's time of modification is when it was used.
+The cache does not trust the disk: it checks an object's digest whenever it reads it, so nothing is flushed. Beyond the
+limit it removes the least recently used objects; a file's modification time says when it was used.
 """
 
 import fcntl
@@ -19,52 +19,58 @@ from typing import Final
 
 from protocol.digest import content_digest
 
-_MARKS: Final = ".have"
-_SHARERS: Final = 8  # nodes that may fill one cache without looking at each other's bytes
-_BLOCK: Final = 512  # bytes in which the system counts what a file takes
+_MARKS_SUFFIX: Final = ".marks"
+_MAX_NODES: Final = 8  # that may fill one cache without reading each other's changes
+_BLOCK_BYTES: Final = 512  # the unit of `st_blocks`
 
 
 @dataclass(frozen=True)
 class PartialDownload:
-    """A download under way, held by this process: where its bytes go, and the size of a piece."""
+    """A download under way, locked by this process.
+
+    Attributes:
+        descriptor: of the open file with the pieces.
+        path: of that file.
+        piece_bytes: bytes of a piece; the last one may be shorter.
+    """
 
     descriptor: int
     path: Path
     piece_bytes: int
 
     @property
-    def _have(self) -> Path:
-        return _marks(self.path)
+    def _marks(self) -> Path:
+        return _marks_of(self.path)
 
-    def arrived(self) -> set[int]:
-        """The numbers of the pieces that are there.
+    def arrived_pieces(self) -> set[int]:
+        """Return the numbers of the pieces that have arrived.
 
         Raises:
-            OSError: the disk does not say.
+            OSError: the disk refused.
         """
         try:
-            return {number for number, mark in enumerate(self._have.read_bytes()) if mark}
+            return {number for number, mark in enumerate(self._marks.read_bytes()) if mark}
         except FileNotFoundError:
             return set()
 
     def put(self, number: int, data: bytes) -> None:
-        """Keep a piece.
+        """Write a piece.
 
         Raises:
-            OSError: the disk does not take it.
+            OSError: the disk refused.
         """
         os.pwrite(self.descriptor, data, number * self.piece_bytes)
-        marks = os.open(self._have, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        marks = os.open(self._marks, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.pwrite(marks, b"\x01", number)
         finally:
             os.close(marks)
 
     def read(self, size: int) -> bytes:
-        """The first `size` bytes.
+        """Return the first `size` bytes.
 
         Raises:
-            OSError: the disk does not give them.
+            OSError: the disk refused.
         """
         pieces, place = [], 0
         while place < size and (data := os.pread(self.descriptor, size - place, place)):
@@ -73,47 +79,47 @@ class PartialDownload:
         return b"".join(pieces)
 
     def discard(self) -> None:
-        """Forget it: its bytes are not those of its digest."""
-        for path in (self._have, self.path):
+        """Remove the download from the disk."""
+        for path in (self._marks, self.path):
             path.unlink(missing_ok=True)
 
-    def keep(self, target: Path) -> None:
-        """Make it a whole object."""
+    def complete(self, target: Path) -> None:
+        """Move the pieces, which are a whole object now, to a path."""
         self.path.rename(target)
-        self._have.unlink(missing_ok=True)
+        self._marks.unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Let others go on with it; where nothing has arrived, there is nothing to go on with."""
+        """Unlock the download, so that others can resume it. An empty one is removed."""
         with suppress(OSError):
-            own = os.fstat(self.descriptor)
-            if own.st_size == 0 and self.path.stat().st_ino == own.st_ino:
+            status = os.fstat(self.descriptor)
+            if status.st_size == 0 and self.path.stat().st_ino == status.st_ino:
                 self.discard()
         os.close(self.descriptor)
 
 
 class DiskCache:
-    """Objects by SHA-256; several processes may share the folder.
+    """Objects by their SHA-256. Several processes may share the folder.
 
     Args:
-        root: the folder, made if need be, readable by its owner alone.
-        max_bytes: of all that lies there.
+        root: the folder, readable by its owner only; created when it is missing.
+        max_bytes: of all files in it.
 
     Raises:
-        OSError: the folder cannot be made.
+        OSError: the folder cannot be created.
     """
 
     def __init__(self, root: Path, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self._room = 0  # bytes that may come before all that lies there is looked at again
+        self._unchecked_bytes = 0  # bytes that this node may still add before it measures the cache again
         self._objects, self._partial, self._lock = root / "objects", root / "partial", root / ".lock"
         for folder in (root, self._objects, self._partial):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def read(self, digest: bytes) -> bytes | None:
-        """An object whose digest holds; None where there is none. One whose digest does not is removed.
+        """Return an object; None when it is not cached. A file with another digest is removed.
 
         Raises:
-            OSError: the disk does not give it.
+            OSError: the disk refused.
         """
         path = self._objects / digest.hex()
         try:
@@ -128,10 +134,10 @@ class DiskCache:
         return data
 
     def write(self, digest: bytes, data: bytes) -> None:
-        """Keep a whole object whose digest was checked.
+        """Add a whole object, whose digest the caller has checked.
 
         Raises:
-            OSError: the disk does not take it.
+            OSError: the disk refused.
         """
         temporary = self._partial / f"{secrets.token_hex(12)}.new"
         try:
@@ -142,18 +148,21 @@ class DiskCache:
         self.make_room(len(data))
 
     def finish(self, digest: bytes, partial: PartialDownload) -> None:
-        """Make a download whose digest was checked a whole object.
+        """Turn a download, whose digest the caller has checked, into a cached object.
 
         Raises:
-            OSError: the disk does not take it.
+            OSError: the disk refused.
         """
-        partial.keep(self._objects / digest.hex())
+        partial.complete(self._objects / digest.hex())
 
     def claim(self, digest: bytes, piece_bytes: int) -> PartialDownload | None:
-        """Hold an object's download, with what has arrived of it; None while another process, or task, does.
+        """Lock an object's download and return it, with the pieces that have arrived.
+
+        Returns:
+            None while another task or process has locked it.
 
         Raises:
-            OSError: the disk does not allow it.
+            OSError: the disk refused.
         """
         path = self._partial / f"{digest.hex()}-{piece_bytes}"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -161,48 +170,47 @@ class DiskCache:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(descriptor).st_nlink == 1 and path.stat().st_ino == os.fstat(descriptor).st_ino:
                 if os.fstat(descriptor).st_size == 0:
-                    _marks(path).unlink(missing_ok=True)  # of bytes that are not there any more
+                    _marks_of(path).unlink(missing_ok=True)  # the pieces that they mark are gone
                 return PartialDownload(descriptor, path, piece_bytes)
         except (BlockingIOError, FileNotFoundError):
-            pass  # held, or finished or discarded just now
+            pass  # another process has locked it, or has just finished or discarded it
         os.close(descriptor)
         return None
 
-    def make_room(self, added: int) -> None:
-        """Take notice of new bytes. Beyond the limit, what was used longest ago goes, a tenth of all; never a download
-        under way.
+    def make_room(self, added_bytes: int) -> None:
+        """Account for new bytes; when the cache may exceed its limit, remove the least recently used tenth.
 
-        What lies there is looked at only when it may be too much: others write, too, so after an eighth of the room
-        that was left.
+        Downloads under way are never removed. Measuring the cache reads all its entries, so it happens only after this
+        node has added an eighth of the room that there was: other nodes add to the cache as well.
 
         Raises:
-            OSError: the disk does not allow it.
+            OSError: the disk refused.
         """
-        self._room -= added
-        if self._room >= 0:
+        self._unchecked_bytes -= added_bytes
+        if self._unchecked_bytes >= 0:
             return
         with self._locked():
             entries = sorted(self._entries())
             total = sum(size for _, size, _ in entries)
-            enough = self.max_bytes if total <= self.max_bytes else self.max_bytes * 9 // 10
+            target = self.max_bytes if total <= self.max_bytes else self.max_bytes * 9 // 10
             for _, size, path in entries:
-                if total <= enough:
+                if total <= target:
                     break
-                if path.parent == self._objects or _abandoned(path):
-                    _marks(path).unlink(missing_ok=True)  # before the bytes that they speak of
+                if path.parent == self._objects or _is_abandoned(path):
+                    _marks_of(path).unlink(missing_ok=True)  # before the pieces that they mark
                     path.unlink(missing_ok=True)
                     total -= size
-        self._room = (self.max_bytes - total) // _SHARERS
+        self._unchecked_bytes = (self.max_bytes - total) // _MAX_NODES
 
     def _entries(self) -> Iterator[tuple[float, int, Path]]:
-        """Every object and download: when it was used, its bytes on the disk, its path."""
+        """Yield every object and download: when it was last used, its bytes on the disk, its path."""
         for folder in (self._objects, self._partial):
             for path in folder.iterdir():
-                if path.suffix == _MARKS and path.with_suffix("").exists():
-                    continue  # they go with what they speak of
+                if path.suffix == _MARKS_SUFFIX and path.with_suffix("").exists():
+                    continue  # removed with its pieces
                 with suppress(FileNotFoundError):
                     status = path.stat()
-                    yield status.st_mtime, min(status.st_blocks * _BLOCK, status.st_size), path
+                    yield status.st_mtime, min(status.st_blocks * _BLOCK_BYTES, status.st_size), path
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -214,15 +222,15 @@ class DiskCache:
             os.close(descriptor)
 
 
-def _marks(path: Path) -> Path:
-    """Which pieces of a download have arrived."""
-    return path.with_name(path.name + _MARKS)
+def _marks_of(path: Path) -> Path:
+    """Return the path of a download's marks."""
+    return path.with_name(path.name + _MARKS_SUFFIX)
 
 
-def _abandoned(path: Path) -> bool:
-    """Whether no living process holds a download, or what belongs to one."""
+def _is_abandoned(path: Path) -> bool:
+    """Return whether no living process has locked a download; `path` is that of its pieces or of its marks."""
     try:
-        descriptor = os.open(path.with_name(path.name.removesuffix(_MARKS)), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path.with_name(path.name.removesuffix(_MARKS_SUFFIX)), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return True
     try:

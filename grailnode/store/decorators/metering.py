@@ -32,7 +32,7 @@ class _Transfer:
 
 
 class MeteredStore:
-    """Records every operation of a store. A listing is one operation; its seconds are those its reader waited for it."""
+    """Records every operation of a store. A listing is one operation; its seconds are those its reader waited."""
 
     def __init__(self, store: ObjectStore, meter: StoreMeter) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""A store below a prefix of another: each participant writes only to its own."""
+"""Presents the part of a store below a prefix as a store of its own."""
 
 from collections.abc import AsyncIterator
 
@@ -7,14 +7,14 @@ from roles.ports import ObjectInfo, ObjectStore
 
 
 class PrefixedStore:
-    """What lies below `prefix`, as a store of its own.
+    """Implements ObjectStore with the objects below `prefix`, which it adds to every path.
 
     Args:
-        store: the whole.
+        store: has the objects.
         prefix: ends with '/'.
 
     Raises:
-        ValueError: not a prefix, or one that does not end with '/'.
+        ValueError: `prefix` is not a prefix of object paths, or does not end with '/'.
     """
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:

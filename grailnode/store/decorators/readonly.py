@@ -1,4 +1,4 @@
-"""A store that its holder may read and nothing else."""
+"""Refuses writes to a store."""
 
 from collections.abc import AsyncIterator
 
@@ -7,17 +7,17 @@ from roles.ports import ObjectInfo, ObjectStore
 
 
 class ReadOnlyStore:
-    """Refuses to write before the store behind it is asked."""
+    """Decorates a store: reads pass, writes raise an error without reaching it."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
     async def put(self, path: str, data: bytes) -> None:
-        """Raises RefusedError."""
+        """Always raises PermanentError."""
         raise PermanentError(f"{path}: not stored, this store is opened for reading")
 
     async def delete(self, path: str) -> None:
-        """Raises RefusedError."""
+        """Always raises PermanentError."""
         raise PermanentError(f"{path}: not deleted, this store is opened for reading")
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:

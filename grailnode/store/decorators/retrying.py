@@ -1,4 +1,4 @@
-"""Try again, after growing and jittered pauses, within a deadline."""
+"""Retries operations of a store with exponential backoff and jitter, within a deadline."""
 
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,12 +15,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often and how long.
+    """How often to try, and how long to wait. In a listing all of it applies to each step.
 
     Attributes:
-        attempts: the most tries of one operation (of one step, in a listing).
-        first_pause, longest_pause: seconds; pauses double in between, each cut to a random 50 to 100 percent.
-        deadline: seconds that an operation (a step, in a listing) may take, its pauses and tries included.
+        attempts: the most tries of one operation.
+        first_pause: seconds before the second try. Pauses double from try to try, and each is multiplied by a random
+            factor of 0.5 to 1.
+        longest_pause: seconds; pauses do not grow beyond it.
+        deadline: seconds for all tries and pauses of an operation.
     """
 
     attempts: int = 6
@@ -30,12 +32,13 @@ class RetryPolicy:
 
 
 class RetryingStore:
-    """Repeats what failed with a StoreError. An object that is missing or too large is an answer and stands.
+    """Decorates a store: retries every operation that fails with a StoreError.
+
+    NotFoundError, TooLargeError and PermanentError are final. Retrying is safe, because ObjectStore's operations are
+    idempotent.
 
     Args:
-        store: whose operations are repeated; each of them can be, as ObjectStore defines them.
         rng: for the jitter.
-        policy: how often and how long.
     """
 
     def __init__(self, store: ObjectStore, rng: random.Random, policy: RetryPolicy | None = None) -> None:
@@ -56,42 +59,42 @@ class RetryingStore:
         await self._try(path, lambda: self._store.delete(path))
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list; a listing that broke off goes on behind the last path it gave."""
+        """Implements ObjectStore.list; a listing that fails continues after the last path it yielded."""
         source = self._store.list(prefix, after=after)
-        reached, broken = after, False
+        last_path, needs_restart = after, False
 
         async def step() -> ObjectInfo | None:
-            nonlocal source, broken
-            if broken:
-                source, broken = self._store.list(prefix, after=reached), False
+            nonlocal source, needs_restart
+            if needs_restart:
+                source, needs_restart = self._store.list(prefix, after=last_path), False
             try:
                 return await anext(source, None)
             except StoreError:
-                broken = True  # an iterator that raised is at its end
+                needs_restart = True  # an iterator that has raised yields nothing more
                 raise
 
         while (info := await self._try(prefix, step)) is not None:
-            reached = max(reached, info.path)
+            last_path = max(last_path, info.path)
             yield info
 
     async def _try(self, where: str, action: Callable[[], Awaitable[T]]) -> T:
         policy = self._policy
         failure: StoreError | None = None
-        tried = 0
+        tries = 0
         with trio.move_on_after(policy.deadline):
-            while tried < policy.attempts:
-                if tried:
-                    await trio.sleep(self._pause(tried))
-                tried += 1
+            while tries < policy.attempts:
+                if tries:
+                    await trio.sleep(self._pause(tries))
+                tries += 1
                 try:
                     return await action()
                 except (NotFoundError, TooLargeError, PermanentError):
                     raise
                 except StoreError as error:
                     failure = error
-        said = failure or f"{where}: no answer within {policy.deadline:g} s"
-        raise StoreError(f"{said} (tried {tried} times)") from failure
+        message = failure or f"{where}: no answer within {policy.deadline:g} s"
+        raise StoreError(f"{message} (tried {tries} times)") from failure
 
-    def _pause(self, tried: int) -> float:
-        longest = min(self._policy.longest_pause, self._policy.first_pause * 2.0 ** (tried - 1))
+    def _pause(self, tries: int) -> float:
+        longest = min(self._policy.longest_pause, self._policy.first_pause * 2.0 ** (tries - 1))
         return longest * self._rng.uniform(0.5, 1.0)

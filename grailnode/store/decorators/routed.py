@@ -1,35 +1,35 @@
-"""One store out of many: each path goes to the place of its only writer, which its first part names
-(docs/spec/spaces.md).
-"""
+"""Routes each path to the store of its only writer, whom the first part of the path names (docs/spec/spaces.md)."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
-from grailnode.store.decorators.space_directory import Directory
-from grailnode.store.names import check_path, check_prefix, check_range
+from grailnode.store.decorators.space_directory import SpaceDirectory
+from grailnode.store.names import check_path, check_prefix
 from grailnode.store.permanent_error import PermanentError
+from grailnode.store.ranges import check_range, slice_object
 from protocol import paths
 from protocol.errors import ProtocolError
-from roles.ports import Clock, NotFoundError, ObjectInfo, ObjectStore, TooLargeError
+from roles.ports import Clock, NotFoundError, ObjectInfo, ObjectStore
 
 SECONDS_BETWEEN_LOOKUPS = 60.0
-"""How long a key's space is taken for granted before its announcement is read again."""
+"""How long the space of a key is used before its announcement is read again."""
 
-SECONDS_UNTIL_ANNOUNCED = 2.0
+SECONDS_BETWEEN_LOOKUPS_UNTIL_ANNOUNCED = 2.0
 """The same for a key that has announced nothing yet."""
 
-_ANNOUNCED = paths.participants()
+_ANNOUNCEMENTS = paths.participants()
 
 
 @dataclass(frozen=True)
 class KnownStores:
-    """The stores that a node knows by configuration.
+    """The stores that a node knows by its configuration.
 
     Attributes:
-        key: this node's public key; own: where it writes.
-        meeting: where participants announce themselves, the run's manifest lies and a local beacon writes.
-        beacon: first part of the paths of beacon rounds.
-        peers: by public key, what the operator knows better than announcements.
+        key: this node's public key.
+        own: the store that this node writes to.
+        meeting: the store of the participants' announcements, the run's manifest and a local beacon's rounds.
+        beacon: the first part of the paths of beacon rounds.
+        peers: stores by public key; they take precedence over announcements.
     """
 
     key: bytes
@@ -40,13 +40,18 @@ class KnownStores:
 
 
 @dataclass(frozen=True)
-class _Found:
-    """Where a key's objects are, when that was looked up (seconds since the epoch), and for how many seconds it is
-    good.
+class _Space:
+    """The store of a key's objects.
+
+    Attributes:
+        lookup_time: when the announcement was read, in seconds since the Unix epoch.
+        valid_seconds: how long the result is used.
+        url: of the announced space; empty for the meeting point.
+        store: opened from `url`.
     """
 
-    looked: float
-    seconds: float
+    lookup_time: float
+    valid_seconds: float
     url: str
     store: ObjectStore
 
@@ -55,27 +60,29 @@ class RoutedStore:
     """Implements ObjectStore over the spaces of all participants.
 
     Args:
-        open_space: gives the store to read a space by, from its URL and whose it is.
+        stores: known by configuration.
+        directory: looks up announced spaces.
+        open_space: opens a space for reading, given its URL and the public key of its owner.
     """
 
     def __init__(
         self,
-        places: KnownStores,
-        directory: Directory,
+        stores: KnownStores,
+        directory: SpaceDirectory,
         clock: Clock,
         open_space: Callable[[str, bytes], ObjectStore],
     ) -> None:
-        self._places = places
+        self._stores = stores
         self._directory = directory
         self._clock = clock
         self._open_space = open_space
-        self._found: dict[bytes, _Found] = {}
+        self._spaces: dict[bytes, _Space] = {}
 
     async def put(self, path: str, data: bytes) -> None:
         """Implements ObjectStore.put.
 
         Raises:
-            RefusedError: another participant's path.
+            PermanentError: the path belongs to another participant.
         """
         await self._writable(path).put(path, data)
 
@@ -83,7 +90,7 @@ class RoutedStore:
         """Implements ObjectStore.delete.
 
         Raises:
-            RefusedError: another participant's path.
+            PermanentError: the path belongs to another participant.
         """
         await self._writable(path).delete(path)
 
@@ -91,71 +98,67 @@ class RoutedStore:
         """Implements ObjectStore.get."""
         check_path(path)
         check_range(max_bytes, offset, size)
-        if path.startswith(_ANNOUNCED):
-            return _part(await self._announcement(path), path, max_bytes, offset, size)
+        if path.startswith(_ANNOUNCEMENTS):
+            return slice_object(await self._announcement(path), path, max_bytes, offset, size)
         return await (await self._readable(path)).get(path, max_bytes, offset=offset, size=size)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
         """Implements ObjectStore.list.
 
         Raises:
-            RefusedError: the prefix names no writer: there is nobody to ask for everything.
+            PermanentError: the prefix does not name a writer; all stores cannot be listed as one.
         """
         check_prefix(prefix)
         if "/" not in prefix:
-            raise PermanentError(f"{prefix}: many stores cannot be listed as one")
-        if prefix.startswith(_ANNOUNCED):
-            listed = self._directory.list(prefix, after)
+            raise PermanentError(
+                f"{prefix!r}: many stores cannot be listed as one; a prefix begins with the key of a writer"
+            )
+        if prefix.startswith(_ANNOUNCEMENTS):
+            listing = self._directory.list(prefix, after)
         else:
-            listed = (await self._readable(prefix)).list(prefix, after=after)
-        async for info in listed:
+            listing = (await self._readable(prefix)).list(prefix, after=after)
+        async for info in listing:
             yield info
 
     async def _announcement(self, path: str) -> bytes:
         try:
             return await self._directory.read(path)
         except ProtocolError as error:
-            raise NotFoundError(f"{path}: no participant has this path") from error
+            raise NotFoundError(f"{path}: not the path of a participant's announcement") from error
 
     def _writable(self, path: str) -> ObjectStore:
-        places, first = self._places, check_path(path).partition("/")[0]
-        if first == places.key.hex():
-            return places.own
-        if first in {"runs", "revisions", places.beacon} or path == paths.participant(places.key):
-            return places.meeting
-        raise PermanentError(f"{path}: another participant's, this node does not write there")
+        stores, first = self._stores, check_path(path).partition("/")[0]
+        if first == stores.key.hex():
+            return stores.own
+        if first in {"runs", "revisions", stores.beacon} or path == paths.participant(stores.key):
+            return stores.meeting
+        raise PermanentError(f"{path}: belongs to another participant; this node does not write there")
 
     async def _readable(self, path: str) -> ObjectStore:
-        places, first = self._places, path.partition("/")[0]
-        if first == places.key.hex():
-            return places.own
+        stores, first = self._stores, path.partition("/")[0]
+        if first == stores.key.hex():
+            return stores.own
         try:
-            key = bytes.fromhex(first) if first != places.beacon else b""
+            key = bytes.fromhex(first) if first != stores.beacon else b""
         except ValueError:
             key = b""
         if len(key) != 32:
-            return places.meeting
-        return places.peers.get(key) or await self._space(key)
+            return stores.meeting
+        return stores.peers.get(key) or await self._space(key)
 
     async def _space(self, key: bytes) -> ObjectStore:
-        """The store of a key's announced space; the meeting point where it announced none."""
-        now, known = self._clock.now(), self._found.get(key)
-        fresh = known is not None and known.looked <= now < known.looked + known.seconds
-        # without a look it may still have been read since, by whoever asked who takes part
-        announced = await (self._directory.recall(key) if fresh else self._directory.announcement(key))
-        url = announced.space if announced is not None else ""
-        if known is not None and known.url == url:
-            store = known.store
+        """Return the store of a key's announced space, or the meeting point when it announced no space."""
+        now, space = self._clock.now(), self._spaces.get(key)
+        is_fresh = space is not None and space.lookup_time <= now < space.lookup_time + space.valid_seconds
+        # a fresh space is not looked up, but another reader of the directory may have seen a newer announcement
+        announcement = await (self._directory.recall(key) if is_fresh else self._directory.announcement(key))
+        url = announcement.space if announcement is not None else ""
+        if space is not None and space.url == url:
+            store = space.store
         else:
-            store = self._open_space(url, key) if url else self._places.meeting
-        if known is None or known.store is not store or not fresh:
-            seconds = SECONDS_BETWEEN_LOOKUPS if announced is not None else SECONDS_UNTIL_ANNOUNCED
-            self._found[key] = _Found(now, seconds, url, store)
+            store = self._open_space(url, key) if url else self._stores.meeting
+        if space is None or space.store is not store or not is_fresh:
+            is_announced = announcement is not None
+            seconds = SECONDS_BETWEEN_LOOKUPS if is_announced else SECONDS_BETWEEN_LOOKUPS_UNTIL_ANNOUNCED
+            self._spaces[key] = _Space(now, seconds, url, store)
         return store
-
-
-def _part(data: bytes, path: str, max_bytes: int, offset: int, size: int | None) -> bytes:
-    part = data[offset:] if size is None else data[offset : offset + size]
-    if len(part) > max_bytes:
-        raise TooLargeError(f"{path}: {len(part)} bytes where at most {max_bytes} are wanted")
-    return part

@@ -1,8 +1,7 @@
-"""The meeting point's announcements, remembered: storage that forgets or shows old ones hides nobody
-(docs/spec/spaces.md).
+"""Looks up announcements at the meeting point, and remembers them (docs/spec/spaces.md).
 
-Reads like the store behind it. What counts is remembered in the node's own state until it expires, and the announcement
-of a key that expires last stands.
+Announcements stay in the node's own state until they expire, so that a meeting point which forgets them, or shows old
+ones, hides nobody. Of several announcements of a key, the one that expires last counts.
 """
 
 from collections.abc import AsyncIterator, Collection
@@ -15,21 +14,24 @@ from protocol.identity.participant import Announcement
 from protocol.identity.signing import open_announced
 from roles.ports import Clock, NotFoundError, ObjectInfo, ObjectStore, StoreError, TooLargeError
 
-REMEMBERED = "announcements/"
-"""Prefix in the node's state."""
+STATE_PREFIX = "announcements/"
+"""Of the remembered announcements in the node's state."""
 
 _MAX_BYTES = limits.MAX_ANNOUNCEMENT_BYTES + limits.MAX_ENVELOPE_BYTES
 
+Remembered = tuple[Announcement, bytes]
+"""An announcement, and the signed bytes of it."""
 
-class Directory:
-    """Announcements of one run by key.
+
+class SpaceDirectory:
+    """The announcements of one run by key.
 
     Args:
         meeting: the store at which participants announce themselves; it may lie.
         state: this node's own durable storage.
         run_id: announcements of other runs are not remembered.
-        named: trainers and validators, asked at each look, remembered beside the `MAX_PARTICIPANTS` others.
-        capacity: of those others.
+        authority_keys: trainers and validators, who do not count towards `capacity`; read at every use.
+        capacity: announcements of other keys to remember.
     """
 
     def __init__(
@@ -38,23 +40,23 @@ class Directory:
         state: ObjectStore,
         clock: Clock,
         run_id: bytes,
-        named: Collection[bytes],
+        authority_keys: Collection[bytes],
         capacity: int = limits.MAX_PARTICIPANTS,
     ) -> None:
         self._meeting = meeting
         self._state = state
         self._clock = clock
         self._run_id = run_id
-        self._named = named
+        self._authority_keys = authority_keys
         self._capacity = capacity
-        self._known: dict[bytes, tuple[Announcement, bytes]] | None = None
+        self._by_key: dict[bytes, Remembered] | None = None  # loaded from the state at the first use
         self._loading = trio.Lock()
 
     async def announcement(self, key: bytes) -> Announcement | None:
-        """The announcement of a key that holds now: what the meeting point shows, or what was remembered.
+        """Look up the announcement of a key, and return the one that is valid now; None when there is none.
 
         Raises:
-            StoreError: the meeting point does not answer, and nothing is remembered.
+            StoreError: the meeting point does not answer, and no announcement is remembered.
         """
         try:
             await self.read(paths.participant(key))
@@ -66,101 +68,108 @@ class Directory:
         return await self.recall(key)
 
     async def recall(self, key: bytes) -> Announcement | None:
-        """The remembered announcement of a key; None where none holds now."""
-        known = (await self._load()).get(key)
-        return known[0] if known is not None and self._holds(known[0]) else None
+        """Return the remembered announcement of a key; None when there is none that is valid now."""
+        remembered = (await self._load()).get(key)
+        return remembered[0] if remembered is not None and self._is_valid(remembered[0]) else None
 
     async def read(self, path: str) -> bytes:
-        """The announcement at a path; what is no good comes as it is, for its reader to refuse.
+        """Return the bytes of the announcement at a path; invalid ones unchanged, for the reader to refuse.
 
         Raises:
-            NotFoundError: there is none, and none is remembered. StoreError: no answer, and none is remembered.
+            NotFoundError: the meeting point has none, and none is remembered.
+            StoreError: the meeting point does not answer, and none is remembered.
         """
         key = paths.key_at_end(path)
         try:
-            shown = await self._meeting.get(path, _MAX_BYTES)
+            data = await self._meeting.get(path, _MAX_BYTES)
         except TooLargeError:
-            shown = b""
+            data = b""
         except StoreError:
             if await self.recall(key) is None:
                 raise
             return (await self._load())[key][1]
-        await self._learn(key, shown)
-        return (await self._load())[key][1] if await self.recall(key) is not None else shown
+        await self._remember(key, data)
+        return (await self._load())[key][1] if await self.recall(key) is not None else data
 
     async def list(self, prefix: str, after: str) -> AsyncIterator[ObjectInfo]:
-        """Where announcements lie: those that the meeting point lists and those that are remembered, in order of path.
+        """Yield the announcements that the meeting point lists and those that are remembered, in order of path.
 
         Raises:
-            StoreError: the meeting point cannot be listed, and nothing is remembered.
+            StoreError: the meeting point cannot be listed, and no announcement is remembered.
         """
-        known = await self._load()
-        found = {
+        by_key = await self._load()
+        sizes = {
             paths.participant(key): len(data)
-            for key, (announcement, data) in known.items()
-            if self._holds(announcement)
+            for key, (announcement, data) in by_key.items()
+            if self._is_valid(announcement)
         }
         try:
             async for info in self._meeting.list(prefix, after=after):
-                found[info.path] = info.size
-                if len(found) >= 2 * limits.MAX_PARTICIPANTS:
-                    break  # more than a reader takes notice of
+                sizes[info.path] = info.size
+                if len(sizes) >= 2 * limits.MAX_PARTICIPANTS:
+                    break  # readers consider no more than this
         except StoreError:
-            if not found:
+            if not sizes:
                 raise
-        for path in sorted(found):
+        for path in sorted(sizes):
             if path.startswith(prefix) and path > after:
-                yield ObjectInfo(path, found[path])
+                yield ObjectInfo(path, sizes[path])
 
-    def _holds(self, announcement: Announcement) -> bool:
+    def _is_valid(self, announcement: Announcement) -> bool:
         return announcement.expires_ms > self._clock.now() * 1000
 
-    async def _load(self) -> dict[bytes, tuple[Announcement, bytes]]:
-        if self._known is None:
+    async def _load(self) -> dict[bytes, Remembered]:
+        if self._by_key is None:
             async with self._loading:
-                if self._known is None:
-                    self._known = await self._remembered()
-        return self._known
+                if self._by_key is None:
+                    self._by_key = await self._read_state()
+        return self._by_key
 
-    async def _remembered(self) -> dict[bytes, tuple[Announcement, bytes]]:
-        known = {}
-        async for info in self._state.list(REMEMBERED):
+    async def _read_state(self) -> dict[bytes, Remembered]:
+        by_key = {}
+        async for info in self._state.list(STATE_PREFIX):
             data = await self._state.get(info.path, _MAX_BYTES)
             try:
                 key = paths.key_at_end(info.path)
-                known[key] = (self._checked(key, data), data)
+                by_key[key] = (self._open(key, data), data)
             except ProtocolError:
-                await self._state.delete(info.path)  # of another run, or damaged: the next one is as good
-        return known
+                await self._state.delete(info.path)  # of another run, or damaged; the key's next one replaces it
+        return by_key
 
-    def _checked(self, key: bytes, data: bytes) -> Announcement:
+    def _open(self, key: bytes, data: bytes) -> Announcement:
+        """Return the announcement in signed bytes.
+
+        Raises:
+            ProtocolError: the bytes are not an announcement of this key for this run.
+        """
         signed = open_announced(data, Announcement)
         record = signed.record
         if signed.signers != (key,) or record.key != key or record.run != self._run_id:
             raise MalformedError("not of this key or run", "announcement")
         return record
 
-    async def _learn(self, key: bytes, data: bytes) -> None:
-        known = await self._load()
-        before = known.get(key)
-        if before is not None and before[1] == data:
+    async def _remember(self, key: bytes, data: bytes) -> None:
+        """Remember an announcement if it is valid and expires after the one that is remembered."""
+        by_key = await self._load()
+        previous = by_key.get(key)
+        if previous is not None and previous[1] == data:
             return
         try:
-            announcement = self._checked(key, data)
+            announcement = self._open(key, data)
         except ProtocolError:
             return
-        if not self._holds(announcement) or (before and announcement.expires_ms <= before[0].expires_ms):
+        if not self._is_valid(announcement) or (previous and announcement.expires_ms <= previous[0].expires_ms):
             return
-        if before is None and key not in self._named and not await self._make_room(known):
+        if previous is None and key not in self._authority_keys and not await self._make_room(by_key):
             return
-        known[key] = (announcement, data)
-        await self._state.put(REMEMBERED + key.hex(), data)
+        by_key[key] = (announcement, data)
+        await self._state.put(STATE_PREFIX + key.hex(), data)
 
-    async def _make_room(self, known: dict[bytes, tuple[Announcement, bytes]]) -> bool:
-        """Forget who has expired, where it is full: whether there is room."""
-        if len(known.keys() - set(self._named)) < self._capacity:
+    async def _make_room(self, by_key: dict[bytes, Remembered]) -> bool:
+        """Return whether there is room for another key; when it is full, first forget those that have expired."""
+        if len(by_key.keys() - set(self._authority_keys)) < self._capacity:
             return True
-        for key in [key for key, (announcement, _) in known.items() if not self._holds(announcement)]:
-            del known[key]
-            await self._state.delete(REMEMBERED + key.hex())
-        return len(known.keys() - set(self._named)) < self._capacity
+        for key in [key for key, (announcement, _) in by_key.items() if not self._is_valid(announcement)]:
+            del by_key[key]
+            await self._state.delete(STATE_PREFIX + key.hex())
+        return len(by_key.keys() - set(self._authority_keys)) < self._capacity

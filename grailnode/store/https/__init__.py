@@ -1,1 +1,1 @@
-"""Reading objects over plain HTTPS from addresses that strangers name. Imports protocol and roles.ports."""
+"""Reads objects over HTTPS from servers that strangers operate. Imports protocol and roles.ports."""

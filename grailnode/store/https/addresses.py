@@ -1,7 +1,8 @@
-"""HTTP to hosts that strangers name: only to public addresses, checked at the very address that is connected to.
+"""HTTP connections to hosts that strangers name, restricted to public addresses.
 
-The name is resolved here, every address it has is looked at, and the connection goes to a literal address; a second
-resolution that answers otherwise (DNS rebinding) never happens. TLS and the Host header keep the name (docs/adr/0211).
+The host name is resolved here, all its addresses are checked, and the connection is made to one of these addresses. So
+the name is not resolved a second time, which could give another answer (DNS rebinding). TLS and the Host header use the
+name (docs/adr/0211).
 """
 
 from collections.abc import AsyncIterator, Iterable
@@ -25,18 +26,18 @@ _not_public_4: Final = (
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is one that everybody reaches: no loopback, private, link-local, shared, multicast or
-    reserved one.
+    """Return whether everybody can reach an IP address: it is not loopback, private, link-local, shared, multicast,
+    reserved, or one that a cloud provides inside its own network.
 
     Raises:
-        ValueError: not an IP address.
+        ValueError: `address` is not an IP address.
     """
     ip = ip_address(address.partition("%")[0])
     if isinstance(ip, IPv4Address):
         return _is_public_4(ip)
-    inner = _inside(ip)
-    if inner:
-        return all(_is_public_4(address) for address in inner)
+    embedded = _embedded_ipv4(ip)
+    if embedded:
+        return all(_is_public_4(address) for address in embedded)
     return ip in _global_unicast and ip.is_global
 
 
@@ -44,8 +45,8 @@ def _is_public_4(ip: IPv4Address) -> bool:
     return ip.is_global and not (ip.is_multicast or ip.is_reserved or any(ip in network for network in _not_public_4))
 
 
-def _inside(ip: IPv6Address) -> tuple[IPv4Address, ...]:
-    """The IPv4 addresses that an IPv6 address stands for; none for most."""
+def _embedded_ipv4(ip: IPv6Address) -> tuple[IPv4Address, ...]:
+    """Return the IPv4 addresses that an IPv6 address contains; most contain none."""
     if ip.ipv4_mapped is not None:
         return (ip.ipv4_mapped,)
     if ip.sixtofour is not None:
@@ -58,7 +59,7 @@ def _inside(ip: IPv6Address) -> tuple[IPv4Address, ...]:
 
 
 class _PublicBackend(httpcore.AsyncNetworkBackend):
-    """Opens TCP connections, to public addresses alone."""
+    """Opens TCP connections to public addresses only."""
 
     def __init__(self) -> None:
         self._inner = httpcore.TrioBackend()
@@ -71,11 +72,11 @@ class _PublicBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Connect to the first address that answers.
+        """Connect to the first address that accepts the connection.
 
         Raises:
-            RefusedError: the host has an address that is not public.
-            httpcore.ConnectError, httpcore.ConnectTimeout: nobody there.
+            PermanentError: the host has an address that is not public.
+            httpcore.ConnectError, httpcore.ConnectTimeout: no address accepts.
         """
         failure: Exception | None = None
         with trio.move_on_after(timeout if timeout is not None else float("inf")):
@@ -92,8 +93,8 @@ class _PublicBackend(httpcore.AsyncNetworkBackend):
     async def connect_unix_socket(
         self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
     ) -> httpcore.AsyncNetworkStream:
-        """Raises RefusedError: not for strangers' hosts."""
-        raise PermanentError(f"{path}: a socket of this machine")
+        """Always raises PermanentError: strangers' hosts are not on this machine."""
+        raise PermanentError(f"{path}: a socket of this machine, which URLs of strangers may not lead to")
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""
@@ -102,10 +103,10 @@ class _PublicBackend(httpcore.AsyncNetworkBackend):
     @staticmethod
     async def _resolve(host: str, port: int) -> list[str]:
         try:
-            found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
+            infos = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             raise httpcore.ConnectError(f"{host}: not resolved ({error})") from error
-        addresses = list(dict.fromkeys(str(item[4][0]) for item in found))
+        addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
         private = next((address for address in addresses if not is_public(address)), None)
         if private is not None:
             raise PermanentError(
@@ -116,7 +117,7 @@ class _PublicBackend(httpcore.AsyncNetworkBackend):
 
 
 class _Body(httpx.AsyncByteStream):
-    """A body of httpcore's as httpx reads it."""
+    """Adapts the body of an httpcore response to httpx."""
 
     def __init__(self, response: httpcore.Response) -> None:
         self._response = response
@@ -141,7 +142,7 @@ _FAILURES: Final = (
 
 
 class PublicTransport(httpx.AsyncBaseTransport):
-    """httpx over connections to public addresses; HTTP/1.1, no proxies."""
+    """A transport for httpx that connects to public addresses only. HTTP/1.1, without proxies."""
 
     def __init__(self, connections: int) -> None:
         self._pool = httpcore.AsyncConnectionPool(
@@ -152,13 +153,13 @@ class PublicTransport(httpx.AsyncBaseTransport):
         )
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request.
+        """Send a request and return the response, whose body is not read yet.
 
         Raises:
-            RefusedError: the host has an address that is not public.
-            httpx.TransportError: no answer.
+            PermanentError: the host has an address that is not public.
+            httpx.TransportError: there is no response.
         """
-        asked = httpcore.Request(
+        core_request = httpcore.Request(
             request.method,
             httpcore.URL(
                 scheme=request.url.raw_scheme,
@@ -171,10 +172,12 @@ class PublicTransport(httpx.AsyncBaseTransport):
             extensions=request.extensions,
         )
         try:
-            answer = await self._pool.handle_async_request(asked)
+            response = await self._pool.handle_async_request(core_request)
         except _FAILURES as error:
             raise httpx.TransportError(f"{type(error).__name__}: {error}") from error
-        return httpx.Response(answer.status, headers=answer.headers, stream=_Body(answer), extensions=answer.extensions)
+        return httpx.Response(
+            response.status, headers=response.headers, stream=_Body(response), extensions=response.extensions
+        )
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -1,4 +1,4 @@
-"""S3's ListObjectsV2 over anonymous HTTPS, as a public bucket answers it: hostile XML in, keys and sizes out."""
+"""Lists a public bucket with S3's ListObjectsV2 over anonymous HTTPS. The XML in the responses may be hostile."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from xml.parsers import expat
 import httpx
 import trio
 
-from grailnode.store.names import is_path
+from grailnode.store.page_check import PageCheck
 from grailnode.store.permanent_error import PermanentError
 from protocol.limits import MIB
 from roles.ports import ObjectInfo, StoreError
@@ -18,22 +18,22 @@ MAX_PAGE_BYTES: Final = 8 * MIB
 """A listing page of 1,000 keys has at most some 3 MiB of XML."""
 
 _PAGE_SECONDS: Final = 60.0
-_EMPTY_PAGES: Final = 8  # in a row that say there is more to come
 _MAX_DEPTH: Final = 8
-_MAX_TEXT: Final = 4096
+_MAX_TEXT_CHARACTERS: Final = 4096  # of one element
 
 
 class ListingError(Exception):
-    """Not a page of a listing."""
+    """A document is not a page of a listing."""
 
 
 @dataclass
 class Page:
-    """One page.
+    """One page of a listing.
 
     Attributes:
-        objects: (key, size in bytes) as the page gives them, in its order.
-        truncated: whether it promises more; token: what asks for it.
+        objects: (key, size in bytes), in the order of the page.
+        truncated: whether another page follows.
+        token: requests the next page.
     """
 
     objects: list[tuple[str, int]] = field(default_factory=list)
@@ -41,8 +41,8 @@ class Page:
     token: str = ""
 
 
-class _Reader:
-    """Follows the elements of a page."""
+class _PageBuilder:
+    """Builds a page from the events of an XML parser."""
 
     def __init__(self) -> None:
         self.page = Page()
@@ -55,14 +55,14 @@ class _Reader:
         self._open.append(name)
         self._text = ""
         if len(self._open) > _MAX_DEPTH or self._open[0] != "ListBucketResult":
-            raise ListingError("another document")
+            raise ListingError("the document is not a ListBucketResult, or too deep")
         if name == "Contents":
             self._key, self._size = "", 0
 
     def text(self, text: str) -> None:
         self._text += text
-        if len(self._text) > _MAX_TEXT:
-            raise ListingError("an endless text")
+        if len(self._text) > _MAX_TEXT_CHARACTERS:
+            raise ListingError("an element with too long a text")
 
     def end(self, name: str) -> None:
         place = self._open[1:]
@@ -70,7 +70,7 @@ class _Reader:
             self._key = self._text
         elif place == ["Contents", "Size"]:
             if not (self._text.isascii() and self._text.isdecimal() and len(self._text) < 19):
-                raise ListingError("a size that is no number")
+                raise ListingError("a size is not a number")
             self._size = int(self._text)
         elif place == ["Contents"]:
             self.page.objects.append((self._key, self._size))
@@ -83,69 +83,64 @@ class _Reader:
 
 
 def read_page(data: bytes) -> Page:
-    """Read a page.
+    """Parse a page.
 
     Raises:
-        ListingError: it is none.
+        ListingError: the bytes are not a page of a listing.
     """
 
     def refuse(*_: object) -> None:
-        raise ListingError("a document type")
+        raise ListingError("the document has a document type declaration")
 
-    reader = _Reader()
+    builder = _PageBuilder()
     parser = expat.ParserCreate("UTF-8")
-    parser.StartElementHandler = reader.begin
-    parser.EndElementHandler = reader.end
-    parser.CharacterDataHandler = reader.text
+    parser.StartElementHandler = builder.begin
+    parser.EndElementHandler = builder.end
+    parser.CharacterDataHandler = builder.text
     parser.StartDoctypeDeclHandler = refuse
     try:
         parser.Parse(data, True)
     except (expat.ExpatError, ValueError) as error:
         raise ListingError(str(error)) from error
-    return reader.page
+    return builder.page
 
 
 async def list_bucket(client: httpx.AsyncClient, base: str, prefix: str, after: str) -> AsyncIterator[ObjectInfo]:
-    """Objects below a prefix that sort behind `after`, page by page.
+    """Yield the objects below a prefix whose paths sort after `after`, page by page.
 
     Args:
-        base: the bucket's root URL, '/' at its end.
+        base: the bucket's root URL, with '/' at its end.
 
     Raises:
-        RefusedError: no bucket that lists in public is there.
-        StoreError: no answer, or pages that run backwards or have no end.
+        PermanentError: there is no bucket with public listing.
+        StoreError: there is no response, or the listing is out of order or does not end.
     """
     where = base + prefix
-    asked = {"list-type": "2", "prefix": prefix} | ({"start-after": after} if after else {})
-    latest, empty = "", 0
+    query = {"list-type": "2", "prefix": prefix} | ({"start-after": after} if after else {})
+    check = PageCheck(where, prefix, after)
     while True:
-        page = await _fetch(client, f"{base}?{urlencode(asked, quote_via=quote)}", where)
-        for key, size in page.objects:
-            if key <= latest:
-                raise StoreError(f"{where}: the listing runs backwards at {key[:80]!r}")
-            latest = key
-            if key > after and key.startswith(prefix) and is_path(key):
-                yield ObjectInfo(key, size)
+        page = await _fetch(client, f"{base}?{urlencode(query, quote_via=quote)}", where)
+        for info in check.objects(page.objects):
+            yield info
         if not page.truncated:
             return
-        given = any(key.startswith(prefix) and (key <= after or is_path(key)) for key, _ in page.objects)
-        empty = 0 if given else empty + 1
-        if empty > _EMPTY_PAGES or not page.token:
-            raise StoreError(f"{where}: the listing promises more and gives nothing")
-        asked = {"list-type": "2", "prefix": prefix, "continuation-token": page.token}
+        check.check_progress()
+        if not page.token:
+            raise StoreError(f"{where}: the listing announces more pages, but does not say how to request them")
+        query = {"list-type": "2", "prefix": prefix, "continuation-token": page.token}
 
 
 async def _fetch(client: httpx.AsyncClient, url: str, where: str) -> Page:
     data = bytearray()
     try:
         with trio.fail_after(_PAGE_SECONDS):
-            async with client.stream("GET", url) as answer:
-                status = answer.status_code
+            async with client.stream("GET", url) as response:
+                status = response.status_code
                 if status == 429 or status >= 500:
                     raise StoreError(f"{where}: the server answered {status}")
                 if status != 200:
                     raise PermanentError(f"{where}: cannot be listed (the server answered {status})")
-                async for piece in answer.aiter_raw():
+                async for piece in response.aiter_raw():
                     data += piece
                     if len(data) > MAX_PAGE_BYTES:
                         raise StoreError(f"{where}: a page of more than {MAX_PAGE_BYTES} bytes")

@@ -1,1 +1,1 @@
-"""Objects in an S3 bucket through boto3. Imports protocol and roles.ports."""
+"""Reads and writes objects in S3 buckets with boto3. Imports protocol, roles.gather and roles.ports."""

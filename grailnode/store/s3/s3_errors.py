@@ -1,4 +1,4 @@
-"""What an S3 service's refusals mean, in one clear line each."""
+"""Translates the errors of an S3 service into one line that says what to do."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,61 +18,61 @@ _advice: Final = {
     "ExpiredToken": "the session token has expired",
     "RequestTimeTooSkewed": "this machine's clock differs too much from the service's: set it",
     "AuthorizationHeaderMalformed": "the request was signed for another region: set the bucket's own",
-    "SlowDown": "the service asks for fewer requests",
-    "TooManyRequests": "the service asks for fewer requests",
+    "SlowDown": "too many requests: lower requests_per_second",
+    "TooManyRequests": "too many requests: lower requests_per_second",
     "QuotaExceeded": "the bucket's quota is used up",
 }
 
 _by_status: Final = {
     403: _advice["AccessDenied"],
     429: _advice["SlowDown"],
-    503: "the service is unavailable or asks for fewer requests",
+    503: "the service is unavailable, or there are too many requests",
 }
 
-MISSING: Final = frozenset({"NoSuchKey", "NotFound", "404"})
-"""Codes for an object that is not there; answers without a body carry the status as their code."""
+NOT_FOUND_CODES: Final = frozenset({"NoSuchKey", "NotFound", "404"})
+"""Error codes for a missing object. In a response without a body, botocore uses the status as the code."""
 
 
 class UnknownUploadError(StoreError):
-    """The service does not know this multipart upload (any more)."""
+    """The service does not know this multipart upload, or no longer."""
 
 
 class RangeBeyondEndError(StoreError):
-    """The range begins behind the object's end."""
+    """The range begins after the end of the object."""
 
 
 @contextmanager
 def s3_errors(where: str) -> Iterator[None]:
-    """Turn what botocore raises into a StoreError.
+    """Turn what botocore raises in the block into a StoreError.
 
     Raises:
-        NotFoundError: no such object.
-        StoreError: anything else that went wrong on the way or over there.
+        NotFoundError: there is no such object.
+        StoreError: any other error of the network or the service.
     """
     try:
         yield
     except ClientError as error:
-        raise _refusal(error, where) from error
+        raise _store_error(error, where) from error
     except (BotoCoreError, ResponseParserError, HTTPError, OSError) as error:
         raise StoreError(f"{where}: {_one_line(error)}") from error
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
-        # botocore takes the numbers and dates in headers and XML on trust, and falls over those that are none
-        raise StoreError(f"{where}: not an answer of S3 ({_one_line(error)})") from error
+        # botocore does not check numbers and dates in headers and XML, and raises these for invalid ones
+        raise StoreError(f"{where}: the response is not valid S3 ({_one_line(error)})") from error
 
 
-def _refusal(error: ClientError, where: str) -> StoreError:
+def _store_error(error: ClientError, where: str) -> StoreError:
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    if code in MISSING:
+    if code in NOT_FOUND_CODES:
         return NotFoundError(f"{where}: no such object")
     if code == "NoSuchUpload":
-        return UnknownUploadError(f"{where}: the service has forgotten this upload")
+        return UnknownUploadError(f"{where}: the service does not know this multipart upload")
     if status == 416:
-        return RangeBeyondEndError(f"{where}: the range begins behind the object's end")
-    said = _advice.get(code) or _by_status.get(status) or "the service refused or failed"
-    return StoreError(f"{where}: {said} ({status} {code[:60]!r})")
+        return RangeBeyondEndError(f"{where}: the range begins after the end of the object")
+    advice = _advice.get(code) or _by_status.get(status) or "the service refused or failed"
+    return StoreError(f"{where}: {advice} ({status} {code[:60]!r})")
 
 
 def _one_line(error: Exception) -> str:
-    """botocore's own words, which name the endpoint and the cause, without line breaks and not endless."""
+    """Return botocore's message, which names the endpoint and the cause, in one line of at most 300 characters."""
     return " ".join(str(error).split())[:300] or type(error).__name__

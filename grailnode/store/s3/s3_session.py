@@ -1,8 +1,9 @@
-"""A boto3 S3 client that reads nothing from the environment and lets no answer grow or drip without end.
+"""A boto3 S3 client that reads nothing from the environment, and bounds the size and the time of every response.
 
-botocore reads an answer that is not an object (a listing, an error) whole into memory, whatever its size, and its
-timeouts hold for one packet, so a byte every few seconds never ends. Its `before-send` hook lets a client bring its
-own HTTP: here the same session, with the body wrapped so that it stops at a ceiling and at a deadline.
+botocore reads a response that is not an object (a listing, an error) into memory, whatever its size. Its timeouts apply
+to single packets, so that a response of one byte every few seconds never ends. Its `before-send` hook lets a client
+send requests itself. Here the hook uses botocore's own HTTP session and wraps the body of the response, which then has
+a maximum size and a deadline.
 """
 
 import os
@@ -27,15 +28,15 @@ from protocol.limits import MIB
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
-MAX_ANSWER_BYTES: Final = 8 * MIB
+MAX_RESPONSE_BYTES: Final = 8 * MIB
 """A listing page of 1,000 keys has at most some 3 MiB of XML."""
 
-_CHUNK: Final = 256 * 1024
+_CHUNK_BYTES: Final = 256 * 1024
 
 
 @dataclass(frozen=True)
 class S3Credentials:
-    """What signs requests; the caller reads them from wherever it keeps secrets."""
+    """Signs requests; see grailnode/store/credentials.py."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -49,13 +50,15 @@ class S3Location:
     Attributes:
         bucket: its name.
         endpoint: URL of the service; None for AWS.
-        region: what requests are signed for; 'auto' for R2.
-        addressing: bucket in the path (MinIO, rclone), in the host name (AWS), or whatever botocore finds fit.
-        connect_timeout, read_timeout: seconds for a connection, and between two packets.
-        min_rate: bytes per second below which a transfer is given up.
-        patience: seconds that every request may take beyond what `min_rate` allows its bytes.
-        connections: requests at a time.
-        part_bytes: larger objects go up in parts of this size (at least 5 MiB, as S3 demands), several at a time.
+        region: requests are signed for it; 'auto' for R2.
+        addressing: whether the bucket is in the path (MinIO, rclone) or in the host name (AWS); with 'auto' botocore
+            decides.
+        connect_timeout: seconds for opening a connection.
+        read_timeout: seconds between two packets.
+        min_rate: bytes per second; a slower transfer is given up.
+        base_seconds: seconds that every request may take beyond what `min_rate` allows for its bytes.
+        connections: concurrent requests.
+        part_bytes: larger objects are uploaded in parts of this size, several at a time; at least 5 MiB, as S3 demands.
     """
 
     bucket: str
@@ -65,42 +68,42 @@ class S3Location:
     connect_timeout: float = 10.0
     read_timeout: float = 30.0
     min_rate: float = 16_384.0
-    patience: float = 60.0
+    base_seconds: float = 60.0
     connections: int = 16
     part_bytes: int = 16 * MIB
 
     def __post_init__(self) -> None:
         if self.part_bytes < 5 * MIB:
-            raise ValueError("S3 takes parts of at least 5 MiB")
+            raise ValueError("S3 accepts only parts of at least 5 MiB")
 
     def seconds_for(self, size: int) -> float:
-        """The longest that a request with `size` bytes of body may take."""
-        return self.patience + size / self.min_rate
+        """Return the deadline of a request with a body of `size` bytes."""
+        return self.base_seconds + size / self.min_rate
 
 
 class _BoundedBody:
-    """The body of an answer, as botocore reads it: at most `ceiling` bytes where one is set, and never too slowly."""
+    """The body of a response, as botocore reads it, with a deadline and, unless it is an object, a maximum size."""
 
-    def __init__(self, raw: Any, location: S3Location, ceiling: int | None) -> None:
+    def __init__(self, raw: Any, location: S3Location, max_bytes: int | None) -> None:
         self._raw = raw
         self._location = location
-        self._ceiling = ceiling
+        self._max_bytes = max_bytes
         self._count = 0
         self._start = time.monotonic()
 
     def read(self, amount: int | None = None) -> bytes:
         if amount is None:
             return b"".join(self.stream())
-        # read1 returns what one packet brought; read would wait until `amount` bytes are there
+        # read1 returns the bytes of one packet; read would wait for `amount` bytes
         data: bytes = self._raw.read1(amount)
         self._count += len(data)
-        if self._ceiling is not None and self._count > self._ceiling:
-            raise HTTPClientError(error=f"an answer of more than {self._ceiling} bytes")
+        if self._max_bytes is not None and self._count > self._max_bytes:
+            raise HTTPClientError(error=f"the response has more than {self._max_bytes} bytes")
         if time.monotonic() - self._start > self._location.seconds_for(self._count):
-            raise HTTPClientError(error=f"slower than {self._location.min_rate:g} bytes per second")
+            raise HTTPClientError(error=f"the response is slower than {self._location.min_rate:g} bytes per second")
         return data
 
-    def stream(self, amount: int = _CHUNK) -> Iterator[bytes]:
+    def stream(self, amount: int = _CHUNK_BYTES) -> Iterator[bytes]:
         while data := self.read(amount):
             yield data
 
@@ -109,37 +112,38 @@ class _BoundedBody:
 
 
 class _BoundedHttp:
-    """Sends botocore's requests over botocore's own HTTP session, and bounds what comes back."""
+    """Sends botocore's requests over botocore's own HTTP session, and bounds the responses."""
 
     def __init__(self, location: S3Location) -> None:
         self._location = location
-        timeouts: Any = (location.connect_timeout, location.read_timeout)  # the stubs know of one number only
+        timeouts: Any = (location.connect_timeout, location.read_timeout)  # the stubs have a single number
         self._session = URLLib3Session(timeout=timeouts, max_pool_connections=location.connections)
 
     def send(self, request: AWSPreparedRequest, **_: Any) -> AWSResponse:
         is_object = bool(request.stream_output)
         request.stream_output = True  # otherwise the session reads the whole body at once
-        answer = self._session.send(request)
-        if 300 <= answer.status_code < 400:
-            # botocore would look for the bucket's region with a request that is redirected as well, without end
-            raise HTTPClientError(error="redirected elsewhere: set the bucket's own region and endpoint")
-        ceiling = None if is_object and answer.status_code < 300 else MAX_ANSWER_BYTES
-        headers: Any = answer.headers
-        return AWSResponse(answer.url, answer.status_code, headers, _BoundedBody(answer.raw, self._location, ceiling))
+        response = self._session.send(request)
+        if 300 <= response.status_code < 400:
+            # botocore would ask for the bucket's region, with a request that is redirected as well, without end
+            raise HTTPClientError(error="the service redirects the request: set the bucket's own region and endpoint")
+        max_bytes = None if is_object and response.status_code < 300 else MAX_RESPONSE_BYTES
+        body = _BoundedBody(response.raw, self._location, max_bytes)
+        headers: Any = response.headers
+        return AWSResponse(response.url, response.status_code, headers, body)
 
     def close(self) -> None:
         self._session.close()
 
 
 class S3Session:
-    """One client and its connections; safe to use from several threads."""
+    """A boto3 client and its connections; several threads may use it."""
 
     def __init__(self, location: S3Location, credentials: S3Credentials | None) -> None:
         self._http = _BoundedHttp(location)
         self.client: S3Client = _client(location, credentials)
-        # one round trip less for every put; redirects, which the header is meant for, are not followed
+        # the Expect header costs every put a round trip, and helps only with redirects, which are not followed
         self.client.meta.events.unregister("before-call.s3", add_expect_header)
-        send: Any = self._http.send  # an answer that is returned stands in for botocore's own; the stubs expect None
+        send: Any = self._http.send  # a returned response replaces botocore's own; the stubs expect None
         self.client.meta.events.register_first("before-send.s3", send)
 
     def close(self) -> None:
@@ -150,12 +154,12 @@ class S3Session:
 
 @cache
 def _service_models() -> Loader:
-    """botocore's description of S3, read once: it takes a quarter of a second, and a node opens many buckets."""
+    """Return a loader that caches botocore's description of S3, because reading it takes 0.25 s for each bucket."""
     return create_loader()
 
 
 def _client(location: S3Location, credentials: S3Credentials | None) -> "S3Client":
-    # the first two are what boto3 would read from the environment and the home directory before anything else
+    # without these, boto3 reads the environment and the home directory
     isolated = botocore.session.Session(
         session_vars={
             "profile": (None, None, None, None),

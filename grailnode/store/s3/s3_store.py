@@ -1,8 +1,8 @@
-"""Objects in a bucket of any S3-compatible service: AWS, Cloudflare R2, MinIO, rclone.
+"""Stores objects in a bucket of any S3-compatible service: AWS, Cloudflare R2, MinIO, rclone.
 
-boto3 works in trio's worker threads, a bounded number at a time. A request that outlives its deadline is abandoned:
-the caller goes on with a StoreError while the thread ends at botocore's own timeouts; an abandoned put may still
-arrive. Retries are the business of RetryingStore; botocore makes none.
+boto3 runs in trio's worker threads, a bounded number at a time. A request that exceeds its deadline is abandoned: the
+caller receives a StoreError, while the thread ends at botocore's own timeouts. An abandoned put may still take effect.
+RetryingStore retries; botocore does not.
 """
 
 import re
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import trio
 
-from grailnode.store.names import check_path, check_prefix, check_range, is_path
+from grailnode.store.names import check_path, check_prefix
+from grailnode.store.page_check import PageCheck
+from grailnode.store.ranges import check_range
 from grailnode.store.s3.s3_errors import RangeBeyondEndError, s3_errors
 from grailnode.store.s3.s3_session import S3Credentials, S3Location, S3Session
 from grailnode.store.s3.s3_upload import Uploads
@@ -21,22 +23,21 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef, ListObjectsV2OutputTypeDef
 
 PAGE: Final = 1000
-"""Keys of one answer; the most that S3 gives."""
+"""Keys of one page; S3's maximum."""
 
-_CHUNK: Final = 256 * 1024
-_SPARE_THREADS: Final = 16  # for requests that were abandoned and have not ended yet
-_EMPTY_PAGES: Final = 8  # in a row that say there is more to come
+_CHUNK_BYTES: Final = 256 * 1024
+_SPARE_THREADS: Final = 16  # for abandoned requests that have not ended yet
 _content_range = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/(?:[0-9]{1,18}|\*)")
 
 T = TypeVar("T")
 
 
 class S3Store:
-    """Objects in one bucket; wrap it in PrefixedStore for a part of one.
+    """Implements ObjectStore with a bucket; PrefixedStore restricts it to a part of one.
 
     Args:
         location: the bucket and how to reach it.
-        credentials: what signs requests; None to ask as nobody, for public buckets.
+        credentials: sign the requests; None for unsigned requests to a public bucket.
     """
 
     def __init__(self, location: S3Location, credentials: S3Credentials | None) -> None:
@@ -47,11 +48,11 @@ class S3Store:
         self._uploads = Uploads(self._session.client, location, self._run)
 
     def close(self) -> None:
-        """Close the connections; no request may be running."""
+        """Close the connections. No request may be running."""
         self._session.close()
 
     async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put; large objects go up in parts, and a repeated put resumes where one failed."""
+        """Implements ObjectStore.put. Large objects are uploaded in parts; a repeated put resumes one that failed."""
         check_path(path)
         if len(data) > self._location.part_bytes:
             await self._uploads.put(path, data)
@@ -68,38 +69,30 @@ class S3Store:
         """Implements ObjectStore.get."""
         check_path(path)
         check_range(max_bytes, offset, size)
-        wanted = max_bytes if size is None else min(size, max_bytes)
+        expected_bytes = max_bytes if size is None else min(size, max_bytes)
         try:
-            return await self._run(self._name(path), wanted, lambda: self._get(path, max_bytes, offset, size))
+            return await self._run(self._name(path), expected_bytes, lambda: self._get(path, max_bytes, offset, size))
         except RangeBeyondEndError:
             return b""
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list. Keys that no put could have made are left out.
+        """Implements ObjectStore.list. Keys that no put could have created are left out.
 
         Raises:
-            StoreError: also for pages that run backwards or have no end.
+            StoreError: also when the listing is out of order or does not end.
         """
         check_prefix(prefix)
+        check = PageCheck(self._name(prefix), prefix, after)
         token: str | None = None
-        latest, empty = "", 0
         while True:
             page = await self._page(prefix, after, token)
-            keys = [(item.get("Key", ""), item.get("Size", 0)) for item in page.get("Contents", [])]
-            for key, size in keys:
-                if key <= latest:
-                    raise StoreError(f"{self._name(prefix)}: the listing runs backwards at {key[:80]!r}")
-                latest = key
-                # a service may ignore where to begin, and hold keys that no put could have made
-                if key > after and key.startswith(prefix) and is_path(key):
-                    yield ObjectInfo(key, size)
+            entries = [(item.get("Key", ""), item.get("Size", 0)) for item in page.get("Contents", [])]
+            for info in check.objects(entries):
+                yield info
             token = page.get("NextContinuationToken") if page.get("IsTruncated") else None
             if token is None:
                 return
-            given = any(key.startswith(prefix) and (key <= after or is_path(key)) for key, _ in keys)
-            empty = 0 if given else empty + 1
-            if empty > _EMPTY_PAGES:
-                raise StoreError(f"{self._name(prefix)}: the listing promises more and gives nothing")
+            check.check_progress()
 
     async def delete(self, path: str) -> None:
         """Implements ObjectStore.delete."""
@@ -113,12 +106,12 @@ class S3Store:
         await self._run(self._name(path), 0, work)
 
     async def abort_uploads(self, prefix: str, before: float) -> int:
-        """Abort multipart uploads below `prefix` that began before a moment: how many.
+        """Abort the multipart uploads below `prefix` that began before a moment, and return their number.
 
-        For the writer of the prefix, when it starts: parts of an upload that nobody completes are stored and billed.
+        The writer of the prefix calls this when it starts, because parts of unfinished uploads are stored and billed.
 
         Args:
-            before: seconds since the Unix epoch, by the service's clock.
+            before: the moment, in seconds since the Unix epoch by the service's clock.
 
         Raises:
             StoreError: the service refused.
@@ -129,7 +122,11 @@ class S3Store:
         return f"s3://{self._location.bucket}/{path}"
 
     async def _run(self, where: str, size: int, work: Callable[[], T]) -> T:
-        """Do `work`, which moves `size` bytes, in a worker thread within its deadline."""
+        """Run `work`, which transfers `size` bytes, in a worker thread, until its deadline.
+
+        Raises:
+            StoreError: the deadline has passed.
+        """
         seconds = self._location.seconds_for(size)
         async with self._slots:
             try:
@@ -143,16 +140,16 @@ class S3Store:
         client, bucket = self._session.client, self._location.bucket
         with s3_errors(where):
             if offset == 0 and size is None:
-                answer = client.get_object(Bucket=bucket, Key=path)
+                response = client.get_object(Bucket=bucket, Key=path)
             else:
-                # a range of no bytes cannot be asked for: ask for one, to see whether the object is there
+                # an empty range cannot be requested: request one byte, to learn whether the object exists
                 last = "" if size is None else str(offset + max(size, 1) - 1)
-                answer = client.get_object(Bucket=bucket, Key=path, Range=f"bytes={offset}-{last}")
-                _check_answered_range(answer, offset, where)
+                response = client.get_object(Bucket=bucket, Key=path, Range=f"bytes={offset}-{last}")
+                _check_content_range(response, offset, where)
             if size == 0:
-                answer["Body"].close()
+                response["Body"].close()
                 return b""
-            return _read(answer, max_bytes, where)
+            return _read(response, max_bytes, where)
 
     async def _page(self, prefix: str, after: str, token: str | None) -> "ListObjectsV2OutputTypeDef":
         client, bucket = self._session.client, self._location.bucket
@@ -166,24 +163,28 @@ class S3Store:
         return await self._run(self._name(prefix), 0, work)
 
 
-def _check_answered_range(answer: "GetObjectOutputTypeDef", offset: int, where: str) -> None:
-    match = _content_range.fullmatch(answer.get("ContentRange", ""))
+def _check_content_range(response: "GetObjectOutputTypeDef", offset: int, where: str) -> None:
+    match = _content_range.fullmatch(response.get("ContentRange", ""))
     if match is None or int(match[1]) != offset:
-        answer["Body"].close()
-        raise StoreError(f"{where}: the service does not answer the range that was asked for")
+        response["Body"].close()
+        raise StoreError(f"{where}: the service did not send the requested range")
 
 
-def _read(answer: "GetObjectOutputTypeDef", max_bytes: int, where: str) -> bytes:
-    """The body, unless it is larger than allowed; then no more than one chunk beyond is read."""
-    body = answer["Body"]
+def _read(response: "GetObjectOutputTypeDef", max_bytes: int, where: str) -> bytes:
+    """Return the body of a response.
+
+    Raises:
+        TooLargeError: it has more than `max_bytes`; at most one byte more was read.
+    """
+    body = response["Body"]
     try:
-        if answer.get("ContentLength", 0) > max_bytes:
-            raise TooLargeError(f"{where}: {answer['ContentLength']} bytes where at most {max_bytes} are wanted")
+        if response.get("ContentLength", 0) > max_bytes:
+            raise TooLargeError(f"{where}: {response['ContentLength']} bytes where at most {max_bytes} are allowed")
         pieces = []
-        room = max_bytes
-        while piece := body.read(min(_CHUNK, room + 1)):
-            room -= len(piece)
-            if room < 0:
+        remaining_bytes = max_bytes
+        while piece := body.read(min(_CHUNK_BYTES, remaining_bytes + 1)):
+            remaining_bytes -= len(piece)
+            if remaining_bytes < 0:
                 raise TooLargeError(f"{where}: more than {max_bytes} bytes")
             pieces.append(piece)
         return b"".join(pieces)

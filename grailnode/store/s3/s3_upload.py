@@ -1,8 +1,8 @@
-"""Multipart uploads: parts in parallel, resumed after a failure, orphans aborted.
+"""Multipart uploads: parts are sent in parallel, failed uploads are resumed, abandoned ones aborted.
 
-A put that fails leaves its parts with the service. The next put of the same bytes to the same path sends only what is
-missing: this process remembers the upload, and a new process finds it in the service's list and adopts the parts whose
-ETag is the MD5 of what would be sent. That comparison saves bandwidth and proves nothing; readers check digests.
+A put that fails leaves its parts in the service. The next put of the same bytes to the same path sends only the other
+parts. This process remembers the upload. A new process finds it in the service's list of uploads and adopts the parts
+whose ETag is the MD5 of what it would send. That comparison saves bandwidth and proves nothing; readers check digests.
 """
 
 import hashlib
@@ -21,25 +21,31 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 MAX_PARTS: Final = 10_000
-"""Parts of one upload; S3's limit."""
+"""Parts of one upload; S3's maximum."""
 
-PARTS_AT_ONCE: Final = 4
-"""Parts of one object in flight; each holds a copy of its bytes."""
+CONCURRENT_PARTS: Final = 4
+"""Parts of one object that are sent at the same time; each is a copy of its bytes in memory."""
 
-_MAX_PAGES: Final = 64  # of 1,000 uploads or parts; more than S3 lets an upload have
+_MAX_PAGES: Final = 64  # of 1,000 uploads or parts each; an upload has at most 10,000 parts
 
 T = TypeVar("T")
 
 
 class Runner(Protocol):
-    """Does blocking work that moves `size` bytes, in a worker thread within its deadline."""
+    """Runs blocking work that transfers `size` bytes, in a worker thread, until its deadline."""
 
     def __call__(self, where: str, size: int, work: Callable[[], T]) -> Awaitable[T]: ...
 
 
 @dataclass
 class _Upload:
-    """An upload under way: what it is of, and the ETags of the parts that arrived, by number from 1."""
+    """An upload under way.
+
+    Attributes:
+        upload_id: the service's name for it.
+        digest: SHA-256 of the object.
+        etags: of the parts that have arrived, by number from 1.
+    """
 
     upload_id: str
     digest: bytes
@@ -56,33 +62,33 @@ class Uploads:
         self._unfinished: dict[str, _Upload] = {}
 
     async def put(self, path: str, data: bytes) -> None:
-        """Send an object in parts and make it one.
+        """Upload an object in parts, and complete the upload.
 
         Raises:
-            StoreError: it may or may not have been stored; the parts that arrived are kept for the next attempt.
+            StoreError: the object may or may not have been stored; the next attempt uses the parts that arrived.
         """
         size = _part_size(len(data), self._location.part_bytes)
         parts = {number + 1: (start, size) for number, start in enumerate(range(0, len(data), size))}
         upload = await self._open(path, data, parts)
-        arrived = len(upload.etags)
+        part_count = len(upload.etags)
         try:
-            await self._send_missing(path, data, parts, upload)
+            await self._send_remaining(path, data, parts, upload)
         except StoreError:
-            if len(upload.etags) == arrived:  # perhaps it is the service's memory of this upload that is broken
+            if len(upload.etags) == part_count:  # no progress: the service may have lost the upload
                 del self._unfinished[path]
             raise
-        # whether this succeeds or not: an upload whose answer was lost may be complete, and must not be asked for again
+        # even if the completion fails: when only its response was lost, the upload is complete and cannot be resumed
         del self._unfinished[path]
         await self._complete(path, upload)
 
     async def abort_older(self, prefix: str, before: float) -> int:
-        """Abort uploads below `prefix` that began before a moment (seconds since the epoch): how many."""
-        aborted = 0
-        for path, upload_id, began in await self._listed(prefix):
-            if began < before:
+        """Abort the uploads below `prefix` that began before a moment (seconds since the epoch), and count them."""
+        count = 0
+        for path, upload_id, start in await self._list_uploads(prefix):
+            if start < before:
                 await self._abort(path, upload_id)
-                aborted += 1
-        return aborted
+                count += 1
+        return count
 
     async def _open(self, path: str, data: bytes, parts: dict[int, tuple[int, int]]) -> _Upload:
         digest = await self._run(self._name(path), len(data), lambda: hashlib.sha256(data).digest())
@@ -96,49 +102,53 @@ class Uploads:
         return upload
 
     async def _adopt(self, path: str, data: bytes, digest: bytes, parts: dict[int, tuple[int, int]]) -> _Upload | None:
-        """An unfinished upload of the same bytes, left by a process that died; others to this path are aborted."""
-        adopted = None
+        """Return an unfinished upload of the same bytes, which an earlier process left behind; None without one.
+
+        Other unfinished uploads to this path are aborted.
+        """
+        adopted_upload = None
         try:
-            for _, upload_id, _ in [found for found in await self._listed(path) if found[0] == path]:
-                etags = await self._arrived(path, upload_id)
-                same = await self._run(self._name(path), len(data), partial(_same, etags, data, parts))
-                if adopted is None and same and len(same) == len(etags):
-                    adopted = _Upload(upload_id, digest, same)
+            upload_ids = [upload_id for key, upload_id, _ in await self._list_uploads(path) if key == path]
+            for upload_id in upload_ids:
+                etags = await self._list_parts(path, upload_id)
+                same = await self._run(self._name(path), len(data), partial(_matching_etags, etags, data, parts))
+                if adopted_upload is None and same and len(same) == len(etags):
+                    adopted_upload = _Upload(upload_id, digest, same)
                 else:
                     await self._abort(path, upload_id)
         except StoreError:
-            return adopted  # services and policies may refuse to list uploads; then nothing is resumed
-        return adopted
+            return adopted_upload  # a service or a policy may refuse to list uploads; then none is resumed
+        return adopted_upload
 
-    async def _send_missing(self, path: str, data: bytes, parts: dict[int, tuple[int, int]], upload: _Upload) -> None:
-        missing = [number for number in parts if number not in upload.etags]
+    async def _send_remaining(self, path: str, data: bytes, parts: dict[int, tuple[int, int]], upload: _Upload) -> None:
+        remaining_numbers = [number for number in parts if number not in upload.etags]
 
         async def send_part(number: int) -> None:
             upload.etags[number] = await self._send(path, data, number, parts[number], upload.upload_id)
 
-        await gather(send_part, missing, PARTS_AT_ONCE, errors=(StoreError,), cancel_others=False)
+        await gather(send_part, remaining_numbers, CONCURRENT_PARTS, errors=(StoreError,), cancel_others=False)
 
     async def _send(self, path: str, data: bytes, number: int, part: tuple[int, int], upload_id: str) -> str:
         start, size = part
 
         def work() -> str:
             with s3_errors(self._name(path)):
-                answer = self._client.upload_part(
+                response = self._client.upload_part(
                     Bucket=self._location.bucket,
                     Key=path,
                     UploadId=upload_id,
                     PartNumber=number,
                     Body=data[start : start + size],
                 )
-            return _text(answer.get("ETag"), self._name(path), "ETag")
+            return _text(response.get("ETag"), self._name(path), "ETag")
 
         return await self._run(self._name(path), size, work)
 
     async def _create(self, path: str) -> str:
         def work() -> str:
             with s3_errors(self._name(path)):
-                answer = self._client.create_multipart_upload(Bucket=self._location.bucket, Key=path)
-            return _text(answer.get("UploadId"), self._name(path), "upload id")
+                response = self._client.create_multipart_upload(Bucket=self._location.bucket, Key=path)
+            return _text(response.get("UploadId"), self._name(path), "upload id")
 
         return await self._run(self._name(path), 0, work)
 
@@ -164,78 +174,83 @@ class Uploads:
         try:
             await self._run(self._name(path), 0, work)
         except UnknownUploadError:
-            return  # gone already
+            return  # it has been completed or aborted already
 
-    async def _listed(self, prefix: str) -> list[tuple[str, str, float]]:
-        """Unfinished uploads below a prefix: path, upload id, when it began (seconds since the epoch)."""
+    async def _list_uploads(self, prefix: str) -> list[tuple[str, str, float]]:
+        """Return the unfinished uploads below a prefix: path, upload id, start (seconds since the epoch)."""
 
-        def page(marks: dict[str, Any]) -> tuple[list[tuple[str, str, float]], dict[str, Any]]:
+        def page(markers: dict[str, Any]) -> tuple[list[tuple[str, str, float]], dict[str, Any]]:
             with s3_errors(self._name(prefix)):
-                answer = self._client.list_multipart_uploads(Bucket=self._location.bucket, Prefix=prefix, **marks)
-                found = [
+                response = self._client.list_multipart_uploads(Bucket=self._location.bucket, Prefix=prefix, **markers)
+                uploads = [
                     (item["Key"], item["UploadId"], item["Initiated"].timestamp())
-                    for item in answer.get("Uploads", [])
+                    for item in response.get("Uploads", [])
                     if "Key" in item and "UploadId" in item and "Initiated" in item
                 ]
-                following = {
-                    "KeyMarker": answer.get("NextKeyMarker"),
-                    "UploadIdMarker": answer.get("NextUploadIdMarker"),
+                next_markers = {
+                    "KeyMarker": response.get("NextKeyMarker"),
+                    "UploadIdMarker": response.get("NextUploadIdMarker"),
                 }
-                return found, _more(answer.get("IsTruncated"), following)
+                return uploads, _next_page(response.get("IsTruncated"), next_markers)
 
         return await self._pages(prefix, page)
 
-    async def _arrived(self, path: str, upload_id: str) -> dict[int, str]:
-        """ETags of the parts that the service holds, by number."""
+    async def _list_parts(self, path: str, upload_id: str) -> dict[int, str]:
+        """Return the ETags of the parts that the service has, by number."""
 
-        def page(marks: dict[str, Any]) -> tuple[list[tuple[int, str]], dict[str, Any]]:
+        def page(markers: dict[str, Any]) -> tuple[list[tuple[int, str]], dict[str, Any]]:
             with s3_errors(self._name(path)):
-                answer = self._client.list_parts(Bucket=self._location.bucket, Key=path, UploadId=upload_id, **marks)
-                found = [
+                response = self._client.list_parts(
+                    Bucket=self._location.bucket, Key=path, UploadId=upload_id, **markers
+                )
+                parts = [
                     (item["PartNumber"], item["ETag"])
-                    for item in answer.get("Parts", [])
+                    for item in response.get("Parts", [])
                     if "PartNumber" in item and "ETag" in item
                 ]
-                following = {"PartNumberMarker": answer.get("NextPartNumberMarker")}
-                return found, _more(answer.get("IsTruncated"), following)
+                next_markers = {"PartNumberMarker": response.get("NextPartNumberMarker")}
+                return parts, _next_page(response.get("IsTruncated"), next_markers)
 
         return dict(await self._pages(path, page))
 
     async def _pages(self, where: str, page: Callable[[dict[str, Any]], tuple[list[T], dict[str, Any]]]) -> list[T]:
-        """All that the pages hold.
+        """Return the items of all pages.
+
+        Args:
+            page: given the markers of a page, returns its items and the markers of the next page.
 
         Raises:
-            StoreError: a page cannot be had, or they do not end.
+            StoreError: a page cannot be fetched, or the pages do not end.
         """
-        found: list[T] = []
-        marks: dict[str, Any] = {}
+        all_items: list[T] = []
+        markers: dict[str, Any] = {}
         for _ in range(_MAX_PAGES):
-            more, following = await self._run(self._name(where), 0, partial(page, marks))
-            found += more
-            if not following:
-                return found
-            if following == marks:
+            items, next_markers = await self._run(self._name(where), 0, partial(page, markers))
+            all_items += items
+            if not next_markers:
+                return all_items
+            if next_markers == markers:
                 break
-            marks = following
+            markers = next_markers
         raise StoreError(f"{self._name(where)}: the list of uploads does not end")
 
     def _name(self, path: str) -> str:
         return f"s3://{self._location.bucket}/{path}"
 
 
-def _more(truncated: bool | None, following: dict[str, Any]) -> dict[str, Any]:
-    """What asks for the next page; nothing where there is none."""
-    return {name: value for name, value in following.items() if value} if truncated else {}
+def _next_page(is_truncated: bool | None, markers: dict[str, Any]) -> dict[str, Any]:
+    """Return the markers that request the next page; an empty dict when there is none."""
+    return {name: value for name, value in markers.items() if value} if is_truncated else {}
 
 
-def _part_size(total: int, wanted: int) -> int:
-    """Bytes of a part: as wanted, or more (in whole MiB) where that would make too many parts."""
-    least = -(-total // MAX_PARTS)
-    return wanted if least <= wanted else -(-least // MIB) * MIB
+def _part_size(total_bytes: int, preferred_bytes: int) -> int:
+    """Return the bytes of a part: the preferred ones, or more (in whole MiB) when there would be too many parts."""
+    least_bytes = -(-total_bytes // MAX_PARTS)
+    return preferred_bytes if least_bytes <= preferred_bytes else -(-least_bytes // MIB) * MIB
 
 
-def _same(etags: dict[int, str], data: bytes, parts: dict[int, tuple[int, int]]) -> dict[int, str]:
-    """Those ETags that are the MD5 of the part that would be sent under their number."""
+def _matching_etags(etags: dict[int, str], data: bytes, parts: dict[int, tuple[int, int]]) -> dict[int, str]:
+    """Return the ETags that are the MD5 of the part with their number."""
     return {n: etag for n, etag in etags.items() if n in parts and etag.strip('"') == _md5(data, parts[n])}
 
 
@@ -246,5 +261,5 @@ def _md5(data: bytes, part: tuple[int, int]) -> str:
 
 def _text(value: Any, where: str, what: str) -> str:
     if not isinstance(value, str) or not value:
-        raise StoreError(f"{where}: the service gave no {what}")
+        raise StoreError(f"{where}: the service sent no {what}")
     return value

@@ -98,7 +98,7 @@ async def live_over_http(location: S3Location, credentials: S3Credentials, names
             endpoint=url,
             part_bytes=5 * MIB,
             read_timeout=1.0,
-            patience=2.0,
+            base_seconds=2.0,
             min_rate=4e6,
             connect_timeout=1.0,
         )
