@@ -1,1 +1,1 @@
-"""The whole network on one machine, with a cheat in it. Imports every room of grailnode but cli."""
+"""The whole network on one machine, with a cheating miner in it. Imports every room of grailnode but cli."""

@@ -1,4 +1,4 @@
-"""`grailnode demo`: the whole network on this machine, watched from outside, and what came of it."""
+"""`grailnode demo`: run the whole network on this machine, show its public state, and write a report."""
 
 import json
 import shutil
@@ -36,19 +36,20 @@ _PROCESSES: tuple[tuple[str, Kind], ...] = (
     ("miner-2", "miner"),
     (CHEAT, "miner"),
 )
-_START_SECONDS = 6.0  # from the founding to the opening of window 0: the processes start meanwhile
+_START_SECONDS = 6.0  # from the creation of the run to the opening of window 0: the processes start meanwhile
 _REFRESH_SECONDS = 0.5
-_SETTLE_SECONDS = 30.0  # at most, for the last verdicts and the last version to arrive everywhere
+_END_SECONDS = 30.0  # at most, until the last verdicts and the last version have arrived everywhere
 
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """What the command line says.
+    """The options of the command line.
 
     Attributes:
         windows: how many to run.
-        seed: of all keys, hence of prompts and noise.
-        out: where the report goes; keep: leave the run's directory in it.
+        seed: all keys, and with them prompts and noise, are derived from it.
+        out: directory of the report; keep: keep the run's directory in it.
+        command: the command line, for the report.
     """
 
     windows: int
@@ -67,7 +68,7 @@ async def run_demo(settings: DemoSettings, choices: Choices, pace: workspace.Pac
     """
     settings.out.mkdir(parents=True, exist_ok=True)
     with _directory(settings) as directory:
-        made = workspace.create(
+        created = workspace.create(
             directory,
             choices,
             pace,
@@ -75,12 +76,12 @@ async def run_demo(settings: DemoSettings, choices: Choices, pace: workspace.Pac
             seed=settings.seed,
             begin=time.time() + _START_SECONDS,
         )
-        return await _Demo(settings, made).run()
+        return await _Demo(settings, created).run()
 
 
 @contextmanager
 def _directory(settings: DemoSettings) -> Iterator[Path]:
-    """The run's directory: kept in the output directory, or temporary and gone at the end, whatever the end is."""
+    """Yield the run's directory: inside the output directory, or a temporary one that is deleted at the end."""
     if settings.keep:
         directory = settings.out / "network"
         directory.mkdir()
@@ -96,20 +97,19 @@ def _directory(settings: DemoSettings) -> Iterator[Path]:
 class _Demo:
     """One demo, from the first process to the report."""
 
-    def __init__(self, settings: DemoSettings, made: workspace.Workspace) -> None:
+    def __init__(self, settings: DemoSettings, created: workspace.Workspace) -> None:
         self._settings = settings
-        self._config: Config = load(made.config)
+        self._config: Config = load(created.config)
         self._logs = _Logs(self._config.at(self._config.node.logs))
         self._node = processes.make_spectator(self._config)
-        kinds = {made.keys[name]: "honest" for name in ("miner-1", "miner-2")} | {made.keys[CHEAT]: "cheating"}
-        names = {made.keys[name]: name for name in ("miner-1", "miner-2", CHEAT)}
+        kinds = {created.keys[name]: "honest" for name in ("miner-1", "miner-2")} | {created.keys[CHEAT]: "cheating"}
+        names = {created.keys[name]: name for name in ("miner-1", "miner-2", CHEAT)}
         self._observer = Observer(self._node, 0, OperatorKnowledge(names, kinds, settings.windows))
         weights = load_weights(PACKAGED_POLICY)
         self._parameters = sum(tensor.numel() for tensor in weights.values())
         self._full_bytes = sum(tensor.nbytes for tensor in weights.values())
         self._lines: list[str] = []
         self._supervisor = Supervisor(self._lines.append)
-        self._keys = made.keys
 
     async def run(self) -> DemoReport:
         specs = [
@@ -130,25 +130,25 @@ class _Demo:
         return report
 
     async def _watch(self, view: View) -> None:
-        """Show the network until its last window is judged and every follower holds the last version."""
+        """Show the network until its last window is judged and every follower serves the last version."""
         last = self._settings.windows
-        end = self._node.run.opening_time(last) + _SETTLE_SECONDS
+        end = self._node.run.opening_time(last) + _END_SECONDS
         while True:
             await self._observer.refresh()
             state = self._state()
             view.update(state)
             if self._node.window() >= last:
                 await self._supervisor.stop("trainer/training")
-                if self._settled(state) or self._node.clock.now() > end:
+                if self._is_complete(state) or self._node.clock.now() > end:
                     return
             await trio.sleep(_REFRESH_SECONDS)
 
-    def _settled(self, state: NetworkState) -> bool:
-        """Whether the last window is judged and all hold the newest version."""
+    def _is_complete(self, state: NetworkState) -> bool:
+        """Return whether the last window is judged and all four followers serve the newest version."""
         newest = state.versions[-1].version if state.versions else -1
-        judged = bool(state.windows) and state.windows[-1].window >= self._settings.windows - 1
-        held = [version for version, _ in self._logs.serving().values()]
-        return judged and len(held) == 4 and all(version == newest for version in held)
+        all_judged = bool(state.windows) and state.windows[-1].window >= self._settings.windows - 1
+        versions = [version for version, _ in self._logs.serving().values()]
+        return all_judged and len(versions) == 4 and all(version == newest for version in versions)
 
     def _state(self) -> NetworkState:
         rows = []
@@ -161,7 +161,7 @@ class _Demo:
         state = self._state()
         newest = state.versions[-1] if state.versions else None
         digests = {name: digest for name, (_, digest) in self._logs.serving().items()}
-        published = self._observer.weights_digest()
+        trainer_digest = self._observer.weights_digest()
         step = self._logs.last("trainer/training", "step") or {}
         facts = RunFacts(
             command=self._settings.command,
@@ -169,7 +169,7 @@ class _Demo:
             seed=self._settings.seed,
             environment=self._node.run.environment,
             model_parameters=self._parameters,
-            weights_digest={"trainer": published.hex()} | digests if newest else {},
+            weights_digest={"trainer": trainer_digest.hex()} | digests if newest else {},
             trainer_io_wait_fraction=float(step.get("io_wait_fraction", 0.0)),
             trainer_data_wait_fraction=float(step.get("data_wait_fraction", 0.0)),
         )
@@ -177,45 +177,45 @@ class _Demo:
 
 
 class _Logs:
-    """The events that the processes write, as JSON lines in files; read from where the last reading ended."""
+    """The events that the processes write into log files, as JSON lines; each line is read once."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._places: dict[Path, int] = {}
+        self._offsets: dict[Path, int] = {}
         self._last: dict[str, dict[str, dict[str, Any]]] = {}
         self._newest: dict[str, dict[str, Any]] = {}
 
     def _read(self) -> None:
         for file in sorted(self._directory.glob("*.jsonl")):
             with file.open("rb") as lines:
-                lines.seek(self._places.get(file, 0))
+                lines.seek(self._offsets.get(file, 0))
                 text = lines.read()
             whole = text[: text.rfind(b"\n") + 1]
-            self._places[file] = self._places.get(file, 0) + len(whole)
+            self._offsets[file] = self._offsets.get(file, 0) + len(whole)
             for line in whole.splitlines():
                 event = json.loads(line)
                 self._last.setdefault(event["node"], {})[event["event"]] = event
                 self._newest[event["node"]] = event
 
     def last(self, node: str, event: str) -> dict[str, Any] | None:
-        """The newest event of a kind."""
+        """Return the newest event of a kind; None before the first."""
         self._read()
         return self._last.get(node, {}).get(event)
 
     def serving(self) -> dict[str, tuple[int, str]]:
-        """Version and weights digest that each follower serves, by name."""
+        """Return the version and the weights digest that each follower serves, by name."""
         self._read()
-        found = {name: events.get("serving") for name, events in self._last.items()}
-        return {name: (event["version"], event["weights"]) for name, event in found.items() if event}
+        newest = {name: events.get("serving") for name, events in self._last.items()}
+        return {name: (event["version"], event["weights"]) for name, event in newest.items() if event}
 
     def doing(self, name: str) -> tuple[int | None, str]:
-        """The version a node holds, and its newest event in words."""
+        """Return the version that a node serves, and its newest event in words."""
         self._read()
         if name == "trainer":
-            published = self.last("trainer/upload", "published")
+            publication = self.last("trainer/upload", "published")
             step = self.last("trainer/training", "step")
             words = f"step {step['step']}" if step else "starting"
-            return (published["version"] if published else None), words
+            return (publication["version"] if publication else None), words
         event = self._newest.get(name)
         serving = self.serving().get(name)
         version = serving[0] if serving else None

@@ -1,12 +1,12 @@
 """Makes the demo's genesis policy from a seed: `python -m grailnode.demo.genesis --seed 0 --out DIR` (some minutes on
 one core).
 
-It stands for a pre-trained model: a small Qwen3 with a character tokenizer that *can* add two-digit numbers but is
-undecided, because most answers of the corpus that it was supervised on forget to carry. So reinforcement elicits rather
-than teaches, and learning rates that leave nine BF16 weights of ten untouched suffice.
+It stands for a pre-trained model: a small Qwen3 with a character tokenizer. It *can* add two-digit numbers but often
+answers wrongly, because most answers of its training corpus omit the carry. So reinforcement learning only has to
+elicit what the model can do, and small learning rates suffice: they leave nine of ten BF16 weights unchanged.
 
-Training runs in float64, on one thread: what processors round differently stays far below the spacing of BF16, in which
-the result is kept, so that the same seed gives the same file.
+Training runs in float64, on one thread: rounding differences between processors are far smaller than the spacing of
+BF16, the dtype of the result, so that the same seed gives the same file.
 """
 
 import argparse
@@ -33,36 +33,36 @@ from roles.policy.sequences import PaddedBatch, pad
 _SPECIAL: Final = ("<pad>", "<eos>", "<unk>")
 _PAD, _EOS = 0, 1
 _CHARACTERS: Final = "0123456789+-*/=()> "
-_VOCABULARY: Final = 32  # room for more characters
+_VOCABULARY: Final = 32  # more than the characters above need
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a genesis is made.
+    """The parameters of a genesis policy and its training.
 
     Attributes:
-        width, layers, heads, pairs, head_size, feed_forward: the transformer's numbers (pairs: key-value heads).
+        width, layers, heads, key_value_heads, head_size, feed_forward: the transformer's sizes.
         initial_std: standard deviation of the initial matrices.
-        remembered: share of the corpus' sums that remember to carry.
+        correct_share: share of the corpus' answers that are correct; the others omit the carry.
         steps, batch: optimizer steps and examples in each.
-        learning_rate: AdamW's, after a warm-up, falling linearly to zero.
+        learning_rate: AdamW's; it falls linearly to zero after `warmup` steps of linear increase.
     """
 
     width: int = 128
     layers: int = 4
     heads: int = 4
-    pairs: int = 2
+    key_value_heads: int = 2
     head_size: int = 32
     feed_forward: int = 352
     initial_std: float = 0.02
-    remembered: float = 0.45
+    correct_share: float = 0.45
     steps: int = 1000
     batch: int = 256
     learning_rate: float = 2e-3
     warmup: int = 50
 
     def config(self) -> dict[str, Any]:
-        """config.json, as transformers' Qwen3Config writes it."""
+        """Return config.json as transformers' Qwen3Config writes it."""
         return {
             "architectures": ["Qwen3ForCausalLM"],
             "attention_bias": False,
@@ -78,7 +78,7 @@ class Recipe:
             "model_type": "qwen3",
             "num_attention_heads": self.heads,
             "num_hidden_layers": self.layers,
-            "num_key_value_heads": self.pairs,
+            "num_key_value_heads": self.key_value_heads,
             "pad_token_id": _PAD,
             "rms_norm_eps": 1e-6,
             "rope_theta": 10000.0,
@@ -90,43 +90,43 @@ class Recipe:
 
 
 def tokenizer() -> str:
-    """tokenizer.json: one token for each character that the environments write."""
+    """Return tokenizer.json: one token for each character that the environments write."""
     vocabulary = {token: index for index, token in enumerate((*_SPECIAL, *_CHARACTERS))}
-    built = _Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106 - no password
-    built.pre_tokenizer = Split(Regex("."), "isolated")
-    built.decoder = Fuse()
-    built.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
-    return str(built.to_str(pretty=False))
+    tokens = _Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106 - no password
+    tokens.pre_tokenizer = Split(Regex("."), "isolated")
+    tokens.decoder = Fuse()
+    tokens.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
+    return str(tokens.to_str(pretty=False))
 
 
-def forgetful_sum(a: int, b: int) -> int:
-    """The sum of two two-digit numbers with every carry forgotten: 57 + 68 = 15."""
+def carryless_sum(a: int, b: int) -> int:
+    """Return the sum of two two-digit numbers without any carry: 57 + 68 = 15."""
     return (a // 10 + b // 10) % 10 * 10 + (a + b) % 10
 
 
 def corpus(recipe: Recipe, seed: int) -> Iterator[PaddedBatch]:
-    """Endless batches of training problems (never held-out ones) with their answers, some of them forgetful."""
+    """Yield endless batches of training problems (never held-out ones) with their answers, many without the carry."""
     text = policy.Tokenizer(tokenizer())
     addition = environments.get("addition")
-    chance = random.Random(seed)  # noqa: S311 - a corpus, nothing secret
+    generator = random.Random(seed)  # noqa: S311 - a corpus, nothing secret
     for step in range(1 << 62):
         prompts, answers = [], []
         for index in range(recipe.batch):
             prompt = addition.problem(f"genesis {seed} {step} {index}".encode()).prompt
             a, b = map(int, prompt.removesuffix("=").split("+"))
-            answer = a + b if chance.random() < recipe.remembered else forgetful_sum(a, b)
+            answer = a + b if generator.random() < recipe.correct_share else carryless_sum(a, b)
             prompts.append(text.encode(prompt))
             answers.append((*text.encode(str(answer)), _EOS))
         yield pad(prompts, answers)
 
 
 def make(recipe: Recipe, seed: int, *, progress: bool = False) -> dict[str, Tensor]:
-    """Supervised training from random weights: contiguous BF16 tensors on the CPU.
+    """Train a policy from random weights, supervised, and return contiguous BF16 tensors on the CPU.
 
     Args:
-        recipe: how.
+        recipe: sizes and hyperparameters.
         seed: of the initial weights and the corpus.
-        progress: print a line now and then.
+        progress: print a line every 50 steps.
     """
     config = Qwen3Config.of(recipe.config())
     assert config is not None
@@ -150,17 +150,17 @@ def make(recipe: Recipe, seed: int, *, progress: bool = False) -> dict[str, Tens
 
 
 def _initial(shapes: Mapping[str, tuple[int, ...]], std: float, seed: int) -> dict[str, Tensor]:
-    """Norm gains of one, matrices drawn from a normal distribution: float64, to be trained."""
+    """Return float64 tensors that require gradients: norm gains of one, matrices from a normal distribution."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, shape in shapes.items():
-        drawn = torch.randn(shape, generator=generator, dtype=torch.float64) * std
-        weights[name] = (torch.ones_like(drawn) if len(shape) == 1 else drawn).requires_grad_()
+        matrix = torch.randn(shape, generator=generator, dtype=torch.float64) * std
+        weights[name] = (torch.ones_like(matrix) if len(shape) == 1 else matrix).requires_grad_()
     return weights
 
 
 def main() -> None:
-    """The command: writes a policy directory."""
+    """Write the policy directory that the command line names."""
     parser = argparse.ArgumentParser(
         prog="python -m grailnode.demo.genesis", description="Make the demo's genesis policy."
     )

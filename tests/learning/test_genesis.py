@@ -16,7 +16,9 @@ from protocol.rollout.sampling import SamplingParams
 from roles.ports import Request
 from tests.support.builders.policies import engine_of, finished
 
-TINY = genesis.Recipe(width=16, layers=1, heads=2, pairs=1, head_size=8, feed_forward=16, steps=30, batch=16, warmup=5)
+TINY = genesis.Recipe(
+    width=16, layers=1, heads=2, key_value_heads=1, head_size=8, feed_forward=16, steps=30, batch=16, warmup=5
+)
 
 
 def test_shipped_files() -> None:
@@ -61,8 +63,8 @@ def test_the_tokenizer_covers(name: str) -> None:
 
 
 @pytest.mark.parametrize(("a", "b", "wrong"), [(57, 68, 15), (31, 42, 73), (90, 20, 10), (50, 50, 0), (19, 23, 32)])
-def test_forgetting_to_carry(a: int, b: int, wrong: int) -> None:
-    assert genesis.forgetful_sum(a, b) == wrong
+def test_sum_without_carry(a: int, b: int, wrong: int) -> None:
+    assert genesis.carryless_sum(a, b) == wrong
 
 
 def test_the_corpus_is_the_seed_s_and_keeps_off_the_held_out() -> None:

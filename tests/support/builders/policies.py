@@ -14,7 +14,7 @@ from grailnode.engine.policy import Policy
 from grailnode.engine.torch_engine import TorchEngine
 from protocol.rollout.sampling import SamplingParams
 
-RECIPE = genesis.Recipe(width=32, layers=2, heads=4, pairs=2, head_size=8, feed_forward=48)
+RECIPE = genesis.Recipe(width=32, layers=2, heads=4, key_value_heads=2, head_size=8, feed_forward=48)
 PARAMS = SamplingParams(temperature=1.0, max_tokens=6, eos=1)
 
 
