@@ -23,7 +23,7 @@ from grailnode.config import load
 from grailnode.node.metrics_server import serve_metrics
 from grailnode.node.processes import lock_state, metrics_port
 from tests.deployment.commands import parse
-from tests.support.processes.programs import grailnode
+from tests.support.command_line import run_command
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -163,7 +163,7 @@ def test_the_network_of_one_host_is_whole(tmp_path: Path):
     """Its nodes are those whose keys `init` makes, and all of them are led to one bucket."""
     file = DOCKER / "compose.yaml"
     command = shlex.split(services(file)["run"]["command"][0].partition("||")[2])
-    made = grailnode(*command[1:], cwd=tmp_path)
+    made = run_command(*command[1:], cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     directory = tmp_path / command[command.index("init") + 1]
     assert roles(file) == [
@@ -174,7 +174,7 @@ def test_the_network_of_one_host_is_whole(tmp_path: Path):
         ("validator", "validator-2"),
     ]
     assert {name for _, name in roles(file)} <= {path.stem for path in (directory / "keys").iterdir()}
-    shown = grailnode("keys", "show", "--run", str(directory / "run.toml"))
+    shown = run_command("keys", "show", "--run", str(directory / "run.toml"))
     held = {line.split()[0]: line.split()[-1] for line in shown.stdout.splitlines()[1:]}
     assert held["validator"] == held["validator-2"] == "validator"
     stores = set()

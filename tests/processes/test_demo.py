@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 from grailnode.ui.report import read_report
-from tests.support.processes.programs import Program, eventually, grailnode, members
+from tests.support.processes.programs import Program, eventually, members, run_program
 
 
 def temporary() -> set[Path]:
@@ -14,7 +14,7 @@ def temporary() -> set[Path]:
 def test_a_short_demo_writes_its_report_and_leaves_nothing_else(tmp_path: Path):
     before = temporary()
     out = tmp_path / "out"
-    ended = grailnode("demo", "--windows", "7", "--seed", "3", "--out", str(out))
+    ended = run_program("demo", "--windows", "7", "--seed", "3", "--out", str(out))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert {file.name for file in out.iterdir()} == {"report.json", "report.html"}
     assert temporary() == before

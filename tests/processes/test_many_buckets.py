@@ -14,7 +14,7 @@ from grailnode.run import workspace
 from grailnode.run.creation import Choices
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import open_announced
-from tests.support.processes.programs import eventually, grailnode
+from tests.support.processes.programs import eventually, run_program
 from tests.support.processes.separate_buckets import Machines, serving_buckets
 
 CHOICES = Choices(group_size=4, groups=4)
@@ -71,10 +71,10 @@ def test_a_network_in_which_everybody_writes_to_a_bucket_of_their_own(site: Mach
         assert open_announced(announced, Announcement).record.space == f"{site.public}/{name}"
 
     # a stranger with nothing but the URL
-    checked = grailnode("verify", "--run", site.manifest, "--set", "store.private_addresses=true", cwd=site.directory)
+    checked = run_program("verify", "--run", site.manifest, "--set", "store.private_addresses=true", cwd=site.directory)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "holds: weights" in checked.stdout
-    refused = grailnode("verify", "--run", site.manifest, cwd=site.directory)
+    refused = run_program("verify", "--run", site.manifest, cwd=site.directory)
     assert refused.returncode == 1
     assert "store.private_addresses = true allows it" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1

@@ -13,7 +13,7 @@ import pytest
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run import workspace
 from grailnode.run.creation import Choices
-from tests.support.processes.programs import Program, eventually, grailnode, members
+from tests.support.processes.programs import Program, eventually, members, run_program
 
 CHOICES = Choices(group_size=8, groups=6)
 PACE = workspace.Pace(period_ms=250, groups_per_step=4, groups=6, evaluation_problems=16, anchor_interval=5)
@@ -90,7 +90,7 @@ def test_every_role_survives_kill_9_and_the_chain_stays_whole(site: Site):
         program.wait(5)
         gone(program)
 
-    checked = grailnode("verify", "--run", str(site.made.config))
+    checked = run_program("verify", "--run", str(site.made.config))
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert f"version {site.published()} holds" in checked.stdout
     versions = [event["version"] for event in site.events("trainer-upload", "published")]
@@ -108,12 +108,12 @@ def test_every_role_survives_kill_9_and_the_chain_stays_whole(site: Site):
     for patch in (site.made.directory / "store").glob("*/patches/*"):
         data = patch.read_bytes()
         patch.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    caught = grailnode("verify", "--run", str(site.made.config))
+    caught = run_program("verify", "--run", str(site.made.config))
     assert caught.returncode == 1
     assert "not the bytes that the manifest names" in caught.stderr
     assert len(caught.stderr.splitlines()) == 1
 
-    shown = grailnode("status", "--run", str(site.made.config))
+    shown = run_program("status", "--run", str(site.made.config))
     assert shown.returncode == 0, shown.stderr
     assert "miner-1" in shown.stdout
 

@@ -18,7 +18,7 @@ from tests.processes.test_network_of_processes import Site
 from tests.sandbox.conftest import OWN, sandbox
 from tests.support.builders.phrase_policies import write_speaking_policy
 from tests.support.processes import programs
-from tests.support.processes.programs import Program, eventually, grailnode, members
+from tests.support.processes.programs import Program, eventually, members, run_program
 
 __all__ = ["sandbox"]
 
@@ -83,7 +83,7 @@ def test_programs_are_written_tried_and_trained_on(sandbox: BubblewrapSandbox, s
 
 def started(site: Site, role: str, name: str) -> list[str]:
     """What a node says that ends at once."""
-    ended = grailnode("--role", role, "--run", str(site.made.config), "--name", name)
+    ended = run_program("--role", role, "--run", str(site.made.config), "--name", name)
     assert ended.returncode == 1
     return ended.stderr.splitlines()
 

@@ -10,7 +10,7 @@ from protocol import patch
 from protocol.chain import safetensors
 from protocol.digest import digest_weights
 from tests.support.builders.chains import changed, small_weights
-from tests.support.processes.programs import grailnode
+from tests.support.command_line import run_command
 
 
 @pytest.fixture
@@ -31,12 +31,12 @@ def files(tmp_path: Path) -> Path:
 def test_a_patch_goes_there_and_comes_back_bit_for_bit(files: Path, other: str, there: str, made: str):
     base = str(files / "base.safetensors")
     numbers = ("--version", "7", "--base-version", "6")
-    ended = grailnode(
-        "convert", str(files / "update.patch"), str(files / there), "--from", "grailnode", "--to", other, "--base", base,
-        *numbers,
+    ended = run_command(
+        "convert", str(files / "update.patch"), str(files / there), "--from", "grailnode", "--to", other,
+        "--base", base, *numbers,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
-    ended = grailnode(
+    ended = run_command(
         "convert", str(files / made), str(files / "back.patch"), "--from", other, "--to", "grailnode", "--base", base
     )
     assert ended.returncode == 0, ended.stderr
@@ -48,17 +48,17 @@ def test_a_patch_goes_there_and_comes_back_bit_for_bit(files: Path, other: str, 
 
 def test_a_patch_without_its_base_or_with_another_is_told_in_a_line(files: Path):
     arguments = ("convert", str(files / "update.patch"), str(files / "out"), "--from", "grailnode", "--to", "trl")
-    ended = grailnode(*arguments)
+    ended = run_command(*arguments)
     assert ended.returncode == 1
     assert "give --base FILE.safetensors" in ended.stderr
-    ended = grailnode(*arguments, "--base", str(files / "new.safetensors"))
+    ended = run_command(*arguments, "--base", str(files / "new.safetensors"))
     assert ended.returncode == 1
     assert len(ended.stderr.splitlines()) == 1
     assert not (files / "out").exists()
 
 
 def test_inspect_shows_every_changed_tensor_and_the_bound(files: Path):
-    ended = grailnode("inspect", str(files / "update.patch"), "--base", str(files / "base.safetensors"), "--json")
+    ended = run_command("inspect", str(files / "update.patch"), "--base", str(files / "base.safetensors"), "--json")
     assert ended.returncode == 0, ended.stderr
     inspected = json.loads(ended.stdout)
     assert {row["name"] for row in inspected["tensors"]} == {"a", "b"}
@@ -69,8 +69,8 @@ def test_inspect_shows_every_changed_tensor_and_the_bound(files: Path):
     assert all(row["bound"] is not None for row in inspected["tensors"])
     truncated = files / "cut.patch"
     truncated.write_bytes((files / "update.patch").read_bytes()[:20])
-    ended = grailnode("inspect", str(truncated))
+    ended = run_command("inspect", str(truncated))
     assert ended.returncode == 1
     assert ended.stderr.startswith(f"grailnode: {truncated}, ")
-    ended = grailnode("inspect", str(files / "update.patch"), "--base", str(truncated))
+    ended = run_command("inspect", str(files / "update.patch"), "--base", str(truncated))
     assert ended.stderr.startswith(f"grailnode: {truncated}: ")

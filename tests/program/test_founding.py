@@ -15,7 +15,7 @@ from grailnode.run.creation import Choices, open_run
 from protocol.beacon import quicknet
 from protocol.identity.signing import SigningKey
 from protocol.run import RunManifest
-from tests.support.processes.programs import grailnode
+from tests.support.command_line import run_command
 
 STRANGER = SigningKey(b"s" * 32).public.hex()
 OTHER = SigningKey(b"o" * 32).public.hex()
@@ -28,7 +28,7 @@ def rules(directory: Path) -> RunManifest:
 class TestPublicBeacon:
     def test_the_chain_is_pinned_and_windows_are_counted_in_its_rounds(self, tmp_path: Path):
         before = time.time()
-        done = grailnode("init", str(tmp_path), "--beacon", "quicknet")
+        done = run_command("init", str(tmp_path), "--beacon", "quicknet")
         assert done.returncode == 0, done.stderr
         run = rules(tmp_path)
         assert run.beacon == quicknet
@@ -61,7 +61,7 @@ class TestPublicBeacon:
         assert names(chain=bytes(32)) == []  # a run's own: its store has the rounds
 
     def test_a_window_shorter_than_three_rounds_is_refused_in_one_line(self, tmp_path: Path):
-        done = grailnode("init", str(tmp_path), "--beacon", "quicknet", "--window", "5")
+        done = run_command("init", str(tmp_path), "--beacon", "quicknet", "--window", "5")
         assert done.returncode == 1
         assert done.stderr == "grailnode: a window is at least 3 rounds, 9 s here; raise --window\n"
         assert not list(tmp_path.iterdir())
@@ -78,7 +78,7 @@ class TestPublicBeacon:
 
 class TestJudges:
     def test_keys_that_others_hold_are_named_and_not_made(self, tmp_path: Path):
-        done = grailnode("init", str(tmp_path), "--validator", STRANGER, "--validator", OTHER, "--quorum", "3")
+        done = run_command("init", str(tmp_path), "--validator", STRANGER, "--validator", OTHER, "--quorum", "3")
         assert done.returncode == 0, done.stderr
         own = SigningKey(bytes.fromhex((tmp_path / "keys" / "validator.key").read_text())).public
         assert rules(tmp_path).authority.validators == (own, bytes.fromhex(STRANGER), bytes.fromhex(OTHER))
@@ -86,13 +86,13 @@ class TestJudges:
         assert {file.name for file in (tmp_path / "keys").glob("validator*")} == {"validator.key"}
 
     def test_each_whose_key_is_here_is_started_by_its_name(self, tmp_path: Path):
-        done = grailnode("init", str(tmp_path), "--validators", "2", "--quorum", "2")
+        done = run_command("init", str(tmp_path), "--validators", "2", "--quorum", "2")
         starts = [line.strip() for line in done.stdout.splitlines() if "--role validator" in line]
         assert [start.partition("run.toml")[2] for start in starts] == ["", " --name validator-2"]
         assert all(start in (tmp_path / "run.toml").read_text() for start in starts)
 
     def test_all_of_them_may_be_others(self, tmp_path: Path):
-        done = grailnode("init", str(tmp_path), "--validators", "0", "--validator", STRANGER)
+        done = run_command("init", str(tmp_path), "--validators", "0", "--validator", STRANGER)
         assert done.returncode == 0, done.stderr
         assert rules(tmp_path).authority.validators == (bytes.fromhex(STRANGER),)
         assert "--role validator" not in done.stdout
@@ -117,9 +117,9 @@ class TestJudges:
             init_run(tmp_path, None, None, "addition", None, None, judges=ValidatorSet.parse(1, [STRANGER], 3))
 
     def test_who_joins_with_a_key_made_before_keeps_it(self, tmp_path: Path):
-        made = grailnode("keys", "new", str(tmp_path / "keys" / "validator-2.key"))
+        made = run_command("keys", "new", str(tmp_path / "keys" / "validator-2.key"))
         public = made.stdout.split()[-1]
-        joined = grailnode(
+        joined = run_command(
             *(
                 "init",
                 str(tmp_path),

@@ -81,7 +81,7 @@ def eventually(condition: Callable[[], bool], seconds: float, what: str) -> None
         time.sleep(0.1)
 
 
-def grailnode(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run_program(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """A short command, to its end."""
     return subprocess.run(
         [sys.executable, "-m", "grailnode", *arguments],
