@@ -8,6 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from grailnode.demo.cheater import KINDS
+from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.observe.chain_check import verify_chain
 from grailnode.observe.observer import Observer, newest_summarized
 from grailnode.run.creation import Choices
@@ -61,7 +62,7 @@ async def verdicts(network: Network, miner: str | SigningKey, windows: range) ->
 
 def test_honest_work_is_accepted_trained_on_once_and_every_follower_holds_the_trainers_weights():
     async def scenario() -> None:
-        network = Network(CHOICES)
+        network = Network(CHOICES, policy=PACKAGED_POLICY)
         async with running(network):
             await network.until_window(8)
         for miner in ("miner-1", "miner-2"):
@@ -103,7 +104,7 @@ def test_a_validator_that_has_not_looked_for_long_looks_before_it_refuses_a_newe
 
 def test_every_kind_of_false_rollout_is_rejected_for_its_own_reason_and_no_honest_group_is():
     async def scenario() -> None:
-        network = Network(CHOICES)
+        network = Network(CHOICES, policy=PACKAGED_POLICY)
         async with running(network) as nursery:
             nursery.start_soon(network.run_cheat)
             await network.until_window(2 * len(KINDS) + 1)

@@ -1,37 +1,66 @@
-"""Two hundred seeded lives of a network in a storm of faults, cuts and deaths; 2,000 more by `python -m
-bench.simulation`.
+"""Seeded simulations of a network under storage faults, cut links and killed processes.
+
+Every run takes 45 seeds, `pytest -m slow` takes 205, and `python -m bench.simulation` takes 2,000 more.
 """
 
+import logging
 import os
+from collections.abc import Iterator, Sequence
 
+import pytest
 import trio
 
 from tests.support.simulation.seeded import run_seeded
-from tests.support.simulation.sweep import outcome, sweep
+from tests.support.simulation.sweep import Outcome, outcome, quiet, sweep
 
-SEEDS = (*range(200), 485, 641, 847, 922, 1839)
-"""The last ones found something: miners that overslept, or whose first pledge took too long, and did not pledge anew;
-clocks an hour ahead that, put right again, had nodes wait for what they had believed."""
-
-
-def test_nothing_that_must_hold_is_violated_in_any_of_two_hundred_seeds():
-    outcomes = list(sweep(SEEDS, processes=min(4, os.cpu_count() or 1)))
-    assert len(outcomes) == len(SEEDS)
-    assert {found.seed: found.violations for found in outcomes if found.violations} == {}
-    # and the seeds are no idle ones
-    assert sum(found.deaths > 0 for found in outcomes) > 50
-    assert sum(found.faults > 10 for found in outcomes) > 50
-    assert sum(found.versions > 1 for found in outcomes) > 150
+REGRESSIONS = (485, 641, 847, 922, 1839)
+"""Seeds that showed errors: miners that overslept, or whose first pledge took too long, and did not pledge again; and
+clocks that were set an hour ahead and then corrected, after which nodes waited for the moments they had believed in.
+"""
+SEEDS = (*range(40), *REGRESSIONS)
+ALL_SEEDS = (*range(200), *REGRESSIONS)
 
 
+@pytest.fixture
+def quiet_beacon() -> Iterator[None]:
+    """Log no false rounds: the simulated relays serve them all the time."""
+    logger = logging.getLogger("grailnode")
+    level = logger.level
+    quiet()
+    yield
+    logger.setLevel(level)
+
+
+def check_outcomes(outcomes: Sequence[Outcome]) -> None:
+    """Check that no seed violated an invariant, and that enough of them had faults, deaths and new versions."""
+    assert {item.seed: item.violations for item in outcomes if item.violations} == {}
+    assert sum(item.deaths > 0 for item in outcomes) > 0.24 * len(outcomes)
+    assert sum(item.faults > 10 for item in outcomes) > 0.24 * len(outcomes)
+    assert sum(item.versions > 1 for item in outcomes) > 0.73 * len(outcomes)
+
+
+@pytest.mark.usefixtures("quiet_beacon")
+@pytest.mark.parametrize("part", range(3))
+def test_no_seed_violates_an_invariant(part: int):
+    check_outcomes([outcome(seed) for seed in SEEDS[part::3]])
+
+
+@pytest.mark.slow
+def test_no_seed_of_two_hundred_violates_an_invariant():
+    outcomes = list(sweep(ALL_SEEDS, processes=min(4, os.cpu_count() or 1)))
+    assert len(outcomes) == len(ALL_SEEDS)
+    check_outcomes(outcomes)
+
+
+@pytest.mark.usefixtures("quiet_beacon")
 def test_the_same_seed_gives_the_same_trace_and_another_seed_another():
-    traces = {seed: outcome(seed).trace for seed in range(5)}
-    assert {seed: outcome(seed).trace for seed in reversed(range(5))} == traces
-    assert len(set(traces.values())) == 5
+    traces = {seed: outcome(seed).trace for seed in range(3)}
+    assert {seed: outcome(seed).trace for seed in reversed(range(3))} == traces
+    assert len(set(traces.values())) == 3
 
 
 async def order_of_wakes() -> list[int]:
-    """In which order eight tasks that are ready at once are run."""
+    """Return the order in which eight tasks run that become ready at the same moment."""
     order: list[int] = []
 
     async def wake(number: int) -> None:

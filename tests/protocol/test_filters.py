@@ -86,6 +86,10 @@ def test_a_nucleus_is_that_of_a_whole_sort(top_p: float, sharpness: float) -> No
     for slack in (0.001, 0.1, 7.0):
         filters = Filters(top_p=top_p)
         assert (found | ~(logits > surely_allowed(logits, filters, slack, sampling.RIVALS))).all()
-        for token in range(0, 3000, 7):
-            possible = possibly_allowed(logits, torch.full((50,), token), filters, slack)
-            assert (possible | ~found[:, token]).all()
+        border = found.sum(dim=-1, keepdim=True)
+        ranks = [torch.full((50, 1), rank) for rank in range(0, 3000, 60)]
+        ranks += [(border + offset).clamp(0, 2999) for offset in range(-10, 10)]
+        for rank in ranks:
+            tokens = ordered.indices.gather(-1, rank)
+            possible = possibly_allowed(logits, tokens[:, 0], filters, slack)
+            assert (possible | ~found.gather(-1, tokens)[:, 0]).all()

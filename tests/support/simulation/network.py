@@ -97,7 +97,7 @@ class Network:
         choices: creation.Choices,
         validators: int = 1,
         quorum: int = 1,
-        policy: Path = PACKAGED_POLICY,
+        policy: Path = small_policy.DIRECTORY,
         sandbox: Sandbox | None = None,
     ) -> None:
         self.clock = TrioClock(BEGIN)
