@@ -143,7 +143,7 @@ def _accounted_for(site: Site) -> Iterator[str]:
         account = WindowOutcomes.from_bytes(file.read_bytes())
         accounts[account.window, account.miner] = {outcome.digest for outcome in account.outcomes}
     forgotten = now - _KEPT_WINDOWS  # by the time, as the trainer does: the newest account may be much older
-    unheard = {(event["window"], event["validator"]) for event in site.events("trainer/download", "validator-unheard")}
+    unheard = {(event["window"], event["validator"]) for event in site.events("trainer/download", "validator-excluded")}
     for moment, verdict in _verdicts(site):
         if moment >= spectator.run.beacon.due(schedule.verdict(verdict.window)):
             continue  # nobody waited for it any more
@@ -182,7 +182,7 @@ def _no_rejections(site: Site) -> Iterator[str]:
         outcome.digest
         for file in site.accounts()
         for outcome in WindowOutcomes.from_bytes(file.read_bytes()).outcomes
-        if outcome.outcome == USED
+        if outcome.status == USED
     }
     promised = set()
     for file in site.objects("commitments"):

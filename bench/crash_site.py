@@ -94,7 +94,7 @@ class Site:
 
     def accounts(self) -> list[Path]:
         """The trainer's accounts of windows."""
-        return whole(self.directory / "state" / "trainer" / "objects", "collected/*")
+        return whole(self.directory / "state" / "trainer" / "objects", "outcomes/*")
 
     def log(self, process: str) -> Path:
         """Where a process writes its events."""

@@ -132,7 +132,7 @@ class Disks(Site):
 
     def accounts(self) -> list[Path]:
         """The trainer's accounts of windows."""
-        return whole(self.disk("trainer") / "state" / "trainer" / "objects", "collected/*")
+        return whole(self.disk("trainer") / "state" / "trainer" / "objects", "outcomes/*")
 
     def ended(self, node: str) -> list[str]:
         """The processes of a node that are not running."""

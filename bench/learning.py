@@ -29,7 +29,9 @@ from protocol.rollout.sampling import SamplingParams, log_probabilities
 from roles.ports import Request
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.optimizer import AdamWSettings
-from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings, TrainingGroup
+from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings
+from roles.trainer.verified_batch import VerifiedGroup
+from tests.support.builders.verified_batches import make_group
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ class Simulation:
             _run(self._engine.stage(version, self._versions[version]))
             _run(self._engine.commit())
 
-    def _mine(self, number: int, version: int) -> list[TrainingGroup]:
+    def _mine(self, number: int, version: int) -> list[VerifiedGroup]:
         setup, policy = self.setup, self._policy
         seeds = [hashlib.sha256(f"{setup.seed} {number} {group}".encode()).digest() for group in range(setup.groups)]
         problems = [self._environment.problem(seed) for seed in seeds]
@@ -158,15 +160,11 @@ class Simulation:
         for index, problem in enumerate(problems):
             own = slice(index * setup.group_size, (index + 1) * setup.group_size)
             rewards = tuple(self._reward(problem, tokens) for tokens in completions[own])
-            logprobs = tuple(
+            logprobs = [
                 log_probabilities(result.logits, torch.tensor(tokens), setup.temperature)
                 for result, tokens in zip(checked[own], completions[own], strict=True)
-            )
-            groups.append(
-                TrainingGroup(
-                    seeds[index], b"miner", number, version, prompts[index], tuple(completions[own]), logprobs, rewards
-                )
-            )
+            ]
+            groups.append(make_group(seeds[index], version, prompts[index], completions[own], logprobs, rewards))
         return groups
 
     def pass_at_1(self) -> float:
@@ -215,7 +213,7 @@ def _summary(simulation: Simulation, first: float, rows: Sequence[Mapping[str, f
         "sparsity_min": min(simulation.sparsity),
         "cpu_seconds_per_window": {k: round(v / setup.windows, 4) for k, v in simulation.costs.seconds.items()},
         "tokens_per_window": simulation.tokens / setup.windows,
-        "fates": {str(fate): count for fate, count in simulation.replay.fates.items()},
+        "outcomes": {str(outcome): count for outcome, count in simulation.replay.outcome_counts.items()},
     }
 
 

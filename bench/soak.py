@@ -93,7 +93,7 @@ class Site:
 
     def accounts(self) -> list[Path]:
         """The trainer's accounts of windows."""
-        return crash_site.whole(self.machines.directory / "trainer" / "state" / "trainer" / "objects", "collected/*")
+        return crash_site.whole(self.machines.directory / "trainer" / "state" / "trainer" / "objects", "outcomes/*")
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from roles.node.identity import Node
 from roles.policy.follower import Follower
 from roles.ports import StoreError
 from roles.trainer.publish.publisher import PublisherSettings
-from roles.trainer.spool import SnapshotName, last_published, put_snapshot
+from roles.trainer.spool import SnapshotName, newest_published_version, put_snapshot
 
 _POLL_SECONDS = 0.1
 
@@ -58,7 +58,7 @@ async def publish(config: Config, pair: Path, tensors: int) -> None:
                 await trio.sleep(_POLL_SECONDS)
             await put_snapshot(node.state, SnapshotName(version, version), weights_of(version, views, tensors))
             node.telemetry.event("offered", version=version)
-            while await last_published(node.state) < version:
+            while await newest_published_version(node.state) < version:
                 await trio.sleep(_POLL_SECONDS)
 
 

@@ -1,1 +1,1 @@
-"""A trainer's three processes (learn, publish, collect) and the spool between them. Its rooms never import each other."""
+"""The trainer: three processes (learn, publish, collect) that share the spool and never import each other."""

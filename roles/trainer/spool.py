@@ -1,14 +1,15 @@
-"""What the trainer's three processes hand to each other: durable objects in the node's own state.
+"""The objects that the trainer's three processes hand to each other, durable in the node's own state.
 
-    outbox/{version}-{step}      the learner's BF16 snapshots (safetensors), for the publisher
-    inbox/{window}-{miner}       verified groups, for the learner; behind -{n} those that a later settlement adds to n
-    outcomes settling/{window}-{miner}    what the collector has decided, until inbox and account both have it
-    collected/{window}-{miner}   what became of each verdict's groups: the collector's account
-    collecting                   the oldest window of which something may still come
-    chain/...                    what the publisher has published
+    outbox/{version}-{step}     BF16 snapshots (safetensors), from the learner to the publisher
+    inbox/{window}-{miner}      verified groups, from the collector to the learner; a later batch of the same window and
+                                miner has "-{n}" at its end, where n outcomes had been logged before it
+    intents/{window}-{miner}    the collector's write-ahead log: what it has decided, until inbox and outcomes have it
+    outcomes/{window}-{miner}   the collector's outcome log: what became of each judged group
+    collector-progress          the oldest window for which verdicts may still come
+    chain/...                   what the publisher has published (roles/trainer/publish/history.py)
 
-An object is complete or not there (the store's promise), and each has one writer and one reader who deletes it, so a
-process killed at any instruction finds on its return what it needs to go on.
+An object is complete or absent (the store's promise). Each has one writer, and the one reader that deletes it, so a
+process that is killed at any instruction finds all that it needs to go on when it starts again.
 """
 
 from dataclasses import dataclass
@@ -21,38 +22,42 @@ from roles.ports import ObjectStore
 
 OUTBOX = "outbox/"
 INBOX = "inbox/"
-SETTLING = "settling/"
-COLLECTED = "collected/"
-COLLECTING = "collecting"
+INTENTS = "intents/"
+OUTCOMES = "outcomes/"
+COLLECTOR_PROGRESS = "collector-progress"
 PUBLISHED = "chain/published"
 
 
 @dataclass(frozen=True)
 class SnapshotName:
-    """A snapshot in the outbox: the version it is to become, and the optimizer steps behind it."""
+    """The name of a snapshot in the outbox.
+
+    Attributes:
+        version: the policy version that it becomes; optimizer_step: optimizer steps taken up to it.
+    """
 
     version: int
     optimizer_step: int
 
     @property
     def path(self) -> str:
-        """Where it lies."""
+        """Its path in the node's state."""
         return f"{OUTBOX}{self.version:010d}-{self.optimizer_step:012d}"
 
     @classmethod
     def parse(cls, path: str) -> "SnapshotName":
-        """The name at a path of the outbox."""
+        """Return the name that a path of the outbox stands for."""
         version, step = path.removeprefix(OUTBOX).split("-")
         return cls(int(version), int(step))
 
 
-async def snapshots(state: ObjectStore) -> list[SnapshotName]:
-    """The snapshots that wait, oldest version first."""
+async def list_snapshots(state: ObjectStore) -> list[SnapshotName]:
+    """Return the names of the snapshots in the outbox, oldest version first."""
     return [SnapshotName.parse(item.path) async for item in state.list(OUTBOX)]
 
 
 async def put_snapshot(state: ObjectStore, name: SnapshotName, weights: Weights) -> None:
-    """Hand a snapshot to the publisher.
+    """Put a snapshot into the outbox.
 
     Raises:
         StoreError: the state cannot be written.
@@ -61,7 +66,7 @@ async def put_snapshot(state: ObjectStore, name: SnapshotName, weights: Weights)
 
 
 async def get_snapshot(state: ObjectStore, name: SnapshotName) -> Weights:
-    """A snapshot's weights.
+    """Read a snapshot's weights.
 
     Raises:
         StoreError, ProtocolError: the state is damaged.
@@ -69,8 +74,8 @@ async def get_snapshot(state: ObjectStore, name: SnapshotName) -> Weights:
     return safetensors.read(await state.get(name.path, MAX_SHARD_BYTES))
 
 
-async def last_published(state: ObjectStore) -> int:
-    """The newest version that the publisher has published; -1 before the first."""
+async def newest_published_version(state: ObjectStore) -> int:
+    """Return the newest version that the publisher has published; -1 before the first."""
     versions = [-1]
     async for item in state.list(PUBLISHED + "/"):
         digits = item.path.rsplit("/", 1)[-1]
@@ -81,6 +86,6 @@ async def last_published(state: ObjectStore) -> int:
 
 
 async def next_version(state: ObjectStore) -> int:
-    """The version that the next snapshot becomes: behind everything published and everything that waits."""
-    waiting = [name.version for name in await snapshots(state)]
-    return max([await last_published(state), *waiting]) + 1
+    """Return the version of the next snapshot: one more than the newest that is published or in the outbox."""
+    queued_versions = [name.version for name in await list_snapshots(state)]
+    return max([await newest_published_version(state), *queued_versions]) + 1

@@ -1,112 +1,160 @@
-"""Verified groups on their way from the collector to the learner, and the account of what became of every judged group."""
+"""Verified groups on their way from the collector to the learner, and the log of what became of every judged group."""
 
 from typing import Annotated, ClassVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from protocol import limits
 from protocol.encoding import Record, Version, Window
 from protocol.identity.signing import Digest, Key
-from protocol.judging.verdict import Judgement
-from protocol.rollout.batch import Group
+from protocol.judging.verdict import Judgement, unpack_logprobs
+from protocol.rollout.batch import Group, unpack_tokens
 
 USED = "used"
 CANARY = "canary"
-_ROUNDING = 1e-3  # a log-probability is not positive, but for that
+_ROUNDING = 1e-3  # a recomputed log-probability may exceed 0 by this much
+_GROUP_BYTES = 512  # memory of a group beside its tokens and log-probabilities, about
 
 
 class VerifiedGroup(Record):
-    """A group that enough validators accepted, with the numbers that they recomputed.
+    """A group that enough validators accepted, with the values that they recomputed.
 
     Attributes:
-        digest: SHA-256 of its frame: what the verdicts named and what was fetched.
-        logprobs: float32 little-endian, every completion token: the median over the accepting validators.
-        rewards: as recomputed, one a rollout: likewise the median, where machines may differ in them.
+        digest: SHA-256 of its frame, which the verdicts name and the fetched bytes have.
+        version: the policy version that sampled it.
+        prompt: token ids, 32-bit little-endian words; completions: likewise, one for each rollout.
+        logprobs: float32 little-endian, one for each completion token, rollouts in order: the median over the accepting
+            validators of the log-probability under `version` at the sampling temperature.
+        rewards: recomputed, one for each rollout; the median over the validators where machines may differ in them.
     """
 
-    kind: ClassVar[str] = "harvested-group"
+    kind: ClassVar[str] = "verified-group"
+    max_bytes: ClassVar[int] = limits.MAX_BATCH_BYTES
     digest: Digest
+    version: Version
     prompt: bytes
     completions: tuple[bytes, ...]
     logprobs: bytes
     rewards: tuple[float, ...]
 
+    @model_validator(mode="after")
+    def _consistent(self) -> "VerifiedGroup":
+        if not len(self.completions) == len(self.rewards) > 0:
+            raise ValueError("not one reward for each completion")
+        if any(len(tokens) % 4 for tokens in (self.prompt, *self.completions)):
+            raise ValueError("not whole 32-bit words")
+        if len(self.logprobs) != sum(map(len, self.completions)):
+            raise ValueError("not one log-probability for each token")
+        return self
+
+    @property
+    def prompt_tokens(self) -> tuple[int, ...]:
+        """The prompt's token ids."""
+        return unpack_tokens(self.prompt)
+
+    @property
+    def completion_tokens(self) -> tuple[tuple[int, ...], ...]:
+        """The token ids of each completion."""
+        return tuple(map(unpack_tokens, self.completions))
+
+    @property
+    def completion_logprobs(self) -> list[np.ndarray]:
+        """The log-probabilities of each completion: float32 [T] each, read-only."""
+        return unpack_logprobs(self.logprobs, (len(completion) // 4 for completion in self.completions))
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory that it takes, about."""
+        return _GROUP_BYTES + len(self.prompt) + sum(map(len, self.completions)) + len(self.logprobs)
+
+    @property
+    def informative(self) -> bool:
+        """Whether its rewards differ: without a better and a worse rollout every advantage is zero."""
+        return min(self.rewards) < max(self.rewards)
+
 
 class VerifiedBatch(Record):
     """One miner's verified groups of a window."""
 
-    kind: ClassVar[str] = "harvest"
+    kind: ClassVar[str] = "verified-batch"
     max_bytes: ClassVar[int] = limits.MAX_BATCH_BYTES
     window: Window
-    version: Version
     miner: Key
     groups: tuple[VerifiedGroup, ...]
 
 
-class Outcome(Record):
+class GroupOutcome(Record):
     """What became of a judged group.
 
     Attributes:
-        commitment, index, digest: the group as a verdict names it, which may be one that nobody promised.
-        outcome: 'used', or the reason why not.
+        commitment, index, digest: the group as the verdict names it; it may be a group that nobody promised.
+        status: 'used', or the reason why the group is not trained on.
     """
 
-    kind: ClassVar[str] = "outcome"
+    kind: ClassVar[str] = "group-outcome"
     commitment: Digest
     index: Annotated[int, Field(ge=0, lt=limits.MAX_GROUPS)]
     digest: Digest
-    outcome: Annotated[str, Field(max_length=64)]
+    status: Annotated[str, Field(max_length=64)]
 
     @property
     def group(self) -> tuple[bytes, int, bytes]:
-        """What it is about: commitment, index and digest."""
+        """The group that it concerns: commitment, index and digest."""
         return self.commitment, self.index, self.digest
 
 
 class WindowOutcomes(Record):
     """What became of each judged group of a miner's window."""
 
-    kind: ClassVar[str] = "account"
-    max_bytes: ClassVar[int] = 64 * limits.MIB  # hundreds of validators that agree on nothing
+    kind: ClassVar[str] = "window-outcomes"
+    max_bytes: ClassVar[int] = 64 * limits.MIB  # hundreds of validators of which no two judge the same groups
     max_items: ClassVar[int] = 1 << 23
     window: Window
     miner: Key
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[GroupOutcome, ...]
 
 
 class Intent(Record):
-    """What is decided of a miner's window, before anybody acts on it.
+    """A write-ahead record: what is decided about a miner's window, before inbox and outcome log are written.
 
     Attributes:
-        before: how many outcomes the account had; with it the harvest has a name of its own.
-        harvest: the groups to train on; None where there are none.
-        outcomes: what to enter into the account.
+        previous_outcomes: how many outcomes the log had before; it also gives the batch a path of its own.
+        batch: the groups to train on; None if there are none.
+        outcomes: what to append to the outcome log.
     """
 
-    kind: ClassVar[str] = "settled"
+    kind: ClassVar[str] = "intent"
     max_bytes: ClassVar[int] = VerifiedBatch.max_bytes + WindowOutcomes.max_bytes
     max_items: ClassVar[int] = WindowOutcomes.max_items
     window: Window
     miner: Key
-    before: Annotated[int, Field(ge=0)]
-    harvest: VerifiedBatch | None
-    outcomes: tuple[Outcome, ...]
+    previous_outcomes: Annotated[int, Field(ge=0)]
+    batch: VerifiedBatch | None
+    outcomes: tuple[GroupOutcome, ...]
 
 
 class CollectorProgress(Record):
-    """How far the collector is: the oldest window of which something may still come."""
+    """How far the collector has come.
 
-    kind: ClassVar[str] = "collecting"
-    oldest: Window
+    Attributes:
+        oldest_window: the oldest window for which verdicts may still come.
+    """
+
+    kind: ClassVar[str] = "collector-progress"
+    oldest_window: Window
 
 
-def harvested(group: Group, digest: bytes, accepting: tuple[Judgement, ...], *, exact: bool) -> VerifiedGroup | None:
-    """An accepted group with the validators' numbers; None where those do not fit the group.
+def verified_group(
+    group: Group, digest: bytes, accepting: tuple[Judgement, ...], *, exact: bool
+) -> VerifiedGroup | None:
+    """Return an accepted group with the validators' values; None if no judgement fits the group.
 
     Args:
-        exact: whether all machines compute the same rewards: a judgement with others than the group's then does not
-            fit.
+        digest: SHA-256 of the group's frame.
+        accepting: the judgements that accept it.
+        exact: whether all machines compute the same rewards: then a judgement with other rewards than the group claims
+            does not fit.
     """
     tokens = sum(len(rollout.completion) // 4 for rollout in group.rollouts)
     claims = tuple(rollout.reward for rollout in group.rollouts)
@@ -117,17 +165,20 @@ def harvested(group: Group, digest: bytes, accepting: tuple[Judgement, ...], *, 
         and len(judgement.rewards) == len(claims)
         and (not exact or np.allclose(judgement.rewards, claims, rtol=0.0, atol=1e-6))
     ]
-    sound = [
-        (values, rewards) for values, rewards in fitting if np.isfinite(values).all() and (values <= _ROUNDING).all()
+    valid = [
+        (logprobs, rewards)
+        for logprobs, rewards in fitting
+        if np.isfinite(logprobs).all() and (logprobs <= _ROUNDING).all()
     ]
-    if not sound:
+    if not valid:
         return None
-    logprobs = np.median([values for values, _ in sound], axis=0)
-    rewards = claims if exact else tuple(np.median([rewards for _, rewards in sound], axis=0).tolist())
+    median_logprobs = np.median([logprobs for logprobs, _ in valid], axis=0)
+    rewards = claims if exact else tuple(np.median([rewards for _, rewards in valid], axis=0).tolist())
     return VerifiedGroup(
         digest=digest,
+        version=group.version,
         prompt=group.prompt,
         completions=tuple(rollout.completion for rollout in group.rollouts),
-        logprobs=logprobs.astype("<f4").tobytes(),
+        logprobs=median_logprobs.astype("<f4").tobytes(),
         rewards=rewards,
     )

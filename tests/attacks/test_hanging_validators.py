@@ -13,7 +13,7 @@ from protocol.judging.report import ValidatorReport, canary_key, is_false
 from protocol.judging.verdict import Judgement, Reason
 from roles.ports import StoreError
 from roles.trainer.collect.collector import Collector, CollectorSettings
-from roles.trainer.spool import COLLECTED
+from roles.trainer.spool import OUTCOMES
 from roles.validator.judge import reject_group
 from tests.support.attacks.court import FIRST, SECOND, STRANGER, WINDOW, Court, Silent
 from tests.support.attacks.target import attack
@@ -57,7 +57,7 @@ async def say_of(court: Court, validator: SigningKey, window: int, *judgements: 
 
 async def windows_collected(court: Court) -> set[int]:
     """The windows of which there is an account."""
-    return {paths.window_of(item.path.removeprefix(COLLECTED)) async for item in court.state.list(COLLECTED)}
+    return {paths.window_of(item.path.removeprefix(OUTCOMES)) async for item in court.state.list(OUTCOMES)}
 
 
 def closing(court: Court, window: int = WINDOW) -> float:
@@ -109,7 +109,7 @@ async def test_miners_whose_spaces_hang_wait_for_each_other_and_nobody_for_them(
         assert await windows_collected(court) == {WINDOW + 1}
         await court.clock.sleep_until(closing(court, WINDOW + 20))
         nursery.cancel_scope.cancel()
-    assert len([item async for item in court.state.list(COLLECTED)]) == 1 + len(hanging)  # 'unreachable', in the end
+    assert len([item async for item in court.state.list(OUTCOMES)]) == 1 + len(hanging)  # 'unreachable', in the end
 
 
 @attack
@@ -179,7 +179,7 @@ async def test_a_deceiver_is_caught_though_another_verdict_of_its_never_comes():
     await court.clock.sleep_until(court.run.opening_time(WINDOW))
     with trio.move_on_after(closing(court) - 1.0 - court.clock.now()):
         await Collector(court.node, CollectorSettings(canaries=1)).run()
-    told = court.log.named("validator-deceived")
+    told = court.log.named("canary-failure")
     assert [(event["validator"], event["accepted"], event["verdict"]) for event in told] == [
         (FIRST.public.hex(), True, LedgerRow.of(lie).verdict.hex())
     ]

@@ -66,7 +66,7 @@ async def test_a_group_accepted_in_a_wrong_place_is_still_used_in_its_own():
     digest = content_digest(Court().groups[1].to_frame())
     court = await heard_in_turn((Court().judgement(0, digest=digest),), (accepted(0), accepted(1)))
     assert await court.outcomes() == {"used"}
-    assert [(event["used"], event["left"]) for event in court.log.named("collected")] == [(0, 1), (2, 0)]
+    assert [(event["used"], event["unused"]) for event in court.log.named("collected")] == [(0, 1), (2, 0)]
 
 
 @attack

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import trio
 
 from protocol.rollout.batch import Group
-from roles.trainer.learn.training import training_groups
-from roles.trainer.spool import COLLECTED, INBOX
+from roles.trainer.spool import INBOX, OUTCOMES
 from roles.trainer.verified_batch import VerifiedBatch, WindowOutcomes
 from tests.support.attacks.court import FIRST, SECOND, WINDOW, Court
 from tests.support.attacks.target import attack
@@ -51,8 +50,8 @@ def disguised(group: Group) -> Group:
 async def test_the_same_rollouts_under_two_commitments_are_trained_on_once():
     groups = Court().groups
     court = await shown_in_turn(groups, [disguised(group) for group in groups])
-    harvests = [VerifiedBatch.from_bytes(await court.state.get(i.path, 1 << 20)) async for i in court.state.list(INBOX)]
-    work = [(group.prompt, group.completions) for harvest in harvests for group in training_groups(harvest)]
+    batches = [VerifiedBatch.from_bytes(await court.state.get(i.path, 1 << 20)) async for i in court.state.list(INBOX)]
+    work = [(group.prompt, group.completions) for batch in batches for group in batch.groups]
     assert len(set(work)) == len(work) == len(groups)
 
 
@@ -61,9 +60,9 @@ async def test_a_group_that_two_commitments_name_is_used_once():
     groups = Court().groups
     court = await shown_in_turn(groups[:1], groups)
     accounts = [
-        WindowOutcomes.from_bytes(await court.state.get(i.path, 1 << 20)) async for i in court.state.list(COLLECTED)
+        WindowOutcomes.from_bytes(await court.state.get(i.path, 1 << 20)) async for i in court.state.list(OUTCOMES)
     ]
-    assert [item.outcome for account in accounts for item in account.outcomes] == [
+    assert [item.status for account in accounts for item in account.outcomes] == [
         "used",
         "commitment-changed",
         "commitment-changed",

@@ -35,7 +35,7 @@ def seal_of(court: Court, validator: SigningKey, window: int = WINDOW, by: Signi
 
 def unheard(court: Court) -> list[tuple[str, str]]:
     """Which validators did not count, and the beginning of why."""
-    lines = [line for line in court.log.named("validator-unheard") if line["window"] == WINDOW]
+    lines = [line for line in court.log.named("validator-excluded") if line["window"] == WINDOW]
     return [(line["validator"], line["error"].partition(":")[0]) for line in lines]
 
 

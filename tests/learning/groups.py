@@ -1,11 +1,12 @@
-"""Training groups for tests."""
+"""Verified groups for tests of learning."""
 
 import hashlib
 from collections.abc import Sequence
 
 import torch
 
-from roles.trainer.learn.replay_buffer import TrainingGroup
+from roles.trainer.verified_batch import VerifiedGroup
+from tests.support.builders.verified_batches import make_group
 
 
 def group(
@@ -15,15 +16,7 @@ def group(
     prompt: tuple[int, ...] = (5, 6, 7),
     completions: Sequence[tuple[int, ...]] = ((3, 1), (4, 1)),
     rewards: Sequence[float] = (1.0, 0.0),
-) -> TrainingGroup:
-    """A group whose digest is that of its name."""
-    return TrainingGroup(
-        digest=hashlib.sha256(str(name).encode()).digest(),
-        miner=b"m" * 32,
-        window=version,
-        version=version,
-        prompt=prompt,
-        completions=tuple(completions),
-        logprobs=tuple(torch.full((len(tokens),), -1.0 - index) for index, tokens in enumerate(completions)),
-        rewards=tuple(rewards),
-    )
+) -> VerifiedGroup:
+    """Return a group whose digest is that of its name."""
+    logprobs = [torch.full((len(tokens),), -1.0 - index) for index, tokens in enumerate(completions)]
+    return make_group(hashlib.sha256(str(name).encode()).digest(), version, prompt, completions, logprobs, rewards)

@@ -1,4 +1,4 @@
-"""The genesis that ships: what it is, that it loads, and that its recipe is repeatable (it is not made again here)."""
+"""The packaged genesis: its files and weights, and that its recipe is reproducible (it is not run in full here)."""
 
 import itertools
 import statistics
@@ -21,25 +21,25 @@ TINY = genesis.Recipe(
 )
 
 
-def test_shipped_files() -> None:
+def test_packaged_files() -> None:
     files = {path.name: path.stat().st_size for path in PACKAGED_POLICY.iterdir()}
     assert set(files) == {"config.json", "tokenizer.json", "model.safetensors", "proof.json"}
     assert sum(files.values()) < 3_000_000
 
 
-def test_shipped_weights() -> None:
+def test_packaged_weights() -> None:
     weights = load_weights(PACKAGED_POLICY)
     assert {name: tuple(tensor.shape) for name, tensor in weights.items()} == build(Policy.load(PACKAGED_POLICY)).shapes
-    assert digest_weights(weights).hex() == SHIPPED_DIGEST, "not what `python -m grailnode.demo.genesis --seed 0` makes"
+    assert digest_weights(weights).hex() == PACKAGED_DIGEST, "not the output of `python -m grailnode.demo.genesis`"
 
 
-def test_shipped_config_and_tokenizer_are_the_recipe_s() -> None:
+def test_config_and_tokenizer_are_those_of_the_recipe() -> None:
     assert Policy.load(PACKAGED_POLICY).config == genesis.Recipe().config()
     assert (PACKAGED_POLICY / "tokenizer.json").read_text() == genesis.tokenizer()
 
 
-def test_shipped_policy_is_undecided() -> None:
-    """It forgets to carry more often than not, and knows better often enough to be reinforced."""
+def test_the_packaged_policy_is_right_about_half_the_time() -> None:
+    """It forgets to carry in most cases, and is right often enough to be reinforced."""
     policy, addition = Policy.load(PACKAGED_POLICY), environments.get("addition")
     engine = finished(engine_of(build(policy), load_weights(PACKAGED_POLICY)))
     problems = [addition.held_out(index) for index in range(200)]
@@ -49,12 +49,14 @@ def test_shipped_policy_is_undecided() -> None:
     sampled = [generation.tokens for generation in finished(engine.generate(requests, params))]
     for answers, low, high in ((finished(engine.greedy(prompts, params)), 0.2, 0.6), (sampled, 0.35, 0.75)):
         texts = [policy.tokenizer.decode(tokens[:-1]) for tokens in answers]
-        right = statistics.fmean(addition.reward(problem, text) for problem, text in zip(problems, texts, strict=True))
-        assert low < right < high
+        accuracy = statistics.fmean(
+            addition.reward(problem, text) for problem, text in zip(problems, texts, strict=True)
+        )
+        assert low < accuracy < high
 
 
 @pytest.mark.parametrize("name", ["addition", "countdown"])
-def test_the_tokenizer_covers(name: str) -> None:
+def test_the_tokenizer_covers_every_prompt_of(name: str) -> None:
     tokenizer = Policy.load(PACKAGED_POLICY).tokenizer
     for index in range(50):
         prompt = environments.get(name).held_out(index).prompt
@@ -67,7 +69,7 @@ def test_sum_without_carry(a: int, b: int, wrong: int) -> None:
     assert genesis.carryless_sum(a, b) == wrong
 
 
-def test_the_corpus_is_the_seed_s_and_keeps_off_the_held_out() -> None:
+def test_the_corpus_depends_on_the_seed_and_has_no_held_out_problems() -> None:
     def beginning(seed: int) -> torch.Tensor:
         return torch.cat([batch.ids[:, :6] for batch in itertools.islice(genesis.corpus(genesis.Recipe(), seed), 4)])
 
@@ -78,7 +80,7 @@ def test_the_corpus_is_the_seed_s_and_keeps_off_the_held_out() -> None:
     assert not held_out & {tuple(row) for row in beginning(0).tolist()}
 
 
-def test_a_small_recipe_is_repeatable_and_learns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_small_recipe_is_reproducible_and_learns(capsys: pytest.CaptureFixture[str]) -> None:
     one, other = genesis.make(TINY, 3, progress=True), genesis.make(TINY, 3)
     assert digest_weights(one) == digest_weights(other)
     assert digest_weights(genesis.make(TINY, 4)) != digest_weights(one)
@@ -95,4 +97,4 @@ def test_the_command_writes_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert Policy.load(tmp_path / "made").vocabulary == 32
 
 
-SHIPPED_DIGEST = "df1107d62568293beb59258a70991e56e10510daeac9ea6035b6119d4892b581"
+PACKAGED_DIGEST = "df1107d62568293beb59258a70991e56e10510daeac9ea6035b6119d4892b581"

@@ -1,4 +1,4 @@
-"""GRPO against a slow, obvious reference, and against numbers worked out by hand."""
+"""GRPO against a slow and simple reference, and against values computed by hand."""
 
 import math
 
@@ -23,7 +23,7 @@ class TestAdvantages:
         torch.testing.assert_close(result, expected)
 
     @pytest.mark.parametrize("rewards", [[0.0] * 4, [1.0] * 4, [0.1] * 7, [1.0]])
-    def test_equal_rewards_say_nothing(self, rewards: list[float]) -> None:
+    def test_equal_rewards_have_no_advantage(self, rewards: list[float]) -> None:
         assert torch.equal(advantages(torch.tensor(rewards)), torch.zeros(len(rewards)))
 
     @given(st.lists(st.sampled_from([0.0, 0.1, 1.0]), min_size=2, max_size=16).filter(lambda r: len(set(r)) > 1))
@@ -43,13 +43,13 @@ class TestPolicyLoss:
             (1.0, 2.0, -2.0, -2.0),
             (1.2, 1.0, -1.2, -1.2),
             (0.9, -1.0, 0.9, 0.9),
-            # a good token made likelier than 1.28 times, or a bad one less likely than 0.8 times: held, no gradient
+            # a good token whose ratio is above 1.28, or a bad one below 0.8: clipped, no gradient
             (1.5, 1.0, -1.28, 0.0),
             (0.5, -1.0, 0.8, 0.0),
-            # moved the wrong way: the clip lets the gradient through
+            # the ratio moved in the wrong direction: the clip does not stop the gradient
             (0.5, 1.0, -0.5, -0.5),
             (1.5, -1.0, 1.5, 1.5),
-            # ... up to the truncation at 3
+            # but the truncation at 3 does
             (5.0, -1.0, 3.0, 0.0),
             (1.0, 0.0, 0.0, 0.0),
         ],
@@ -62,7 +62,7 @@ class TestPolicyLoss:
         result.value.backward()  # type: ignore[no-untyped-call]
         assert log_probs.grad is not None
         assert float(log_probs.grad) == pytest.approx(slope, rel=1e-5)
-        assert result.clipped == (1 if slope == 0.0 and advantage else 0)
+        assert result.clipped_tokens == (1 if slope == 0.0 and advantage else 0)
 
     @given(
         st.lists(
@@ -82,13 +82,13 @@ class TestPolicyLoss:
         assert float(result.value) == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
     @pytest.mark.parametrize("advantage", [1.0, -1.0])
-    def test_a_ratio_beyond_all_numbers_gives_no_gradient(self, advantage: float) -> None:
+    def test_a_ratio_that_overflows_gives_no_gradient(self, advantage: float) -> None:
         log_probs = torch.tensor([-0.5], requires_grad=True)
         result = policy_loss(log_probs, torch.tensor([-1000.0]), torch.tensor([advantage]), SETTINGS)
         result.value.backward()  # type: ignore[no-untyped-call]
         assert log_probs.grad is not None
         assert float(log_probs.grad) == 0.0
-        assert result.clipped == 1
+        assert result.clipped_tokens == 1
 
 
 def test_log_probabilities_are_at_the_sampling_temperature() -> None:

@@ -1,4 +1,4 @@
-"""AdamW against torch's own, and its state."""
+"""AdamW against torch.optim.AdamW, and its state."""
 
 from typing import Any
 
@@ -37,14 +37,14 @@ def test_equals_torch(decay: float, max_norm: float, implementation: str) -> Non
 
 
 def test_the_first_step_is_the_learning_rate() -> None:
-    """m_hat / sqrt(v_hat) is the gradient's sign; warming up over 4 steps, the first takes a quarter."""
+    """m_hat / sqrt(v_hat) is the gradient's sign; with a warm-up of 4 steps, the first step takes a quarter."""
     own = AdamW({"w": torch.zeros(3)}, AdamWSettings(learning_rate=0.4, warmup_steps=4))
     own.step({"w": torch.tensor([1e-3, -2e-3, 0.0])})
     torch.testing.assert_close(own.masters["w"], torch.tensor([-0.1, 0.1, 0.0]), rtol=1e-3, atol=0)
 
 
-def test_small_steps_add_up_unseen() -> None:
-    """A hundredth of a BF16 unit in the last place is lost to the view, and kept by the master."""
+def test_small_steps_add_up_in_the_masters() -> None:
+    """A hundredth of a BF16 unit in the last place changes the master, and not the view."""
     own = AdamW({"w": torch.ones(1)}, AdamWSettings(learning_rate=2.0**-8 / 100))
     views = []
     for _ in range(60):
@@ -55,7 +55,7 @@ def test_small_steps_add_up_unseen() -> None:
     assert len(set(views)) == 2
 
 
-def test_a_restored_state_goes_on_bit_for_bit() -> None:
+def test_a_restored_optimizer_continues_bit_for_bit() -> None:
     one, other = AdamW(_weights(), AdamWSettings(1e-2)), AdamW(_weights(), AdamWSettings(1e-2))
     for step in range(3):
         one.step(_gradients(step))
@@ -67,7 +67,7 @@ def test_a_restored_state_goes_on_bit_for_bit() -> None:
         assert torch.equal(tensor, other.state()[name]), name
 
 
-def test_a_state_does_not_change_afterwards() -> None:
+def test_later_steps_do_not_change_a_saved_state() -> None:
     optimizer = AdamW(_weights(), AdamWSettings(1e-2))
     state = optimizer.state()
     view = optimizer.bf16_view()
@@ -76,7 +76,7 @@ def test_a_state_does_not_change_afterwards() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in (state | view).items())
 
 
-def test_other_states_are_refused() -> None:
+def test_a_state_of_another_model_is_refused() -> None:
     optimizer = AdamW(_weights(), AdamWSettings(1e-2))
     state = optimizer.state()
     for broken in ({}, state | {"master/c": torch.zeros(1)}, state | {"master/a": torch.zeros(1)}):
@@ -85,7 +85,7 @@ def test_other_states_are_refused() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_gradients_that_are_not_finite_change_nothing(bad: float) -> None:
+def test_infinite_gradients_are_refused_and_change_nothing(bad: float) -> None:
     optimizer = AdamW(_weights(), AdamWSettings(1e-2))
     before = optimizer.state()
     with pytest.raises(ValueError, match="norm"):

@@ -16,7 +16,7 @@ from protocol.digest import digest_weights
 from roles.ports import ObjectStore
 from roles.trainer.publish.publisher import PublisherSettings
 from roles.trainer.spool import INBOX, OUTBOX, SnapshotName
-from tests.support.builders.verified_batches import GROUPS, harvest
+from tests.support.builders.verified_batches import GROUPS, verified_batch
 from tests.support.faults.tripwire import TrippingStore, Tripwire
 from tests.support.simulation import small_policy
 from tests.support.simulation.network import Network, key
@@ -24,7 +24,7 @@ from tests.support.simulation.recording_store import Witness
 from tests.support.simulation.seeded import run_seeded
 from tests.support.simulation.stormy_network import CHOICES
 
-HARVESTS = 2
+BATCHES = 2
 SETTINGS = PublisherSettings(anchor_interval=2, keep_patches=2, keep_anchors=1)
 
 
@@ -73,24 +73,24 @@ class Trainer(Network):
             nursery.start_soon(self.run_beacon)
             nursery.start_soon(self.keep, training, self.process == "/training")
             nursery.start_soon(self.keep, self._upload, self.process == "/upload")
-            for number in range(HARVESTS):
+            for number in range(BATCHES):
                 await self._published(number)
-                await self.disk.put(f"{INBOX}{number:010d}-x", harvest(number, version=0).to_bytes())
-            await self._published(HARVESTS)
+                await self.disk.put(f"{INBOX}{number:010d}-x", verified_batch(number, version=0).to_bytes())
+            await self._published(BATCHES)
             await trio.sleep(1)
             nursery.cancel_scope.cancel()
         held = await verify_chain(Network.node(self, "checker"), lambda line: None)
-        assert held.version == HARVESTS
+        assert held.version == BATCHES
         names = [
             put.path.rsplit("/", 1)[-1].split("-") for put in self.store.under(paths.manifests(key("trainer").public))
         ]
-        assert len({number for number, _ in names}) == len({digest for _, digest in names}) == HARVESTS + 1
+        assert len({number for number, _ in names}) == len({digest for _, digest in names}) == BATCHES + 1
         views: dict[int, set[str]] = {}
         for put in self.disk.under(OUTBOX):
             digest = digest_weights(safetensors.read(put.data)).hex()
             views.setdefault(SnapshotName.parse(put.path).version, set()).add(digest)
         assert all(len(found) == 1 for found in views.values())
-        assert views[HARVESTS] == {held.digest.hex()}
+        assert views[BATCHES] == {held.digest.hex()}
         return {version: min(found) for version, found in views.items()}
 
     async def _training(self, settings: object) -> None:
@@ -125,7 +125,7 @@ def uncrashed() -> dict[int, str]:
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("process", ["/training", "/upload"])
 def test_a_trainer_killed_at_any_operation_makes_the_same_weights(process: str, after: bool):
-    assert len(set(uncrashed().values())) == HARVESTS + 1
+    assert len(set(uncrashed().values())) == BATCHES + 1
     deaths = 0
     for operation in range(1000):
         weights, died = lived(process, operation, after)

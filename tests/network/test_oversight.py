@@ -261,7 +261,7 @@ def test_a_validator_that_copies_anothers_findings_is_not_heard(two_faced: bool,
         settled = network.events("trainer/download", "collected")
         assert settled
         assert all(event["used"] == 0 for event in settled)
-        unheard = network.events("trainer/download", "validator-unheard")
+        unheard = network.events("trainer/download", "validator-excluded")
         assert {event["error"].partition(":")[0] for event in unheard} == {why}
 
     simulate(scenario)
@@ -301,7 +301,7 @@ def test_a_validator_that_accepts_anything_is_caught_by_a_canary_and_counts_no_m
             nursery.start_soon(gullible)
             nursery.start_soon(sing)
             await network.until_window(10)
-        deceived = network.events("trainer/download", "validator-deceived")
+        deceived = network.events("trainer/download", "canary-failure")
         assert deceived
         assert all(event["accepted"] and event["validator"] == key("validator-1").public.hex() for event in deceived)
         reports = []

@@ -11,7 +11,7 @@ from grailnode.store.memory import MemoryStore
 from protocol import paths
 from roles.node.identity import Node
 from roles.ports import ObjectInfo, ObjectStore, StoreError
-from roles.trainer.spool import COLLECTED
+from roles.trainer.spool import OUTCOMES
 from roles.trainer.verified_batch import WindowOutcomes
 from tests.network.test_network import CHOICES, running, simulate, verdicts
 from tests.support.simulation.network import Network, key
@@ -116,10 +116,10 @@ def test_a_miner_that_cannot_be_reached_holds_up_nobody_and_is_accounted_for_in_
         assert not any(event["used"] for event in collected.get(key("miner-1").public.hex()[:8], []))
         assert (await network.head()).version >= 4  # the trainer goes on learning
         accounts = {}
-        async for info in network.states["trainer"].list(COLLECTED):
+        async for info in network.states["trainer"].list(OUTCOMES):
             account = WindowOutcomes.from_bytes(await network.states["trainer"].get(info.path, 1 << 20))
             if account.miner == key("miner-1").public:
-                accounts[account.window] = {outcome.outcome for outcome in account.outcomes}
+                accounts[account.window] = {outcome.status for outcome in account.outcomes}
         assert {1, 2} <= accounts.keys()
         assert set.union(*accounts.values()) == {"unreachable"}
 

@@ -35,7 +35,7 @@ def test_a_trainer_that_is_killed_again_and_again_goes_on_where_it_was(seed: int
         assert (await verify_chain(network.node("checker"), lambda line: None)).version == head.version
         published = [event["version"] for event in network.events("trainer/upload", "published")]
         assert sorted(set(published)) == list(range(published[-1] + 1))  # gapless
-        accounts = [item.path async for item in network.states["trainer"].list("collected/")]
+        accounts = [item.path async for item in network.states["trainer"].list("outcomes/")]
         assert len(accounts) == len(set(accounts)) > 0
 
     trio.run(scenario, clock=MockClock(autojump_threshold=0))

@@ -18,7 +18,7 @@ from protocol.identity.signing import open_announced, sign
 from roles.ports import ObjectStore
 from roles.trainer.publish.history import HeadStamp, History, make_head
 from roles.trainer.publish.version_build import make_shards, reference
-from tests.roles.dying import killed_at
+from tests.roles.killed_publisher import killed_at
 from tests.roles.test_follower import equal
 from tests.roles.test_publisher import SETTINGS, SUCCESSOR, LosesPatches, Site, copy_of, newest, simulated
 from tests.support.builders import samples

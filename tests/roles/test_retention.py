@@ -24,7 +24,7 @@ from roles.policy.follower import Follower
 from roles.trainer.publish.publisher import PublisherSettings
 from roles.trainer.publish.retention import check_retention, kept_range
 from roles.trainer.spool import SnapshotName, put_snapshot
-from tests.roles.dying import killed_at
+from tests.roles.killed_publisher import killed_at
 from tests.roles.test_publisher import SUCCESSOR, Site, newest, simulated
 from tests.support.builders.chains import TRAINER, changed, make_node, small_run, small_weights
 from tests.support.simulation.network import BEGIN, Log

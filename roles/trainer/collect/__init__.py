@@ -1,1 +1,1 @@
-"""The download process: from verdicts to verified batches for the learner. Imports the spool and verified batches."""
+"""The download process: verdicts in, verified groups for the learner out. Imports the spool and verified batches."""

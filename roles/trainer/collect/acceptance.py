@@ -1,40 +1,43 @@
-"""What enough validators accept becomes the learner's: fetched, checked against the digest that they name, and
-accounted for.
+"""Hands accepted groups over to the learner: fetches them, checks the digest that the verdicts name, and logs what
+became of every judged group.
 """
 
 from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import replace
 
-from protocol import environments, limits, paths
-from protocol.errors import LimitError, MalformedError, ProtocolError
-from protocol.identity.signing import Signed, open_signed
+from protocol import environments, paths
+from protocol.errors import LimitError, ProtocolError
+from protocol.identity.signing import Signed
 from protocol.rollout.batch import Commitment, open_group
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
-from roles.trainer.collect.outcome_log import OutcomeLog, windowed
+from roles.records import fetch_record
+from roles.trainer.collect.outcome_log import OutcomeLog, object_name
 from roles.trainer.collect.quorum import Decision
-from roles.trainer.spool import INBOX, SETTLING
-from roles.trainer.verified_batch import CANARY, USED, Intent, VerifiedBatch, VerifiedGroup, harvested
+from roles.trainer.spool import INBOX, INTENTS
+from roles.trainer.verified_batch import CANARY, USED, Intent, VerifiedBatch, VerifiedGroup, verified_group
 
-_CHANGED = "commitment-changed"
-_UNFIT = "verdict-does-not-fit"
-_MAY_COME = {_CHANGED, "missing-after-verdict", "changed-after-verdict"}
-"""What a look at storage may show, and the next one not."""
+_COMMITMENT_CHANGED = "commitment-changed"
+_VERDICT_MISMATCH = "verdict-does-not-fit"
+_MISSING = "missing-after-verdict"
+_CHANGED = "changed-after-verdict"
+_RETRIABLE = {_COMMITMENT_CHANGED, _MISSING, _CHANGED}
+"""Statuses that come from one read of storage, and that the next read may not confirm."""
 
 
 class Acceptance:
-    """Settles miners' windows.
+    """Carries out the decisions on miners' windows.
 
     Args:
-        accounts: where what became of each group is entered.
-        canaries: miners of whom nothing is trained on.
+        outcome_log: where it is logged what became of each group.
+        canaries: miners whose groups are never trained on.
     """
 
-    def __init__(self, node: Node, accounts: OutcomeLog, canaries: Set[bytes]) -> None:
+    def __init__(self, node: Node, outcome_log: OutcomeLog, canaries: Set[bytes]) -> None:
         self._node = node
-        self._accounts = accounts
+        self._outcome_log = outcome_log
         self._canaries = canaries
-        self._pending: dict[tuple[int, bytes], Intent] = {}  # decided, and not done yet
+        self._pending: dict[tuple[int, bytes], Intent] = {}  # decided, and not carried out yet
 
     async def open(self) -> None:
         """Carry out what was decided before a restart.
@@ -42,160 +45,172 @@ class Acceptance:
         Raises:
             StoreError, ProtocolError: the state cannot be read or written.
         """
-        found = [item.path async for item in self._node.state.list(SETTLING)]
-        for path in found:
+        intent_paths = [item.path async for item in self._node.state.list(INTENTS)]
+        for path in intent_paths:
             await self._carry_out(Intent.from_bytes(await self._node.state.get(path, Intent.max_bytes)))
 
-    async def finish(self, window: int, miner: bytes) -> None:
-        """Carry out what was decided when the state could not be written: it stands.
+    async def retry(self, window: int, miner: bytes) -> None:
+        """Carry out what was decided on a miner's window when the state could not be written. Decisions are final.
 
         Raises:
-            StoreError: it still cannot.
+            StoreError: the state still cannot be written.
         """
         if (window, miner) in self._pending:
             await self._carry_out(self._pending[window, miner])
 
-    async def settle(
+    async def accept(
         self,
         window: int,
         miner: bytes,
         decisions: Sequence[Decision],
         *,
-        last: bool,
-        given_up: Callable[[], Awaitable[bool]],
+        final_attempt: bool,
+        timed_out: Callable[[], Awaitable[bool]],
     ) -> bool:
-        """Fetch what is accepted, hand it over, and account for everything.
+        """Fetch the accepted groups of a miner's window, hand them over, and log what became of every decided group.
 
-        What is decided is durable before anything is done about it: neither a crash nor a full disk can part the
-        harvest from the account.
+        The result is durable as an intent before inbox or outcome log are written, so neither a crash nor a full disk
+        can make the two disagree.
 
         Args:
-            last: whether what storage shows now counts, be it missing or not what was promised.
-            given_up: tells, where the miner's storage does not answer, whether it is not waited for any more.
+            final_attempt: whether what storage shows now is final, even if groups are missing or not those promised.
+            timed_out: returns whether the miner's storage is given up if it does not answer now.
 
         Returns:
-            Whether the miner's storage was asked, and answered.
+            Whether the miner's storage was asked and answered.
 
         Raises:
-            StoreError: storage did not answer or does not show what was promised yet, or the state cannot be written.
+            StoreError: storage did not answer or does not show yet what was promised, or the state cannot be written.
         """
         if miner in self._canaries:
             decisions = [replace(decision, reason=CANARY) for decision in decisions]
-        entered = await self._accounts.outcomes(window, miner)
-        pinned = {outcome.commitment for outcome in entered if outcome.outcome == USED}
+        logged_outcomes = await self._outcome_log.outcomes(window, miner)
+        used_commitments = {outcome.commitment for outcome in logged_outcomes if outcome.status == USED}
         decisions = [
-            replace(decision, reason=_CHANGED) if not decision.reason and pinned - {decision.commitment} else decision
+            replace(decision, reason=_COMMITMENT_CHANGED)
+            if not decision.reason and used_commitments - {decision.commitment}
+            else decision
             for decision in decisions
         ]
         accepted = [decision for decision in decisions if not decision.reason]
         answered = bool(accepted)
+        results: Sequence[VerifiedGroup | str]
         try:
-            version, fetched = await self._fetch_all(window, miner, accepted, last)
+            results = await self._fetch_all(window, miner, accepted, final_attempt)
         except StoreError as error:
-            if not await given_up():
+            if not await timed_out():
                 raise
             self._node.telemetry.event("collect-failed", window=window, miner=miner.hex()[:8], error=str(error))
-            version, fetched, answered = 0, ["unreachable"] * len(accepted), False
-        groups = tuple(group for group in fetched if isinstance(group, VerifiedGroup))
-        outcomes = [decision.became(decision.reason) for decision in decisions if decision.reason]
-        for decision, group in zip(accepted, fetched, strict=True):
-            outcomes.append(decision.became(USED if isinstance(group, VerifiedGroup) else group))
-        harvest = VerifiedBatch(window=window, version=version, miner=miner, groups=groups) if groups else None
-        settled = Intent(window=window, miner=miner, before=len(entered), harvest=harvest, outcomes=tuple(outcomes))
-        await self._decide(settled)
+            results, answered = ["unreachable"] * len(accepted), False
+        groups = tuple(result for result in results if isinstance(result, VerifiedGroup))
+        outcomes = [decision.outcome(decision.reason) for decision in decisions if decision.reason]
+        for decision, result in zip(accepted, results, strict=True):
+            outcomes.append(decision.outcome(USED if isinstance(result, VerifiedGroup) else result))
+        batch = VerifiedBatch(window=window, miner=miner, groups=groups) if groups else None
+        intent = Intent(
+            window=window,
+            miner=miner,
+            previous_outcomes=len(logged_outcomes),
+            batch=batch,
+            outcomes=tuple(outcomes),
+        )
+        await self._record(intent)
         await self._carry_out(self._pending[window, miner])
         return answered
 
-    async def _decide(self, settled: Intent) -> None:
-        """Make a settlement durable; without its groups where they are more than a harvest holds."""
+    async def _record(self, intent: Intent) -> None:
+        """Make an intent durable; without its groups if they are larger than a batch may be."""
         try:
-            if settled.harvest is not None:
-                settled.harvest.to_bytes()
-                await self._node.state.put(_place(settled), settled.to_bytes())
+            if intent.batch is not None:
+                intent.batch.to_bytes()
+                await self._node.state.put(_intent_path(intent), intent.to_bytes())
         except LimitError:
             outcomes = [
-                item.model_copy(update={"outcome": "too-large"}) if item.outcome == USED else item
-                for item in settled.outcomes
+                item.model_copy(update={"status": "too-large"}) if item.status == USED else item
+                for item in intent.outcomes
             ]
-            settled = settled.model_copy(update={"harvest": None, "outcomes": tuple(outcomes)})
-        self._pending[settled.window, settled.miner] = settled
+            intent = intent.model_copy(update={"batch": None, "outcomes": tuple(outcomes)})
+        self._pending[intent.window, intent.miner] = intent
 
-    async def _carry_out(self, settled: Intent) -> None:
-        """Hand over and account for what was decided; once more does not harm.
+    async def _carry_out(self, intent: Intent) -> None:
+        """Write inbox and outcome log as an intent says. Doing it twice has the effect of doing it once.
 
         Raises:
             StoreError: the state cannot be written.
         """
-        node, name = self._node, windowed(settled.window, settled.miner)
-        if len(await self._accounts.outcomes(settled.window, settled.miner)) == settled.before:
-            if settled.harvest is not None:
-                behind = f"-{settled.before}" if settled.before else ""  # an earlier one may be on its way still
-                await node.state.put(INBOX + name + behind, settled.harvest.to_bytes())
-            await self._accounts.enter(settled.window, settled.miner, settled.outcomes)
-            used = len(settled.harvest.groups) if settled.harvest else 0
-            left = len(settled.outcomes) - used
+        node, name = self._node, object_name(intent.window, intent.miner)
+        if len(await self._outcome_log.outcomes(intent.window, intent.miner)) == intent.previous_outcomes:
+            if intent.batch is not None:
+                # the learner may not have read an earlier batch yet, so a later one has a path of its own
+                suffix = f"-{intent.previous_outcomes}" if intent.previous_outcomes else ""
+                await node.state.put(INBOX + name + suffix, intent.batch.to_bytes())
+            await self._outcome_log.append(intent.window, intent.miner, intent.outcomes)
+            used = len(intent.batch.groups) if intent.batch else 0
             node.telemetry.event(
-                "collected", window=settled.window, miner=settled.miner.hex()[:8], used=used, left=left
+                "collected",
+                window=intent.window,
+                miner=intent.miner.hex()[:8],
+                used=used,
+                unused=len(intent.outcomes) - used,
             )
-        if settled.harvest is not None:
-            await node.state.delete(_place(settled))
-        self._pending.pop((settled.window, settled.miner), None)
+        if intent.batch is not None:
+            await node.state.delete(_intent_path(intent))
+        self._pending.pop((intent.window, intent.miner), None)
 
     async def _fetch_all(
-        self, window: int, miner: bytes, accepted: Sequence[Decision], last: bool
-    ) -> tuple[int, list[VerifiedGroup | str]]:
-        """The version that made a miner's accepted groups, and each of these, or why it is not used.
+        self, window: int, miner: bytes, accepted: Sequence[Decision], final_attempt: bool
+    ) -> list[VerifiedGroup | str]:
+        """Return each accepted group of a miner, or the reason why it is not used.
 
         Raises:
-            StoreError: storage did not answer, or (unless this look is the last) shows something else than was
-                promised.
+            StoreError: storage did not answer, or shows something else than was promised and this attempt is not the
+                final one.
         """
         commitment = await self._commitment(window, miner) if accepted else None
-        fetched = [await self._fetch(commitment, decision) for decision in accepted]
-        strange = {reason for reason in fetched if isinstance(reason, str)} & _MAY_COME
-        if strange and not last:
+        results = [await self._fetch(commitment, decision) for decision in accepted]
+        retriable = {reason for reason in results if isinstance(reason, str)} & _RETRIABLE
+        if retriable and not final_attempt:
             raise StoreError(
-                f"window {window} of {miner.hex()[:8]}: {', '.join(sorted(strange))}, as storage shows it now"
+                f"window {window} of {miner.hex()[:8]}: {', '.join(sorted(retriable))}, as storage shows it now"
             )
-        return commitment.record.version if commitment else 0, fetched
+        return results
 
     async def _commitment(self, window: int, miner: bytes) -> Signed[Commitment] | None:
-        """The miner's commitment as storage shows it now; None where it is none."""
+        """Return the miner's commitment as storage shows it now; None if it shows none.
+
+        Raises:
+            StoreError: the storage did not answer.
+        """
         path = paths.commitment(miner, window)
         try:
-            data = await self._node.store.get(path, limits.MAX_COMMITMENT_BYTES + limits.MAX_ENVELOPE_BYTES)
-            signed = open_signed(data, Commitment, [miner])
-            record = signed.record
-            if (record.run, record.window, record.miner) != (self._node.run_id, window, miner):
-                raise MalformedError("of another run, window or miner", path)
-            return signed
+            return await fetch_record(self._node, Commitment, path)
         except (NotFoundError, TooLargeError, ProtocolError) as error:
             self._node.telemetry.event("commitment-refused", path=path, error=str(error))
             return None
 
     async def _fetch(self, commitment: Signed[Commitment] | None, decision: Decision) -> VerifiedGroup | str:
-        """An accepted group, its bytes checked against the digest that the verdicts name; or why it is not used.
+        """Return an accepted group, whose bytes have the digest that the verdicts name, or why it is not used.
 
         Raises:
             StoreError: the storage did not answer.
         """
         if commitment is None or commitment.digest != decision.commitment:
-            return _CHANGED
+            return _COMMITMENT_CHANGED
         record = commitment.record
         if decision.index >= len(record.groups) or decision.digest != record.groups[decision.index][0]:
-            return _UNFIT  # a validator's word for a group that the miner never promised
+            return _VERDICT_MISMATCH  # the verdict names a group that the miner never promised
         path = paths.batch(record.miner, record.window, record.batch)
         offset, size = record.extent(decision.index)
         try:
             frame = await self._node.store.get(path, size, offset=offset, size=size)
             group = open_group(frame, record, decision.index, self._node.run.group_bytes)
         except NotFoundError:
-            return "missing-after-verdict"
+            return _MISSING
         except ProtocolError:
-            return "changed-after-verdict"
+            return _CHANGED
         exact = environments.is_exact(self._node.run.environment)
-        return harvested(group, decision.digest, decision.accepting, exact=exact) or _UNFIT
+        return verified_group(group, decision.digest, decision.accepting, exact=exact) or _VERDICT_MISMATCH
 
 
-def _place(settled: Intent) -> str:
-    return SETTLING + windowed(settled.window, settled.miner)
+def _intent_path(intent: Intent) -> str:
+    return INTENTS + object_name(intent.window, intent.miner)

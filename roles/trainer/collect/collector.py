@@ -1,10 +1,10 @@
 """The download process: verdicts in, verified groups for the learner out.
 
-For every miner's window: read the validators' verdicts, decide, fetch what enough of them accept, check its digest
-again, hand it over, and write the account (settlement.py).
+For every miner's window it reads the validators' verdicts (verdict_reader.py), decides (quorum.py), fetches the groups
+that enough validators accept, checks their digests again, hands them over and logs what became of each (acceptance.py).
 
-A group is settled as soon as it is decided. Groups that only a validator who is heard later has judged, or that were
-open until then, add to what is settled.
+A group is handed over as soon as it is decided. Groups that a later verdict judges, or that were pending until then,
+are appended to the outcome log of the window.
 """
 
 from collections.abc import Mapping
@@ -27,43 +27,47 @@ from roles.trainer.collect.verdict_reader import VerdictReader
 
 @dataclass(frozen=True)
 class CollectorSettings:
-    """What a trainer's operator decides.
+    """What a trainer's operator sets.
 
     Attributes:
         poll_seconds: how often to look for verdicts.
-        keep_accounts: windows whose accounts stay in the node's state.
-        canaries: miners that this node has run to test the validators: nothing of theirs is trained on.
+        outcome_windows: how many windows the outcome log keeps.
+        canaries: how many canary miners this node has run to test the validators; their groups are not trained on.
     """
 
     poll_seconds: float = 0.25
-    keep_accounts: int = 1000
+    outcome_windows: int = 1000
     canaries: int = 0
 
 
-_LAST_LOOKS = 3  # at a window that is over, as storage may have hidden or bent what it showed at one
-_AT_ONCE = 16  # miners' windows that are being settled, and as many of miners whose storage failed the last time
-_BACKLOG = 64  # windows behind the oldest one that are looked at, beside those that are open
+_FINAL_ATTEMPTS = 3  # reads after a window's deadline, because storage may show something wrong at one of them
+_MAX_CONCURRENT = 16  # miners' windows at once, and as many again of miners whose storage failed the last time
+_BACKLOG_WINDOWS = 64  # of the oldest windows that are collected at once, beside those that are still open
 
 
 @dataclass(frozen=True)
-class _Later:
-    """When to look at a miner's storage again that did not answer, or not with what was promised (trio's time), the
-    pause before that, and how often it was looked at since the window was over.
+class _Retry:
+    """When to read a miner's window again after its storage did not answer, or not with what was promised.
+
+    Attributes:
+        time: not before this, in trio's seconds; delay: the seconds from the last attempt until then.
+        final_attempts: attempts since the window's deadline.
     """
 
-    moment: float = -inf
-    pause: float = 0.5
-    looks: int = 0
+    time: float = -inf
+    delay: float = 0.5
+    final_attempts: int = 0
 
-    def due(self, now: float, closed: bool) -> bool:
-        """Whether to look: when the pause is over, and at once when the window is."""
-        return now >= self.moment or (closed and self.looks == 0)
+    def allowed(self, now: float, after_deadline: bool) -> bool:
+        """Whether to try now: when the delay is over, and at once when the deadline has passed."""
+        return now >= self.time or (after_deadline and self.final_attempts == 0)
 
-    def after(self, now: float, closed: bool) -> "_Later":
-        """Twice the pause from now on, up to half a minute: who does not answer costs the others little."""
-        looks = self.looks + closed
-        pause = 0.5 if closed and looks < _LAST_LOOKS else min(30.0, 2 * self.pause)
-        return _Later(now + pause, pause, looks)
+    def next(self, now: float, after_deadline: bool) -> "_Retry":
+        """Return the retry after this one: its delay doubles up to half a minute, so a dead storage costs little."""
+        final_attempts = self.final_attempts + after_deadline
+        soon = after_deadline and final_attempts < _FINAL_ATTEMPTS
+        delay = 0.5 if soon else min(30.0, 2 * self.delay)
+        return _Retry(now + delay, delay, final_attempts)
 
 
 class Collector:
@@ -72,16 +76,16 @@ class Collector:
     def __init__(self, node: Node, settings: CollectorSettings) -> None:
         self._node = node
         self._settings = settings
-        self._hearings: dict[int, VerdictReader] = {}
-        self._overseer = ValidatorMonitor(node, settings.canaries)
-        self._since = 0.0
-        self._accounts = OutcomeLog(node.state)
-        self._settlement = Acceptance(node, self._accounts, self._overseer.canaries)
-        self._settled: dict[tuple[int, bytes], int] = {}  # how many verdicts on a miner's window the account speaks for
-        self._later: dict[tuple[int, bytes], _Later] = {}
-        self._settling: set[tuple[int, bytes]] = set()
-        self._slow: set[bytes] = set()  # miners whose storage failed the last time: they wait for each other
-        self._slots, self._slow_slots = trio.CapacityLimiter(_AT_ONCE), trio.CapacityLimiter(_AT_ONCE)
+        self._readers: dict[int, VerdictReader] = {}
+        self._monitor = ValidatorMonitor(node, settings.canaries)
+        self._start_time = 0.0
+        self._outcome_log = OutcomeLog(node.state)
+        self._acceptance = Acceptance(node, self._outcome_log, self._monitor.canaries)
+        self._processed_verdicts: dict[tuple[int, bytes], int] = {}  # by miner's window, verdicts that the log covers
+        self._retries: dict[tuple[int, bytes], _Retry] = {}
+        self._active: set[tuple[int, bytes]] = set()  # miners' windows that have a task
+        self._slow_miners: set[bytes] = set()  # those whose storage failed the last time wait for each other
+        self._slots, self._slow_slots = trio.CapacityLimiter(_MAX_CONCURRENT), trio.CapacityLimiter(_MAX_CONCURRENT)
 
     async def run(self) -> None:
         """Collect for ever.
@@ -90,156 +94,171 @@ class Collector:
             StoreError: this node's own state cannot be read or written.
         """
         node = self._node
-        await self._overseer.open()
-        await self._accounts.open()
-        await self._settlement.open()
-        self._since = await node.time.proven_time()
-        # whoever was away for long goes on where it was: the verdicts still lie there, and want an account
-        now = node.run.window_at(self._since)
-        oldest = now - self._windows_open() if self._accounts.oldest is None else self._accounts.oldest
-        oldest = max(0, oldest, now - self._settings.keep_accounts)
-        await self._accounts.advance(oldest)
+        await self._monitor.open()
+        await self._outcome_log.open()
+        await self._acceptance.open()
+        self._start_time = await node.time.proven_time()
+        # after a long absence it goes on with the window where it stopped: the verdicts of that time are still there
+        now, oldest_logged = node.run.window_at(self._start_time), self._outcome_log.oldest_window
+        oldest = now - self._open_window_count() if oldest_logged is None else oldest_logged
+        oldest = max(0, oldest, now - self._settings.outcome_windows)
+        await self._outcome_log.advance(oldest)
         async with trio.open_nursery() as tasks:
             await self._collect_all(oldest, tasks)
 
     async def _collect_all(self, oldest: int, tasks: trio.Nursery) -> None:
         while True:
-            windows = {window: await self._closed(window) for window in self._windows(oldest)}
-            await self._listen(windows, tasks)
-            finished = {window for window, closed in windows.items() if await self._collect(window, closed, tasks)}
-            while oldest in finished:
+            windows = {window: await self._deadline_has_passed(window) for window in self._windows(oldest)}
+            await self._read_validators(windows, tasks)
+            done = {
+                window
+                for window, after_deadline in windows.items()
+                if await self._collect(window, after_deadline, tasks)
+            }
+            while oldest in done:
                 await self._close(oldest, tasks)
                 oldest += 1
             await trio.sleep(self._settings.poll_seconds)
 
-    async def _listen(self, windows: Mapping[int, bool], tasks: trio.Nursery) -> None:
-        """Hear everybody of windows (and whether they are closed); whoever takes longer than a moment is not waited
-        for.
+    async def _read_validators(self, windows: Mapping[int, bool], tasks: trio.Nursery) -> None:
+        """Read the validators of all windows; reads that take longer than a poll go on without being waited for.
+
+        Args:
+            windows: by window, whether its deadline has passed.
         """
-        heard = trio.Event()
+        all_read = trio.Event()
 
-        async def listen() -> None:
+        async def read() -> None:
             async with trio.open_nursery() as nursery:
-                for window, closed in windows.items():
-                    self._hearing(window).listen(self._overseer.distrusted, closed, nursery)
-            heard.set()
+                for window, after_deadline in windows.items():
+                    self._reader(window).start_reading(self._monitor.distrusted_validators, after_deadline, nursery)
+            all_read.set()
 
-        tasks.start_soon(listen)
+        tasks.start_soon(read)
         with trio.move_on_after(self._settings.poll_seconds):
-            await heard.wait()
+            await all_read.wait()
 
     def _windows(self, oldest: int) -> list[int]:
-        """Those to look at: the first of those that are left, and the open ones, however far these are behind.
+        """Return the windows to collect: the oldest unfinished ones, and all that are still open however late they are.
 
-        The clock may be ahead; no window is open that the beacon does not know of.
+        The clock may be ahead; a window that the beacon has not reached is not open.
         """
         node = self._node
-        now = min(node.window(), node.run.schedule.window_at(node.time.newest_round) + self._windows_open())
-        recent = max(oldest + _BACKLOG, now - self._windows_open())
-        return [*range(oldest, min(oldest + _BACKLOG, now + 1)), *range(recent, now + 1)]
+        now = min(node.window(), node.run.schedule.window_at(node.time.newest_round) + self._open_window_count())
+        recent = max(oldest + _BACKLOG_WINDOWS, now - self._open_window_count())
+        return [*range(oldest, min(oldest + _BACKLOG_WINDOWS, now + 1)), *range(recent, now + 1)]
 
     async def _close(self, window: int, tasks: trio.Nursery) -> None:
-        """Nothing more comes of a window."""
+        """Finish a window for which no more verdicts come: publish the report, and free its memory."""
         node = self._node
-        report = self._overseer.report(window)
+        report = self._monitor.report(window)
         if report is not None:
             tasks.start_soon(node.publish, paths.report(node.key.public, window), sign(report, node.key))
-        self._hearings.pop(window).close(self._overseer.distrusted)
-        self._settled = {key: heard for key, heard in self._settled.items() if key[0] != window}
+        self._readers.pop(window).close(self._monitor.distrusted_validators)
+        self._processed_verdicts = {key: count for key, count in self._processed_verdicts.items() if key[0] != window}
         try:
-            self._accounts.close(window)
-            await self._accounts.advance(window + 1)
-            await self._accounts.forget(
-                node.run.schedule.window_at(node.time.newest_round) - self._settings.keep_accounts
-            )
-        except StoreError as error:  # remembered with the next window
+            self._outcome_log.release(window)
+            await self._outcome_log.advance(window + 1)
+            proven_window = node.run.schedule.window_at(node.time.newest_round)
+            await self._outcome_log.delete_before(proven_window - self._settings.outcome_windows)
+        except StoreError as error:  # the next window's progress makes up for it
             node.telemetry.event("collect-failed", window=window, error=str(error))
 
     @property
     def open_windows(self) -> set[int]:
-        """Windows of which something may still come."""
-        return set(self._hearings)
+        """Windows for which verdicts may still come."""
+        return set(self._readers)
 
-    def _hearing(self, window: int) -> VerdictReader:
-        return self._hearings.setdefault(window, VerdictReader(self._node, window, self._since))
+    def _reader(self, window: int) -> VerdictReader:
+        return self._readers.setdefault(window, VerdictReader(self._node, window, self._start_time))
 
-    def _windows_open(self) -> int:
+    def _open_window_count(self) -> int:
         schedule = self._node.run.schedule
         return -(-schedule.verdict_rounds // schedule.rounds)
 
-    async def _closed(self, window: int) -> bool:
-        """Whether nobody's verdicts are waited for any more; what is not accounted for then never is, so a clock is not
-        enough.
+    async def _deadline_has_passed(self, window: int) -> bool:
+        """Whether the deadline for a window's verdicts has passed, proven by the beacon: a clock may be wrong, and what
+        comes later is never logged.
         """
         return await self._node.time.has_come(self._node.run.schedule.verdict(window))
 
-    async def _collect(self, window: int, closed: bool, tasks: trio.Nursery) -> bool:
-        """Settle every miner of whom something is decided in a window; whether that was all.
+    async def _collect(self, window: int, after_deadline: bool, tasks: trio.Nursery) -> bool:
+        """Start a task for every miner whose verdicts of a window are not processed; return whether the window is done.
 
-        It was not while the window is open, nor where the last look at a validator failed: what that would have shown
-        is missing. A validator whose storage stays silent for as long again as the window had is not waited for any
-        more.
+        It is not done before the deadline, nor while the last read of a validator failed, because verdicts may be
+        missing. A validator whose storage stays silent for as long again as the window had is given up.
         """
-        hearing, ignored = self._hearing(window), self._overseer.distrusted
-        final = closed and hearing.looked(_LAST_LOOKS, ignored, given_up=await self._given_up(window))
-        waiting = False
+        reader, ignored = self._reader(window), self._monitor.distrusted_validators
+        final = after_deadline and reader.is_complete(
+            _FINAL_ATTEMPTS, ignored, timed_out=await self._has_timed_out(window)
+        )
+        unprocessed = False
         try:
-            for miner, verdicts in list(hearing.verdicts.items()):  # others add to it meanwhile
-                if miner in self._overseer.canaries:
-                    await self._overseer.examine(window, miner, verdicts)
-                if final or not hearing.outstanding(ignored):
-                    self._overseer.compare(window, miner, verdicts)
-                elif miner in self._overseer.canaries:
+            for miner, verdicts in list(reader.verdicts.items()):  # the reader adds to it meanwhile
+                if miner in self._monitor.canaries:
+                    await self._monitor.examine(window, miner, verdicts)
+                if final or not reader.outstanding(ignored):
+                    self._monitor.compare(window, miner, verdicts)
+                elif miner in self._monitor.canaries:
                     continue
-                if self._settled.get((window, miner), 0) == len(verdicts):
+                if self._processed_verdicts.get((window, miner), 0) == len(verdicts):
                     continue
-                waiting = True
-                due = self._retry(window, miner).due(trio.current_time(), closed)
-                if due and (window, miner) not in self._settling:
-                    self._settling.add((window, miner))
-                    tasks.start_soon(self._settle, window, miner, final)
+                unprocessed = True
+                allowed = self._retry(window, miner).allowed(trio.current_time(), after_deadline)
+                if allowed and (window, miner) not in self._active:
+                    self._active.add((window, miner))
+                    tasks.start_soon(self._process, window, miner, final)
         except StoreError as error:
             self._node.telemetry.event("collect-failed", window=window, error=str(error))
             return False
-        return final and not waiting
+        return final and not unprocessed
 
-    async def _undecided(self, window: int, miner: bytes, final: bool) -> list[Decision]:
-        """The decisions that the account of a miner's window does not name yet."""
-        authority, hearing, ignored = self._node.authority, self._hearing(window), self._overseer.distrusted
-        counting = set(authority.validators) - ignored - hearing.sealed_twice
-        believed = [verdict for validator, verdict in hearing.verdicts[miner].items() if validator in counting]
-        named = {outcome.group for outcome in await self._accounts.outcomes(window, miner)}
-        outstanding = 0 if final else len(hearing.outstanding_on(miner, ignored))
-        return [d for d in decide(believed, authority.quorum, outstanding) if d.group not in named]
+    async def _unlogged_decisions(self, window: int, miner: bytes, final: bool) -> list[Decision]:
+        """Return the decisions on groups of a miner's window that the outcome log does not name yet."""
+        authority, reader, ignored = self._node.authority, self._reader(window), self._monitor.distrusted_validators
+        counting = set(authority.validators) - ignored - reader.equivocators
+        verdicts = [verdict for validator, verdict in reader.verdicts[miner].items() if validator in counting]
+        logged_groups = {outcome.group for outcome in await self._outcome_log.outcomes(window, miner)}
+        outstanding = 0 if final else len(reader.outstanding_on(miner, ignored))
+        decisions = decide(verdicts, authority.quorum, outstanding)
+        return [decision for decision in decisions if decision.group not in logged_groups]
 
-    async def _settle(self, window: int, miner: bytes, final: bool) -> None:
-        """Settle a miner's window beside all others: storage that does not answer costs its owner, and it not for ever."""
-        retry, closed = self._retry(window, miner), False
+    async def _process(self, window: int, miner: bytes, final: bool) -> None:
+        """Hand over and log what is decided on a miner's window. Each has a task of its own, so that storage that does
+        not answer delays its owner alone, and that not for ever.
+        """
+        retry, after_deadline = self._retry(window, miner), False
         try:
-            async with self._slow_slots if miner in self._slow else self._slots:
-                closed = await self._closed(window)
-                await self._settlement.finish(window, miner)
-                heard = len(self._hearing(window).verdicts[miner])
-                decisions = await self._undecided(window, miner, final)
-                decided = [decision for decision in decisions if not decision.open]
-                if decided or not (decisions or self._accounts.holds(window, miner)):
-                    last, given_up = closed and retry.looks + 1 >= _LAST_LOOKS, partial(self._given_up, window)
-                    if await self._settlement.settle(window, miner, decided, last=last, given_up=given_up):
-                        self._slow.discard(miner)
-            if len(decided) == len(decisions):
-                self._settled[window, miner] = heard
-                self._later.pop((window, miner), None)
+            async with self._slow_slots if miner in self._slow_miners else self._slots:
+                after_deadline = await self._deadline_has_passed(window)
+                await self._acceptance.retry(window, miner)
+                verdict_count = len(self._reader(window).verdicts[miner])
+                decisions = await self._unlogged_decisions(window, miner, final)
+                final_decisions = [decision for decision in decisions if not decision.pending]
+                if final_decisions or not (decisions or self._outcome_log.has_entries(window, miner)):
+                    answered = await self._acceptance.accept(
+                        window,
+                        miner,
+                        final_decisions,
+                        final_attempt=after_deadline and retry.final_attempts + 1 >= _FINAL_ATTEMPTS,
+                        timed_out=partial(self._has_timed_out, window),
+                    )
+                    if answered:
+                        self._slow_miners.discard(miner)
+            if len(final_decisions) == len(decisions):
+                self._processed_verdicts[window, miner] = verdict_count
+                self._retries.pop((window, miner), None)
         except StoreError as error:
             self._node.telemetry.event("collect-failed", window=window, miner=miner.hex()[:8], error=str(error))
-            self._slow.add(miner)
-            self._later[window, miner] = retry.after(trio.current_time(), closed)
+            self._slow_miners.add(miner)
+            self._retries[window, miner] = retry.next(trio.current_time(), after_deadline)
         finally:
-            self._settling.remove((window, miner))
+            self._active.remove((window, miner))
 
-    def _retry(self, window: int, miner: bytes) -> _Later:
-        return self._later.get((window, miner), _Later())
+    def _retry(self, window: int, miner: bytes) -> _Retry:
+        return self._retries.get((window, miner), _Retry())
 
-    async def _given_up(self, window: int) -> bool:
-        """Whether as much time has gone by since a window's end as its verdicts had."""
+    async def _has_timed_out(self, window: int) -> bool:
+        """Whether as much time has passed since a window's deadline as its verdicts had."""
         schedule = self._node.run.schedule
         return await self._node.time.has_come(schedule.verdict(window) + schedule.verdict_rounds)

@@ -1,94 +1,92 @@
-"""What became of every judged group of every miner's window: durable, and an entry that is made never changes."""
+"""The outcome log: what became of every judged group of every miner's window. Durable and append-only."""
 
 from collections.abc import Sequence
 from contextlib import suppress
 
 from protocol import paths
 from roles.ports import NotFoundError, ObjectStore
-from roles.trainer.spool import COLLECTED, COLLECTING
-from roles.trainer.verified_batch import CollectorProgress, Outcome, WindowOutcomes
+from roles.trainer.spool import COLLECTOR_PROGRESS, OUTCOMES
+from roles.trainer.verified_batch import CollectorProgress, GroupOutcome, WindowOutcomes
 
 
-def windowed(window: int, miner: bytes) -> str:
-    """The name of what there is once for a miner's window."""
+def object_name(window: int, miner: bytes) -> str:
+    """Return the name of an object that exists once for a miner's window."""
     return f"{window:010d}-{miner.hex()}"
 
 
 class OutcomeLog:
-    """The accounts of one trainer.
+    """The outcome log of one trainer.
 
-    What they say is held in memory for the windows of which something may still come, and for others only that they are
-    there.
+    Memory holds the entries of windows for which verdicts may still come; of other windows only the miners.
     """
 
     def __init__(self, state: ObjectStore) -> None:
         self._state = state
-        self._accounts: dict[int, dict[bytes, tuple[Outcome, ...] | None]] = {}
-        self.oldest: int | None = None
-        """The oldest window of which something may still come; None before the first."""
+        self._windows: dict[int, dict[bytes, tuple[GroupOutcome, ...] | None]] = {}  # None: on disk only
+        self.oldest_window: int | None = None
+        """The oldest window for which verdicts may still come; None before the first start."""
 
     async def open(self) -> None:
-        """Remember which there are, and how far they go.
+        """Read which windows and miners have entries, and how far the collector has come.
 
         Raises:
             StoreError, ProtocolError: the state cannot be read.
         """
         with suppress(NotFoundError):
-            self.oldest = CollectorProgress.from_bytes(
-                await self._state.get(COLLECTING, CollectorProgress.max_bytes)
-            ).oldest
-        async for item in self._state.list(COLLECTED):
-            path = item.path.removeprefix(COLLECTED)
-            self._accounts.setdefault(paths.window_of(path), {})[paths.key_at_end(path)] = None
+            data = await self._state.get(COLLECTOR_PROGRESS, CollectorProgress.max_bytes)
+            self.oldest_window = CollectorProgress.from_bytes(data).oldest_window
+        async for item in self._state.list(OUTCOMES):
+            path = item.path.removeprefix(OUTCOMES)
+            self._windows.setdefault(paths.window_of(path), {})[paths.key_at_end(path)] = None
 
-    def holds(self, window: int, miner: bytes) -> bool:
-        """Whether a miner's window has an account."""
-        return miner in self._accounts.get(window, {})
+    def has_entries(self, window: int, miner: bytes) -> bool:
+        """Whether something was logged for a miner's window, be it an empty list."""
+        return miner in self._windows.get(window, {})
 
-    async def outcomes(self, window: int, miner: bytes) -> tuple[Outcome, ...]:
-        """What is entered for a miner's window; nothing where there is no account.
+    async def outcomes(self, window: int, miner: bytes) -> tuple[GroupOutcome, ...]:
+        """Return what is logged for a miner's window; nothing if there are no entries.
 
         Raises:
             StoreError, ProtocolError: the state cannot be read.
         """
-        if not self.holds(window, miner):
+        if not self.has_entries(window, miner):
             return ()
-        found = self._accounts[window][miner]
-        if found is None:
-            data = await self._state.get(COLLECTED + windowed(window, miner), WindowOutcomes.max_bytes)
-            found = self._accounts[window][miner] = WindowOutcomes.from_bytes(data).outcomes
-        return found
+        outcomes = self._windows[window][miner]
+        if outcomes is None:
+            data = await self._state.get(OUTCOMES + object_name(window, miner), WindowOutcomes.max_bytes)
+            outcomes = self._windows[window][miner] = WindowOutcomes.from_bytes(data).outcomes
+        return outcomes
 
-    async def enter(self, window: int, miner: bytes, outcomes: Sequence[Outcome]) -> None:
-        """Add what became of more groups.
-
-        Raises:
-            StoreError, ProtocolError: the state cannot be read or written; nothing is entered.
-        """
-        account = WindowOutcomes(window=window, miner=miner, outcomes=(*await self.outcomes(window, miner), *outcomes))
-        await self._state.put(COLLECTED + windowed(window, miner), account.to_bytes())
-        self._accounts.setdefault(window, {})[miner] = account.outcomes
-
-    async def advance(self, oldest: int) -> None:
-        """Remember the oldest window of which something may still come.
+    async def append(self, window: int, miner: bytes, outcomes: Sequence[GroupOutcome]) -> None:
+        """Log what became of more groups of a miner's window.
 
         Raises:
-            StoreError: the state cannot be written; a restart looks at the window before again.
+            StoreError, ProtocolError: the state cannot be read or written; nothing is logged.
         """
-        self.oldest = oldest
-        await self._state.put(COLLECTING, CollectorProgress(oldest=oldest).to_bytes())
+        record = WindowOutcomes(window=window, miner=miner, outcomes=(*await self.outcomes(window, miner), *outcomes))
+        await self._state.put(OUTCOMES + object_name(window, miner), record.to_bytes())
+        self._windows.setdefault(window, {})[miner] = record.outcomes
 
-    def close(self, window: int) -> None:
-        """Let go of what a window's accounts say: nothing more comes of it."""
-        for miner in self._accounts.get(window, {}):
-            self._accounts[window][miner] = None
+    async def advance(self, oldest_window: int) -> None:
+        """Remember the oldest window for which verdicts may still come.
 
-    async def forget(self, before: int) -> None:
-        """Delete the accounts of windows before one.
+        Raises:
+            StoreError: the state cannot be written; after a restart the collector begins with an earlier window.
+        """
+        self.oldest_window = oldest_window
+        await self._state.put(COLLECTOR_PROGRESS, CollectorProgress(oldest_window=oldest_window).to_bytes())
+
+    def release(self, window: int) -> None:
+        """Free the memory of a window's entries, which stay on disk."""
+        for miner in self._windows.get(window, {}):
+            self._windows[window][miner] = None
+
+    async def delete_before(self, window: int) -> None:
+        """Delete the entries of all windows before one.
 
         Raises:
             StoreError: the state cannot be written.
         """
-        for window in [window for window in self._accounts if window < before]:
-            for miner in self._accounts.pop(window):
-                await self._state.delete(COLLECTED + windowed(window, miner))
+        for old_window in [number for number in self._windows if number < window]:
+            for miner in self._windows.pop(old_window):
+                await self._state.delete(OUTCOMES + object_name(old_window, miner))

@@ -1,5 +1,5 @@
-"""The trainer's eye on the validators: canaries that catch those who accept anything, and contradictions told to
-everybody.
+"""The trainer's checks of the validators: canaries show who accepts false work, and contradictions between validators
+are published in a report.
 """
 
 import itertools
@@ -12,88 +12,89 @@ from protocol.judging.verdict import Reason, Verdict
 from protocol.limits import MAX_GROUPS
 from roles.node.identity import Node
 
-_DISTRUSTED = "distrusted/"
-_MOST_KEYS = 1 << 17  # of validators in a report's disagreements: 4 MiB of the 8 that a record may have
-_TOGETHER = (Reason.WINDOW, Reason.HISTORY)
+_DISTRUSTED = "distrusted/"  # {validator}: the verdict for which it is distrusted
+_MAX_REPORT_KEYS = 1 << 17  # of validators in a report's disagreements: 4 MiB of the 8 that a record may have
+_JOINT_REASONS = (Reason.WINDOW, Reason.HISTORY)  # they reject true groups together with false ones
 
 
 class ValidatorMonitor:
-    """Compares what validators say of one miner's window, and of the trainer's own canaries.
+    """Compares validators' verdicts with each other, and with what is true of the trainer's own canaries.
 
     Args:
-        canaries: how many canaries this trainer's node has run under keys of its own so far.
+        canaries: how many canaries this trainer's node has run so far under keys of its own.
     """
 
     def __init__(self, node: Node, canaries: int) -> None:
         self._node = node
         self.canaries = {canary_key(node.key, number).public for number in range(canaries)}
-        self.distrusted: set[bytes] = set()
-        """Validators whose verdicts do not count: they accepted what was false on purpose."""
-        self._examined: dict[int, set[tuple[bytes, bytes]]] = {}
-        self._compared: dict[int, set[bytes]] = {}
-        self._disagreements: dict[int, list[Disagreement]] = {}
-        self._deceptions: dict[int, list[CanaryFailure]] = {}
+        self.distrusted_validators: set[bytes] = set()
+        """Validators that accepted false work of a canary: their verdicts do not count."""
+        self._examined_verdicts: dict[int, set[tuple[bytes, bytes]]] = {}  # by window: (canary, validator)
+        self._compared_miners: dict[int, set[bytes]] = {}  # by window
+        self._disagreements: dict[int, list[Disagreement]] = {}  # by window
+        self._canary_failures: dict[int, list[CanaryFailure]] = {}  # by window
 
     async def open(self) -> None:
-        """Remember who was distrusted before a restart.
+        """Read which validators were distrusted before a restart.
 
         Raises:
             StoreError: the state cannot be read.
         """
         async for item in self._node.state.list(_DISTRUSTED):
-            self.distrusted.add(paths.key_at_end(item.path))
+            self.distrusted_validators.add(paths.key_at_end(item.path))
 
     async def examine(self, window: int, canary: bytes, verdicts: Mapping[bytes, Verdict]) -> None:
-        """Hold what validators say of a canary against what is true, each once.
+        """Compare verdicts on a canary, by validator, with what is true of its groups; each verdict once.
 
         Raises:
-            StoreError: the state cannot be written; a deceiver is distrusted all the same, and examined again.
+            StoreError: the state cannot be written; a validator that failed is distrusted all the same, and its verdict
+                examined again.
         """
-        done = self._examined.setdefault(window, set())
+        examined_verdicts = self._examined_verdicts.setdefault(window, set())
         for validator, verdict in sorted(verdicts.items()):
-            if (canary, validator) in done:
+            if (canary, validator) in examined_verdicts:
                 continue
-            found = self._deceptions_of(window, validator, verdict)
-            if any(item.accepted for item in found):
-                self.distrusted.add(validator)
+            failures = self._failures(window, validator, verdict)
+            if any(failure.accepted for failure in failures):
+                self.distrusted_validators.add(validator)
                 await self._node.state.put(_DISTRUSTED + validator.hex(), verdict.to_bytes())
-            done.add((canary, validator))
-            self._deceptions.setdefault(window, []).extend(found)
-            for item in found:
+            examined_verdicts.add((canary, validator))
+            self._canary_failures.setdefault(window, []).extend(failures)
+            for failure in failures:
                 self._node.telemetry.event(
-                    "validator-deceived",
+                    "canary-failure",
                     window=window,
                     validator=validator.hex(),
-                    index=item.index,
-                    accepted=item.accepted,
+                    index=failure.index,
+                    accepted=failure.accepted,
                     verdict=LedgerRow.of(verdict).verdict.hex(),
                 )
 
-    def _deceptions_of(self, window: int, validator: bytes, verdict: Verdict) -> list[CanaryFailure]:
+    def _failures(self, window: int, validator: bytes, verdict: Verdict) -> list[CanaryFailure]:
         false = {item.index for item in verdict.judgements if is_false(self._node.key, window, item.index)}
         return [
             CanaryFailure(validator=validator, canary=verdict.miner, index=item.index, accepted=item.accepted)
             for item in verdict.judgements
             if item.accepted == (item.index in false)
-            and not (false and item.reason in _TOGETHER)  # true, and held together with the false ones
+            and not (false and item.reason in _JOINT_REASONS)  # a true group that was rejected with the false ones
         ]
 
     def compare(self, window: int, miner: bytes, verdicts: Mapping[bytes, Verdict]) -> None:
-        """Take notice, once, of where all verdicts (by validator) on a miner's window contradict each other."""
-        if miner in self._compared.setdefault(window, set()):
+        """Note where the verdicts on a miner's window, by validator, contradict each other; once for each miner."""
+        if miner in self._compared_miners.setdefault(window, set()):
             return
-        self._compared[window].add(miner)
-        said: dict[tuple[int, bytes], tuple[list[bytes], list[bytes]]] = {}
+        self._compared_miners[window].add(miner)
+        opinions: dict[tuple[int, bytes], tuple[list[bytes], list[bytes]]] = {}
         for validator, verdict in sorted(verdicts.items()):
             for judgement in verdict.judgements:
-                accepting, rejecting = said.setdefault((judgement.index, judgement.digest), ([], []))
+                accepting, rejecting = opinions.setdefault((judgement.index, judgement.digest), ([], []))
                 (accepting if judgement.accepted else rejecting).append(validator)
-        for (index, digest), (accepting, rejecting) in sorted(said.items()):
+        for (index, digest), (accepting, rejecting) in sorted(opinions.items()):
             if accepting and rejecting:
-                found = Disagreement(
+                disagreement = Disagreement(
                     miner=miner, index=index, digest=digest, accepting=tuple(accepting), rejecting=tuple(rejecting)
                 )
-                self._disagreements.setdefault(window, []).append(found)
+                self._disagreements.setdefault(window, []).append(disagreement)
                 self._node.telemetry.event(
                     "validators-disagree",
                     window=window,
@@ -104,23 +105,26 @@ class ValidatorMonitor:
                 )
 
     def report(self, window: int) -> ValidatorReport | None:
-        """What there is to say of a window that is over, as much as a report holds; None where there is nothing."""
+        """Return the report on a finished window, cut to what a record may hold; None if there is nothing to report."""
         node = self._node
-        self._examined.pop(window, None)
-        self._compared.pop(window, None)
-        disagreements, deceptions = self._disagreements.pop(window, []), self._deceptions.pop(window, [])
-        keys = itertools.accumulate(len(item.accepting) + len(item.rejecting) for item in disagreements)
-        told = [item for item, sum_of_keys in zip(disagreements, keys, strict=True) if sum_of_keys <= _MOST_KEYS]
-        told, caught = told[:MAX_GROUPS], deceptions[:MAX_GROUPS]
-        if len(told) < len(disagreements) or len(caught) < len(deceptions):
-            error = f"of {len(disagreements)} disagreements and {len(deceptions)} deceptions it names {len(told)} and {len(caught)}"
-            node.telemetry.event("report-cut", window=window, error=error)
-        if not disagreements and not deceptions:
+        self._examined_verdicts.pop(window, None)
+        self._compared_miners.pop(window, None)
+        disagreements, failures = self._disagreements.pop(window, []), self._canary_failures.pop(window, [])
+        if not disagreements and not failures:
             return None
+        key_counts = itertools.accumulate(len(item.accepting) + len(item.rejecting) for item in disagreements)
+        fitting = [item for item, keys in zip(disagreements, key_counts, strict=True) if keys <= _MAX_REPORT_KEYS]
+        reported_disagreements, reported_failures = fitting[:MAX_GROUPS], failures[:MAX_GROUPS]
+        if len(reported_disagreements) < len(disagreements) or len(reported_failures) < len(failures):
+            error = (
+                f"it names {len(reported_disagreements)} of {len(disagreements)} disagreements and "
+                f"{len(reported_failures)} of {len(failures)} canary failures"
+            )
+            node.telemetry.event("report-truncated", window=window, error=error)
         return ValidatorReport(
             run=node.run_id,
             window=window,
             trainer=node.key.public,
-            disagreements=tuple(told),
-            deceptions=tuple(caught),
+            disagreements=tuple(reported_disagreements),
+            deceptions=tuple(reported_failures),
         )

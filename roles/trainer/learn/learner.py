@@ -1,11 +1,10 @@
 """One optimizer step from groups of rollouts: FP32 masters, a BF16 view, GRPO in between.
 
-The forward pass computes with the *published* weights, the masters rounded to BF16, and the gradient with respect to
-them is applied to the masters (straight through the rounding). So the trainer's log-probabilities are those of the
-policy that miners
-sample and validators check: on fresh rollouts the importance ratio is 1 up to rounding, and what is optimized is what
-is served. On a CPU the rounded weights are widened to float32, in which that policy is served there too; rounding costs
-1% of a step.
+The forward pass computes with the *published* weights, which are the masters rounded to BF16, and the gradient with
+respect to them is applied to the masters (straight through the rounding). So the trainer's log-probabilities are those
+of the policy that miners sample and validators check: on fresh rollouts the importance ratio is 1 up to rounding, and
+the policy that is optimized is the one that is served. On a CPU the rounded weights are widened to float32, as for
+serving there; rounding costs 1% of a step.
 """
 
 import math
@@ -21,26 +20,26 @@ from protocol.rollout.sampling import log_probabilities
 from roles.policy.sequences import pad, split
 from roles.trainer.learn.loss import LossSettings, advantages, entropy, policy_loss
 from roles.trainer.learn.optimizer import AdamW, AdamWSettings
-from roles.trainer.learn.replay_buffer import TrainingGroup
 from roles.trainer.learn.snapshot import Snapshot, SnapshotSource
+from roles.trainer.verified_batch import VerifiedGroup
 
 
 class PolicyModel(Protocol):
-    """The model, as functions of its weights through which gradients flow."""
+    """A model as functions of its weights, through which gradients flow."""
 
     def hidden(self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor) -> Tensor:
-        """Final hidden states [B, S, D] of right-padded ids int64 [B, S], mask bool [B, S]."""
+        """Return the final hidden states [B, S, D] of right-padded ids int64 [B, S] with mask bool [B, S]."""
 
     def logits(self, weights: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
-        """float32 [..., V] from [..., D]."""
+        """Return logits float32 [..., V] of hidden states [..., D]."""
 
 
 @dataclass(frozen=True)
 class LearnerSettings:
-    """How a step is taken.
+    """The constants of a training step.
 
     Attributes:
-        temperature: at which rollouts are sampled; filters: through which.
+        temperature, filters: with which rollouts are sampled.
         max_batch_tokens: padded tokens in one forward and backward pass; gradients add up over passes.
     """
 
@@ -53,15 +52,15 @@ class LearnerSettings:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What a step did.
+    """The figures of one training step.
 
     Attributes:
         step: optimizer steps so far, this one included.
-        loss: mean over tokens; grad_norm: L2, before clipping.
-        mean_reward: over the rollouts used.
-        clip_fraction: share of tokens that the clip kept from giving a gradient.
+        loss: mean over tokens; grad_norm: L2 norm before clipping.
+        mean_reward: mean over the rollouts of the step.
+        clip_fraction: share of tokens that gave no gradient because of the clip.
         entropy: mean over tokens, nats, before any filter.
-        tokens: completion tokens learned from.
+        tokens: completion tokens of the step.
     """
 
     step: int
@@ -75,24 +74,29 @@ class StepReport:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A learner at one moment; the copies may be under way."""
+    """A copy of a learner's weights and state; copying may not have finished yet."""
 
     _view: Snapshot
     _state: Snapshot
     _count: dict[str, Tensor]
 
     def bf16_view(self) -> dict[str, Tensor]:
-        """The weights to publish: contiguous BF16 tensors on the CPU; waits for the copy."""
+        """Wait for the copy, and return the weights to publish: contiguous BF16 tensors on the CPU."""
         return self._view.tensors()
 
     def state(self) -> dict[str, Tensor]:
-        """What `restore` takes, as CPU tensors; waits for the copy."""
+        """Wait for the copy, and return the state for `Learner.restore`: tensors on the CPU."""
         return self._state.tensors() | self._count
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """One rollout with its share of the group's reward."""
+    """One rollout of a step.
+
+    Attributes:
+        behaviour: float32 [T], log-probabilities under the policy that sampled it.
+        advantage: of its reward within its group.
+    """
 
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
@@ -101,14 +105,14 @@ class _Sample:
 
 
 class Learner:
-    """The policy that is being learned.
+    """The policy in training.
 
     Args:
-        model: what the weights mean.
-        weights: where learning starts.
+        model: the functions of the weights.
+        weights: the initial weights.
         settings: constants.
         device: where it computes.
-        dtype: what the BF16 view is widened to for computing; BF16 itself on a GPU.
+        dtype: to which the BF16 view is widened for computing; BF16 itself on a GPU.
     """
 
     def __init__(
@@ -126,18 +130,18 @@ class Learner:
         self._optimizer = AdamW(weights, settings.optimizer, device)
         self._views = SnapshotSource(self._optimizer.masters, torch.bfloat16)
         self._states = SnapshotSource(self._optimizer.tensors)
-        self._copying: tuple[Snapshot, ...] = ()
+        self._snapshots: tuple[Snapshot, ...] = ()  # the newest, which may still be copying
 
     @property
     def steps(self) -> int:
         """Optimizer steps taken."""
         return self._optimizer.steps
 
-    def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
-        """One step from these groups.
+    def step(self, groups: Sequence[VerifiedGroup]) -> StepReport:
+        """Take one optimizer step with these groups.
 
         Raises:
-            ValueError: no tokens to learn from, or a gradient that is not finite; nothing has changed.
+            ValueError: the groups have no tokens, or a gradient is not finite; nothing has changed.
         """
         samples = [sample for group in groups for sample in _samples(group)]
         tokens = sum(len(sample.completion) for sample in samples)
@@ -151,9 +155,9 @@ class Learner:
             self._backward(weights, [samples[i] for i in batch], tokens)
             for batch in split([len(s.prompt) + len(s.completion) for s in samples], self._settings.max_batch_tokens)
         ]
-        loss, clipped, spread = (math.fsum(column) for column in zip(*sums, strict=True))
+        loss, clipped_tokens, entropy_sum = (math.fsum(column) for column in zip(*sums, strict=True))
         gradients = {name: _gradient(weight) for name, weight in weights.items()}
-        for snapshot in self._copying:
+        for snapshot in self._snapshots:
             snapshot.wait_before_writing()
         rewards = [reward for group in groups for reward in group.rewards]
         return StepReport(
@@ -161,15 +165,15 @@ class Learner:
             step=self._optimizer.steps,
             loss=loss / tokens,
             mean_reward=math.fsum(rewards) / len(rewards),
-            clip_fraction=clipped / tokens,
-            entropy=spread / tokens,
+            clip_fraction=clipped_tokens / tokens,
+            entropy=entropy_sum / tokens,
             tokens=tokens,
         )
 
     def _backward(
         self, weights: Mapping[str, Tensor], samples: Sequence[_Sample], tokens: int
     ) -> tuple[float, float, float]:
-        """Add a batch's share of the gradient; sums over its tokens of loss, clipped tokens and entropy."""
+        """Add a batch's part of the gradient; return the sums over its tokens of loss, clipped tokens and entropy."""
         batch = pad([s.prompt for s in samples], [s.completion for s in samples], self._device)
         states = self._model.hidden(weights, batch.ids, batch.mask)[batch.rows, batch.columns]
         logits = self._model.logits(weights, states)
@@ -178,37 +182,45 @@ class Learner:
         advantage = torch.tensor([s.advantage for s in samples], device=log_probs.device)[batch.rows]
         loss = policy_loss(log_probs, behaviour, advantage, self._settings.loss)
         (loss.value / tokens).backward()  # type: ignore[no-untyped-call]
-        spread = entropy(logits.detach(), self._settings.temperature).sum()
-        return float(loss.value.detach()), float(loss.clipped), float(spread)
+        entropy_sum = entropy(logits.detach(), self._settings.temperature).sum()
+        return float(loss.value.detach()), float(loss.clipped_tokens), float(entropy_sum)
 
     def bf16_view(self) -> dict[str, Tensor]:
-        """The weights to publish: contiguous BF16 tensors on the CPU, the caller's own."""
+        """Return the weights to publish: contiguous BF16 tensors on the CPU, which belong to the caller."""
         return self._optimizer.bf16_view()
 
     def begin_checkpoint(self) -> "Checkpoint":
-        """Copy weights and state of this moment while training goes on. On a GPU the copy before must have been read."""
-        self._copying = (self._views.take(), self._states.take())
-        return Checkpoint(*self._copying, self._optimizer.count())
+        """Start to copy the present weights and state, while training goes on.
+
+        On a GPU the previous checkpoint must have been read, because its memory is used again.
+        """
+        self._snapshots = (self._views.take(), self._states.take())
+        return Checkpoint(*self._snapshots, self._optimizer.count())
 
     def state(self) -> dict[str, Tensor]:
-        """Masters, moments and step count as CPU tensors by name, for a safetensors file."""
+        """Return masters, moments and step count as CPU tensors by name, for a safetensors file."""
         return self._optimizer.state()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state, bit for bit.
 
         Raises:
-            ValueError: it is not the state of this model; nothing has changed.
+            ValueError: it is not a state of this model; nothing has changed.
         """
         self._optimizer.restore(state)
 
 
-def _samples(group: TrainingGroup) -> list[_Sample]:
-    scores = advantages(torch.tensor(group.rewards, dtype=torch.float32)).tolist()
-    rollouts = zip(group.completions, group.logprobs, scores, strict=True)
-    return [_Sample(group.prompt, completion, logprobs, score) for completion, logprobs, score in rollouts]
+def _samples(group: VerifiedGroup) -> list[_Sample]:
+    prompt = group.prompt_tokens
+    group_advantages = advantages(torch.tensor(group.rewards, dtype=torch.float32)).tolist()
+    return [
+        _Sample(prompt, completion, torch.from_numpy(logprobs.copy()), advantage)
+        for completion, logprobs, advantage in zip(
+            group.completion_tokens, group.completion_logprobs, group_advantages, strict=True
+        )
+    ]
 
 
 def _gradient(weight: Tensor) -> Tensor:
-    """A weight's gradient in float32; zero where nothing depended on it."""
+    """Return a weight's gradient in float32; zeros if the loss does not depend on the weight."""
     return torch.zeros_like(weight, dtype=torch.float32) if weight.grad is None else weight.grad.to(torch.float32)

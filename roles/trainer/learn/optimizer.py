@@ -1,9 +1,8 @@
 """AdamW over FP32 masters (Loshchilov & Hutter 2019), written out: it reads like the formula, its state is plain
-tensors by name, and torch.optim would import torch's compiler at a cost of 1.5 CPU seconds (docs/log.md).
+tensors by name, and torch.optim would import torch's compiler at a cost of 1.8 CPU seconds (docs/log.md).
 
-A step smaller than half a BF16 unit in the last place stays in the master and shows in the BF16 view only once enough
-of them
-have added up: that is where the sparsity of patches comes from (PULSE, section A.2).
+A step smaller than half a BF16 unit in the last place stays in the master, and the BF16 view changes only when enough
+of them have added up. The sparsity of patches comes from this (PULSE, section A.2).
 """
 
 from collections.abc import Mapping
@@ -21,15 +20,15 @@ _STEPS: Final = "steps"
 
 @dataclass(frozen=True)
 class AdamWSettings:
-    """The usual letters.
+    """The constants of AdamW.
 
     Attributes:
-        learning_rate: eta; the largest change of a weight in a step is about 1.4 of it.
-        warmup_steps: eta rises linearly over these; 0 for none.
+        learning_rate: eta; a weight changes by at most about 1.4 times this in a step.
+        warmup_steps: steps over which eta rises linearly; 0 for none.
         beta1, beta2: decay of the moments (PULSE, Table 8: 0.9, 0.95).
         epsilon: added to the root of the second moment.
         weight_decay: decoupled, per step and learning rate.
-        max_grad_norm: the gradient is scaled down to this L2 norm (PULSE, Table 8: 1.0).
+        max_grad_norm: a gradient with a larger L2 norm is scaled down to this one (PULSE, Table 8: 1.0).
     """
 
     learning_rate: float = 1e-6
@@ -45,9 +44,9 @@ class AdamW:
     """FP32 masters with their moments.
 
     Args:
-        weights: where the masters start, any floating-point dtype; copied.
+        weights: initial values of the masters, of any floating-point dtype; copied.
         settings: constants.
-        device: where the masters live.
+        device: of the masters.
     """
 
     def __init__(
@@ -61,12 +60,12 @@ class AdamW:
 
     @property
     def masters(self) -> Mapping[str, Tensor]:
-        """The FP32 weights; changed in place by `step`."""
+        """The FP32 weights by name; `step` changes them in place."""
         return self._masters
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor]) -> float:
-        """One update from float32 gradients by name; returns their L2 norm before clipping.
+        """Update the masters with float32 gradients by name, and return the gradients' L2 norm before clipping.
 
         Raises:
             ValueError: a gradient is missing, or the norm is not finite; nothing has changed.
@@ -90,21 +89,21 @@ class AdamW:
         return norm
 
     def bf16_view(self) -> dict[str, Tensor]:
-        """The published weights: masters rounded to BF16 (nearest, ties to even); contiguous CPU copies."""
+        """Return the masters rounded to BF16 (nearest, ties to even): contiguous copies on the CPU, for publishing."""
         return {name: master.to(torch.bfloat16).cpu().contiguous() for name, master in self._masters.items()}
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Masters and moments by name, as they lie on the device; changed in place by `step`."""
+        """Masters and moments by name, on the device; `step` changes them in place."""
         parts = {_MASTER: self._masters, _FIRST: self._first, _SECOND: self._second}
         return {prefix + name: tensor for prefix, tensors in parts.items() for name, tensor in tensors.items()}
 
     def count(self) -> dict[str, Tensor]:
-        """The step count as a tensor by name: what `tensors` lacks of a state that `restore` takes."""
+        """Return the step count as a tensor by name: with `tensors` it makes a state for `restore`."""
         return {_STEPS: torch.tensor(self.steps, dtype=torch.int64)}
 
     def state(self) -> dict[str, Tensor]:
-        """Masters, moments and the step count as tensors by name: contiguous CPU copies for a safetensors file."""
+        """Return masters, moments and step count by name: contiguous copies on the CPU, for a safetensors file."""
         copies = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in self.tensors.items()}
         return copies | self.count()
 
@@ -112,7 +111,7 @@ class AdamW:
         """Go on from a saved state, bit for bit.
 
         Raises:
-            ValueError: it is not the state of these weights; nothing has changed.
+            ValueError: it is not a state of these weights; nothing has changed.
         """
         expected = self.tensors
         if state.keys() != expected.keys() | {_STEPS} or any(

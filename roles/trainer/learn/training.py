@@ -1,9 +1,9 @@
-"""The training process: groups in, snapshots out, and never a wait for storage or network in between.
+"""The training process: groups in, snapshots out. The training loop never waits for storage or network.
 
-The loop draws from the replay buffer and steps. Reading the inbox and writing checkpoints and snapshots are tasks
-beside it; if the writer is still busy when a version is due, the loop goes on and publishes after a later step. A
-checkpoint is written before the snapshot of the same moment, and holds the replay buffer too, so a process killed
-anywhere comes back as it was.
+The loop draws from the replay buffer and takes steps. Other tasks read the inbox and write checkpoints and snapshots.
+If the writer is still busy when a version should be published, the loop goes on, and a later step is published instead.
+A checkpoint is written before the snapshot of the same moment and contains the replay buffer, so a process that is
+killed at any instruction comes back as it was.
 """
 
 import json
@@ -17,14 +17,19 @@ from torch import Tensor
 
 from protocol.digest import Weights, digest_weights
 from protocol.errors import ChainError
-from protocol.judging.verdict import unpack_logprobs
 from protocol.limits import MAX_SHARD_BYTES
-from protocol.rollout.batch import unpack_tokens
 from roles.node.identity import Node
 from roles.ports import NotFoundError
 from roles.trainer.learn.learner import Checkpoint, Learner, StepReport
-from roles.trainer.learn.replay_buffer import ReplayBuffer, TrainingGroup
-from roles.trainer.spool import INBOX, SnapshotName, last_published, next_version, put_snapshot, snapshots
+from roles.trainer.learn.replay_buffer import ReplayBuffer
+from roles.trainer.spool import (
+    INBOX,
+    SnapshotName,
+    list_snapshots,
+    newest_published_version,
+    next_version,
+    put_snapshot,
+)
 from roles.trainer.verified_batch import VerifiedBatch
 
 CHECKPOINT = "training/checkpoint"
@@ -35,7 +40,7 @@ _REPLAY = "replay/"
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """What a trainer's operator decides.
+    """What a trainer's operator sets.
 
     Attributes:
         groups_per_step: groups of one optimizer step; the loop waits until there are as many.
@@ -50,34 +55,35 @@ class TrainingSettings:
 
 @dataclass
 class TimeShares:
-    """Where the training loop's seconds went: computing, waiting for groups, handing snapshots over."""
+    """Seconds that the training loop spent on steps, on waiting for groups, and on handing versions to the writer."""
 
     compute: float = 0.0
     data: float = 0.0
     hand_over: float = 0.0
 
     def shares(self) -> tuple[float, float]:
-        """(data, hand over) as shares of all three."""
+        """Return (data, hand_over) as shares of all three; zeros at the start."""
         total = self.compute + self.data + self.hand_over
         return (self.data / total, self.hand_over / total) if total else (0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class _HandOver:
-    """All that is written for a version: weights and state of its moment, the replay buffer, and the inbox objects in
-    it.
+class _VersionFiles:
+    """What the writer needs to make a version durable.
 
     Attributes:
-        learner: its copies may still be on their way from the device.
+        learner: weights and state; its copies may still be on their way from the device.
+        replay: the state of the replay buffer.
+        consumed_paths: the inbox objects whose groups are in `replay` or were used before.
     """
 
     name: SnapshotName
     learner: Checkpoint
     replay: dict[str, Tensor]
-    consumed: tuple[str, ...]
+    consumed_paths: tuple[str, ...]
 
     def checkpoint(self) -> bytes:
-        """The checkpoint as a safetensors file; waits for the copies."""
+        """Wait for the copies, and return the checkpoint as a safetensors file."""
         meta = bytearray(json.dumps({"version": self.name.version}).encode())
         return safetensors.torch.save(
             {_LEARNER + key: tensor for key, tensor in self.learner.state().items()}
@@ -90,7 +96,7 @@ class Training:
     """The training loop of one trainer.
 
     Args:
-        genesis: reads the weights of version 0; called only when there is no checkpoint.
+        genesis: reads the weights of version 0; called only if there is no checkpoint.
     """
 
     def __init__(
@@ -107,22 +113,22 @@ class Training:
         self._genesis = genesis
         self._settings = settings
         self._version = -1
-        self._due = False
-        self._arrived = trio.Event()
-        self._consumed: list[str] = []
-        self._read: set[str] = set()
-        self._waits = TimeShares()
+        self._version_is_due = False
+        self._new_groups = trio.Event()
+        self._consumed_paths: list[str] = []  # since the last version
+        self._read_paths: set[str] = set()  # inbox objects that were read and not deleted yet
+        self._time = TimeShares()
 
     async def run(self) -> None:
         """Train for ever.
 
         Raises:
-            StoreError, ValueError: this node's own state cannot be read or written, or is not this model's.
+            StoreError, ValueError: this node's own state cannot be read or written, or is another model's.
         """
         await self._restore()
-        outgoing, incoming = trio.open_memory_channel[_HandOver](0)
+        outgoing, incoming = trio.open_memory_channel[_VersionFiles](0)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._feed)
+            nursery.start_soon(self._read_inbox)
             nursery.start_soon(self._write, incoming)
             while True:
                 await self._wait_for_groups()
@@ -130,26 +136,26 @@ class Training:
                     continue
                 began = trio.current_time()
                 self._hand_over(outgoing)
-                self._waits.hand_over += trio.current_time() - began
+                self._time.hand_over += trio.current_time() - began
 
     async def _wait_for_groups(self) -> None:
         began = trio.current_time()
         while len(self._buffer) < self._settings.groups_per_step:
-            self._arrived = trio.Event()
-            await self._arrived.wait()
-        self._waits.data += trio.current_time() - began
+            self._new_groups = trio.Event()
+            await self._new_groups.wait()
+        self._time.data += trio.current_time() - began
 
     async def _step(self) -> bool:
-        """One optimizer step; whether it was taken."""
+        """Take one optimizer step; return whether it was taken."""
         began = trio.current_time()
         groups = self._buffer.draw(self._settings.groups_per_step)
         try:
             report: StepReport = await self._node.run_sync(self._learner.step, groups)
-        except ValueError as error:  # a gradient that is no number: nothing has changed, and these groups are spent
+        except ValueError as error:  # a gradient is not finite: nothing has changed, and these groups are used up
             self._node.telemetry.event("step-refused", error=str(error), groups=len(groups))
             return False
-        self._waits.compute += trio.current_time() - began
-        data, hand_over = self._waits.shares()
+        self._time.compute += trio.current_time() - began
+        data, hand_over = self._time.shares()
         self._node.telemetry.event(
             "step",
             step=report.step,
@@ -165,45 +171,47 @@ class Training:
         )
         return True
 
-    def _hand_over(self, outgoing: "trio.MemorySendChannel[_HandOver]") -> None:
-        """Give the writer a version if one is due and it is free; never wait for it."""
-        self._due = self._due or self._learner.steps % self._settings.steps_per_version == 0
-        if not self._due or not outgoing.statistics().tasks_waiting_receive:
+    def _hand_over(self, outgoing: "trio.MemorySendChannel[_VersionFiles]") -> None:
+        """Give the writer a version if one is due and the writer is free; never wait for it."""
+        self._version_is_due = self._version_is_due or self._learner.steps % self._settings.steps_per_version == 0
+        if not self._version_is_due or not outgoing.statistics().tasks_waiting_receive:
             return
         name = SnapshotName(self._version + 1, self._learner.steps)
         self._buffer.advance(name.version)
-        moment = self._learner.begin_checkpoint()
-        outgoing.send_nowait(_HandOver(name, moment, self._buffer.state(), tuple(self._consumed)))
-        self._version, self._due, self._consumed = name.version, False, []
+        checkpoint = self._learner.begin_checkpoint()
+        outgoing.send_nowait(_VersionFiles(name, checkpoint, self._buffer.state(), tuple(self._consumed_paths)))
+        self._version, self._version_is_due, self._consumed_paths = name.version, False, []
 
-    async def _write(self, incoming: "trio.MemoryReceiveChannel[_HandOver]") -> None:
-        """Make each version durable: checkpoint, snapshot, then drop what the checkpoint contains from the inbox."""
+    async def _write(self, incoming: "trio.MemoryReceiveChannel[_VersionFiles]") -> None:
+        """Make each version durable: its checkpoint, then its snapshot; then delete what the checkpoint contains from
+        the inbox.
+        """
         node = self._node
-        async for item in incoming:
-            await node.state.put(CHECKPOINT, await node.run_sync(item.checkpoint))
-            await put_snapshot(node.state, item.name, await node.run_sync(item.learner.bf16_view))
-            for path in item.consumed:
+        async for files in incoming:
+            await node.state.put(CHECKPOINT, await node.run_sync(files.checkpoint))
+            await put_snapshot(node.state, files.name, await node.run_sync(files.learner.bf16_view))
+            for path in files.consumed_paths:
                 await node.state.delete(path)
 
-    async def _feed(self) -> None:
-        """Bring what the collector delivers into the buffer."""
+    async def _read_inbox(self) -> None:
+        """Add what the collector delivers to the replay buffer."""
         while True:
-            listed = {item.path async for item in self._node.state.list(INBOX)}
-            self._read &= listed  # the writer deletes what it has made durable; a listing may still show it
-            for path in sorted(listed - self._read):
-                await self._take(path)
+            inbox_paths = {item.path async for item in self._node.state.list(INBOX)}
+            self._read_paths &= inbox_paths  # forget what the writer has deleted
+            for path in sorted(inbox_paths - self._read_paths):
+                await self._read_batch(path)
             await trio.sleep(self._settings.poll_seconds)
 
-    async def _take(self, path: str) -> None:
-        harvest = VerifiedBatch.from_bytes(await self._node.state.get(path, VerifiedBatch.max_bytes))
-        for group in training_groups(harvest):
+    async def _read_batch(self, path: str) -> None:
+        batch = VerifiedBatch.from_bytes(await self._node.state.get(path, VerifiedBatch.max_bytes))
+        for group in batch.groups:
             self._buffer.add(group)
-        self._read.add(path)
-        self._consumed.append(path)
-        self._arrived.set()
+        self._read_paths.add(path)
+        self._consumed_paths.append(path)
+        self._new_groups.set()
 
     def _checked_genesis(self) -> Weights:
-        """The weights of version 0.
+        """Return the weights of version 0.
 
         Raises:
             ChainError: they are not those that the run names.
@@ -216,7 +224,7 @@ class Training:
         return weights
 
     async def _restore(self) -> None:
-        """Go on from the checkpoint; from genesis where there is none."""
+        """Go on from the checkpoint, or from genesis if there is none."""
         node = self._node
         try:
             data = await node.state.get(CHECKPOINT, MAX_SHARD_BYTES)
@@ -230,31 +238,10 @@ class Training:
         version = int(json.loads(bytes(state.pop(_META).numpy()))["version"])
         self._learner.restore({k.removeprefix(_LEARNER): v for k, v in state.items() if k.startswith(_LEARNER)})
         self._buffer.restore({k.removeprefix(_REPLAY): v for k, v in state.items() if k.startswith(_REPLAY)})
-        waiting = [name.version for name in await snapshots(node.state)]
-        if version not in waiting and await last_published(node.state) < version:
-            # killed between the checkpoint and its snapshot: the masters of that moment give the very same view
+        queued_versions = [name.version for name in await list_snapshots(node.state)]
+        if version not in queued_versions and await newest_published_version(node.state) < version:
+            # killed between the checkpoint and its snapshot: the restored masters give the very same view
             await put_snapshot(node.state, SnapshotName(version, self._learner.steps), self._learner.bf16_view())
         self._version = await next_version(node.state) - 1
         self._buffer.advance(max(version, self._version))
         node.telemetry.event("resumed", version=self._version, step=self._learner.steps, groups=len(self._buffer))
-
-
-def training_groups(harvest: VerifiedBatch) -> list[TrainingGroup]:
-    """A harvest's groups as the learner takes them."""
-    groups = []
-    for group in harvest.groups:
-        completions = tuple(unpack_tokens(completion) for completion in group.completions)
-        logprobs = unpack_logprobs(group.logprobs, map(len, completions))
-        groups.append(
-            TrainingGroup(
-                digest=group.digest,
-                miner=harvest.miner,
-                window=harvest.window,
-                version=harvest.version,
-                prompt=unpack_tokens(group.prompt),
-                completions=completions,
-                logprobs=tuple(torch.from_numpy(row.copy()) for row in logprobs),
-                rewards=group.rewards,
-            )
-        )
-    return groups

@@ -1,68 +1,68 @@
-"""One publisher for one key: two trainers that start with the same key end with one (docs/adr/0222).
+"""Fencing: of two trainers that start with the same key, one stops (docs/adr/0222).
 
 Storage without conditional writes keeps the last of two heads, so of two publishers that took the same epoch exactly
-one finds a head that it did not write. It takes the next epoch, or stops if that head shows what it does not know;
-whoever finds a higher epoch stops.
+one reads a head that it did not write. It takes the next epoch, or stops if that head shows versions that it does not
+know. A publisher that reads a higher epoch than its own stops.
 """
 
-from protocol import limits, paths
+from protocol import paths
 from protocol.chain.manifest import Head
 from protocol.errors import ChainError, ProtocolError
 from protocol.identity.signing import Signed, open_signed
 from roles.node.identity import Node
 from roles.ports import NotFoundError, TooLargeError
+from roles.records import fetch_envelope
 from roles.trainer.publish.history import History
 
 
 class FencedError(Exception):
-    """Another trainer publishes under this key; this one must stop."""
+    """Another trainer publishes under this key, so this one must stop."""
 
 
 class Fence:
-    """What one start of a publisher knows of other publishers under its key."""
+    """Detects other publishers under the key of this one. It lives as long as the publisher's process."""
 
     def __init__(self, node: Node, history: History) -> None:
         self._node = node
         self._history = history
-        self._written: set[bytes] = set()
+        self._own_heads: set[bytes] = set()  # digests of the heads that this process wrote
 
     async def begin(self) -> None:
-        """Take the epoch behind the one in storage, if what is published is what this node remembers.
+        """Take an epoch higher than all before, if this node's state knows what the head in storage shows.
 
         Raises:
-            ChainError: it is not: this state is not the one that it was published from.
+            ChainError: it does not: the chain in storage was published from another state.
             StoreError: the head cannot be read.
         """
-        current = await self._current()
-        if current is not None and not self._knows(current.record) and not self._outlived(current.record):
+        current = await self._read_head()
+        if current is not None and not self._knows(current.record) and not self._is_older(current.record):
             raise ChainError(
                 f"storage shows version {current.record.version}, which this node's state did not publish; "
                 "use the state it was published from, or a new run",
                 "resume",
             )
-        newest, history = current.record.epoch if current is not None else 0, self._history
-        own = history.epoch
+        head_epoch, history = current.record.epoch if current is not None else 0, self._history
+        own_epoch = history.epoch
         if history.writer not in (None, self._node.key.public) and self._node.revisions.rewind is not None:
-            own = max(
-                (signed.record.epoch for signed in history.manifests.values()), default=0
-            )  # followers forgot theirs
-        if max(own, newest) >= (1 << 53) - 1:
+            # after a rewind followers know the epochs of the remaining manifests only
+            own_epoch = max((signed.record.epoch for signed in history.manifests.values()), default=0)
+        if max(own_epoch, head_epoch) >= (1 << 53) - 1:
             raise ChainError("an epoch that nobody can follow: the key is stolen; revoke it with --rewind", "resume")
-        await history.begin_epoch(max(own, newest) + 1)
+        await history.begin_epoch(max(own_epoch, head_epoch) + 1)
 
-    def _outlived(self, head: Head) -> bool:
-        """Whether a head is of this chain's own past, of which nothing is kept: storage was rolled back."""
+    def _is_older(self, head: Head) -> bool:
+        """Whether a head is older than everything in the history, because storage was rolled back."""
         return head.epoch <= self._history.epoch and head.version < min(self._history.manifests, default=0)
 
     async def check(self) -> None:
-        """Look for another publisher before a head is written.
+        """Look for another publisher. The publisher calls it before it writes a head.
 
         Raises:
-            FencedError: there is one, and it goes on.
+            FencedError: there is another publisher, and it goes on.
             StoreError: the head cannot be read.
         """
-        current, history = await self._current(), self._history
-        if current is None or current.digest in self._written or current.record.epoch < history.epoch:
+        current, history = await self._read_head(), self._history
+        if current is None or current.digest in self._own_heads or current.record.epoch < history.epoch:
             return
         head = current.record
         if head.epoch > history.epoch or not self._knows(head):
@@ -73,25 +73,32 @@ class Fence:
         self._node.telemetry.event("epoch-contested", epoch=head.epoch)
         await history.begin_epoch(head.epoch + 1)
 
-    def wrote(self, digest: bytes) -> None:
-        """This publisher is about to write the head of this digest."""
-        self._written.add(digest)
+    def add_own_head(self, digest: bytes) -> None:
+        """Remember the digest of a head that this publisher is about to write."""
+        self._own_heads.add(digest)
 
     def _knows(self, head: Head) -> bool:
         """Whether a head shows no more than this node has published or promised."""
-        ours = self._history.manifests.get(head.version)
-        promised = self._history.published + 1
-        return head.version <= promised and ours is not None and ours.digest == head.digest(head.version)
+        own_manifest = self._history.manifests.get(head.version)
+        promised_version = self._history.published + 1
+        return (
+            head.version <= promised_version
+            and own_manifest is not None
+            and own_manifest.digest == head.digest(head.version)
+        )
 
-    async def _current(self) -> Signed[Head] | None:
-        """The head in storage; None where there is none. What is no head of ours is a stranger's, and is written over."""
+    async def _read_head(self) -> Signed[Head] | None:
+        """Return the head in storage; None if there is none. An object that this key did not sign as a head counts as
+        none and will be written over.
+
+        The head of another run under the same key counts: it must not be written over.
+        """
         key = self._node.key.public
         path = paths.head(key)
         try:
-            data = await self._node.store.get(path, limits.MAX_HEAD_BYTES + limits.MAX_ENVELOPE_BYTES)
-            return open_signed(data, Head, [key])
+            return open_signed(await fetch_envelope(self._node, Head, path), Head, [key])
         except NotFoundError:
             return None
         except (ProtocolError, TooLargeError) as error:
-            self._node.telemetry.event("strange-head", path=path, error=str(error))
+            self._node.telemetry.event("head-refused", path=path, error=str(error))
             return None

@@ -24,7 +24,7 @@ from protocol.errors import ChainError
 from protocol.identity.signing import Signed, open_announced
 from roles.ports import NotFoundError, ObjectStore
 from roles.trainer.publish.retention import kept_range
-from roles.trainer.spool import PUBLISHED, last_published
+from roles.trainer.spool import PUBLISHED, newest_published_version
 
 _EPOCH = "chain/epoch"
 _WRITER = "chain/writer"
@@ -81,7 +81,7 @@ class History:
             history.writer = await state.get(_WRITER, 32)
         except NotFoundError:
             history.writer = None
-        history.published = await last_published(state)
+        history.published = await newest_published_version(state)
         return history
 
     async def tidy(self) -> None:

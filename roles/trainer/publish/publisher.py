@@ -34,7 +34,7 @@ from roles.trainer.publish.version_build import (
     make_manifest,
     make_shards,
 )
-from roles.trainer.spool import SnapshotName, get_snapshot, snapshots
+from roles.trainer.spool import SnapshotName, get_snapshot, list_snapshots
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Publisher:
             for manifest in self._history.unfinished_anchors():
                 nursery.start_soon(self._upload_anchor, manifest)
             while True:
-                waiting = await snapshots(self._node.state)
+                waiting = await list_snapshots(self._node.state)
                 if not waiting:
                     await trio.sleep(self._settings.poll_seconds)
                     continue
@@ -203,7 +203,7 @@ class Publisher:
         made = PatchMeasurement(
             encoded.choice.profile, weight_bytes, len(encoded.patch), between - began, trio.current_time() - between
         )
-        self._meter.made(made)
+        self._meter.add_patch(made)
         self._node.telemetry.event("patch", version=held.version, reason=encoded.choice.reason, **asdict(made))
         return encoded.patch, changed
 
@@ -220,7 +220,7 @@ class Publisher:
             except StoreError as error:
                 self._node.telemetry.event("put-failed", path=path, error=str(error))
             else:
-                self._meter.sent(len(patch), trio.current_time() - began)
+                self._meter.add_upload(len(patch), trio.current_time() - began)
                 if await self._node.is_readable(path, patch):
                     return True
         return False
@@ -283,7 +283,7 @@ class Publisher:
             self._expires = await node.time.proven_time() + node.run.head_ttl
             expires_ms = int(self._expires * 1000) - self._settings.mark_ms
             head = self._head(self._shown, expires_ms)
-            self._fence.wrote(content_digest(head.to_bytes()))
+            self._fence.add_own_head(content_digest(head.to_bytes()))
             await node.publish(paths.head(node.key.public), sign(head, node.key))
 
     async def _renew_head(self) -> None:

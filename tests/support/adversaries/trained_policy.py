@@ -32,10 +32,11 @@ from roles.policy.sequences import PaddedBatch, pad
 from roles.ports import Request
 from roles.trainer.learn.learner import Learner, LearnerSettings, StepReport
 from roles.trainer.learn.optimizer import AdamWSettings
-from roles.trainer.learn.replay_buffer import TrainingGroup
+from roles.trainer.verified_batch import VerifiedGroup
 from tests.support.adversaries import stories
 from tests.support.adversaries.harness import inline
 from tests.support.adversaries.weight_changes import changed_share, keeping
+from tests.support.builders.verified_batches import make_group
 
 CACHE: Final = Path.home() / ".cache" / "grailnode" / "zoo"
 """Where the policy of the benches is kept."""
@@ -194,7 +195,7 @@ async def reinforce(
         yield report, weights
 
 
-async def _group(engine: TorchEngine, task: Task, size: int, version: int, seed: bytes) -> TrainingGroup:
+async def _group(engine: TorchEngine, task: Task, size: int, version: int, seed: bytes) -> VerifiedGroup:
     problem = task.environment.problem(seed)
     prompt, dice = task.text.encode(problem.prompt), random.Random(seed)
     done = await engine.generate([Request(prompt, dice.randbytes(16)) for _ in range(size)], task.params)
@@ -203,7 +204,7 @@ async def _group(engine: TorchEngine, task: Task, size: int, version: int, seed:
     likely = [log_probabilities(f.logits, torch.tensor(t), 1.0) for f, t in zip(seen, completions, strict=True)]
     ended = [tokens[:-1] if tokens[-1] == task.params.eos else tokens for tokens in completions]
     rewards = tuple(task.environment.reward(problem, task.text.decode(tokens)) for tokens in ended)
-    return TrainingGroup(seed, b"", 0, version - 1, prompt, completions, tuple(likely), rewards)
+    return make_group(seed, version - 1, prompt, completions, likely, rewards)
 
 
 def _weights_file(directory: Path, version: int) -> Path:

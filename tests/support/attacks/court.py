@@ -15,7 +15,7 @@ from protocol.judging.verdict import Judgement, Verdict
 from protocol.rollout.batch import Group, assemble, pack_tokens
 from roles.ports import ObjectInfo, StoreError
 from roles.trainer.collect.collector import Collector, CollectorSettings
-from roles.trainer.spool import COLLECTED, INBOX
+from roles.trainer.spool import INBOX, OUTCOMES
 from roles.trainer.verified_batch import VerifiedBatch, WindowOutcomes
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER, make_node, small_run
@@ -144,10 +144,10 @@ class Court:
     async def account(self) -> dict[bytes, str]:
         """What became of each judged group of the miner's window; empty while there is no account."""
         found: dict[bytes, str] = {}
-        async for item in self.state.list(COLLECTED):
+        async for item in self.state.list(OUTCOMES):
             account = WindowOutcomes.from_bytes(await self.state.get(item.path, 1 << 20))
             assert (account.window, account.miner) == (WINDOW, MINER.public)
-            found.update({outcome.digest: outcome.outcome for outcome in account.outcomes})
+            found.update({outcome.digest: outcome.status for outcome in account.outcomes})
         return found
 
     async def outcomes(self) -> set[str]:

@@ -1,24 +1,45 @@
-"""Groups for a trainer that nobody mined."""
+"""Verified groups and batches for a trainer, made without miners and validators."""
 
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from protocol.rollout.batch import pack_tokens
 from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
 
 GROUPS = 2
 
 
-def _packed(*tokens: int) -> bytes:
-    return b"".join(token.to_bytes(4, "little") for token in tokens)
+def make_group(
+    digest: bytes,
+    version: int,
+    prompt: Sequence[int],
+    completions: Sequence[Sequence[int]],
+    logprobs: Sequence[Tensor],
+    rewards: Sequence[float],
+) -> VerifiedGroup:
+    """Return a group of these token ids, with log-probabilities float32 [T] for each completion."""
+    return VerifiedGroup(
+        digest=digest,
+        version=version,
+        prompt=pack_tokens(prompt),
+        completions=tuple(map(pack_tokens, completions)),
+        logprobs=b"".join(values.detach().cpu().numpy().astype("<f4").tobytes() for values in logprobs),
+        rewards=tuple(rewards),
+    )
 
 
-def harvest(number: int, version: int) -> VerifiedBatch:
-    """Two groups of two rollouts, one right and one wrong; digests as they would be."""
+def verified_batch(number: int, version: int) -> VerifiedBatch:
+    """Return two groups of two rollouts, one right and one wrong, whose digests depend on the number."""
     groups = tuple(
         VerifiedGroup(
             digest=bytes([number, place]) * 16,
-            prompt=_packed(4, 13),
-            completions=(_packed(3 + (number + place) % 10, 1), _packed(9, 1)),
+            version=version,
+            prompt=pack_tokens((4, 13)),
+            completions=(pack_tokens((3 + (number + place) % 10, 1)), pack_tokens((9, 1))),
             logprobs=b"\0\0\0\xbf" * 4,  # -0.5 each
             rewards=(1.0, 0.0),
         )
         for place in range(GROUPS)
     )
-    return VerifiedBatch(window=number, version=version, miner=bytes(32), groups=groups)
+    return VerifiedBatch(window=number, miner=bytes(32), groups=groups)

@@ -20,7 +20,7 @@ from grailnode.store.local import LocalStore
 from protocol.chain.manifest import Head, Manifest
 from protocol.identity.signing import open_announced
 from roles.trainer.spool import INBOX
-from tests.support.builders.verified_batches import GROUPS, harvest
+from tests.support.builders.verified_batches import GROUPS, verified_batch
 from tests.support.processes.programs import Program, eventually, members
 
 PACE = workspace.Pace(groups_per_step=GROUPS, anchor_interval=3, learning_rate=1e-4, warmup_steps=1)
@@ -55,7 +55,7 @@ class FedTrainer:
         try:
             for number in range(versions):
                 self._until_published(number)
-                trio.run(self._state.put, f"{INBOX}{number:010d}-x", harvest(number, version=number).to_bytes())
+                trio.run(self._state.put, f"{INBOX}{number:010d}-x", verified_batch(number, version=number).to_bytes())
             self._until_published(versions)
             return self._weights()
         finally:

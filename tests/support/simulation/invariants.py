@@ -19,7 +19,7 @@ from protocol.identity.signing import Signed, open_signed
 from protocol.judging.verdict import Reason, Verdict
 from protocol.rollout.batch import Commitment
 from roles.ports import StoreError
-from roles.trainer.spool import COLLECTED, INBOX, OUTBOX, SnapshotName
+from roles.trainer.spool import INBOX, OUTBOX, OUTCOMES, SnapshotName
 from roles.trainer.verified_batch import VerifiedBatch, WindowOutcomes
 from tests.support.simulation.network import BEGIN, key
 from tests.support.simulation.stormy_network import CHECKER, STORMY_WINDOWS, WINDOWS, StormyNetwork
@@ -193,7 +193,7 @@ def _trained_once(network: StormyNetwork) -> Iterator[str]:
 def _accounted_for(network: StormyNetwork) -> Iterator[str]:
     """Whatever was judged and lies in storage when its window closes has one entry in the account, which never changes."""
     accounts: dict[tuple[int, bytes], WindowOutcomes] = {}
-    for account in (WindowOutcomes.from_bytes(put.data) for put in network.states["trainer"].under(COLLECTED)):
+    for account in (WindowOutcomes.from_bytes(put.data) for put in network.states["trainer"].under(OUTCOMES)):
         name = f"window {account.window} of {account.miner.hex()[:8]}"
         before = accounts.get((account.window, account.miner))
         if before and account.outcomes[: len(before.outcomes)] != before.outcomes:
@@ -206,7 +206,7 @@ def _accounted_for(network: StormyNetwork) -> Iterator[str]:
     told = set().union(*(network.life(name).told.kept for name in network.validators))
     unheard = {
         (event["window"], event["validator"]): event["error"]
-        for event in network.events("trainer/download", "validator-unheard")
+        for event in network.events("trainer/download", "validator-excluded")
     }
     for moment, verdict in _verdicts(network):
         due = network.run.beacon.due(schedule.verdict(verdict.window))

@@ -1,4 +1,4 @@
-"""What is published is the policy of one moment, though training went on while it was written."""
+"""The training loop: each version is the policy of one step, although training goes on while it is written."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -13,9 +13,8 @@ from grailnode.store.memory import MemoryStore
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.optimizer import AdamWSettings
 from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings
-from roles.trainer.learn.snapshot import SnapshotSource
 from roles.trainer.learn.training import CHECKPOINT, Training, TrainingSettings
-from roles.trainer.spool import get_snapshot, snapshots
+from roles.trainer.spool import get_snapshot, list_snapshots
 from tests.learning.groups import group
 from tests.support.simulation.network import Network
 
@@ -24,7 +23,7 @@ STEP_SECONDS, PUT_SECONDS = 1.0, 1.7
 
 
 class SlowState(MemoryStore):
-    """Durable storage that takes its time."""
+    """Durable storage whose writes take some time."""
 
     async def put(self, path: str, data: bytes) -> None:
         await trio.sleep(PUT_SECONDS)
@@ -35,38 +34,24 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_snapshot_is_a_rounded_copy_that_later_steps_do_not_touch():
-    masters = {"a": torch.randn(5, 7), "b": torch.randn(())}
-    source = SnapshotSource(masters, torch.bfloat16)
-    first = source.take()
-    expected = {name: tensor.bfloat16() for name, tensor in masters.items()}
-    first.wait_before_writing()
-    masters["a"] += 1
-    second = source.take()
-    assert first.ready
-    assert second.ready
-    assert equal(first.tensors(), expected)
-    assert equal(second.tensors(), {name: tensor.bfloat16() for name, tensor in masters.items()})
-
-
-def test_a_checkpoint_is_the_learner_of_its_moment():
+def test_later_steps_do_not_affect_a_checkpoint():
     async def scenario() -> None:
         network = Network(Choices())
         one, other = (Learner(network.compute.model, network.weights, SETTINGS) for _ in range(2))
         one.step([group("a")])
-        moment, view = one.begin_checkpoint(), one.bf16_view()
-        later = one.step([group("b")])
+        checkpoint, view = one.begin_checkpoint(), one.bf16_view()
+        next_report = one.step([group("b")])
         assert not equal(one.bf16_view(), view)
-        assert equal(moment.bf16_view(), view)
-        other.restore(moment.state())
+        assert equal(checkpoint.bf16_view(), view)
+        other.restore(checkpoint.state())
         assert (other.steps, equal(other.bf16_view(), view)) == (1, True)
-        assert other.step([group("b")]) == later
+        assert other.step([group("b")]) == next_report
         assert equal(other.bf16_view(), one.bf16_view())
 
     trio.run(scenario)
 
 
-def test_training_goes_on_while_versions_are_written_and_each_version_is_one_step_s_policy():
+def test_training_goes_on_while_versions_are_written_and_each_version_is_the_policy_of_one_step():
     async def scenario() -> None:
         network = Network(Choices())
         learner = Learner(network.compute.model, network.weights, SETTINGS)
@@ -82,25 +67,23 @@ def test_training_goes_on_while_versions_are_written_and_each_version_is_one_ste
         state = SlowState()
         node = replace(network.node("trainer"), state=state, run_sync=run_sync)
         buffer = ReplayBuffer(ReplaySettings(1 << 30, 0.7, 1000, 1000), 0)
-        for name in "abcd":
-            buffer.add(group(name))
+        for letter in "abcd":
+            buffer.add(group(letter))
         with trio.move_on_after(30):
             await Training(node, learner, buffer, lambda: network.weights, TrainingSettings(2, 1)).run()
-        written = await snapshots(state)
-        assert [snapshot.version for snapshot in written] == list(range(len(written)))
-        assert len(written) >= 5
-        steps = [snapshot.optimizer_step for snapshot in written]
+        names = await list_snapshots(state)
+        assert [name.version for name in names] == list(range(len(names)))
+        assert len(names) >= 5
+        steps = [name.optimizer_step for name in names]
         assert learner.steps >= 20  # of 30 seconds: none was spent waiting for a write
         assert all(later - earlier >= 2 for earlier, later in pairwise(steps[1:]))
-        for snapshot in written:
-            assert equal(dict(await get_snapshot(state, snapshot)), views[snapshot.optimizer_step])
-        again = Learner(network.compute.model, network.weights, SETTINGS)
-        resumed = Training(
-            node, again, ReplayBuffer(ReplaySettings(1 << 30, 0.7, 1000, 1000), 0), dict, TrainingSettings(9, 1)
-        )
+        for name in names:
+            assert equal(dict(await get_snapshot(state, name)), views[name.optimizer_step])
+        restarted_learner = Learner(network.compute.model, network.weights, SETTINGS)
+        empty_buffer = ReplayBuffer(ReplaySettings(1 << 30, 0.7, 1000, 1000), 0)
         with trio.move_on_after(10):
-            await resumed.run()
+            await Training(node, restarted_learner, empty_buffer, dict, TrainingSettings(9, 1)).run()
         assert await state.get(CHECKPOINT, 1 << 30)
-        assert equal(again.bf16_view(), views[again.steps])
+        assert equal(restarted_learner.bf16_view(), views[restarted_learner.steps])
 
     trio.run(scenario, clock=MockClock(autojump_threshold=0))

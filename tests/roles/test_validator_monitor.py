@@ -1,6 +1,4 @@
-"""What the trainer makes of verdicts on its canaries: which validators checked, which did not, and which refuse true
-work.
-"""
+"""The validator monitor: who accepts false work of a canary, who rejects true work, and what the report contains."""
 
 import pytest
 
@@ -23,7 +21,7 @@ TRUE_WINDOW = next(w for w in range(100) if not any(is_false(TRAINER, w, i) for 
 
 
 @pytest.mark.parametrize(
-    ("window", "judgements", "told"),
+    ("window", "judgements", "failures"),
     [
         (WINDOW, (judgement(0), rejected(1), judgement(2)), []),
         (WINDOW, (rejected(0, "improbable-window"), rejected(1), rejected(2, "improbable-window")), []),
@@ -34,67 +32,70 @@ TRUE_WINDOW = next(w for w in range(100) if not any(is_false(TRAINER, w, i) for 
         (TRUE_WINDOW, (rejected(0, "improbable-history"),), [(0, False)]),
     ],
 )
-def test_what_of_a_canarys_window_is_held_against_a_validator(
-    window: int, judgements: tuple[Judgement, ...], told: list[tuple[int, bool]]
+def test_the_failures_of_a_validator_in_a_canarys_window(
+    window: int, judgements: tuple[Judgement, ...], failures: list[tuple[int, bool]]
 ) -> None:
     async def scenario() -> None:
         log = Log("trainer")
         run_id, run = small_run(digest_weights(small_weights(0)))
         node = make_node(run_id, run, MemoryStore(), MemoryStore(), log, TRAINER, clock=TrioClock(BEGIN))
-        overseer = ValidatorMonitor(node, canaries=1)
-        said = verdict(*judgements, window=window, miner=CANARY)
-        await overseer.examine(window, CANARY, {said.validator: said})
-        assert [(event["index"], event["accepted"]) for event in log.named("validator-deceived")] == told
-        assert overseer.distrusted == ({said.validator} if any(accepted for _, accepted in told) else set())
+        monitor = ValidatorMonitor(node, canaries=1)
+        canary_verdict = verdict(*judgements, window=window, miner=CANARY)
+        validator = canary_verdict.validator
+        await monitor.examine(window, CANARY, {validator: canary_verdict})
+        assert [(event["index"], event["accepted"]) for event in log.named("canary-failure")] == failures
+        accepted_false_work = any(accepted for _, accepted in failures)
+        assert monitor.distrusted_validators == ({validator} if accepted_false_work else set())
 
     attack(scenario)()
 
 
-def test_a_validator_that_contradicts_everybody_leaves_the_report_whole() -> None:
+def test_a_validator_that_contradicts_all_verdicts_does_not_break_the_report() -> None:
     async def scenario() -> None:
         log = Log("trainer")
         run_id, run = small_run(digest_weights(small_weights(0)))
         node = make_node(run_id, run, MemoryStore(), MemoryStore(), log, TRAINER, clock=TrioClock(BEGIN))
-        overseer = ValidatorMonitor(node, canaries=1)
+        monitor = ValidatorMonitor(node, canaries=1)
         accepting = verdict(*map(judgement, range(16)), window=WINDOW)
-        refusing = accepting.model_copy(update={"judgements": tuple(map(rejected, range(16))), "validator": bytes(32)})
+        rejecting = accepting.model_copy(update={"judgements": tuple(map(rejected, range(16))), "validator": bytes(32)})
         for number in range(MAX_GROUPS // 16 + 1):
-            said = {accepting.validator: accepting, refusing.validator: refusing}
-            overseer.compare(WINDOW, number.to_bytes(32, "big"), said)
-        await overseer.examine(WINDOW, CANARY, {accepting.validator: accepting})
-        report = overseer.report(WINDOW)
+            verdicts = {accepting.validator: accepting, rejecting.validator: rejecting}
+            monitor.compare(WINDOW, number.to_bytes(32, "big"), verdicts)
+        await monitor.examine(WINDOW, CANARY, {accepting.validator: accepting})
+        report = monitor.report(WINDOW)
         assert report is not None
         assert ValidatorReport.from_bytes(report.to_bytes()) == report
         assert len(report.disagreements) == MAX_GROUPS
-        assert {found.validator for found in report.deceptions} == {accepting.validator}
-        assert len(log.named("report-cut")) == 1
+        assert {failure.validator for failure in report.deceptions} == {accepting.validator}
+        assert len(log.named("report-truncated")) == 1
 
     attack(scenario)()
 
 
-def test_a_report_of_very_many_validators_is_cut_to_what_a_record_holds() -> None:
+def test_a_report_on_very_many_validators_is_cut_to_what_a_record_holds() -> None:
     async def scenario() -> None:
         log = Log("trainer")
         run_id, run = small_run(digest_weights(small_weights(0)))
         node = make_node(run_id, run, MemoryStore(), MemoryStore(), log, TRAINER, clock=TrioClock(BEGIN))
-        overseer = ValidatorMonitor(node, canaries=0)
-        accepting, refusing = verdict(*map(judgement, range(16))), verdict(*map(rejected, range(16)))
-        said = {number.to_bytes(32, "big"): accepting for number in range(MAX_KEYS)} | {bytes([255]) * 32: refusing}
+        monitor = ValidatorMonitor(node, canaries=0)
+        accepting, rejecting = verdict(*map(judgement, range(16))), verdict(*map(rejected, range(16)))
+        verdicts = {number.to_bytes(32, "big"): accepting for number in range(MAX_KEYS)}
+        verdicts[bytes([255]) * 32] = rejecting
         miners = ValidatorReport.max_bytes // (16 * MAX_KEYS * 32) + 1
         for number in range(miners):
-            overseer.compare(WINDOW, number.to_bytes(32, "big"), said)
-        report = overseer.report(WINDOW)
+            monitor.compare(WINDOW, number.to_bytes(32, "big"), verdicts)
+        report = monitor.report(WINDOW)
         assert report is not None
         assert len(report.to_bytes()) < ValidatorReport.max_bytes
         assert ValidatorReport.from_bytes(report.to_bytes()) == report
         assert 0 < len(report.disagreements) < 16 * miners
-        assert len(log.named("report-cut")) == 1
+        assert len(log.named("report-truncated")) == 1
 
     attack(scenario)()
 
 
 class FullDisk(MemoryStore):
-    """A disk that takes nothing while it is full."""
+    """A disk on which nothing can be written while it is full."""
 
     full = True
 
@@ -104,23 +105,23 @@ class FullDisk(MemoryStore):
         await super().put(path, data)
 
 
-def test_a_full_disk_lets_no_deceiver_go() -> None:
+def test_a_validator_that_failed_is_distrusted_although_the_disk_is_full() -> None:
     async def scenario() -> None:
         disk = FullDisk()
         run_id, run = small_run(digest_weights(small_weights(0)))
         node = make_node(run_id, run, MemoryStore(), disk, Log("trainer"), TRAINER, clock=TrioClock(BEGIN))
-        overseer = ValidatorMonitor(node, canaries=1)
-        lie = verdict(judgement(1), window=WINDOW, miner=CANARY)
+        monitor = ValidatorMonitor(node, canaries=1)
+        false_verdict = verdict(judgement(1), window=WINDOW, miner=CANARY)
         with pytest.raises(StoreError):
-            await overseer.examine(WINDOW, CANARY, {lie.validator: lie})
-        assert overseer.distrusted == {lie.validator}
+            await monitor.examine(WINDOW, CANARY, {false_verdict.validator: false_verdict})
+        assert monitor.distrusted_validators == {false_verdict.validator}
         disk.full = False
-        await overseer.examine(WINDOW, CANARY, {lie.validator: lie})
-        report = overseer.report(WINDOW)
+        await monitor.examine(WINDOW, CANARY, {false_verdict.validator: false_verdict})
+        report = monitor.report(WINDOW)
         assert report is not None
         assert [item.accepted for item in report.deceptions] == [True]
         restarted = ValidatorMonitor(node, canaries=1)
         await restarted.open()
-        assert restarted.distrusted == {lie.validator}
+        assert restarted.distrusted_validators == {false_verdict.validator}
 
     attack(scenario)()

@@ -1,4 +1,4 @@
-"""What is decided of a miner's window reaches the learner and the account alike: through crashes, full disks and
+"""Decisions on a miner's window reach the learner's inbox and the outcome log alike, through crashes, full disks and
 restarts.
 """
 
@@ -16,7 +16,7 @@ from protocol.identity.signing import open_announced, sign
 from roles.ports import NotFoundError, StoreError
 from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings
 from roles.trainer.learn.training import Training, TrainingSettings
-from roles.trainer.spool import COLLECTED, COLLECTING
+from roles.trainer.spool import COLLECTOR_PROGRESS, OUTCOMES
 from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, WindowOutcomes
 from tests.attacks.test_hanging_validators import closing, say_of, windows_collected
 from tests.support.attacks.court import FIRST, SECOND, WINDOW, Court, Silent, other_prompt
@@ -26,19 +26,19 @@ from tests.support.builders.samples import rejected, revision
 from tests.support.simulation.stormy_network import WrongClock
 
 
-class NoRoomForAccounts(MemoryStore):
-    """A disk that is full when an account is to be written."""
+class NoSpaceForOutcomes(MemoryStore):
+    """A disk that is full when the outcome log is written."""
 
     full = True
 
     async def put(self, path: str, data: bytes) -> None:
-        if self.full and path.startswith(COLLECTED):
+        if self.full and path.startswith(OUTCOMES):
             raise StoreError(f"{path}: no space left on device")
         await super().put(path, data)
 
 
 class WrongOnce(Silent):
-    """A store that once says of what lies below a prefix that it is not there, or shows zeros."""
+    """A store that hides one object below a prefix once, or shows zeros instead."""
 
     def __init__(self, prefix: str, how: str) -> None:
         super().__init__()
@@ -56,15 +56,15 @@ class WrongOnce(Silent):
 
 
 class Distant(Silent):
-    """A store that takes its time."""
+    """A store whose reads take 50 ms."""
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         await trio.sleep(0.05)
         return await super().get(path, max_bytes, offset=offset, size=size)
 
 
-class TrueBeacon:
-    """Gives a round when it is due, by the right clock."""
+class ScheduledBeacon:
+    """A beacon that gives each round when it is due by the right clock."""
 
     def __init__(self, court: Court) -> None:
         self._chain = court.run.beacon
@@ -75,44 +75,44 @@ class TrueBeacon:
         return round_number.to_bytes(32, "little")
 
 
-def on_a_full_disk() -> tuple[Court, NoRoomForAccounts]:
-    """A court whose trainer cannot write accounts."""
-    court, disk = Court(), NoRoomForAccounts()
+def court_with_full_disk() -> tuple[Court, NoSpaceForOutcomes]:
+    """Return a court whose trainer cannot write its outcome log."""
+    court, disk = Court(), NoSpaceForOutcomes()
     court.state, court.node = disk, replace(court.node, state=disk)
     return court, disk
 
 
 def revise(court: Court, **changes: Any) -> None:
-    """Let the trainer act by another authority from now on."""
-    known = court.node.revisions
-    authority = known.current.model_copy(update=changes)
-    record = revision(known.number + 1, known.digest, run=court.run_id, authority=authority)
-    known.adopt(open_announced(sign(record, ROOTS[0]), Revision))
+    """Change the authority that the trainer obeys from now on."""
+    revisions = court.node.revisions
+    authority = revisions.current.model_copy(update=changes)
+    record = revision(revisions.number + 1, revisions.digest, run=court.run_id, authority=authority)
+    revisions.adopt(open_announced(sign(record, ROOTS[0]), Revision))
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["full disk", "killed"])
-def test_what_comes_between_harvest_and_account_parts_no_group_from_the_learner(killed: bool) -> None:
+def test_an_interruption_between_inbox_and_outcome_log_loses_no_group(killed: bool) -> None:
     @attack
     async def scenario() -> None:
-        court, disk = on_a_full_disk()
+        court, disk = court_with_full_disk()
         await court.deliver()
         verdicts = [court.verdict(FIRST, court.judgement(0)), court.verdict(SECOND)]
-        spoken = [(key, court.summary(key, v), v) for key, v in zip((FIRST, SECOND), verdicts, strict=True)]
-        for key, summary, _ in spoken:
+        summaries = [(key, court.summary(key, v), v) for key, v in zip((FIRST, SECOND), verdicts, strict=True)]
+        for key, summary, _ in summaries:
             await court.seal(key, summary)
-        await court.reveal(*spoken[0])
+        await court.reveal(*summaries[0])
         buffer = ReplayBuffer(ReplaySettings(), 0)
         training = Training(court.node, cast(Any, None), buffer, dict, TrainingSettings(1, 1))
         middle = court.run.opening_time(WINDOW) + 2.0
 
         async def go_on() -> None:
             await court.clock.sleep_until(middle)
-            await court.reveal(*spoken[1])
+            await court.reveal(*summaries[1])
             await trio.sleep(0.0 if killed else 1.0)
             disk.full = False
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(training._feed)
+            nursery.start_soon(training._read_inbox)
             if killed:
                 await court.listen(middle)
                 await go_on()
@@ -122,15 +122,15 @@ def test_what_comes_between_harvest_and_account_parts_no_group_from_the_learner(
             await trio.sleep(1.0)
             nursery.cancel_scope.cancel()
         assert await court.outcomes() == {"used"}
-        both = {content_digest(group.to_frame()) for group in court.groups}
-        assert set(await court.account()) == {group.digest for group in buffer.draw(9)} == both
+        both_groups = {content_digest(group.to_frame()) for group in court.groups}
+        assert set(await court.account()) == {group.digest for group in buffer.draw(9)} == both_groups
 
     scenario()
 
 
 @attack
-async def test_what_was_handed_over_before_a_crash_is_used_whatever_storage_shows_afterwards():
-    court, disk = on_a_full_disk()
+async def test_groups_handed_over_before_a_crash_are_used_whatever_storage_shows_afterwards():
+    court, disk = court_with_full_disk()
     await court.deliver()
     await court.say(FIRST)
     await court.seal(SECOND, court.summary(SECOND))
@@ -144,7 +144,7 @@ async def test_what_was_handed_over_before_a_crash_is_used_whatever_storage_show
 
 @pytest.mark.parametrize("how", ["hidden", "bent"])
 @pytest.mark.parametrize("kind", ["commitments", "batches"])
-def test_storage_that_shows_something_else_once_costs_no_window(kind: str, how: str) -> None:
+def test_storage_that_shows_a_wrong_object_once_costs_no_window(kind: str, how: str) -> None:
     @attack
     async def scenario() -> None:
         court = Court()
@@ -158,7 +158,7 @@ def test_storage_that_shows_something_else_once_costs_no_window(kind: str, how: 
     scenario()
 
 
-def test_a_harvest_that_is_too_large_is_accounted_for_and_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_is_too_large_is_logged_and_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VerifiedBatch, "max_bytes", 100)
 
     @attack
@@ -173,39 +173,39 @@ def test_a_harvest_that_is_too_large_is_accounted_for_and_ends_no_process(monkey
 
 
 @attack
-async def test_a_window_that_waits_for_storage_is_waited_for_after_a_restart_too():
+async def test_a_window_whose_storage_does_not_answer_is_collected_after_a_restart():
     court, later = Court(), WINDOW + 4
     await court.deliver()
     await court.say(FIRST)
     await court.say(SECOND)
     court.store.silent = (paths.windowed(MINER.public, "batches"),)
-    given_up = court.run.beacon.due(court.run.schedule.verdict(WINDOW) + court.run.schedule.verdict_rounds)
+    timeout = court.run.beacon.due(court.run.schedule.verdict(WINDOW) + court.run.schedule.verdict_rounds)
     restart = court.run.opening_time(later) + 1.0
-    assert closing(court) < restart < given_up - 1.0
+    assert closing(court) < restart < timeout - 1.0
 
-    async def speak_of_a_later_one() -> None:
+    async def judge_a_later_window() -> None:
         await court.clock.sleep_until(court.run.opening_time(later) + 0.3)
         for validator in (FIRST, SECOND):
             await say_of(court, validator, later, rejected())
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(speak_of_a_later_one)
+        nursery.start_soon(judge_a_later_window)
         await court.listen(restart)
     assert await windows_collected(court) == {later}
     court.store.silent = ()
-    await court.listen(given_up + 10.0)
-    found = [
-        WindowOutcomes.from_bytes(await court.state.get(i.path, 1 << 20)) async for i in court.state.list(COLLECTED)
+    await court.listen(timeout + 10.0)
+    records = [
+        WindowOutcomes.from_bytes(await court.state.get(i.path, 1 << 20)) async for i in court.state.list(OUTCOMES)
     ]
-    assert {item.outcome for account in found if account.window == WINDOW for item in account.outcomes} == {"used"}
+    assert {item.status for record in records if record.window == WINDOW for item in record.outcomes} == {"used"}
 
 
 @attack
-async def test_a_clock_that_was_an_hour_ahead_for_two_seconds_costs_no_window():
+async def test_a_clock_that_is_an_hour_ahead_for_two_seconds_costs_no_window():
     court, later = Court(), WINDOW + 4
     clock = WrongClock(court.clock)
     court.store = Distant()
-    court.node = replace(court.node, store=court.store, clock=clock, beacon=TrueBeacon(court))
+    court.node = replace(court.node, store=court.store, clock=clock, beacon=ScheduledBeacon(court))
     async with trio.open_nursery() as nursery:
         nursery.start_soon((await court.open()).run)
         await trio.sleep(1.0)
@@ -240,7 +240,7 @@ async def test_a_validator_that_is_revoked_before_it_reveals_decides_nothing():
 
 
 @attack
-async def test_a_quorum_that_is_raised_in_between_holds_for_what_is_not_settled_yet():
+async def test_a_raised_quorum_holds_for_groups_that_are_not_decided_yet():
     court = Court()
     await court.deliver()
     first, second = court.verdict(FIRST, court.judgement(0)), court.verdict(SECOND)
@@ -263,7 +263,7 @@ async def test_a_quorum_that_is_raised_in_between_holds_for_what_is_not_settled_
 
 
 class SlowVerdicts(Silent):
-    """A store that takes its time for verdicts."""
+    """A store whose reads of verdicts take five seconds."""
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         if "/verdicts/" in path:
@@ -272,13 +272,13 @@ class SlowVerdicts(Silent):
 
 
 @attack
-async def test_whoever_was_away_for_long_waits_for_verdicts_that_come_slowly():
+async def test_after_a_long_absence_slow_verdicts_are_waited_for():
     court = Court()
     court.store = SlowVerdicts()
     object.__setattr__(court.node, "store", court.store)
     await court.deliver()
     await court.say(FIRST)
-    await court.state.put(COLLECTING, CollectorProgress(oldest=WINDOW).to_bytes())
+    await court.state.put(COLLECTOR_PROGRESS, CollectorProgress(oldest_window=WINDOW).to_bytes())
     schedule = court.run.schedule
     await court.clock.sleep_until(court.run.beacon.due(schedule.verdict(WINDOW) + 3 * schedule.verdict_rounds))
     await court.listen(court.clock.now() + 60.0)

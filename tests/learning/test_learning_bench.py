@@ -1,4 +1,4 @@
-"""The simulation behind the demo's settings runs."""
+"""bench/learning.py, by which the demo's settings were chosen, runs."""
 
 from bench.learning import Setup, run
 
@@ -9,4 +9,4 @@ def test_two_windows() -> None:
     assert summary["versions"] > 0
     assert 0.0 <= summary["last"] <= 1.0
     assert 0.5 < summary["sparsity_mean"] <= 1.0
-    assert summary["fates"]["stored"] > 0
+    assert summary["outcomes"]["stored"] > 0

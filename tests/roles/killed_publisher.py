@@ -9,10 +9,13 @@ from tests.support.faults.tripwire import TrippingStore, Tripwire
 
 
 async def killed_at(site: Site, operation: int, seconds: float, *, after: bool, **options: Any) -> bool:
-    """Publish, and die before or after a put or delete of store or state, counted from 0; whether it came to that.
+    """Publish, and kill the publisher before or after one of its puts and deletes, counted from 0 over store and state.
 
     Args:
         options: as for `Site.publish`.
+
+    Returns:
+        Whether there were as many puts and deletes.
     """
     died, scope = False, trio.CancelScope()
 
@@ -24,8 +27,8 @@ async def killed_at(site: Site, operation: int, seconds: float, *, after: bool, 
 
     wire = Tripwire(lambda name, path: name in {"put", "delete"}, operation, after, strike)
     store, state = site.store, site.state
-    deadly: Any = [TrippingStore(inner, wire) for inner in (store, state)]
-    site.store, site.state = deadly
+    tripping_stores: Any = [TrippingStore(inner, wire) for inner in (store, state)]
+    site.store, site.state = tripping_stores
     with scope:
         await site.publish(seconds, **options)
     site.store, site.state = store, state

@@ -1,5 +1,5 @@
-"""A trainer that moves to a new key, killed before and after every single put and delete: the chain comes along, in one
-history.
+"""A trainer that moves to a new key and is killed before or after any put or delete: the chain moves along, and
+followers see one history.
 """
 
 import itertools
@@ -9,14 +9,14 @@ import trio
 from trio.testing import MockClock
 
 from protocol import paths
-from tests.roles.dying import killed_at
+from tests.roles.killed_publisher import killed_at
 from tests.roles.test_follower import equal
 from tests.roles.test_publisher import SUCCESSOR, Site, copy_of, newest
 
-SECONDS = 2.5  # of a start; longer than it waits for another trainer to show itself
+SECONDS = 2.5  # of a start, which waits for less than that for another trainer under its key
 
 
-class Moving(Site):
+class RotatedSite(Site):
     """A trainer whose key has been replaced, and which has not started since."""
 
     async def prepare(self) -> None:
@@ -31,12 +31,12 @@ class Moving(Site):
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_rotation_killed_at_any_operation_goes_on_where_it_was(after: bool):
+def test_a_migration_that_is_killed_at_any_operation_goes_on(after: bool):
     async def scenario() -> None:
-        before = Moving()
+        before = RotatedSite()
         await before.prepare()
         for operation in itertools.count():
-            site = Moving()
+            site = RotatedSite()
             site.store, site.state = await copy_of(before.store), await copy_of(before.state)
             if not await killed_at(site, operation, SECONDS, after=after, key=SUCCESSOR):
                 break
