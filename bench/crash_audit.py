@@ -145,7 +145,7 @@ def _accounted_for(site: Site) -> Iterator[str]:
     forgotten = now - _KEPT_WINDOWS  # by the time, as the trainer does: the newest account may be much older
     unheard = {(event["window"], event["validator"]) for event in site.events("trainer/download", "validator-excluded")}
     for moment, verdict in _verdicts(site):
-        if moment >= spectator.run.beacon.due(schedule.verdict(verdict.window)):
+        if moment >= spectator.run.beacon.round_time(schedule.verdict(verdict.window)):
             continue  # nobody waited for it any more
         if not forgotten < verdict.window <= over or (verdict.window, verdict.validator.hex()[:8]) in unheard:
             continue

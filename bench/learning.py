@@ -169,7 +169,7 @@ class Simulation:
 
     def pass_at_1(self) -> float:
         """Share of held-out problems that the policy being served solves greedily."""
-        problems = [self._environment.held_out(index) for index in range(self.setup.held_out)]
+        problems = [self._environment.held_out_problem(index) for index in range(self.setup.held_out)]
         prompts = [self._policy.tokenizer.encode(problem.prompt) for problem in problems]
         with self.costs.of("evaluation"):
             answers = _run(self._engine.greedy(prompts, self._params))

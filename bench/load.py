@@ -134,7 +134,7 @@ def validate(root: Path) -> None:
         window, before = 0, 0.0
         while True:
             await node.clock.sleep_until(
-                node.run.beacon.due(node.run.schedule.audit(window)) + 0.9 * window_seconds(site)
+                node.run.beacon.round_time(node.run.schedule.audit(window)) + 0.9 * window_seconds(site)
             )
             cpu = time.process_time()
             line = {

@@ -1,1 +1,3 @@
-"""What two nodes must compute alike. Pure: no I/O, no clock, no environment variable, no ambient randomness."""
+"""The rules that all nodes must compute alike. This package does no I/O and reads no clock, no environment variable and
+no ambient randomness.
+"""

@@ -1,10 +1,10 @@
 """Public randomness: drand's `bls-unchained-g1-rfc9380` scheme, as its quicknet runs it (docs/spec/beacon.md).
 
 A round's signature is a BLS12-381 signature on G1 (48 bytes) under a public key on G2 (96 bytes) of SHA-256(round as
-big-endian u64); its randomness is SHA-256(signature). A local chain differs in its key, its clock and so in its chain
-hash, and in nothing else: both pass through `verify_round`.
+big-endian u64); its randomness is SHA-256(signature). A local chain differs only in its key and its clock, and therefore
+in its chain hash; `verify_round` checks both.
 
-An answer is checked in this order: size, JSON, fields, the round asked for, the signature's encoding and subgroup, the
+An answer is checked in this order: size, JSON, fields, the requested round, the signature's encoding and subgroup, the
 pairing. The answer's own `randomness` field is not read.
 
 Source: drand `common/chain/info.go` (chain hash), `crypto/schemes.go` (scheme), RFC 9380 section 8.8.1 (hash to G1).
@@ -25,7 +25,6 @@ from protocol import bounded_json, limits
 from protocol.encoding import Record
 from protocol.errors import LimitError, MalformedError, SignatureError
 
-SCHEME: Final = "bls-unchained-g1-rfc9380"
 PUBLIC_KEY_BYTES: Final = 96
 SIGNATURE_BYTES: Final = 48
 
@@ -44,10 +43,11 @@ _signature_hex: Final = re.compile(r"[0-9a-f]{96}")
 
 @lru_cache(maxsize=16)
 def _public_key(data: bytes) -> Any:
-    """The point of a public key: on the curve, in the subgroup of prime order (blst checks both), not infinity.
+    """Return the point of a public key: on the curve and in the subgroup of prime order (blst checks both), and not
+    infinity.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the bytes are no such point.
     """
     if len(data) != PUBLIC_KEY_BYTES or data[0] & _INFINITY:
         raise ValueError("no beacon public key: 96 bytes of a point other than infinity")
@@ -55,7 +55,7 @@ def _public_key(data: bytes) -> Any:
 
 
 class ChainInfo(Record):
-    """Which beacon a run listens to, and when its rounds are due.
+    """A beacon: its key, and the times of its rounds.
 
     drand counts in whole seconds; milliseconds let a chain on one machine run faster. Round 1 is due at genesis.
 
@@ -112,10 +112,10 @@ class ChainInfo(Record):
 
     @property
     def chain_hash(self) -> bytes:
-        """What names the chain, 32 bytes: drand's formula where both times are whole seconds.
+        """The chain's identifier, 32 bytes: drand's formula if both times are whole seconds.
 
-        A chain in milliseconds has no hash in drand's terms; its preimage begins with a tag that, read as drand's
-        period, lies beyond the longest period allowed here, so no two chains share one.
+        drand defines no hash for a chain in milliseconds. Here the preimage of such a hash begins with a tag; read as
+        drand's period, the tag exceeds the longest period that is allowed, so no two chains share a hash.
         """
         if self.period_ms % 1000 == 0 and self.genesis_ms % 1000 == 0:
             times = struct.pack(">Iq", self.period_ms // 1000, self.genesis_ms // 1000)
@@ -124,35 +124,31 @@ class ChainInfo(Record):
         name = b"" if self.beacon_id == "default" else self.beacon_id.encode()
         return hashlib.sha256(times + self.public_key + self.group_hash + name).digest()
 
-    def due(self, round_number: int) -> float:
-        """When a round is due: seconds since the Unix epoch.
+    def round_time(self, round_number: int) -> float:
+        """Return the time at which a round is due: seconds since the Unix epoch.
 
         Raises:
-            ValueError: not a round number.
+            ValueError: the number is not one of a round.
         """
         _check_round(round_number)
         return (self.genesis_ms + (round_number - 1) * self.period_ms) / 1000
 
     def round_at(self, moment: float) -> int:
-        """The newest round due at a moment (seconds since the Unix epoch); 0 before genesis.
+        """Return the newest round that is due at a time (seconds since the Unix epoch); 0 before genesis.
 
-        Counted in whole microseconds, so `round_at(due(r)) == r` for every round.
+        The time is rounded to whole microseconds, so `round_at(round_time(r)) == r` for every round.
         """
         elapsed_ms = round(moment * 1_000_000) // 1000 - self.genesis_ms
         return max(0, elapsed_ms // self.period_ms + 1)
 
-    def round_after(self, moment: float) -> int:
-        """The first round due later than a moment (seconds since the Unix epoch)."""
-        return self.round_at(moment) + 1
-
     def path(self, round_number: int) -> str:
-        """Where a relay serves a round, relative to its root: drand's HTTP path."""
+        """Return the path of a round on a relay, relative to the relay's root (drand's HTTP interface)."""
         _check_round(round_number)
         return f"{self.rounds_prefix}{round_number}"
 
     @property
     def rounds_prefix(self) -> str:
-        """What the paths of this chain's rounds begin with."""
+        """The prefix of the paths of this chain's rounds."""
         return f"{self.chain_hash.hex()}/public/"
 
 
@@ -166,7 +162,7 @@ quicknet: Final = ChainInfo(
     group_hash=bytes.fromhex("f477d5c89f21a17c863a7f937c6a6d15859414d2be09cd448d4279af331c5d3e"),
     beacon_id="quicknet",
 )
-"""The League of Entropy's chain 52db9ba7...84e971: a round every 3 seconds since 23 August 2023."""
+"""The League of Entropy's chain 52db9ba7...84e971, with a round every 3 seconds since 23 August 2023."""
 
 
 def _check_round(round_number: int) -> None:
@@ -175,7 +171,7 @@ def _check_round(round_number: int) -> None:
 
 
 def _message(round_number: int) -> Any:
-    """The point on G1 that a round's signature is a multiple of."""
+    """Return the point on G1 that a round's signature is a multiple of."""
     digest = hashlib.sha256(struct.pack(">Q", round_number)).digest()
     return pyblst.BlstP1Element.hash_to_group(digest, _DOMAIN)
 
@@ -183,16 +179,16 @@ def _message(round_number: int) -> Any:
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise MalformedError("a JSON field given twice", "beacon answer")
+        raise MalformedError("a JSON field occurs twice", "beacon answer")
     return fields
 
 
 def parse_round(data: bytes, round_number: int) -> bytes:
-    """The signature (48 bytes, unverified) in a relay's answer for one round.
+    """Return the signature (48 bytes, unverified) in a relay's answer for one round.
 
     Raises:
-        LimitError: more than MAX_BEACON_BYTES.
-        MalformedError: not JSON, a field missing or of the wrong form, or another round than the one asked for.
+        LimitError: the answer is longer than MAX_BEACON_BYTES.
+        MalformedError: the answer is not JSON, a field is missing or has the wrong form, or it is for another round.
     """
     if len(data) > limits.MAX_BEACON_BYTES:
         raise LimitError(f"{len(data)} bytes where at most {limits.MAX_BEACON_BYTES} are allowed", "beacon answer")
@@ -206,18 +202,18 @@ def parse_round(data: bytes, round_number: int) -> bytes:
     if type(number) is not int:
         raise MalformedError("no round number", "beacon answer")
     if number != round_number:
-        raise MalformedError(f"another round than the {round_number} asked for", "beacon answer")
+        raise MalformedError(f"another round than the requested {round_number}", "beacon answer")
     if not isinstance(signature, str) or not _signature_hex.fullmatch(signature):
         raise MalformedError("no signature of 96 lower-case hex digits", "beacon answer")
     return bytes.fromhex(signature)
 
 
 def verify_round(chain: ChainInfo, round_number: int, signature: bytes) -> bytes:
-    """The randomness (32 bytes) of a round whose signature is true.
+    """Verify the signature of a round, and return the round's randomness (32 bytes).
 
     Raises:
-        ValueError: not a round number.
-        SignatureError: not the chain's signature of this round.
+        ValueError: the number is not one of a round.
+        SignatureError: this is not the chain's signature of the round.
     """
     _check_round(round_number)
     where = f"beacon round {round_number}"
@@ -227,27 +223,29 @@ def verify_round(chain: ChainInfo, round_number: int, signature: bytes) -> bytes
         point = pyblst.BlstP1Element.uncompress(signature)
     except ValueError as error:
         raise SignatureError("the signature is no point of G1's prime-order subgroup", where) from error
-    signed = pyblst.miller_loop(point, _G2)
-    claimed = pyblst.miller_loop(_message(round_number), _public_key(chain.public_key))
-    if not pyblst.final_verify(signed, claimed):
+    signature_pairing = pyblst.miller_loop(point, _G2)
+    message_pairing = pyblst.miller_loop(_message(round_number), _public_key(chain.public_key))
+    if not pyblst.final_verify(signature_pairing, message_pairing):
         raise SignatureError(f"not signed by the key of chain {chain.chain_hash.hex()[:8]}", where)
     return hashlib.sha256(signature).digest()
 
 
 def open_round(chain: ChainInfo, round_number: int, data: bytes) -> bytes:
-    """The randomness (32 bytes) that a relay's answer proves: parsed, then verified.
+    """Parse and verify a relay's answer, and return the round's randomness (32 bytes).
 
     Raises:
-        ProtocolError: the answer is malformed, for another round, or not signed by the chain's key.
+        LimitError, MalformedError: as `parse_round`.
+        SignatureError: the answer is not signed by the chain's key.
     """
     return verify_round(chain, round_number, parse_round(data, round_number))
 
 
 @dataclass(frozen=True)
 class LocalKey:
-    """The secret of a beacon that one machine runs by itself. Who holds it knows every round in advance.
+    """The secret key of a beacon that one machine runs. Whoever has it knows every round in advance.
 
-    Rounds are signatures of their numbers alone, so two chains under one key share their randomness: one key, one run.
+    A round is a signature of its number alone, so two chains with one key have the same randomness: each run needs a key
+    of its own.
     """
 
     secret: int = field(repr=False)
@@ -258,7 +256,11 @@ class LocalKey:
 
     @classmethod
     def from_seed(cls, seed: bytes) -> Self:
-        """A key from at least 16 secret bytes."""
+        """Derive a key from at least 16 secret bytes.
+
+        Raises:
+            ValueError: the seed is shorter.
+        """
         if len(seed) < 16:
             raise ValueError("a beacon seed has at least 16 bytes")
         wide = hashlib.sha512(b"grailnode local beacon key" + seed).digest()
@@ -271,26 +273,35 @@ class LocalKey:
         assert isinstance(compressed, bytes)
         return compressed
 
-    def chain(self, period_ms: int, genesis_ms: int, beacon_id: str = "local") -> ChainInfo:
-        """The chain that this key signs, from its clock."""
+    def chain(self, period_ms: int, genesis_ms: int) -> ChainInfo:
+        """Return the chain that this key signs.
+
+        Args:
+            period_ms: milliseconds between rounds.
+            genesis_ms: when round 1 is due, in milliseconds since the Unix epoch.
+        """
         public_key = self.public_key
         return ChainInfo(
             public_key=public_key,
             period_ms=period_ms,
             genesis_ms=genesis_ms,
             group_hash=hashlib.sha256(public_key).digest(),
-            beacon_id=beacon_id,
+            beacon_id="local",
         )
 
     def sign(self, round_number: int) -> bytes:
-        """A round's signature: compressed G1 point, 48 bytes."""
+        """Sign a round: a compressed G1 point, 48 bytes.
+
+        Raises:
+            ValueError: the number is not one of a round.
+        """
         _check_round(round_number)
         compressed = _message(round_number).scalar_mul(self.secret).compress()
         assert isinstance(compressed, bytes)
         return compressed
 
     def answer(self, round_number: int) -> bytes:
-        """What a relay serves for a round: the JSON that drand's relays give."""
+        """Return a relay's answer for a round, in the JSON form of drand's relays."""
         signature = self.sign(round_number)
         randomness = hashlib.sha256(signature).hexdigest()
         fields = {"round": round_number, "randomness": randomness, "signature": signature.hex()}

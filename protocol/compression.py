@@ -1,9 +1,8 @@
-"""zstd with a ceiling (docs/spec/rollout.md).
+"""zstd with a limit on the decompressed size (docs/spec/rollout.md).
 
-A frame that declares its size ignores zstandard's `max_output_size`, so the declared size is read and checked first.
-The
-content is then decompressed in one step into a buffer of that size: a stream would grow with whatever the blocks hold
-(4 bytes make 128 KiB) and compare sizes only behind the last of them.
+zstandard ignores `max_output_size` for a frame that declares its size, so the declared size is read and checked first.
+The content is then decompressed in one step into a buffer of that size. A stream would grow with whatever the blocks
+contain (4 bytes can make 128 KiB) and compare the sizes only after the last block.
 """
 
 import zstandard
@@ -13,16 +12,16 @@ from protocol.errors import LimitError, MalformedError
 
 
 def compress(data: bytes, level: int = 3) -> bytes:
-    """One zstd frame that declares its content's size."""
+    """Return one zstd frame that declares its content's size."""
     return zstandard.ZstdCompressor(level=level, write_content_size=True).compress(data)
 
 
 def decompress(frame: bytes | bytearray | memoryview, max_bytes: int) -> bytes:
-    """The content of one zstd frame.
+    """Return the content of one zstd frame.
 
     Raises:
-        LimitError: it declares more than `max_bytes`.
-        MalformedError: not exactly one complete frame with a declared size and no dictionary.
+        LimitError: the frame declares more than `max_bytes`.
+        MalformedError: the bytes are not exactly one complete frame with a declared size and no dictionary.
     """
     try:
         header = zstandard.get_frame_parameters(frame)

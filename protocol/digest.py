@@ -1,8 +1,8 @@
-"""Content names and weight digests (docs/spec/chain.md).
+"""Digests of files and of weights (docs/spec/chain.md).
 
-Files are named by their SHA-256. Weights are digested with BLAKE3 per tensor over the raw little-endian bytes, then
-BLAKE3 over the canonical table of (name, dtype, shape, tensor digest), so a mismatch says which tensor is wrong and an
-unchanged tensor keeps its digest.
+Files are named by their SHA-256. The digest of weights is the BLAKE3 of the canonical table of (name, dtype, shape,
+tensor digest), where a tensor digest is the BLAKE3 of the tensor's raw little-endian bytes. So a mismatch shows which
+tensor is wrong, and an unchanged tensor keeps its digest.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ type_names: Final[dict[torch.dtype, str]] = {
     torch.int16: "I16",
     torch.int32: "I32",
 }
-"""Dtypes that may travel, by their safetensors names."""
+"""The safetensors name of each dtype that weights may have."""
 
 dtypes: Final = {name: dtype for dtype, name in type_names.items()}
 
@@ -35,49 +35,53 @@ Weights = Mapping[str, torch.Tensor]
 
 
 def content_digest(data: bytes | bytearray | memoryview) -> bytes:
-    """SHA-256 of a file's bytes: 32 bytes, the name of the file."""
+    """Return the SHA-256 of a file's bytes (32 bytes), which is the file's name."""
     return hashlib.sha256(data).digest()
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
-    """The tensor's elements as they lie in memory (little-endian, row-major), without a copy.
+    """Return the tensor's bytes in memory (little-endian, row-major) without a copy.
 
     Raises:
         ValueError: the tensor is not contiguous or not on the CPU.
     """
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
-        raise ValueError("digests are taken of contiguous CPU tensors")
+        raise ValueError("a digest needs a contiguous tensor on the CPU")
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
 def tensor_digest(tensor: torch.Tensor) -> bytes:
-    """BLAKE3 of the tensor's raw bytes: 32 bytes. Large tensors are hashed on several threads."""
+    """Return the BLAKE3 of the tensor's raw bytes (32 bytes). Large tensors are hashed on several threads."""
     data = raw_bytes(tensor)
     hasher = blake3(max_threads=blake3.AUTO if data.nbytes > (1 << 20) else 1)
     return hasher.update(data).digest()
 
 
 def type_name(dtype: torch.dtype) -> str:
-    """The safetensors name of a dtype.
+    """Return the safetensors name of a dtype.
 
     Raises:
-        MalformedError: a dtype that does not travel.
+        MalformedError: weights may not have this dtype.
     """
     try:
         return type_names[dtype]
     except KeyError:
-        raise MalformedError(f"dtype {dtype} does not travel") from None
+        raise MalformedError(f"weights may not have the dtype {dtype}") from None
 
 
 def weights_digest(tensor_digests: Mapping[str, bytes], weights: Weights) -> bytes:
-    """BLAKE3 over the canonical table of the weights: 32 bytes.
+    """Return the BLAKE3 of the canonical table of the weights (32 bytes).
 
     Args:
         tensor_digests: each tensor's BLAKE3 by name; the keys are those of `weights`.
-        weights: the tensors, for their dtypes and shapes.
+        weights: the tensors; only their dtypes and shapes are read.
+
+    Raises:
+        ValueError: the keys differ.
+        MalformedError: weights may not have one of the dtypes.
     """
     if tensor_digests.keys() != weights.keys():
-        raise ValueError("one digest for each tensor")
+        raise ValueError("tensor_digests must have one digest for each tensor")
     table = tuple(
         (name, type_name(weights[name].dtype), tuple(weights[name].shape), tensor_digests[name])
         for name in sorted(weights)
@@ -86,5 +90,5 @@ def weights_digest(tensor_digests: Mapping[str, bytes], weights: Weights) -> byt
 
 
 def digest_weights(weights: Weights) -> bytes:
-    """The weights' digest from scratch: reads every tensor once."""
+    """Compute the digest of weights from their bytes (32 bytes); every tensor is read once."""
     return weights_digest({name: tensor_digest(tensor) for name, tensor in weights.items()}, weights)

@@ -1,9 +1,9 @@
 """Canonical msgpack, and records: signed or hashed objects as frozen dataclass-like models (docs/spec/encoding.md).
 
 One value has one encoding: shortest integers, map keys sorted by code point, floats as finite float64, no extension
-types. Decoding checks the size, then walks the bytes and counts (values, depth, lengths) before anything is built,
-decodes, and then
-encodes again: bytes that differ are not canonical and are refused, so a digest or a signature speaks of one value only.
+types. Decoding checks the size; walks the bytes and counts values, depth and lengths before it builds anything; decodes;
+and encodes the result again. Bytes that differ from this encoding are refused, so a digest or a signature identifies one
+value only.
 """
 
 from typing import Annotated, Any, ClassVar, Final, Self
@@ -15,10 +15,12 @@ from protocol import limits
 from protocol.errors import LimitError, MalformedError
 
 Value = None | bool | int | float | str | bytes | tuple["Value", ...] | dict[str, "Value"]
-"""What canonical msgpack can say; arrays are tuples."""
+"""A value that has a canonical encoding; arrays are tuples."""
 
 Line = Annotated[str, Field(pattern=r"^\P{C}*$")]
-"""Text that people are shown: no control characters, which a terminal would obey, and no other invisible ones."""
+"""Text that is shown to people. It has no control characters, which a terminal would execute, and no other invisible
+characters.
+"""
 
 Window = Annotated[int, Field(ge=0, lt=1 << 33)]
 """The number of a window."""
@@ -26,7 +28,7 @@ Window = Annotated[int, Field(ge=0, lt=1 << 33)]
 Version = Annotated[int, Field(ge=0, lt=1 << 33)]
 """The number of a policy version."""
 
-_WHOLE: Final = {  # first byte of a value whose size it tells: bytes of the whole value
+_FIXED_SIZES: Final = {  # first byte of a value whose size that byte determines: bytes of the value
     **dict.fromkeys(range(0x80), 1),  # small integers
     **dict.fromkeys(range(0xE0, 0x100), 1),
     **{0xA0 + size: 1 + size for size in range(32)},  # short strings
@@ -35,67 +37,68 @@ _WHOLE: Final = {  # first byte of a value whose size it tells: bytes of the who
     0xCB: 9,  # float64
 }
 _BYTES, _STRING, _ARRAY, _MAP = range(4)
-_SIZED: Final = {  # first byte of a value whose size follows: (bytes of that size, what is counted)
+_SIZE_FIELDS: Final = {  # first byte of a value whose size follows: (bytes of the size field, kind of value)
     **{first + i: (1 << i, kind) for i in range(3) for first, kind in ((0xC4, _BYTES), (0xD9, _STRING))},
     **{first + i: (2 << i, kind) for i in range(2) for first, kind in ((0xDC, _ARRAY), (0xDE, _MAP))},
 }
 
 
-def _head(data: bytes, place: int) -> tuple[int, int]:
-    """The sized value at `place`: where it goes on (a container: its first item; else the value behind it), and its
-    items.
+def _read_size(data: bytes, offset: int) -> tuple[int, int]:
+    """Read the size of the value at `offset`, which is no value of a fixed size.
 
-    Items are -1 where it is no container.
+    Returns:
+        The offset of the next value to read (a container's first item, or else the value behind this one), and the
+        number of the container's items, -1 for a string or bytes.
     """
-    first = data[place]
+    first = data[offset]
     if 0x80 <= first <= 0x9F:
-        return place + 1, (first & 0x0F) * (2 if first < 0x90 else 1)
-    if first not in _SIZED:
-        raise MalformedError("an extension type or a float32", f"byte {place}")
-    width, kind = _SIZED[first]
-    begin = place + 1 + width
-    size = int.from_bytes(data[place + 1 : begin], "big")
+        return offset + 1, (first & 0x0F) * (2 if first < 0x90 else 1)
+    if first not in _SIZE_FIELDS:
+        raise MalformedError("an extension type or a float32", f"byte {offset}")
+    width, kind = _SIZE_FIELDS[first]
+    begin = offset + 1 + width
+    size = int.from_bytes(data[offset + 1 : begin], "big")
     if kind == _STRING and size > limits.MAX_STRING_BYTES:
-        raise LimitError(f"a string of {size} bytes", f"byte {place}")
+        raise LimitError(f"a string of {size} bytes", f"byte {offset}")
     if kind in (_BYTES, _STRING):
         return begin + size, -1
     return begin, size * (2 if kind == _MAP else 1)
 
 
-def _survey(data: bytes, max_items: int) -> None:
-    """Walk the bytes of one value without building it: one byte of msgpack can stand for a hundred of Python's.
+def _check_structure(data: bytes, max_items: int) -> None:
+    """Walk the bytes of one value without building it, since one byte of msgpack can become a hundred of Python's.
 
     Raises:
-        LimitError: more than `max_items` values, a longer string, or nested deeper than limits allow.
-        MalformedError: cut off, bytes behind the value, or a type that is not canonical.
+        LimitError: there are more than `max_items` values, a string is too long, or the value is nested too deeply.
+        MalformedError: the value is cut off, bytes follow it, or it has a type that is not canonical.
     """
-    outer: list[int] = []  # for each open container, the values still to come around it
-    left, place, items, end = 1, 0, 1, len(data)
-    while left or outer:
-        if left == 0:
-            left = outer.pop()
+    outer: list[int] = []  # for each open container, the values that follow it in the container around it
+    remaining, offset, items, end = 1, 0, 1, len(data)
+    while remaining or outer:
+        if remaining == 0:
+            remaining = outer.pop()
             continue
-        if place >= end:
+        if offset >= end:
             raise MalformedError("cut off", f"byte {end}")
-        left -= 1
-        size = _WHOLE.get(data[place])
+        remaining -= 1
+        size = _FIXED_SIZES.get(data[offset])
         if size is not None:
-            place += size
+            offset += size
             continue
-        place, inside = _head(data, place)
+        offset, inside = _read_size(data, offset)
         if inside >= 0:
             items += inside
-            outer.append(left)
-            left = inside
+            outer.append(remaining)
+            remaining = inside
             if items > max_items:
                 raise LimitError(f"more than {max_items} values")
             if len(outer) > limits.MAX_DEPTH:
                 raise LimitError(f"nested deeper than {limits.MAX_DEPTH}")
-    if place != end:
-        raise MalformedError("cut off, or bytes behind the value", f"byte {min(place, end)}")
+    if offset != end:
+        raise MalformedError("cut off, or bytes behind the value", f"byte {min(offset, end)}")
 
 
-_PLAIN: Final = frozenset((int, bool, bytes, type(None)))  # types of values that need no look
+_PLAIN: Final = frozenset((int, bool, bytes, type(None)))  # types whose values need no check
 
 
 def _sorted_maps(value: Any, depth: int) -> Any:
@@ -119,11 +122,11 @@ def _sorted_maps(value: Any, depth: int) -> Any:
 
 
 def pack(value: Any) -> bytes:
-    """The canonical encoding of a value.
+    """Return the canonical encoding of a value.
 
     Raises:
-        MalformedError: the value has none (a type, a key, an integer or a float outside the format).
-        LimitError: nested too deep, or a string that is too long.
+        MalformedError: the value has no canonical encoding (a type, a key, an integer or a float outside the format).
+        LimitError: the value is nested too deeply, or a string is too long.
     """
     try:
         packed = msgpack.packb(_sorted_maps(value, 0), use_bin_type=True)
@@ -134,10 +137,10 @@ def pack(value: Any) -> bytes:
 
 
 def _unpack(data: bytes, max_bytes: int, max_items: int) -> Any:
-    """A value whose canonical form is still to be checked."""
+    """Decode a value without checking that its encoding is canonical."""
     if len(data) > max_bytes:
         raise LimitError(f"{len(data)} bytes where at most {max_bytes} are allowed")
-    _survey(data, max_items)
+    _check_structure(data, max_items)
     try:
         return msgpack.unpackb(
             data,
@@ -155,11 +158,12 @@ def _unpack(data: bytes, max_bytes: int, max_items: int) -> Any:
 
 
 def unpack(data: bytes, max_bytes: int = limits.MAX_RECORD_BYTES, max_items: int = limits.MAX_ITEMS) -> Any:
-    """The value of canonical bytes; arrays come back as tuples.
+    """Decode canonical bytes; arrays become tuples.
 
     Raises:
-        LimitError: more than `max_bytes`, too many values, a string too long, or nested too deep.
-        MalformedError: not msgpack, or not its canonical form.
+        LimitError: there are more than `max_bytes` or `max_items`, a string is too long, or the value is nested too
+            deeply.
+        MalformedError: the bytes are not msgpack, or not in its canonical form.
     """
     value = _unpack(data, max_bytes, max_items)
     if pack(value) != data:
@@ -168,9 +172,9 @@ def unpack(data: bytes, max_bytes: int = limits.MAX_RECORD_BYTES, max_items: int
 
 
 class Record(BaseModel):
-    """A typed object of the protocol. Fields are strict and complete; unknown fields are refused.
+    """A typed object of the protocol. Types are strict, all fields are required, and unknown fields are refused.
 
-    `kind` names the type in signatures (domain separation); `max_bytes` and `max_items` cap its encoding.
+    `kind` names the type in signatures (domain separation); `max_bytes` and `max_items` limit its encoding.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", arbitrary_types_allowed=False)
@@ -180,10 +184,10 @@ class Record(BaseModel):
     max_items: ClassVar[int] = limits.MAX_ITEMS
 
     def to_bytes(self) -> bytes:
-        """The canonical encoding of this record.
+        """Return the canonical encoding of this record.
 
         Raises:
-            LimitError: larger than any reader accepts.
+            LimitError: the encoding is larger than any reader accepts.
         """
         data = pack(self.model_dump(mode="python"))
         if len(data) > self.max_bytes:
@@ -195,15 +199,16 @@ class Record(BaseModel):
         """Parse a record.
 
         Raises:
-            LimitError: larger than this kind may be.
-            MalformedError: not canonical, or a field that is missing, unknown, of the wrong type or out of range.
+            LimitError: the bytes exceed a limit of this kind of record.
+            MalformedError: the encoding is not canonical, or a field is missing, unknown, of the wrong type or out of
+                range.
         """
         value = _unpack(data, cls.max_bytes, cls.max_items)
         try:
             record = cls.model_validate(value)
         except ValidationError as error:
             raise _malformed(cls.kind, error) from error
-        # The record's own encoding, not the value's: pydantic takes an integer for a float even when it is strict.
+        # Compare with the record's encoding, not the value's: even when strict, pydantic accepts an integer as a float.
         if record.to_bytes() != data:
             raise MalformedError("not the canonical encoding", cls.kind)
         return record

@@ -1,16 +1,16 @@
 """The one error tree of the protocol.
 
-    ProtocolError              the peer's fault: bytes or claims that the rules refuse
-    ├── MalformedError         not the encoding that docs/spec gives
-    ├── LimitError             larger, longer or deeper than protocol/limits.py allows
-    ├── SignatureError         not signed by the key that had to sign it
-    ├── AdmissionError         a key that the run's authority does not admit
-    ├── PatchError             a patch that does not fit the weights it is applied to, or itself
-    └── ChainError             a chain that must not be followed
-        ├── RollbackError      older than what this node already trusts
-        ├── ForkError          two signed histories for one version
-        ├── ExpiredError       a head that nobody renewed in time
-        └── GapError           an object that the chain needs is not there
+    ProtocolError              the peer is at fault: its bytes or claims break the rules
+    ├── MalformedError         the bytes are not in the encoding that docs/spec defines
+    ├── LimitError             the input is larger, longer or deeper than protocol/limits.py allows
+    ├── SignatureError         the key that had to sign did not sign
+    ├── AdmissionError         the run's authority does not admit the key
+    ├── PatchError             a patch does not fit the weights it is applied to, or contradicts itself
+    └── ChainError             a chain must not be followed
+        ├── RollbackError      the chain is older than what this node already trusts
+        ├── ForkError          there are two signed histories for one version
+        ├── ExpiredError       nobody renewed the head in time
+        └── GapError           an object that the chain needs is missing
 
 A fault of our own (a wrong argument, a broken invariant) is a ValueError, TypeError or AssertionError, never one of
 these.
@@ -21,11 +21,11 @@ from contextlib import contextmanager
 
 
 class ProtocolError(Exception):
-    """Hostile or broken input: says what is wrong and where.
+    """The input is hostile or broken; the message says what is wrong and where.
 
     Args:
         what: one clear clause, in lower case.
-        where: the object, field or byte offset it was found at; empty when the caller adds it.
+        where: the object, field or byte offset at fault; empty when the caller adds it.
     """
 
     def __init__(self, what: str, where: str = "") -> None:
@@ -38,8 +38,8 @@ class ProtocolError(Exception):
 
 
 @contextmanager
-def found_in(place: object) -> Iterator[None]:
-    """Let what goes wrong inside say where: in `place`."""
+def error_context(place: object) -> Iterator[None]:
+    """Put `place` in front of the location of every ProtocolError that is raised inside."""
     try:
         yield
     except ProtocolError as error:
@@ -47,40 +47,40 @@ def found_in(place: object) -> Iterator[None]:
 
 
 class MalformedError(ProtocolError):
-    """Not the encoding that docs/spec gives."""
+    """The bytes are not in the encoding that docs/spec defines."""
 
 
 class LimitError(ProtocolError):
-    """Larger, longer or deeper than protocol/limits.py allows."""
+    """The input is larger, longer or deeper than protocol/limits.py allows."""
 
 
 class SignatureError(ProtocolError):
-    """Not signed by the key that had to sign it, or a key that nobody may use."""
+    """The key that had to sign did not sign, or nobody may use that key."""
 
 
 class AdmissionError(ProtocolError):
-    """A key that the run's authority does not admit: revoked, not listed, or without the proof that it asks for."""
+    """The run's authority does not admit the key: it is revoked, not listed, or lacks the required credential."""
 
 
 class PatchError(ProtocolError):
-    """A patch that does not fit the weights it is applied to, or contradicts itself."""
+    """A patch does not fit the weights it is applied to, or contradicts itself."""
 
 
 class ChainError(ProtocolError):
-    """A chain of manifests that must not be followed."""
+    """A chain of manifests must not be followed."""
 
 
 class RollbackError(ChainError):
-    """Older than what this node already trusts."""
+    """The chain is older than what this node already trusts."""
 
 
 class ForkError(ChainError):
-    """Two signed histories for one version."""
+    """There are two signed histories for one version."""
 
 
 class ExpiredError(ChainError):
-    """A head that nobody renewed in time: the storage may be showing an old one."""
+    """Nobody renewed the head in time: the storage may be showing an old one."""
 
 
 class GapError(ChainError):
-    """An object that the chain needs is not there."""
+    """An object that the chain needs is missing."""

@@ -17,14 +17,20 @@ from protocol.rollout.sampling import SamplingParams
 from protocol.window import Schedule
 
 _BYTES_PER_TOKEN = 8  # of a rollout: the token and its sketch
-_SLACK_BYTES = 1024  # field names and the like
+_SLACK_BYTES = 1024  # for field names and other small parts
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 class FileRef(Record):
-    """A file that every node needs (of the model bundle, or problems), found by its digest in the trainer's space."""
+    """A file that every node needs (of the model, or the file of problems); its path in the trainer's space names its
+    digest.
+
+    Attributes:
+        digest: SHA-256 of the file.
+        size: bytes.
+    """
 
     kind: ClassVar[str] = "file"
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$")]
@@ -33,7 +39,9 @@ class FileRef(Record):
 
 
 class ModelSpec(Record):
-    """The policy's architecture and tokenizer (as `transformers` lays them out), and the digest of version 0's weights."""
+    """The policy's architecture and tokenizer (in the file layout of `transformers`), and the digest of version 0's
+    weights.
+    """
 
     kind: ClassVar[str] = "model"
     files: Annotated[tuple[FileRef, ...], Field(min_length=1, max_length=16)]
@@ -47,9 +55,7 @@ class ModelSpec(Record):
 
 
 class SamplingSpec(Record):
-    """How completions are drawn: see protocol/rollout/sampling.py; the filters let every token through unless they say
-    otherwise.
-    """
+    """How completions are sampled (protocol/rollout/sampling.py). By default the filters allow every token."""
 
     kind: ClassVar[str] = "sampling"
     temperature: Annotated[float, Field(gt=0.0, le=100.0)]
@@ -61,30 +67,29 @@ class SamplingSpec(Record):
     min_p: Share = 0.0
 
     def params(self) -> SamplingParams:
-        """As the engine and the check take it."""
+        """Return the parameters that the engine and the check use."""
         filters = Filters(self.top_k, self.top_p, self.min_p)
         return SamplingParams(self.temperature, self.max_tokens, self.eos, filters)
 
 
 class ProofSpec(Record):
-    """Thresholds of the check, as `grailnode calibrate` measured them for this model (protocol/judging/evidence.py
-    applies them).
+    """The thresholds of the check, as measured by `grailnode calibrate` for this model and applied by
+    protocol/judging/evidence.py.
 
     Attributes:
         sketch: the kind of sketch.
-        sketch_tolerance: largest difference of a value that counts as agreement, in sketch units.
-        sketch_rate: bound on the probability that an honest position lies outside that tolerance.
+        sketch_tolerance: largest difference of a value that is no miss, in sketch units.
+        sketch_rate: upper bound on the probability that an honest position lies outside that tolerance.
         sketch_median: largest median distance of an honest group's positions, in sketch units.
-        margin: largest shortfall of a chosen token's score that is not counted as a miss, in units of logits /
-            temperature.
-        margin_rate: bound on the probability that an honest token lies beyond `margin`.
-        margin_limit: shortfall that no honest token shows; one token beyond it is enough to refuse.
-        level: probability with which a single test may refuse honest work.
-        confidence: of both rates as upper bounds; positions: honest positions that they were measured on, 0 where they
-            were not.
-        audit_ppm, audit_floor_ppm: audited share of a miner's groups, in millionths: of a newcomer, and of one known to
-            be good.
-        audit_halving: clean windows in which the audited share halves.
+        margin: largest shortfall of a chosen token's score that is no miss, in units of logits / temperature.
+        margin_rate: upper bound on the probability that an honest token lies beyond `margin`.
+        margin_limit: shortfall that no honest token shows; a group with one token beyond it is rejected.
+        level: probability with which a single test may reject honest work.
+        confidence: confidence of both rates as upper bounds.
+        positions: honest positions on which the rates were measured; 0 if they were not measured.
+        audit_ppm: audited share of a newcomer's groups, in millionths.
+        audit_floor_ppm: smallest audited share of any miner's groups, in millionths.
+        audit_halving: clean windows after which the audited share halves.
     """
 
     kind: ClassVar[str] = "proof"
@@ -111,7 +116,7 @@ class ProofSpec(Record):
         return self
 
     def audit_share(self, clean: int) -> int:
-        """The audited share, in millionths, of a miner with so many clean windows behind it."""
+        """Return the audited share of the groups of a miner that has had `clean` clean windows, in millionths."""
         return max(self.audit_floor_ppm, self.audit_ppm >> min(20, clean // self.audit_halving))
 
 
@@ -119,12 +124,13 @@ class ScoringSpec(Record):
     """How verdicts become scores.
 
     Attributes:
-        exponent: superlinearity across miners; splitting oneself in two earns less.
-        penalty: accepted groups that one rejected group costs; shortfall: that one group pledged and not delivered
-            costs.
-        deposit: what a key must be worth, in groups, before it earns anything: the price of throwing a key away.
+        exponent: a miner's share grows with this power of its balance; above 1, two keys earn less than one.
+        penalty: accepted groups that one rejected group costs.
+        shortfall: accepted groups that one pledged but undelivered group costs.
+        deposit: balance that a key must exceed before it earns anything, in groups: the cost of abandoning a key.
         cap: largest share of one miner.
-        windows: how many windows back count; half_life: windows in which the worth of a group halves.
+        windows: how many of the newest windows count.
+        half_life: windows after which the value of a group halves.
     """
 
     kind: ClassVar[str] = "scoring"
@@ -141,9 +147,11 @@ class RunManifest(Record):
     """The rules of a run.
 
     Attributes:
-        authority: who may act, until a revision says otherwise; its roots sign this manifest.
-        environment, data: the task's name, and its file of problems where it reads one.
-        group_size: rollouts of a group; groups: most groups of a miner in a window.
+        authority: the keys that may act, until a revision replaces them; its roots sign this manifest.
+        environment: the task's name.
+        data: the task's file of problems; None for a task that reads none.
+        group_size: rollouts of a group.
+        groups: maximum number of groups of a miner in a window.
         head_ttl: seconds after which a head that was not renewed is refused.
     """
 
@@ -165,33 +173,33 @@ class RunManifest(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> "RunManifest":
-        known = self.environment in environments.names + environments.data_names
-        if known and environments.needs(self.environment).data != (self.data is not None):
-            raise ValueError("a data file that the environment does not read, or none where it reads one")
+        supported = self.environment in environments.names + environments.data_names
+        if supported and environments.requirements(self.environment).data != (self.data is not None):
+            raise ValueError("a data file that the environment does not read, or no data file for one that does")
         if self.data is not None and self.data.size > limits.MAX_DATA_BYTES:
-            raise ValueError("too large a data file")
+            raise ValueError("the data file is too large")
         return self
 
     @property
     def group_bytes(self) -> int:
-        """More than any group of this run takes: bytes of the record, decompressed."""
+        """Upper bound on the size of a group of this run: bytes of the record, decompressed."""
         rollout = _BYTES_PER_TOKEN * self.sampling.max_tokens + _SLACK_BYTES
         return min(limits.MAX_GROUP_BYTES, self.group_size * rollout + 4 * limits.MAX_PROMPT_TOKENS + _SLACK_BYTES)
 
     @property
     def verdict_bytes(self) -> int:
-        """More than any verdict on a miner of this run takes: bytes of the record."""
+        """Upper bound on the size of a verdict on a miner of this run: bytes of the record."""
         group = self.group_size * (4 * self.sampling.max_tokens + _SLACK_BYTES) + _SLACK_BYTES
         return min(limits.MAX_VERDICT_BYTES, self.groups * group + _SLACK_BYTES)
 
     def opening_time(self, window: int) -> float:
-        """When a window opens: seconds since the Unix epoch."""
-        return self.beacon.due(self.schedule.opening(window))
+        """Return the time at which a window opens: seconds since the Unix epoch."""
+        return self.beacon.round_time(self.schedule.opening(window))
 
     def deadline_time(self, window: int) -> float:
-        """When commitments must be in storage: seconds since the Unix epoch."""
-        return self.beacon.due(self.schedule.deadline(window))
+        """Return the time by which commitments must be in storage: seconds since the Unix epoch."""
+        return self.beacon.round_time(self.schedule.deadline(window))
 
     def window_at(self, moment: float) -> int:
-        """The window at a moment (seconds since the Unix epoch); negative before window 0 opens."""
+        """Return the window that is open at a time (seconds since the Unix epoch); negative before window 0."""
         return self.schedule.window_at(self.beacon.round_at(moment))

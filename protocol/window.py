@@ -1,7 +1,7 @@
-"""Window arithmetic (docs/spec/window.md): beacon rounds to windows, and the rounds inside one.
+"""Window arithmetic (docs/spec/window.md): which window a beacon round belongs to, and the rounds inside a window.
 
-Window w opens with round R0(w); commitments must lie in storage before the deadline's round; round R1(w), later than
-the deadline, picks what is audited. All in whole rounds, so that every node computes the same.
+Window w opens with round R0(w); commitments must be in storage before the round of the deadline; round R1(w), later
+than the deadline, selects the groups to audit. All arithmetic is in whole rounds, so that every node computes the same.
 """
 
 from typing import Annotated, ClassVar
@@ -14,17 +14,17 @@ Round = Annotated[int, Field(ge=1, lt=1 << 53)]
 
 
 class Schedule(Record):
-    """How windows lie on the beacon's rounds.
+    """The schedule of windows in beacon rounds.
 
     Attributes:
         first_round: the round that opens window 0.
         rounds: beacon rounds in a window.
         commit_rounds: rounds from the opening to the deadline of commitments.
         audit_rounds: rounds from the opening to R1; later than the deadline.
-        seal_rounds: rounds from the opening after which no seal on verdicts counts.
-        verdict_rounds: rounds from the opening after which verdicts are no longer waited for.
-        lead: windows from the one in which a version is made to the first that it serves.
-        max_lag: versions that a miner may be behind the one that serves the window.
+        seal_rounds: rounds from the opening to the one after which no seal on verdicts counts.
+        verdict_rounds: rounds from the opening to the one after which nobody waits for verdicts.
+        lead: windows from the one in which a version is made to the first one that it serves.
+        max_lag: how many versions a miner may be behind the version that serves the window.
     """
 
     kind: ClassVar[str] = "schedule"
@@ -46,25 +46,25 @@ class Schedule(Record):
         return self
 
     def opening(self, window: int) -> int:
-        """The round R0 that opens a window."""
+        """Return the round R0 that opens a window."""
         return self.first_round + window * self.rounds
 
     def deadline(self, window: int) -> int:
-        """The round at whose time commitments must be in storage."""
+        """Return the round by whose time commitments must be in storage."""
         return self.opening(window) + self.commit_rounds
 
     def audit(self, window: int) -> int:
-        """The round R1 that picks what is audited."""
+        """Return the round R1 that selects the groups to audit."""
         return self.opening(window) + self.audit_rounds
 
     def seal(self, window: int) -> int:
-        """The round after which no seal counts, and all who sealed reveal."""
+        """Return the round after which no seal counts and every validator that sealed reveals its summary."""
         return self.opening(window) + self.seal_rounds
 
     def verdict(self, window: int) -> int:
-        """The round after which verdicts on a window are no longer waited for."""
+        """Return the round after which nobody waits for verdicts on a window."""
         return self.opening(window) + self.verdict_rounds
 
     def window_at(self, round_number: int) -> int:
-        """The window in which a round lies; negative before window 0."""
+        """Return the window that contains a round; negative before window 0."""
         return (round_number - self.first_round) // self.rounds

@@ -29,7 +29,7 @@ async def find_participants(node: Node, role: Role) -> list[Announcement]:
     gate = AdmissionGate(node.run_id, node.authority)
     backoff = node.backoff
     now = node.clock.now()
-    named_keys = gate.named(role)
+    named_keys = gate.eligible_keys(role)
     candidates = await list_announced_keys(node) if named_keys is None else named_keys
     keys = [key for key in candidates if gate.may_fetch(key, role) and not backoff.is_backing_off(key, now)]
     keys.sort(key=lambda key: lottery(node.run_id, key))

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from protocol import limits, paths
 from protocol.encoding import Record
-from protocol.errors import MalformedError, found_in
+from protocol.errors import MalformedError, error_context
 from protocol.identity.signing import PublishedRecord, Signed, open_signed
 from roles.node.identity import Node
 
@@ -52,7 +52,7 @@ def open_record(node: Node, record_type: type[P], path: str, data: bytes) -> Sig
     """
     if len(data) > record_type.max_signed_bytes():
         raise MalformedError(f"{len(data)} bytes are too many", path)
-    with found_in(path):
+    with error_context(path):
         signed = open_signed(data, record_type, [paths.writer(path)])
     if signed.record.run != node.run_id:
         raise MalformedError("is of another run", path)

@@ -14,7 +14,7 @@ from bench.proofs.setting import GROUP_SIZE, Setting
 from grailnode.calibration import proof_file
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.engine.torch_engine import TorchEngine
-from protocol.judging.evidence import weigh
+from protocol.judging.evidence import compute_evidence
 from protocol.rollout import challenge, sampling, sketch
 from protocol.rollout.batch import Group
 from roles.miner.produce import HonestProducer
@@ -141,7 +141,7 @@ async def _parts(field: Field, engine: Engine, made: list[Group], tokens: int) -
     async def evidence() -> None:
         for at in range(0, len(lengths), GROUP_SIZE):
             own = lengths[at : at + GROUP_SIZE]
-            weigh(np.zeros(sum(own), np.int16), np.zeros(sum(own), np.float32), own, proof)
+            compute_evidence(np.zeros(sum(own), np.int16), np.zeros(sum(own), np.float32), own, proof)
 
     async def rewards() -> None:
         for item, group in zip(due, made, strict=True):

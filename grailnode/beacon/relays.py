@@ -82,7 +82,7 @@ class RelayBeacon:
         if known is not None:
             await trio.lowlevel.checkpoint()
             return known
-        await self._clock.sleep_until(self._chain.due(round_number))
+        await self._clock.sleep_until(self._chain.round_time(round_number))
         randomness = await self._poll(round_number)
         self._known[round_number] = randomness
         if len(self._known) > REMEMBERED_ROUNDS:
@@ -97,7 +97,7 @@ class RelayBeacon:
                 found = await self._ask_all(round_number, failures)
                 if found is not None:
                     return found
-                if self._clock.now() < self._chain.due(round_number):
+                if self._clock.now() < self._chain.round_time(round_number):
                     raise BeaconError(f"beacon round {round_number} is not due: this machine's clock was ahead")
                 await trio.sleep(pause)
                 pause = min(pause * 1.5, self._patience.longest_pause)
@@ -176,7 +176,7 @@ async def publish_rounds(key: LocalKey, chain: ChainInfo, store: ObjectStore, cl
             await trio.sleep(min(1.0, chain.period_ms / 1000))
             continue
         if caught_up:
-            await clock.sleep_until(chain.due(newest + 1))
+            await clock.sleep_until(chain.round_time(newest + 1))
 
 
 class _Publisher:

@@ -212,8 +212,8 @@ def surprisals(spec: ProofSpec, honest: Honest, window: int) -> tuple[float, flo
     sketch = margin = 0.0
     for groups in honest.values():
         weighed = [group.weigh(spec) for group in groups]
-        sketch = max(sketch, *(evidence.sketch_surprise for evidence in weighed))
-        margin = max(margin, *(evidence.margin_surprise for evidence in weighed))
+        sketch = max(sketch, *(evidence.sketch_surprisal for evidence in weighed))
+        margin = max(margin, *(evidence.margin_surprisal for evidence in weighed))
         for begin in range(0, len(weighed), window):
             part = weighed[begin : begin + window]
             sketch = max(sketch, window_surprisal([replace(e.counts, margin_misses=0) for e in part], spec))

@@ -10,7 +10,7 @@ import torch
 from grailnode.calibration.variants import Pair
 from grailnode.engine.policy import Policy
 from protocol.digest import Weights
-from protocol.judging.evidence import Evidence, repeated, weigh
+from protocol.judging.evidence import Evidence, compute_evidence, repeated_positions
 from protocol.rollout import challenge, sketch
 from protocol.rollout.sampling import SamplingParams
 from protocol.run import ProofSpec
@@ -76,7 +76,7 @@ class GroupMeasurement:
 
     def weigh(self, proof: ProofSpec) -> Evidence:
         """The evidence that a validator has of this group."""
-        return weigh(self.distances, self.margins, self.lengths, proof, self.repeats)
+        return compute_evidence(self.distances, self.margins, self.lengths, proof, self.repeats)
 
 
 async def observe(
@@ -138,4 +138,6 @@ def _compare(
     # A log-probability moves by (1 - p) times what the token's score moves against its average rival's.
     shifts = np.abs(likely - said) / np.maximum(1.0 - np.exp(likely), _LEAST_RIVAL)
     lengths = tuple(map(len, completions))
-    return GroupMeasurement(lengths, sketch.distances(claimed, due), repeated(completions), margins.numpy(), shifts)
+    return GroupMeasurement(
+        lengths, sketch.distances(claimed, due), repeated_positions(completions), margins.numpy(), shifts
+    )

@@ -10,7 +10,7 @@ import numpy as np
 
 from grailnode.calibration.measure import WIDEST_SKETCH, CalibrationError, Honest, beyond, refused
 from grailnode.calibration.pairs import GroupMeasurement
-from protocol.judging.evidence import surprisal_threshold, weigh, window_surprisal
+from protocol.judging.evidence import compute_evidence, surprisal_threshold, window_surprisal
 from protocol.run import ProofSpec
 
 DUE_BITS: Final = 4
@@ -57,7 +57,7 @@ def power(bits: int, pair: str, observed: Sequence[GroupMeasurement], spec: Proo
         counts = [weighed[i].counts for i in members]
         windows += bool(caught[members].any()) or window_surprisal(counts, spec) > surprisal_threshold(spec)
     by_itself = spec.model_copy(update={"sketch_median": WIDEST_SKETCH})
-    alone = [refused(weigh(*part, spec), by_itself) for group in observed for part in _rollouts(group)]
+    alone = [refused(compute_evidence(*part, spec), by_itself) for group in observed for part in _rollouts(group)]
     return DetectionPower(
         bits=bits,
         pair=pair,

@@ -116,10 +116,10 @@ def init_run(
     )
     click.echo(f"run {made.run_id.hex()[:16]} in {made.config}")
     if made.problems is not None:
-        lines = ", ".join(map(str, made.problems.kept_lines[:_SHOWN_LINES]))
+        lines = ", ".join(map(str, made.problems.held_out_lines[:_SHOWN_LINES]))
         more = ", ..." if made.problems.held_out_size > _SHOWN_LINES else ""
         click.echo(
-            f"problems: {len(made.problems.training)} to train on, {made.problems.held_out_size} held out "
+            f"problems: {len(made.problems.training_problems)} to train on, {made.problems.held_out_size} held out "
             f"(of lines {lines}{more}); completions of up to {tokens} tokens"
         )
     if roots > 1:

@@ -20,7 +20,7 @@ from grailnode.observe.recheck import GroupReference, RecheckedGroup
 from grailnode.ui.terminal import patch_table, recheck_table, render_status
 from protocol import limits, paths
 from protocol.chain import safetensors
-from protocol.errors import ProtocolError, found_in
+from protocol.errors import ProtocolError, error_context
 from roles.authority_updates import refresh_authority
 from roles.ports import NotFoundError, StoreError, TooLargeError
 
@@ -89,9 +89,9 @@ def verify_rollout(config: Config, which: str) -> None:
 
 def inspect_file(file: Path, base: Path | None, *, as_json: bool, everything: bool) -> None:
     """What a patch holds."""
-    with found_in(base):
+    with error_context(base):
         weights = safetensors.read(base.read_bytes()) if base else None
-    with found_in(file):
+    with error_context(file):
         inspected = inspect_patch(file.read_bytes(), weights)
     if as_json:
         click.echo(json.dumps(inspected.to_json(), indent=2))

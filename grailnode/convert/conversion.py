@@ -14,7 +14,7 @@ from grailnode.convert import read_slime, read_trl, write_slime, write_trl
 from protocol import patch
 from protocol.chain import safetensors
 from protocol.digest import Weights, digest_weights
-from protocol.errors import ProtocolError, found_in
+from protocol.errors import ProtocolError, error_context
 
 Format = Literal["grailnode", "trl", "slime", "safetensors"]
 
@@ -53,9 +53,9 @@ def convert(conversion: Conversion) -> list[Path]:
         ConversionError: the base is missing.
         OSError: a file cannot be read or written.
     """
-    with found_in(conversion.base):
+    with error_context(conversion.base):
         base = safetensors.read(conversion.base.read_bytes()) if conversion.base else None
-    with found_in(conversion.source):
+    with error_context(conversion.source):
         weights = _read(conversion, base)
     files = _written(conversion, weights, base)
     for path, data in files.items():

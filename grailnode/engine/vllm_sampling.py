@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protocol.rollout.filters import Filters, allowed
+from protocol.rollout.filters import Filters, allowed_tokens
 from protocol.rollout.sampling import SEED_BYTES, noise, seed_words
 
 PREFIX = "grailnode_"
@@ -121,6 +121,6 @@ class SeedBoundLogitsProcessor:
         scores = scaled + noise(words, positions, logits.shape[-1])
         for place, request in enumerate(requests):
             if request.filters.active:
-                scores[place] = scores[place].masked_fill(~allowed(scaled[place], request.filters), -torch.inf)
+                scores[place] = scores[place].masked_fill(~allowed_tokens(scaled[place], request.filters), -torch.inf)
         logits[rows] = scores.to(logits.dtype)
         return logits

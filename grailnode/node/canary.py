@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from protocol.digest import content_digest
 from protocol.identity.signing import SigningKey
-from protocol.judging.report import is_false
+from protocol.judging.report import is_false_group
 from protocol.rollout.batch import Group
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.policy.assignment import Task
@@ -34,7 +34,7 @@ class CanaryProducer(HonestProducer):
         """Return the groups with these indices, in order."""
         groups = await super().produce(turn, indices)
         return [
-            await self._falsify(turn, group) if is_false(self._trainer, turn.window, group.index) else group
+            await self._falsify(turn, group) if is_false_group(self._trainer, turn.window, group.index) else group
             for group in groups
         ]
 

@@ -39,7 +39,7 @@ from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.beacon import LocalKey
 from protocol.environments import Sandbox
-from protocol.errors import found_in
+from protocol.errors import error_context
 from protocol.identity.authority import Revisions
 from protocol.identity.signing import SigningKey
 from protocol.judging.report import canary_key
@@ -211,7 +211,7 @@ def _node(
 ) -> Node:
     """Return a node. Its invitation, when it needs one, is the file of `invitation_name`, or else of `name`."""
     manifest = config.at(config.run.manifest)
-    with found_in(manifest):
+    with error_context(manifest):
         signed = creation.open_run(manifest.read_bytes(), bytes.fromhex(config.run.id) if config.run.id else None)
     clock = SystemClock()
     invitation = config.at(config.node.keys) / f"{invitation_name or name}{admission_proof.SUFFIX}"

@@ -63,7 +63,7 @@ async def sweep_orphans(config: Config, key: bytes, telemetry: Telemetry, now: f
         return  # LocalStore removes its temporary files when it is opened
     file = section.credentials
     store = S3Store(_location(section), read_credentials(config.at(file) if file is not None else None))
-    own_prefix = paths.owned(key)
+    own_prefix = paths.writer_prefix(key)
     prefix = f"{section.prefix.rstrip('/')}/{own_prefix}" if section.prefix else own_prefix
     try:
         count = await store.abort_uploads(prefix, now - _ORPHAN_SECONDS)

@@ -6,7 +6,7 @@ from protocol import paths
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier
 from protocol.digest import content_digest
-from protocol.errors import ChainError, ExpiredError, found_in
+from protocol.errors import ChainError, ExpiredError, error_context
 from roles.node.identity import Node
 from roles.policy.follower import VerifiedWeights, apply_patch, load_anchor
 from roles.ports import ObjectStore
@@ -40,16 +40,16 @@ async def follow_chain(node: Node, say: Callable[[str], None]) -> AsyncIterator[
     trainer = node.authority.trainers[0]
     chain = ChainVerifier(node.run_id, node.run, revisions=node.revisions)
     data = await fetch_envelope(node, Head, paths.head(trainer))
-    with found_in(paths.head(trainer)):
+    with error_context(paths.head(trainer)):
         try:
             head = chain.accept_head(data, node.clock.now())
         except ExpiredError as error:
             say(f"note: {error}, as after the end of a run")
             head = chain.accept_head(data, node.clock.now(), even_expired=True)
-    for version, digest in chain.missing():
+    for version, digest in chain.missing_manifests():
         path = paths.manifest(trainer, version, digest)
         data = await fetch_envelope(node, Manifest, path)
-        with found_in(path):
+        with error_context(path):
             chain.accept_manifest(version, data)
     say(f"manifests {head.base} to {head.version}: signed, linked, complete")
     weights: VerifiedWeights | None = None

@@ -9,7 +9,7 @@ from protocol.digest import content_digest
 from protocol.errors import ProtocolError
 from protocol.judging.evidence import Counts, surprisal_threshold
 from protocol.judging.ledger import Amendment, LedgerRow, Seal, Summary, histories, scores
-from protocol.judging.verdict import ReauditVerdict, Verdict, refused_together
+from protocol.judging.verdict import ReauditVerdict, Verdict, joint_rejection
 from protocol.run import ProofSpec
 from roles.node.identity import Node
 from roles.ports import NotFoundError, TooLargeError
@@ -67,7 +67,7 @@ async def _read_ledger(node: Node, validator: bytes) -> list[Summary]:
         ProtocolError: one of them is not the validator's, or does not follow the one before.
         StoreError: one cannot be fetched.
     """
-    items = node.store.list(paths.windowed(validator, "summaries"))
+    items = node.store.list(paths.kind_prefix(validator, "summaries"))
     ledger = [(await fetch_record(node, Summary, item.path)).record async for item in items]
     for before, after in itertools.pairwise(ledger):
         if after.previous != content_digest(before.to_bytes()):
@@ -148,7 +148,7 @@ def _check_accepted(verdict: Verdict, history: Sequence[Counts], proof: ProofSpe
         for judgement in verdict.judgements
         if judgement.accepted
     )
-    reason = refused_together(verdict.judgements, history, proof)
+    reason = joint_rejection(verdict.judgements, history, proof)
     if refused_alone or reason:
         why = reason.value if reason else "a threshold of a group"
         raise ProtocolError(f"accepts miner {verdict.miner.hex()[:8]} against its own numbers ({why})", place)

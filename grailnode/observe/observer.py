@@ -47,7 +47,7 @@ async def newest_summarized(node: Node) -> int | None:
     Raises:
         StoreError: the store cannot be listed.
     """
-    prefixes = [paths.windowed(validator, "summaries") for validator in node.authority.validators]
+    prefixes = [paths.kind_prefix(validator, "summaries") for validator in node.authority.validators]
     recent = f"{max(0, node.window() - RECENT_WINDOWS):010d}"
     for after in (recent, ""):  # all of them are listed only if the run ended long ago
         summaries = []
@@ -134,7 +134,7 @@ class Observer:
         except ExpiredError as error:
             self._alarm(f"{error}; this is how the run was left")
             self._chain.accept_head(data, node.clock.now(), even_expired=True)
-        for version, digest in self._chain.missing():
+        for version, digest in self._chain.missing_manifests():
             path = paths.manifest(trainer, version, digest)
             self._chain.accept_manifest(version, await fetch_envelope(node, Manifest, path))
 
@@ -156,7 +156,7 @@ class Observer:
 
     async def _read_reports(self, trainer: bytes) -> None:
         """Turn a trainer's reports on the validators into alarms. A bad report is not read again."""
-        prefix = paths.windowed(trainer, "reports")
+        prefix = paths.kind_prefix(trainer, "reports")
         async for item in self._node.store.list(prefix, after=self._last_report.get(trainer, "")):
             try:
                 await self._read_report(item.path)
@@ -171,7 +171,7 @@ class Observer:
                 f"window {report.window}: {len(item.accepting)} of {len(item.accepting) + len(item.rejecting)} "
                 f"validators accept group {item.index} of miner {item.miner.hex()[:8]}"
             )
-        for deception in report.deceptions:
+        for deception in report.canary_failures:
             verb = "accepted a false" if deception.accepted else "rejected a true"
             self._alarm(f"window {report.window}: validator {deception.validator.hex()[:8]} {verb} canary")
 

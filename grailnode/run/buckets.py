@@ -17,7 +17,7 @@ from protocol.identity.participant import SPACE_FORM
 Provider = Literal["aws", "r2", "minio"]
 Json = dict[str, Any]
 
-EXPIRING: Final = ("commitments", "batches", "verdicts", "seals", "witnesses", "lookbacks", "reports")
+EXPIRING: Final = ("commitments", "batches", "verdicts", "seals", "witnesses", "reaudits", "reports")
 """Kinds of objects that nobody reads when their window has long been settled; summaries are the ledger, and stay."""
 
 ABORT_DAYS: Final = 1

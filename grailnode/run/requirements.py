@@ -65,7 +65,7 @@ def needed(environment: str) -> Requirements:
         ProvisionError: this program does not know it.
     """
     try:
-        return environments.needs(environment)
+        return environments.requirements(environment)
     except ValueError as error:
         raise RequirementError(str(error)) from error
 

@@ -104,24 +104,24 @@ class BubblewrapSandbox:
         if found["holes"]:
             raise SandboxError(f"the sandbox has holes here: {', '.join(found['holes'])}")
 
-    def attempt(self, exercise: ProgramTests, solution: str) -> ProgramResult:
+    def attempt(self, tests: ProgramTests, solution: str) -> ProgramResult:
         """Try a solution; see `protocol.environments.base.Sandbox`. A machine short of memory is given some time."""
-        said = self._verdict(exercise, solution)
+        said = self._verdict(tests, solution)
         for pause in _RETRY_SECONDS:
             if said[:1] == _STARTED:
                 break
             time.sleep(pause)
-            said = self._verdict(exercise, solution)
+            said = self._verdict(tests, solution)
         if said[:1] != _STARTED:
             raise SandboxError("the sandbox did not start: too little memory, or a change of this machine's settings")
-        outcomes = said[2:].ljust(len(exercise.tests), b"0")
+        outcomes = said[2:].ljust(len(tests.tests), b"0")
         return ProgramResult(said[1:2] == b"c", tuple(outcome == ord("1") for outcome in outcomes))
 
-    def _verdict(self, exercise: ProgramTests, solution: str) -> bytes:
+    def _verdict(self, tests: ProgramTests, solution: str) -> bytes:
         """What the tester says: that it started, whether the solution compiles, and each test's outcome; as far as it
         came.
         """
-        task = json.dumps([exercise.reference, exercise.setup, exercise.tests]).encode()
+        task = json.dumps([tests.reference, tests.setup, tests.tests]).encode()
         source = solution.encode(errors="surrogatepass")
         with contextlib.ExitStack() as stack:
             answers, calls = (
@@ -134,7 +134,7 @@ class BubblewrapSandbox:
             stack.enter_context(self._start("solver", source, (calls.read, answers.write)))
             answers.close()
             calls.close()
-            return _read(tester.stdout, 2 + len(exercise.tests), self._limits.wall_seconds)
+            return _read(tester.stdout, 2 + len(tests.tests), self._limits.wall_seconds)
 
     @contextlib.contextmanager
     def _start(

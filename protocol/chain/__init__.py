@@ -1,1 +1,1 @@
-"""The chain of policy versions: manifests and heads, and the verifier that trusts them. Imports identity."""
+"""The chain of policy versions: manifests, heads, anchors, and their verifier. Imports identity."""

@@ -1,6 +1,6 @@
 """The records of the chain: a manifest for every version, and the head that points to the newest (docs/spec/chain.md).
 
-What each may say of itself is checked here; what it may say after those before it, in protocol/chain/verifier.py.
+This module checks each record by itself; protocol/chain/verifier.py checks it against the records before it.
 """
 
 from itertools import pairwise
@@ -25,7 +25,7 @@ TensorRow = tuple[
 
 
 class ObjectRef(Record):
-    """An object by its SHA-256 and its size in bytes."""
+    """A reference to an object: its SHA-256 and its size in bytes."""
 
     kind: ClassVar[str] = "object"
     digest: Digest
@@ -33,7 +33,11 @@ class ObjectRef(Record):
 
 
 class PatchRef(Record):
-    """The patch from the version before: the object, and how many elements it changes."""
+    """A reference to the patch from the version before.
+
+    Attributes:
+        changed: number of elements that the patch changes.
+    """
 
     kind: ClassVar[str] = "patch"
     object: ObjectRef
@@ -41,17 +45,18 @@ class PatchRef(Record):
 
 
 class Manifest(Record):
-    """What a policy version is.
+    """The description of a policy version.
 
     Attributes:
         previous: SHA-256 of the body of the manifest of version - 1; empty for version 0.
         weights: digest of the weights (protocol/digest.py).
         tensors: (name, dtype, shape) of every tensor, in order of name; the same in every version of a run.
-        patch: from version - 1; None where there is only an anchor.
-        anchor: shards of the full checkpoint, safetensors; empty where there is none.
-        optimizer_step: optimizer steps taken when it was made; beacon_round: the newest round then.
-        first_window: the first window that it serves.
-        epoch: the writer's fencing epoch.
+        patch: from version - 1; None if there is only an anchor.
+        anchor: the safetensors shards of the full checkpoint; empty if there is no anchor.
+        optimizer_step: how many optimizer steps the trainer had done.
+        beacon_round: the newest round at that time.
+        first_window: the first window that the version serves.
+        epoch: the trainer's fencing epoch.
     """
 
     kind: ClassVar[str] = "manifest"
@@ -77,44 +82,48 @@ class Manifest(Record):
 
     @model_validator(mode="after")
     def _table(self) -> "Manifest":
-        if any(left[0] >= right[0] for left, right in pairwise(self.tensors)):
+        if any(row[0] >= following[0] for row, following in pairwise(self.tensors)):
             raise ValueError("tensors do not ascend by name")
         for name, dtype, shape in self.tensors:
             if dtype not in dtypes or prod(shape) > limits.MAX_ELEMENTS or len(name.encode()) > limits.MAX_NAME_BYTES:
-                raise ValueError("a tensor that no weights can have")
+                raise ValueError("a tensor has a dtype, a shape or a name that weights may not have")
         return self
 
     @model_validator(mode="after")
     def _sizes(self) -> "Manifest":
         if self.patch is not None and self.patch.object.size > 2 * self.weight_bytes + limits.MAX_PATCH_HEADER_BYTES:
-            raise ValueError("a patch larger than its tensors can need")
+            raise ValueError("the patch is larger than its tensors can need")
         headers = len(self.anchor) * limits.MAX_SAFETENSORS_HEADER_BYTES
         if sum(shard.size for shard in self.anchor) > self.weight_bytes + headers:
-            raise ValueError("an anchor larger than its tensors")
+            raise ValueError("the anchor is larger than its tensors")
         return self
 
     @property
     def elements(self) -> int:
-        """Elements of all tensors."""
+        """Number of elements of all tensors."""
         return sum(prod(shape) for _, _, shape in self.tensors)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all tensors: the size of a full checkpoint."""
+        """Size of all tensors in bytes, which is that of a full checkpoint."""
         return sum(prod(shape) * dtypes[dtype].itemsize for _, dtype, shape in self.tensors)
 
     def check_table(self, weights: Weights) -> None:
-        """Refuse weights of another table.
+        """Check that weights have the tensors of the manifest's table.
 
         Raises:
-            MalformedError: other names, dtypes or shapes.
+            MalformedError: names, dtypes or shapes differ.
         """
         if tensor_table(weights) != self.tensors:
-            raise MalformedError("other tensors than its table lists", f"version {self.version}")
+            raise MalformedError("the tensors differ from the manifest's table", f"version {self.version}")
 
 
 def tensor_table(weights: Weights) -> tuple[TensorRow, ...]:
-    """(name, dtype, shape) of every tensor, in order of name."""
+    """Return (name, dtype, shape) of every tensor, in order of name.
+
+    Raises:
+        MalformedError: weights may not have one of the dtypes.
+    """
     return tuple((name, type_name(weights[name].dtype), tuple(weights[name].shape)) for name in sorted(weights))
 
 
@@ -122,12 +131,13 @@ class Head(Record):
     """The signed pointer to the newest version.
 
     Attributes:
-        base: the oldest version whose manifest is kept.
+        epoch: the trainer's fencing epoch.
+        base: the oldest version whose manifest is in storage.
         manifests: SHA-256 of the bodies of the manifests of versions base, base + 1, ..., the newest.
-        anchors: the versions whose anchor is complete and kept, ascending.
-        oldest_patch: the oldest version whose patch is kept.
-        revision: of the authority, the newest that its publisher knows.
-        expires_ms: after this (milliseconds since the Unix epoch) the head counts no more.
+        anchors: the versions whose anchor is complete and in storage, ascending.
+        oldest_patch: the oldest version whose patch is in storage.
+        revision: number of the newest revision of the authority that the trainer has.
+        expires_ms: milliseconds since the Unix epoch after which the head is not valid.
     """
 
     kind: ClassVar[str] = "head"
@@ -144,7 +154,7 @@ class Head(Record):
     @model_validator(mode="after")
     def _consistent(self) -> "Head":
         if list(self.anchors) != sorted(set(self.anchors)) or not self.base <= self.anchors[0] <= self.oldest_patch:
-            raise ValueError("anchors ascend from base, and the oldest kept patch hangs on a kept anchor")
+            raise ValueError("anchors must ascend from base, and the oldest patch must not precede the oldest anchor")
         if self.anchors[-1] > self.version or self.oldest_patch > self.version + 1:
             raise ValueError("an anchor or a patch newer than the newest version")
         return self
@@ -155,18 +165,18 @@ class Head(Record):
         return self.base + len(self.manifests) - 1
 
     def digest(self, version: int) -> bytes:
-        """The digest of the manifest of a version from `base` to the newest."""
+        """Return the digest of the manifest of a version, which lies between `base` and the newest."""
         return self.manifests[version - self.base]
 
 
 def check_expiry(head: Head, now: float) -> None:
-    """Refuse a head that nobody renewed.
+    """Check that a head has not expired.
 
     Args:
         now: seconds since the Unix epoch.
 
     Raises:
-        ExpiredError: it counts no more.
+        ExpiredError: the head has expired.
     """
     if now * 1000.0 >= head.expires_ms:
-        raise ExpiredError("has expired; nobody renews it, or storage hides whoever does", "head")
+        raise ExpiredError("has expired; nobody renews it, or storage hides the newer head", "head")

@@ -1,4 +1,4 @@
-"""Reading and writing safetensors by the rules of a hostile world: the header's length and form are checked before use.
+"""Read and write safetensors files. The reader takes hostile bytes: it checks the header's length and form first.
 
 The format is the published one (8-byte little-endian header length, JSON header, raw data), so any tool can open an
 anchor.
@@ -61,13 +61,13 @@ def _read_tensor(name: str, entry: Any, body: memoryview, begin: int) -> torch.T
         raise MalformedError("not a tensor's entry", name)
     dtype = dtypes.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
     if dtype is None:
-        raise MalformedError("a dtype that does not travel", name)
+        raise MalformedError("weights may not have its dtype", name)
     shape = _natural_numbers(entry["shape"], limits.MAX_ELEMENTS)
     if len(shape) > limits.MAX_RANK:
         raise LimitError(f"{len(shape)} dimensions", name)
     elements = 1
     for size in shape:
-        elements *= max(1, size)  # zeros aside, so that strides stay within what a tensor can have
+        elements *= max(1, size)  # ignore zeros, because the strides of an empty tensor must be in range too
     if elements > limits.MAX_ELEMENTS:
         raise LimitError("too many elements", name)
     elements = math.prod(shape)
@@ -80,11 +80,14 @@ def _read_tensor(name: str, entry: Any, body: memoryview, begin: int) -> torch.T
 
 
 def read(data: bytes) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, each in memory of its own; metadata is ignored.
+    """Read a safetensors file; return its tensors by name, each in memory of its own. Metadata is ignored.
+
+    Args:
+        data: hostile bytes.
 
     Raises:
-        LimitError: header, names, ranks or tensors over their caps.
-        MalformedError: anything that the format does not allow, overlaps, gaps and trailing bytes included.
+        LimitError: the header, a name, a rank, a tensor or the number of tensors exceeds its limit.
+        MalformedError: the bytes break the format, or tensors overlap or leave gaps or trailing bytes.
     """
     header = _parse_header(data)
     body = memoryview(data)[_LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little") :]
@@ -107,12 +110,17 @@ def read(data: bytes) -> dict[str, torch.Tensor]:
 
 
 def write(weights: Weights) -> bytes:
-    """A safetensors file of contiguous CPU tensors."""
+    """Serialize contiguous CPU tensors as a safetensors file."""
     return safetensors.torch.save(dict(weights))
 
 
 def shards(weights: Weights, shard_bytes: int) -> list[list[str]]:
-    """The names of each shard: tensors in order of name, a new shard where the next tensor would pass `shard_bytes`."""
+    """Distribute tensors over shards in order of name; a new shard begins when the next tensor would exceed
+    `shard_bytes`.
+
+    Returns:
+        The tensor names of each shard.
+    """
     result: list[list[str]] = [[]]
     size = 0
     for name in sorted(weights):

@@ -1,13 +1,15 @@
-"""The chain verifier: hostile bytes in, a trusted chain and a plan of what to fetch out (docs/spec/chain.md). No I/O.
+"""The chain verifier: it turns hostile bytes into a trusted chain and a plan of what to fetch (docs/spec/chain.md). No
+I/O.
 
-The head is the only object that is ever replaced, and it is what makes a version visible: it is written after the data
-and the manifests it speaks of, lists the digest of every manifest that is kept, and says which anchors are complete.
+The head is the only object that is ever replaced. A version becomes visible with its head, which the trainer writes
+after the data and the manifests. The head lists the digest of every manifest in storage and the versions whose anchors
+are complete.
 
-Order of checks on a head: size, form, signer, signature, fields, run, revision, expiry; epoch and version against what
-this node trusts and against the head that it follows; then that it lists the very manifests that either of them does.
-On a manifest: size, form, signer, signature, fields, the digest that the head lists, run, version, epoch, genesis, then
-against the manifests on
-either side: the link, the tensor table, and that epochs and windows never go back.
+Order of checks on a head: size, form, signer, signature, fields, run, revision, expiry; epoch and version against the
+trust of this node and against the current head; then that it lists the same manifests as both.
+Order of checks on a manifest: size, form, signer, signature, fields, the digest in the head, run, version, epoch,
+genesis; then, against the manifests before and after it: the link, the tensor table, and that epochs and windows never
+decrease.
 """
 
 from collections.abc import Iterator
@@ -26,10 +28,13 @@ from protocol.run import RunManifest
 
 
 class Trust(Record):
-    """What a node remembers on disk before it acts on it: it never follows anything older.
+    """The newest version that a node has trusted. The node writes it to disk before it acts on it, and never follows an
+    older chain.
 
     Attributes:
-        revision: of the authority, the one whose rewind this obeys; 0 for none.
+        epoch: fencing epoch of the head.
+        digest: SHA-256 of the body of the version's manifest.
+        revision: number of the newest revision of the authority whose rewind was applied; 0 for none.
     """
 
     kind: ClassVar[str] = "trust"
@@ -42,11 +47,11 @@ class Trust(Record):
 
 @dataclass(frozen=True)
 class Plan:
-    """How to reach a version: start from an anchor (or from the weights held), then patches in order.
+    """The steps to reach a version: load an anchor (or start from the current weights), then apply patches.
 
     Attributes:
-        anchor: the manifest whose anchor to load; None on the fast path.
-        patches: manifests whose patches to apply, in order.
+        anchor: the manifest whose anchor to load; None to start from the current weights.
+        patches: the manifests whose patches to apply, in order.
     """
 
     anchor: Manifest | None
@@ -54,14 +59,17 @@ class Plan:
 
 
 class ChainVerifier:
-    """The trusted chain of one run.
+    """The verified chain of one run.
 
-    Use: `accept_head`, then fetch what `missing` names and `accept_manifest` each, then `plan`. The caller persists
+    Use: `accept_head`, then fetch each of `missing_manifests` and `accept_manifest` it, then `plan`. The caller persists
     `trust` before it uses a plan.
 
     Args:
-        trust: what this node trusted before.
-        revisions: who may sign, as it is known at each check; None for what the run manifest says.
+        trust: what this node trusted before; None for a new node.
+        revisions: the authority, read at each check; None for the authority in the run manifest.
+
+    Raises:
+        ValueError: the trust is of another run.
     """
 
     def __init__(
@@ -78,95 +86,99 @@ class ChainVerifier:
 
     @property
     def trust(self) -> Trust | None:
-        """The highest (epoch, version, digest) trusted so far."""
+        """The highest (epoch, version, digest) trusted so far; None before the first."""
         return self._trust
 
     @property
     def head(self) -> Head | None:
-        """The newest head that was accepted."""
+        """The newest accepted head; None before the first."""
         return self._head
 
     def accept_head(self, data: bytes, now: float, *, even_expired: bool = False) -> Head:
-        """Check a head; follow it if it is newer.
+        """Check a head and make it the current one.
 
         Args:
             data: hostile bytes.
             now: seconds since the Unix epoch.
-            even_expired: for looking at a run that has ended, never for acting on it.
+            even_expired: whether to accept an expired head; only to inspect a run that has ended, never to act on it.
 
         Raises:
-            LimitError, MalformedError, SignatureError: not a head that a trainer of this run signed.
-            ChainError: it is of another run, or counts for longer than the run allows.
-            GapError: it was made under a revision of the authority that this node does not know.
-            ExpiredError: nobody renewed it.
-            RollbackError: it shows an older epoch or version than this node trusts, or than the head that it follows.
-            ForkError: it shows another manifest for a version that this node trusts, or that the head it follows lists.
+            LimitError, MalformedError, SignatureError: the bytes are no head that a trainer of this run signed.
+            ChainError: the head is of another run, or valid for longer than the run allows.
+            GapError: the head was made under a revision of the authority that this node does not have.
+            ExpiredError: nobody renewed the head.
+            RollbackError: the head has a lower epoch or version than this node trusts, or than the current head.
+            ForkError: the head lists another manifest for the trusted version, or for a version in the current head.
         """
-        self.obey_rewind()
+        self.apply_rewind()
         head = open_signed(data, Head, self._revisions.current.trainers).record
         if head.run != self._run_id:
             raise ChainError("a head of another run", "head")
         if head.revision > self._revisions.number:
             raise GapError(
-                f"made under revision {head.revision} of the authority, of which this node knows "
+                f"made under revision {head.revision} of the authority, but this node has only "
                 f"{self._revisions.number}; storage hides the others",
                 "head",
             )
         if not even_expired:
             check_expiry(head, now)
         if head.expires_ms > (now + self._run.head_ttl) * 1000.0 + limits.MAX_CLOCK_SKEW_MS:
-            raise ChainError(f"counts for more than the {self._run.head_ttl} s that the run allows", "head")
-        for known in (self._trust, self._head):
-            if known is not None and (head.epoch < known.epoch or head.version < known.version):
+            raise ChainError(f"valid for more than the {self._run.head_ttl} s that the run allows", "head")
+        for floor in (self._trust, self._head):
+            if floor is not None and (head.epoch < floor.epoch or head.version < floor.version):
                 raise RollbackError(
-                    f"epoch {head.epoch} version {head.version} behind epoch {known.epoch} version {known.version}",
+                    f"epoch {head.epoch} version {head.version} behind epoch {floor.epoch} version {floor.version}",
                     "head",
                 )
         trust = self._trust
         if trust is not None and trust.version >= head.base and head.digest(trust.version) != trust.digest:
             raise ForkError(f"another manifest for trusted version {trust.version}", "head")
-        followed = self._head
-        if followed is not None:
-            for version in range(max(head.base, followed.base), followed.version + 1):
-                if head.digest(version) != followed.digest(version):
+        current = self._head
+        if current is not None:
+            for version in range(max(head.base, current.base), current.version + 1):
+                if head.digest(version) != current.digest(version):
                     raise ForkError(f"another manifest for version {version}", "head")
         self._head = head
-        self._manifests = {version: kept for version, kept in self._manifests.items() if version >= head.base}
+        self._manifests = {version: manifest for version, manifest in self._manifests.items() if version >= head.base}
         self._raise_trust()
         return head
 
-    def missing(self) -> list[tuple[int, bytes]]:
-        """(version, digest) of the manifests that the head lists and this node has not seen, oldest first."""
+    def missing_manifests(self) -> list[tuple[int, bytes]]:
+        """Return (version, digest) of the manifests in the head that were not accepted yet, oldest first."""
         if self._head is None:
             return []
         versions = range(self._head.base, self._head.version + 1)
         return [(version, self._head.digest(version)) for version in versions if version not in self._manifests]
 
     def accept_manifest(self, version: int, data: bytes) -> Manifest:
-        """Check a manifest that `missing` named.
+        """Check one of the `missing_manifests` and add it to the chain.
+
+        Args:
+            data: hostile bytes.
 
         Raises:
-            LimitError, MalformedError, SignatureError: not a manifest that a trainer of this run signed.
-            ChainError: not the manifest that the head lists, or one that does not continue the chain.
+            ValueError: the head does not list this version.
+            LimitError, MalformedError, SignatureError: the bytes are no manifest that a trainer of this run signed.
+            ChainError: the manifest is not the one in the head, or does not continue the chain.
         """
         head = self._head
         if head is None or not head.base <= version <= head.version:
-            raise ValueError(f"version {version} is not one that the head lists")
-        signed = open_signed(data, Manifest, self._revisions.current.trainers)
+            raise ValueError(f"the head does not list version {version}")
+        verified = open_signed(data, Manifest, self._revisions.current.trainers)
         place = f"manifest {version}"
-        if signed.digest != head.digest(version):
+        if verified.digest != head.digest(version):
             raise ChainError("not the one that the head lists", place)
-        manifest = signed.record
+        manifest = verified.record
         if (manifest.run, manifest.version) != (self._run_id, version) or manifest.epoch > head.epoch:
             raise ChainError("of another run, version or epoch", place)
         if version == 0 and manifest.weights != self._run.model.genesis:
-            raise ChainError("not the genesis weights that the run names", place)
+            raise ChainError("not the run's genesis weights", place)
         before, after = self._manifests.get(version - 1), self._manifests.get(version + 1)
         if before is not None:
             self._check_link(before, manifest, place)
         if after is not None:
-            self._check_link(signed, after.record, f"manifest {version + 1}")
-        self._manifests[version] = signed
+            self._check_link(verified, after.record, f"manifest {version + 1}")
+        self._manifests[version] = verified
         self._raise_trust()
         return manifest
 
@@ -177,28 +189,28 @@ class ChainVerifier:
         if manifest.tensors != before.record.tensors:
             raise ChainError("other tensors than the version before", place)
         if manifest.epoch < before.record.epoch or manifest.first_window < before.record.first_window:
-            raise ChainError("an epoch or a window that goes back", place)
+            raise ChainError("a lower epoch or window than the version before", place)
 
     def _raise_trust(self) -> None:
-        """Trust the newest version once every manifest up to it is linked."""
+        """Trust the newest version if every manifest up to it was accepted."""
         head = self._head
         if head is None or not self._complete():
             return
-        obeyed = self._trust.revision if self._trust is not None else self._newest_rewind()
+        revision = self._trust.revision if self._trust is not None else self._newest_rewind()
         self._trust = Trust(
             run=self._run_id,
             epoch=head.epoch,
             version=head.version,
             digest=head.digest(head.version),
-            revision=obeyed,
+            revision=revision,
         )
 
     def _newest_rewind(self) -> int:
         rewind = self._revisions.rewind
         return rewind[0] if rewind is not None else 0
 
-    def obey_rewind(self) -> None:
-        """Forget what a stolen key published, once for each revision of the authority that says so."""
+    def apply_rewind(self) -> None:
+        """Forget the versions that a stolen key published, once for each revision of the authority with a rewind."""
         rewind = self._revisions.rewind
         if self._trust is None or rewind is None or rewind[0] <= self._trust.revision:
             return
@@ -209,69 +221,67 @@ class ChainVerifier:
         )
         at_point = self._manifests.get(point.version)
         good = at_point is not None and at_point.digest == point.digest
-        self._manifests = {v: kept for v, kept in self._manifests.items() if good and v <= point.version}
+        self._manifests = {v: manifest for v, manifest in self._manifests.items() if good and v <= point.version}
 
     def _complete(self) -> bool:
-        """Whether every manifest that the head lists is at hand; none but those ever is."""
+        """Return whether every manifest in the head was accepted; others are never stored."""
         return self._head is not None and len(self._manifests) == len(self._head.manifests)
 
     def manifest(self, version: int) -> Manifest:
-        """A verified manifest.
+        """Return the verified manifest of a version.
 
         Raises:
-            GapError: not kept, or not fetched yet.
+            GapError: the head does not list it, or it was not accepted yet.
         """
         try:
             return self._manifests[version].record
         except KeyError:
-            raise GapError("its manifest is not at hand", f"version {version}") from None
+            raise GapError("its manifest is missing", f"version {version}") from None
 
     def manifests(self) -> Iterator[Manifest]:
-        """All verified manifests, oldest first."""
+        """Return all verified manifests, oldest first."""
         return (self._manifests[version].record for version in sorted(self._manifests))
 
     def branch(self) -> "ChainVerifier":
-        """A verifier in the same state that goes its own way: what it learns is kept by keeping it, or forgotten with
-        it.
-        """
+        """Return a copy of this verifier. What the copy accepts does not change this verifier."""
         other = ChainVerifier(self._run_id, self._run, self._trust, self._revisions)
         other._head = self._head
         other._manifests = dict(self._manifests)
         return other
 
     def version_for(self, window: int) -> int:
-        """The newest version that serves a window.
+        """Return the newest version that serves a window.
 
         Raises:
-            GapError: no version that is kept serves it yet, or not every manifest is at hand: a newer version may serve
-                it.
+            GapError: no version in the head serves the window yet, or manifests are missing, so that a newer version
+                might serve it.
         """
         if not self._complete():
-            raise GapError("not every manifest that the head lists is at hand", f"window {window}")
-        serving = [m.version for m in self.manifests() if m.first_window <= window]
-        if not serving:
-            raise GapError("no kept version serves it", f"window {window}")
-        return max(serving)
+            raise GapError("manifests that the head lists are missing", f"window {window}")
+        versions = [m.version for m in self.manifests() if m.first_window <= window]
+        if not versions:
+            raise GapError("no version in the head serves it", f"window {window}")
+        return max(versions)
 
-    def plan(self, held: int | None, target: int) -> Plan:
-        """The cheapest way to a version.
+    def plan(self, current: int | None, target: int) -> Plan:
+        """Return the cheapest plan to reach a version.
 
         Args:
-            held: the version whose verified weights are at hand; None for none.
-            target: the version wanted.
+            current: the version of the verified weights that the node has; None for none.
+            target: the version to reach.
 
         Raises:
-            GapError: no path: a patch on the way was never made or is no longer kept, and no kept anchor helps.
+            GapError: a patch on the way was never made or was deleted, and no anchor in storage leads there.
         """
-        if held is not None and self._reach(target) <= held <= target:
-            return Plan(None, tuple(self.manifest(version) for version in range(held + 1, target + 1)))
+        if current is not None and self._reach(target) <= current <= target:
+            return Plan(None, tuple(self.manifest(version) for version in range(current + 1, target + 1)))
         return self.slow_plan(target)
 
     def slow_plan(self, target: int) -> Plan:
-        """The way from the newest complete anchor that leads to a version.
+        """Return the plan to reach a version from the newest complete anchor that leads there.
 
         Raises:
-            GapError: no kept anchor leads there.
+            GapError: no anchor in storage leads there, or no head was accepted yet.
         """
         if self._head is None:
             raise GapError("no head was accepted yet", f"version {target}")
@@ -280,10 +290,10 @@ class ChainVerifier:
             if reach <= anchor <= target and self.manifest(anchor).anchor:
                 patches = tuple(self.manifest(version) for version in range(anchor + 1, target + 1))
                 return Plan(self.manifest(anchor), patches)
-        raise GapError("no kept anchor leads there", f"version {target}")
+        raise GapError("no anchor in storage leads there", f"version {target}")
 
     def _reach(self, target: int) -> int:
-        """The oldest version from which patches lead to `target` that were made and are kept."""
+        """Return the oldest version from which patches in storage lead to `target`."""
         oldest_patch = self._head.oldest_patch if self._head is not None else target + 1
         version = target
         while (

@@ -1,4 +1,4 @@
-"""The tasks that a run manifest can name. A new one is a module with a class and a line here."""
+"""The environments (tasks) that a run manifest can name. A new environment is a module with a class and an entry here."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -22,90 +22,94 @@ __all__ = [
     "get",
     "is_exact",
     "names",
-    "needs",
+    "requirements",
 ]
 
-_DRAWN: Final[dict[str, Environment]] = {
+_GENERATED: Final[dict[str, Environment]] = {
     environment.name: environment for environment in (Addition(), Countdown(), Sat())
 }
-_RUN: Final = {f"code-{python}": python for python in ("3.11", "3.12", "3.13", "3.14")}
-_TOKENS: Final = 8  # what drawn problems ask for
-_TOKENS_OF_PROSE: Final = 512
+_PYTHON_VERSIONS: Final = {f"code-{python}": python for python in ("3.11", "3.12", "3.13", "3.14")}
+_SHORT_ANSWER_TOKENS: Final = 8  # enough for the answers of generated problems
+_PROSE_TOKENS: Final = 512
 
-names: Final = tuple(sorted(_DRAWN))
-"""The environments that need nothing but a seed."""
+names: Final = tuple(sorted(_GENERATED))
+"""The environments that generate their problems from a seed."""
 
-data_names: Final = tuple(sorted((Mathematics.name, *_RUN)))
-"""Those that read their problems from a data file."""
+data_names: Final = tuple(sorted((Mathematics.name, *_PYTHON_VERSIONS)))
+"""The environments that read their problems from a data file."""
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """What an environment cannot be made without.
+    """What is needed to create an environment.
 
     Attributes:
         data: whether it reads its problems from a data file.
-        python: the version of Python that its sandbox has to have; empty where it runs no programs.
-        tokens: tokens that a completion should be allowed, where nobody knows better.
+        python: the version of Python that its sandbox must have; empty for an environment that runs no programs.
+        tokens: default for the maximum number of tokens of a completion.
     """
 
     data: bool = False
     python: str = ""
-    tokens: int = _TOKENS_OF_PROSE
+    tokens: int = _PROSE_TOKENS
 
 
-def needs(name: str) -> Requirements:
-    """What `get` has to be given for an environment.
+def requirements(name: str) -> Requirements:
+    """Return what `get` needs for an environment.
 
     Raises:
-        ValueError: there is none of this name; the message lists those there are.
+        ValueError: there is no environment of this name; the message lists all names.
     """
     if name not in names + data_names:
         raise ValueError(f"unknown environment {name!r}; there are: {', '.join(names + data_names)}")
-    return Requirements(name not in _DRAWN, _RUN.get(name, ""), _TOKENS if name in _DRAWN else _TOKENS_OF_PROSE)
+    tokens = _SHORT_ANSWER_TOKENS if name in _GENERATED else _PROSE_TOKENS
+    return Requirements(name not in _GENERATED, _PYTHON_VERSIONS.get(name, ""), tokens)
 
 
 def dataset(name: str, data: bytes) -> Dataset:
-    """The problems of an environment's data file, for who judges no completions.
+    """Parse an environment's data file, for callers that do not judge completions.
+
+    Args:
+        data: hostile bytes (JSON Lines).
 
     Raises:
-        ValueError: there is no such environment, or it reads no data.
-        MalformedError, LimitError: the data is not such a file.
+        ValueError: there is no environment of this name, or it reads no data file.
+        MalformedError, LimitError: the bytes are no such file.
     """
-    if not needs(name).data:
+    if not requirements(name).data:
         raise ValueError(f"environment {name!r} takes no data file")
-    form = programming if needs(name).python else mathematics
+    form = programming if requirements(name).python else mathematics
     return Dataset(form.LABEL, data, form.read)
 
 
 def is_exact(name: str) -> bool:
-    """Whether all machines compute the same rewards in an environment, as its `exact` says.
+    """Return the `exact` property of an environment: whether all machines compute the same rewards.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: there is no environment of this name.
     """
-    return Programming.exact if needs(name).python else True
+    return Programming.exact if requirements(name).python else True
 
 
 def get(name: str, data: bytes | None = None, sandbox: Sandbox | None = None) -> Environment:
-    """The environment of a name.
+    """Return the environment of a name.
 
     Args:
-        name: as a run manifest has it.
-        data: the file of problems (JSON Lines), for one that reads it.
-        sandbox: for one that runs programs.
+        name: the name in the run manifest.
+        data: the file of problems (JSON Lines, hostile bytes); None for an environment that reads none.
+        sandbox: None for an environment that runs no programs.
 
     Raises:
-        ValueError: there is none of this name, or it needs what it was not given, or has no use for what it was.
-        MalformedError, LimitError: the data is not such a file.
+        ValueError: there is no environment of this name, or `data` or `sandbox` do not fit its requirements.
+        MalformedError, LimitError: the data are no such file.
     """
-    needed = needs(name)
-    if (data is not None) != needed.data:
-        raise ValueError(f"environment {name!r} {'needs a data file' if needed.data else 'takes no data file'}")
+    needs = requirements(name)
+    if (data is not None) != needs.data:
+        raise ValueError(f"environment {name!r} {'needs a data file' if needs.data else 'takes no data file'}")
     if data is None:
-        return _DRAWN[name]
-    if not needed.python:
+        return _GENERATED[name]
+    if not needs.python:
         return Mathematics(data)
-    if sandbox is None or sandbox.python != needed.python:
-        raise ValueError(f"environment {name!r} needs a sandbox with Python {needed.python}")
+    if sandbox is None or sandbox.python != needs.python:
+        raise ValueError(f"environment {name!r} needs a sandbox with Python {needs.python}")
     return Programming(data, sandbox)

@@ -1,4 +1,4 @@
-"""Addition of two two-digit numbers: '57+68=' is continued by '125' (docs/spec/environments.md)."""
+"""The addition environment: the prompt '57+68=' must be continued by '125' (docs/spec/environments.md)."""
 
 import functools
 from typing import Final
@@ -10,8 +10,10 @@ _LOW: Final = 10
 _HIGH: Final = 99
 
 
-def _held_out(a: int, b: int) -> bool:
-    """Whether a + b is a held-out problem. The order of the operands does not matter, or b + a would give it away."""
+def _is_held_out_pair(a: int, b: int) -> bool:
+    """Return whether a + b is a held-out problem. The order of the operands does not matter, because a training problem
+    b + a would reveal the answer.
+    """
     return is_held_out(f"addition {min(a, b)} {max(a, b)}")
 
 
@@ -21,38 +23,40 @@ def _problem(a: int, b: int) -> Problem:
 
 @functools.cache
 def _test_set() -> tuple[Problem, ...]:
-    """All held-out problems, in an order that mixes easy and hard ones alike on every machine."""
+    """Return all held-out problems, in a pseudorandom order that is the same on every machine."""
     numbers = range(_LOW, _HIGH + 1)
-    problems = [_problem(a, b) for a in numbers for b in numbers if _held_out(a, b)]
-    draws = SeededRng("addition held-out order", b"")
-    keys = [draws.below(1 << 63) for _ in problems]
+    problems = [_problem(a, b) for a in numbers for b in numbers if _is_held_out_pair(a, b)]
+    rng = SeededRng("addition held-out order", b"")
+    keys = [rng.below(1 << 63) for _ in problems]
     return tuple(problem for _, problem in sorted(zip(keys, problems, strict=True), key=lambda pair: pair[0]))
 
 
 class Addition:
-    """Two-digit addition. The reward is 1.0 for the sum in plain decimal digits, 0.0 for any other text."""
+    """Two-digit addition. The reward is 1.0 for the sum in plain decimal digits and 0.0 for any other text."""
 
     name = "addition"
     exact = True
 
     def problem(self, seed: bytes) -> Problem:
-        """The training problem of a seed: operands drawn uniformly from 10..99 until they are no held-out pair."""
-        draws = SeededRng("addition", seed)
+        """Return the training problem of a seed: operands drawn uniformly from 10..99 until they are no held-out
+        pair.
+        """
+        rng = SeededRng("addition", seed)
         while True:
-            a, b = draws.between(_LOW, _HIGH), draws.between(_LOW, _HIGH)
-            if not _held_out(a, b):
+            a, b = rng.between(_LOW, _HIGH), rng.between(_LOW, _HIGH)
+            if not _is_held_out_pair(a, b):
                 return _problem(a, b)
 
-    def held_out(self, index: int) -> Problem:
-        """The held-out problem of an index; about 800 exist, then they repeat."""
+    def held_out_problem(self, index: int) -> Problem:
+        """Return the held-out problem of an index (0, 1, 2, ...). There are about 800; then they repeat."""
         problems = _test_set()
         return problems[index % len(problems)]
 
     @property
     def held_out_size(self) -> int:
-        """How many held-out problems there are."""
+        """Number of held-out problems."""
         return len(_test_set())
 
     def reward(self, problem: Problem, completion: str) -> float:
-        """1.0 where the completion is the sum and nothing else."""
+        """Return 1.0 if the completion is the sum and nothing else, otherwise 0.0."""
         return 1.0 if completion == problem.reference else 0.0

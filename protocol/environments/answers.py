@@ -1,8 +1,8 @@
-"""When two final answers of a mathematical problem say the same (docs/spec/environments.md).
+"""The equivalence of two final answers to a mathematical problem (docs/spec/environments.md).
 
-Two steps: an answer is brought into a plain form (`normalize`), then forms are compared as texts, as lists piece by
-piece, and as exact values. Nothing here is floating-point, evaluates text, or takes time that the text could choose:
-both are cut off by length.
+An answer is first normalized (`normalize`). Then two answers are compared as texts, as lists piece by piece, and as
+exact values. There is no floating-point arithmetic and no `eval`, and the length of the answers is limited, so no text
+can take long.
 """
 
 import re
@@ -12,7 +12,7 @@ from protocol.environments.expressions import value_of
 from protocol.environments.polynomials import NoValueError
 
 MAX_ANSWER_CHARS: Final = 512
-"""A longer answer equals nothing but its own text."""
+"""A longer answer is equivalent only to the same text."""
 
 _WRAPPERS: Final = (
     "boxed",
@@ -28,8 +28,8 @@ _WRAPPERS: Final = (
     "operatorname",
 )
 _DELIMITERS: Final = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
-_REPLACED: Final = (
-    (r"\\", "\x03"),  # the end of a matrix row, before its second backslash is read as the start of something
+_REPLACEMENTS: Final = (
+    (r"\\", "\x03"),  # the end of a matrix row; it comes first, because its second backslash could begin a command
     (r"\dfrac", r"\frac"),
     (r"\tfrac", r"\frac"),
     (r"\cfrac", r"\frac"),
@@ -70,13 +70,13 @@ _UNITS: Final = re.compile(
     r"(?:\^\{?[23]\}?)?\.?$"
 )
 _THOUSANDS: Final = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
-_NAMED: Final = re.compile(r"^[A-Za-z](?:\([a-z]\))?\s*(?:=|\\in(?![a-z]))")
+_NAME_PREFIX: Final = re.compile(r"^[A-Za-z](?:\([a-z]\))?\s*(?:=|\\in(?![a-z]))")
 _OPENING: Final = "([{\x01"
 _CLOSING: Final = ")]}\x02"
 
 
 def equivalent(gold: str, answer: str) -> bool:
-    """Whether an answer (any text) says what the gold answer says."""
+    """Return whether an answer (any text) is equivalent to the gold answer."""
     if gold == answer:
         return True
     if max(len(gold), len(answer)) > MAX_ANSWER_CHARS:
@@ -85,28 +85,28 @@ def equivalent(gold: str, answer: str) -> bool:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last \boxed{...} of a text; None where there is none that ends."""
+    r"""Return the content of the last \boxed{...} of a text, or None if there is no complete one."""
     at = max(text.rfind(r"\boxed{"), text.rfind(r"\fbox{"))
     return _braced(text, text.index("{", at))[0] if at >= 0 else None
 
 
 def normalize(answer: str) -> str:
-    """An answer without what does not bear on its meaning: wrappers, units, spacing, separators of thousands."""
+    """Remove everything that does not change an answer's meaning: wrappers, units, spaces, thousands separators."""
     text = _unwrap(answer.strip())
-    for old, new in _REPLACED:
+    for old, new in _REPLACEMENTS:
         text = text.replace(old, new)
     text = _UNITS.sub("", _drop_wrappers(text).strip().rstrip(".").strip())
-    text = _NAMED.sub("", text).strip()
+    text = _NAME_PREFIX.sub("", text).strip()
     if _THOUSANDS.fullmatch(text):
         text = text.replace(",", "")
     text = "".join(text.split())
     if len(text) == 3 and text[0] == "(" and text[2] == ")" and text[1].isalpha():
-        text = text[1]  # the letter of a choice
+        text = text[1]  # the letter of a multiple-choice answer
     return text.casefold() if text.isalpha() and len(text) > 1 else text
 
 
 def _unwrap(text: str) -> str:
-    """Without the mathematics delimiters around the whole."""
+    """Remove the mathematics delimiters around the whole text."""
     for opening, closing in _DELIMITERS:
         inside = text[len(opening) : -len(closing)]
         if (
@@ -120,7 +120,7 @@ def _unwrap(text: str) -> str:
 
 
 def _drop_wrappers(text: str) -> str:
-    r"""\text{cm} becomes ' cm', for every command that only sets its argument in another font."""
+    r"""Replace every command that only sets its argument in another font: \text{cm} becomes ' cm'."""
     for name in _WRAPPERS:
         command = f"\\{name}{{"
         at = text.find(command)
@@ -134,7 +134,10 @@ def _drop_wrappers(text: str) -> str:
 
 
 def _braced(text: str, opening: int) -> tuple[str | None, int]:
-    """What stands in the braces that open at an index, and the index behind them; None where they do not close."""
+    """Return the content of the braces that open at an index, and the index behind them.
+
+    If the braces do not close, the content is None and the index is the end of the text.
+    """
     depth = 0
     for at in range(opening, len(text)):
         if text[at] == "{":
@@ -157,7 +160,7 @@ def _same(gold: str, answer: str) -> bool:
         return False
     if brackets in ("", "\x01\x02"):  # a bare list or a set: any order
         return _same_in_any_order(pieces, other_pieces)
-    return all(_same_piece(left, right) for left, right in zip(pieces, other_pieces, strict=True))
+    return all(_same_piece(piece, other) for piece, other in zip(pieces, other_pieces, strict=True))
 
 
 def _same_in_any_order(pieces: list[str], others: list[str]) -> bool:
@@ -180,7 +183,7 @@ def _same_piece(gold: str, answer: str) -> bool:
 
 
 def _split(text: str) -> tuple[str, list[str]] | None:
-    """The brackets around a list ('' for none) and its pieces; None where brackets do not match."""
+    """Return the brackets around a list ('' for none) and its pieces, or None if brackets do not match."""
     ends, commas, depth = [], [], 0
     for at, character in enumerate(text):
         if character in _OPENING:

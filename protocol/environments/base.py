@@ -1,4 +1,4 @@
-"""What an environment is: the interface that every task implements."""
+"""The interface that every environment implements, and the interface of the sandbox that some of them need."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,7 +10,7 @@ class Problem:
 
     Attributes:
         prompt: the text that the policy continues.
-        reference: what the environment needs to judge a completion; its meaning is the environment's own.
+        reference: the data with which the environment judges a completion, in a form of its own.
     """
 
     prompt: str
@@ -18,43 +18,46 @@ class Problem:
 
 
 class Environment(Protocol):
-    """A task whose rewards anybody can recompute. The same seed gives the same problem on every machine."""
+    """A task whose rewards anybody can recompute. A seed gives the same problem on every machine."""
 
     @property
     def name(self) -> str:
-        """The name that a run manifest gives."""
+        """The name in a run manifest."""
 
     @property
     def exact(self) -> bool:
-        """Whether every machine computes the same rewards. Where not, a miner's own are no evidence of anything."""
+        """Whether every machine computes the same rewards. If not, a wrong reward is no evidence against a miner."""
 
     def problem(self, seed: bytes) -> Problem:
-        """The training problem of a seed (16 bytes or more); never one of the held-out problems."""
+        """Return the training problem of a seed (16 bytes or more); never one of the held-out problems."""
 
-    def held_out(self, index: int) -> Problem:
-        """The held-out problem of an index (0, 1, 2, ...); never a training problem."""
+    def held_out_problem(self, index: int) -> Problem:
+        """Return the held-out problem of an index (0, 1, 2, ...); never a training problem."""
 
     @property
     def held_out_size(self) -> int | None:
-        """How many held-out problems differ; behind the last they repeat. None where there is no end of them."""
+        """Number of different held-out problems, after which they repeat; None if there is no limit."""
 
     def reward(self, problem: Problem, completion: str) -> float:
-        """What a completion (text, end-of-sequence token removed) earns: in [0, 1]."""
+        """Return the reward of a completion (text without the end-of-sequence token), in [0, 1]."""
 
 
 class SandboxError(Exception):
-    """Foreign code cannot be run safely here: nothing was judged. The node must not go on without it."""
+    """The sandbox cannot run untrusted code safely, so nothing was judged. The node must not continue without it."""
 
 
 @dataclass(frozen=True)
 class ProgramLimits:
-    """What foreign code may use. They bear on rewards, so all nodes of a run have the same (docs/spec/environments.md).
+    """The resource limits of untrusted programs. They affect rewards, so they are the same on all nodes
+    (docs/spec/environments.md).
 
     Attributes:
-        cpu_seconds: processor time of all tests of one trial together.
-        wall_seconds: a far end for code that waits instead of computing.
-        memory_bytes: address space; file_bytes: one file; scratch_bytes: all files together.
-        files: open files.
+        cpu_seconds: processor time of all tests of one program together.
+        wall_seconds: elapsed time, which ends programs that wait instead of computing.
+        memory_bytes: address space.
+        file_bytes: size of one file.
+        scratch_bytes: size of all files together.
+        files: number of open files.
     """
 
     cpu_seconds: int = 5
@@ -67,12 +70,12 @@ class ProgramLimits:
 
 @dataclass(frozen=True)
 class ProgramTests:
-    """What a program is tried against.
+    """The unit tests of a programming problem.
 
     Attributes:
-        reference: a solution that is known to be right; its top-level names are those that a solution defines.
+        reference: a correct solution; a solution must define the same top-level names.
         setup: statements that run before the tests.
-        tests: statements; each passes where it raises nothing.
+        tests: statements; a test passes if it raises nothing.
     """
 
     reference: str
@@ -82,25 +85,30 @@ class ProgramTests:
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """What became of a program: whether it compiles, and whether it passes each test."""
+    """The result of a program.
 
-    compiled: bool
-    passed: tuple[bool, ...]
+    Attributes:
+        compiles: whether the program compiles.
+        passes: for each test, whether the program passes it.
+    """
+
+    compiles: bool
+    passes: tuple[bool, ...]
 
 
 class Sandbox(Protocol):
-    """Runs foreign Python where it can reach nothing. Blocks for up to `ProgramLimits.wall_seconds`; safe to use from
-    threads.
-    """
+    """An interpreter that isolates untrusted Python programs. It is thread-safe."""
 
     @property
     def python(self) -> str:
-        """The language's version, such as '3.11'."""
+        """The version of Python, such as '3.11'."""
 
-    def attempt(self, exercise: ProgramTests, solution: str) -> ProgramResult:
-        """Try a solution (any text) against the tests, in order; after a test that it does not survive, all count as
-        failed.
+    def attempt(self, tests: ProgramTests, solution: str) -> ProgramResult:
+        """Run a solution (any text) against the tests, in order. If the program dies in a test, this test and all later
+        ones count as failed.
+
+        The call blocks for up to `ProgramLimits.wall_seconds`.
 
         Raises:
-            SandboxError: the sandbox broke, which says nothing about the solution.
+            SandboxError: the sandbox failed, which says nothing about the solution.
         """

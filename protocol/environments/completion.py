@@ -1,8 +1,9 @@
-"""What a completion is made of: thinking, then a solution (docs/spec/environments.md).
+"""Parse a completion that consists of thinking and a solution (docs/spec/environments.md).
 
     <think>any text</think> <solution>the answer</solution>
 
-The tags are read by search, never by a regular expression over the whole text, so any text takes linear time.
+The parser searches for the tags and never applies a regular expression to the whole text, so it takes linear time for
+any text.
 """
 
 from dataclasses import dataclass
@@ -11,19 +12,19 @@ from typing import Final
 
 INSTRUCTION: Final = "Think between <think> and </think>, then answer between <solution> and </solution>."
 
-_MOST_TRAILING: Final = 200
-_LITTLE_TRAILING: Final = 50
+_MAX_TRAILING: Final = 200
+_SHORT_TRAILING: Final = 50
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A completion, taken apart.
+    """A parsed completion.
 
     Attributes:
-        thinks: whether something other than space stands between thinking tags, in front of the solution.
-        solution: what stands in the last solution block; None where there is none.
-        blocks: how many solution blocks there are.
-        trailing: characters behind the last solution block, spaces at the end not counted; 0 where there is no block.
+        thinks: whether there is text between thinking tags, before the solution.
+        solution: the text in the last solution block; None if there is no block.
+        blocks: number of solution blocks.
+        trailing: number of characters behind the last solution block, without spaces at the end; 0 if there is no block.
     """
 
     thinks: bool
@@ -33,32 +34,32 @@ class Completion:
 
     @classmethod
     def read(cls, text: str) -> "Completion":
-        """Take any text apart."""
-        front, solution, behind = _last_block(text)
-        opened = front.find("<think>")
-        closed = front.find("</think>", opened + 1) if opened >= 0 else -1
-        thinks = closed >= 0 and bool(front[opened + len("<think>") : closed].strip())
+        """Parse any text."""
+        before, solution, after = _split_at_solution(text)
+        opening = before.find("<think>")
+        closing = before.find("</think>", opening + 1) if opening >= 0 else -1
+        thinks = closing >= 0 and bool(before[opening + len("<think>") : closing].strip())
         if solution is None:
             return cls(thinks, None, 0, 0)
-        return cls(thinks, solution, text.count("<solution>"), len(behind.rstrip()))
+        return cls(thinks, solution, text.count("<solution>"), len(after.rstrip()))
 
     @property
     def formatted(self) -> bool:
-        """Whether there is one solution block that says something, with little behind it."""
-        return self.blocks == 1 and bool((self.solution or "").strip()) and self.trailing < _LITTLE_TRAILING
+        """Whether there is exactly one solution block, it is not blank, and little text follows it."""
+        return self.blocks == 1 and bool((self.solution or "").strip()) and self.trailing < _SHORT_TRAILING
 
     @property
     def brevity(self) -> Fraction:
-        """1 where nothing stands behind the solution, 0 from 200 characters on or without a solution."""
+        """1 if nothing follows the solution, 0 if 200 characters or more follow it or there is no solution."""
         if self.solution is None:
             return Fraction(0)
-        return Fraction(max(0, _MOST_TRAILING - self.trailing), _MOST_TRAILING)
+        return Fraction(max(0, _MAX_TRAILING - self.trailing), _MAX_TRAILING)
 
 
-def _last_block(text: str) -> tuple[str, str | None, str]:
-    """What stands before, in and behind the last closed solution block."""
-    closed = text.rfind("</solution>")
-    opened = text.rfind("<solution>", 0, closed) if closed >= 0 else -1
-    if opened < 0:
+def _split_at_solution(text: str) -> tuple[str, str | None, str]:
+    """Return the text before, in and after the last complete solution block; (text, None, "") if there is none."""
+    closing = text.rfind("</solution>")
+    opening = text.rfind("<solution>", 0, closing) if closing >= 0 else -1
+    if opening < 0:
         return text, None, ""
-    return text[:opened], text[opened + len("<solution>") : closed], text[closed + len("</solution>") :]
+    return text[:opening], text[opening + len("<solution>") : closing], text[closing + len("</solution>") :]

@@ -1,8 +1,9 @@
-"""Countdown: make a target from given numbers with + - * / and brackets (docs/spec/environments.md).
+"""The countdown environment: reach a target from given numbers with + - * / and brackets (docs/spec/environments.md).
 
-'3 7 25>46=' is continued by '25+3*7'. Every number has to be used exactly once; division is exact (rational).
+The prompt '3 7 25>46=' may be continued by '25+3*7'. Every number must be used exactly once; division is exact
+(rational).
 
-Grammar of a completion, read by hand and never by `eval`:
+Grammar of a completion, which is parsed without `eval`:
 
     sum     := product (('+' | '-') product)*
     product := atom (('*' | '/') atom)*
@@ -16,7 +17,9 @@ from protocol.environments.base import Problem
 from protocol.environments.seeded_rng import SeededRng, is_held_out
 
 MAX_COMPLETION_CHARS: Final = 64
-"""A longer completion earns nothing: three numbers need no more, and it bounds the parser's time and depth."""
+"""A longer completion earns nothing. Three numbers need fewer characters, and the limit bounds the parser's time and
+depth.
+"""
 
 _MAX_DIGITS: Final = 4
 _NUMBERS: Final = 3
@@ -30,7 +33,15 @@ class _NoExpressionError(Exception):
 
 
 class _Parser:
-    """Reads one completion: `value` is what it comes to, `numbers` what it was made from."""
+    """The parser of one completion.
+
+    Attributes:
+        numbers: the numbers in the expression, from left to right.
+        value: the value of the expression.
+
+    Raises:
+        _NoExpressionError: the text is no expression.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -43,10 +54,10 @@ class _Parser:
     def _peek(self) -> str:
         return self._text[self._at] if self._at < len(self._text) else ""
 
-    def _take(self, allowed: str) -> str:
-        """The next character if it is one of `allowed`, else the empty string."""
+    def _take(self, characters: str) -> str:
+        """Return the next character if it is one of `characters`, else the empty string."""
         character = self._peek()
-        if not character or character not in allowed:
+        if not character or character not in characters:
             return ""
         self._at += 1
         return character
@@ -82,53 +93,55 @@ class _Parser:
         return Fraction(int(digits))
 
 
-def _draw(draws: SeededRng) -> tuple[tuple[int, ...], int]:
-    """Numbers and a target in 1..99 that a random expression from left to right reaches."""
+def _draw(rng: SeededRng) -> tuple[tuple[int, ...], int]:
+    """Draw numbers, and a target in 1..99 that is the value of a random expression from left to right."""
     while True:
-        numbers = tuple(draws.between(1, _MAX_NUMBER) for _ in range(_NUMBERS))
+        numbers = tuple(rng.between(1, _MAX_NUMBER) for _ in range(_NUMBERS))
         value = Fraction(numbers[0])
         for number in numbers[1:]:
             choices = (value + number, value - number, value * number, value / number)
-            value = choices[draws.below(len(choices))]
+            value = choices[rng.below(len(choices))]
         if value.denominator == 1 and 1 <= value <= _MAX_TARGET:
             return tuple(sorted(numbers)), int(value)
 
 
 def _problem(numbers: tuple[int, ...], target: int) -> Problem:
-    given = " ".join(map(str, numbers))
-    return Problem(prompt=f"{given}>{target}=", reference=f"{given}>{target}")
+    formula = f"{' '.join(map(str, numbers))}>{target}"
+    return Problem(prompt=f"{formula}=", reference=formula)
 
 
 class Countdown:
-    """Reach the target: 1.0 for reaching it, 0.1 for another value from the right numbers, 0.0 for any other text."""
+    """Countdown. The reward is 1.0 for an expression that reaches the target, 0.1 for one of the right numbers with
+    another value, and 0.0 for any other text.
+    """
 
     name = "countdown"
     exact = True
     held_out_size = None
 
     def problem(self, seed: bytes) -> Problem:
-        """The training problem of a seed; a solution exists."""
+        """Return the training problem of a seed; it has a solution."""
         return self._first(SeededRng("countdown", seed), held_out=False)
 
-    def held_out(self, index: int) -> Problem:
-        """The held-out problem of an index; a solution exists."""
+    def held_out_problem(self, index: int) -> Problem:
+        """Return the held-out problem of an index (0, 1, 2, ...); it has a solution."""
         return self._first(SeededRng("countdown held-out", str(index).encode()), held_out=True)
 
-    def _first(self, draws: SeededRng, *, held_out: bool) -> Problem:
+    def _first(self, rng: SeededRng, *, held_out: bool) -> Problem:
         while True:
-            problem = _problem(*_draw(draws))
+            problem = _problem(*_draw(rng))
             if is_held_out(f"countdown {problem.reference}") == held_out:
                 return problem
 
     def reward(self, problem: Problem, completion: str) -> float:
-        """Judges any text in bounded time."""
+        """Return the reward of any text, in bounded time."""
         if len(completion) > MAX_COMPLETION_CHARS:
             return 0.0
         try:
             parsed = _Parser(completion)
         except _NoExpressionError:
             return 0.0
-        given, _, target = problem.reference.partition(">")
-        if sorted(parsed.numbers) != sorted(map(int, given.split(" "))):
+        numbers, _, target = problem.reference.partition(">")
+        if sorted(parsed.numbers) != sorted(map(int, numbers.split(" "))):
             return 0.0
         return 1.0 if parsed.value == int(target) else _WELL_FORMED_REWARD

@@ -1,8 +1,8 @@
-"""Problems from a data file: JSON Lines in, a training set and a held-out set out (docs/spec/environments.md).
+"""Problems from a data file (JSON Lines), split into a training set and a held-out set (docs/spec/environments.md).
 
-A run names its data file by digest, so the bytes are the founder's; they are read as if they were hostile all the same.
-Order of
-checks: size, UTF-8, then line by line: JSON, an object, its fields; at last that both sets hold something.
+The run manifest contains the digest of the data file, so the bytes are those of the run's creator. They are still
+treated as hostile. Order of checks: size; for each line: length, UTF-8, JSON, an object, its fields; and last that both
+sets have a problem.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,19 +16,20 @@ Fields = Mapping[str, object]
 
 
 class Dataset:
-    """The two sets, and what is drawn from them: all of an environment but its name and its rewards.
+    """The training set and the held-out set of a data file: an environment without its name and its rewards.
 
     Args:
-        label: keeps the draws and the split of one kind of problems apart from others'.
-        data: the file.
-        read: makes a problem of a line's fields; it raises `MalformedError` where it cannot.
+        label: separates the random streams and the split of one kind of problem from those of others.
+        data: hostile bytes.
+        read: builds a problem from a line's fields; it raises `MalformedError` if it cannot.
 
     Raises:
-        MalformedError, LimitError: not such a file; the message gives the line.
+        MalformedError, LimitError: the bytes are no such file; the message gives the line.
 
     Attributes:
-        training: the training problems; kept: the held-out problems; each in the order of the file.
-        kept_lines: the line (1, 2, ...) of each held-out problem.
+        training_problems: in the order of the file.
+        held_out_problems: in the order of the file.
+        held_out_lines: the line number (1, 2, ...) of each held-out problem.
     """
 
     def __init__(self, label: str, data: bytes, read: Callable[[Fields], Problem]) -> None:
@@ -39,36 +40,37 @@ class Dataset:
                 problem = read(_fields(line))
             except MalformedError as error:
                 raise MalformedError(error.what, f"line {number}") from error
-            name = " ".join(problem.prompt.encode().lower().decode().split())  # ASCII case: alike in every Python
+            # Lower the case of ASCII letters only, which every version of Python does alike.
+            name = " ".join(problem.prompt.encode().lower().decode().split())
             sides[is_held_out(f"{label} {name}")].setdefault(name, (number, problem))
-        self.training = tuple(problem for _, problem in sides[False].values())
-        self.kept = tuple(problem for _, problem in sides[True].values())
-        self.kept_lines = tuple(number for number, _ in sides[True].values())
-        for side, problems in (("training", self.training), ("held-out", self.kept)):
+        self.training_problems = tuple(problem for _, problem in sides[False].values())
+        self.held_out_problems = tuple(problem for _, problem in sides[True].values())
+        self.held_out_lines = tuple(number for number, _ in sides[True].values())
+        for side, problems in (("training", self.training_problems), ("held-out", self.held_out_problems)):
             if not problems:
                 raise MalformedError(f"no {side} problem among {len(self.problems)}: add some", "data")
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """All problems, training ones first."""
-        return self.training + self.kept
+        """All problems, with the training problems first."""
+        return self.training_problems + self.held_out_problems
 
     @property
     def held_out_size(self) -> int:
-        """How many problems are held out."""
-        return len(self.kept)
+        """Number of held-out problems."""
+        return len(self.held_out_problems)
 
     def problem(self, seed: bytes) -> Problem:
-        """The training problem of a seed."""
-        return self.training[SeededRng(self._label, seed).below(len(self.training))]
+        """Return the training problem of a seed."""
+        return self.training_problems[SeededRng(self._label, seed).below(len(self.training_problems))]
 
-    def held_out(self, index: int) -> Problem:
-        """The held-out problem of an index; behind the last they repeat."""
-        return self.kept[index % len(self.kept)]
+    def held_out_problem(self, index: int) -> Problem:
+        """Return the held-out problem of an index (0, 1, 2, ...); they repeat after the last."""
+        return self.held_out_problems[index % len(self.held_out_problems)]
 
 
 def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The lines that say something, with their numbers."""
+    """Return the lines that are not blank, with their numbers."""
     if len(data) > limits.MAX_DATA_BYTES:
         raise LimitError(f"{len(data)} bytes, more than {limits.MAX_DATA_BYTES}", "data")
     if data.count(b"\n") > limits.MAX_DATA_LINES:
@@ -85,25 +87,25 @@ def _fields(line: bytes) -> Fields:
     return fields
 
 
-def text(fields: Fields, *names: str, default: str | None = None) -> str:
-    """The first field of these names.
+def text_field(fields: Fields, *names: str, default: str | None = None) -> str:
+    """Return the first field that has one of these names, or else the default.
 
     Raises:
-        MalformedError: there is none and no default, or it is no text.
+        MalformedError: there is neither a field nor a default, or the field is no valid text.
     """
     for name in names:
         if name in fields:
-            return checked(fields[name], name)
+            return check_text(fields[name], name)
     if default is None:
         raise MalformedError(f"no {' or '.join(map(repr, names))}")
     return default
 
 
-def checked(value: object, name: str) -> str:
-    """A value that is a text which UTF-8 can carry.
+def check_text(value: object, name: str) -> str:
+    """Check that a field's value is a text that UTF-8 can encode, and return it.
 
     Raises:
-        MalformedError: it is none.
+        MalformedError: the value is no such text.
     """
     if not isinstance(value, str):
         raise MalformedError(f"{name!r} is no text")

@@ -1,4 +1,4 @@
-r"""Reads a normalized answer as an exact value, by hand and never by `eval` (docs/spec/environments.md).
+r"""Parse a normalized answer to an exact value, without `eval` (docs/spec/environments.md).
 
 sum     := ['-' | '+'] product (('+' | '-') product)*
 product := power (['*' | '/'] power)*                            a missing sign is a multiplication
@@ -23,10 +23,10 @@ _ENDS: Final = ("", "+", "-", ")", "}")
 
 
 def value_of(text: str) -> Value:
-    """The value of an expression without spaces.
+    """Return the value of an expression without spaces.
 
     Raises:
-        NoValueError: it is no expression of this grammar, or too large a one.
+        NoValueError: the text is no expression of this grammar, or exceeds a limit.
     """
     reader = _Reader(text)
     value = reader.sum()
@@ -36,7 +36,7 @@ def value_of(text: str) -> Value:
 
 
 class _Reader:
-    """Reads one expression from left to right."""
+    """The parser of one expression, from left to right."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -44,11 +44,11 @@ class _Reader:
         self._depth = 0
 
     def peek(self) -> str:
-        """The next character; empty at the end."""
+        """Return the next character; empty at the end."""
         return self._text[self._at : self._at + 1]
 
     def sum(self) -> Value:
-        """Everything up to a closing bracket or the end."""
+        """Parse a sum, which ends before a closing bracket or at the end of the text."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise NoValueError
@@ -90,7 +90,7 @@ class _Reader:
         if self._skip(r"\sqrt"):
             return self._argument().root()
         if self._take("("):
-            return self._closed(")")
+            return self._sum_until(")")
         if self.peek() == "{" or self.peek().isalpha():
             return self._argument()
         raise NoValueError
@@ -110,9 +110,9 @@ class _Reader:
         return Value.number(value)
 
     def _argument(self) -> Value:
-        """What a command or an exponent takes: one digit, one symbol, or braces."""
+        """Parse the argument of a command or an exponent: one digit, one symbol, or a sum in braces."""
         if self._take("{"):
-            return self._closed("}")
+            return self._sum_until("}")
         character = self.peek()
         if character in "0123456789" and character:
             self._at += 1
@@ -122,22 +122,22 @@ class _Reader:
             return Value.symbol(character)
         raise NoValueError
 
-    def _closed(self, bracket: str) -> Value:
+    def _sum_until(self, bracket: str) -> Value:
         value = self.sum()
         if not self._take(bracket):
             raise NoValueError
         return value
 
-    def _take(self, allowed: str) -> str:
-        """The next character if it is one of `allowed`, else the empty string."""
+    def _take(self, characters: str) -> str:
+        """Consume the next character if it is one of `characters` and return it; otherwise return the empty string."""
         character = self.peek()
-        if not character or character not in allowed:
+        if not character or character not in characters:
             return ""
         self._at += 1
         return character
 
     def _skip(self, command: str) -> bool:
-        """Whether a command stands here; it is then behind us."""
+        """Consume a command if it comes next, and return whether it does."""
         if not self._text.startswith(command, self._at) or self._text[self._at + len(command) :][:1].isalpha():
             return False
         self._at += len(command)

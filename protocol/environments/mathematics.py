@@ -1,8 +1,8 @@
 """Mathematical problems with one final answer, from MATH or GSM8K data files (docs/spec/environments.md).
 
-A line is of one form or the other:
-    {"problem": ..., "solution": "... \\boxed{answer} ..."}        MATH (an 'answer' field, where there is one, goes
-    first) {"question": ..., "answer": "... #### answer"}                 GSM8K
+A line has one of two forms; in the first, an 'answer' field takes precedence over the solution's box:
+    {"problem": ..., "solution": "... \\boxed{answer} ..."}        MATH
+    {"question": ..., "answer": "... #### answer"}                 GSM8K
 
 Reward (PULSE, appendix F.5): 0.7 correct + 0.15 format + 0.1 thinking + 0.05 nothing behind the answer.
 """
@@ -13,7 +13,7 @@ from typing import Final
 from protocol.environments import answers
 from protocol.environments.base import Problem
 from protocol.environments.completion import INSTRUCTION, Completion
-from protocol.environments.dataset import Dataset, Fields, text
+from protocol.environments.dataset import Dataset, Fields, text_field
 from protocol.errors import MalformedError
 
 LABEL: Final = "math"
@@ -25,18 +25,18 @@ _NO_TRAILING: Final = Fraction(5, 100)
 
 
 def read(fields: Fields) -> Problem:
-    """The problem of a line.
+    """Build the problem of a line from its fields.
 
     Raises:
-        MalformedError: it is none.
+        MalformedError: the fields have neither form, or there is no final answer.
     """
     if "problem" in fields:
-        question = text(fields, "problem")
-        solution = text(fields, "solution", default="")
-        gold = text(fields, "answer", default=answers.last_boxed(solution) or "")
+        question = text_field(fields, "problem")
+        solution = text_field(fields, "solution", default="")
+        gold = text_field(fields, "answer", default=answers.last_boxed(solution) or "")
     else:
-        question = text(fields, "question")
-        _, mark, gold = text(fields, "answer").rpartition("####")
+        question = text_field(fields, "question")
+        _, mark, gold = text_field(fields, "answer").rpartition("####")
         if not mark:
             raise MalformedError("no '####' in 'answer'")
     if not answers.normalize(gold[: answers.MAX_ANSWER_CHARS]):
@@ -46,13 +46,13 @@ def read(fields: Fields) -> Problem:
 
 
 class Mathematics(Dataset):
-    """Problems of a data file.
+    """The mathematics environment, with the problems of a data file.
 
     Args:
-        data: JSON Lines.
+        data: JSON Lines, hostile bytes.
 
     Raises:
-        MalformedError, LimitError: not such a file; the message gives the line.
+        MalformedError, LimitError: the bytes are no such file; the message gives the line.
     """
 
     name = "math"
@@ -62,7 +62,7 @@ class Mathematics(Dataset):
         super().__init__(LABEL, data, read)
 
     def reward(self, problem: Problem, completion: str) -> float:
-        """Judges any text: the last solution block, or else the last \\boxed{...}, is its answer."""
+        """Return the reward of any text; its answer is the last solution block, or else the last \\boxed{...}."""
         parts = Completion.read(completion)
         answer = parts.solution if parts.solution is not None else answers.last_boxed(completion)
         correct = answer is not None and answers.equivalent(problem.reference, _bare(answer))
@@ -72,6 +72,6 @@ class Mathematics(Dataset):
 
 
 def _bare(answer: str) -> str:
-    """An answer without a box around it."""
+    """Remove the box around an answer, if there is one."""
     boxed = answers.last_boxed(answer) if len(answer) <= answers.MAX_ANSWER_CHARS else None
     return (answer if boxed is None else boxed).strip()

@@ -1,9 +1,9 @@
-"""Exact values of answers: sums of rational multiples of square roots and symbols, pi among them
+"""Exact values of answers: sums of rational multiples of square roots and symbols such as pi
 (docs/spec/environments.md).
 
-1/sqrt(2) and sqrt(2)/2 are one value, and so are (x+1)^2 and 1+2x+x^2. No floating-point arithmetic, no search, and
-every size is
-bounded, so that all nodes agree in bounded time: what grows past a bound has no value.
+1/sqrt(2) and sqrt(2)/2 are the same value, and so are (x+1)^2 and 1+2x+x^2. There is no floating-point arithmetic and no
+search, and every size is bounded, so that all nodes agree and the time is bounded. An expression that exceeds a bound
+has no value.
 """
 
 import math
@@ -13,22 +13,26 @@ from typing import Final
 
 MAX_TERMS: Final = 16
 MAX_BITS: Final = 512
-MAX_RADICAND: Final = 10**8  # under a root; finding its squares takes 10**4 steps
+MAX_RADICAND: Final = 10**8  # largest number under a root; finding its square factors takes 10**4 steps
 MAX_EXPONENT: Final = 32
 
 Powers = tuple[tuple[str, int], ...]
 Monomial = tuple[int, Powers]
-"""A squarefree radicand (1 for none), and symbols with their exponents, sorted, none of them 0."""
+"""A squarefree radicand (1 for none), and the symbols with their exponents, which are sorted and not 0."""
 
 _ONE: Final[Monomial] = (1, ())
 
 
 class NoValueError(Exception):
-    """The text has no value that this module can hold."""
+    """The text has no value that this module can represent."""
 
 
 class Value:
-    """A sum of monomials with rational coefficients; equal values are equal objects."""
+    """A sum of monomials with rational coefficients. Equal values compare equal.
+
+    Raises:
+        NoValueError: a bound is exceeded; every operation raises it too.
+    """
 
     def __init__(self, terms: Mapping[Monomial, Fraction]) -> None:
         self._terms = {monomial: factor for monomial, factor in terms.items() if factor}
@@ -40,12 +44,12 @@ class Value:
 
     @classmethod
     def number(cls, value: Fraction | int) -> "Value":
-        """A rational number."""
+        """Return a rational number."""
         return cls({_ONE: Fraction(value)})
 
     @classmethod
     def symbol(cls, name: str) -> "Value":
-        """A variable, or a constant such as pi."""
+        """Return a variable, or a constant such as pi."""
         return cls({(1, ((name, 1),)): Fraction(1)})
 
     def __eq__(self, other: object) -> bool:
@@ -67,7 +71,7 @@ class Value:
         terms: dict[Monomial, Fraction] = {}
         for (root, powers), factor in self._terms.items():
             for (other_root, other_powers), other_factor in other._terms.items():
-                common = math.gcd(root, other_root)  # both are squarefree, so this is all that leaves the root
+                common = math.gcd(root, other_root)  # both are squarefree, so no other factor leaves the root
                 monomial = (root * other_root // common**2, _join(powers, other_powers))
                 terms[monomial] = terms.get(monomial, Fraction(0)) + factor * other_factor * common
         return Value(terms)
@@ -88,17 +92,21 @@ class Value:
         return result if exponent >= 0 else Value.number(1) / result
 
     def rational(self) -> Fraction:
-        """The rational number that this is.
+        """Return the value as a rational number.
 
         Raises:
-            NoValueError: it is none.
+            NoValueError: the value is not rational.
         """
         if set(self._terms) <= {_ONE}:
             return self._terms.get(_ONE, Fraction(0))
         raise NoValueError
 
     def root(self) -> "Value":
-        """The square root of a rational number that is not negative."""
+        """Return the square root of a rational number.
+
+        Raises:
+            NoValueError: the value is negative or not rational, or exceeds a bound.
+        """
         value = self.rational()
         if value < 0:
             raise NoValueError
@@ -107,7 +115,7 @@ class Value:
 
 
 def _squarefree(number: int) -> tuple[int, int]:
-    """(a, b) with number = a * a * b and b squarefree."""
+    """Return (a, b) with number = a * a * b and b squarefree."""
     if number > MAX_RADICAND:
         raise NoValueError
     outside, divisor = 1, 2
@@ -119,9 +127,9 @@ def _squarefree(number: int) -> tuple[int, int]:
     return outside, number
 
 
-def _join(left: Powers, right: Powers) -> Powers:
-    powers = dict(left)
-    for name, exponent in right:
+def _join(first: Powers, second: Powers) -> Powers:
+    powers = dict(first)
+    for name, exponent in second:
         powers[name] = powers.get(name, 0) + exponent
     if any(abs(exponent) > MAX_EXPONENT for exponent in powers.values()):
         raise NoValueError

@@ -1,10 +1,10 @@
-"""Python programs that have to pass unit tests, from MBPP data files (docs/spec/environments.md).
+"""Python programs that must pass unit tests, from MBPP data files (docs/spec/environments.md).
 
 A line: {"text" or "prompt": ..., "code": ..., "test_list": [...], "test_setup_code"?: ..., "test_imports"?: [...]}.
 Reward (PULSE, appendix F.5): 0.7 share of tests passed + 0.1 compiles + 0.1 format + 0.1 thinking.
 
-The prompt shows the first test alone, for the function's name and form: a program that only knows the answers of the
-tests it has seen earns little. Programs run behind the `Sandbox` port, never in this process.
+The prompt shows only the first test, which gives the function's name and form. So a program that just returns the
+answers of the tests in the prompt earns little. Programs run behind the `Sandbox` interface, never in this process.
 """
 
 import json
@@ -13,17 +13,17 @@ from typing import Final
 
 from protocol.environments.base import Problem, ProgramTests, Sandbox
 from protocol.environments.completion import INSTRUCTION, Completion
-from protocol.environments.dataset import Dataset, Fields, checked, text
+from protocol.environments.dataset import Dataset, Fields, check_text, text_field
 from protocol.errors import MalformedError
 
 LABEL: Final = "code"
 
 MAX_PROGRAM_CHARS: Final = 1 << 14
-"""A longer program is not run: it counts as one that does not compile."""
+"""A longer program is not run and counts as one that does not compile."""
 
 MAX_TESTS: Final = 64
 
-_PASSED: Final = Fraction(70, 100)
+_TESTS: Final = Fraction(70, 100)
 _COMPILES: Final = Fraction(10, 100)
 _FORMAT: Final = Fraction(10, 100)
 _THINKING: Final = Fraction(10, 100)
@@ -33,18 +33,18 @@ def _texts(fields: Fields, name: str) -> tuple[str, ...]:
     values = fields.get(name, [])
     if not isinstance(values, list):
         raise MalformedError(f"{name!r} is no list")
-    return tuple(checked(value, name) for value in values)
+    return tuple(check_text(value, name) for value in values)
 
 
 def read(fields: Fields) -> Problem:
-    """The problem of a line.
+    """Build the problem of a line from its fields.
 
     Raises:
-        MalformedError: it is none.
+        MalformedError: a field is missing or has the wrong type, or there are no tests or too many.
     """
-    task = text(fields, "text", "prompt").strip()
-    code = text(fields, "code")
-    setup = "\n".join((*_texts(fields, "test_imports"), text(fields, "test_setup_code", default="")))
+    task = text_field(fields, "text", "prompt").strip()
+    code = text_field(fields, "code")
+    setup = "\n".join((*_texts(fields, "test_imports"), text_field(fields, "test_setup_code", default="")))
     tests = _texts(fields, "test_list")
     if not 1 <= len(tests) <= MAX_TESTS:
         raise MalformedError(f"{len(tests)} tests, not 1 to {MAX_TESTS}")
@@ -52,14 +52,14 @@ def read(fields: Fields) -> Problem:
     return Problem(prompt, json.dumps([code, setup.strip(), tests]))
 
 
-def exercise(problem: Problem) -> ProgramTests:
-    """What a problem's programs are tried against."""
+def program_tests(problem: Problem) -> ProgramTests:
+    """Return the unit tests of a problem."""
     code, setup, tests = json.loads(problem.reference)
     return ProgramTests(code, setup, tuple(tests))
 
 
 def program(solution: str | None) -> str:
-    """The program in a solution block, with or without a Markdown fence around it; '' for none."""
+    """Return the program in a solution block without the Markdown fence around it, or '' if there is no program."""
     code = (solution or "").strip()
     if code.startswith("```") and code.endswith("```") and "\n" in code:
         code = code[code.index("\n") + 1 : -3]
@@ -67,17 +67,17 @@ def program(solution: str | None) -> str:
 
 
 class Programming(Dataset):
-    """Tasks of a data file.
+    """The programming environment, with the problems of a data file.
 
     Args:
-        data: JSON Lines.
-        sandbox: runs programs; its Python is part of the environment's name.
+        data: JSON Lines, hostile bytes.
+        sandbox: runs the programs; its version of Python is part of the environment's name.
 
     Raises:
-        MalformedError, LimitError: not such a file; the message gives the line.
+        MalformedError, LimitError: the bytes are no such file; the message gives the line.
     """
 
-    exact = False  # limits of time and memory bind sooner on one machine than on another
+    exact = False  # a program may exceed the limits of time and memory on one machine and not on another
 
     def __init__(self, data: bytes, sandbox: Sandbox) -> None:
         super().__init__(LABEL, data, read)
@@ -85,15 +85,15 @@ class Programming(Dataset):
         self._sandbox = sandbox
 
     def reward(self, problem: Problem, completion: str) -> float:
-        """Judges any text: runs what stands in its last solution block.
+        """Return the reward of any text by running the program in its last solution block.
 
         Raises:
-            SandboxError: the sandbox broke; nothing was judged.
+            SandboxError: the sandbox failed, so nothing was judged.
         """
         parts = Completion.read(completion)
         code = program(parts.solution)
         share, compiles = Fraction(0), False
         if 0 < len(code) <= MAX_PROGRAM_CHARS:
-            trial = self._sandbox.attempt(exercise(problem), code)
-            share, compiles = Fraction(sum(trial.passed), len(trial.passed)), trial.compiled
-        return float(_PASSED * share + _COMPILES * compiles + _FORMAT * parts.formatted + _THINKING * parts.thinks)
+            result = self._sandbox.attempt(program_tests(problem), code)
+            share, compiles = Fraction(sum(result.passes), len(result.passes)), result.compiles
+        return float(_TESTS * share + _COMPILES * compiles + _FORMAT * parts.formatted + _THINKING * parts.thinks)

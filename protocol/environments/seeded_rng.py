@@ -1,4 +1,6 @@
-"""Integers drawn from a seed: the same on every machine and in every version of Python (docs/spec/environments.md)."""
+"""A seeded generator of integers that is the same on every machine and in every version of Python
+(docs/spec/environments.md).
+"""
 
 import hashlib
 from typing import Final
@@ -7,11 +9,11 @@ _WORD_BYTES: Final = 8
 
 
 class SeededRng:
-    """An endless stream of integers: draw i is the first 8 bytes (big-endian) of SHA-256(label || 0x00 || seed || i as
-    8 bytes).
+    """A pseudorandom generator of integers. Word i of its stream is the first 8 bytes (big-endian) of SHA-256(label ||
+    0x00 || seed || i as 8 bytes).
 
     Args:
-        label: keeps the streams of different uses apart.
+        label: separates the streams of different uses.
         seed: any bytes.
     """
 
@@ -20,17 +22,21 @@ class SeededRng:
         self._count = 0
 
     def below(self, bound: int) -> int:
-        """The next integer in [0, bound); the bias is under bound / 2**64."""
+        """Return the next integer in [0, bound); the bias is under bound / 2**64."""
         digest = self._start.copy()
         digest.update(self._count.to_bytes(_WORD_BYTES, "big"))
         self._count += 1
         return int.from_bytes(digest.digest()[:_WORD_BYTES], "big") % bound
 
     def between(self, low: int, high: int) -> int:
-        """The next integer in [low, high]."""
+        """Return the next integer in [low, high]."""
         return low + self.below(high - low + 1)
 
 
 def is_held_out(problem: str) -> bool:
-    """Whether a problem, named by a text that does not depend on how it was drawn, belongs to the held-out tenth."""
+    """Return whether a problem belongs to the held-out tenth.
+
+    Args:
+        problem: a text that identifies the problem and does not depend on how it was generated.
+    """
     return hashlib.sha256(b"held-out\x00" + problem.encode()).digest()[0] < 26

@@ -1,1 +1,1 @@
-"""Who speaks and who may: signatures, announcements, authority and admission. Imports only flat modules of protocol."""
+"""Identity in a run: signatures, announcements, authority and admission. Imports only flat modules of protocol."""

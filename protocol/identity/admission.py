@@ -1,8 +1,8 @@
-"""Which miners are taken notice of (docs/spec/authority.md). Pure.
+"""Admission: which announcements a node accepts (docs/spec/authority.md). No I/O.
 
-A *gate* decides for one authority. `may_fetch` looks at a key alone, before anything is fetched; `admit` looks at an
-announcement whose signature was checked. A new credential for open runs (a stake, a captcha) is a `Credential` beside
-`ProofOfWork`, under a name of its own.
+An `AdmissionGate` applies the rules of one authority. `may_fetch` decides by a key alone, before anything is fetched;
+`admit` decides by an announcement whose signature was checked. A new credential for open runs (a stake, a captcha) is
+another `Credential` in `CREDENTIALS`, under a name of its own.
 """
 
 import hashlib
@@ -22,7 +22,11 @@ _WORK_DOMAIN: Final = b"grailnode/1 work"
 
 
 class ProofOfWorkSolution(Record):
-    """A proof of work: expires_ms and nonce such that the digest of `work_digest` begins with enough zero bits."""
+    """A proof of work: a nonce for which `work_digest` begins with enough zero bits.
+
+    Attributes:
+        expires_ms: milliseconds since the Unix epoch after which the proof is not valid.
+    """
 
     kind: ClassVar[str] = "work"
     expires_ms: Annotated[int, Field(ge=0, lt=1 << 53)]
@@ -30,7 +34,11 @@ class ProofOfWorkSolution(Record):
 
 
 class Invite(Record):
-    """A token that lets one key mine, signed by an inviter or a root."""
+    """A permission to mine for one key, signed by an inviter or a root.
+
+    Attributes:
+        expires_ms: milliseconds since the Unix epoch after which the invitation is not valid.
+    """
 
     kind: ClassVar[str] = "invite"
     max_bytes: ClassVar[int] = limits.MAX_PROOF_BYTES
@@ -40,29 +48,39 @@ class Invite(Record):
 
 
 class Credential(Protocol):
-    """What an open run asks of an announcement beside its signature."""
+    """What an open run requires of an announcement in addition to its signature."""
 
     def check(self, announcement: Announcement, difficulty: int, now_ms: float) -> None:
-        """Return if the announcement's proof is enough.
+        """Check the credential in an announcement's `proof`.
+
+        Args:
+            difficulty: the run's parameter for this credential.
+            now_ms: milliseconds since the Unix epoch.
 
         Raises:
-            ProtocolError: it is not; AdmissionError where it is well-formed.
+            ProtocolError: the credential is malformed.
+            AdmissionError: the credential is well-formed but not sufficient.
         """
 
 
 def work_digest(run_id: bytes, key: bytes, work: ProofOfWorkSolution) -> bytes:
-    """SHA-256 of what a proof of work is bound to."""
+    """Return the SHA-256 (32 bytes) that a proof of work is measured by; it covers the run, the key and the solution."""
     tail = work.expires_ms.to_bytes(8, "little") + work.nonce.to_bytes(8, "little")
     return hashlib.sha256(_WORK_DOMAIN + run_id + key + tail).digest()
 
 
 def leading_zero_bits(digest: bytes) -> int:
-    """Zero bits before the first one, the most significant bit of the first byte first."""
+    """Count the zero bits before the first one bit; the most significant bit of the first byte comes first."""
     return 8 * len(digest) - int.from_bytes(digest, "big").bit_length()
 
 
 def do_work(run_id: bytes, key: bytes, difficulty: int, expires_ms: int) -> ProofOfWorkSolution:
-    """Find a proof of work: about 2^difficulty tries."""
+    """Find a proof of work, which takes about 2^difficulty tries.
+
+    Args:
+        difficulty: leading zero bits of the digest.
+        expires_ms: when the proof expires, in milliseconds since the Unix epoch.
+    """
     nonce = 0
     while True:
         work = ProofOfWorkSolution.model_construct(expires_ms=expires_ms, nonce=nonce)
@@ -72,10 +90,19 @@ def do_work(run_id: bytes, key: bytes, difficulty: int, expires_ms: int) -> Proo
 
 
 class ProofOfWork:
-    """Hashcash, bound to run, key and time: a thousand strangers cost a thousand times as much as one."""
+    """The proof-of-work credential: Hashcash that is bound to run, key and time, so that every new key costs work."""
 
     def check(self, announcement: Announcement, difficulty: int, now_ms: float) -> None:
-        """Return if the work was done and still counts."""
+        """Check that the work was done and has not expired.
+
+        Args:
+            difficulty: leading zero bits of the digest.
+            now_ms: milliseconds since the Unix epoch.
+
+        Raises:
+            LimitError, MalformedError: the proof is no solution record.
+            AdmissionError: the proof has expired, expires too late, or has too few zero bits.
+        """
         work = ProofOfWorkSolution.from_bytes(announcement.proof)
         if not now_ms < work.expires_ms <= now_ms + limits.MAX_WORK_MS:
             raise AdmissionError("its proof of work has expired, or expires too far from now", "announcement")
@@ -85,48 +112,44 @@ class ProofOfWork:
 
 
 CREDENTIALS: Final[Mapping[str, Credential]] = {"work": ProofOfWork()}
-"""The credentials that this program knows, by the name that a run's admission gives."""
+"""The credentials that this program supports, by the name in a run's admission rules."""
 
 
 class AdmissionGate:
-    """Admission of one run under one authority.
+    """The admission rules of one run under one authority."""
 
-    Args:
-        credentials: what `open` may ask for, by name.
-    """
-
-    def __init__(
-        self, run_id: bytes, authority: Authority, credentials: Mapping[str, Credential] = CREDENTIALS
-    ) -> None:
+    def __init__(self, run_id: bytes, authority: Authority) -> None:
         self._run_id = run_id
         self._admission: Admission = authority.admission
         self._inviters = {*authority.roots, *authority.admission.inviters}
         self._revoked = frozenset(authority.revoked)
-        self._allowed = frozenset(authority.admission.allowed)
-        self._named = {"trainer": frozenset(authority.trainers), "validator": frozenset(authority.validators)}
-        self._credentials = credentials
+        self._miners = frozenset(authority.admission.allowed)
+        self._keys = {"trainer": frozenset(authority.trainers), "validator": frozenset(authority.validators)}
 
     def may_fetch(self, key: bytes, role: Role) -> bool:
-        """Whether an announcement of this key, in this role, could be admitted: a look at the key alone."""
+        """Return whether an announcement of this key in this role could be admitted, as far as the key alone shows."""
         if key in self._revoked:
             return False
         if role != "miner":
-            return key in self._named[role]
-        return self._admission.policy != "allowlist" or key in self._allowed
+            return key in self._keys[role]
+        return self._admission.policy != "allowlist" or key in self._miners
 
-    def named(self, role: Role) -> list[bytes] | None:
-        """The only keys that may have a role, ascending; None where anybody may."""
+    def eligible_keys(self, role: Role) -> list[bytes] | None:
+        """Return the only keys that may have a role, ascending, or None if the authority does not list them."""
         if role == "miner":
-            return sorted(self._allowed) if self._admission.policy == "allowlist" else None
-        return sorted(self._named[role])
+            return sorted(self._miners) if self._admission.policy == "allowlist" else None
+        return sorted(self._keys[role])
 
     def admit(self, announcement: Announcement, now_ms: float) -> None:
-        """Return if an announcement, its signature checked, is admitted.
+        """Check that an announcement, whose signature was checked before, is admitted.
+
+        Args:
+            now_ms: milliseconds since the Unix epoch.
 
         Raises:
-            AdmissionError: revoked, not named, not listed, not invited, expired, or without the proof that is asked
-                for.
-            ProtocolError: its proof is broken.
+            AdmissionError: the key is revoked, may not have the role or is not invited, the announcement has expired,
+                or it lacks the required credential.
+            ProtocolError: its credential is malformed.
         """
         if announcement.run != self._run_id:
             raise AdmissionError("of another run", "announcement")
@@ -153,14 +176,17 @@ class AdmissionGate:
 
     def _check_credential(self, announcement: Announcement, now_ms: float) -> None:
         name = self._admission.credential
-        credential = self._credentials.get(name)
+        credential = CREDENTIALS.get(name)
         if credential is None:
             raise AdmissionError(
-                f"this program does not know the credential {name!r} that the run asks for", "announcement"
+                f"this program does not support the credential {name!r} that the run requires", "announcement"
             )
         credential.check(announcement, self._admission.difficulty, now_ms)
 
 
 def lottery(salt: bytes, key: bytes) -> bytes:
-    """The rank of a key where not all can count, lowest first: nobody can make a key that is always first."""
+    """Return the rank of a key in the selection of miners when there are too many; the lowest rank comes first.
+
+    The rank changes with the salt, so nobody can make a key that always comes first.
+    """
     return hashlib.sha256(salt + key).digest()

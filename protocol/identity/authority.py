@@ -1,9 +1,9 @@
-"""Who may act in a run: the authority, and the revisions that replace it (docs/spec/authority.md). No I/O.
+"""The authority of a run (the keys that may act), and the revisions that replace it (docs/spec/authority.md). No I/O.
 
-Revision 0 is what the run manifest says. Each later one is signed by enough roots of the one before it, and by enough
-of its own where they differ. Order of checks: size, form, enough of the roots before, every signature, form of the
-body, the new roots, soundness of keys, run, number, link, and the digest of a revision of that number that is known
-already.
+Revision 0 is the authority in the run manifest. Each later revision is signed by enough roots of the revision before
+it, and by enough of its own roots if they differ. Order of checks: size, form, enough of the previous roots, every
+signature, form of the body, enough of the new roots, soundness of keys, run, number, link, and the digest of the
+revision that this node already has under that number.
 """
 
 from itertools import pairwise
@@ -21,17 +21,18 @@ ManyKeys = Annotated[tuple[Key, ...], Field(max_length=limits.MAX_PARTICIPANTS)]
 
 
 def _ascend(keys: tuple[bytes, ...]) -> bool:
-    return all(left < right for left, right in pairwise(keys))
+    return all(key < following for key, following in pairwise(keys))
 
 
 class Admission(Record):
-    """Who may mine.
+    """The rules that decide which keys may mine.
 
     Attributes:
-        miners: most miners that are taken notice of, in all.
-        credential: what `open` asks of an announcement (protocol/identity/admission.py); empty for nothing.
-        difficulty: a number for the credential.
-        allowed: keys of `allowlist`; inviters: keys that may invite beside the roots.
+        miners: maximum number of miners that a node considers.
+        credential: the credential that `open` requires (protocol/identity/admission.py); empty for none.
+        difficulty: the credential's parameter.
+        allowed: the keys that may mine under `allowlist`.
+        inviters: the keys that may invite, in addition to the roots.
     """
 
     kind: ClassVar[str] = "admission"
@@ -50,17 +51,19 @@ class Admission(Record):
 
 
 OPEN = Admission(policy="open", miners=limits.MAX_PARTICIPANTS, credential="", difficulty=0, allowed=(), inviters=())
-"""Anyone may mine."""
+"""The admission rules of a run in which anyone may mine."""
 
 
 class Authority(Record):
-    """Who may act.
+    """The keys that may act in a run.
 
     Attributes:
-        roots, root_threshold: the keys that may sign the next revision, and how many must.
-        trainers, validators, quorum: the keys that may publish policies and verdicts, and how many validators must
-            accept.
-        revoked: keys that may do nothing, in any role.
+        roots: the keys that may sign the next revision.
+        root_threshold: how many roots must sign it.
+        trainers: the keys that may publish policies.
+        validators: the keys that may publish verdicts.
+        quorum: how many validators must accept a group.
+        revoked: keys that may not act in any role.
     """
 
     kind: ClassVar[str] = "authority"
@@ -82,11 +85,11 @@ class Authority(Record):
             raise ValueError("quorum exceeds the number of validators")
         if not _ascend(self.revoked):
             raise ValueError("revoked keys do not ascend")
-        if not set(self.revoked).isdisjoint(self._named()):
+        if not set(self.revoked).isdisjoint(self._active_keys()):
             raise ValueError("a revoked key in a role")
         return self
 
-    def _named(self) -> tuple[bytes, ...]:
+    def _active_keys(self) -> tuple[bytes, ...]:
         admission = self.admission
         return (*self.roots, *self.trainers, *self.validators, *admission.allowed, *admission.inviters)
 
@@ -94,14 +97,14 @@ class Authority(Record):
         """Refuse unsound keys.
 
         Raises:
-            SignatureError: a key of small order or not canonical.
+            SignatureError: a key has small order or is not canonical.
         """
-        for key in self._named():
+        for key in self._active_keys():
             check_public_key(key)
 
 
 class ChainPoint(Record):
-    """A version, and the SHA-256 of its manifest's body."""
+    """A version of the policy, with the SHA-256 of its manifest's body."""
 
     kind: ClassVar[str] = "point"
     version: Version
@@ -109,12 +112,12 @@ class ChainPoint(Record):
 
 
 class Revision(Record):
-    """What replaces an authority.
+    """A record that replaces the authority.
 
     Attributes:
         previous: SHA-256 of the body of the revision before; the run id for number 1.
-        rewind: the last version that counts of a chain that a stolen key went on with; None otherwise.
-        note: why, for people.
+        rewind: the last valid version of a chain that a stolen key has continued; None if the chain is sound.
+        note: the reason, for people.
     """
 
     kind: ClassVar[str] = "revision"
@@ -128,64 +131,65 @@ class Revision(Record):
 
 
 class Revisions:
-    """The revisions that a node knows, verified: the one mutable thing that says who may act now.
+    """The verified revisions of one run that a node has; the last one gives the current authority.
 
-    Use: `check` what stands where a revision is due; persist it; then `adopt` it.
+    Use: `check` the bytes at the path of a revision, persist them, then `adopt` the revision.
     """
 
-    def __init__(self, run_id: bytes, founding: Authority) -> None:
+    def __init__(self, run_id: bytes, initial: Authority) -> None:
         self._run_id = run_id
-        self._current = founding
+        self._current = initial
         self._digests = [run_id]
-        self._roots = [(founding.roots, founding.root_threshold)]
+        self._roots = [(initial.roots, initial.root_threshold)]
         self._rewind: tuple[int, ChainPoint] | None = None
 
     @property
     def run_id(self) -> bytes:
-        """Of the run."""
+        """The run's id."""
         return self._run_id
 
     @property
     def current(self) -> Authority:
-        """Who may act now."""
+        """The current authority."""
         return self._current
 
     @property
     def number(self) -> int:
-        """Of the newest revision known; 0 for the run manifest."""
+        """The number of the newest revision; 0 for the run manifest."""
         return len(self._digests) - 1
 
     @property
     def digest(self) -> bytes:
-        """Of the newest revision: what the next one names as `previous`."""
+        """The digest of the newest revision, which the next one has as `previous`."""
         return self._digests[-1]
 
     @property
     def rewind(self) -> tuple[int, ChainPoint] | None:
-        """The newest revision that rewinds the chain, by its number, and to where."""
+        """The number of the newest revision that rewinds the chain, and the point to which it does; None if none does."""
         return self._rewind
 
     def check(self, number: int, data: bytes) -> Signed[Revision]:
-        """Check what stands where revision `number` is due: one that is known already, or the next.
+        """Check the bytes at the path of revision `number`, which is one that this node has already, or the next.
 
         Args:
             data: hostile bytes.
 
         Raises:
-            LimitError, MalformedError: not a revision.
-            SignatureError: not signed by enough roots, or by others, or it names an unsound key.
-            RollbackError, GapError: a revision of a lower or a higher number.
-            ForkError: it does not continue the revision before, or another revision of this number is known.
-            ChainError: of another run.
+            ValueError: the number is higher than that.
+            LimitError, MalformedError: the bytes are no revision.
+            SignatureError: too few roots signed it, another key did, or it contains an unsound key.
+            RollbackError, GapError: it has a lower or a higher number.
+            ForkError: it does not continue the revision before, or this node has another revision of this number.
+            ChainError: it belongs to another run.
         """
         if not 1 <= number <= self.number + 1:
-            raise ValueError(f"revision {number} is neither known nor the next")
+            raise ValueError(f"revision {number} is higher than the next one, {self.number + 1}")
         place = f"revision {number}"
         roots, threshold = self._roots[number - 1]
         signers = set(claimed_signers(data, Revision))
         _enough(signers, roots, threshold, place)
-        signed = open_announced(data, Revision)
-        revision, after = signed.record, signed.record.authority
+        verified = open_announced(data, Revision)
+        revision, after = verified.record, verified.record.authority
         if not signers <= {*roots, *after.roots}:
             raise SignatureError("signed by a key that is no root", place)
         if (after.roots, after.root_threshold) != (roots, threshold):
@@ -198,16 +202,20 @@ class Revisions:
             raise kind(f"revision {revision.number} stands in its place", place)
         if revision.previous != self._digests[number - 1]:
             raise ForkError("does not continue the revision before it", place)
-        if number <= self.number and signed.digest != self._digests[number]:
-            raise ForkError("another one is signed by the roots as well", place)
-        return signed
+        if number <= self.number and verified.digest != self._digests[number]:
+            raise ForkError("the roots have signed another revision of this number", place)
+        return verified
 
-    def adopt(self, signed: Signed[Revision]) -> None:
-        """Act by a revision that `check` found to be the next."""
-        revision = signed.record
+    def adopt(self, verified: Signed[Revision]) -> None:
+        """Make a revision that `check` accepted as the next one the current authority.
+
+        Raises:
+            ValueError: it is not the next revision.
+        """
+        revision = verified.record
         if revision.number != self.number + 1:
             raise ValueError(f"revision {revision.number} does not follow {self.number}")
-        self._digests.append(signed.digest)
+        self._digests.append(verified.digest)
         self._roots.append((revision.authority.roots, revision.authority.root_threshold))
         self._current = revision.authority
         if revision.rewind is not None:

@@ -1,4 +1,4 @@
-"""Announcements: how a participant makes itself known (docs/spec/paths.md), and where its objects lie (spaces.md)."""
+"""Announcements of participants (docs/spec/paths.md), and the form of the URLs of their spaces (docs/spec/spaces.md)."""
 
 from typing import Annotated, ClassVar, Final, Literal
 
@@ -15,19 +15,20 @@ _SEGMENTS = "(/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,99})*"
 SPACE_FORM: Final = (
     rf"^(https://{_LABEL}(\.{_LABEL})*{_PORT}{_SEGMENTS}|http://(127\.0\.0\.1|localhost){_PORT}{_SEGMENTS})?$"
 )
-"""The URL of a space (docs/spec/spaces.md): no user, query, fragment, escape or slash at the end; empty for none."""
+"""The form of a space's URL (docs/spec/spaces.md): no user, query, fragment, escape or slash at the end, or empty."""
 
 
 class Announcement(PublishedRecord):
-    """A signed note 'this key takes part in this run'.
+    """A signed statement that a key takes part in a run.
 
     Attributes:
-        name: what the participant calls itself: shown to people, trusted by nobody.
-        space: where this key's objects are read: a URL, or empty for the meeting point.
-        groups: a miner's pledge: groups that it will deliver in every window that opens while this stands; 0 for none.
-        expires_ms: after this (milliseconds since the Unix epoch) it counts no more.
-        proof: what the run's admission policy asks for (protocol/identity/admission.py); empty where it asks for
-            nothing.
+        name: the participant's own name; it is shown to people, and nothing depends on it.
+        space: the URL from which this key's objects are read; empty for the meeting point.
+        groups: a miner's pledge: groups that it will deliver in every window that opens while this announcement is
+            valid; 0 for none.
+        expires_ms: milliseconds since the Unix epoch after which the announcement is not valid.
+        proof: the credential that the run's admission rules require (protocol/identity/admission.py); empty if they
+            require none.
     """
 
     kind: ClassVar[str] = "announcement"
@@ -42,5 +43,5 @@ class Announcement(PublishedRecord):
 
     @property
     def path(self) -> str:
-        """The only path at which this record may lie."""
+        """The only path at which this record may be stored."""
         return paths.participant(self.key)

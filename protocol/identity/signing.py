@@ -1,10 +1,10 @@
 """Ed25519 envelopes with domain separation (docs/spec/encoding.md).
 
-An envelope carries a record's canonical bytes, the record's kind, and signatures over both. Checks, in order: size,
-form, kind, number of signers that may sign, each key's soundness, each signature; only then is the body parsed.
+An envelope contains a record's canonical bytes, the record's kind, and signatures over both. Checks, in order: size,
+form, kind, number of permitted signers, each key's soundness, each signature; only then is the body parsed.
 
 `cryptography` (OpenSSL) accepts public keys of small order, under which one signature can verify for many messages, and
-encodings that are not canonical; both are refused here.
+keys that are not canonically encoded; this module refuses both.
 """
 
 from collections.abc import Collection
@@ -42,10 +42,10 @@ Digest = Annotated[bytes, Field(min_length=32, max_length=32)]
 
 
 def check_public_key(key: bytes) -> bytes:
-    """The key itself, if it may be used.
+    """Check a public key, and return it.
 
     Raises:
-        SignatureError: wrong length, not canonical, or of small order.
+        SignatureError: the key has the wrong length, is not canonical, or has small order.
     """
     if len(key) != KEY_BYTES:
         raise SignatureError(f"a public key has {KEY_BYTES} bytes, this one {len(key)}")
@@ -58,7 +58,7 @@ def check_public_key(key: bytes) -> bytes:
 
 
 class SigningKey:
-    """A secret Ed25519 key. Its representation never shows the secret."""
+    """A secret Ed25519 key of 32 bytes. Its representation never shows the secret."""
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) != KEY_BYTES:
@@ -67,7 +67,7 @@ class SigningKey:
         self.public: bytes = self._key.public_key().public_bytes_raw()
 
     def derive(self, purpose: str, *numbers: int) -> bytes:
-        """32 bytes that only the holder of this key can know: for secrets that need not be kept."""
+        """Derive a secret of 32 bytes that only the owner of this key can compute, so that it need not be stored."""
         hasher = blake3(derive_key_context=f"grailnode/1 secret {purpose}")
         hasher.update(self._key.private_bytes_raw() + b"".join(number.to_bytes(8, "little") for number in numbers))
         return hasher.digest()
@@ -76,12 +76,12 @@ class SigningKey:
         return f"SigningKey(public={self.public.hex()})"
 
     def sign(self, message: bytes) -> bytes:
-        """The 64-byte signature of a message."""
+        """Return the 64-byte signature of a message."""
         return self._key.sign(message)
 
 
 class Signature(Record):
-    """One signer's public key and signature."""
+    """The public key and the signature of one signer."""
 
     kind: ClassVar[str] = "signature"
     key: Key
@@ -89,7 +89,7 @@ class Signature(Record):
 
 
 class Envelope(Record):
-    """The wire form of a signed record: the body stays opaque bytes until the signatures hold."""
+    """The wire form of a signed record. The body is parsed only after the signatures were verified."""
 
     kind: ClassVar[str] = "envelope"
     max_bytes: ClassVar[int] = limits.MAX_VERDICT_BYTES + limits.MAX_ENVELOPE_BYTES
@@ -99,13 +99,13 @@ class Envelope(Record):
 
 
 class PublishedRecord(Record):
-    """A record that is signed by one key and lies at one path, both of which follow from the record itself."""
+    """A record that one key signs and that is stored at one path. Both follow from the record's fields."""
 
     run: Digest
 
     @property
     def path(self) -> str:
-        """The only path at which this record may lie (protocol/paths.py)."""
+        """The only path at which this record may be stored (protocol/paths.py)."""
         raise NotImplementedError
 
     @classmethod
@@ -119,12 +119,12 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(frozen=True)
 class Signed(Generic[R]):
-    """A record whose signatures were checked.
+    """A record whose signatures were verified.
 
     Attributes:
         record: the parsed body.
-        signers: the public keys whose signatures hold, in ascending order.
-        digest: SHA-256 of the body, the record's name: signatures may be added without changing it.
+        signers: the public keys that signed, in ascending order.
+        digest: SHA-256 of the body, which identifies the record; it does not change when signatures are added.
         data: the envelope's bytes.
     """
 
@@ -133,18 +133,17 @@ class Signed(Generic[R]):
     digest: bytes
     data: bytes
 
-    @property
-    def signer(self) -> bytes:
-        """The signing key of a record that has one signer."""
-        return self.signers[0]
-
 
 def _message(kind: str, body: bytes) -> bytes:
     return b"\x00".join((_DOMAIN, kind.encode(), body))
 
 
 def sign(record: Record, *keys: SigningKey) -> bytes:
-    """The envelope of a record, signed by one key or several."""
+    """Sign a record with one key or several, and return the envelope's bytes.
+
+    Raises:
+        LimitError: the record is larger than any reader accepts.
+    """
     body = record.to_bytes()
     message = _message(record.kind, body)
     signatures = tuple(
@@ -154,17 +153,17 @@ def sign(record: Record, *keys: SigningKey) -> bytes:
 
 
 def open_signed(data: bytes, record_type: type[R], signers: Collection[bytes], threshold: int = 1) -> Signed[R]:
-    """Check an envelope and parse what it holds.
+    """Verify an envelope and parse the record in it.
 
     Args:
         data: hostile bytes.
-        record_type: what it must hold.
+        record_type: the type of the record.
         signers: the keys that may sign it.
-        threshold: how many of them must have.
+        threshold: how many of them must have signed it.
 
     Raises:
-        LimitError, MalformedError: not an envelope of that kind, or its body is not such a record.
-        SignatureError: too few of the signers signed it, or any signature in it does not hold.
+        LimitError, MalformedError: the bytes are no envelope of that type, or the body is no such record.
+        SignatureError: too few of the signers or another key signed it, or a signature is invalid.
     """
     if len(data) > record_type.max_bytes + limits.MAX_ENVELOPE_BYTES:
         raise LimitError(f"{len(data)} bytes are too many", record_type.kind)
@@ -188,10 +187,10 @@ def open_signed(data: bytes, record_type: type[R], signers: Collection[bytes], t
 
 
 def claimed_signers(data: bytes, record_type: type[Record]) -> tuple[bytes, ...]:
-    """The keys that an envelope names as its signers; nothing is verified yet.
+    """Return the keys that an envelope claims as its signers. Nothing is verified.
 
     Raises:
-        LimitError, MalformedError: not an envelope of that kind.
+        LimitError, MalformedError: the bytes are no envelope of that type.
     """
     if len(data) > record_type.max_bytes + limits.MAX_ENVELOPE_BYTES:
         raise LimitError(f"{len(data)} bytes are too many", record_type.kind)
@@ -202,7 +201,7 @@ def claimed_signers(data: bytes, record_type: type[Record]) -> tuple[bytes, ...]
 
 
 def open_announced(data: bytes, record_type: type[R]) -> Signed[R]:
-    """Check an envelope that any keys may have signed; the caller decides what those keys may do.
+    """Verify an envelope that any keys may have signed; the caller decides what those keys may do.
 
     Raises:
         LimitError, MalformedError, SignatureError: as `open_signed`.

@@ -1,1 +1,1 @@
-"""How rollouts are judged and what judgements earn: evidence, verdicts, the ledger. Imports run, rollout and identity."""
+"""Judging: evidence, verdicts, and the ledger with its scores. Imports run, rollout and identity."""

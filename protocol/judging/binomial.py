@@ -1,21 +1,20 @@
-"""How many misses are too many: exact binomial tests, and the confidence bounds that calibration needs. Pure
-arithmetic.
+"""Exact binomial tests, and the confidence bounds that calibration needs. Pure arithmetic.
 
-Honest noise makes a position miss its tolerance with a small probability, whose upper bound `grailnode calibrate`
-measures with `rate_bound`. What so many misses say of a rollout of 5 tokens or of a window of 50,000 is `binomial_tail`
-(protocol/judging/evidence.py).
+Honest noise makes a position miss its tolerance with a small probability. `grailnode calibrate` bounds this probability
+with `rate_bound`; protocol/judging/evidence.py then tests a number of misses with `binomial_tail`, for a rollout of 5
+tokens as for a window of 50,000.
 """
 
 import math
 
-_SETTLED = 1e-17  # relative size of a term after which the rest of a tail cannot matter
+_NEGLIGIBLE = 1e-17  # relative size of a term after which the rest of a tail does not change the sum
 
 
 def binomial_tail(events: int, trials: int, rate: float) -> float:
-    """P(X >= events) for X ~ Binomial(trials, rate): at least 12 correct digits.
+    """Compute P(X >= events) for X ~ Binomial(trials, rate), to at least 12 correct digits.
 
     Raises:
-        ValueError: events or rate out of range.
+        ValueError: events or rate are out of range.
     """
     if not 0 <= events <= trials or not 0.0 <= rate <= 1.0:
         raise ValueError(f"no probability of {events} events in {trials} trials at rate {rate}")
@@ -29,7 +28,7 @@ def binomial_tail(events: int, trials: int, rate: float) -> float:
 
 
 def _sum(start: int, trials: int, rate: float, step: int) -> float:
-    """Terms of the distribution from `start` away from the mode, which fall from one to the next."""
+    """Sum the terms of the distribution from `start` away from the mode, where each term is smaller than the last."""
     term = math.exp(
         math.lgamma(trials + 1)
         - math.lgamma(start + 1)
@@ -40,7 +39,7 @@ def _sum(start: int, trials: int, rate: float, step: int) -> float:
     odds = rate / (1.0 - rate)
     total = 0.0
     k = start
-    while 0 <= k <= trials and term > _SETTLED * total:
+    while 0 <= k <= trials and term > _NEGLIGIBLE * total:
         total += term
         term *= (trials - k) / (k + 1) * odds if step > 0 else k / (trials - k + 1) / odds
         k += step
@@ -48,12 +47,12 @@ def _sum(start: int, trials: int, rate: float, step: int) -> float:
 
 
 def rate_bound(events: int, trials: int, confidence: float) -> float:
-    """Upper bound on a rate after `events` in `trials` (Clopper and Pearson 1934).
+    """Compute an upper bound on a rate after `events` in `trials` (Clopper and Pearson 1934).
 
     The true rate lies below it with at least the given confidence.
 
     Raises:
-        ValueError: no trials, or a confidence outside (0, 1).
+        ValueError: there are no trials, or the confidence lies outside (0, 1).
     """
     if trials <= 0 or not 0.0 < confidence < 1.0:
         raise ValueError("a bound needs trials and a confidence between 0 and 1")

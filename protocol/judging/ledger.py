@@ -1,7 +1,7 @@
-"""The ledger: a validator's summaries, each naming the one before, and the scores that anybody computes from them.
+"""The ledger: a validator's chain of summaries, and the scores that anybody can compute from it.
 
-A summary lists what became of every miner's pledge in a window. Its digest is sealed before it is revealed, so that no
-validator can wait for another's findings and repeat them (docs/spec/ledger.md).
+A summary states the result of every miner's pledge in a window. A validator publishes its digest, the seal, before it
+reveals the summary, so that no validator can wait for another's results and copy them (docs/spec/ledger.md).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,12 +29,13 @@ def _empty_or_digest(data: bytes, what: str) -> None:
 
 
 class LedgerRow(Record):
-    """What became of one miner's pledge in a window.
+    """The result of one miner's pledge in a window.
 
     Attributes:
-        verdict: SHA-256 of the verdict's body; empty where nothing was delivered, and so nothing judged.
-        pledged, submitted, audited, accepted, rejected: groups.
-        tokens, positions, sketch_misses, margin_misses: of the accepted groups, for the test of a miner's history.
+        verdict: SHA-256 of the verdict's body; empty if nothing was delivered and so nothing judged.
+        pledged, submitted, audited, accepted, rejected: numbers of groups.
+        tokens, positions, sketch_misses, margin_misses: counts of the accepted groups, for the test of a miner's
+            history.
     """
 
     kind: ClassVar[str] = "ledger-row"
@@ -63,22 +64,22 @@ class LedgerRow(Record):
 
     @property
     def counts(self) -> Counts:
-        """For the test of a miner's history."""
+        """The counts for the test of a miner's history."""
         return Counts(self.tokens, self.positions, self.sketch_misses, self.margin_misses)
 
     @classmethod
     def of(cls, verdict: Verdict) -> "LedgerRow":
-        """The row of a verdict."""
-        accepted = [judgement.counts for judgement in verdict.judgements if judgement.accepted]
-        counts = sum(accepted, Counts())
+        """Return the row of a verdict."""
+        group_counts = [judgement.counts for judgement in verdict.judgements if judgement.accepted]
+        counts = sum(group_counts, Counts())
         return cls(
             miner=verdict.miner,
             verdict=content_digest(verdict.to_bytes()),
             pledged=verdict.pledged,
             submitted=verdict.submitted,
             audited=len(verdict.judgements),
-            accepted=len(accepted),
-            rejected=len(verdict.judgements) - len(accepted),
+            accepted=len(group_counts),
+            rejected=len(verdict.judgements) - len(group_counts),
             tokens=counts.tokens,
             positions=counts.positions,
             sketch_misses=counts.sketch_misses,
@@ -87,19 +88,20 @@ class LedgerRow(Record):
 
     @classmethod
     def undelivered(cls, miner: bytes, pledged: int) -> "LedgerRow":
-        """The row of a pledge that was not kept at all."""
-        nothing = dict.fromkeys(("submitted", "audited", "accepted", "rejected", *vars(Counts())), 0)
-        return cls(miner=miner, verdict=b"", pledged=pledged, **nothing)
+        """Return the row of a pledge of which no group was delivered."""
+        zeros = dict.fromkeys(("submitted", "audited", "accepted", "rejected", *vars(Counts())), 0)
+        return cls(miner=miner, verdict=b"", pledged=pledged, **zeros)
 
 
 class Amendment(Record):
-    """What looking back at a miner's earlier window found: of the groups that had not been audited, so many are (not)
-    good.
+    """The result of a re-audit: a verdict on the groups of a miner's earlier window that had not been audited then.
 
-    The credit of groups that were not audited then and are not counted here is gone.
+    Groups that were not audited then and are not counted here lose their credit.
 
     Attributes:
-        verdict: SHA-256 of the body of the verdict on them; empty where they could not be had any more.
+        window: the earlier window.
+        verdict: SHA-256 of the body of the verdict on these groups; empty if they were not available any more.
+        accepted, rejected: numbers of groups.
     """
 
     kind: ClassVar[str] = "amendment"
@@ -111,7 +113,7 @@ class Amendment(Record):
 
 
 class Evaluation(Record):
-    """Greedy decoding of held-out problems: how many of `problems` got full reward under `version`."""
+    """The result of greedy decoding on held-out problems: how many of `problems` got full reward under `version`."""
 
     kind: ClassVar[str] = "evaluation"
     version: Version
@@ -121,23 +123,25 @@ class Evaluation(Record):
     @model_validator(mode="after")
     def _at_most_all(self) -> Self:
         if self.solved > self.problems:
-            raise ValueError("more problems solved than there were")
+            raise ValueError("more solved problems than problems")
         return self
 
 
 class Summary(PublishedRecord):
-    """A validator's account of a window: one entry of its ledger.
+    """A validator's report on a window: one entry of its ledger.
 
     Attributes:
         previous: SHA-256 of the body of the validator's summary before this one; empty for its first.
-        salt: random bytes, so that the seal tells nothing.
+        salt: 16 random bytes, so that nobody can guess the summary from its seal.
         weights: digest of the weights that the validator rebuilt for the window's version.
-        rows: one for each miner that had pledged, ascending by key; amendments: of earlier windows.
-        scores: (miner, share) of those who earn over the windows that count, as `scores` computes them from the ledger
-            up to here.
-        evaluation: of the version that serves the window, where one was made.
-        verified_tokens, verify_ms: completion tokens checked, and the milliseconds that it took.
-        alarms: one clear line each.
+        rows: one for each miner with a pledge, ascending by key.
+        amendments: the results of re-audits of earlier windows.
+        scores: (miner, share) of each miner that earns something, computed by the function `scores` from the ledger up
+            to and including this summary.
+        evaluation: of the version that serves the window; None if the validator made none.
+        verified_tokens: completion tokens that were checked.
+        verify_ms: milliseconds that the check took.
+        alarms: one line of text each.
     """
 
     kind: ClassVar[str] = "summary"
@@ -161,21 +165,21 @@ class Summary(PublishedRecord):
         _empty_or_digest(self.previous, "previous")
         miners = [row.miner for row in self.rows]
         if miners != sorted(set(miners)):
-            raise ValueError("rows ascend, one for a miner")
+            raise ValueError("rows must ascend by miner, one row for each")
         for amendment in self.amendments:
             _empty_or_digest(amendment.verdict, "verdict")
         if any(amendment.window >= self.window for amendment in self.amendments):
-            raise ValueError("an amendment of a window that is not earlier")
+            raise ValueError("an amendment must be of an earlier window")
         return self
 
     @property
     def path(self) -> str:
-        """The only path at which this record may lie."""
+        """The only path at which this record may be stored."""
         return paths.summary(self.validator, self.window)
 
 
 class Seal(PublishedRecord):
-    """A validator's promise of what it will reveal on a window: SHA-256 of the summary's body."""
+    """A validator's commitment to the summary that it will reveal on a window: the SHA-256 of the summary's body."""
 
     kind: ClassVar[str] = "seal"
     window: Window
@@ -184,18 +188,18 @@ class Seal(PublishedRecord):
 
     @property
     def path(self) -> str:
-        """The only path at which this record may lie."""
+        """The only path at which this record may be stored."""
         return paths.seal(self.validator, self.window)
 
     @classmethod
     def max_signed_bytes(cls) -> int:
-        """Return the largest size in bytes of a seal with its envelope: a witness carries them whole."""
+        """Return the largest size in bytes of a seal with its envelope, as a witness contains it."""
         return limits.MAX_SEAL_BYTES
 
 
 class Witness(PublishedRecord):
-    """The others' seals (envelopes) that a validator saw before it revealed: who shows somebody another one has sealed
-    twice.
+    """The others' seals (as envelopes) that a validator saw before it revealed its summary. A validator of whom another
+    seal exists for the same window has sealed twice.
     """
 
     kind: ClassVar[str] = "witness"
@@ -208,15 +212,15 @@ class Witness(PublishedRecord):
 
     @property
     def path(self) -> str:
-        """The only path at which this record may lie."""
+        """The only path at which this record may be stored."""
         return paths.witness(self.validator, self.window)
 
 
 def balances(ledger: Sequence[Summary], scoring: ScoringSpec) -> dict[bytes, float]:
-    """What each miner's work is worth over the windows that count, in groups of today; negative for who cost more.
+    """Compute each miner's balance, in groups of the newest window; it is negative if penalties exceed the credit.
 
-    A group that was not audited counts as accepted while nothing speaks against its miner. Every value halves in
-    `half_life` windows.
+    A miner's unaudited groups of a window count as accepted if none of its groups of that window was rejected and there
+    is no amendment. Every value halves in `half_life` windows.
 
     Args:
         ledger: summaries of one validator, ascending by window.
@@ -224,52 +228,60 @@ def balances(ledger: Sequence[Summary], scoring: ScoringSpec) -> dict[bytes, flo
     if not ledger:
         return {}
     newest = ledger[-1].window
-    found: dict[bytes, float] = {}
-    amended: dict[tuple[int, bytes], tuple[int, int]] = {}
+    result: dict[bytes, float] = {}
+    amendments: dict[tuple[int, bytes], tuple[int, int]] = {}  # (accepted, rejected) groups by (window, miner)
     for summary in ledger:
         for item in summary.amendments:
-            accepted, rejected = amended.get((item.window, item.miner), (0, 0))
-            amended[item.window, item.miner] = accepted + item.accepted, rejected + item.rejected
+            more_accepted, more_rejected = amendments.get((item.window, item.miner), (0, 0))
+            amendments[item.window, item.miner] = more_accepted + item.accepted, more_rejected + item.rejected
     for summary in ledger:
         age = newest - summary.window
         if age < scoring.windows:
             for row in summary.rows:
-                value = _value(row, amended.get((summary.window, row.miner)), scoring)
-                found[row.miner] = found.get(row.miner, 0.0) + value * 0.5 ** (age / scoring.half_life)
-    return found
+                value = _value(row, amendments.get((summary.window, row.miner)), scoring)
+                result[row.miner] = result.get(row.miner, 0.0) + value * 0.5 ** (age / scoring.half_life)
+    return result
 
 
 def _value(row: LedgerRow, amendment: tuple[int, int] | None, scoring: ScoringSpec) -> float:
-    accepted, rejected = amendment or (0, 0)
-    accepted, rejected = row.accepted + accepted, row.rejected + rejected
-    trusted = amendment is None and row.rejected == 0
-    credit = row.submitted if trusted else min(accepted, row.submitted)
-    return credit - scoring.penalty * rejected - scoring.shortfall * (row.pledged - row.submitted)
+    more_accepted, more_rejected = amendment or (0, 0)
+    accepted_groups, rejected_groups = row.accepted + more_accepted, row.rejected + more_rejected
+    trust_all = amendment is None and row.rejected == 0
+    credit = row.submitted if trust_all else min(accepted_groups, row.submitted)
+    return credit - scoring.penalty * rejected_groups - scoring.shortfall * (row.pledged - row.submitted)
 
 
-def shares(worth: Mapping[bytes, float], scoring: ScoringSpec) -> dict[bytes, float]:
-    """Each miner's share of the reward: superlinear in what it is worth beyond the deposit, at most `cap`.
+def shares(balances: Mapping[bytes, float], scoring: ScoringSpec) -> dict[bytes, float]:
+    """Compute each miner's share of the reward: superlinear in its balance beyond the deposit, at most `cap`.
 
-    The deposit is what a key has to be worth before it earns at all: it is lost with a key that is thrown away, and
-    what a key has lost, by rejections or shortfalls, no other key of its owner can make good.
+    A key earns nothing until its balance exceeds the deposit. So whoever abandons a key loses the deposit, and no other
+    key of the same owner can make up for a key's rejections and shortfalls.
+
+    Args:
+        balances: by miner, in groups.
     """
-    weights = {miner: max(0.0, worth[miner] - scoring.deposit) ** scoring.exponent for miner in sorted(worth)}
+    weights = {miner: max(0.0, balances[miner] - scoring.deposit) ** scoring.exponent for miner in sorted(balances)}
     total = sum(weights.values())
     return {miner: min(scoring.cap, weight / total) if total else 0.0 for miner, weight in weights.items()}
 
 
 def scores(ledger: Sequence[Summary], scoring: ScoringSpec) -> tuple[tuple[bytes, float], ...]:
-    """What a summary's `scores` must be, from the ledger up to it and with it: ascending by miner.
+    """Compute the `scores` of a ledger's newest summary: (miner, share) of each miner that earns something, ascending by
+    miner.
 
-    Of whoever earns something; of more than a summary holds, those who earn most, and among equals the lower key.
+    If more than MAX_PARTICIPANTS miners earn something, those with the largest shares are listed; of equal shares, the
+    lower key comes first.
+
+    Args:
+        ledger: summaries of one validator, ascending by window, including the newest.
     """
-    earning = [(miner, share) for miner, share in shares(balances(ledger, scoring), scoring).items() if share]
-    earning.sort(key=lambda item: (-item[1], item[0]))
-    return tuple(sorted(earning[: limits.MAX_PARTICIPANTS]))
+    earners = [(miner, share) for miner, share in shares(balances(ledger, scoring), scoring).items() if share]
+    earners.sort(key=lambda item: (-item[1], item[0]))
+    return tuple(sorted(earners[: limits.MAX_PARTICIPANTS]))
 
 
 def clean_windows(ledger: Iterable[Summary]) -> dict[bytes, int]:
-    """For each miner, windows since its last rejection in which some of its groups were audited and all accepted."""
+    """Count, for each miner, the windows since its last rejection in which groups were audited and all were accepted."""
     counts: dict[bytes, int] = {}
     for summary in ledger:
         for row in summary.rows:
@@ -278,12 +290,12 @@ def clean_windows(ledger: Iterable[Summary]) -> dict[bytes, int]:
 
 
 def histories(ledger: Iterable[Summary]) -> dict[bytes, list[Counts]]:
-    """For each miner, what each of its windows since its last rejection showed of accepted groups, oldest first."""
-    found: dict[bytes, list[Counts]] = {}
+    """Collect, for each miner, the counts of its accepted groups in each window since its last rejection, oldest first."""
+    counts: dict[bytes, list[Counts]] = {}
     for summary in ledger:
         for row in summary.rows:
             if row.rejected:
-                found.pop(row.miner, None)
+                counts.pop(row.miner, None)
             elif row.accepted:
-                found.setdefault(row.miner, []).append(row.counts)
-    return found
+                counts.setdefault(row.miner, []).append(row.counts)
+    return counts

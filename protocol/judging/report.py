@@ -1,8 +1,7 @@
-"""What a trainer has to say of the validators: where they contradict each other, and who accepted what is known to be
-false.
+"""A trainer's report on the validators: where they contradict each other, and which of them misjudged a canary.
 
-The trainer runs canaries: miners of its own under keys that nobody else can tell, some of whose groups are false on
-purpose. A validator that accepts one of these has not checked (docs/spec/ledger.md).
+The trainer runs canaries: miners of its own, under keys that nobody else can recognize, some of whose groups are false
+on purpose. A validator that accepts one of these groups has not checked it (docs/spec/ledger.md).
 """
 
 from typing import Annotated, ClassVar
@@ -18,7 +17,11 @@ Index = Annotated[int, Field(ge=0, lt=limits.MAX_GROUPS)]
 
 
 class Disagreement(Record):
-    """One group (by the SHA-256 of its frame) that some validators accept and others reject."""
+    """A group that some validators accept and others reject.
+
+    Attributes:
+        digest: SHA-256 of the group's frame.
+    """
 
     kind: ClassVar[str] = "disagreement"
     miner: Key
@@ -29,11 +32,13 @@ class Disagreement(Record):
 
 
 class CanaryFailure(Record):
-    """A validator that accepted a false group of a canary, or rejected a true one; the canary's key is of no use from
-    now on.
+    """A validator's wrong judgement on a canary's group. It reveals the canary's key, which cannot be used again.
+
+    Attributes:
+        accepted: whether the validator accepted a false group; otherwise it rejected a true one.
     """
 
-    kind: ClassVar[str] = "deception"
+    kind: ClassVar[str] = "canary-failure"
     validator: Key
     canary: Key
     index: Index
@@ -47,19 +52,19 @@ class ValidatorReport(PublishedRecord):
     window: Window
     trainer: Key
     disagreements: Annotated[tuple[Disagreement, ...], Field(max_length=limits.MAX_GROUPS)]
-    deceptions: Annotated[tuple[CanaryFailure, ...], Field(max_length=limits.MAX_GROUPS)]
+    canary_failures: Annotated[tuple[CanaryFailure, ...], Field(max_length=limits.MAX_GROUPS)]
 
     @property
     def path(self) -> str:
-        """The only path at which this record may lie."""
+        """The only path at which this record may be stored."""
         return paths.report(self.trainer, self.window)
 
 
 def canary_key(trainer: SigningKey, number: int) -> SigningKey:
-    """The key of a trainer's canary of some number: nobody else can tell whose it is."""
+    """Derive the key of the trainer's canary of a number; nobody else can tell that the key belongs to the trainer."""
     return SigningKey(trainer.derive("canary key", number))
 
 
-def is_false(trainer: SigningKey, window: int, index: int) -> bool:
-    """Whether a canary's group of this window and number is false on purpose: every second one, by a secret coin."""
+def is_false_group(trainer: SigningKey, window: int, index: int) -> bool:
+    """Return whether a canary's group is false on purpose, which a secret coin decides for each window and index."""
     return trainer.derive("canary coin", window, index)[0] & 1 == 1

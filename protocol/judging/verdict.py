@@ -1,4 +1,4 @@
-"""Verdicts: what a validator found of a miner's window, group by group (docs/spec/verdict.md)."""
+"""Verdicts: a validator's signed judgements on the groups of a miner's window (docs/spec/verdict.md)."""
 
 import enum
 import itertools
@@ -12,8 +12,8 @@ from protocol import limits, paths
 from protocol.encoding import Record, Version, Window
 from protocol.identity.signing import Digest, Key, PublishedRecord
 from protocol.judging.evidence import (
-    LARGEST_MARGIN,
-    MOST_SURPRISE,
+    MAX_MARGIN,
+    MAX_SURPRISAL,
     Counts,
     history_surprisal,
     surprisal_threshold,
@@ -23,45 +23,46 @@ from protocol.run import ProofSpec
 
 
 class Reason(enum.StrEnum):
-    """Why a group was rejected. The first check that fails, in this order, names the reason."""
+    """Why a group was rejected: the first check that fails, in this order."""
 
     MISSING = "missing"  # the promised bytes are not in storage
     MALFORMED = "malformed"  # the bytes are not a group of this commitment
     QUOTA = "over-quota"  # more groups, or other group sizes, than the run allows
     VERSION = "wrong-version"  # not a version that may serve this window
     COPIED = "copied"  # another miner's work, or this miner's earlier work
-    PROMPT = "wrong-prompt"  # not the prompt that the seed gives
+    PROMPT = "wrong-prompt"  # not the prompt that the seed determines
     TOKENS = "bad-tokens"  # an id outside the vocabulary, or an end that is not where the policy would end
     SKETCH = "wrong-sketch"  # not the hidden states of this policy
-    SAMPLING = "wrong-sampling"  # not the tokens that this policy and this noise give
-    WINDOW = "improbable-window"  # whatever this group shows, honest work would not make all of the window
-    HISTORY = "improbable-history"  # no window shows it, but honest work would not make these windows one after another
-    REWARD = "wrong-reward"  # not what the environment pays
+    SAMPLING = "wrong-sampling"  # not the tokens that this policy and this noise determine
+    WINDOW = "improbable-window"  # honest work would not give the whole window, whatever this group shows
+    HISTORY = "improbable-history"  # honest work would not give this sequence of windows, whatever this window shows
+    REWARD = "wrong-reward"  # not the reward that the environment computes
 
 
-def _known(reason: str) -> str:
-    if reason and reason not in {known.value for known in Reason}:
+def _check_reason(reason: str) -> str:
+    if reason and reason not in {member.value for member in Reason}:
         raise ValueError("not a reason")
     return reason
 
 
-ReasonCode = Annotated[str, AfterValidator(_known)]
+ReasonCode = Annotated[str, AfterValidator(_check_reason)]
 
 
 class Judgement(Record):
-    """What a validator found of one group.
+    """A validator's judgement on one group.
 
     Attributes:
-        index: the group's number; digest: SHA-256 of its frame.
-        reason: empty where it was accepted, else a Reason.
+        index: the group's number.
+        digest: SHA-256 of the group's frame.
+        reason: empty if the group was accepted, else a Reason.
         tokens: completion tokens of the group.
-        positions: those of the tokens whose sketch says something new; 0 where they were not reached.
-        sketch_misses, sketch_median, margin_misses, worst_margin: the statistics that the thresholds are held against,
-            as in protocol/judging/evidence.py; 0 where they were not reached.
-        surprise: -log10 of the least probability of a scope's misses under honest work.
-        rewards: recomputed, one a rollout; empty where rejected.
-        logprobs: float32 little-endian, the recomputed log-probability of every completion token, rollouts one behind
-            another; empty where rejected.
+        positions: tokens whose sketch is not repeated; 0 if the check ended before the sketches.
+        sketch_misses, sketch_median, margin_misses, worst_margin: the statistics that are compared with the run's
+            thresholds, as in protocol/judging/evidence.py; 0 if the check ended before them.
+        surprisal: -log10 of the smallest probability, over all scopes, of the misses under honest work.
+        rewards: the recomputed reward of each rollout; empty if the group was rejected.
+        logprobs: the recomputed log-probability of every completion token, float32 little-endian, rollout behind
+            rollout; empty if the group was rejected.
     """
 
     kind: ClassVar[str] = "judgement"
@@ -73,8 +74,8 @@ class Judgement(Record):
     sketch_misses: Annotated[int, Field(ge=0)]
     sketch_median: Annotated[float, Field(ge=0.0, le=254.0)]
     margin_misses: Annotated[int, Field(ge=0)]
-    worst_margin: Annotated[float, Field(ge=0.0, le=LARGEST_MARGIN)]
-    surprisal: Annotated[float, Field(ge=0.0, le=MOST_SURPRISE)]
+    worst_margin: Annotated[float, Field(ge=0.0, le=MAX_MARGIN)]
+    surprisal: Annotated[float, Field(ge=0.0, le=MAX_SURPRISAL)]
     rewards: Annotated[tuple[Annotated[float, Field(ge=-1e6, le=1e6)], ...], Field(max_length=limits.MAX_GROUP_SIZE)]
     logprobs: bytes
 
@@ -95,7 +96,7 @@ class Judgement(Record):
 
     @property
     def counts(self) -> Counts:
-        """For the tests of several groups together."""
+        """The counts for tests of several groups together."""
         return Counts(self.tokens, self.positions, self.sketch_misses, self.margin_misses)
 
 
@@ -103,11 +104,11 @@ class Verdict(PublishedRecord):
     """A validator's judgements on one miner's window.
 
     Attributes:
-        commitment: SHA-256 of the commitment's body that was judged.
-        pledged: groups that the miner had announced before the window opened; those beyond are not looked at.
-        submitted: groups that were committed to, those beyond the pledge left out; judgements cover the audited ones,
-            by index.
-        seen_ms: when the validator first saw the commitment, milliseconds since the Unix epoch by its own clock.
+        commitment: SHA-256 of the body of the judged commitment.
+        pledged: groups that the miner had announced before the window opened; groups beyond the pledge are ignored.
+        submitted: groups in the commitment, at most `pledged`.
+        judgements: one for each audited group, ascending by index.
+        seen_ms: when the validator first saw the commitment, in milliseconds since the Unix epoch by its own clock.
     """
 
     kind: ClassVar[str] = "verdict"
@@ -133,53 +134,57 @@ class Verdict(PublishedRecord):
 
     @property
     def path(self) -> str:
-        """The only path at which this record may lie."""
+        """The only path at which this record may be stored."""
         return paths.verdict(self.validator, self.window, self.miner)
 
 
 class ReauditVerdict(Verdict):
-    """A verdict on groups of an earlier window that its validator had not audited then.
+    """A re-audit: a verdict on groups of an earlier window that the validator had not audited then.
 
-    Its kind is another one, so that no storage can show it in place of the verdict of that window, or the other way.
+    It has a kind of its own, so that storage cannot serve it in place of the verdict of that window, or vice versa.
     """
 
     kind: ClassVar[str] = "reaudit"
 
     @property
     def path(self) -> str:
-        """The only path at which this record may lie."""
+        """The only path at which this record may be stored."""
         return paths.reaudit(self.validator, self.window, self.miner)
 
 
-def refused_together(judgements: Iterable[Judgement], history: Sequence[Counts], proof: ProofSpec) -> Reason | None:
-    """Why none of a window's groups that would be accepted is, where honest work would not make all of them together.
+def joint_rejection(judgements: Iterable[Judgement], history: Sequence[Counts], proof: ProofSpec) -> Reason | None:
+    """Return the reason to reject all groups of a window because of what they show together, or None.
 
-    Those that are refused by themselves count too where their statistics were reached: the one group of a cheat that
-    passes by luck falls with those that did not.
+    Groups that were rejected by themselves count too if their statistics were computed, so that a cheat's one group that
+    passes by chance is rejected together with the others.
 
     Args:
-        history: what the miner's windows before this one showed since its last rejection, oldest first.
+        history: for each of the miner's earlier windows since its last rejection, oldest first, the counts of its
+            accepted groups.
     """
     judgements = list(judgements)
     if not any(judgement.accepted for judgement in judgements):
         return None
-    found = [judgement.counts for judgement in judgements if judgement.positions]
-    if window_surprisal(found, proof) > surprisal_threshold(proof):
+    counts = [judgement.counts for judgement in judgements if judgement.positions]
+    if window_surprisal(counts, proof) > surprisal_threshold(proof):
         return Reason.WINDOW
-    if history_surprisal([*history, sum(found, Counts())], proof) > surprisal_threshold(proof):
+    if history_surprisal([*history, sum(counts, Counts())], proof) > surprisal_threshold(proof):
         return Reason.HISTORY
     return None
 
 
 def unpack_logprobs(data: bytes, lengths: Iterable[int]) -> list[np.ndarray]:
-    """The log-probabilities of each rollout: float32 [T] each.
+    """Split a judgement's `logprobs` by rollout: float32 [T] each.
+
+    Args:
+        lengths: tokens of each rollout.
 
     Raises:
-        ValueError: the bytes are not those of completions of these lengths.
+        ValueError: there is not one log-probability for each token.
     """
     lengths = list(lengths)
     if len(data) != 4 * sum(lengths):
-        raise ValueError("as many log-probabilities as tokens")
+        raise ValueError(f"{len(data)} bytes of log-probabilities for {sum(lengths)} tokens")
     flat = np.frombuffer(data, dtype="<f4")
     ends = list(itertools.accumulate(lengths))
     return [flat[end - length : end] for end, length in zip(ends, lengths, strict=True)]

@@ -1,1 +1,1 @@
-"""Compiled loops that the patch codec and the sampling check share. Imports nothing of protocol."""
+"""Compiled kernels and SIMD operations for the patch codec and the sampling check. Imports nothing of protocol."""

@@ -1,4 +1,4 @@
-"""The one place where numba meets the type checker, and where its cache may be missing."""
+"""The typed wrapper of numba's compiler, which also works where numba cannot write its cache."""
 
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
@@ -12,12 +12,15 @@ _compile = cast(Callable[..., Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def kernel(*arguments: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Compile a function, to run without the GIL, for arguments of the given types; without any, to be inlined in
-    others.
+    """Return a decorator that compiles a function.
 
-    No reference counts (`_nrt`): kernels allocate nothing, and counting the arrays that pass from one to another took
-    nine tenths of the time. The machine code is cached beside the source or, where that cannot be written, in the
-    user's cache folder; where neither can be written, every process compiles for itself.
+    The compiled function runs without the GIL. Reference counting is off (`_nrt`): kernels allocate nothing, and
+    counting references to the arrays that kernels pass to each other took nine tenths of the time. The machine code is
+    cached beside the source or, if that folder is not writable, in the user's cache folder; if neither is writable,
+    every process compiles for itself.
+
+    Args:
+        arguments: the numba types of the arguments; if there are none, the function is inlined into its callers.
     """
 
     def compiled(function: Callable[P, R]) -> Callable[P, R]:

@@ -1,6 +1,7 @@
-"""Sixty-four elements at a time: vector operations that numba has no words for, in LLVM's own, for any processor.
+"""SIMD operations on 64 elements at a time that numba does not offer, written with LLVM's vector types. They run on any
+processor.
 
-Each takes an offset into arrays that hold 64 elements from there on; nothing is checked.
+The operations check nothing: an array must have 64 elements from the given offset on.
 """
 
 from collections.abc import Callable
@@ -13,12 +14,13 @@ cgutils: Any = core.cgutils
 types: Any = core.types
 intrinsic: Callable[[Callable[..., Any]], Callable[..., Any]] = extending.intrinsic
 
-LANES: Final = 64
-AHEAD: Final = 1024
-"""Elements between what is worked on and what is asked for from memory."""
+VECTOR_SIZE: Final = 64
+"""Elements of a vector."""
+PREFETCH_DISTANCE: Final = 1024
+"""Elements between the current one and the one to prefetch."""
 
 MAX_CLASSES: Final = 13
-"""Classes that `count_classes` knows; each costs a hundredth of a nanosecond an element, whether it is used or not."""
+"""Classes that `count_classes` counts; each costs a hundredth of a nanosecond for each element, even if it is unused."""
 
 _byte: Final = ir.IntType(8)
 _index: Final = ir.IntType(32)
@@ -27,7 +29,7 @@ _word: Final = ir.IntType(64)
 
 def _pointer(context: Any, builder: Any, array_type: Any, array: Any, offset: Any, element: Any) -> Any:
     data = builder.gep(context.make_array(array_type)(context, builder, array).data, [offset])
-    return builder.bitcast(data, ir.VectorType(element, LANES).as_pointer())
+    return builder.bitcast(data, ir.VectorType(element, VECTOR_SIZE).as_pointer())
 
 
 def _load(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
@@ -37,28 +39,28 @@ def _load(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) 
     return vector
 
 
-def _spread(builder: Any, number: Any, element: Any) -> Any:
-    vector = ir.Constant(ir.VectorType(element, LANES), ir.Undefined)
+def _broadcast(builder: Any, number: Any, element: Any) -> Any:
+    vector = ir.Constant(ir.VectorType(element, VECTOR_SIZE), ir.Undefined)
     single = builder.insert_element(vector, builder.trunc(number, element), ir.Constant(_index, 0))
-    return builder.shuffle_vector(single, single, ir.Constant(ir.VectorType(_index, LANES), None))
+    return builder.shuffle_vector(single, single, ir.Constant(ir.VectorType(_index, VECTOR_SIZE), None))
 
 
 @intrinsic
-def ones(_typing: Any, mask: Any) -> Any:
-    """How many bits of a 64-bit mask are 1."""
+def popcount(_typing: Any, mask: Any) -> Any:
+    """Count the ones of a 64-bit mask."""
     return types.uint64(types.uint64), lambda _context, builder, _signature, args: builder.ctpop(args[0])
 
 
 @intrinsic
-def lowest(_typing: Any, mask: Any) -> Any:
-    """The place of the lowest 1 of a 64-bit mask that has one."""
+def lowest_bit(_typing: Any, mask: Any) -> Any:
+    """Return the index of the lowest one of a 64-bit mask, which must have one."""
     flag = ir.Constant(ir.IntType(1), 1)
     return types.uint64(types.uint64), lambda _context, builder, _signature, args: builder.cttz(args[0], flag)
 
 
 @intrinsic
-def highest(_typing: Any, mask: Any) -> Any:
-    """The place of the highest 1 of a 64-bit mask that has one."""
+def highest_bit(_typing: Any, mask: Any) -> Any:
+    """Return the index of the highest one of a 64-bit mask, which must have one."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.sub(ir.Constant(_word, 63), builder.ctlz(args[0], ir.Constant(ir.IntType(1), 1)))
@@ -67,8 +69,8 @@ def highest(_typing: Any, mask: Any) -> Any:
 
 
 @intrinsic
-def upper_product(_typing: Any, left: Any, right: Any) -> Any:
-    """The upper half of the product of two 64-bit integers."""
+def upper_product(_typing: Any, factor: Any, other: Any) -> Any:
+    """Return the upper half of the product of two 64-bit integers."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         double = ir.IntType(128)
@@ -79,8 +81,8 @@ def upper_product(_typing: Any, left: Any, right: Any) -> Any:
 
 
 @intrinsic
-def differing(_typing: Any, old: Any, new: Any, offset: Any) -> Any:
-    """A bit for each of 64 elements: whether old[offset + i] != new[offset + i]."""
+def difference_mask(_typing: Any, old: Any, new: Any, offset: Any) -> Any:
+    """Return a mask of 64 elements: whether old[offset + i] != new[offset + i]."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         before = _load(context, builder, signature.args[0], args[0], args[2])
@@ -91,18 +93,18 @@ def differing(_typing: Any, old: Any, new: Any, offset: Any) -> Any:
 
 
 @intrinsic
-def fetch(_typing: Any, elements: Any, offset: Any) -> Any:
-    """Ask for 64 elements before they are needed."""
+def prefetch(_typing: Any, elements: Any, offset: Any) -> Any:
+    """Load 64 elements into the cache before they are needed; the offset may lie behind the end of the array."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         width = signature.args[0].dtype.bitwidth // 8
         data = builder.gep(context.make_array(signature.args[0])(context, builder, args[0]).data, [args[1]])
         pointer = builder.bitcast(data, _byte.as_pointer())
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, _index, _index, _index])
-        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        for line in range(0, LANES * width, 64):
+        instruction = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        for line in range(0, VECTOR_SIZE * width, 64):
             place = builder.gep(pointer, [ir.Constant(_word, line)])
-            builder.call(prefetch, [place, *(ir.Constant(_index, flag) for flag in (0, 3, 1))])
+            builder.call(instruction, [place, *(ir.Constant(_index, flag) for flag in (0, 3, 1))])
         return context.get_dummy_value()
 
     return types.none(elements, types.uint64), generate
@@ -110,14 +112,14 @@ def fetch(_typing: Any, elements: Any, offset: Any) -> Any:
 
 @intrinsic
 def copy(_typing: Any, source: Any, target: Any, offset: Any) -> Any:
-    """target[offset : offset + 64] = source[offset : offset + 64]."""
+    """Set target[offset : offset + 64] = source[offset : offset + 64]."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = signature.args[1]
         vector = _load(context, builder, signature.args[0], args[0], args[2])
         element = ir.IntType(kind.dtype.bitwidth)
-        stored = builder.store(vector, _pointer(context, builder, kind, args[1], args[2], element))
-        stored.align = kind.dtype.bitwidth // 8
+        store = builder.store(vector, _pointer(context, builder, kind, args[1], args[2], element))
+        store.align = kind.dtype.bitwidth // 8
         return context.get_dummy_value()
 
     return types.none(source, target, types.uint64), generate
@@ -125,48 +127,51 @@ def copy(_typing: Any, source: Any, target: Any, offset: Any) -> Any:
 
 @intrinsic
 def count_classes(
-    _typing: Any, elements: Any, offset: Any, shift: Any, mask: Any, first: Any, last: Any, classes: Any, left: Any
+    _typing: Any, elements: Any, offset: Any, shift: Any, mask: Any, first: Any, last: Any, classes: Any, counts: Any
 ) -> Any:
-    """Take the elements of each class among 64 off its count; the top bit says whether a count is below zero.
+    """Classify 64 elements, and subtract the number of elements of each class from its count.
 
     Args:
         shift, mask: an element's exponent is `element >> shift & mask`, at most 255.
-        first, last: its class is the exponent less `first`, from 0 to `last`.
-        classes: room for the 64 classes: uint8[64].
-        left: the counts: int64[MAX_CLASSES].
+        first, last: its class is the exponent minus `first`, limited to 0..`last`.
+        classes: result: the class of each element: uint8 [64].
+        counts: counts to subtract from: int64 [MAX_CLASSES].
+
+    Returns:
+        uint64; its top bit is 1 if any count is negative.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vector = _load(context, builder, signature.args[0], args[0], args[1])
-        bytes_type = ir.VectorType(_byte, LANES)
-        shifted = builder.lshr(vector, _spread(builder, args[2], vector.type.element))
+        bytes_type = ir.VectorType(_byte, VECTOR_SIZE)
+        shifted = builder.lshr(vector, _broadcast(builder, args[2], vector.type.element))
         exponents = shifted if shifted.type == bytes_type else builder.trunc(shifted, bytes_type)
-        exponents = builder.and_(exponents, _spread(builder, args[3], _byte))
-        least, most = _spread(builder, args[4], _byte), _spread(builder, args[5], _byte)
+        exponents = builder.and_(exponents, _broadcast(builder, args[3], _byte))
+        least, most = _broadcast(builder, args[4], _byte), _broadcast(builder, args[5], _byte)
         above = builder.sub(builder.select(builder.icmp_unsigned(">", exponents, least), exponents, least), least)
         own = builder.select(builder.icmp_unsigned("<", above, most), above, most)
         zero = ir.Constant(_word, 0)
-        stored = builder.store(own, _pointer(context, builder, signature.args[6], args[6], zero, _byte))
-        stored.align = 1
-        counts = context.make_array(signature.args[7])(context, builder, args[7]).data
+        store = builder.store(own, _pointer(context, builder, signature.args[6], args[6], zero, _byte))
+        store.align = 1
+        data = context.make_array(signature.args[7])(context, builder, args[7]).data
         negative = zero
         for number in range(MAX_CLASSES):
-            members = builder.icmp_unsigned("==", own, ir.Constant(bytes_type, [number] * LANES))
-            place = builder.gep(counts, [ir.Constant(_word, number)])
+            members = builder.icmp_unsigned("==", own, ir.Constant(bytes_type, [number] * VECTOR_SIZE))
+            place = builder.gep(data, [ir.Constant(_word, number)])
             rest = builder.sub(builder.load(place), builder.ctpop(builder.bitcast(members, _word)))
             builder.store(rest, place)
             negative = builder.or_(negative, rest)
         return negative
 
-    return types.uint64(elements, *(types.uint64,) * 5, classes, left), generate
+    return types.uint64(elements, *(types.uint64,) * 5, classes, counts), generate
 
 
 @intrinsic
-def members(_typing: Any, classes: Any, number: Any) -> Any:
-    """A bit for each of 64 elements: whether its class is `number`; classes as `count_classes` leaves them."""
+def class_mask(_typing: Any, classes: Any, number: Any) -> Any:
+    """Return a mask of 64 elements: whether the class of each is `number`, with the classes from `count_classes`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         own = _load(context, builder, signature.args[0], args[0], ir.Constant(_word, 0))
-        return builder.bitcast(builder.icmp_unsigned("==", own, _spread(builder, args[1], _byte)), _word)
+        return builder.bitcast(builder.icmp_unsigned("==", own, _broadcast(builder, args[1], _byte)), _word)
 
     return types.uint64(classes, types.uint64), generate

@@ -1,4 +1,4 @@
-"""Weight patches: from one version of the weights to the next, bit for bit (docs/spec/patch.md)."""
+"""Lossless patches from one version of the weights to the next (docs/spec/patch.md). Imports kernels."""
 
 from protocol.patch.applying import (
     AppliedPatch,
@@ -7,7 +7,7 @@ from protocol.patch.applying import (
     apply_in_place_with_digests,
     apply_with_digests,
 )
-from protocol.patch.codec import Digests, Encoded, PatchSummary, encode, encode_with_digests, summary
+from protocol.patch.codec import Digests, EncodedPatch, PatchSummary, encode, encode_with_digests, summary
 from protocol.patch.composition import invert, squash
 from protocol.patch.container import Mode, TensorRow
 from protocol.patch.partial import StreamingApply, apply_rows, apply_tensors, row_edges
@@ -19,7 +19,7 @@ __all__ = [
     "PROFILES",
     "AppliedPatch",
     "Digests",
-    "Encoded",
+    "EncodedPatch",
     "LinkConditions",
     "Mode",
     "PatchSummary",

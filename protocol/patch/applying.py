@@ -1,8 +1,8 @@
-"""A patch to weights, into new tensors or in place (docs/spec/patch.md, section 5).
+"""Apply a patch to weights, into new tensors or in place (docs/spec/patch.md, section 5).
 
-Order of checks: the table against the caps, the table against the tensors at hand (names, dtypes, shapes), the digest
-of the base where it is known, each frame as it is decoded, the digest of each changed tensor, the digest of the whole.
-The digest of the result covers every element, changed or not, so a wrong base cannot pass.
+Order of checks: the table against the limits, the table against the given tensors (names, dtypes, shapes), the digest
+of the base if it is given, each frame as it is decoded, the digest of each changed tensor, the digest of the result. The
+digest of the result covers every element, changed or not, so a wrong base cannot pass.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,55 +25,61 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AppliedPatch:
-    """The new weights, and the digests of their tensors that were computed on the way."""
+    """The new weights, with the BLAKE3 of each of their tensors."""
 
     weights: dict[str, torch.Tensor]
     digests: dict[str, bytes]
 
 
 def check_fit(weights: Weights, rows: Iterable[TensorRow]) -> tuple[TensorRow, ...]:
-    """A table's rows, which must be tensors of the weights.
+    """Check that the rows of a table describe tensors of the weights, and return the rows.
 
     Raises:
-        PatchError: a tensor that the weights do not have, or another dtype or shape.
+        PatchError: the weights do not have a tensor, or have it with another dtype or shape.
     """
-    fitting = []
+    result = []
     for row in rows:
         tensor = weights.get(row.name)
         if tensor is None:
             raise PatchError("a tensor that the weights do not have", row.name)
         if tensor.dtype != row.dtype or tuple(tensor.shape) != row.shape:
-            have = f"{tensor.dtype} {tuple(tensor.shape)}"
-            raise PatchError(f"{row.dtype} {row.shape} where the weights have {have}", row.name)
-        fitting.append(row)
-    return tuple(fitting)
+            actual = f"{tensor.dtype} {tuple(tensor.shape)}"
+            raise PatchError(f"{row.dtype} {row.shape} where the weights have {actual}", row.name)
+        result.append(row)
+    return tuple(result)
 
 
 def check_tensor(row: TensorRow, digest: bytes) -> None:
-    """A new tensor must have the digest that its row promises.
+    """Check that a new tensor has the digest that its row promises.
+
+    Args:
+        digest: BLAKE3 of the new tensor.
 
     Raises:
-        PatchError: it has another: the base was another one.
+        PatchError: it has another digest, because the patch was applied to a wrong base.
     """
     if digest[:CHECK_BYTES] != row.check:
         raise PatchError("the patch does not lead to the tensor that it promises: a wrong base", row.name)
 
 
 def check_result(weights: Weights, digests: Digests, header: Header) -> None:
-    """The new tensors must be the weights that the patch promises.
+    """Check that new weights have the digest that the patch promises.
+
+    Args:
+        digests: BLAKE3 of each new tensor.
 
     Raises:
-        PatchError: they are not: the base was another one.
+        PatchError: they have not, because the patch was applied to a wrong base.
     """
     if weights_digest(digests, weights) != header.result:
         raise PatchError("the patch does not lead to the weights that it promises: a wrong base")
 
 
 def apply_frame(old: torch.Tensor, row: TensorRow, frame: memoryview) -> tuple[torch.Tensor, bytes]:
-    """The new tensor of a changed row and its digest, each element read once.
+    """Decode a changed tensor; return the new tensor and its BLAKE3.
 
     Raises:
-        PatchError, MalformedError, LimitError: a frame that does not fit the tensor.
+        PatchError, MalformedError, LimitError: the frame does not fit the tensor.
     """
     new = empty_like(old)
     hasher = blake3()
@@ -105,19 +111,23 @@ def _for_each(
 def apply_with_digests(
     weights: Weights, patch: bytes, *, digests: Digests | None = None, threads: int = 1
 ) -> AppliedPatch:
-    """Like `apply`; takes the tensors' digests where they are known, gives the new ones back.
+    """Apply a patch as `apply` does, and return the digests of the new tensors too.
 
     Args:
-        digests: BLAKE3 of each tensor of `weights`, as it was last verified; without it, unchanged tensors are read
-            too.
-        threads: tensors at the same time.
+        patch: hostile bytes.
+        digests: BLAKE3 of each tensor of `weights`, computed when they were verified; None to compute the digests of
+            the unchanged tensors again.
+        threads: how many tensors to decode at the same time.
+
+    Raises:
+        MalformedError, LimitError, PatchError: as `apply`.
     """
     header = read_header(patch, len(weights))
     rows = check_fit(weights, header.rows)
     if digests is not None and weights_digest(digests, weights) != header.base:
         raise PatchError("made for other weights than these")
 
-    def one(item: tuple[TensorRow, memoryview]) -> tuple[torch.Tensor, bytes]:
+    def apply_row(item: tuple[TensorRow, memoryview]) -> tuple[torch.Tensor, bytes]:
         row, frame = item
         old = weights[row.name]
         if row.mode == Mode.UNCHANGED:
@@ -125,18 +135,21 @@ def apply_with_digests(
         return apply_frame(old, row, frame)
 
     items = zip(rows, split_frames(patch, header), strict=True)
-    pairs = dict(zip((row.name for row in rows), _for_each(one, items, threads), strict=True))
+    pairs = dict(zip((row.name for row in rows), _for_each(apply_row, items, threads), strict=True))
     result = AppliedPatch({name: pairs[name][0] for name in weights}, {name: pairs[name][1] for name in weights})
     check_result(result.weights, result.digests, header)
     return result
 
 
 def apply(weights: Weights, patch: bytes) -> dict[str, torch.Tensor]:
-    """The weights that the patch leads to. Unchanged tensors are shared with `weights`, changed ones are new.
+    """Return the weights that a patch gives. Unchanged tensors are shared with `weights`; changed ones are new.
+
+    Args:
+        patch: hostile bytes.
 
     Raises:
-        MalformedError, LimitError: bytes that are not a patch, or larger than any may be.
-        PatchError: a patch for other weights, or one that contradicts itself.
+        MalformedError, LimitError: the bytes are no patch, or exceed a limit.
+        PatchError: the patch is for other weights, or contradicts itself.
     """
     return apply_with_digests(weights, patch).weights
 
@@ -144,7 +157,18 @@ def apply(weights: Weights, patch: bytes) -> dict[str, torch.Tensor]:
 def apply_in_place_with_digests(
     weights: dict[str, torch.Tensor], patch: bytes, *, digests: Digests | None = None, threads: int = 1
 ) -> dict[str, bytes]:
-    """Like `apply_in_place`; takes and gives digests like `apply_with_digests`."""
+    """Apply a patch as `apply_in_place` does, and return the BLAKE3 of each new tensor.
+
+    Args:
+        patch: hostile bytes.
+        digests: BLAKE3 of each tensor of `weights`, computed when they were verified; None to compute the digests of
+            the unchanged tensors again.
+        threads: how many tensors to decode at the same time.
+
+    Raises:
+        MalformedError, LimitError, PatchError: as `apply`; the weights are then unchanged.
+        ValueError: two changed tensors share memory.
+    """
     header = read_header(patch, len(weights))
     rows = check_fit(weights, header.rows)
     if digests is not None and weights_digest(digests, weights) != header.base:
@@ -174,10 +198,13 @@ def apply_in_place_with_digests(
 
 
 def apply_in_place(weights: dict[str, torch.Tensor], patch: bytes) -> None:
-    """Write the patch into the weights: a first pass checks everything, a second one writes.
+    """Write a patch into weights. A first pass checks everything, and a second one writes.
+
+    Args:
+        patch: hostile bytes.
 
     Raises:
-        As `apply`; the weights are then as they were.
+        MalformedError, LimitError, PatchError: as `apply`; the weights are then unchanged.
         ValueError: two changed tensors share memory.
     """
     apply_in_place_with_digests(weights, patch)

@@ -1,7 +1,7 @@
-"""Frames of a length that is not known before they are written: a buffer that grows would be copied, or held twice, as
-it does.
+"""A buffer of bounded size, for frames whose size is not known before they are encoded.
 
-Memory of the most that a frame may take is reserved; only what is written to ever becomes resident.
+A growing buffer would be copied as it grows. This one reserves the largest size at once; the operating system provides
+memory only for the part that is written.
 """
 
 from collections.abc import Iterable
@@ -9,43 +9,47 @@ from collections.abc import Iterable
 import numpy as np
 
 
-class OutOfRoomError(Exception):
-    """Our own: the frame would be longer than it may be; the tensor is better sent in another way."""
+class BufferFullError(Exception):
+    """The frame would exceed its maximum size. This is no fault: the encoder then uses another mode."""
 
 
 class BoundedBuffer:
-    """Room for `size` bytes, filled from the front."""
+    """A buffer of at most `capacity` bytes, filled from the front.
 
-    def __init__(self, size: int) -> None:
-        self._buffer = np.empty(max(0, size), np.uint8)
-        self.used = 0
+    Attributes:
+        size: bytes in the buffer.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._buffer = np.empty(max(0, capacity), np.uint8)
+        self.size = 0
 
     def put(self, data: bytes | memoryview) -> None:
-        """Append.
+        """Append bytes.
 
         Raises:
-            OutOfRoomError: there is no room for it.
+            BufferFullError: they do not fit.
         """
-        end = self.used + len(data)
+        end = self.size + len(data)
         if end > self._buffer.size:
-            raise OutOfRoomError
-        self._buffer[self.used : end] = np.frombuffer(data, np.uint8)
-        self.used = end
+            raise BufferFullError
+        self._buffer[self.size : end] = np.frombuffer(data, np.uint8)
+        self.size = end
 
     def frame(self, head: bytes | bytearray = b"", begin: int = 0) -> memoryview:
-        """What was put from `begin` on, with `head` written before it, over the bytes that lie there."""
+        """Return `head` and the contents from offset `begin` on; `head` overwrites the bytes directly before `begin`."""
         start = begin - len(head)
         self._buffer[start:begin] = np.frombuffer(head, np.uint8)
-        return self._buffer[start : self.used].data
+        return self._buffer[start : self.size].data
 
 
-def gather(pieces: Iterable[bytes], room: int) -> memoryview:
-    """All pieces in one.
+def gather(pieces: Iterable[bytes], max_bytes: int) -> memoryview:
+    """Concatenate pieces.
 
     Raises:
-        OutOfRoomError: they are more than `room` bytes.
+        BufferFullError: they have more than `max_bytes` bytes.
     """
-    frame = BoundedBuffer(room)
+    frame = BoundedBuffer(max_bytes)
     for piece in pieces:
         frame.put(piece)
     return frame.frame()

@@ -1,4 +1,4 @@
-"""Weights to a patch (docs/spec/patch.md)."""
+"""Encode a patch, and read its summary (docs/spec/patch.md)."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +19,12 @@ Digests = Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
-    """A patch, the digests of the new weights' tensors that were computed on the way, and which profile was taken, and
-    why.
+class EncodedPatch:
+    """A patch, with by-products of its encoding.
+
+    Attributes:
+        digests: BLAKE3 of each tensor of the new weights.
+        choice: the patch's profile, and the reason for it.
     """
 
     patch: bytes
@@ -31,12 +34,14 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class PatchSummary:
-    """What the table of a patch says; nothing is decoded.
+    """The contents of a patch's table.
 
     Attributes:
-        base: the weights digest that the patch applies to.
-        result: the weights digest that it leads to.
-        nbytes: bytes of the whole patch.
+        base: digest of the weights that the patch applies to.
+        result: digest of the weights that it gives.
+        changed: number of changed elements.
+        elements: number of elements of all tensors.
+        nbytes: bytes of the patch.
         weight_bytes: bytes of the full weights.
     """
 
@@ -51,15 +56,16 @@ class PatchSummary:
 
 
 def digest_tensor(tensor: torch.Tensor) -> bytes:
-    """BLAKE3 of the tensor's raw bytes on the calling thread: 32 bytes."""
+    """Compute the BLAKE3 of the tensor's raw bytes (32 bytes) on the calling thread."""
     return blake3(raw_bytes(tensor)).digest()
 
 
 def check_same_tensors(old: Weights, new: Weights) -> None:
-    """Old and new weights must be the same tensors.
+    """Check that old and new weights have the same tensors.
 
     Raises:
         ValueError: names, dtypes or shapes differ.
+        MalformedError: weights may not have one of the dtypes.
     """
     if old.keys() != new.keys():
         raise ValueError("old and new weights must have the same tensors")
@@ -79,76 +85,85 @@ def encode_with_digests(
     base_digests: Digests | None = None,
     digests: Digests | None = None,
     threads: int = 1,
-) -> Encoded:
-    """Like `encode`; takes the tensors' digests where they are known, gives the new ones back.
+) -> EncodedPatch:
+    """Encode the patch from `old` to `new`, and return it with the digests of the new tensors.
 
     Args:
-        base_digests: BLAKE3 of each old tensor; without it, the old tensors are read once more.
-        digests: BLAKE3 of each new tensor, which the caller computed from these very tensors; without it, the changed
-            ones are read once more.
-        threads: tensors encoded at the same time, each with a Scratch of its own.
+        old: the last published version.
+        new: the version to publish, with the same tensors.
+        profile: "compact", "fast", or "auto" for the one that brings these weights to a follower first.
+        conditions: the measurements for "auto".
+        base_digests: BLAKE3 of each old tensor; None to compute them, which reads the old tensors once more.
+        digests: BLAKE3 of each new tensor, computed by the caller from these tensors; None to compute the digests of the
+            changed tensors, which reads them once more.
+        threads: how many tensors to encode at the same time; each thread needs a `Scratch` of memory.
 
     Raises:
-        ValueError: as `encode`, or a digest that contradicts whether its tensor changed.
+        ValueError: there is no such profile; "auto" has no conditions; or the tensors differ in name, dtype or shape,
+            are not contiguous or not on the CPU; or a digest is equal for a changed tensor, or differs for an unchanged
+            one.
+        MalformedError: weights may not have one of the dtypes.
     """
     check_same_tensors(old, new)
     choice = pick_profile(profile, sum(tensor.nbytes for tensor in new.values()), conditions)
     names = sorted(new)
-    scratch = local()
+    thread = local()
 
-    def one(name: str) -> tuple[TensorRow, memoryview, bytes, bytes]:
-        if not hasattr(scratch, "workspace"):
-            scratch.workspace = Scratch()
-        mode, changed, frame = encode_frame(old[name], new[name], choice.profile, scratch.workspace)
+    def encode_tensor(name: str) -> tuple[TensorRow, memoryview, bytes, bytes]:
+        if not hasattr(thread, "scratch"):
+            thread.scratch = Scratch()
+        mode, changes, frame = encode_frame(old[name], new[name], choice.profile, thread.scratch)
         before = base_digests[name] if base_digests is not None else digest_tensor(old[name])
         unchanged = mode == Mode.UNCHANGED
         after = digests[name] if digests is not None else before if unchanged else digest_tensor(new[name])
         if (after == before) != unchanged:
             raise ValueError(f"{name}: a digest of another tensor")
         check = b"" if unchanged else after[:CHECK_BYTES]
-        row = TensorRow(name, new[name].dtype, tuple(new[name].shape), mode, changed, len(frame), check)
+        row = TensorRow(name, new[name].dtype, tuple(new[name].shape), mode, changes, len(frame), check)
         return row, frame, before, after
 
     if threads == 1:
-        encoded = [one(name) for name in names]
+        tensors = [encode_tensor(name) for name in names]
     else:
         with ThreadPoolExecutor(threads) as pool:
-            encoded = list(pool.map(one, names))
-    result = {row.name: after for row, _, _, after in encoded}
-    base = weights_digest({row.name: before for row, _, before, _ in encoded}, old)
-    rows, frames = [row for row, *_ in encoded], [frame for _, frame, *_ in encoded]
-    patch = write_container(choice.profile, base, weights_digest(result, new), rows, frames)
-    return Encoded(patch, result, choice)
+            tensors = list(pool.map(encode_tensor, names))
+    new_digests = {row.name: after for row, _, _, after in tensors}
+    base = weights_digest({row.name: before for row, _, before, _ in tensors}, old)
+    rows, frames = [row for row, *_ in tensors], [frame for _, frame, *_ in tensors]
+    patch = write_container(choice.profile, base, weights_digest(new_digests, new), rows, frames)
+    return EncodedPatch(patch, new_digests, choice)
 
 
-def encode(old: Weights, new: Weights, *, profile: str = "compact", conditions: LinkConditions | None = None) -> bytes:
-    """The patch from `old` to `new`, bit for bit.
+def encode(old: Weights, new: Weights, *, profile: str = "compact") -> bytes:
+    """Encode the patch from `old` to `new`.
 
     Args:
         old: the last published version.
-        new: the version to publish: the same tensors.
-        profile: "compact", "fast", or "auto": whichever of the two brings these weights to a follower first.
-        conditions: what "auto" goes by; `encode_with_digests` says what it picked and why.
+        new: the version to publish, with the same tensors.
+        profile: "compact" or "fast".
 
     Raises:
-        ValueError: no such profile, "auto" without conditions, or
-            tensors that differ in name, dtype or shape, are not contiguous or not on the CPU.
-        MalformedError: a dtype that does not travel.
+        ValueError: there is no such profile, or the tensors differ in name, dtype or shape, are not contiguous or not
+            on the CPU.
+        MalformedError: weights may not have one of the dtypes.
     """
-    return encode_with_digests(old, new, profile=profile, conditions=conditions).patch
+    return encode_with_digests(old, new, profile=profile).patch
 
 
 def summary(patch: bytes) -> PatchSummary:
-    """What the table says, without decoding a frame.
+    """Read a patch's table, without decoding a frame.
+
+    Args:
+        patch: hostile bytes.
 
     Raises:
-        MalformedError, LimitError, PatchError: a table that is broken or contradicts itself.
+        MalformedError, LimitError, PatchError: the table is malformed or contradicts itself, or frames are missing.
     """
     header = read_header(patch)
     check_length(patch, header)
-    changed = elements = weight_bytes = 0
+    changes = elements = weight_bytes = 0
     for row in header.rows:
-        changed, elements, weight_bytes = changed + row.changed, elements + row.elements, weight_bytes + row.nbytes
+        changes, elements, weight_bytes = changes + row.changed, elements + row.elements, weight_bytes + row.nbytes
     return PatchSummary(
-        header.profile, header.base, header.result, header.rows, changed, elements, len(patch), weight_bytes
+        header.profile, header.base, header.result, header.rows, changes, elements, len(patch), weight_bytes
     )

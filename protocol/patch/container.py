@@ -1,9 +1,9 @@
-"""The container: preamble, table, frames (docs/spec/patch.md, section 2). Reader and writer mirror each other.
+"""The container of a patch: preamble, table, frames (docs/spec/patch.md, section 2). Reader and writer mirror each other.
 
-The table is checked whole before any frame is touched: names in strictly ascending order (so none twice), sizes within
-protocol/limits.py, no more bytes in a frame than its tensor could need, and frames that end where the patch ends. Rows
-are read off the table's bytes when they are asked for: as objects, those of a hostile table would take ten times its
-bytes.
+The whole table is checked before any frame is read: names are in strictly ascending order (so none occurs twice), sizes
+are within protocol/limits.py, no frame has more bytes than its tensor could need, and the frames end where the patch
+ends. A row is parsed from the table's bytes whenever it is needed, because the row objects of a hostile table would take
+ten times its bytes.
 """
 
 import math
@@ -26,31 +26,31 @@ from protocol.patch.profiles import PROFILES
 MAGIC: Final = b"GRP1"
 PREAMBLE: Final = struct.Struct("<4sBxxxI32s32s")
 CHECK_BYTES: Final = 8
-FRAME_SLACK: Final = 64  # bytes that a frame may have beyond its tensor's own
+FRAME_SLACK: Final = 64  # by how many bytes a frame may be larger than its tensor
 
 _DTYPE_CODES: Final = tuple(sorted(type_names.values()))
 
 
 class Mode(IntEnum):
-    """How a tensor's frame says what changed."""
+    """The form of a tensor's frame."""
 
     UNCHANGED = 0
     SPARSE = 1
     STEP_PLANES = 2
     VALUE_PLANES = 3
     XOR_PLANES = 4
-    STORED = 5
-    FEW = 6
+    RAW_STEP_PLANES = 5
+    SMALL_CHANGES = 6
 
 
 @dataclass(frozen=True, slots=True)
 class TensorRow:
-    """One tensor of the table.
+    """The table's row of one tensor.
 
     Attributes:
-        changed: elements whose bits differ.
+        changed: number of elements whose bits differ.
         size: bytes of the frame.
-        check: the first 8 bytes of the BLAKE3 of the tensor's new bytes; empty when the tensor is unchanged.
+        check: the first 8 bytes of the BLAKE3 of the tensor's new bytes; empty if the tensor is unchanged.
     """
 
     name: str
@@ -63,7 +63,7 @@ class TensorRow:
 
     @property
     def elements(self) -> int:
-        """Elements of the tensor."""
+        """Number of elements of the tensor."""
         return math.prod(self.shape)
 
     @property
@@ -73,31 +73,32 @@ class TensorRow:
 
 
 class Table:
-    """The rows of a table, by ascending name. Each is read off the bytes whenever it is asked for.
+    """The rows of a table, by ascending name. A row is parsed whenever it is accessed.
 
     Args:
-        tensors: how many there have to be, where that is known.
+        packed: the compressed table, hostile bytes.
+        tensors: the required number of rows; None for any number.
 
     Raises:
-        MalformedError, LimitError, PatchError: when made, from bytes that are not a table, whichever row is wrong.
+        MalformedError, LimitError, PatchError: the bytes are no table; every row is checked at once.
     """
 
     def __init__(self, packed: bytes | bytearray | memoryview, tensors: int | None) -> None:
         self._data = decompress(packed, limits.MAX_PATCH_HEADER_BYTES)
         self._offsets = array("I")
         self.sizes = array("Q")
-        """Bytes of each row's frame."""
+        """The size of each row's frame, in bytes."""
         cursor = self._cursor(0)
         count = cursor.varint(limits.MAX_TENSORS)
         if tensors is not None and count != tensors:
             raise PatchError(f"a patch of {count} tensors for weights of {tensors}")
-        last = None
+        last_name = None
         for _ in range(count):
             self._offsets.append(cursor.offset)
             row = _read_row(cursor)
-            if last is not None and row.name <= last:
+            if last_name is not None and row.name <= last_name:
                 raise MalformedError("a tensor twice, or names out of order", row.name)
-            last = row.name
+            last_name = row.name
             self.sizes.append(row.size)
         cursor.finish()
 
@@ -116,13 +117,13 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a patch says before its frames.
+    """The preamble and the table of a patch.
 
     Attributes:
-        base: the weights digest that the patch applies to.
-        result: the weights digest that it leads to.
-        rows: every tensor of the weights, by ascending name.
-        frames_begin: the offset of the first frame.
+        base: digest of the weights that the patch applies to.
+        result: digest of the weights that it gives.
+        rows: a row for every tensor of the weights, by ascending name.
+        frames_begin: offset of the first frame, in bytes.
     """
 
     profile: str
@@ -133,12 +134,12 @@ class Header:
 
     @property
     def patch_bytes(self) -> int:
-        """Bytes of the whole patch."""
+        """Size of the patch in bytes."""
         return self.frames_begin + sum(self.rows.sizes)
 
 
 def varint(value: int) -> bytes:
-    """Unsigned LEB128."""
+    """Encode an integer as unsigned LEB128."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -148,7 +149,16 @@ def varint(value: int) -> bytes:
 
 
 class Cursor:
-    """Reads fields off bytes; every read says what it wanted when the bytes end."""
+    """A reader of fields.
+
+    Args:
+        data: hostile bytes.
+        where: the name of the bytes in error messages.
+        offset: where to begin, in bytes.
+
+    Raises:
+        MalformedError: by every method, if the bytes end too early.
+    """
 
     def __init__(self, data: bytes | bytearray | memoryview, where: str, offset: int = 0) -> None:
         self._data = memoryview(data)
@@ -156,23 +166,28 @@ class Cursor:
         self.offset = offset
 
     def take(self, count: int) -> bytes:
-        """The next `count` bytes."""
+        """Read the next `count` bytes."""
         end = self.offset + count
         if end > len(self._data):
             raise MalformedError(f"cut off at byte {self.offset}", self._where)
-        taken = bytes(self._data[self.offset : end])
+        data = bytes(self._data[self.offset : end])
         self.offset = end
-        return taken
+        return data
 
     def byte(self) -> int:
-        """The next byte."""
+        """Read the next byte."""
         if self.offset >= len(self._data):
             raise MalformedError(f"cut off at byte {self.offset}", self._where)
         self.offset += 1
         return self._data[self.offset - 1]
 
     def varint(self, largest: int) -> int:
-        """An unsigned LEB128 integer in its shortest form, at most `largest`."""
+        """Read an unsigned LEB128 integer.
+
+        Raises:
+            LimitError: it is larger than `largest`, or has more than 64 bits.
+            MalformedError: it is not in its shortest form.
+        """
         byte = self.byte()
         value, shift = byte & 0x7F, 0
         while byte >= 0x80:
@@ -188,7 +203,11 @@ class Cursor:
         return value
 
     def finish(self) -> None:
-        """Nothing may be left."""
+        """Check that all bytes were read.
+
+        Raises:
+            MalformedError: bytes remain.
+        """
         if self.offset != len(self._data):
             raise MalformedError(f"{len(self._data) - self.offset} bytes behind the end", self._where)
 
@@ -236,19 +255,27 @@ def _read_row(cursor: Cursor) -> TensorRow:
     if mode == Mode.UNCHANGED:
         return TensorRow(name, dtype, shape, Mode.UNCHANGED, 0, 0, b"")
     elements = math.prod(shape)
-    changed = cursor.varint(limits.MAX_ELEMENTS)
-    if not 1 <= changed <= elements:
-        raise PatchError(f"{changed} of {elements} elements changed", name)
+    changes = cursor.varint(limits.MAX_ELEMENTS)
+    if not 1 <= changes <= elements:
+        raise PatchError(f"{changes} of {elements} elements changed", name)
     size = cursor.varint(limits.MAX_PATCH_BYTES)
     if size > elements * dtype.itemsize + FRAME_SLACK:
         raise PatchError(f"a frame of {size} bytes for {elements * dtype.itemsize} bytes of weights", name)
-    return TensorRow(name, dtype, shape, Mode(mode), changed, size, cursor.take(CHECK_BYTES))
+    return TensorRow(name, dtype, shape, Mode(mode), changes, size, cursor.take(CHECK_BYTES))
 
 
 def write_container(
     profile: str, base: bytes, result: bytes, rows: Sequence[TensorRow], frames: Sequence[memoryview]
 ) -> bytes:
-    """The patch of a table and its frames, both by ascending name."""
+    """Build a patch from its rows and their frames, both by ascending name.
+
+    Args:
+        base: digest of the weights that the patch applies to.
+        result: digest of the weights that it gives.
+
+    Raises:
+        LimitError: the table, a name or a rank exceeds its limit.
+    """
     table = varint(len(rows)) + b"".join(_write_row(row) for row in rows)
     if len(table) > limits.MAX_PATCH_HEADER_BYTES or len(rows) > limits.MAX_TENSORS:
         raise LimitError(f"a table of {len(table)} bytes and {len(rows)} tensors")
@@ -258,11 +285,11 @@ def write_container(
 
 
 def header_bytes(data: bytes | bytearray | memoryview) -> int:
-    """Bytes of preamble and table, told by the preamble: what a streaming reader waits for.
+    """Return the size of preamble and table in bytes, as given by the preamble. A streaming reader waits for them.
 
     Raises:
-        MalformedError: no preamble, or not this format's.
-        LimitError: a table larger than the cap.
+        MalformedError: the bytes do not begin with a preamble of this format.
+        LimitError: the table exceeds its limit.
     """
     if len(data) < PREAMBLE.size:
         raise MalformedError("shorter than a preamble", "patch")
@@ -277,14 +304,15 @@ def header_bytes(data: bytes | bytearray | memoryview) -> int:
 
 
 def read_header(data: bytes | bytearray | memoryview, tensors: int | None = None) -> Header:
-    """Preamble and table; the frames may not have arrived yet.
+    """Read preamble and table; the frames need not be there yet.
 
     Args:
-        tensors: tensors of the weights at hand: a table of any other number is refused before its rows are read.
+        data: hostile bytes.
+        tensors: the number of tensors of the weights; a table of another number is refused before its rows are read.
 
     Raises:
-        MalformedError, LimitError: not what docs/spec/patch.md says, or more than protocol/limits.py allows.
-        PatchError: a table that contradicts itself.
+        MalformedError, LimitError: the bytes break docs/spec/patch.md or exceed a limit.
+        PatchError: the table contradicts itself or has another number of rows.
     """
     end = header_bytes(data)
     _, profile, _, base, result = PREAMBLE.unpack_from(data)
@@ -296,11 +324,11 @@ def read_header(data: bytes | bytearray | memoryview, tensors: int | None = None
 
 
 def check_length(data: bytes | bytearray | memoryview, header: Header) -> None:
-    """The frames must end where the patch ends.
+    """Check that the frames end where the patch ends.
 
     Raises:
-        LimitError: a patch larger than any may be.
-        MalformedError: bytes missing or left over.
+        LimitError: the patch exceeds its limit.
+        MalformedError: bytes are missing or left over.
     """
     if header.patch_bytes > limits.MAX_PATCH_BYTES:
         raise LimitError(f"a patch of {header.patch_bytes} bytes", "patch")
@@ -309,10 +337,10 @@ def check_length(data: bytes | bytearray | memoryview, header: Header) -> None:
 
 
 def split_frames(data: bytes | bytearray | memoryview, header: Header) -> Iterator[memoryview]:
-    """One frame for each row.
+    """Return an iterator over the frames, one for each row.
 
     Raises:
-        LimitError, MalformedError: as `check_length`, before the first frame.
+        LimitError, MalformedError: as `check_length`, at the call.
     """
     check_length(data, header)
     ends = accumulate(header.rows.sizes, initial=header.frames_begin)

@@ -1,10 +1,9 @@
-"""Which elements are likely to change, and by how much (docs/spec/patch.md, section 3).
+"""The model of a sparse frame: how likely elements are to change, and by how much (docs/spec/patch.md, section 3).
 
-Rounding to BF16 makes small weights change far more often than large ones, about twice as often for each exponent less.
-A class is an exponent; the first and the last class take the exponents beyond them too. Its weight, in ticks, says how
-likely its
-elements are to change: -log2(1 - p) half-lives for a chance p. Weights travel as eighths of a power of two: 1 byte a
-class, a loss of under 0.001 bit a change.
+Rounding to BF16 makes small weights change far more often than large ones, about twice as often for each smaller
+exponent. A class is an exponent; the first and the last class also contain the exponents beyond them. The weight of a
+class, in ticks, expresses how likely its elements are to change: -log2(1 - p) half-lives for the probability p. A frame
+contains weights as eighths of a power of two, which takes 1 byte for each class and costs under 0.001 bit per change.
 """
 
 import math
@@ -34,43 +33,43 @@ from protocol.patch.rans import (
 from protocol.patch.values import Bits, Layout
 
 MAX_CODE: Final = 192
-"""Code of the largest weight, MAX_WEIGHT: 8 * log2(MAX_WEIGHT)."""
+"""The code of the largest weight, MAX_WEIGHT: 8 * log2(MAX_WEIGHT)."""
 
-FIRST_LOOK_ELEMENTS: Final = 1 << 16
-"""About how many elements the classes are chosen from."""
+SAMPLE_ELEMENTS: Final = 1 << 16
+"""Number of elements, approximately, from which the classes are chosen."""
 
-SAMPLES: Final = 16
-"""Evenly spaced pieces that these are taken from."""
+SAMPLE_PIECES: Final = 16
+"""Number of evenly spaced pieces of the sample."""
 
 MIN_CLASS_CHANGES: Final = 24
 CLASSES_PER_TENSOR: Final = 64
-"""A class holds at least MIN_CLASS_CHANGES changes and one in CLASSES_PER_TENSOR of the tensor's."""
+"""A class has at least MIN_CLASS_CHANGES changes and at least one in CLASSES_PER_TENSOR of the tensor's changes."""
 
-COMMON_STEP: Final = 2
-"""Observations of a symbol, or of larger ones, from which on it has a place in its table."""
+MIN_SYMBOL_COUNT: Final = 2
+"""A symbol is in its group's table if it or larger ones occur so many times."""
 
 _eighths: Final = (65536, 71468, 77936, 84990, 92682, 101070, 110218, 120194)
 """floor(2^16 * 2^(i/8))."""
 
 
 def weight_of(code: int) -> int:
-    """The ticks that a code stands for: 1 to MAX_WEIGHT."""
+    """Return the weight of a code in ticks, from 1 to MAX_WEIGHT."""
     return (_eighths[code & 7] << (code >> 3)) >> 16
 
 
-def code_of(chance: float) -> int:
-    """The code whose weight fits a chance of changing best."""
-    ticks = -math.log2(max(1.0 - chance, 2.0**-16)) * HALF_LIFE
+def code_of(probability: float) -> int:
+    """Return the code whose weight fits a probability of change best."""
+    ticks = -math.log2(max(1.0 - probability, 2.0**-16)) * HALF_LIFE
     return min(MAX_CODE, max(0, round(8 * math.log2(max(ticks, 1.0)))))
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeGroup:
-    """What is said of the listed changes, or of those of one class.
+    """The model's parameters for the listed changes, or for the changes of one class.
 
     Attributes:
-        code: the weight of an element, as a code.
-        steps: the weights of the first symbols of steps, at least one, and last of all others together, as codes.
+        code: the code of an element's weight.
+        steps: the codes of the weights of the first step symbols, at least one, and last of all other symbols together.
     """
 
     code: int
@@ -79,11 +78,11 @@ class ChangeGroup:
 
 @dataclass(frozen=True)
 class Model:
-    """What a sparse frame says before its chunks.
+    """The model of a sparse frame.
 
     Attributes:
         first: the exponent of the first class.
-        groups: the listed changes, then the classes; without classes, every change is listed.
+        groups: the group of listed changes, then one for each class; without classes, every change is listed.
     """
 
     layout: Layout
@@ -92,17 +91,17 @@ class Model:
 
     @property
     def classes(self) -> int:
-        """How many there are."""
+        """Number of classes."""
         return len(self.groups) - 1
 
     @cached_property
     def form(self) -> NDArray[np.uint64]:
-        """Shift and mask of the exponent, the first class's exponent, the last class, the number of classes: uint64[5]."""
+        """The constants of `form_of`: uint64[5]."""
         return form_of(self.layout, self.first, self.classes)
 
     @cached_property
     def buckets(self) -> NDArray[np.uint64]:
-        """Of each group, the bits of a bucket of gaps and the number of buckets: uint64[GROUPS, 2]."""
+        """For each group, log2 of the size of a bucket of gaps, and the number of buckets: uint64[GROUPS, 2]."""
         table = np.zeros((GROUPS, 2), np.uint64)
         for number, group in enumerate(self.groups):
             weight = weight_of(group.code)
@@ -110,8 +109,8 @@ class Model:
         return table
 
     @cached_property
-    def known(self) -> NDArray[np.uint64]:
-        """Of each group, the symbols of steps that its table has; others are spelled out: uint64[GROUPS]."""
+    def symbols(self) -> NDArray[np.uint64]:
+        """For each group, the number of step symbols in its table; others are coded as raw bits: uint64[GROUPS]."""
         table = np.zeros(GROUPS, np.uint64)
         table[: len(self.groups)] = [len(group.steps) - 1 for group in self.groups]
         return table
@@ -123,7 +122,7 @@ class Model:
         return [step_widths(tuple(map(weight_of, group.steps))) for group in self.groups]
 
     def encoder_tables(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """The symbols of gaps and of steps, by group."""
+        """Build the encoder tables of gaps and of steps, by group: uint64 [groups, 2 * symbols]; see `fill_entries`."""
         fill = coders_for(self.layout.bits // 8).fill_entries
         gaps, steps = _array(self._gap_widths(), MAX_BUCKETS + 1), _array(self._step_widths(), STEP_SYMBOLS + 1)
         tables = (
@@ -135,7 +134,7 @@ class Model:
         return tables
 
     def decoder_tables(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """The symbol of each slot of gaps and of steps, by group: twice [groups, SLOTS]."""
+        """Build the decoder tables of gaps and of steps, by group: uint32 [groups, SLOTS]; see `rans.decoder_row`."""
         steps = np.empty((len(self.groups), SLOTS), np.uint32)
         decoders_for(self.layout.bits // 8).fill_rows(_array(self._step_widths(), STEP_SYMBOLS + 1), steps)
         return np.stack([decoder_row(row) for row in self._gap_widths()]), steps
@@ -149,16 +148,18 @@ def _array(rows: list[tuple[int, ...]], symbols: int) -> NDArray[np.uint32]:
 
 
 def form_of(layout: Layout, first: int, classes: int) -> NDArray[np.uint64]:
-    """Shift and mask of the exponent, the first class's exponent, the last class, the number of classes: uint64[5]."""
+    """Return the constants by which kernels classify elements: shift and mask of the exponent, the exponent of the first
+    class, the number of the last class, the number of classes: uint64[5].
+    """
     return np.array((layout.group_shift, layout.exponents - 1, first, max(classes, 1) - 1, classes), dtype=np.uint64)
 
 
 class Statistics:
-    """Of the changes that a model is made for, by group: listed changes, then classes.
+    """The statistics to which a model is fitted, by group: listed changes, then classes.
 
     Attributes:
-        elements: int64[GROUPS]; for the listed changes, all elements.
-        steps: changes by the symbol of their step: int64[GROUPS, STEP_SYMBOLS].
+        elements: number of elements: int64[GROUPS]; for the listed changes, of all elements.
+        steps: number of changes by their step symbol: int64[GROUPS, STEP_SYMBOLS].
     """
 
     def __init__(self) -> None:
@@ -166,14 +167,19 @@ class Statistics:
         self.steps = np.zeros((GROUPS, STEP_SYMBOLS), np.int64)
 
     def model(self, layout: Layout, first: int, classes: int) -> Model:
-        """The model that fits best, for the classes of the exponents from `first` on."""
+        """Return the model that fits best.
+
+        Args:
+            first: exponent of the first class.
+            classes: number of classes.
+        """
         steps = self.steps[: classes + 1]
-        beyond = np.cumsum(steps[:, ::-1], axis=1)[:, ::-1]  # of each symbol, changes with it or a larger one
-        known = np.maximum(1, np.count_nonzero(beyond >= COMMON_STEP, axis=1)).tolist()
+        beyond = np.cumsum(steps[:, ::-1], axis=1)[:, ::-1]  # changes with each symbol or a larger one
+        table_sizes = np.maximum(1, np.count_nonzero(beyond >= MIN_SYMBOL_COUNT, axis=1)).tolist()
         others = np.append(beyond, np.zeros((len(steps), 1), np.int64), axis=1)
         codes, last = _codes(steps), _codes(others)
         groups = []
-        for number, symbols in enumerate(known):
+        for number, symbols in enumerate(table_sizes):
             changes, elements = int(beyond[number, 0]), int(self.elements[number])
             own = codes[number, :symbols].tobytes() + last[number, symbols : symbols + 1].tobytes()
             groups.append(ChangeGroup(code_of((changes + 0.4) / (elements + 1.0)), own))
@@ -181,50 +187,58 @@ class Statistics:
 
 
 def _codes(counts: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """The codes of weights in proportion to counts, of none too."""
+    """Return the codes of weights in proportion to counts; a count of 0 has a small weight."""
     codes: NDArray[np.uint8] = np.clip(np.rint(8 * np.log2(64 * (counts + 0.2))), 0, MAX_CODE).astype(np.uint8)
     return codes
 
 
-def _first_look(old: Bits, new: Bits, layout: Layout) -> tuple[NDArray[np.int64], float]:
-    """Changes by the exponent of their old value, in a sample, and the sample's share of the tensor."""
+def _sample(old: Bits, new: Bits, layout: Layout) -> tuple[NDArray[np.int64], float]:
+    """Count the changes in a sample by the exponent of their old value; return the counts and the sample's share of the
+    tensor.
+    """
     pieces = [slice(0, old.size)]
-    if old.size > FIRST_LOOK_ELEMENTS:
-        length = FIRST_LOOK_ELEMENTS // SAMPLES
-        starts = np.linspace(0, old.size - length, SAMPLES).astype(np.int64)
+    if old.size > SAMPLE_ELEMENTS:
+        length = SAMPLE_ELEMENTS // SAMPLE_PIECES
+        starts = np.linspace(0, old.size - length, SAMPLE_PIECES).astype(np.int64)
         pieces = [slice(start, start + length) for start in starts.tolist()]
     before = np.concatenate([old[piece] for piece in pieces])
-    changed = before[before != np.concatenate([new[piece] for piece in pieces])]
-    exponents = (changed.astype(np.int64) >> layout.group_shift) & (layout.exponents - 1)
+    old_values = before[before != np.concatenate([new[piece] for piece in pieces])]
+    exponents = (old_values.astype(np.int64) >> layout.group_shift) & (layout.exponents - 1)
     return np.bincount(exponents, minlength=layout.exponents), before.size / old.size
 
 
 def choose_classes(old: Bits, new: Bits, layout: Layout) -> tuple[int, int]:
-    """The first exponent and the number of the classes that hold the most changes, each of them enough."""
-    changes, share = _first_look(old, new, layout)
-    wanted = max(MIN_CLASS_CHANGES * share, float(changes.sum()) / CLASSES_PER_TENSOR, 1.0)
+    """Choose the classes that contain the most changes; drop outer classes with too few.
+
+    Returns:
+        The exponent of the first class, and the number of classes.
+    """
+    changes, share = _sample(old, new, layout)
+    minimum = max(MIN_CLASS_CHANGES * share, float(changes.sum()) / CLASSES_PER_TENSOR, 1.0)
     upto = np.concatenate(([0], np.cumsum(changes)))
-    most = min(MAX_CLASSES, changes.size)
-    first = int(np.argmax(upto[most:] - upto[:-most]))
-    last = first + most - 1
-    while first < last and upto[first + 1] < wanted:
+    count = min(MAX_CLASSES, changes.size)
+    first = int(np.argmax(upto[count:] - upto[:-count]))
+    last = first + count - 1
+    while first < last and upto[first + 1] < minimum:
         first += 1
-    while last > first and upto[-1] - upto[last] < wanted:
+    while last > first and upto[-1] - upto[last] < minimum:
         last -= 1
     return first, last - first + 1
 
 
 def write_model(model: Model) -> bytes:
-    """Number of classes, first exponent; of each group its code, the number of its steps' symbols, their codes."""
+    """Serialize a model: the number of classes and the first exponent; then for each group its code, the number of its
+    step symbols, and their codes.
+    """
     groups = (bytes((group.code, len(group.steps) - 1)) + group.steps for group in model.groups)
     return bytes((model.classes, model.first)) + b"".join(groups)
 
 
 def read_model(cursor: Cursor, layout: Layout) -> Model:
-    """The mirror of `write_model`.
+    """Read a model, as written by `write_model`.
 
     Raises:
-        MalformedError: more classes or symbols than there may be, or a code or an exponent out of range.
+        MalformedError: there are too many classes or symbols, or a code or an exponent is out of range.
     """
     classes, first = cursor.byte(), cursor.byte()
     if classes > MAX_CLASSES:

@@ -1,11 +1,12 @@
 """Dense frames: planes of bytes, each element's most significant byte first, in one zstd frame (docs/spec/patch.md,
 section 4).
 
-Step planes hold the zigzag of the step from the previous value, modulo the dtype's width, so small updates leave the
-upper planes zero; XOR planes the bits that differ, for changes that are no steps (a flipped sign). Value planes hold
-the new bit patterns themselves, for tensors that the previous values say nothing about.
+Step planes contain the zigzag of the step from the previous value, modulo the dtype's width, so that small updates leave
+the upper planes zero. XOR planes contain the bits that differ, for changes that are no steps (a flipped sign). Value
+planes contain the new bit patterns, for tensors that do not resemble their previous values.
 
-Both ways go block by block: beside the frame, an encoder holds no more than a block, a decoder the planes and a block.
+Both directions work block by block: in addition to the frame, an encoder needs the memory of one block, a decoder that of
+the planes and one block.
 """
 
 from collections.abc import Iterator
@@ -18,16 +19,14 @@ from protocol.compression import decompress
 from protocol.errors import MalformedError, PatchError
 from protocol.patch.bounded_buffer import gather
 from protocol.patch.container import Mode
-from protocol.patch.values import Bits, Layout, ordered, unordered
+from protocol.patch.values import Bits, Layout, from_keys, to_keys
 
 BLOCK_ELEMENTS: Final = 1 << 16
 
-WHOLE_BYTES: Final = 1 << 22
-"""Planes of so many bytes are compressed in one go: a stream that is fed block by block ends in an empty one of 3
-bytes.
-"""
+ONE_SHOT_BYTES: Final = 1 << 22
+"""Planes of at most so many bytes are compressed in one call: a stream ends with an empty block of 3 bytes."""
 
-DENSE_MODES: Final = (Mode.STEP_PLANES, Mode.XOR_PLANES, Mode.VALUE_PLANES, Mode.STORED)
+DENSE_MODES: Final = (Mode.STEP_PLANES, Mode.XOR_PLANES, Mode.VALUE_PLANES, Mode.RAW_STEP_PLANES)
 
 
 def _zigzag(steps: Bits, bits: int) -> Bits:
@@ -42,41 +41,46 @@ def _unzigzag(values: Bits) -> Bits:
     return steps
 
 
-def _sent(old: Bits, new: Bits, layout: Layout, mode: Mode) -> Bits:
-    """What a dense mode sends of each element."""
+def _to_payload(old: Bits, new: Bits, layout: Layout, mode: Mode) -> Bits:
+    """Return the integer that a dense mode sends for each element."""
     if mode == Mode.VALUE_PLANES:
         return new
     if mode == Mode.XOR_PLANES:
         return old ^ new
-    return _zigzag(ordered(new, layout) - ordered(old, layout), layout.bits)
+    return _zigzag(to_keys(new, layout) - to_keys(old, layout), layout.bits)
 
 
 def _planes(old: Bits, new: Bits, layout: Layout, mode: Mode) -> Iterator[bytes]:
-    """The planes that a dense mode sends, in pieces; elements are computed again for each plane rather than kept."""
+    """Yield the planes of a dense mode in pieces; to save memory, the elements are computed again for each plane."""
     for plane in range(old.itemsize):
-        down = old.dtype.type(8 * (old.itemsize - 1 - plane))
+        shift = old.dtype.type(8 * (old.itemsize - 1 - plane))
         for begin in range(0, old.size, BLOCK_ELEMENTS):
             block = slice(begin, begin + BLOCK_ELEMENTS)
-            yield (_sent(old[block], new[block], layout, mode) >> down).astype(np.uint8).tobytes()
+            yield (_to_payload(old[block], new[block], layout, mode) >> shift).astype(np.uint8).tobytes()
 
 
 def encode_dense(old: Bits, new: Bits, layout: Layout, mode: Mode, *, level: int, below: int) -> memoryview:
-    """A dense frame of the given mode.
+    """Encode a dense frame of the given mode.
+
+    Args:
+        old, new: the previous and the new elements, flat.
+        level: of zstd.
+        below: size that the frame must stay below, in bytes.
 
     Raises:
-        OutOfRoomError: it would take `below` bytes or more.
+        BufferFullError: the frame would take `below` bytes or more.
     """
-    return gather(_compressed(_planes(old, new, layout, mode), level, old.nbytes), below - 1)
+    return gather(_compress(_planes(old, new, layout, mode), level, old.nbytes), below - 1)
 
 
-def store(old: Bits, new: Bits, layout: Layout) -> memoryview:
-    """A STORED frame: step planes without compression."""
-    return gather(_planes(old, new, layout, Mode.STORED), old.nbytes)
+def encode_raw(old: Bits, new: Bits, layout: Layout) -> memoryview:
+    """Encode a frame of step planes without compression, which is as large as the tensor."""
+    return gather(_planes(old, new, layout, Mode.RAW_STEP_PLANES), old.nbytes)
 
 
-def _compressed(pieces: Iterator[bytes], level: int, nbytes: int) -> Iterator[bytes]:
+def _compress(pieces: Iterator[bytes], level: int, nbytes: int) -> Iterator[bytes]:
     compressor = zstandard.ZstdCompressor(level=level, write_content_size=True)
-    if nbytes <= WHOLE_BYTES:
+    if nbytes <= ONE_SHOT_BYTES:
         yield compressor.compress(b"".join(pieces))
         return
     engine = compressor.compressobj(size=nbytes)
@@ -90,43 +94,48 @@ def decode_dense(
     layout: Layout,
     mode: Mode,
     *,
-    back: bool = False,
+    inverse: bool = False,
     first: int = 0,
-    of: int | None = None,
+    tensor_elements: int | None = None,
 ) -> Iterator[tuple[int, Bits]]:
-    """The new bit patterns of a dense frame; when `back`, the older patterns from the newer ones.
+    """Yield the new bit patterns of a range of a tensor, block by block.
 
     Args:
-        old: the elements from `first` on, of a tensor of `of` elements; by default all of it.
+        old: the previous elements of the range, flat. If `inverse`, these are the newer elements, and the previous ones
+            are yielded.
+        frame: hostile bytes.
+        first: index in the tensor of the range's first element.
+        tensor_elements: number of elements of the tensor; None if the range is the whole tensor.
 
     Yields:
-        The offset of a block in `old`, and its patterns.
+        The offset of a block in `old`, and its bit patterns.
 
     Raises:
-        PatchError: a size that is not the tensor's; value planes when `back`: they do not tell the older values.
-        MalformedError: not a zstd frame.
+        PatchError: the frame's size is not the tensor's; or `inverse` with value planes, which do not contain the
+            previous values.
+        MalformedError, LimitError: the frame is no zstd frame of that size.
     """
     if mode not in DENSE_MODES:
         raise MalformedError(f"{mode.name} is not a dense mode")
-    if back and mode == Mode.VALUE_PLANES:
-        raise PatchError("sent whole, so the patch does not tell its older values; get these from an older anchor")
-    nbytes = old.itemsize * (old.size if of is None else of)
-    data = frame if mode == Mode.STORED else decompress(frame, nbytes)
+    if inverse and mode == Mode.VALUE_PLANES:
+        raise PatchError("the patch has only the tensor's new values; get the previous ones from an older anchor")
+    nbytes = old.itemsize * (old.size if tensor_elements is None else tensor_elements)
+    data = frame if mode == Mode.RAW_STEP_PLANES else decompress(frame, nbytes)
     if len(data) != nbytes:
         raise PatchError(f"planes of {len(data)} bytes for a tensor of {nbytes}")
     planes = np.frombuffer(data, np.uint8).reshape(old.itemsize, -1)[:, first : first + old.size]
     for begin in range(0, old.size, BLOCK_ELEMENTS):
         block = slice(begin, begin + BLOCK_ELEMENTS)
         packed = np.ascontiguousarray(planes[:, block].T).reshape(-1)
-        sent: Bits = packed.view(old.dtype.newbyteorder(">")).astype(old.dtype)
-        yield begin, _received(old[block], sent, layout, mode, back)
+        payload: Bits = packed.view(old.dtype.newbyteorder(">")).astype(old.dtype)
+        yield begin, _from_payload(old[block], payload, layout, mode, inverse)
 
 
-def _received(old: Bits, sent: Bits, layout: Layout, mode: Mode, back: bool) -> Bits:
-    """The mirror of `_sent`."""
+def _from_payload(old: Bits, payload: Bits, layout: Layout, mode: Mode, inverse: bool) -> Bits:
+    """Return the new bit patterns, as the inverse of `_to_payload`."""
     if mode == Mode.VALUE_PLANES:
-        return sent
+        return payload
     if mode == Mode.XOR_PLANES:
-        return old ^ sent
-    steps = _unzigzag(sent)
-    return unordered(ordered(old, layout) - steps if back else ordered(old, layout) + steps, layout)
+        return old ^ payload
+    steps = _unzigzag(payload)
+    return from_keys(to_keys(old, layout) - steps if inverse else to_keys(old, layout) + steps, layout)

@@ -1,11 +1,11 @@
-"""The decoder's hot loops: sections to changes, changes into elements (docs/spec/patch.md, section 3). The mirror of
-encoding.py.
+"""The decoder's kernels: decode the changes of the sections, and apply them to the elements (docs/spec/patch.md,
+section 3). They mirror entropy_encoding.py.
 
-The bytes may be hostile and numba does not check: every index is compared with its array's size before it is used, and
-every loop consumes elements, changes or words of a section, of each of which there are finitely many.
+The bytes may be hostile, and numba checks no index. So every index is compared with its array's size before it is used,
+and every iteration of a loop consumes elements, changes or words of a section, of which there are finitely many.
 
-A decoded change is one integer: size of the step: 32 bits | 1 if it goes down | gap: 31 bits. Behind the last change of
-a group stands one with the gap NEVER.
+A decoded change is one integer: size of the step: 32 bits | 1 if the step goes down | gap: 31 bits. The last change of
+each group is followed by one with the gap NEVER.
 """
 
 from collections.abc import Callable
@@ -14,10 +14,20 @@ from functools import cache
 from typing import Any, Final
 
 from protocol.kernels.jit import kernel
-from protocol.kernels.simd import AHEAD, LANES, MAX_CLASSES, copy, count_classes, fetch, lowest, members, ones
+from protocol.kernels.simd import (
+    MAX_CLASSES,
+    PREFETCH_DISTANCE,
+    VECTOR_SIZE,
+    class_mask,
+    copy,
+    count_classes,
+    lowest_bit,
+    popcount,
+    prefetch,
+)
 from protocol.patch.entropy_encoding import GROUPS
 from protocol.patch.rans import (
-    LEAST,
+    MIN_STATE,
     SLOTS,
     STATE_WORDS,
     STEP_SYMBOLS,
@@ -36,7 +46,6 @@ NOT_A_CODE: Final = -4
 LEAVES_CLASS: Final = -5
 LEAVES_DTYPE: Final = -6
 LEFT_OVER: Final = -7
-NO_SIZE: Final = -8
 
 NEVER: Final = 1 << 30
 """A gap longer than any chunk."""
@@ -48,13 +57,17 @@ reasons: Final = {
     LEAVES_CLASS: "a step out of its class",
     LEAVES_DTYPE: "a step out of the dtype",
     LEFT_OVER: "bytes left over in a section",
-    NO_SIZE: "a step of no size that the dtype has",
 }
-"""What is wrong, by the status that a kernel returns."""
+"""The message for each status that a kernel returns, other than 0."""
 
 
 def fill_rows(widths: Any, table: Any) -> Any:
-    """Decoder tables, [rows, SLOTS], from the widths of symbols, [rows, symbols]; entries as in rans.decoder_row."""
+    """Fill decoder tables from the widths of symbols; the entries are those of `rans.decoder_row`.
+
+    Args:
+        widths: slots of each symbol: uint32 [rows, symbols].
+        table: result: uint32 [rows, SLOTS].
+    """
     for row in range(widths.shape[0]):
         slot = U(0)
         for symbol in range(widths.shape[1]):
@@ -67,53 +80,62 @@ def fill_rows(widths: Any, table: Any) -> Any:
 
 @kernel()
 def get_bits(raw: Any, bits: Any, width: Any) -> Any:
-    """The `width` <= 32 bits from bit `bits` on."""
+    """Read `width` <= 32 bits from bit `bits` on; return them and the number of the next bit."""
     place = bits >> U(5)
     window = U(raw[place]) | U(raw[place + U(1)]) << U(32)
     return (window >> (bits & U(31))) & ((U(1) << width) - U(1)), bits + width
 
 
 @kernel()
-def ending(at: Any, end: Any, bits: Any, raw_bits: Any, gap_state: Any, step_state: Any) -> Any:
-    """Whether the sections end where the decoder does, in the states that an encoder began with: 0 or what is wrong."""
+def check_end(at: Any, end: Any, bits: Any, raw_bits: Any, gap_state: Any, step_state: Any) -> Any:
+    """Check that the decoder ends where the sections end, in the initial states of an encoder; return a status."""
     if at > end or bits > raw_bits:
         return I(CUT_OFF)
     if at < end or (bits + U(7)) >> U(3) != raw_bits >> U(3):
         return I(LEFT_OVER)
-    return I(0) if gap_state == U(LEAST) and step_state == U(LEAST) else I(NOT_A_CODE)
+    return I(0) if gap_state == U(MIN_STATE) and step_state == U(MIN_STATE) else I(NOT_A_CODE)
 
 
 def get_changes(
-    elements: Any, counts: Any, words: Any, raw: Any, raw_bits: Any, buckets: Any, known: Any, gaps: Any, steps: Any,
-    changes: Any
-) -> Any:  # fmt: skip
-    """Decode the changes of a chunk of `elements`; returns 0 or what is wrong.
+    elements: Any,
+    counts: Any,
+    words: Any,
+    raw: Any,
+    raw_bits: Any,
+    buckets: Any,
+    symbols: Any,
+    gaps: Any,
+    steps: Any,
+    changes: Any,
+) -> Any:
+    """Decode the changes of a chunk; return a status.
 
     Args:
-        counts: of each group: int64[GROUPS].
-        words: the section of words, and at least 8 more that are 0.
-        raw: the section of raw bits, and at least 4 more integers.
-        raw_bits: bits of that section.
-        buckets, known: as for put_changes.
-        gaps, steps: decoder tables: [GROUPS, SLOTS].
-        changes: room for all of them and one more for each group.
+        elements: number of elements of the chunk.
+        counts: changes of each group: int64[GROUPS].
+        words: the section of words, followed by at least 8 zeros: uint16.
+        raw: the section of raw bits, followed by at least 4 integers: uint32.
+        raw_bits: number of bits of that section.
+        buckets, symbols: as for `put_changes`.
+        gaps, steps: decoder tables: uint32 [GROUPS, SLOTS].
+        changes: result: array for all changes and one more for each group: uint64.
     """
     end = I(words.size) - I(8)
     if end < I(2 * STATE_WORDS):
         return I(CUT_OFF)
     gap_state, at = get_state(words, I(0))
     step_state, at = get_state(words, at)
-    if gap_state < U(LEAST) or step_state < U(LEAST):
+    if gap_state < U(MIN_STATE) or step_state < U(MIN_STATE):
         return I(NOT_A_CODE)
     bits, number = U(0), U(0)
     for group in range(GROUPS):
-        shift, beyond, symbols = buckets[group, 0], buckets[group, 1], known[group]
-        passed = U(0)
+        shift, beyond, escape = buckets[group, 0], buckets[group, 1], symbols[group]
+        place = U(0)
         for _ in range(counts[group]):
             entry = U(gaps[group, gap_state & U(SLOTS - 1)])
             gap_state, at = get_symbol(gap_state, words, at, entry)
             gap = U(0)
-            while entry >> U(24) == beyond and at <= end and passed + gap < U(elements):
+            while entry >> U(24) == beyond and at <= end and place + gap < U(elements):
                 gap += beyond << shift
                 entry = U(gaps[group, gap_state & U(SLOTS - 1)])
                 gap_state, at = get_symbol(gap_state, words, at, entry)
@@ -124,11 +146,11 @@ def get_changes(
                 return I(CUT_OFF)
             low, bits = get_bits(raw, bits, shift + U(1))
             gap += low >> U(1)
-            passed += gap + U(1)
-            if passed > U(elements):
+            place += gap + U(1)
+            if place > U(elements):
                 return I(PAST_THE_END)
             symbol = entry >> U(24)
-            if symbol < symbols:
+            if symbol < escape:
                 octave = max(symbol, U(3)) - U(3)
                 rest = octave >> U(2)
                 lead = U(4) + (octave & U(3)) if symbol >= U(3) else symbol + U(1)
@@ -140,24 +162,24 @@ def get_changes(
             number += U(1)
         changes[number] = U(NEVER) << U(33)
         number += U(1)
-    return ending(at, end, bits, U(raw_bits), gap_state, step_state)
+    return check_end(at, end, bits, U(raw_bits), gap_state, step_state)
 
 
 @kernel()
-def stepped(bits: Any, change: Any, back: Any, order: Any) -> Any:
-    """The pattern that a change leads to, and whether it stays within the dtype."""
-    down = U(I(change << U(31)) >> I(63)) ^ back
+def apply_step(bits: Any, change: Any, inverse: Any, order: Any) -> Any:
+    """Return the bit pattern after a change, and whether it stays within the dtype."""
+    down = U(I(change << U(31)) >> I(63)) ^ inverse
     key = key_of(bits, order) + (((change & U(0xFFFFFFFF)) ^ down) - down)
     return bits_at(key & order[3], order), key <= order[3]
 
 
 @kernel()
 def nth_one(mask: Any, number: Any) -> Any:
-    """The place of the `number`-th 1 of a mask, counted from 0, by halves and without a branch to guess."""
+    """Return the index of the `number`-th one (counted from 0) of a mask, by bisection without a branch."""
     place = U(0)
     for halving in range(6):
         half = U(32) >> U(halving)
-        below = ones(mask & ((U(1) << half) - U(1)))
+        below = popcount(mask & ((U(1) << half) - U(1)))
         upper = U(0) - U(number >= below)
         number -= below & upper
         mask >>= half & upper
@@ -165,112 +187,123 @@ def nth_one(mask: Any, number: Any) -> Any:
     return place
 
 
-def place_listed(old: Any, new: Any, order: Any, back: Any, changes: Any, cursor: Any, listed: Any) -> Any:
-    """Copy a piece of the chunk and make its changes, all of them listed; returns 0 or what is wrong.
+def apply_listed(old: Any, new: Any, order: Any, inverse: Any, changes: Any, cursor: Any, listed_gap: Any) -> Any:
+    """Copy a piece of the chunk and apply its changes, all of which are listed; return a status.
 
     Args:
-        back: 2^64 - 1 to take steps back, else 0.
-        cursor: the next change of each group: int64[GROUPS].
-        listed: elements before the next listed change: int64[1].
+        inverse: 2^64 - 1 to reverse the steps, else 0.
+        cursor: index of the next change of each group: int64[GROUPS].
+        listed_gap: number of elements before the next listed change: int64[1].
     """
-    for block in range(new.size // LANES):
-        begin = U(block) * U(LANES)
-        fetch(old, begin + U(AHEAD))
-        fetch(new, begin + U(AHEAD))
+    for block in range(new.size // VECTOR_SIZE):
+        begin = U(block) * U(VECTOR_SIZE)
+        prefetch(old, begin + U(PREFETCH_DISTANCE))
+        prefetch(new, begin + U(PREFETCH_DISTANCE))
         copy(old, new, begin)
-    for index in range(new.size // LANES * LANES, new.size):
+    for index in range(new.size // VECTOR_SIZE * VECTOR_SIZE, new.size):
         new[U(index)] = old[U(index)]
-    at, number, inside = listed[0], U(cursor[0]), True
+    at, number, in_dtype = listed_gap[0], U(cursor[0]), True
     while at < new.size:
         change = changes[number]
-        after, fits = stepped(U(new[U(at)]), change, back, order)
+        after, fits = apply_step(U(new[U(at)]), change, inverse, order)
         new[U(at)] = after
-        inside = inside and fits
+        in_dtype = in_dtype and fits
         number += U(1)
         at += I(1) + I(changes[number] >> U(33))
-    listed[0] = at - I(new.size)
+    listed_gap[0] = at - I(new.size)
     cursor[0] = I(number)
-    return I(0) if inside else I(LEAVES_DTYPE)
+    return I(0) if in_dtype else I(LEAVES_DTYPE)
 
 
-def place(
-    old: Any, new: Any, form: Any, order: Any, back: Any, changes: Any, cursor: Any, classes: Any, left: Any,
-    listed: Any
-) -> Any:  # fmt: skip
-    """Copy a piece of the chunk, a multiple of 64 elements, and make its changes; returns 0 or what is wrong.
+def apply_changes(
+    old: Any,
+    new: Any,
+    form: Any,
+    order: Any,
+    inverse: Any,
+    changes: Any,
+    cursor: Any,
+    classes: Any,
+    gaps: Any,
+    listed_gap: Any,
+) -> Any:
+    """Copy a piece of the chunk, a multiple of 64 elements, and apply its changes; return a status.
 
     Args:
-        form: shift and mask of the exponent, the first class's exponent, the last class: uint64[5].
-        left: elements of each class before its next change: int64[MAX_CLASSES].
-        Others as for place_listed.
+        form: shift and mask of the exponent, the exponent of the first class, the number of the last class: uint64[5].
+        classes: scratch memory: uint8[64].
+        gaps: number of elements of each class before its next change: int64[MAX_CLASSES].
+        inverse, cursor, listed_gap: as for `apply_listed`.
     """
     shift, mask, first, last = form[0], form[1], form[2], form[3]
-    inside, stays = True, True
-    for block in range(new.size // LANES):
-        begin = U(block) * U(LANES)
-        fetch(old, begin + U(AHEAD))
-        fetch(new, begin + U(AHEAD))
+    in_dtype, in_class = True, True
+    for block in range(new.size // VECTOR_SIZE):
+        begin = U(block) * U(VECTOR_SIZE)
+        prefetch(old, begin + U(PREFETCH_DISTANCE))
+        prefetch(new, begin + U(PREFETCH_DISTANCE))
         copy(old, new, begin)
-        skip = U(0)
-        while listed[0] < I(begin) + I(LANES):
-            at = U(listed[0])
+        listed_mask = U(0)
+        while listed_gap[0] < I(begin) + I(VECTOR_SIZE):
+            at = U(listed_gap[0])
             change = changes[U(cursor[0])]
-            after, fits = stepped(U(new[at]), change, back, order)
+            after, fits = apply_step(U(new[at]), change, inverse, order)
             new[at] = after
-            inside = inside and fits
-            left[class_of(after, shift, mask, first, last)] += I(1)
-            skip |= U(1) << (at - begin)
+            in_dtype = in_dtype and fits
+            gaps[class_of(after, shift, mask, first, last)] += I(1)
+            listed_mask |= U(1) << (at - begin)
             cursor[0] += I(1)
-            listed[0] += I(1) + I(changes[U(cursor[0])] >> U(33))
-        if I(count_classes(new, begin, shift, mask, first, last, classes, left)) >= I(0):
+            listed_gap[0] += I(1) + I(changes[U(cursor[0])] >> U(33))
+        if I(count_classes(new, begin, shift, mask, first, last, classes, gaps)) >= I(0):
             continue
-        due = U(0)
+        pending = U(0)  # the classes that have a change in this vector
         for own in range(MAX_CLASSES):
-            due |= (U(left[own]) >> U(63)) << U(own)
-        while due != U(0):
-            own = lowest(due)
-            due &= due - U(1)
-            mates = members(classes, own) & ~skip
-            number, count = U(cursor[own + U(1)]), I(ones(mates))
-            turn = left[own] + count
-            while turn < count:
-                at = begin + nth_one(mates, U(turn))
-                after, fits = stepped(U(new[at]), changes[number], back, order)
+            pending |= (U(gaps[own]) >> U(63)) << U(own)
+        while pending != U(0):
+            own = lowest_bit(pending)
+            pending &= pending - U(1)
+            members = class_mask(classes, own) & ~listed_mask
+            number, count = U(cursor[own + U(1)]), I(popcount(members))
+            index = gaps[own] + count
+            while index < count:
+                at = begin + nth_one(members, U(index))
+                after, fits = apply_step(U(new[at]), changes[number], inverse, order)
                 new[at] = after
-                inside = inside and fits
-                stays = stays and class_of(after, shift, mask, first, last) == own
+                in_dtype = in_dtype and fits
+                in_class = in_class and class_of(after, shift, mask, first, last) == own
                 number += U(1)
-                turn += I(1) + I(changes[number] >> U(33))
+                index += I(1) + I(changes[number] >> U(33))
             cursor[own + U(1)] = I(number)
-            left[own] = turn - count
-    listed[0] -= I(new.size)
-    if not inside:
+            gaps[own] = index - count
+    listed_gap[0] -= I(new.size)
+    if not in_dtype:
         return I(LEAVES_DTYPE)
-    return I(0) if stays else I(LEAVES_CLASS)
+    return I(0) if in_class else I(LEAVES_CLASS)
 
 
 @dataclass(frozen=True, slots=True)
 class Decoders:
-    """The decoder's kernels of one element width."""
+    """The decoder's kernels for one element width."""
 
     fill_rows: Callable[..., int]
     get_changes: Callable[..., int]
-    place_listed: Callable[..., int]
-    place: Callable[..., int]
+    apply_listed: Callable[..., int]
+    apply_changes: Callable[..., int]
 
 
 @cache
 def decoders_for(itemsize: int) -> Decoders:
     """Compile the kernels for elements of `itemsize` bytes, or load them from numba's cache."""
-    element, byte, numbers, signed = f"uint{8 * itemsize}[::1]", "uint8[::1]", "uint64[::1]", "int64[::1]"
+    element, byte, unsigned, integers = f"uint{8 * itemsize}[::1]", "uint8[::1]", "uint64[::1]", "int64[::1]"
     table = "uint32[:, ::1]"
     sections = ("uint16[::1]", "uint32[::1]", "int64")
-    placed = (numbers, "uint64", numbers, signed)
+    state = (unsigned, "uint64", unsigned, integers)
     return Decoders(
         fill_rows=kernel(table, table)(fill_rows),
-        get_changes=kernel("int64", signed, *sections, "uint64[:, ::1]", numbers, table, table, numbers)(get_changes),
-        place_listed=kernel(element, element, *placed, signed)(place_listed),
-        place=kernel(element, element, numbers, *placed, byte, signed, signed)(place),
+        get_changes=kernel("int64", integers, *sections, "uint64[:, ::1]", unsigned, table, table, unsigned)(
+            get_changes
+        ),
+        apply_listed=kernel(element, element, *state, integers)(apply_listed),
+        apply_changes=kernel(element, element, unsigned, *state, byte, integers, integers)(apply_changes),
     )
 
 

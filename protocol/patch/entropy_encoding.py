@@ -1,12 +1,12 @@
-"""The encoder's hot loops: find the changes, sort them by class, code them (docs/spec/patch.md, section 3).
+"""The encoder's kernels: find the changes, sort them by group, code them (docs/spec/patch.md, section 3).
 
-A change is *listed* (its gap counted in elements) when its class differs before and after or there are no classes,
-*classed* otherwise (its gap counted in elements of its class). In memory it is one integer:
+A change is *listed*, with its gap counted in elements, if its class differs before and after or there are no classes.
+Otherwise it belongs to the group of its class, and its gap is counted in elements of this class. In memory, a change is
+one integer:
 
-    size of the step: 32 bits | 1 if it goes down | gap: 21 bits | 0 if it is listed, else 1 + its class
+    size of the step: 32 bits | 1 if the step goes down | gap: 21 bits | group: 0 if it is listed, else 1 + its class
 
-Elements are looked at sixty-four at a time, and a block without a change costs no more than a look and the count of its
-classes.
+The kernels compare 64 elements at a time. For 64 elements without a change, they only count the classes.
 """
 
 from collections.abc import Callable
@@ -16,123 +16,129 @@ from typing import Any, Final
 
 from protocol.kernels.jit import kernel
 from protocol.kernels.simd import (
-    AHEAD,
-    LANES,
     MAX_CLASSES,
+    PREFETCH_DISTANCE,
+    VECTOR_SIZE,
+    class_mask,
     count_classes,
-    differing,
-    fetch,
-    highest,
-    lowest,
-    members,
-    ones,
+    difference_mask,
+    highest_bit,
+    lowest_bit,
+    popcount,
+    prefetch,
 )
-from protocol.patch.rans import LEAST, SLOTS, STEP_SYMBOLS, I, U, class_of, key_of, put_state, put_symbol, symbol_of
+from protocol.patch.rans import MIN_STATE, SLOTS, STEP_SYMBOLS, I, U, class_of, key_of, put_state, put_symbol, symbol_of
 
-OUT_OF_ROOM: Final = -1
-"""The changes need more bytes than the elements themselves."""
+BUFFER_FULL: Final = -1
+"""Status of a kernel: the changes need more bytes than the elements themselves."""
 
 GROUPS: Final = MAX_CLASSES + 1
-"""Groups of changes: listed ones, then the classes."""
+"""Groups of changes: the listed ones, then the classes."""
 
 
 @kernel()
-def packed(group: Any, gap: Any, before: Any, after: Any, order: Any) -> Any:
-    """A change as one integer."""
+def pack_change(group: Any, gap: Any, before: Any, after: Any, order: Any) -> Any:
+    """Pack a change from bit pattern `before` to `after` into one integer."""
     step = key_of(after, order) - key_of(before, order)
     down = step >> U(63)
     size = (step ^ U(I(step) >> I(63))) + down
     return size | down << U(32) | gap << U(33) | group << U(54)
 
 
-def scan_listed(old: Any, new: Any, order: Any, listed: Any, changes: Any, found: Any, symbols: Any) -> Any:
-    """Append the changes of elements whose number is a multiple of 64, all of them listed; returns how many there are
-    then.
+def scan_listed(old: Any, new: Any, order: Any, listed_gap: Any, changes: Any, count: Any, symbols: Any) -> Any:
+    """Append the changes of a multiple of 64 elements, all as listed changes; return the total number of changes.
 
     Args:
-        listed: minus the elements since the last change: int64[1].
-        changes: room for all changes.
-        found: how many there are already.
-        symbols: changes by the symbol of their step, which are added to: int64[STEP_SYMBOLS].
+        listed_gap: minus the number of elements since the last change: int64[1].
+        changes: array for all changes.
+        count: number of changes in it so far.
+        symbols: number of changes by their step symbol, which is updated: int64[STEP_SYMBOLS].
     """
-    number, due = U(found), U(listed[0])
-    for block in range(old.size // LANES):
-        begin = U(block) * U(LANES)
-        fetch(old, begin + U(AHEAD))
-        fetch(new, begin + U(AHEAD))
-        rest = differing(old, new, begin)
+    number, gap_begin = U(count), U(listed_gap[0])
+    for block in range(old.size // VECTOR_SIZE):
+        begin = U(block) * U(VECTOR_SIZE)
+        prefetch(old, begin + U(PREFETCH_DISTANCE))
+        prefetch(new, begin + U(PREFETCH_DISTANCE))
+        rest = difference_mask(old, new, begin)
         while rest != U(0):
-            at = begin + lowest(rest)
+            at = begin + lowest_bit(rest)
             rest &= rest - U(1)
-            change = packed(U(0), at - due, U(old[at]), U(new[at]), order)
+            change = pack_change(U(0), at - gap_begin, U(old[at]), U(new[at]), order)
             changes[number] = change
             symbol, _ = symbol_of(change & U(0xFFFFFFFF))
             symbols[symbol] += I(1)
-            due = at + U(1)
+            gap_begin = at + U(1)
             number += U(1)
-    listed[0] = I(due) - I(old.size)
+    listed_gap[0] = I(gap_begin) - I(old.size)
     return I(number)
 
 
 def scan(
-    old: Any, new: Any, form: Any, order: Any, classes: Any, left: Any, listed: Any, changes: Any, counts: Any
+    old: Any, new: Any, form: Any, order: Any, classes: Any, gaps: Any, listed_gap: Any, changes: Any, counts: Any
 ) -> Any:
-    """Append the changes of elements whose number is a multiple of 64, by their classes.
+    """Append the changes of a multiple of 64 elements, with their groups; return the total number of changes.
 
     Args:
-        form: shift and mask of the exponent, the first class's exponent, the last class: uint64[5].
-        classes: scratch: uint8[64].
-        left: minus the elements of each class since its last change: int64[MAX_CLASSES].
-        listed: minus the elements since the last listed change: int64[1].
-        changes: room for all changes.
+        form: shift and mask of the exponent, the exponent of the first class, the number of the last class: uint64[5].
+        classes: scratch memory: uint8[64].
+        gaps: minus the number of elements of each class since its last change: int64[MAX_CLASSES].
+        listed_gap: minus the number of elements since the last listed change: int64[1].
+        changes: array for all changes.
         counts: changes of each group so far: int64[GROUPS].
     """
     shift, mask, first, last = form[0], form[1], form[2], form[3]
-    found = U(0)
+    number = U(0)
     for group in range(GROUPS):
-        found += U(counts[group])
-    for block in range(old.size // LANES):
-        begin = U(block) * U(LANES)
-        fetch(old, begin + U(AHEAD))
-        fetch(new, begin + U(AHEAD))
-        rest = differing(old, new, begin)
-        count_classes(old, begin, shift, mask, first, last, classes, left)
-        skip = U(0)
+        number += U(counts[group])
+    for block in range(old.size // VECTOR_SIZE):
+        begin = U(block) * U(VECTOR_SIZE)
+        prefetch(old, begin + U(PREFETCH_DISTANCE))
+        prefetch(new, begin + U(PREFETCH_DISTANCE))
+        rest = difference_mask(old, new, begin)
+        count_classes(old, begin, shift, mask, first, last, classes, gaps)
+        listed_mask = U(0)
         while rest != U(0):
-            place = lowest(rest)
+            place = lowest_bit(rest)
             rest &= rest - U(1)
             before, after = U(old[begin + place]), U(new[begin + place])
             own = class_of(before, shift, mask, first, last)
             if class_of(after, shift, mask, first, last) != own:
-                changes[found] = packed(U(0), U(I(begin + place) - listed[0]), before, after, order)
-                listed[0] = I(begin + place) + I(1)
+                changes[number] = pack_change(U(0), U(I(begin + place) - listed_gap[0]), before, after, order)
+                listed_gap[0] = I(begin + place) + I(1)
                 counts[0] += I(1)
-                left[own] += I(1)
-                skip |= U(1) << place
+                gaps[own] += I(1)
+                listed_mask |= U(1) << place
             else:
-                mates = members(classes, own) & ~skip
-                inside, earlier = I(ones(mates)), I(ones(mates & ((U(1) << place) - U(1))))
-                changes[found] = packed(own + U(1), U(earlier - inside - left[own]), before, after, order)
-                left[own] = earlier + I(1) - inside
+                members = class_mask(classes, own) & ~listed_mask
+                inside, earlier = I(popcount(members)), I(popcount(members & ((U(1) << place) - U(1))))
+                changes[number] = pack_change(own + U(1), U(earlier - inside - gaps[own]), before, after, order)
+                gaps[own] = earlier + I(1) - inside
                 counts[own + U(1)] += I(1)
-            found += U(1)
-    listed[0] -= I(old.size)
-    return I(found)
+            number += U(1)
+    listed_gap[0] -= I(old.size)
+    return I(number)
 
 
-def sort(changes: Any, count: Any, ends: Any, into: Any) -> Any:
-    """Changes by group, those of a group in their order; `ends` says where each group begins and then where it ends."""
+def sort(changes: Any, count: Any, ends: Any, target: Any) -> Any:
+    """Write changes to `target` by group; the changes of a group stay in their order.
+
+    Args:
+        ends: index at which each group begins in `target`; afterwards the index at which it ends: int64[GROUPS].
+    """
     for number in range(count):
         change = changes[number]
         group = change >> U(54)
-        into[U(ends[group])] = change
+        target[U(ends[group])] = change
         ends[group] += I(1)
     return I(0)
 
 
 def tally(changes: Any, count: Any, elements: Any, symbols: Any) -> Any:
-    """Add changes up, by group: elements that gaps passed and that changed, and steps by symbol, [GROUPS,
-    STEP_SYMBOLS].
+    """Add changes to the statistics of their groups.
+
+    Args:
+        elements: number of elements up to the last change: int64[GROUPS].
+        symbols: number of changes by their step symbol: int64[GROUPS, STEP_SYMBOLS].
     """
     for number in range(count):
         change = changes[number]
@@ -144,10 +150,15 @@ def tally(changes: Any, count: Any, elements: Any, symbols: Any) -> Any:
 
 
 def fill_entries(widths: Any, table: Any) -> Any:
-    """Encoder tables, [rows, 2 * symbols], from the widths of symbols, [rows, symbols], those of 0 behind the others.
+    """Fill encoder tables from the widths of symbols.
 
-    Of each symbol first 2^64 / width, rounded up; then the width (shifted by 32) and what the symbol adds: where it
-    begins, and 4095 for a width of 1, whose 2^64 - 1 makes the quotient one too small.
+    A table has two integers for each symbol: 2^64 / width, rounded up; and the width (shifted left by 32) plus the
+    addend of the symbol. The addend is the symbol's first slot. For a width of 1, the first integer is 2^64 - 1, which
+    makes the quotient one too small, so the addend is 4095 larger.
+
+    Args:
+        widths: slots of each symbol, 0 for unused symbols, which come last: uint32 [rows, symbols].
+        table: result: uint64 [rows, 2 * symbols].
     """
     for row in range(widths.shape[0]):
         begin = U(0)
@@ -164,32 +175,34 @@ def fill_entries(widths: Any, table: Any) -> Any:
 
 @kernel()
 def put_entry(state: Any, out: Any, position: Any, table: Any, at: Any) -> Any:
-    """Code a symbol by the entry of an encoder table that begins at `at`."""
+    """Code a symbol by its entry in an encoder table, which begins at index `at`; return the new state and position."""
     return put_symbol(state, out, position, table[at], table[at + U(1)])
 
 
 def put_changes(
-    changes: Any, counts: Any, buckets: Any, known: Any, gaps: Any, steps: Any, n_gaps: Any, n_steps: Any, out: Any
+    changes: Any, counts: Any, buckets: Any, symbols: Any, gaps: Any, steps: Any, n_gaps: Any, n_steps: Any, out: Any
 ) -> Any:
-    """Code gaps and steps of sorted changes; returns where in `out` the words begin, or OUT_OF_ROOM.
+    """Code gaps and steps of sorted changes; return the index in `out` of the first word, or BUFFER_FULL.
 
     Args:
         counts: changes of each group: int64[GROUPS].
-        buckets: of each group, the bits of a bucket of gaps and the number of buckets: uint64[GROUPS, 2].
-        known: of each group, how many symbols of steps its table has, others are spelled out: uint64[GROUPS].
-        gaps, steps: encoder tables, flat, and how many integers of them are a group's.
+        buckets: for each group, log2 of the size of a bucket of gaps, and the number of buckets: uint64[GROUPS, 2].
+        symbols: for each group, the number of step symbols in its table: uint64[GROUPS].
+        gaps, steps: encoder tables, flat.
+        n_gaps, n_steps: how many integers of the tables belong to one group.
+        out: words are written from the end: uint16.
     """
-    gap_state = step_state = U(LEAST)
-    position, behind = I(out.size), U(changes.size)
-    for passed in range(GROUPS):
-        group = U(GROUPS - 1 - passed)
-        shift, beyond, common = buckets[group, U(0)], buckets[group, U(1)], known[group]
+    gap_state = step_state = U(MIN_STATE)
+    position, number = I(out.size), U(changes.size)
+    for reverse in range(GROUPS):
+        group = U(GROUPS - 1 - reverse)
+        shift, beyond, escape = buckets[group, U(0)], buckets[group, U(1)], symbols[group]
         gaps_at, steps_at = group * U(n_gaps), group * U(n_steps)
         for _ in range(counts[group]):
-            behind -= U(1)
-            change = changes[behind]
+            number -= U(1)
+            change = changes[number]
             symbol, _ = symbol_of(change & U(0xFFFFFFFF))
-            symbol = min(symbol, common)
+            symbol = min(symbol, escape)
             step_state, position = put_entry(step_state, out, position, steps, steps_at + U(2) * symbol)
             bucket = ((change >> U(33)) & U(0x1FFFFF)) >> shift
             if bucket < beyond:
@@ -199,49 +212,66 @@ def put_changes(
                 gap_state, position = put_entry(gap_state, out, position, gaps, last)
                 for _ in range(bucket // beyond):
                     if position < I(16):
-                        return I(OUT_OF_ROOM)
+                        return I(BUFFER_FULL)
                     gap_state, position = put_entry(gap_state, out, position, gaps, gaps_at + U(2) * beyond)
             if position < I(16):
-                return I(OUT_OF_ROOM)
+                return I(BUFFER_FULL)
     position = put_state(step_state, out, position)
     return put_state(gap_state, out, position)
 
 
 @kernel()
-def put_bits(out: Any, position: Any, held: Any, fill: Any, value: Any, width: Any) -> Any:
-    """Append the low `width` <= 32 bits of a value that has no others."""
-    held |= value << fill
+def put_bits(out: Any, position: Any, pending: Any, fill: Any, value: Any, width: Any) -> Any:
+    """Append a value of at most `width` <= 32 bits.
+
+    Args:
+        position: index in `out` of the integer that is being filled.
+        pending: its bits so far.
+        fill: how many bits these are.
+
+    Returns:
+        The new position, pending bits and fill.
+    """
+    pending |= value << fill
     fill += width
-    out[position] = held & U(0xFFFFFFFF)
+    out[position] = pending & U(0xFFFFFFFF)
     full = fill >> U(5)
-    return position + full, held >> (full << U(5)), fill & U(31)
+    return position + full, pending >> (full << U(5)), fill & U(31)
 
 
-def put_raw(changes: Any, counts: Any, buckets: Any, known: Any, out: Any) -> Any:
-    """Write what sorted changes say as plain bits, in their order; returns how many bits. Arguments as for put_changes."""
-    position, held, fill, number = U(0), U(0), U(0), U(0)
+def put_raw(changes: Any, counts: Any, buckets: Any, symbols: Any, out: Any) -> Any:
+    """Write the raw bits of sorted changes, in their order; return the number of bits.
+
+    The raw bits are the low bits of the gap, the direction of the step, and the bits of the step's size that its symbol
+    does not determine.
+
+    Args:
+        counts, buckets, symbols: as for `put_changes`.
+        out: result: uint32.
+    """
+    position, pending, fill, number = U(0), U(0), U(0), U(0)
     for group in range(GROUPS):
-        shift, common = buckets[U(group), U(0)], known[U(group)]
+        shift, escape = buckets[U(group), U(0)], symbols[U(group)]
         mask, width = (U(1) << shift) - U(1), shift + U(1)
         for _ in range(counts[U(group)]):
             change = changes[number]
             number += U(1)
             size = change & U(0xFFFFFFFF)
             low = ((change >> U(33)) & mask) << U(1) | ((change >> U(32)) & U(1))
-            position, held, fill = put_bits(out, position, held, fill, low, width)
+            position, pending, fill = put_bits(out, position, pending, fill, low, width)
             symbol, rest = symbol_of(size)
-            if symbol >= common:
-                rest = highest(size)
-                position, held, fill = put_bits(out, position, held, fill, rest, U(5))
+            if symbol >= escape:
+                rest = highest_bit(size)
+                position, pending, fill = put_bits(out, position, pending, fill, rest, U(5))
             if rest != U(0):
-                position, held, fill = put_bits(out, position, held, fill, size & ((U(1) << rest) - U(1)), rest)
-    out[position] = held
+                position, pending, fill = put_bits(out, position, pending, fill, size & ((U(1) << rest) - U(1)), rest)
+    out[position] = pending
     return I(position << U(5)) + I(fill)
 
 
 @dataclass(frozen=True, slots=True)
 class Coders:
-    """The encoder's kernels of one element width."""
+    """The encoder's kernels for one element width."""
 
     scan_listed: Callable[..., int]
     scan: Callable[..., int]
@@ -255,18 +285,18 @@ class Coders:
 @cache
 def coders_for(itemsize: int) -> Coders:
     """Compile the kernels for elements of `itemsize` bytes, or load them from numba's cache."""
-    element, byte, numbers, signed = f"uint{8 * itemsize}[::1]", "uint8[::1]", "uint64[::1]", "int64[::1]"
+    element, byte, unsigned, integers = f"uint{8 * itemsize}[::1]", "uint8[::1]", "uint64[::1]", "int64[::1]"
     tables = "uint64[:, ::1]"
     return Coders(
-        scan_listed=kernel(element, element, numbers, signed, numbers, "int64", signed)(scan_listed),
-        scan=kernel(element, element, numbers, numbers, byte, signed, signed, numbers, signed)(scan),
-        sort=kernel(numbers, "int64", signed, numbers)(sort),
-        tally=kernel(numbers, "int64", signed, "int64[:, ::1]")(tally),
+        scan_listed=kernel(element, element, unsigned, integers, unsigned, "int64", integers)(scan_listed),
+        scan=kernel(element, element, unsigned, unsigned, byte, integers, integers, unsigned, integers)(scan),
+        sort=kernel(unsigned, "int64", integers, unsigned)(sort),
+        tally=kernel(unsigned, "int64", integers, "int64[:, ::1]")(tally),
         fill_entries=kernel("uint32[:, ::1]", tables)(fill_entries),
-        put_changes=kernel(numbers, signed, tables, numbers, numbers, numbers, "int64", "int64", "uint16[::1]")(
+        put_changes=kernel(unsigned, integers, tables, unsigned, unsigned, unsigned, "int64", "int64", "uint16[::1]")(
             put_changes
         ),
-        put_raw=kernel(numbers, signed, tables, numbers, "uint32[::1]")(put_raw),
+        put_raw=kernel(unsigned, integers, tables, unsigned, "uint32[::1]")(put_raw),
     )
 
 

@@ -1,4 +1,4 @@
-"""One tensor's frame: the cheapest way to say what changed, and the way back (docs/spec/patch.md, sections 3 and 4)."""
+"""The frame of one tensor: encode it in the smallest form, and decode it (docs/spec/patch.md, sections 3 and 4)."""
 
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -6,33 +6,32 @@ from typing import Final
 import numpy as np
 import torch
 
-from protocol.errors import found_in
-from protocol.patch.bounded_buffer import OutOfRoomError
+from protocol.errors import error_context
+from protocol.patch.bounded_buffer import BufferFullError
 from protocol.patch.container import Mode, TensorRow
-from protocol.patch.dense import decode_dense, encode_dense, store
-from protocol.patch.small_changes import decode_few, encode_few, few_changes
+from protocol.patch.dense import decode_dense, encode_dense, encode_raw
+from protocol.patch.small_changes import decode_small_changes, encode_small_changes, find_small_changes
 from protocol.patch.sparse import Decoder, Scratch, encode_sparse, read_directory
 from protocol.patch.values import Bits, Layout, bits_of, layout_of
 
 PROBE_BLOCKS: Final = 8
 PROBE_ELEMENTS: Final = 1024
-"""Elements of each of the blocks that dense modes are tried on before a whole tensor is."""
+"""Elements of each block on which the dense modes are tried before the whole tensor."""
 
 PROBE_MARGIN: Final = 1.25
-"""A dense mode is tried in full when the probe promises less than this many times the sparse frame."""
+"""A dense mode is tried on the whole tensor if its frame of the probe promises less than this many times the best size."""
 
-ZSTD_LEVEL: Final = 1  # level 3 came out larger on step planes, and slower
+ZSTD_LEVEL: Final = 1  # on step planes, level 3 was slower and its frames were larger
 
-LEAST_BYTES: Final = 12
-"""No frame but one of few changes is shorter: a sparse one has the coders' two states, a dense one zstd's own header.
-"""
+MIN_FRAME_BYTES: Final = 12
+"""The smallest frame of the sparse and dense modes: a sparse frame has two coder states, a dense frame a zstd header."""
 
-CLASSES_ARE_CHEAP: Final = 16
-"""Times that a frame with classes must be smaller than its tensor to be taken without trying one that has none."""
+CLASSES_SUFFICE_RATIO: Final = 16
+"""If a frame with classes is so many times smaller than its tensor, no frame without classes is tried."""
 
 
 def _probe(old: Bits, new: Bits) -> tuple[Bits, Bits]:
-    """Evenly spaced blocks of the tensor; all of it when it is small."""
+    """Return evenly spaced blocks of a tensor, or all of it if it is small."""
     if old.size <= PROBE_BLOCKS * PROBE_ELEMENTS:
         return old, new
     starts = np.linspace(0, old.size - PROBE_ELEMENTS, PROBE_BLOCKS).astype(np.int64)
@@ -41,84 +40,108 @@ def _probe(old: Bits, new: Bits) -> tuple[Bits, Bits]:
 
 
 def _dense_modes(old: Bits, new: Bits, layout: Layout, changed: int, best: int) -> Iterator[Mode]:
-    """The dense modes that may be shorter than the `best` bytes of a frame with `changed` changes (0: they were not
-    counted).
+    """Yield the dense modes whose frame may be smaller than `best` bytes.
 
-    Changes may stand in few rows, of which a probe meets too many or too few: what counts is the share of the changes
-    in it.
+    The changes may be concentrated in a few rows, of which the probe contains too many or too few. So the size of its
+    frame is scaled by the share of the changes that it contains.
+
+    Args:
+        changed: number of changed elements; 0 if it is unknown.
+        best: size of the smallest frame so far, in bytes.
     """
-    some_old, some_new = _probe(old, new)
-    share = int(np.count_nonzero(some_old != some_new)) / changed if changed else some_old.size / old.size
+    old_probe, new_probe = _probe(old, new)
+    share = int(np.count_nonzero(old_probe != new_probe)) / changed if changed else old_probe.size / old.size
     below = int(PROBE_MARGIN * best * share) + 64
     for mode in (Mode.STEP_PLANES, Mode.XOR_PLANES, Mode.VALUE_PLANES):
         try:
-            encode_dense(some_old, some_new, layout, mode, level=ZSTD_LEVEL, below=below)
-        except OutOfRoomError:
+            encode_dense(old_probe, new_probe, layout, mode, level=ZSTD_LEVEL, below=below)
+        except BufferFullError:
             continue
         yield mode
 
 
-class _Shortest:
-    """The shortest frame so far. One of more than half its tensor is not held while others are tried, but made again at
-    the end.
+class _SmallestFrame:
+    """The smallest frame of a tensor so far. To save memory, a frame of more than half its tensor is dropped while others
+    are tried, and encoded again at the end.
+
+    Attributes:
+        below: size that the next frame must stay below, in bytes.
+        changes: number of changed elements; 0 if it is unknown.
     """
 
     def __init__(self, nbytes: int) -> None:
-        self.mode = Mode.STORED
+        self.mode = Mode.RAW_STEP_PLANES
         self.below = nbytes + 1
-        self.changed = 0
+        self.changes = 0
         self._nbytes = nbytes
-        self._make: Callable[[int], tuple[int, memoryview]] | None = None
+        self._encode: Callable[[int], tuple[int, memoryview]] | None = None
         self._frame: memoryview | None = None
 
-    def offer(self, mode: Mode, make: Callable[[int], tuple[int, memoryview]]) -> None:
-        """Take the frame that `make` gives, given how many bytes it must stay below, and its changes (0: not counted)."""
+    def offer(self, mode: Mode, encode: Callable[[int], tuple[int, memoryview]]) -> None:
+        """Encode a frame and keep it if it is smaller than all others so far.
+
+        Args:
+            encode: takes the size that the frame must stay below, in bytes; returns the number of changes (0 if it is
+                unknown) and the frame.
+        """
         if self._frame is not None and 2 * len(self._frame) > self._nbytes:
             self._frame = None
         try:
-            changed, frame = make(self.below)
-        except OutOfRoomError:
+            changes, frame = encode(self.below)
+        except BufferFullError:
             return
-        self.mode, self.changed, self.below, self._make, self._frame = (
+        self.mode, self.changes, self.below, self._encode, self._frame = (
             mode,
-            changed or self.changed,
+            changes or self.changes,
             len(frame),
-            make,
+            encode,
             frame,
         )
 
     def frame(self) -> memoryview | None:
-        """It, if there is any."""
-        if self._frame is None and self._make is not None:
-            _, self._frame = self._make(self.below + 1)
+        """Return the smallest frame, or None if none was smaller than the tensor."""
+        if self._frame is None and self._encode is not None:
+            _, self._frame = self._encode(self.below + 1)
         return self._frame
 
 
-def encode_frame(
-    old: torch.Tensor, new: torch.Tensor, profile: str, workspace: Scratch
-) -> tuple[Mode, int, memoryview]:
-    """The cheapest frame of one tensor: its mode, how many elements change, its bytes.
+def encode_frame(old: torch.Tensor, new: torch.Tensor, profile: str, scratch: Scratch) -> tuple[Mode, int, memoryview]:
+    """Encode the smallest frame of one tensor.
 
-    With classes, unless the profile or the dtype has none; without them where these cost much.
+    A sparse frame with classes is tried first if the profile and the dtype have classes, and one without classes if the
+    result is still large.
+
+    Args:
+        scratch: memory of the calling thread.
+
+    Returns:
+        The mode, the number of changed elements, and the frame.
+
+    Raises:
+        ValueError: a tensor is not contiguous or not on the CPU.
     """
     before, after, layout, shape = bits_of(old), bits_of(new), layout_of(old.dtype), tuple(old.shape)
-    few = few_changes(before, after)
-    if few is not None and not few.size:
+    places = find_small_changes(before, after)
+    if places is not None and not places.size:
         return Mode.UNCHANGED, 0, memoryview(b"")
-    best = _Shortest(before.nbytes)
-    if few is not None:
-        best.offer(Mode.FEW, lambda below: (few.size, encode_few(before, after, few, layout, below)))
-    ways = (True, False) if profile == "compact" and layout.is_float else (False,)
-    for classed in ways:
-        if best.below > LEAST_BYTES and (classed is ways[0] or best.below * CLASSES_ARE_CHEAP > before.nbytes):
+    best = _SmallestFrame(before.nbytes)
+    if places is not None:
+        best.offer(
+            Mode.SMALL_CHANGES,
+            lambda below: (places.size, encode_small_changes(before, after, places, layout, below)),
+        )
+    class_options = (True, False) if profile == "compact" and layout.is_float else (False,)
+    for classes in class_options:
+        first = classes is class_options[0]
+        if best.below > MIN_FRAME_BYTES and (first or best.below * CLASSES_SUFFICE_RATIO > before.nbytes):
             best.offer(
                 Mode.SPARSE,
-                lambda below, classed=classed: encode_sparse(  # type: ignore[misc]
-                    before, after, shape, layout, workspace, below, classed=classed
+                lambda below, classes=classes: encode_sparse(  # type: ignore[misc]
+                    before, after, shape, layout, scratch, below, classes=classes
                 ),
             )
-    if best.below > LEAST_BYTES:
-        for mode in _dense_modes(before, after, layout, best.changed, best.below):
+    if best.below > MIN_FRAME_BYTES:
+        for mode in _dense_modes(before, after, layout, best.changes, best.below):
             best.offer(
                 mode,
                 lambda below, mode=mode: (  # type: ignore[misc]
@@ -127,41 +150,43 @@ def encode_frame(
                 ),
             )
     frame = best.frame()
-    changed = best.changed or int(np.count_nonzero(before != after))
-    return best.mode, changed, frame if frame is not None else store(before, after, layout)
+    changes = best.changes or int(np.count_nonzero(before != after))
+    return best.mode, changes, frame if frame is not None else encode_raw(before, after, layout)
 
 
 def decode_frame(
-    row: TensorRow, frame: memoryview, old: Bits, target: Bits | None = None, *, back: bool = False
+    row: TensorRow, frame: memoryview, old: Bits, target: Bits | None = None, *, inverse: bool = False
 ) -> Iterator[tuple[int, Bits]]:
-    """The new elements of a changed tensor, piece by piece.
+    """Yield the new elements of a changed tensor, piece by piece.
 
     Args:
-        old: the previous elements, flat; the newer ones when `back`, which then yields the previous ones.
-        target: where the new elements go; without it, each piece is good only until the next is asked for.
+        row: the tensor's row in the table.
+        frame: hostile bytes.
+        old: the previous elements, flat. If `inverse`, these are the newer elements, and the previous ones are yielded.
+        target: an array for the new elements; if None, each piece is valid only until the next one is requested.
 
     Yields:
         The offset of a piece and its new elements.
 
     Raises:
-        PatchError, MalformedError, LimitError: a frame that does not fit; the error names the tensor.
+        PatchError, MalformedError, LimitError: the frame does not fit; the error names the tensor.
     """
-    with found_in(row.name):
-        yield from _decode(row, frame, old, target, back)
+    with error_context(row.name):
+        yield from _decode(row, frame, old, target, inverse)
 
 
 def _decode(
-    row: TensorRow, frame: memoryview, old: Bits, target: Bits | None, back: bool
+    row: TensorRow, frame: memoryview, old: Bits, target: Bits | None, inverse: bool
 ) -> Iterator[tuple[int, Bits]]:
     layout = layout_of(row.dtype)
     if row.mode != Mode.SPARSE:
-        for begin, new in _blocks(row, frame, old, layout, back=back):
+        for begin, new in _blocks(row, frame, old, layout, inverse=inverse):
             if target is not None:
                 np.copyto(target[begin : begin + new.size], new)
             yield begin, new
         return
     model, chunks = read_directory(frame, row.shape, row.changed, layout)
-    decoder = Decoder(frame, model, back=back)
+    decoder = Decoder(frame, model, inverse=inverse)
     for chunk in chunks:
         after = None if target is None else target[chunk.begin : chunk.end]
         for begin, piece in decoder.pieces(chunk, old[chunk.begin : chunk.end], after):
@@ -169,23 +194,31 @@ def _decode(
 
 
 def _blocks(
-    row: TensorRow, frame: memoryview, old: Bits, layout: Layout, *, back: bool = False, first: int = 0
+    row: TensorRow, frame: memoryview, old: Bits, layout: Layout, *, inverse: bool = False, first: int = 0
 ) -> Iterator[tuple[int, Bits]]:
-    """The new elements by the modes that are not sparse; `old` are those from `first` on."""
-    if row.mode == Mode.FEW:
-        return decode_few(old, frame, row.changed, layout, back=back, first=first, of=row.elements)
-    return decode_dense(old, frame, layout, row.mode, back=back, first=first, of=row.elements)
+    """Decode a frame that is not sparse, for the elements `old`, which begin with element `first` of the tensor."""
+    if row.mode == Mode.SMALL_CHANGES:
+        return decode_small_changes(
+            old, frame, row.changed, layout, inverse=inverse, first=first, tensor_elements=row.elements
+        )
+    return decode_dense(old, frame, layout, row.mode, inverse=inverse, first=first, tensor_elements=row.elements)
 
 
 def decode_range(row: TensorRow, frame: memoryview, old: Bits, new: Bits, first: int) -> None:
-    """The new elements `first`, `first` + 1, ... of a changed tensor, from the previous ones; both flat, between
-    chunks.
+    """Decode a range of a changed tensor, which begins and ends at chunk borders.
+
+    Args:
+        row: the tensor's row in the table.
+        frame: hostile bytes.
+        old: the previous elements of the range, flat.
+        new: an array for the new elements of the range, flat.
+        first: index in the tensor of the range's first element.
 
     Raises:
-        PatchError, MalformedError, LimitError: a frame that does not fit; the error names the tensor.
+        PatchError, MalformedError, LimitError: the frame does not fit; the error names the tensor.
     """
     layout = layout_of(row.dtype)
-    with found_in(row.name):
+    with error_context(row.name):
         if row.mode != Mode.SPARSE:
             for begin, block in _blocks(row, frame, old, layout, first=first):
                 np.copyto(new[begin : begin + block.size], block)

@@ -1,4 +1,4 @@
-"""What a patch spends its bits on, and how few would do (docs/spec/patch.md, section 7)."""
+"""Statistics of a patch, and a lower bound on its size (docs/spec/patch.md, section 7)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,49 +9,53 @@ import torch
 from protocol.patch.container import Mode, TensorRow, read_header, split_frames
 from protocol.patch.context_model import Model
 from protocol.patch.sparse import Chunk, read_directory
-from protocol.patch.values import bits_of, layout_of, ordered
+from protocol.patch.values import bits_of, layout_of, to_keys
 
 
 def _entropy_of_counts(counts: np.ndarray) -> float:
-    kept = counts[counts > 0].astype(np.float64)
-    return float(-(kept * np.log2(kept / kept.sum())).sum()) if kept.size else 0.0
+    positive = counts[counts > 0].astype(np.float64)
+    return float(-(positive * np.log2(positive / positive.sum())).sum()) if positive.size else 0.0
 
 
 def bound_bits(old: torch.Tensor, new: torch.Tensor) -> float:
-    """Empirical conditional entropy of an update, in bits for each changed element; 0.0 when nothing changed.
+    """Compute the empirical conditional entropy of an update, in bits per changed element; 0.0 if nothing changed.
 
-    H(changed | exponent of the old value) over all elements plus H(step | exponent of the old value) over the changed
-    ones, with the tensor's own frequencies as probabilities, which no decoder is told: nothing that codes by exponent
-    alone gets below it.
+    It is H(changed | exponent of the old value) over all elements plus H(step | exponent of the old value) over the
+    changed ones. The probabilities are the tensor's own frequencies, which a decoder does not have. No code that uses
+    only the exponent can be smaller.
+
+    Raises:
+        ValueError: a tensor is not contiguous or not on the CPU.
     """
     layout = layout_of(old.dtype)
     before, after = bits_of(old), bits_of(new)
     differs = before != after
-    changed = int(differs.sum())
-    if changed == 0:
+    changes = int(differs.sum())
+    if changes == 0:
         return 0.0
     shift = layout.mantissa if layout.is_float else 0
     exponents = (before >> before.dtype.type(shift)) & before.dtype.type(layout.exponents - 1)
     total = 0.0
-    steps = ordered(after[differs], layout).astype(np.int64) - ordered(before[differs], layout).astype(np.int64)
+    steps = to_keys(after[differs], layout).astype(np.int64) - to_keys(before[differs], layout).astype(np.int64)
     for exponent in range(layout.exponents):
         members = int((exponents == exponent).sum())
         own = steps[exponents[differs] == exponent]
         total += _entropy_of_counts(np.array([own.size, members - own.size]))
         total += _entropy_of_counts(np.unique(own, return_counts=True)[1])
-    return total / changed
+    return total / changes
 
 
 @dataclass(frozen=True, slots=True)
 class FrameFacts:
-    """One tensor of a patch.
+    """The statistics of one frame.
 
     Attributes:
-        density: share of the elements that change.
-        bits_per_change: bits of the frame for each changed element.
-        classes: classes of the model; 0 without one.
-        listed: changes coded apart because they leave their class (all of them in the fast profile).
-        sections: bytes of a sparse frame's data by section: "words", "raw"; 0 for other codecs.
+        row: the tensor's row in the table.
+        density: share of the changed elements.
+        bits_per_change: bits of the frame per changed element; 0.0 if nothing changed.
+        classes: number of classes of the model; 0 if the frame has no classes.
+        listed: number of listed changes, which leave their class (all changes of a frame without classes).
+        sections: bytes of a sparse frame's sections "words" and "raw"; 0 in other modes.
     """
 
     row: TensorRow
@@ -63,10 +67,13 @@ class FrameFacts:
 
 
 def frame_facts(patch: bytes) -> Iterator[FrameFacts]:
-    """Facts of every tensor, from the table and the frames' directories; no weights are needed, nothing is decoded.
+    """Yield the statistics of every tensor, from the table and the directories of the frames; no change is decoded.
+
+    Args:
+        patch: hostile bytes.
 
     Raises:
-        MalformedError, LimitError, PatchError: a table or a directory that is broken.
+        MalformedError, LimitError, PatchError: the table or a directory is malformed.
     """
     header = read_header(patch)
     for row, frame in zip(header.rows, split_frames(patch, header), strict=True):

@@ -1,4 +1,4 @@
-"""A patch for a node that gets it bit by bit, or that holds only some rows (docs/spec/patch.md, section 5)."""
+"""Apply a patch while it arrives, or to a part of the weights (docs/spec/patch.md, section 5)."""
 
 import math
 from collections.abc import Iterator
@@ -17,66 +17,76 @@ from protocol.patch.values import bits_of
 
 
 def row_edges(shape: tuple[int, ...]) -> list[int]:
-    """The rows at which a range for `apply_rows` may begin or end: at least every eighth of a large tensor's rows."""
+    """Return the row numbers at which a range for `apply_rows` may begin or end, ascending.
+
+    A large tensor has edges at least at every eighth of its rows.
+    """
     width = max(1, math.prod(shape[1:]))
     edges = {0, *(edge for chunk in chunks_of(shape) for edge in chunk)}
     return sorted(edge // width for edge in edges if edge % width == 0)
 
 
-def apply_rows(rows: torch.Tensor, patch: bytes, name: str, first_row: int, of: int) -> torch.Tensor:
-    """The new rows of one tensor, for a node that holds only these, as in tensor parallelism.
+def apply_rows(rows: torch.Tensor, patch: bytes, name: str, first_row: int, total_rows: int) -> torch.Tensor:
+    """Apply a patch to some rows of one tensor, for a node that has only these, as in tensor parallelism.
 
     Args:
-        rows: rows first_row, first_row + 1, ... of the tensor: [R, ...]; begins and ends at one of its `row_edges`.
-        of: rows of the whole tensor.
+        rows: rows first_row, first_row + 1, ... of the tensor: [R, ...]; they begin and end at `row_edges`.
+        patch: bytes whose digest was checked against the manifest; no digest in the patch covers a part of a tensor.
+        name: name of the tensor.
+        total_rows: rows of the whole tensor.
 
     Returns:
-        The new rows, [R, ...]. No digest covers a part of a tensor: the manifest's digest of the patch has to do.
+        The new rows, [R, ...].
 
     Raises:
-        PatchError, MalformedError, LimitError: a patch that does not fit.
-        ValueError: rows that begin or end elsewhere.
+        PatchError, MalformedError, LimitError: the patch does not fit.
+        ValueError: the rows do not begin and end at `row_edges`.
     """
     header = read_header(patch)
     for row, frame in zip(header.rows, split_frames(patch, header), strict=True):
         if row.name == name:
-            return _new_rows(rows, row, frame, first_row, of)
+            return _apply_to_rows(rows, row, frame, first_row, total_rows)
     raise PatchError("a tensor that the patch does not have", name)
 
 
-def apply_tensors(held: Weights, patch: bytes) -> dict[str, torch.Tensor]:
-    """The new tensors of a node that holds only some of them, as in pipeline or expert parallelism.
+def apply_tensors(tensors: Weights, patch: bytes) -> dict[str, torch.Tensor]:
+    """Apply a patch to some tensors of the weights, for a node that has only these, as in pipeline or expert parallelism.
 
     Args:
-        held: whole tensors of the weights that the patch is for.
+        tensors: whole tensors of the weights that the patch is for.
+        patch: bytes whose digest was checked against the manifest; the digest of the whole result cannot be checked.
 
     Returns:
-        The same tensors, new where they change, each checked by the eight bytes that the patch has of its digest. The
-        digest of all
-        weights cannot be: the manifest's digest of the patch has to do.
+        The same tensors by name, shared if unchanged and new otherwise. Each new tensor was checked against the first
+        eight bytes of its digest, which the patch contains.
 
     Raises:
-        PatchError, MalformedError, LimitError: a patch that does not fit.
+        PatchError, MalformedError, LimitError: the patch does not fit.
     """
     header = read_header(patch)
     new = {}
     for row, frame in zip(header.rows, split_frames(patch, header), strict=True):
-        if row.name in held:
-            (own,) = check_fit({row.name: held[row.name]}, (row,))
-            new[row.name] = held[row.name] if own.mode == Mode.UNCHANGED else apply_frame(held[row.name], own, frame)[0]
-    missing = held.keys() - new.keys()
-    if missing:
-        raise PatchError("a tensor that the patch does not have", min(missing))
-    return {name: new[name] for name in held}
+        if row.name in tensors:
+            old = tensors[row.name]
+            (own,) = check_fit({row.name: old}, (row,))
+            new[row.name] = old if own.mode == Mode.UNCHANGED else apply_frame(old, own, frame)[0]
+    absent = tensors.keys() - new.keys()
+    if absent:
+        raise PatchError("a tensor that the patch does not have", min(absent))
+    return {name: new[name] for name in tensors}
 
 
-def _new_rows(rows: torch.Tensor, row: TensorRow, frame: memoryview, first_row: int, of: int) -> torch.Tensor:
-    whole = (of, *rows.shape[1:])
-    if row.dtype != rows.dtype or row.shape != whole:
-        raise PatchError(f"{row.dtype} {row.shape} where the tensor is {rows.dtype} {whole}", row.name)
+def _apply_to_rows(
+    rows: torch.Tensor, row: TensorRow, frame: memoryview, first_row: int, total_rows: int
+) -> torch.Tensor:
+    shape = (total_rows, *rows.shape[1:])
+    if row.dtype != rows.dtype or row.shape != shape:
+        raise PatchError(f"{row.dtype} {row.shape} where the tensor is {rows.dtype} {shape}", row.name)
     edges = row_edges(row.shape)
     if first_row not in edges or first_row + len(rows) not in edges:
-        raise ValueError(f"rows {first_row} to {first_row + len(rows)} of {row.name} do not lie between edges")
+        raise ValueError(
+            f"rows {first_row} to {first_row + len(rows)} of {row.name} must begin and end at one of {edges}"
+        )
     if row.mode == Mode.UNCHANGED:
         return rows
     new = torch.empty_like(rows, requires_grad=False)
@@ -85,13 +95,17 @@ def _new_rows(rows: torch.Tensor, row: TensorRow, frame: memoryview, first_row: 
 
 
 class StreamingApply:
-    """Applies a patch while it arrives: bytes in, finished tensors out. Holds one frame at a time, in memory of just
-    its size.
+    """The application of a patch while it arrives. Only one frame is in memory at a time.
+
+    Args:
+        weights: the weights that the patch is for.
+        digests: BLAKE3 of each tensor of `weights`, computed when they were verified; None to compute the digests of
+            the unchanged tensors again.
     """
 
     def __init__(self, weights: Weights, *, digests: Digests | None = None) -> None:
         self._weights = weights
-        self._known = digests
+        self._base_digests = digests
         self._head = bytearray()
         self._header: Header | None = None
         self._rows: tuple[TensorRow, ...] = ()
@@ -100,10 +114,13 @@ class StreamingApply:
         self._result = AppliedPatch({}, {})
 
     def feed(self, data: bytes) -> list[str]:
-        """Take the next bytes; returns the names of the tensors that they complete.
+        """Process the next bytes of the patch, and return the names of the tensors that they complete.
+
+        Args:
+            data: hostile bytes.
 
         Raises:
-            As `apply`, as soon as the bytes at hand show it.
+            MalformedError, LimitError, PatchError: as `apply`, as soon as the bytes so far show the fault.
         """
         rest = memoryview(data)
         if self._header is None:
@@ -116,10 +133,10 @@ class StreamingApply:
         return list(self._take(rest))
 
     def finish(self) -> AppliedPatch:
-        """The new weights, once every byte was fed.
+        """Return the new weights after all bytes of the patch were processed.
 
         Raises:
-            PatchError: the patch is cut off, or does not lead to the weights that it promises.
+            PatchError: the patch is cut off, or does not give the weights that it promises.
         """
         if self._header is None or self._next < len(self._rows):
             raise PatchError("cut off", "patch")
@@ -129,19 +146,19 @@ class StreamingApply:
     def _read_table(self) -> Header:
         header = read_header(self._head, len(self._weights))
         self._rows = check_fit(self._weights, header.rows)
-        if self._known is not None and weights_digest(self._known, self._weights) != header.base:
+        if self._base_digests is not None and weights_digest(self._base_digests, self._weights) != header.base:
             raise PatchError("made for other weights than these")
         return header
 
     def _take(self, rest: memoryview) -> Iterator[str]:
-        """The tensors that more bytes of the frames complete."""
+        """Yield the names of the tensors that more bytes of the frames complete."""
         while self._next < len(self._rows):
             row = self._rows[self._next]
             self._frame = self._frame or BoundedBuffer(row.size)
-            piece = rest[: row.size - self._frame.used]
+            piece = rest[: row.size - self._frame.size]
             self._frame.put(piece)
             rest = rest[len(piece) :]
-            if self._frame.used < row.size:
+            if self._frame.size < row.size:
                 return
             frame, self._frame = self._frame.frame(), None
             self._apply(row, frame)
@@ -153,7 +170,7 @@ class StreamingApply:
     def _apply(self, row: TensorRow, frame: memoryview) -> None:
         old = self._weights[row.name]
         if row.mode == Mode.UNCHANGED:
-            new, digest = old, self._known[row.name] if self._known is not None else digest_tensor(old)
+            new, digest = old, self._base_digests[row.name] if self._base_digests is not None else digest_tensor(old)
         else:
             new, digest = apply_frame(old, row, frame)
         self._result.weights[row.name], self._result.digests[row.name] = new, digest

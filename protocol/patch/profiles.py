@@ -1,21 +1,21 @@
-"""Which profile to publish with: the one that reaches the followers first (PULSE, appendix H.4.5, equation 26)."""
+"""The choice of the profile that reaches the followers first (PULSE, appendix H.4.5, equation 26)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 PROFILES: Final = ("compact", "fast")
-"""How a patch can be made; "auto" is one of these, picked for the Conditions at hand."""
+"""The profiles of a patch. "auto" selects one of them by `LinkConditions`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a profile was measured at.
+    """The measured rates of a profile.
 
     Attributes:
-        encode: bytes of weights a second, on this machine.
-        apply: bytes of weights a second, on a follower.
-        ratio: bytes of patch for each byte of weights.
+        encode: speed of encoding on this machine, in bytes of weights per second.
+        apply: speed of application on a follower, in bytes of weights per second.
+        ratio: bytes of patch per byte of weights.
     """
 
     encode: float
@@ -23,17 +23,22 @@ class Rates:
     ratio: float
 
     def seconds(self, weight_bytes: int, link: float) -> float:
-        """Encoding, transfer over a link of `link` bytes a second, and application, one after the other."""
+        """Return the total time of encoding, transfer and application, in seconds.
+
+        Args:
+            weight_bytes: bytes of the full weights.
+            link: speed of the transfer, in bytes per second.
+        """
         return weight_bytes * (1 / self.encode + self.ratio / link + 1 / self.apply)
 
 
 @dataclass(frozen=True, slots=True)
 class LinkConditions:
-    """What "auto" goes by.
+    """The measurements by which "auto" selects a profile.
 
     Attributes:
-        link: bytes a second, as measured; None before anything was.
-        rates: of each profile, as measured on the last patches; a profile without any is tried.
+        link: speed of the transfer, in bytes per second; None before the first measurement.
+        rates: by profile, measured on the last patches; a profile without rates is tried first.
     """
 
     link: float | None = None
@@ -42,20 +47,20 @@ class LinkConditions:
 
 @dataclass(frozen=True, slots=True)
 class ProfileChoice:
-    """A profile, and why."""
+    """A profile, and the reason for its choice."""
 
     profile: str
     reason: str
 
 
 def choose_profile(weight_bytes: int, conditions: LinkConditions) -> ProfileChoice:
-    """The profile with the least encode + transfer + apply time.
+    """Choose the profile with the least time for encoding, transfer and application.
 
     Args:
         weight_bytes: bytes of the full weights.
 
     Raises:
-        ValueError: a link that carries nothing.
+        ValueError: the speed of the transfer is not positive.
     """
     link, rates = conditions.link, conditions.rates
     for profile in PROFILES:
@@ -64,7 +69,7 @@ def choose_profile(weight_bytes: int, conditions: LinkConditions) -> ProfileChoi
     if link is None:
         return ProfileChoice("compact", "no transfer has been measured yet")
     if link <= 0:
-        raise ValueError("a link that carries nothing")
+        raise ValueError(f"the link's rate must be positive, not {link} bytes/s")
     seconds = {profile: rates[profile].seconds(weight_bytes, link) for profile in PROFILES}
     best = min(PROFILES, key=lambda profile: seconds[profile])
     times = ", ".join(f"{profile} {seconds[profile]:.3g} s" for profile in PROFILES)
@@ -72,14 +77,17 @@ def choose_profile(weight_bytes: int, conditions: LinkConditions) -> ProfileChoi
 
 
 def pick_profile(profile: str, weight_bytes: int, conditions: LinkConditions | None) -> ProfileChoice:
-    """A profile by name; "auto" as `choose_profile` does.
+    """Return a profile by name, or choose one for "auto".
+
+    Args:
+        weight_bytes: bytes of the full weights.
 
     Raises:
-        ValueError: no such profile, or "auto" without Conditions.
+        ValueError: there is no such profile, or "auto" has no conditions.
     """
     if profile == "auto":
         if conditions is None:
-            raise ValueError("the auto profile needs Conditions: the link's rate and the codec's")
+            raise ValueError("the auto profile needs conditions: the rates of the link and of the codec")
         return choose_profile(weight_bytes, conditions)
     if profile not in PROFILES:
         raise ValueError(f"no profile {profile!r}: {', '.join(PROFILES)} or auto")

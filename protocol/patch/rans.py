@@ -1,11 +1,12 @@
 """The entropy coder: rANS with fixed tables (docs/spec/patch.md, section 3).
 
-A state is a number from 2^32 to 2^48 - 1. A symbol with `width` of 4096 slots from `begin` on takes the state x to
-(x // width) * 4096 + begin + x % width; sixteen bits leave it, or come back, whenever that keeps it in its range. The
-encoder goes from the last symbol to the first and writes from the end, so that the decoder reads forwards.
+A state is a number from 2^32 to 2^48 - 1. A symbol that has `width` of the 4096 slots, beginning with slot `begin`,
+changes the state x to (x // width) * 4096 + begin + x % width. To keep the state in its range, the encoder moves 16 bits
+from it to the output, and the decoder moves them back. The encoder goes from the last symbol to the first and writes
+from the end, so that the decoder reads forwards.
 
-numba's cache sees changes of the file that a kernel stands in, not of this one: delete `__pycache__` after changing a
-formula.
+numba caches a compiled kernel until the file of that kernel changes. Other files inline the functions of this one, so
+delete `__pycache__` after a change of a formula here.
 """
 
 from functools import cache
@@ -18,38 +19,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.kernels.jit import kernel
-from protocol.kernels.simd import highest, upper_product
+from protocol.kernels.simd import highest_bit, upper_product
 
 U: Any = numba.uint64
 I: Any = numba.int64  # noqa: E741
 
 SLOT_BITS: Final = 12
 SLOTS: Final = 1 << SLOT_BITS
-LEAST: Final = 1 << 32
-"""The least state, and the first one of an encoder."""
+MIN_STATE: Final = 1 << 32
+"""The smallest state, and the initial one of an encoder."""
 
 STATE_WORDS: Final = 3
 HALF_LIFE_BITS: Final = 20
 HALF_LIFE: Final = 1 << HALF_LIFE_BITS
-"""Ticks after which half of the waits are over."""
+"""Ticks within which half of the gaps end."""
 
 MAX_WEIGHT: Final = 16 * HALF_LIFE
 SMALLEST_BUCKET: Final = 3 << 16
-"""Gaps are put in buckets of 2^k, the most that span no more than twice this many ticks: a fifth of a mean wait or
-less.
+"""Gaps are grouped in buckets of 2^k gaps, with the largest k for which a bucket spans at most twice this many ticks: a
+fifth of a mean gap or less.
 """
 
 MAX_BUCKETS: Final = 31
 LAST_HALF_LIFE: Final = 12
-"""Waits of so many half-lives have no bucket of their own."""
+"""Gaps of more than so many half-lives have no bucket of their own."""
 
 STEP_SYMBOLS: Final = 123
-"""Sizes 1, 2, 3, then four to an octave: sizes of 2^n and more are told apart by the two bits below the leading one."""
+"""Symbols for the sizes 1, 2, 3, and then four for each octave, distinguished by the two bits below the leading one."""
 
 
 @cache
 def _roots() -> tuple[int, ...]:
-    """2^(-1/2), 2^(-1/4), ..., scaled by 2^64 and rounded down, one for each bit of a part of a half-life."""
+    """Return 2^(-1/2), 2^(-1/4), ..., scaled by 2^64 and rounded down, one for each bit of a fraction of a half-life."""
     roots, root = [], 1 << 127
     for _ in range(HALF_LIFE_BITS):
         root = isqrt(root << 128)
@@ -57,8 +58,8 @@ def _roots() -> tuple[int, ...]:
     return tuple(roots)
 
 
-def surviving(ticks: int) -> int:
-    """2^(32 - ticks / HALF_LIFE), by integer arithmetic alone: how many of 2^32 waits are longer."""
+def survivors(ticks: int) -> int:
+    """Compute 2^(32 - ticks / HALF_LIFE) in integer arithmetic: how many of 2^32 gaps are longer than `ticks`."""
     value = 1 << 64
     for number, root in enumerate(_roots()):
         if ticks >> (HALF_LIFE_BITS - 1 - number) & 1:
@@ -67,25 +68,25 @@ def surviving(ticks: int) -> int:
 
 
 def bucket_bits(weight: int) -> int:
-    """log2 of the gaps in one bucket, for elements of `weight` ticks."""
+    """Return log2 of the number of gaps in one bucket, for elements of `weight` ticks."""
     return max(0, (2 * SMALLEST_BUCKET // weight).bit_length() - 1)
 
 
 @cache
 def gap_widths(weight: int) -> tuple[int, ...]:
-    """Slots of each bucket of gaps between changes of elements of `weight` ticks, and of all gaps beyond them."""
+    """Return the slots of each bucket of gaps, for elements of `weight` ticks, and last those of all longer gaps."""
     span = weight << bucket_bits(weight)
     buckets = max(1, min(MAX_BUCKETS, LAST_HALF_LIFE * HALF_LIFE // span))
     edges = [0]
     for number in range(1, buckets + 1):
-        edge = SLOTS - (surviving(number * span) >> (32 - SLOT_BITS))
+        edge = SLOTS - (survivors(number * span) >> (32 - SLOT_BITS))
         edges.append(max(edges[-1] + 1, min(edge, SLOTS - 1 - buckets + number)))
     edges.append(SLOTS)
     return tuple(after - before for before, after in pairwise(edges))
 
 
 def step_widths(weights: tuple[int, ...]) -> tuple[int, ...]:
-    """Slots in proportion to weights, at least one for each; what is left over goes to the first of the largest."""
+    """Return slots in proportion to weights, at least one each; the first of the largest gets the remaining slots."""
     total, spare = sum(weights), SLOTS - len(weights)
     widths = [1 + weight * spare // total for weight in weights]
     widths[weights.index(max(weights))] += SLOTS - sum(widths)
@@ -94,7 +95,9 @@ def step_widths(weights: tuple[int, ...]) -> tuple[int, ...]:
 
 @cache
 def decoder_row(widths: tuple[int, ...]) -> NDArray[np.uint32]:
-    """For every slot its symbol's width, its place within it (shifted by 12) and the symbol (by 24): [SLOTS]."""
+    """Build a row of a decoder table: for every slot its symbol's width, its place within the symbol (shifted left by 12)
+    and the symbol (shifted left by 24): uint32 [SLOTS].
+    """
     width = np.array(widths, np.uint32)
     symbols = np.repeat(np.arange(len(widths), dtype=np.uint32), widths)
     places = np.arange(SLOTS, dtype=np.uint32) - (np.cumsum(width, dtype=np.uint32) - width)[symbols]
@@ -104,10 +107,15 @@ def decoder_row(widths: tuple[int, ...]) -> NDArray[np.uint32]:
 
 @kernel()
 def put_symbol(state: Any, out: Any, position: Any, inverse: Any, entry: Any) -> Any:
-    """Code a symbol; `position` is where the words that are written already begin, and falls by one when there is one
-    more.
+    """Code a symbol; return the new state and position.
 
-    The quotient is exact, since the state is below 2^48 and what rounding the inverse up adds is below 1 / width.
+    The quotient is exact: the state is below 2^48, so the error of the rounded-up inverse adds less than 1 / width.
+
+    Args:
+        out: words are written from the end: uint16.
+        position: index of the first word in `out`; it decreases by one when a word is written.
+        inverse: 2^64 / width, rounded up.
+        entry: width (shifted left by 32) and addend of the symbol; see `fill_entries`.
     """
     width = entry >> U(32)
     full = U(state >= width << U(36))
@@ -119,16 +127,20 @@ def put_symbol(state: Any, out: Any, position: Any, inverse: Any, entry: Any) ->
 
 @kernel()
 def get_symbol(state: Any, words: Any, position: Any, entry: Any) -> Any:
-    """The mirror of put_symbol; `entry` is the decoder table's at the state's slot."""
+    """Update the state after a symbol was decoded; return the new state and position.
+
+    Args:
+        entry: the decoder table's entry at the state's slot.
+    """
     state = (entry & U(0xFFF)) * (state >> U(SLOT_BITS)) + ((entry >> U(12)) & U(0xFFF))
-    short = U(state < U(LEAST))
+    short = U(state < U(MIN_STATE))
     state = (state << (short << U(4))) | (U(words[position]) & (U(0) - short))
     return state, position + I(short)
 
 
 @kernel()
 def put_state(state: Any, out: Any, position: Any) -> Any:
-    """Write a state, least significant word last."""
+    """Write a state, least significant word last; return the new position."""
     for word in range(STATE_WORDS):
         out[position - I(1) - word] = (state >> U(16 * word)) & U(0xFFFF)
     return position - I(STATE_WORDS)
@@ -136,7 +148,7 @@ def put_state(state: Any, out: Any, position: Any) -> Any:
 
 @kernel()
 def get_state(words: Any, position: Any) -> Any:
-    """The mirror of put_state."""
+    """Read a state, as written by `put_state`; return it and the new position."""
     state = U(0)
     for word in range(STATE_WORDS):
         state = (state << U(16)) | U(words[position + word])
@@ -145,8 +157,8 @@ def get_state(words: Any, position: Any) -> Any:
 
 @kernel()
 def symbol_of(size: Any) -> Any:
-    """The symbol of a step's size, and how many of its low bits that leaves open."""
-    length = highest(size)
+    """Return the symbol of a step's size, and how many of the size's low bits the symbol does not determine."""
+    length = highest_bit(size)
     fine = U(length >= U(2)) * U(0xFFFFFFFFFFFFFFFF)
     rest = (length - U(2)) & fine
     octave = U(3) + (rest << U(2)) + ((size >> rest) & U(3))
@@ -155,20 +167,20 @@ def symbol_of(size: Any) -> Any:
 
 @kernel()
 def key_of(bits: Any, order: Any) -> Any:
-    """A bit pattern's place in the order of its dtype (values.Layout.order), without a branch to guess."""
+    """Return the key of a bit pattern (values.to_keys), by the constants of values.Layout.order and without a branch."""
     negative = U(I(bits << order[0]) >> I(63))
     return bits ^ order[1] ^ (negative & order[2])
 
 
 @kernel()
 def bits_at(key: Any, order: Any) -> Any:
-    """The bit pattern at a place in the order of its dtype."""
+    """Return the bit pattern of a key, by the constants of values.Layout.order and without a branch."""
     positive = U(I(key << order[0]) >> I(63))
     return key ^ order[1] ^ order[2] ^ (positive & order[2])
 
 
 @kernel()
 def class_of(bits: Any, shift: Any, mask: Any, first: Any, last: Any) -> Any:
-    """A bit pattern's class: its exponent less `first`, from 0 to `last`."""
+    """Return a bit pattern's class: its exponent minus `first`, limited to 0..`last`."""
     exponent = max((bits >> shift) & mask, first) - first
     return min(exponent, last)

@@ -1,8 +1,8 @@
-"""The trainer's check of its own patch before anybody follows it: applied once, and compared byte for byte.
+"""The trainer's check of its own patch before it publishes it: it decodes the patch and compares the elements.
 
-A follower hashes what it decodes, because digests are all it has of the new weights. The trainer has the weights
-themselves and their digests, so it compares the decoded elements with them and hashes nothing again: equal bytes have
-the digests that the manifest will name.
+A follower hashes the decoded tensors, because it has only digests of the new weights. The trainer has the new weights
+and their digests, so it compares the decoded elements with them and hashes nothing: equal bytes have the digests that
+the manifest will contain.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ from protocol.patch.values import bits_of
 
 
 def _check_elements(row: TensorRow, frame: memoryview, old: Weights, new: Weights) -> None:
-    """The decoded elements of a changed row must be those of the new tensor, all of them and in order."""
+    """Check that the decoded elements of a changed row are those of the new tensor, complete and in order."""
     expected, end = bits_of(new[row.name]), 0
     for begin, piece in decode_frame(row, frame, bits_of(old[row.name])):
         if begin != end or not np.array_equal(piece, expected[begin : begin + piece.size]):
@@ -28,14 +28,14 @@ def _check_elements(row: TensorRow, frame: memoryview, old: Weights, new: Weight
 
 
 def check_encoded(old: Weights, new: Weights, patch: bytes, *, base_digests: Digests, digests: Digests) -> None:
-    """Check that followers who have the old weights come from this patch to the new ones.
+    """Check that a follower that applies this patch to the old weights gets the new ones.
 
     Args:
         base_digests: BLAKE3 of each old tensor.
-        digests: BLAKE3 of each new tensor, which the caller computed from these very tensors.
+        digests: BLAKE3 of each new tensor, computed by the caller from these tensors.
 
     Raises:
-        MalformedError, LimitError, PatchError: they would refuse it, or come to other weights.
+        MalformedError, LimitError, PatchError: a follower would refuse the patch, or get other weights.
     """
     header = read_header(patch, len(old))
     rows = check_fit(old, header.rows)
@@ -44,7 +44,7 @@ def check_encoded(old: Weights, new: Weights, patch: bytes, *, base_digests: Dig
     for row, frame in zip(rows, split_frames(patch, header), strict=True):
         if row.mode == Mode.UNCHANGED:
             if digests[row.name] != base_digests[row.name]:
-                raise PatchError("left unchanged, and the new tensor has another digest", row.name)
+                raise PatchError("unchanged in the patch, but the new tensor has another digest", row.name)
             continue
         check_tensor(row, digests[row.name])
         _check_elements(row, frame, old, new)

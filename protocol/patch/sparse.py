@@ -1,7 +1,7 @@
 """Sparse frames: a model, a directory of chunks, the chunks (docs/spec/patch.md, section 3).
 
-A chunk is up to 2^21 elements that never span a boundary between rows that two shards may hold, and is coded by itself:
-a section of the entropy coder's words and one of plain bits.
+A chunk has up to 2^21 elements, which never cross a border between shards of rows. It is coded independently, as a
+section of the entropy coder's words and a section of raw bits.
 """
 
 import math
@@ -13,37 +13,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import PatchError
-from protocol.kernels.simd import LANES, MAX_CLASSES
-from protocol.patch.bounded_buffer import BoundedBuffer, OutOfRoomError
+from protocol.kernels.simd import MAX_CLASSES, VECTOR_SIZE
+from protocol.patch.bounded_buffer import BoundedBuffer, BufferFullError
 from protocol.patch.container import Cursor, varint
 from protocol.patch.context_model import Model, Statistics, choose_classes, form_of, read_model, write_model
 from protocol.patch.entropy_decoding import NEVER, PAST_THE_END, decoders_for, reasons
-from protocol.patch.entropy_encoding import GROUPS, OUT_OF_ROOM, coders_for
+from protocol.patch.entropy_encoding import BUFFER_FULL, GROUPS, coders_for
 from protocol.patch.rans import STEP_SYMBOLS
 from protocol.patch.values import Bits, Layout
 
 CHUNK_ELEMENTS: Final = 1 << 21
 PIECE_ELEMENTS: Final = 1 << 17
-"""Elements of a chunk that are decoded at a time, so that what comes next finds them in the cache."""
+"""Elements of a chunk that are decoded at a time, so that the caller's next step finds them in the processor's cache."""
 
 MAX_MODEL_BYTES: Final = 2 + GROUPS * (3 + STEP_SYMBOLS)
 MAX_DIRECTORY_BYTES: Final = 4 * (GROUPS + 2)  # of one chunk
 
-HELD_SHARE: Final = 1 / 16
-MIN_HELD: Final = 1 << 16
-"""Changes that are kept while a model is made for them: so many for each element, but at least so many, of 8 bytes
-each.
+SAMPLE_SHARE: Final = 1 / 16
+MIN_SAMPLE: Final = 1 << 16
+"""The model is fitted to the first changes: to SAMPLE_SHARE of the number of elements, but to at least MIN_SAMPLE. Each
+takes 8 bytes of memory.
 """
 
-HOPELESS: Final = 1.25
-"""An encoder gives up when its first chunks promise so many times the bytes that there may be."""
+GIVE_UP_RATIO: Final = 1.25
+"""The encoder gives up if the size of the first chunks promises a frame of so many times the maximum size."""
 
 MAX_SHARDS: Final = 8
 MIN_SHARD_ELEMENTS: Final = 1 << 19
 
 
 def shards_of(shape: Sequence[int]) -> int:
-    """How many equal ranges of rows can be decoded apart from each other."""
+    """Return the number of equal ranges of rows that can be decoded independently."""
     elements, rows = math.prod(shape), shape[0] if shape else 1
     shards = MAX_SHARDS
     while shards > 1 and (rows % shards or elements < shards * MIN_SHARD_ELEMENTS):
@@ -52,7 +52,7 @@ def shards_of(shape: Sequence[int]) -> int:
 
 
 def chunks_of(shape: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The chunks of a tensor: (first element, behind last)."""
+    """Yield the chunks of a tensor as (index of the first element, index behind the last)."""
     elements = math.prod(shape)
     shard = elements // shards_of(shape)
     for begin in range(0, elements, max(1, shard)):
@@ -61,11 +61,13 @@ def chunks_of(shape: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class Scratch:
-    """Scratch memory of one worker, kept from tensor to tensor; only what changes need of it is ever touched.
+    """The scratch memory of one thread, reused for all tensors. The operating system provides memory only for the parts
+    that are written.
 
     Attributes:
-        unsorted, words, raw: changes as they are found, and the sections that they become, of one chunk, one after the
-            other in the same memory.
+        unsorted: the changes of one chunk in the order of the elements.
+        words, raw: the sections of one chunk; they use the same memory as `unsorted`, one after the other.
+        classes: the classes of one vector of elements.
     """
 
     def __init__(self) -> None:
@@ -73,152 +75,185 @@ class Scratch:
         self.unsorted = np.empty(CHUNK_ELEMENTS + 1, np.uint64)
         self.words = self.unsorted.view(np.uint16)[: 2 * CHUNK_ELEMENTS]
         self.raw = self.unsorted.view(np.uint32)
-        self.classes = np.empty(LANES, np.uint8)
+        self.classes = np.empty(VECTOR_SIZE, np.uint8)
 
     def changes(self, size: int) -> NDArray[np.uint64]:
-        """Room for as many changes; what was there is lost."""
+        """Return an array for at least `size` changes; it overwrites the array of the last call."""
         if size > self._changes.size:
             self._changes = np.empty(size, np.uint64)
         return self._changes
 
 
-def _padded(bits: Bits) -> Bits:
-    """The elements behind the last whole 64, and zeros."""
-    padded: Bits = np.zeros(LANES, bits.dtype)
-    padded[: bits.size % LANES] = bits[bits.size // LANES * LANES :]
-    return padded
+def _padded_tail(bits: Bits) -> Bits:
+    """Return the elements behind the last whole vector, padded with zeros."""
+    vector: Bits = np.zeros(VECTOR_SIZE, bits.dtype)
+    vector[: bits.size % VECTOR_SIZE] = bits[bits.size // VECTOR_SIZE * VECTOR_SIZE :]
+    return vector
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """The changes of one chunk, by group, and how many each group has: int64[GROUPS]."""
+class _ChunkChanges:
+    """The changes of one chunk.
+
+    Attributes:
+        changes: sorted by group.
+        counts: changes of each group: int64[GROUPS].
+    """
 
     changes: NDArray[np.uint64]
     counts: NDArray[np.int64]
 
 
 class _Encoder:
-    """Finds and codes the changes of one tensor."""
+    """The encoder of one tensor's changes.
 
-    def __init__(self, layout: Layout, first: int, classes: int, workspace: Scratch) -> None:
+    Args:
+        first: exponent of the first class.
+        classes: number of classes; 0 for none.
+    """
+
+    def __init__(self, layout: Layout, first: int, classes: int, scratch: Scratch) -> None:
         self._layout, self._first, self._classes = layout, first, classes
         self._kernels = coders_for(layout.bits // 8)
-        self._space = workspace
+        self._scratch = scratch
         self._form, self._order = form_of(layout, first, classes), layout.order
         self._statistics = Statistics()
 
-    def find(self, old: Bits, new: Bits, into: NDArray[np.uint64], *, learn: bool) -> _Found:
-        """The changes of a chunk, in the front of `into`; adds them to the statistics where these are to learn from
-        them.
+    def find(self, old: Bits, new: Bits, buffer: NDArray[np.uint64], *, learn: bool) -> _ChunkChanges:
+        """Find the changes of a chunk.
+
+        Args:
+            buffer: memory for the changes.
+            learn: whether to add the changes to the statistics, to which the model is fitted.
         """
-        whole = old.size // LANES * LANES
+        whole = old.size // VECTOR_SIZE * VECTOR_SIZE
         parts = [(old[:whole], new[:whole])]
         if whole < old.size:
-            parts.append((_padded(old), _padded(new)))
-        return (self._find if self._classes else self._find_listed)(parts, into, learn)
+            parts.append((_padded_tail(old), _padded_tail(new)))
+        return (self._find_by_class if self._classes else self._find_listed)(parts, buffer, learn)
 
-    def _find(self, parts: list[tuple[Bits, Bits]], into: NDArray[np.uint64], learn: bool) -> _Found:
-        counts, left, listed = np.zeros(GROUPS, np.int64), np.zeros(MAX_CLASSES, np.int64), np.zeros(1, np.int64)
-        state = self._form, self._order, self._space.classes, left, listed, self._space.unsorted, counts
+    def _find_by_class(self, parts: list[tuple[Bits, Bits]], buffer: NDArray[np.uint64], learn: bool) -> _ChunkChanges:
+        counts, gaps, listed_gap = np.zeros(GROUPS, np.int64), np.zeros(MAX_CLASSES, np.int64), np.zeros(1, np.int64)
+        state = self._form, self._order, self._scratch.classes, gaps, listed_gap, self._scratch.unsorted, counts
         count = 0
         for old, new in parts:
             count = self._kernels.scan(old, new, *state)
-        self._kernels.sort(self._space.unsorted, count, np.cumsum(counts) - counts, into)
+        self._kernels.sort(self._scratch.unsorted, count, np.cumsum(counts) - counts, buffer)
         if learn:
-            self._kernels.tally(into, count, self._statistics.elements, self._statistics.steps)
-            self._statistics.elements[0] -= listed[0]
-            self._statistics.elements[1:] -= left
-        return _Found(into[:count], counts)
+            self._kernels.tally(buffer, count, self._statistics.elements, self._statistics.steps)
+            self._statistics.elements[0] -= listed_gap[0]
+            self._statistics.elements[1:] -= gaps
+        return _ChunkChanges(buffer[:count], counts)
 
-    def _find_listed(self, parts: list[tuple[Bits, Bits]], into: NDArray[np.uint64], learn: bool) -> _Found:
-        counts, listed, count = np.zeros(GROUPS, np.int64), np.zeros(1, np.int64), 0
+    def _find_listed(self, parts: list[tuple[Bits, Bits]], buffer: NDArray[np.uint64], learn: bool) -> _ChunkChanges:
+        counts, listed_gap, count = np.zeros(GROUPS, np.int64), np.zeros(1, np.int64), 0
         symbols = self._statistics.steps[0] if learn else np.zeros(STEP_SYMBOLS, np.int64)
         for old, new in parts:
-            count = self._kernels.scan_listed(old, new, self._order, listed, into, count, symbols)
+            count = self._kernels.scan_listed(old, new, self._order, listed_gap, buffer, count, symbols)
         counts[0] = count
         if learn:
             self._statistics.elements[0] += sum(old.size for old, _ in parts)
-        return _Found(into[:count], counts)
+        return _ChunkChanges(buffer[:count], counts)
 
     def model(self) -> Model:
-        """The model that fits what was learnt."""
+        """Return the model that fits the statistics."""
         return self._statistics.model(self._layout, self._first, self._classes)
 
-    def code(self, found: _Found, model: Model, tables: tuple[NDArray[np.uint64], ...], into: BoundedBuffer) -> bytes:
-        """Append a chunk's data; returns its directory entry.
+    def code(
+        self, chunk: _ChunkChanges, model: Model, tables: tuple[NDArray[np.uint64], ...], sections: BoundedBuffer
+    ) -> bytes:
+        """Append the sections of a chunk to `sections`, and return the chunk's directory entry.
 
         Raises:
-            OutOfRoomError: there is no room for it.
+            BufferFullError: the sections do not fit.
         """
-        changes, counts = found.changes, found.counts
+        changes, counts = chunk.changes, chunk.counts
         head = b"".join(map(varint, counts[: len(model.groups)].tolist()))
         if not changes.size:
             return head
-        out, raw = self._space.words, self._space.raw  # the same memory
+        out, raw = self._scratch.words, self._scratch.raw  # the same memory
         gaps, steps = tables
         begin = self._kernels.put_changes(
-            changes, counts, model.buckets, model.known, gaps.ravel(), steps.ravel(), gaps.shape[1], steps.shape[1], out
+            changes,
+            counts,
+            model.buckets,
+            model.symbols,
+            gaps.ravel(),
+            steps.ravel(),
+            gaps.shape[1],
+            steps.shape[1],
+            out,
         )
-        if begin == OUT_OF_ROOM:
-            raise OutOfRoomError
+        if begin == BUFFER_FULL:
+            raise BufferFullError
         words = out[begin:].astype("<u2", copy=False)
-        into.put(words.data.cast("B"))
-        bits = self._kernels.put_raw(changes, counts, model.buckets, model.known, raw)
+        sections.put(words.data.cast("B"))
+        bits = self._kernels.put_raw(changes, counts, model.buckets, model.symbols, raw)
         nbytes = (bits + 7) // 8
-        into.put(raw[: bits // 32 + 1].astype("<u4", copy=False).data.cast("B")[:nbytes])
+        sections.put(raw[: bits // 32 + 1].astype("<u4", copy=False).data.cast("B")[:nbytes])
         return head + varint(words.size) + varint(nbytes)
 
 
 def encode_sparse(
-    old: Bits, new: Bits, shape: Sequence[int], layout: Layout, workspace: Scratch, below: int, *, classed: bool
+    old: Bits, new: Bits, shape: Sequence[int], layout: Layout, scratch: Scratch, below: int, *, classes: bool
 ) -> tuple[int, memoryview]:
-    """A sparse frame: how many elements it changes, and its bytes.
+    """Encode a sparse frame.
 
-    The model is made for the first chunks, as many as have HELD_SHARE of the elements in changes: for most tensors, all
-    of them.
+    The model is fitted to the changes of the first chunks (see SAMPLE_SHARE), which for most tensors are all chunks.
 
     Args:
-        classed: with classes, which only floats have.
+        old, new: the previous and the new elements, flat.
+        shape: of the tensor.
+        scratch: memory of the calling thread.
+        below: size that the frame must stay below, in bytes.
+        classes: whether to use classes, which only floats have.
+
+    Returns:
+        The number of changed elements, and the frame.
 
     Raises:
-        OutOfRoomError: it would take `below` bytes or more: the tensor is better sent in another way.
+        BufferFullError: the frame would take `below` bytes or more, so that another mode is better.
     """
-    encoder = _Encoder(layout, *(choose_classes(old, new, layout) if classed else (0, 0)), workspace)
+    encoder = _Encoder(layout, *(choose_classes(old, new, layout) if classes else (0, 0)), scratch)
     ranges = list(chunks_of(shape))
-    held: list[_Found] = []
-    used, enough = 0, min(old.size, max(MIN_HELD, int(HELD_SHARE * old.size)))
-    room = workspace.changes(enough + min(old.size, CHUNK_ELEMENTS))
+    sample: list[_ChunkChanges] = []
+    sample_size, target_size = 0, min(old.size, max(MIN_SAMPLE, int(SAMPLE_SHARE * old.size)))
+    buffer = scratch.changes(target_size + min(old.size, CHUNK_ELEMENTS))
     for begin, end in ranges:
-        held.append(encoder.find(old[begin:end], new[begin:end], room[used:], learn=True))
-        used += held[-1].changes.size
-        if used >= enough:
+        sample.append(encoder.find(old[begin:end], new[begin:end], buffer[sample_size:], learn=True))
+        sample_size += sample[-1].changes.size
+        if sample_size >= target_size:
             break
     model = encoder.model()
     tables = model.encoder_tables()
-    most = MAX_MODEL_BYTES + MAX_DIRECTORY_BYTES * len(ranges)
-    directory, changed, sections = bytearray(write_model(model)), 0, BoundedBuffer(most + below)
-    sections.used = most
+    max_head = MAX_MODEL_BYTES + MAX_DIRECTORY_BYTES * len(ranges)
+    directory, changes, sections = bytearray(write_model(model)), 0, BoundedBuffer(max_head + below)
+    sections.size = max_head
     for number, (begin, end) in enumerate(ranges):
-        found = held[number] if number < len(held) else encoder.find(old[begin:end], new[begin:end], room, learn=False)
-        directory += encoder.code(found, model, tables, sections)
-        changed += found.changes.size
-        if number + 1 == len(held) and (sections.used - most) * old.size > HOPELESS * below * end:
-            raise OutOfRoomError
-    frame = sections.frame(directory, most)
+        if number < len(sample):
+            chunk = sample[number]
+        else:
+            chunk = encoder.find(old[begin:end], new[begin:end], buffer, learn=False)
+        directory += encoder.code(chunk, model, tables, sections)
+        changes += chunk.changes.size
+        if number + 1 == len(sample) and (sections.size - max_head) * old.size > GIVE_UP_RATIO * below * end:
+            raise BufferFullError
+    frame = sections.frame(directory, max_head)
     if len(frame) >= below:
-        raise OutOfRoomError
-    return changed, frame
+        raise BufferFullError
+    return changes, frame
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk of a frame.
+    """The directory entry of one chunk.
 
     Attributes:
-        begin, end: its elements.
-        counts: how many listed changes it has, and how many of each class.
-        words, raw: 16-bit words and bytes of its sections.
-        offset: where these begin in the frame.
+        begin, end: index of the first element, and index behind the last.
+        counts: number of listed changes, then of the changes of each class.
+        words: number of 16-bit words of the first section.
+        raw: bytes of the second section.
+        offset: of the first section in the frame, in bytes.
     """
 
     begin: int
@@ -230,7 +265,7 @@ class Chunk:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the sections."""
+        """Size of both sections in bytes."""
         return 2 * self.words + self.raw
 
 
@@ -244,12 +279,17 @@ def _read_chunk(cursor: Cursor, begin: int, end: int, model: Model, offset: int)
     return Chunk(begin, end, counts, cursor.varint(longest), cursor.varint(longest), offset)
 
 
-def read_directory(frame: memoryview, shape: Sequence[int], changed: int, layout: Layout) -> tuple[Model, list[Chunk]]:
-    """The model and the chunks of a sparse frame.
+def read_directory(frame: memoryview, shape: Sequence[int], changes: int, layout: Layout) -> tuple[Model, list[Chunk]]:
+    """Read the model and the directory of a sparse frame.
+
+    Args:
+        frame: hostile bytes.
+        shape: of the tensor.
+        changes: number of changed elements in the table.
 
     Raises:
-        MalformedError, LimitError: not the form that docs/spec/patch.md gives.
-        PatchError: counts or lengths that do not add up.
+        MalformedError, LimitError: the frame does not have the form in docs/spec/patch.md.
+        PatchError: counts or lengths do not add up.
     """
     cursor = Cursor(frame, "sparse frame")
     model = read_model(cursor, layout)
@@ -258,27 +298,32 @@ def read_directory(frame: memoryview, shape: Sequence[int], changed: int, layout
     for begin, end in chunks_of(shape):
         chunks.append(_read_chunk(cursor, begin, end, model, offset))
         offset += chunks[-1].nbytes
-    counted = sum(sum(chunk.counts) for chunk in chunks)
-    if counted != changed:
-        raise PatchError(f"{counted} changes in the chunks where the table says {changed}")
+    total = sum(sum(chunk.counts) for chunk in chunks)
+    if total != changes:
+        raise PatchError(f"{total} changes in the chunks where the table says {changes}")
     if cursor.offset + offset != len(frame):
         raise PatchError(f"sections of {offset} bytes in a frame of {len(frame)}")
     return model, [replace(chunk, offset=cursor.offset + chunk.offset) for chunk in chunks]
 
 
 class Decoder:
-    """Makes the changes of the chunks of one frame."""
+    """The decoder of one sparse frame.
 
-    def __init__(self, frame: memoryview, model: Model, *, back: bool = False) -> None:
-        self._frame, self._model, self._back = frame, model, np.uint64(0xFFFFFFFFFFFFFFFF if back else 0)
+    Args:
+        frame: hostile bytes, whose directory was checked.
+        inverse: whether to decode the previous elements from the newer ones.
+    """
+
+    def __init__(self, frame: memoryview, model: Model, *, inverse: bool = False) -> None:
+        self._frame, self._model, self._inverse = frame, model, np.uint64(0xFFFFFFFFFFFFFFFF if inverse else 0)
         self._kernels = decoders_for(model.layout.bits // 8)
         self._tables = model.decoder_tables()
         self._order = model.layout.order
-        self._classes = np.empty(LANES, np.uint8)
+        self._classes = np.empty(VECTOR_SIZE, np.uint8)
         self._scratch: Bits = np.empty(PIECE_ELEMENTS, f"u{model.layout.bits // 8}")
 
     def _changes(self, chunk: Chunk) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """The chunk's changes, by group, and where each group begins."""
+        """Decode the chunk's changes; return them sorted by group, and the index at which each group begins."""
         model = self._model
         counts = np.zeros(GROUPS, np.int64)
         counts[: len(chunk.counts)] = chunk.counts
@@ -289,7 +334,7 @@ class Decoder:
         )
         changes = np.empty(int(counts.sum()) + GROUPS, np.uint64)
         raw = raw.astype(np.uint32, copy=False)
-        tables = (model.buckets, model.known, *self._tables)
+        tables = (model.buckets, model.symbols, *self._tables)
         if changes.size > GROUPS:
             elements = chunk.end - chunk.begin
             status = self._kernels.get_changes(elements, counts, words, raw, 8 * chunk.raw, *tables, changes)
@@ -299,42 +344,42 @@ class Decoder:
         return changes, np.cumsum(counts + 1) - counts - 1
 
     def pieces(self, chunk: Chunk, old: Bits, new: Bits | None) -> Iterator[tuple[int, Bits]]:
-        """The chunk's new elements, or the older ones when `back`, piece by piece.
+        """Yield the chunk's new elements (the previous ones if `inverse`), piece by piece.
 
         Args:
-            old: the chunk's elements.
-            new: where they go, which may be where they are; without it, each piece is good only until the next is asked
-                for.
+            old: the chunk's elements, flat.
+            new: an array for the decoded elements, which may be `old` itself; if None, each piece is valid only until
+                the next one is requested.
 
         Yields:
-            Where in the chunk a piece begins, and its elements.
+            The offset of a piece in the chunk, and its elements.
 
         Raises:
-            PatchError: sections that do not fit the elements.
+            PatchError: the sections do not fit the elements.
         """
         changes, cursor = self._changes(chunk)
         ends = cursor + np.array([*chunk.counts, *[0] * (GROUPS - len(chunk.counts))])
         first = (changes[cursor] >> np.uint64(33)).astype(np.int64)
-        listed, left = first[:1].copy(), first[1:].copy()
-        state = (self._order, self._back, changes, cursor)
+        listed_gap, gaps = first[:1].copy(), first[1:].copy()
+        state = (self._order, self._inverse, changes, cursor)
         for begin in range(0, old.size, PIECE_ELEMENTS):
             source = old[begin : begin + PIECE_ELEMENTS]
             target = self._scratch[: source.size] if new is None else new[begin : begin + PIECE_ELEMENTS]
             if self._model.classes:
-                self._place(source, target, (*state, self._classes, left, listed), chunk)
+                self._apply(source, target, (*state, self._classes, gaps, listed_gap), chunk)
             else:
-                _check(self._kernels.place_listed(source, target, *state, listed), chunk)
+                _check(self._kernels.apply_listed(source, target, *state, listed_gap), chunk)
             yield begin, target
         if (cursor != ends).any():
             raise PatchError(f"{reasons[PAST_THE_END]}, in elements {chunk.begin} to {chunk.end}")
 
-    def _place(self, old: Bits, new: Bits, state: tuple[Any, ...], chunk: Chunk) -> None:
-        whole = new.size // LANES * LANES
+    def _apply(self, old: Bits, new: Bits, state: tuple[Any, ...], chunk: Chunk) -> None:
+        whole = new.size // VECTOR_SIZE * VECTOR_SIZE
         form, (order, *rest) = self._model.form, state
-        _check(self._kernels.place(old[:whole], new[:whole], form, order, *rest), chunk)
+        _check(self._kernels.apply_changes(old[:whole], new[:whole], form, order, *rest), chunk)
         if whole < new.size:
-            tail = _padded(old)
-            _check(self._kernels.place(tail, tail, form, order, *rest), chunk)
+            tail = _padded_tail(old)
+            _check(self._kernels.apply_changes(tail, tail, form, order, *rest), chunk)
             if tail[new.size - whole :].any():
                 raise PatchError(f"{reasons[PAST_THE_END]}, in elements {chunk.begin} to {chunk.end}")
             new[whole:] = tail[: new.size - whole]
@@ -346,6 +391,6 @@ def _check(status: int, chunk: Chunk) -> None:
 
 
 def warm_up() -> None:
-    """Compile the kernels for BF16, or load them: seconds the first time on a machine, a moment after that."""
+    """Compile the kernels for BF16, which takes seconds the first time on a machine; later they are loaded from a cache."""
     coders_for(2)
     decoders_for(2)

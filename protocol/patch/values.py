@@ -1,8 +1,8 @@
-"""Elements as integers: bit patterns, their order, their exponents (docs/spec/patch.md, section 1).
+"""Elements as integers: bit patterns, ordered keys, exponents (docs/spec/patch.md, section 1).
 
-Floats are sign-magnitude, so their bit patterns, turned over for negative numbers, are ordered like the numbers, and a
-step of 1 is one unit in the last place. -0.0 lies one step below 0.0, NaNs beyond the infinities: every pattern has its
-own place.
+A key is an unsigned integer with the order of the elements. Floats are sign-magnitude, so with all bits of negative
+numbers inverted, their bit patterns are ordered like the numbers. A step of 1 between keys is one unit in the last
+place. -0.0 is one step below 0.0, and NaNs lie beyond the infinities: every bit pattern has a key of its own.
 """
 
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ _unsigned_torch: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a dtype keeps what the codec looks at.
+    """The bit layout of a dtype.
 
     Attributes:
         bits: width of an element.
-        mantissa: bits below the exponent.
-        exponents: how many exponents there are; 1 for integers, which have none.
-        signed: a float (sign-magnitude) or a two's complement integer; False for uint8.
+        mantissa: number of bits below the exponent.
+        exponents: number of exponents; 1 for integers, which have none.
+        signed: True for a float (sign-magnitude) or a two's complement integer, False for uint8.
     """
 
     bits: int
@@ -38,20 +38,15 @@ class Layout:
 
     @property
     def group_shift(self) -> int:
-        """How far a bit pattern is shifted to leave sign and exponent; integers are all in one group."""
+        """The right shift that leaves only sign and exponent of a bit pattern; it leaves 0 of an integer."""
         return self.mantissa if self.is_float else self.bits
 
     @property
-    def groups(self) -> int:
-        """Values that are left after the shift."""
-        return 2 * self.exponents if self.is_float else 1
-
-    @property
     def order(self) -> NDArray[np.uint64]:
-        """What a kernel puts patterns in order with: uint64[4].
+        """The constants with which kernels convert bit patterns to keys: uint64[4].
 
-        How far a pattern is shifted to bring its top bit to bit 63, the bits that a positive pattern flips, those that
-        a negative one flips otherwise, the last place in the order.
+        They are the left shift that brings the top bit to bit 63, the bits that change in a positive pattern, the bits
+        that change in a negative pattern and not in a positive one, and the largest key.
         """
         top, last = 1 << (self.bits - 1), (1 << self.bits) - 1
         positive = top if self.signed else 0
@@ -73,18 +68,18 @@ _layouts: Final[dict[torch.dtype, Layout]] = {
 
 
 def layout_of(dtype: torch.dtype) -> Layout:
-    """The layout of a dtype that may travel (protocol.digest.type_names)."""
+    """Return the layout of a dtype that weights may have (protocol.digest.type_names)."""
     return _layouts[dtype]
 
 
 def bits_of(tensor: torch.Tensor) -> Bits:
-    """The tensor's bit patterns, flat; shares its memory where that is aligned.
+    """Return the tensor's bit patterns, flat; they share its memory if that is aligned.
 
     Raises:
         ValueError: the tensor is not contiguous or not on the CPU.
     """
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
-        raise ValueError("patches are made of contiguous CPU tensors")
+        raise ValueError("a patch needs contiguous tensors on the CPU")
     width = tensor.dtype.itemsize
     flat = tensor.detach().reshape(-1).view(_unsigned_torch[width]).numpy()
     bits: Bits = flat.view(_unsigned[width])
@@ -92,34 +87,34 @@ def bits_of(tensor: torch.Tensor) -> Bits:
 
 
 def empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    """A new tensor of the same dtype and shape. numpy asks for huge pages, torch does not: half the time of a large
-    patch.
+    """Return a new tensor of the same dtype and shape. numpy requests huge pages and torch does not, which halves the
+    time of a large patch.
     """
     if tensor.numel() == 0:
         return torch.empty_like(tensor, requires_grad=False)
-    room = np.empty(tensor.numel(), _unsigned[tensor.dtype.itemsize])
-    return torch.from_numpy(room.view(np.uint8)).view(tensor.dtype).reshape(tensor.shape)
+    buffer = np.empty(tensor.numel(), _unsigned[tensor.dtype.itemsize])
+    return torch.from_numpy(buffer.view(np.uint8)).view(tensor.dtype).reshape(tensor.shape)
 
 
-def ordered(bits: Bits, layout: Layout) -> Bits:
-    """Bit patterns to ordered unsigned integers of the same width."""
+def to_keys(bits: Bits, layout: Layout) -> Bits:
+    """Convert bit patterns to keys: unsigned integers of the same width, in the order of the elements."""
     if not layout.signed:
         return bits.copy()
     top = bits.dtype.type(1 << (layout.bits - 1))
-    turned: Bits = bits ^ (_all_if(bits >> bits.dtype.type(layout.bits - 1)) | top) if layout.is_float else bits ^ top
-    return turned
+    keys: Bits = bits ^ (_fill(bits >> bits.dtype.type(layout.bits - 1)) | top) if layout.is_float else bits ^ top
+    return keys
 
 
-def unordered(keys: Bits, layout: Layout) -> Bits:
-    """The inverse of `ordered`."""
+def from_keys(keys: Bits, layout: Layout) -> Bits:
+    """Convert keys back to bit patterns, as the inverse of `to_keys`."""
     if not layout.signed:
         return keys.copy()
     one, top = keys.dtype.type(1), keys.dtype.type(1 << (layout.bits - 1))
-    turned: Bits = keys ^ (((keys >> keys.dtype.type(layout.bits - 1)) - one) | top) if layout.is_float else keys ^ top
-    return turned
+    bits: Bits = keys ^ (((keys >> keys.dtype.type(layout.bits - 1)) - one) | top) if layout.is_float else keys ^ top
+    return bits
 
 
-def _all_if(flags: Bits) -> Bits:
-    """All bits of the elements that are 1, none of those that are 0."""
-    every: Bits = flags.dtype.type(0) - flags
-    return every
+def _fill(flags: Bits) -> Bits:
+    """Convert each flag 1 to an element with all bits set, and each flag 0 to 0."""
+    masks: Bits = flags.dtype.type(0) - flags
+    return masks

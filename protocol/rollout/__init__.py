@@ -1,3 +1,1 @@
-"""What a rollout must be: challenge, seed-bound sampling, sketch, and the batch that carries it. Imports identity and
-kernels.
-"""
+"""Rollouts: challenge, seed-bound sampling, sketch, and the batch that contains them. Imports identity and kernels."""

@@ -1,7 +1,7 @@
-"""Groups, batches and commitments: what a miner delivers (docs/spec/rollout.md).
+"""Groups, batches and commitments, which a miner delivers (docs/spec/rollout.md).
 
-A group is a canonical record in one zstd frame; the SHA-256 of the frame names it. A batch is the frames of a window
-one behind another; the signed commitment lists digest and size of each, so a reader can fetch the groups it wants by
+A group is a canonical record in one zstd frame, named by the SHA-256 of the frame. A batch is the concatenation of a
+window's frames. The signed commitment lists digest and size of each frame, so that a reader can fetch single groups by
 range.
 """
 
@@ -23,18 +23,22 @@ _TOKEN_BYTES = 4
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
-    """Token ids as little-endian 32-bit words."""
+    """Return token ids as little-endian 32-bit words."""
     return struct.pack(f"<{len(tokens)}I", *tokens)
 
 
 def unpack_tokens(data: bytes) -> tuple[int, ...]:
-    """The token ids of little-endian 32-bit words; the length is a multiple of 4."""
+    """Return the token ids of little-endian 32-bit words.
+
+    Raises:
+        struct.error: the length is not a multiple of 4.
+    """
     return struct.unpack(f"<{len(data) // _TOKEN_BYTES}I", data)
 
 
-def _whole_words(data: bytes) -> bytes:
+def _check_words(data: bytes) -> bytes:
     if len(data) % _TOKEN_BYTES:
-        raise ValueError("not whole 32-bit words")
+        raise ValueError("not a whole number of 32-bit words")
     return data
 
 
@@ -43,8 +47,8 @@ class Rollout(Record):
 
     Attributes:
         completion: token ids, 32-bit little-endian words.
-        sketch: 4 bytes a token.
-        reward: what the miner says it earned; the validator computes it again.
+        sketch: 4 bytes for each token.
+        reward: the reward by the miner's own account; a validator computes it again.
     """
 
     kind: ClassVar[str] = "rollout"
@@ -52,7 +56,7 @@ class Rollout(Record):
     sketch: Annotated[bytes, Field(max_length=limits.MAX_COMPLETION_TOKENS * BYTES_PER_TOKEN)]
     reward: Annotated[float, Field(ge=-1e6, le=1e6)]
 
-    _words = field_validator("completion")(_whole_words)
+    _words = field_validator("completion")(_check_words)
 
     @model_validator(mode="after")
     def _sketch_fits(self) -> "Rollout":
@@ -70,8 +74,10 @@ class Group(Record):
     """The rollouts of one prompt by one miner in one window.
 
     Attributes:
-        run: run id; version: the policy version that made them; miner: public key; index: 0, 1, 2, ... within the
-            window.
+        run: run id.
+        version: the policy version that generated the rollouts.
+        miner: public key.
+        index: 0, 1, 2, ... within the miner's window.
         prompt: token ids, 32-bit little-endian words.
     """
 
@@ -86,7 +92,7 @@ class Group(Record):
     prompt: Annotated[bytes, Field(max_length=limits.MAX_PROMPT_TOKENS * _TOKEN_BYTES)]
     rollouts: Annotated[tuple[Rollout, ...], Field(min_length=1, max_length=limits.MAX_GROUP_SIZE)]
 
-    _words = field_validator("prompt")(_whole_words)
+    _words = field_validator("prompt")(_check_words)
 
     @property
     def prompt_tokens(self) -> tuple[int, ...]:
@@ -94,28 +100,33 @@ class Group(Record):
         return unpack_tokens(self.prompt)
 
     def work_digest(self) -> bytes:
-        """SHA-256 of what was computed (prompt and completions), whoever claims it: equal for a copy under another
-        name.
-        """
+        """Return the SHA-256 of prompt and completions (32 bytes). A copy by another miner has the same digest."""
         parts = (self.prompt, *(rollout.completion for rollout in self.rollouts))
         return content_digest(b"".join(len(part).to_bytes(4, "little") + part for part in parts))
 
     def to_frame(self) -> bytes:
-        """The group's zstd frame, the thing that digests name."""
+        """Return the group's zstd frame, which is named by its SHA-256.
+
+        Raises:
+            LimitError: the group is larger than any reader accepts.
+        """
         return compress(self.to_bytes())
 
     @classmethod
     def from_frame(cls, frame: bytes, max_bytes: int = limits.MAX_GROUP_BYTES) -> "Group":
-        """Parse a frame of a record of at most `max_bytes`.
+        """Decompress and parse a frame.
+
+        Args:
+            max_bytes: largest size of the record, decompressed.
 
         Raises:
-            LimitError, MalformedError: not such a frame.
+            LimitError, MalformedError: the bytes are no frame of a group within the limits.
         """
         return cls.from_bytes(decompress(frame, max_bytes))
 
 
 class Commitment(PublishedRecord):
-    """A miner's signed promise of what its batch holds, due before the window's deadline.
+    """A miner's signed promise of the contents of its batch, due before the window's deadline.
 
     Attributes:
         batch: SHA-256 of the batch object.
@@ -141,21 +152,28 @@ class Commitment(PublishedRecord):
 
     @property
     def batch_bytes(self) -> int:
-        """Size of the batch object."""
+        """Size of the batch in bytes."""
         return sum(size for _, size in self.groups)
 
     def extent(self, index: int) -> tuple[int, int]:
-        """Offset and size in bytes of a group's frame within the batch."""
+        """Return offset and size of a group's frame within the batch, in bytes."""
         return sum(size for _, size in self.groups[:index]), self.groups[index][1]
 
     @property
     def path(self) -> str:
-        """The only path at which this record may lie."""
+        """The only path at which this record may be stored."""
         return paths.commitment(self.miner, self.window)
 
 
 def assemble(groups: Sequence[Group]) -> tuple[bytes, Commitment]:
-    """The batch of a window and the commitment to it. At least one group; all of one run, window, version and miner."""
+    """Build the batch of a window and the commitment to it.
+
+    Args:
+        groups: at least one group; all have the same run, window, version and miner, and ascend by index from 0.
+
+    Raises:
+        LimitError: a group is larger than any reader accepts.
+    """
     first = groups[0]
     frames = [group.to_frame() for group in groups]
     batch = b"".join(frames)
@@ -171,16 +189,20 @@ def assemble(groups: Sequence[Group]) -> tuple[bytes, Commitment]:
 
 
 def open_group(frame: bytes, commitment: Commitment, index: int, max_bytes: int = limits.MAX_GROUP_BYTES) -> Group:
-    """A group of a batch, checked against the commitment that promised it.
+    """Parse a group of a batch and check it against the commitment that promised it.
+
+    Args:
+        frame: hostile bytes.
+        max_bytes: largest size of the record, decompressed.
 
     Raises:
-        LimitError, MalformedError: the bytes are not those promised, not a group, or not the group of this place.
+        LimitError, MalformedError: the bytes are not the promised ones, no group, or the group of another place.
     """
     place = f"group {index}"
     if content_digest(frame) != commitment.groups[index][0]:
         raise MalformedError("not the bytes that were committed to", place)
     group = Group.from_frame(frame, max_bytes)
-    claimed = (group.run, group.window, group.version, group.miner, group.index)
-    if claimed != (commitment.run, commitment.window, commitment.version, commitment.miner, index):
+    identity = (group.run, group.window, group.version, group.miner, group.index)
+    if identity != (commitment.run, commitment.window, commitment.version, commitment.miner, index):
         raise MalformedError("does not belong to its commitment", place)
     return group

@@ -1,7 +1,7 @@
-"""What public randomness decides: seeds, projections, audits (docs/spec/window.md).
+"""The challenge: seeds, sketch projections and audits, derived from public randomness (docs/spec/window.md).
 
-Everything is BLAKE3 in key-derivation mode with a context of its own, over length-prefixed parts, so that no two uses
-can be confused and the miner chooses nothing.
+Every value is derived by BLAKE3 in key-derivation mode, with a context of its own, over length-prefixed parts. So no two
+uses can be confused, and the miner can choose nothing.
 """
 
 from collections.abc import Sequence
@@ -23,42 +23,48 @@ def _derive(context: str, parts: Sequence[bytes | int], length: int) -> bytes:
 
 
 def group_seed(run: bytes, window: int, randomness: bytes, miner: bytes, group: int) -> bytes:
-    """The 32-byte seed of a group: names its problem, and its rollouts' noise."""
+    """Derive the 32-byte seed of a group, which determines its problem and the noise of its rollouts."""
     return _derive("group", (run, window, randomness, miner, group), 32)
 
 
 def rollout_seed(group: bytes, index: int) -> bytes:
-    """The 16-byte noise seed of one rollout of a group."""
+    """Derive the 16-byte noise seed of one rollout from the group's seed."""
     return _derive("rollout", (group, index), SEED_BYTES)
 
 
 def sketch_seed(run: bytes, window: int, randomness: bytes) -> bytes:
-    """The 32-byte seed of a window's sketch projections."""
+    """Derive the 32-byte seed of a window's sketches."""
     return _derive("sketch", (run, window, randomness), 32)
 
 
 def stream(seed: bytes, context: str, length: int) -> bytes:
-    """`length` pseudorandom bytes of a seed."""
+    """Expand a seed into `length` pseudorandom bytes."""
     return _derive(context, (seed,), length)
 
 
-def audited(
+def audit_indices(
     run: bytes, window: int, randomness: bytes, miner: bytes, *, groups: int, share_ppm: int
 ) -> tuple[int, ...]:
-    """The group indices that a window's second round picks from a miner's batch, in ascending order.
+    """Select the groups of a miner's batch to audit; return their indices in ascending order.
 
     Args:
-        randomness: of round R1.
-        groups: how many the miner committed to.
-        share_ppm: audited share in millionths; at least one group is picked where there is any.
+        randomness: of the window's round R1.
+        groups: how many groups the miner committed to.
+        share_ppm: audited share in millionths; at least one group is selected if there is any.
     """
-    return first_audited(run, window, randomness, miner, groups=groups, count=max(1, -(-groups * share_ppm // _PPM)))
+    count = max(1, -(-groups * share_ppm // _PPM))
+    return first_audit_indices(run, window, randomness, miner, groups=groups, count=count)
 
 
-def first_audited(
+def first_audit_indices(
     run: bytes, window: int, randomness: bytes, miner: bytes, *, groups: int, count: int
 ) -> tuple[int, ...]:
-    """The `count` groups (all, if there are fewer) that the second round would pick first, in ascending order."""
+    """Select exactly `count` groups to audit (all, if there are fewer); return their indices in ascending order.
+
+    Args:
+        randomness: of the window's round R1.
+        groups: how many groups the miner committed to.
+    """
     ranks = sorted(
         range(groups), key=lambda group: (_derive("audit", (run, window, randomness, miner, group), 16), group)
     )

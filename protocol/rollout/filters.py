@@ -1,5 +1,8 @@
-"""Which tokens may be drawn at all: top-k, top-p, min-p; and what a check knows of it, within rounding
+"""The filters top-k, top-p and min-p, and bounds on their effect in a computation with other rounding errors
 (docs/spec/sampling.md).
+
+Two honest nodes compute slightly different logits, so they may disagree about a token at a filter's border. The check
+uses `certain_border` and `possible_tokens`, which hold for every honest computation.
 """
 
 import math
@@ -9,18 +12,20 @@ from typing import Final
 import torch
 from torch import Tensor
 
-_FEW: Final = (128, 1024)
-"""Most nuclei have no more tokens; sorting a large vocabulary takes longer than all of a prefill."""
+_NUCLEUS_SIZES: Final = (128, 1024)
+"""How many of the most likely tokens top-p sorts before it sorts all of them. Most nuclei are no larger, and sorting a
+large vocabulary takes longer than a whole prefill.
+"""
 
 
 @dataclass(frozen=True)
 class Filters:
-    """Which tokens may be drawn at all; the defaults allow every one. A token has to pass all three.
+    """The filters of a run. A token may be sampled if it passes all three; by default, every token does.
 
     Attributes:
-        top_k: only the k most likely; 0 for all.
-        top_p: only the most likely tokens whose probabilities together first reach this much, in (0, 1].
-        min_p: only tokens at least this share as likely as the most likely one, in [0, 1].
+        top_k: only the k most likely tokens pass; 0 for all.
+        top_p: only the smallest set of most likely tokens with at least this total probability passes, in (0, 1].
+        min_p: only tokens with at least this fraction of the largest probability pass, in [0, 1].
     """
 
     top_k: int = 0
@@ -29,15 +34,15 @@ class Filters:
 
     @property
     def active(self) -> bool:
-        """Whether any token may be forbidden."""
+        """Whether the filters can exclude a token."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
 
 EVERY_TOKEN: Final = Filters()
 
 
-def allowed(scaled: Tensor, filters: Filters) -> Tensor:
-    """Which tokens the filters let through, by a threshold on the logits of each row.
+def allowed_tokens(scaled: Tensor, filters: Filters) -> Tensor:
+    """Return a mask of the tokens that pass the filters, which is a threshold on the logits of each row.
 
     Args:
         scaled: float32 [..., V], logits / temperature.
@@ -51,21 +56,21 @@ def allowed(scaled: Tensor, filters: Filters) -> Tensor:
     if filters.min_p > 0.0:
         threshold = torch.maximum(threshold, scaled.max(dim=-1, keepdim=True).values + math.log(filters.min_p))
     if filters.top_p < 1.0:
-        for count in (*_FEW, scaled.shape[-1]):
-            ordered, before = _likeliest(scaled, min(count, scaled.shape[-1]))
-            kept = before[..., :-1] < filters.top_p  # a token is kept if those before have not reached it
-            kept[..., 0] = True
-            if not kept[..., -1].any():
+        for count in (*_NUCLEUS_SIZES, scaled.shape[-1]):
+            ordered, before = _most_likely(scaled, min(count, scaled.shape[-1]))
+            nucleus = before[..., :-1] < filters.top_p  # a token belongs to it if those before have not reached top_p
+            nucleus[..., 0] = True
+            if not nucleus[..., -1].any():
                 break
-        threshold = torch.maximum(threshold, ordered.masked_fill(~kept, math.inf).min(dim=-1, keepdim=True).values)
+        threshold = torch.maximum(threshold, ordered.masked_fill(~nucleus, math.inf).min(dim=-1, keepdim=True).values)
     return scaled >= threshold
 
 
-def _likeliest(scaled: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """So many of the most likely tokens in order, and the probability before each and behind the last.
+def _most_likely(scaled: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the logits of the K = `count` most likely tokens in descending order, and the cumulative probabilities.
 
     Returns:
-        float32 [..., K] and float64 [..., K + 1].
+        float32 [..., K], and float64 [..., K + 1]: the total probability of the first 0, 1, ..., K tokens.
     """
     ordered = scaled.topk(count, dim=-1).values
     shares = (ordered - _log_sum(scaled)).exp()
@@ -73,19 +78,20 @@ def _likeliest(scaled: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _log_sum(scaled: Tensor) -> Tensor:
-    """The logarithm of the sum of exponentials, -inf where there are none: float64 [..., 1], to 1e-8."""
+    """Return the logarithm of the sum of exponentials to 1e-8, or -inf if all values are -inf: float64 [..., 1]."""
     largest = scaled.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(scaled.dtype).min)
     total = (scaled - largest).exp().sum(dim=-1, keepdim=True, dtype=torch.float64).log()
     return total + largest
 
 
-def surely_allowed(scaled: Tensor, filters: Filters, slack: float, among: int) -> Tensor:
-    """The border above which every honest computation lets a token through, among so many of the most likely ones.
+def certain_border(scaled: Tensor, filters: Filters, slack: float, candidates: int) -> Tensor:
+    """Return the logit above which a token passes the filters in every honest computation.
 
     Args:
-        scaled: float32 [..., V], logits / temperature, of one of them.
-        slack: how far two of them may differ in what lies between two tokens' logits / temperature. The odds of any set
-            of tokens then differ by a factor of at most e**slack.
+        scaled: float32 [..., V], logits / temperature of one honest computation.
+        slack: how far two honest computations may differ in the difference of two tokens' logits / temperature. The
+            odds of any set of tokens then differ by a factor of at most e**slack.
+        candidates: how many of the most likely tokens top-p considers; no token behind them is certain.
 
     Returns:
         float32 [..., 1].
@@ -96,24 +102,25 @@ def surely_allowed(scaled: Tensor, filters: Filters, slack: float, among: int) -
     if filters.min_p > 0.0:
         border = torch.maximum(border, scaled.amax(dim=-1, keepdim=True) + (math.log(filters.min_p) + slack))
     if filters.top_p < 1.0:
-        count = min(among, scaled.shape[-1])
-        ordered, before = _likeliest(scaled, count)
-        # How many may be as likely as each token, itself among them.
-        around = torch.searchsorted(-ordered, -ordered + slack, right=True)
-        most = before.gather(-1, around) - before.diff(dim=-1)
-        sure = most.clamp(0.0, 1.0).logit() + slack < _odds(filters.top_p)
+        count = min(candidates, scaled.shape[-1])
+        ordered, before = _most_likely(scaled, count)
+        # For each token, how many tokens may be at least as likely, including the token itself.
+        as_likely = torch.searchsorted(-ordered, -ordered + slack, right=True)
+        most_before = before.gather(-1, as_likely) - before.diff(dim=-1)
+        certain = most_before.clamp(0.0, 1.0).logit() + slack < _log_odds(filters.top_p)
         if count < scaled.shape[-1]:
-            sure &= around < count
-        border = torch.maximum(border, ordered.masked_fill(sure, -math.inf).amax(dim=-1, keepdim=True))
+            certain &= as_likely < count
+        border = torch.maximum(border, ordered.masked_fill(certain, -math.inf).amax(dim=-1, keepdim=True))
     return border
 
 
-def possibly_allowed(scaled: Tensor, tokens: Tensor, filters: Filters, slack: float) -> Tensor:
-    """Whether any honest computation lets a token through.
+def possible_tokens(scaled: Tensor, tokens: Tensor, filters: Filters, slack: float) -> Tensor:
+    """Return whether a token of each row passes the filters in any honest computation.
 
     Args:
-        scaled: float32 [..., V], logits / temperature, of one of them; tokens: int64 [...], one of each row.
-        slack: see `surely_allowed`.
+        scaled: float32 [..., V], logits / temperature of one honest computation.
+        tokens: int64 [...], a token of each row.
+        slack: as for `certain_border`.
 
     Returns:
         bool [...].
@@ -126,11 +133,11 @@ def possibly_allowed(scaled: Tensor, tokens: Tensor, filters: Filters, slack: fl
         possible &= own >= scaled.amax(dim=-1, keepdim=True) + (math.log(filters.min_p) - slack)
     if filters.top_p < 1.0:
         ahead = scaled.masked_fill(~(scaled > own + slack), -math.inf)
-        least = (_log_sum(ahead) - _log_sum(scaled)).exp()
-        possible &= least.clamp(0.0, 1.0).logit() - slack < _odds(filters.top_p)
+        least_before = (_log_sum(ahead) - _log_sum(scaled)).exp()
+        possible &= least_before.clamp(0.0, 1.0).logit() - slack < _log_odds(filters.top_p)
     return possible.squeeze(-1)
 
 
-def _odds(share: float) -> float:
-    """The logarithm of share / (1 - share)."""
-    return math.log(share) - math.log1p(-share)
+def _log_odds(probability: float) -> float:
+    """Return the logarithm of p / (1 - p)."""
+    return math.log(probability) - math.log1p(-probability)

@@ -1,8 +1,8 @@
-"""The best score of a position and the sum behind its log-probability, compiled for a CPU.
+"""The best score of a position, and the sum for its log-probability, compiled for a CPU.
 
-Scores are the integers and float32 sums of protocol/rollout/sampling.py, bit for bit. Every token of the vocabulary is
-hashed, 64 at a time (protocol/kernels/logit_simd.py); the noise table is read only for those whose hash may let them
-win, a handful in a vocabulary.
+Scores are computed with the integers and float32 sums of protocol/rollout/sampling.py and have the same bits. Every
+token of the vocabulary is hashed, 64 tokens at a time (protocol/kernels/logit_simd.py). The noise table is read only for
+tokens whose hash may give them the best score, which are very few.
 """
 
 from typing import Any
@@ -11,8 +11,8 @@ import numba
 import numpy as np
 
 from protocol.kernels.jit import kernel
-from protocol.kernels.logit_simd import add_exponentials, contenders, keep_largest
-from protocol.kernels.simd import LANES, highest, lowest
+from protocol.kernels.logit_simd import add_exponentials, contenders, take_maxima
+from protocol.kernels.simd import VECTOR_SIZE, highest_bit, lowest_bit
 
 U: Any = numba.uint32
 W: Any = numba.uint64
@@ -20,8 +20,8 @@ F: Any = numba.float32
 
 
 @kernel()
-def _mixed(x: Any) -> Any:
-    """`sampling._mix`, in 32-bit arithmetic."""
+def _mix(x: Any) -> Any:
+    """Compute `sampling._mix` in 32-bit arithmetic."""
     x = U(x ^ (x >> U(17)))
     x = U(x * U(0xED5AD4BB))
     x = U(x ^ (x >> U(11)))
@@ -33,16 +33,16 @@ def _mixed(x: Any) -> Any:
 
 @kernel()
 def _noise(token: Any, key: Any, other: Any, table: Any) -> Any:
-    """`sampling.gumbel` of the token's word."""
-    word = _mixed(U(_mixed(U(token) ^ key) ^ other))
+    """Compute `sampling.gumbel` of the token's word."""
+    word = _mix(U(_mix(U(token) ^ key) ^ other))
     high = word >> U(31)
     odd = W(U(0xFFFFFFFF) - word if high else word) * W(2) + W(1)
-    octave = highest(odd)
-    behind = (odd << (W(52) - octave)) & W(0xFFFFFFFFFFFFF)
-    segment = octave * W(256) + (behind >> W(44))
-    fraction = numba.int64((behind >> W(24)) & W(0xFFFFF))
-    left, right = table[high, segment], table[high, segment + W(1)]
-    units = left + (((right - left) * fraction) >> 20)
+    octave = highest_bit(odd)
+    mantissa = (odd << (W(52) - octave)) & W(0xFFFFFFFFFFFFF)
+    segment = octave * W(256) + (mantissa >> W(44))
+    fraction = numba.int64((mantissa >> W(24)) & W(0xFFFFF))
+    low_units, high_units = table[high, segment], table[high, segment + W(1)]
+    units = low_units + (((high_units - low_units) * fraction) >> 20)
     return F(units) * F(2.0**-19)
 
 
@@ -59,9 +59,9 @@ def _noise(token: Any, key: Any, other: Any, table: Any) -> Any:
     "int64[::1]",
 )
 def best_scores(
-    rivals: Any,
+    logits: Any,
     tokens: Any,
-    chosen: Any,
+    token_logits: Any,
     seeds: Any,
     lengths: Any,
     first: Any,
@@ -70,46 +70,48 @@ def best_scores(
     best: Any,
     ahead: Any,
 ) -> None:
-    """The score of each chosen token, the best one, and how many tokens are more likely than the one that has it.
+    """Compute the score of each token, the best score, and how many tokens are more likely than the one that has it.
 
     Args:
-        rivals: float32 [N, V], logits / temperature of the tokens that may win, of N tokens in all.
-        tokens: int64 [N], the chosen ones; chosen: float32 [N], their logits / temperature.
-        seeds: uint32 [C, 4], a seed for each of C completions; lengths: int64 [C], their tokens, N in sum.
-        first: tokens of the first completion that stand before these.
+        logits: float32 [N, V], logits / temperature, -inf for tokens that are not considered.
+        tokens: int64 [N], the tokens of the completions.
+        token_logits: float32 [N], logits / temperature of these tokens.
+        seeds: uint32 [C, 4], a seed for each of C completions.
+        lengths: int64 [C], tokens of each completion; their sum is N.
+        first: how many tokens of the first completion come before these.
         table: int64 [2, 8193], the noise table.
-        own: float32 [N], result: scores of the chosen tokens.
-        best: float32 [N], result: at least `own`.
-        ahead: int64 [N], result: tokens with larger logits than the winner; 0 where nothing beats `own`.
+        own: float32 [N], result: the scores of `tokens`.
+        best: float32 [N], result: the best scores, at least `own`.
+        ahead: int64 [N], result: how many tokens have larger logits than the best one; 0 if no score exceeds `own`.
     """
-    width = W(rivals.shape[1])
-    whole = width // W(LANES) * W(LANES)
-    flat = rivals.reshape(rivals.size)
+    width = W(logits.shape[1])
+    whole = width // W(VECTOR_SIZE) * W(VECTOR_SIZE)
+    flat = logits.reshape(logits.size)
     row = W(0)
     for completion in range(len(lengths)):
         before = first if completion == 0 else 0
         for position in range(before, before + lengths[completion]):
-            key = _mixed(U(_mixed(U(seeds[completion, 0] ^ U(position))) ^ seeds[completion, 1]))
-            other = _mixed(U(_mixed(U(U(key + U(0x9E3779B9)) + seeds[completion, 2])) ^ seeds[completion, 3]))
+            key = _mix(U(_mix(U(seeds[completion, 0] ^ U(position))) ^ seeds[completion, 1]))
+            other = _mix(U(_mix(U(U(key + U(0x9E3779B9)) + seeds[completion, 2])) ^ seeds[completion, 3]))
             base = row * width
-            top = chosen[row] + _noise(tokens[row], key, other, table)
+            top = token_logits[row] + _noise(tokens[row], key, other, table)
             own[row] = top
             winner = W(width)
             token = W(0)
             while token < width:
                 if token < whole:
-                    left = contenders(flat, base + token, U(token), key, other, top)
-                    behind = token + W(LANES)
+                    mask = contenders(flat, base + token, U(token), key, other, top)
+                    end = token + W(VECTOR_SIZE)
                 else:
-                    left = (W(1) << (width - token)) - W(1)
-                    behind = width
-                while left:
-                    rival = token + lowest(left)
-                    left &= left - W(1)
-                    score = flat[base + rival] + _noise(rival, key, other, table)
+                    mask = (W(1) << (width - token)) - W(1)
+                    end = width
+                while mask:
+                    contender = token + lowest_bit(mask)
+                    mask &= mask - W(1)
+                    score = flat[base + contender] + _noise(contender, key, other, table)
                     if score > top:
-                        top, winner = score, rival
-                token = behind
+                        top, winner = score, contender
+                token = end
             best[row] = top
             count = 0
             if winner < width:
@@ -120,30 +122,34 @@ def best_scores(
 
 
 @kernel("float32[:, ::1]", "float32[::1]", "float32[::1]", "float32[::1]")
-def exponential_sums(scaled: Any, lanes: Any, largest: Any, sums: Any) -> None:
-    """The largest value of each row, and the sum of exp(value - largest): float32 [N] each, of float32 [N, V].
+def exponential_sums(scaled: Any, scratch: Any, largest: Any, sums: Any) -> None:
+    """Compute the largest value of each row, and the sum of exp(value - largest). A row with a NaN has a NaN as its sum.
 
-    A row with a value that is no number has a sum that is none. `lanes` is scratch: float32 [64].
+    Args:
+        scaled: float32 [N, V].
+        scratch: float32 [64], overwritten.
+        largest: float32 [N], result.
+        sums: float32 [N], result.
     """
     width = scaled.shape[1]
-    whole = width // LANES * LANES
+    whole = width // VECTOR_SIZE * VECTOR_SIZE
     flat = scaled.reshape(scaled.size)
     for row in range(scaled.shape[0]):
         begin, end = row * width, (row + 1) * width
-        lanes[:] = F(-np.inf)
-        for at in range(begin, begin + whole, LANES):
-            keep_largest(flat, W(at), lanes)
-        most = F(-np.inf)
-        for lane in range(LANES):
-            most = max(most, lanes[lane])
+        scratch[:] = F(-np.inf)
+        for at in range(begin, begin + whole, VECTOR_SIZE):
+            take_maxima(flat, W(at), scratch)
+        row_max = F(-np.inf)
+        for index in range(VECTOR_SIZE):
+            row_max = max(row_max, scratch[index])
         for at in range(begin + whole, end):
-            most = max(most, flat[at])
-        lanes[:] = F(0.0)
-        for at in range(begin, begin + whole, LANES):
-            add_exponentials(flat, W(at), most, lanes)
+            row_max = max(row_max, flat[at])
+        scratch[:] = F(0.0)
+        for at in range(begin, begin + whole, VECTOR_SIZE):
+            add_exponentials(flat, W(at), row_max, scratch)
         total = 0.0
-        for lane in range(LANES):
-            total += lanes[lane]
+        for index in range(VECTOR_SIZE):
+            total += scratch[index]
         for at in range(begin + whole, end):
-            total += np.exp(np.float64(flat[at] - most))
-        largest[row], sums[row] = most, F(total)
+            total += np.exp(np.float64(flat[at] - row_max))
+        largest[row], sums[row] = row_max, F(total)

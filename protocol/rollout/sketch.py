@@ -1,15 +1,16 @@
-"""Sketches of hidden states: 4 bytes a token that only the right policy's forward pass makes (docs/spec/sketch.md).
+"""Sketches of hidden states: 4 bytes for each token, which only the right policy's forward pass gives
+(docs/spec/sketch.md).
 
-Two kinds, both keyed by the window's randomness so that nothing can be prepared before it opens:
+There are two kinds. Both are keyed by the window's randomness, so that nothing can be computed before the window opens:
 
 - `projection`: four full-width +-1 projections of the RMS-normalized state. Each is close to a standard normal
-  variable; 32 units make one standard deviation.
+  variable; 32 units are one standard deviation.
 - `topk`: the 32 largest dimensions in magnitude (arXiv 2602.03839, E.3) on a signed logarithmic scale that is 0 at the
-  border to the 33rd, four sums with coefficients keyed by *dimension*, scaled likewise. Keying by rank would let a
-  constant pass.
+  magnitude of the 33rd; four sums with coefficients keyed by *dimension*, scaled likewise. With coefficients keyed by
+  rank, a constant would pass.
 
-Values saturate at +-127. Sketches are compared per position, by the largest of the four differences;
-protocol/judging/evidence.py decides.
+Values saturate at +-127. Sketches are compared by the largest of the four differences at each position;
+protocol/judging/evidence.py applies the thresholds.
 """
 
 import math
@@ -27,11 +28,11 @@ BYTES_PER_TOKEN: Final = 4
 TOP_K: Final = 32
 _SCALE: Final = 32.0  # units per standard deviation
 _LARGEST: Final = 127
-_PIECE: Final = 4096  # tokens whose normalized states are held at once
+_PIECE: Final = 4096  # tokens whose normalized states are in memory at once
 
 
 def _normalized(hidden: Tensor) -> Tensor:
-    """The states divided by their root mean square: float32 [T, D]."""
+    """Return the states divided by their root mean square: float32 [T, D]."""
     return hidden / hidden.square().mean(dim=-1, keepdim=True).sqrt().clamp_min(1e-12)
 
 
@@ -50,48 +51,52 @@ def _top_k(hidden: Tensor, seed: bytes) -> Tensor:
     coefficients = torch.from_numpy(raw / 74.0).reshape(D, 4).to(hidden.device)  # 74: standard deviation of an int8
     magnitudes = _normalized(hidden).abs().clamp_min(1e-12)
     values, dimensions = torch.topk(magnitudes, k, dim=-1)
-    # Octaves above the first dimension left out: one that slips over the border takes next to nothing with it.
+    # Octaves above the largest excluded dimension, so that a dimension at the border contributes next to nothing.
     border = torch.topk(magnitudes, min(k + 1, D), dim=-1).values[..., -1:]
-    signed = torch.log2(values / border) * torch.gather(hidden, -1, dimensions).sign()
-    sums: Tensor = torch.einsum("tk,tkj->tj", signed, coefficients[dimensions])
-    return sums * (_SCALE / signed.square().sum(dim=-1, keepdim=True).sqrt().clamp_min(1e-12))
+    octaves = torch.log2(values / border) * torch.gather(hidden, -1, dimensions).sign()
+    sums: Tensor = torch.einsum("tk,tkj->tj", octaves, coefficients[dimensions])
+    return sums * (_SCALE / octaves.square().sum(dim=-1, keepdim=True).sqrt().clamp_min(1e-12))
 
 
 def commit(kind: SketchKind, hidden: Tensor, seed: bytes) -> bytes:
-    """The sketch of a completion.
+    """Compute the sketch of a completion.
 
     Args:
-        hidden: float32 [T, D], the final hidden state from which each token was drawn.
+        hidden: float32 [T, D], the final hidden state from which each token was sampled.
         seed: the window's 32-byte sketch seed.
 
     Returns:
         4 * T bytes: int8 [T, 4], row-major.
     """
-    return b"".join(_committed(kind, piece, seed) for piece in torch.split(hidden, _PIECE))
+    return b"".join(_commit_piece(kind, piece, seed) for piece in torch.split(hidden, _PIECE))
 
 
-def _committed(kind: SketchKind, hidden: Tensor, seed: bytes) -> bytes:
+def _commit_piece(kind: SketchKind, hidden: Tensor, seed: bytes) -> bytes:
     hidden = hidden.to(torch.float32)
     values = _projection(hidden, seed) if kind == "projection" else _top_k(hidden, seed)
-    # What is no number becomes 0: converting NaN to an integer gives what the processor likes.
+    # NaN becomes 0: its conversion to an integer would depend on the processor.
     saturated = (
         values.nan_to_num(0.0, posinf=_LARGEST, neginf=-_LARGEST).round().clamp(-_LARGEST, _LARGEST).to(torch.int8)
     )
     return saturated.cpu().contiguous().numpy().tobytes()
 
 
-def distances(claimed: bytes, recomputed: bytes) -> np.ndarray:
-    """The largest of the four absolute differences at each position of two sketches of equally many tokens.
+def distances(sketch: bytes, recomputed: bytes) -> np.ndarray:
+    """Compute the largest of the four absolute differences at each position of two sketches.
+
+    Args:
+        sketch: the miner's sketch, 4 * T bytes.
+        recomputed: the validator's sketch, 4 * T bytes.
 
     Returns:
         int16 [T], in sketch units.
 
     Raises:
-        MalformedError: the claimed sketch has another length.
+        MalformedError: the miner's sketch has another length.
     """
-    if len(claimed) != len(recomputed):
-        raise MalformedError(f"a sketch of {len(claimed)} bytes where {len(recomputed)} are due")
-    a = np.frombuffer(claimed, dtype=np.int8).astype(np.int16).reshape(-1, BYTES_PER_TOKEN)
+    if len(sketch) != len(recomputed):
+        raise MalformedError(f"a sketch of {len(sketch)} bytes where {len(recomputed)} are required")
+    a = np.frombuffer(sketch, dtype=np.int8).astype(np.int16).reshape(-1, BYTES_PER_TOKEN)
     b = np.frombuffer(recomputed, dtype=np.int8).astype(np.int16).reshape(-1, BYTES_PER_TOKEN)
     worst: np.ndarray = np.abs(a - b).max(axis=1)
     return worst

@@ -120,7 +120,9 @@ class Node:
             except BeaconError as error:
                 self.telemetry.event("beacon-late", round=round_number, error=str(error))
                 now = self.clock.now()
-                if now < self.run.beacon.due(round_number) or await self.time.has_come(self.run.beacon.round_at(now)):
+                if now < self.run.beacon.round_time(round_number) or await self.time.has_come(
+                    self.run.beacon.round_at(now)
+                ):
                     raise
                 await trio.sleep(_RETRY_SECONDS)
 

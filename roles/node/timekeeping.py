@@ -43,7 +43,7 @@ class Timekeeper:
     def record_round(self, round_number: int) -> None:
         """Remember that a round is out: the beacon gave it, or a signature of this node's own rests on it."""
         self._newest_round = max(self._newest_round, round_number)
-        self._offset = max(self._offset, self._chain.due(round_number) - trio.current_time())
+        self._offset = max(self._offset, self._chain.round_time(round_number) - trio.current_time())
 
     @property
     def newest_round(self) -> int:
@@ -77,8 +77,8 @@ class Timekeeper:
         round that it has seen.
         """
         while True:
-            await self._clock.sleep_until(self._chain.due(round_number))
-            if self._floor >= self._chain.due(round_number) or await self.has_come(round_number):
+            await self._clock.sleep_until(self._chain.round_time(round_number))
+            if self._floor >= self._chain.round_time(round_number) or await self.has_come(round_number):
                 return
             await trio.sleep(_CLOCK_POLL)
 
@@ -88,7 +88,7 @@ class Timekeeper:
         If the clock is wrong, this waits until it is right.
         """
         newest = await self.wait_for_newest_round()
-        return min(self.now(), self._chain.due(newest + 1))
+        return min(self.now(), self._chain.round_time(newest + 1))
 
     async def wait_for_newest_round(self) -> int:
         """Return the newest round at this call, proven to be out; 0 before the first.
@@ -117,7 +117,7 @@ class Timekeeper:
             try:
                 await self.randomness(number)
             except BeaconError:
-                while self._chain.due(number) <= self.now():
+                while self._chain.round_time(number) <= self.now():
                     await trio.sleep(_CLOCK_POLL)
             else:
                 return True

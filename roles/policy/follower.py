@@ -169,7 +169,7 @@ class Follower:
             ProtocolError: the store shows a chain that must not be followed. Chain and weights stay as they were.
         """
         async with self._refresh_lock:
-            await self._obey_rewind()
+            await self._apply_rewind()
             chain, trainer = await self._newest_chain()
             await self._fetch_manifests(chain, trainer)
             if chain.trust is not None and chain.trust != self._chain.trust:
@@ -177,10 +177,10 @@ class Follower:
             self._chain, self._trainer = chain, trainer
             self._drop_other_weights()
 
-    async def _obey_rewind(self) -> None:
+    async def _apply_rewind(self) -> None:
         """Forget what a stolen key published: on disk first, then in memory."""
         chain = self._chain.branch()
-        chain.obey_rewind()
+        chain.apply_rewind()
         if chain.trust is None or chain.trust == self._chain.trust:
             return
         trust = chain.trust
@@ -258,7 +258,7 @@ class Follower:
         async def accept(entry: tuple[int, bytes], data: bytes) -> None:
             await self._accept_manifest(chain, entry[0], data)
 
-        await fetch_ahead(fetch, chain.missing(), accept, ahead=_FETCH_AHEAD)
+        await fetch_ahead(fetch, chain.missing_manifests(), accept, ahead=_FETCH_AHEAD)
 
     async def _fetch_object(self, path: str, ref: ObjectRef) -> bytes:
         data = await self._node.store.get(path, ref.size)

@@ -10,7 +10,7 @@ import trio
 from protocol import paths
 from protocol.errors import LimitError, ProtocolError
 from protocol.judging.evidence import Counts
-from protocol.judging.verdict import Judgement, Reason, Verdict, refused_together
+from protocol.judging.verdict import Judgement, Reason, Verdict, joint_rejection
 from protocol.rollout import challenge
 from protocol.rollout.batch import Commitment, Group, open_group
 from roles.gather import gather
@@ -89,13 +89,13 @@ class Auditor:
         if is_known or all(judgement.accepted for judgement in judgements):
             more_judgements, more_copies = await self.judge_groups(case.commitment.record, others, at_engine)
             judgements, suspected_copies = judgements + more_judgements, suspected_copies | more_copies
-        refusal = refused_together(judgements, history, self._node.run.proof)
+        refusal = joint_rejection(judgements, history, self._node.run.proof)
         if is_known and (refusal or not all(judgement.accepted for judgement in judgements)):
             rest = tuple(index for index in range(case.submitted_groups) if index not in picked)
             with suppress(StoreError):  # the judgements on the picked groups are enough for a verdict
                 more_judgements, more_copies = await self.judge_groups(case.commitment.record, rest, at_engine)
                 judgements, suspected_copies = judgements + more_judgements, suspected_copies | more_copies
-            refusal = refusal or refused_together(judgements, history, self._node.run.proof)
+            refusal = refusal or joint_rejection(judgements, history, self._node.run.proof)
         return make_verdict(self._node, case, reject_accepted(judgements, refusal)), suspected_copies
 
     async def judge_groups(
@@ -243,7 +243,7 @@ def reject_accepted(judgements: Sequence[Judgement], reason: Reason | None) -> S
 def picked_groups(node: Node, case: Case, draw: bytes, share_ppm: int) -> tuple[int, ...]:
     """Return the indices of the groups that the second round picks from a case."""
     commitment = case.commitment.record
-    return challenge.audited(
+    return challenge.audit_indices(
         node.run_id, commitment.window, draw, commitment.miner, groups=case.submitted_groups, share_ppm=share_ppm
     )
 

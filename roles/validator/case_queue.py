@@ -50,7 +50,7 @@ class CaseQueue:
         """Yield the cases in order, as long as there is time for them."""
         clock, schedule = self._node.clock, self._node.run.schedule
         seconds = schedule.rounds * self._node.run.beacon.period_ms / 1000
-        end = self._node.run.beacon.due(schedule.audit(window)) + seconds
+        end = self._node.run.beacon.round_time(schedule.audit(window)) + seconds
         for reputation, case in sorted(((self.reputation(case.miner), case) for case in cases), key=self._rank):
             late = reputation is not Reputation.KNOWN and clock.now() >= end
             if late or self._rejected_seconds > REJECTED_SHARE * seconds:

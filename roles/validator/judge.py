@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from protocol.judging.evidence import NOT_REACHED, Evidence, repeated, weigh
+from protocol.judging.evidence import NO_EVIDENCE, Evidence, compute_evidence, repeated_positions
 from protocol.judging.verdict import Judgement, Reason
 from protocol.rollout import challenge, sketch
 from protocol.rollout.batch import Group
@@ -33,7 +33,7 @@ class GroupCheck:
     """
 
     reason: Reason | None
-    evidence: Evidence = NOT_REACHED
+    evidence: Evidence = NO_EVIDENCE
     rewards: tuple[float, ...] = ()
     logprobs: bytes = b""
 
@@ -128,7 +128,9 @@ class Judge:
         margins, logprobs = check_completions(
             whole, completions, assignment.seeds, params, self._task.vocabulary, proof.margin, proof.margin_limit
         )
-        evidence = weigh(distances, margins.numpy(), list(map(len, completions)), proof, repeated(completions))
+        evidence = compute_evidence(
+            distances, margins.numpy(), list(map(len, completions)), proof, repeated_positions(completions)
+        )
         if evidence.wrong_sketch(proof):
             return GroupCheck(Reason.SKETCH, evidence)
         if evidence.wrong_sampling(proof):
@@ -155,7 +157,7 @@ def _judgement(group: Group, digest: bytes, check: GroupCheck) -> Judgement:
         sketch_median=check.evidence.sketch_median,
         margin_misses=check.evidence.margin_misses,
         worst_margin=check.evidence.worst_margin,
-        surprisal=max(check.evidence.sketch_surprise, check.evidence.margin_surprise),
+        surprisal=max(check.evidence.sketch_surprisal, check.evidence.margin_surprisal),
         rewards=check.rewards,
         logprobs=check.logprobs,
     )

@@ -10,7 +10,7 @@ from protocol import limits, paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed, sign
 from protocol.judging.ledger import Amendment, LedgerRow
-from protocol.judging.verdict import ReauditVerdict, Verdict, refused_together
+from protocol.judging.verdict import ReauditVerdict, Verdict, joint_rejection
 from protocol.rollout.batch import Commitment
 from roles.node.identity import Node
 from roles.policy.assignment import Task
@@ -101,7 +101,7 @@ class Reaudit:
         audited = {judgement.index for judgement in first_verdict.judgements}
         unaudited = [index for index in range(row.submitted) if index not in audited]
         judgements, _ = await auditor.judge_groups(commitment.record, unaudited)
-        refusal = refused_together([*first_verdict.judgements, *judgements], (), node.run.proof)
+        refusal = joint_rejection([*first_verdict.judgements, *judgements], (), node.run.proof)
         case = Case(commitment, row.pledged, first_verdict.seen_ms / 1000)
         verdict = ReauditVerdict(**dict(make_verdict(node, case, reject_accepted(judgements, refusal))))
         await node.publish(verdict.path, sign(verdict, node.key))

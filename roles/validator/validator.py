@@ -108,7 +108,7 @@ class Validator:
     async def _read_cases(self, window: int, pledges: dict[bytes, int]) -> WindowCases:
         """Return the window's cases without the commitments that were read too late; no miner is blamed for these."""
         cases = await read_window_cases(self._node, window, pledges)
-        draw_time = self._node.run.beacon.due(self._node.run.schedule.audit(window))
+        draw_time = self._node.run.beacon.round_time(self._node.run.schedule.audit(window))
         for miner in cases.undelivered:
             self._pledges.void(miner)
         in_time = tuple(case for case in cases.cases if case.read_time < draw_time)
@@ -159,9 +159,9 @@ class Validator:
     def _seconds_for_judging(self, window: int) -> float:
         """Return the seconds until the window must be sealed or, after that, until nobody waits for its verdicts."""
         node, schedule = self._node, self._node.run.schedule
-        seal, now = node.run.beacon.due(schedule.seal(window)), node.time.now()
-        sealing = seal - _SEALING * (seal - node.run.beacon.due(schedule.audit(window)))
-        return max(0.0, (sealing if now < sealing else node.run.beacon.due(schedule.verdict(window))) - now)
+        seal, now = node.run.beacon.round_time(schedule.seal(window)), node.time.now()
+        sealing = seal - _SEALING * (seal - node.run.beacon.round_time(schedule.audit(window)))
+        return max(0.0, (sealing if now < sealing else node.run.beacon.round_time(schedule.verdict(window))) - now)
 
     def _drop_old_work(self) -> None:
         excess = len(self._accepted_work) - _MAX_ACCEPTED_WORK
@@ -175,7 +175,7 @@ class Validator:
             return
         task = self._task
         count = min(count, task.environment.held_out_size or count)
-        problems = [task.environment.held_out(index) for index in range(count)]
+        problems = [task.environment.held_out_problem(index) for index in range(count)]
         prompts = [task.tokenizer.encode(problem.prompt) for problem in problems]
         await serve(self._node, self._engine, weights)
         completions = await self._engine.greedy(prompts, task.run.sampling.params())

@@ -129,7 +129,7 @@ async def read_window_cases(node: Node, window: int, pledges: Mapping[bytes, int
 
     opening = await node.randomness(node.run.schedule.opening(window))
     miners = sorted(pledges, key=lambda key: lottery(opening, key))[: node.authority.admission.miners]
-    seconds = node.run.beacon.due(node.run.schedule.audit(window)) - node.time.now()
+    seconds = node.run.beacon.round_time(node.run.schedule.audit(window)) - node.time.now()
     with trio.move_on_after(max(0.0, seconds)) as scope:
         await gather(read, miners, at_once=_AT_ONCE)
     if scope.cancelled_caught:

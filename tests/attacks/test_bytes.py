@@ -123,7 +123,7 @@ async def test_arbitrary_another_genesis_than_the_run_names():
     target.genesis = small_weights(9)
     await target.publish()
     await target.restart()
-    await target.refuses("not the genesis weights that the run names")
+    await target.refuses("not the run's genesis weights")
 
 
 @attack
@@ -304,7 +304,7 @@ async def test_extraneous_a_tensor_in_an_anchor_that_the_table_does_not_list():
     await target.store.put(paths.anchor(TRAINER.public, ref.digest), shard)
     target.chain.anchors.append(4)
     await target.forge(anchor=(ref,), patch=None)
-    await target.refuses_to_hold("other tensors than its table lists")
+    await target.refuses_to_hold("the tensors differ from the manifest's table")
 
 
 @attack

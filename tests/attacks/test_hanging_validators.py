@@ -9,7 +9,7 @@ from protocol import paths
 from protocol.digest import content_digest
 from protocol.identity.signing import SigningKey, open_signed, sign
 from protocol.judging.ledger import LedgerRow
-from protocol.judging.report import ValidatorReport, canary_key, is_false
+from protocol.judging.report import ValidatorReport, canary_key, is_false_group
 from protocol.judging.verdict import Judgement, Reason
 from roles.ports import StoreError
 from roles.trainer.collect.collector import Collector, CollectorSettings
@@ -42,7 +42,7 @@ class TakesNoReports(Silent):
     full = True
 
     async def put(self, path: str, data: bytes) -> None:
-        if self.full and path.startswith(paths.windowed(TRAINER.public, "reports")):
+        if self.full and path.startswith(paths.kind_prefix(TRAINER.public, "reports")):
             raise StoreError(f"{path}: quota exceeded")
         await super().put(path, data)
 
@@ -62,7 +62,7 @@ async def windows_collected(court: Court) -> set[int]:
 
 def closing(court: Court, window: int = WINDOW) -> float:
     """When a window's verdicts are due."""
-    return court.run.beacon.due(court.run.schedule.verdict(window))
+    return court.run.beacon.round_time(court.run.schedule.verdict(window))
 
 
 @pytest.mark.parametrize(("seconds", "before"), [(0.5, 1.0), (5.0, 3.0)])
@@ -76,7 +76,7 @@ def test_a_validators_space_that_hangs_costs_the_others_nothing(seconds: float, 
         await court.deliver()
 
         async def speak() -> None:
-            await court.clock.sleep_until(court.run.beacon.due(court.run.schedule.seal(WINDOW)) - before)
+            await court.clock.sleep_until(court.run.beacon.round_time(court.run.schedule.seal(WINDOW)) - before)
             await court.say(honest)
 
         async with trio.open_nursery() as nursery:
@@ -170,7 +170,7 @@ async def test_an_invented_group_and_a_verdict_that_never_comes_hold_up_no_hones
 async def test_a_deceiver_is_caught_though_another_verdict_of_its_never_comes():
     court = Court()
     canary = canary_key(TRAINER, 0).public
-    false = next(index for index in range(100) if is_false(TRAINER, WINDOW, index))
+    false = next(index for index in range(100) if is_false_group(TRAINER, WINDOW, index))
     lie = court.verdict(FIRST, court.judgement(false), miner=canary, pledged=100, submitted=100)
     summary = court.summary(FIRST, lie, court.verdict(FIRST, miner=STRANGER.public))
     await court.seal(FIRST, summary)

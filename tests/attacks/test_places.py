@@ -194,7 +194,7 @@ async def test_mix_two_heads_for_one_version_is_an_alarm():
 async def test_mix_a_window_that_goes_back():
     target = await holding()
     await target.forge(first_window=0)
-    await target.refuses("an epoch or a window that goes back")
+    await target.refuses("a lower epoch or window than the version before")
 
 
 @attack

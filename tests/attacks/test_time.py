@@ -36,7 +36,7 @@ async def test_fast_forward_an_epoch_that_nobody_can_follow():
 async def test_fast_forward_a_head_that_counts_for_a_century():
     target = await holding()
     await target.show(target.head(expires_ms=LAST_EPOCH))
-    await target.refuses("counts for more than the 3600 s")
+    await target.refuses("valid for more than the 3600 s")
 
 
 @attack
@@ -188,7 +188,7 @@ async def test_freeze_of_a_revision_that_the_head_names():
 async def test_freeze_by_a_clock_of_the_trainers_that_is_ahead():
     target = await holding()
     await target.show(target.head(expires_ms=int(target.clock.now() * 1000) + 2 * 3_600_000))
-    await target.refuses("counts for more")
+    await target.refuses("valid for more")
 
 
 # Rollback

@@ -154,7 +154,7 @@ async def test_a_seal_that_is_made_while_the_trainer_asks_for_it_does_not_count(
     court, store = Court(quorum=2), HoldsBack()
     store.court, court.store, court.node = court, store, replace(court.node, store=store)
     await court.deliver()
-    sealing = court.run.beacon.due(court.run.schedule.seal(WINDOW))
+    sealing = court.run.beacon.round_time(court.run.schedule.seal(WINDOW))
 
     async def honest() -> None:
         verdict = court.verdict(FIRST)
@@ -207,7 +207,7 @@ def test_what_a_witness_said_before_a_crash_it_says_after_it(late: bool) -> None
         assert await witness() == (shown,)
         await store.put(paths.seal(SECOND.public, WINDOW), sign(court.summary(SECOND), SECOND))
         if late:
-            await court.clock.sleep_until(court.run.beacon.due(court.run.schedule.seal(WINDOW)) + 0.5)
+            await court.clock.sleep_until(court.run.beacon.round_time(court.run.schedule.seal(WINDOW)) + 0.5)
         with trio.move_on_after(5.0):
             await Revealer(node(), await Ledger.open(state, court.run.scoring)).run()
         assert paths.summary(FIRST.public, WINDOW) in {item.path async for item in store.list(FIRST.public.hex())}
@@ -238,7 +238,7 @@ async def test_nothing_is_revealed_before_the_witness_is_kept():
     revealer = Revealer(node, ledger)
     await revealer.store_verdicts(WINDOW, [verdict])
     await revealer.add_window(await ledger.record(court.summary(FIRST, verdict)))
-    await court.clock.sleep_until(court.run.beacon.due(court.run.schedule.seal(WINDOW)) + 0.5)
+    await court.clock.sleep_until(court.run.beacon.round_time(court.run.schedule.seal(WINDOW)) + 0.5)
     with trio.move_on_after(2.5):
         await revealer.run()
     assert paths.witness(FIRST.public, WINDOW) not in {item.path async for item in court.store.list("")}
@@ -278,7 +278,7 @@ def test_a_witness_stands_whenever_its_validator_dies_while_it_forgets(deletes: 
         state.left = deletes
         with state.dying, trio.move_on_after(5.0):
             await Revealer(node, ledger).run()
-        await court.clock.sleep_until(court.run.beacon.due(court.run.schedule.seal(WINDOW)) + 0.5)
+        await court.clock.sleep_until(court.run.beacon.round_time(court.run.schedule.seal(WINDOW)) + 0.5)
         state.left, state.dying = math.inf, trio.CancelScope()
         with trio.move_on_after(5.0):
             await Revealer(node, ledger).run()

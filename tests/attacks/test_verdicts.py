@@ -113,7 +113,7 @@ async def test_forged_a_second_seal_after_the_others_have_spoken():
         nursery.start_soon(collector.run)
         await trio.sleep(1.0)
         await court.say(FIRST)
-        await court.clock.sleep_until(court.run.beacon.due(court.run.schedule.verdict(WINDOW)) + 2.0)
+        await court.clock.sleep_until(court.run.beacon.round_time(court.run.schedule.verdict(WINDOW)) + 2.0)
         nursery.cancel_scope.cancel()
     assert await court.outcomes() == {"no-quorum"}
     assert "not the summary that was sealed" in told(court, "summary-refused")
@@ -233,7 +233,7 @@ async def _run() -> Any:
 def test_withheld(kind: str, quorum: int, outcome: str) -> None:
     async def scenario() -> None:
         court = await honest(quorum, FIRST, SECOND)
-        async for item in court.store.list(paths.windowed(FIRST.public, kind)):
+        async for item in court.store.list(paths.kind_prefix(FIRST.public, kind)):
             await court.store.delete(item.path)
         await court.listen()
         assert await court.outcomes() == {outcome}
@@ -250,9 +250,9 @@ async def test_withheld_until_the_seals_are_open():
     collector = await court.open()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(collector.run)
-        await court.clock.sleep_until(court.run.beacon.due(court.run.schedule.seal(WINDOW)) + 0.5)
+        await court.clock.sleep_until(court.run.beacon.round_time(court.run.schedule.seal(WINDOW)) + 0.5)
         await court.say(FIRST)
-        await court.clock.sleep_until(court.run.beacon.due(court.run.schedule.verdict(WINDOW)) + 2.0)
+        await court.clock.sleep_until(court.run.beacon.round_time(court.run.schedule.verdict(WINDOW)) + 2.0)
         nursery.cancel_scope.cancel()
     assert await court.outcomes() == {"no-quorum"}
     assert told(court, "validator-excluded") == "not sealed in time"
@@ -263,7 +263,7 @@ async def test_withheld_batch_is_waited_for_and_then_accounted_for():
     court = await honest()
     batch, commitment = assemble(court.groups)
     await court.store.delete(paths.batch(MINER.public, WINDOW, commitment.batch))
-    await court.listen(until=court.run.beacon.due(court.run.schedule.verdict(WINDOW)) - 0.5)
+    await court.listen(until=court.run.beacon.round_time(court.run.schedule.verdict(WINDOW)) - 0.5)
     assert await court.outcomes() == set()
     await court.listen()
     assert await court.outcomes() == {"missing-after-verdict"}
@@ -273,7 +273,7 @@ async def test_withheld_batch_is_waited_for_and_then_accounted_for():
 @attack
 async def test_withheld_by_a_validators_whole_storage_holds_nobody_up_and_not_for_ever():
     court = await honest(1, FIRST, SECOND)
-    court.store.silent = (paths.windowed(FIRST.public, "summaries"),)
+    court.store.silent = (paths.kind_prefix(FIRST.public, "summaries"),)
     given_up = court.run.schedule.verdict(WINDOW) + court.run.schedule.verdict_rounds
     collector = await court.open()
     async with trio.open_nursery() as nursery:
@@ -281,7 +281,7 @@ async def test_withheld_by_a_validators_whole_storage_holds_nobody_up_and_not_fo
         await trio.sleep(2.0)
         assert await court.outcomes() == USED
         assert "connection refused" in told(court, "validator-unreachable")
-        await court.clock.sleep_until(court.run.beacon.due(given_up) - 2.0)
+        await court.clock.sleep_until(court.run.beacon.round_time(given_up) - 2.0)
         assert WINDOW in collector.open_windows
         await trio.sleep(4.0)
         assert WINDOW not in collector.open_windows
@@ -291,8 +291,8 @@ async def test_withheld_by_a_validators_whole_storage_holds_nobody_up_and_not_fo
 @attack
 async def test_withheld_for_a_while_by_storage_is_not_held_against_a_quorum():
     court = await honest(2, FIRST, SECOND)
-    court.store.silent = (paths.windowed(FIRST.public, "summaries"),)
-    closing = court.run.beacon.due(court.run.schedule.verdict(WINDOW))
+    court.store.silent = (paths.kind_prefix(FIRST.public, "summaries"),)
+    closing = court.run.beacon.round_time(court.run.schedule.verdict(WINDOW))
     collector = await court.open()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(collector.run)

@@ -163,7 +163,7 @@ class TestPublishing:
         beacon = StoreBeacon(memory, CHAIN, clock)
         for number in range(1, 12):
             assert await beacon.randomness(number) == TRUTH[number - 1]
-            assert CHAIN.due(number) <= clock.now() <= CHAIN.due(number) + 0.1
+            assert CHAIN.round_time(number) <= clock.now() <= CHAIN.round_time(number) + 0.1
 
     @pytest.mark.trio
     async def test_old_rounds_are_removed(self, autojump_clock, clock, memory, nursery):

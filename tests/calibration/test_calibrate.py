@@ -117,8 +117,8 @@ def test_problems_of_a_data_file_give_their_prompts(tmp_path: Path) -> None:
     work = make_job(replace(OPTIONS, policy=tmp_path / "policy", environment="math", data=data)).work
     problems = environments.dataset("math", MATH)
     seeds = [bytes([number]) * 32 for number in range(100)]
-    assert {work.prompt(seed) for seed in seeds} == {problem.prompt for problem in problems.training}
-    assert work.params.max_tokens == environments.needs("math").tokens
+    assert {work.prompt(seed) for seed in seeds} == {problem.prompt for problem in problems.training_problems}
+    assert work.params.max_tokens == environments.requirements("math").tokens
 
 
 def test_a_directory_that_is_not_there_is_told_before_anything_is_measured(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from grailnode.engine.causal_model import CausalModel
 from grailnode.engine.torch_engine import TorchEngine
 from protocol.digest import Weights
 from protocol.rollout.filters import Filters
-from protocol.rollout.sampling import SamplingParams, log_probabilities, margins
+from protocol.rollout.sampling import SamplingParams, batch_margins, log_probabilities
 from roles.ports import EngineError, Request
 from tests.support.builders.policies import PARAMS, engine_of, inline, random_weights
 
@@ -36,7 +36,8 @@ async def test_a_prefill_agrees_with_generation(model: CausalModel) -> None:
     checked = await engine.forward([r.prompt for r in requests], [g.tokens for g in generations])
     for request, generation, result in zip(requests, generations, checked, strict=True):
         tokens = torch.tensor(generation.tokens)
-        assert margins(result.logits, tokens, request.seed, PARAMS.temperature).max() < NOISE
+        margins = batch_margins(result.logits, tokens, [request.seed], [len(tokens)], PARAMS.temperature)
+        assert margins.max() < NOISE
         assert result.logits.shape == (len(tokens), model.vocabulary)
         assert result.logits.dtype == result.hidden.dtype == generation.hidden.dtype == torch.float32
         torch.testing.assert_close(generation.hidden, result.hidden, rtol=0, atol=NOISE)

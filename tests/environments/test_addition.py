@@ -17,7 +17,7 @@ def test_prompt_and_reference() -> None:
 def test_same_problems_for_ever() -> None:
     """Every node of every release has to see these."""
     assert [ENVIRONMENT.problem(bytes([i]) * 16).prompt for i in range(3)] == PINNED_TRAINING
-    assert [ENVIRONMENT.held_out(i).prompt for i in range(3)] == ["97+38=", "27+34=", "30+74="]
+    assert [ENVIRONMENT.held_out_problem(i).prompt for i in range(3)] == ["97+38=", "27+34=", "30+74="]
 
 
 def test_only_the_plain_sum_is_paid() -> None:
@@ -27,7 +27,7 @@ def test_only_the_plain_sum_is_paid() -> None:
 
 
 def test_exchanged_operands_do_not_leak() -> None:
-    held_out = {ENVIRONMENT.held_out(index).prompt for index in range(1000)}
+    held_out = {ENVIRONMENT.held_out_problem(index).prompt for index in range(1000)}
     for prompt in held_out:
         left, right = prompt.removesuffix("=").split("+")
         assert f"{right}+{left}=" in held_out

@@ -61,7 +61,7 @@ def test_long_and_deep_texts_are_refused(completion: str) -> None:
 
 @pytest.mark.parametrize("index", range(40))
 def test_every_problem_has_a_solution(index: int) -> None:
-    problem = ENVIRONMENT.held_out(index)
+    problem = ENVIRONMENT.held_out_problem(index)
     numbers, _, target = problem.reference.partition(">")
     assert any(
         ENVIRONMENT.reward(problem, f"(({a}){x}({b})){y}({c})") == 1.0

@@ -23,22 +23,24 @@ MANY = b"".join(line(f"What is {number} and 1?") for number in range(40))
 def test_every_line_is_on_one_side_and_the_side_follows_from_its_text_alone(name: str, data: bytes) -> None:
     whole = environments.dataset(name, data)
     lines = [text for text in data.split(b"\n") if text]
-    assert len(whole.training) + len(whole.kept) == len(lines)
-    for number, problem in zip(whole.kept_lines, whole.kept, strict=True):
+    assert len(whole.training_problems) + len(whole.held_out_problems) == len(lines)
+    for number, problem in zip(whole.held_out_lines, whole.held_out_problems, strict=True):
         words = " ".join(problem.prompt.lower().split())
         assert hashlib.sha256(f"held-out\0{name[:4]} {words}".encode()).digest()[0] < 26
         fields = json.loads(lines[number - 1])
         assert next(fields[form] for form in ("problem", "question", "text") if form in fields) in problem.prompt
     turned = environments.dataset(name, b"\n".join(reversed(lines)))
-    assert {problem.prompt for problem in turned.kept} == {problem.prompt for problem in whole.kept}
-    assert {len(lines) + 1 - number for number in turned.kept_lines} == set(whole.kept_lines)
+    assert {problem.prompt for problem in turned.held_out_problems} == {
+        problem.prompt for problem in whole.held_out_problems
+    }
+    assert {len(lines) + 1 - number for number in turned.held_out_lines} == set(whole.held_out_lines)
 
 
 def test_empty_lines_and_repeated_problems_hold_no_problem_and_lines_keep_their_numbers() -> None:
     plain = environments.dataset("math", MANY)
     spaced = environments.dataset("math", b"\n \n" + MANY.replace(b"\n", b"\r\n\n") + MANY)
     assert spaced.problems == plain.problems
-    assert spaced.kept_lines == tuple(2 * number + 1 for number in plain.kept_lines)
+    assert spaced.held_out_lines == tuple(2 * number + 1 for number in plain.held_out_lines)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from protocol.environments.programming import MAX_PROGRAM_CHARS, Programming, exercise, program
+from protocol.environments.programming import MAX_PROGRAM_CHARS, Programming, program, program_tests
 from protocol.errors import MalformedError
 from tests.support.builders.tasks import CODE, Accepting
 
@@ -26,7 +26,7 @@ GOOD = "<think>easy</think><solution>x = 1</solution>"
 def test_reward(completion: str, passes: int, compiles: bool, reward: float) -> None:
     sandbox = Accepting(passes=passes, compiles=compiles)
     environment = Programming(CODE, sandbox)
-    assert environment.reward(environment.held_out(0), completion) == pytest.approx(reward, abs=1e-12)
+    assert environment.reward(environment.held_out_problem(0), completion) == pytest.approx(reward, abs=1e-12)
     assert sandbox.programs == ["x = 1"]
 
 
@@ -44,7 +44,7 @@ def test_reward(completion: str, passes: int, compiles: bool, reward: float) -> 
 def test_what_is_no_program_is_not_run(completion: str, reward: float) -> None:
     sandbox = Accepting()
     environment = Programming(CODE, sandbox)
-    assert environment.reward(environment.held_out(0), completion) == reward
+    assert environment.reward(environment.held_out_problem(0), completion) == reward
     assert not sandbox.programs
 
 
@@ -57,7 +57,7 @@ def test_program(solution: str) -> None:
 
 def test_the_prompt_shows_one_test_and_no_solution() -> None:
     for problem in Programming(CODE, Accepting()).problems:
-        task = exercise(problem)
+        task = program_tests(problem)
         assert [test in problem.prompt for test in task.tests] == [True, False, False]
         assert task.reference not in problem.prompt
 
@@ -84,4 +84,4 @@ def test_setup_and_imports_go_before_the_tests() -> None:
         json.loads(line) | {"test_imports": ["import re"], "test_setup_code": "x = 1"} for line in CODE.splitlines()
     ]
     environment = Programming("\n".join(map(json.dumps, lines)).encode(), Accepting())
-    assert exercise(environment.held_out(0)).setup == "import re\nx = 1"
+    assert program_tests(environment.held_out_problem(0)).setup == "import re\nx = 1"

@@ -17,7 +17,7 @@ MARKUP = st.lists(
 
 
 def make(name: str) -> Environment:
-    needs = environments.needs(name)
+    needs = environments.requirements(name)
     data = (CODE if needs.python else MATH) if needs.data else None
     return environments.get(name, data, Accepting(needs.python) if needs.python else None)
 
@@ -28,24 +28,24 @@ def test_unknown_name_lists_the_known() -> None:
 
 
 def test_what_an_environment_needs() -> None:
-    assert environments.needs("sat") == Requirements(tokens=8)
-    assert environments.needs("math") == Requirements(data=True)
-    assert environments.needs("code-3.12") == Requirements(data=True, python="3.12")
+    assert environments.requirements("sat") == Requirements(tokens=8)
+    assert environments.requirements("math") == Requirements(data=True)
+    assert environments.requirements("code-3.12") == Requirements(data=True, python="3.12")
 
 
 @every
 def test_exact_rewards_are_known_by_name(name: str) -> None:
-    assert environments.is_exact(name) == make(name).exact == (not environments.needs(name).python)
+    assert environments.is_exact(name) == make(name).exact == (not environments.requirements(name).python)
 
 
 @every
 def test_held_out_problems_differ_up_to_their_number(name: str) -> None:
     environment = make(name)
     size = environment.held_out_size
-    distinct = {environment.held_out(index) for index in range(size or 100)}
+    distinct = {environment.held_out_problem(index) for index in range(size or 100)}
     assert len(distinct) >= (size or 90)
     if size is not None:
-        assert environment.held_out(size) == environment.held_out(0)
+        assert environment.held_out_problem(size) == environment.held_out_problem(0)
 
 
 def test_what_is_missing_or_useless_is_said() -> None:
@@ -73,7 +73,7 @@ def test_seed_fixes_the_problem(name: str, seed: bytes) -> None:
 def test_held_out_is_disjoint_from_training(name: str) -> None:
     environment = make(name)
     training = {environment.problem(index.to_bytes(16, "little")) for index in range(3000)}
-    held_out = {environment.held_out(index) for index in range(500)}
+    held_out = {environment.held_out_problem(index) for index in range(500)}
     assert not training & held_out
     assert len(held_out) > (300 if name in environments.names else 2)
 
@@ -97,4 +97,4 @@ def test_long_texts_do_not_take_long(name: str, piece: str) -> None:
     environment = make(name)
     text = piece * (1_000_000 // len(piece))
     for completion in (text, f"<solution>{text}</solution>", f"<think>a</think><solution>{piece * 200}</solution>"):
-        assert 0.0 <= environment.reward(environment.held_out(0), completion) <= 1.0
+        assert 0.0 <= environment.reward(environment.held_out_problem(0), completion) <= 1.0

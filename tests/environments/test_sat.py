@@ -36,12 +36,12 @@ def test_reward(completion: str, reward: float) -> None:
 def test_same_problems_for_ever() -> None:
     """Every node of every release has to see these."""
     assert ENVIRONMENT.problem(bytes(16)).prompt == PINNED
-    assert ENVIRONMENT.held_out(0).prompt == PINNED_HELD_OUT
+    assert ENVIRONMENT.held_out_problem(0).prompt == PINNED_HELD_OUT
 
 
 @pytest.mark.parametrize("index", range(60))
 def test_every_problem_has_a_solution_and_most_texts_are_none(index: int) -> None:
-    problem = ENVIRONMENT.held_out(index)
+    problem = ENVIRONMENT.held_out_problem(index)
     variables = max(int(digit) for digit in problem.reference if digit.isdigit())
     assert 4 <= variables <= 8
     rewards = [ENVIRONMENT.reward(problem, "".join(values)) for values in itertools.product("01", repeat=variables)]

@@ -42,7 +42,7 @@ def test_the_packaged_policy_is_right_about_half_the_time() -> None:
     """It forgets to carry in most cases, and is right often enough to be reinforced."""
     policy, addition = Policy.load(PACKAGED_POLICY), environments.get("addition")
     engine = finished(engine_of(build(policy), load_weights(PACKAGED_POLICY)))
-    problems = [addition.held_out(index) for index in range(200)]
+    problems = [addition.held_out_problem(index) for index in range(200)]
     prompts = [policy.tokenizer.encode(problem.prompt) for problem in problems]
     params = SamplingParams(1.0, 5, policy.eos)
     requests = [Request(prompt, index.to_bytes(16, "little")) for index, prompt in enumerate(prompts)]
@@ -59,7 +59,7 @@ def test_the_packaged_policy_is_right_about_half_the_time() -> None:
 def test_the_tokenizer_covers_every_prompt_of(name: str) -> None:
     tokenizer = Policy.load(PACKAGED_POLICY).tokenizer
     for index in range(50):
-        prompt = environments.get(name).held_out(index).prompt
+        prompt = environments.get(name).held_out_problem(index).prompt
         assert tokenizer.decode(tokenizer.encode(prompt)) == prompt
         assert len(tokenizer.encode(prompt)) == len(prompt)
 
@@ -76,7 +76,7 @@ def test_the_corpus_depends_on_the_seed_and_has_no_held_out_problems() -> None:
     assert torch.equal(beginning(0), beginning(0))
     assert not torch.equal(beginning(0), beginning(1))
     addition, tokenizer = environments.get("addition"), Policy.load(PACKAGED_POLICY).tokenizer
-    held_out = {tokenizer.encode(addition.held_out(index).prompt) for index in range(1000)}
+    held_out = {tokenizer.encode(addition.held_out_problem(index).prompt) for index in range(1000)}
     assert not held_out & {tuple(row) for row in beginning(0).tolist()}
 
 

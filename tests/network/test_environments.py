@@ -51,8 +51,8 @@ class Generous:
     def problem(self, seed: bytes) -> Problem:
         return self.true.problem(seed)
 
-    def held_out(self, index: int) -> Problem:
-        return self.true.held_out(index)
+    def held_out_problem(self, index: int) -> Problem:
+        return self.true.held_out_problem(index)
 
     def reward(self, problem: Problem, completion: str) -> float:
         return 1.0

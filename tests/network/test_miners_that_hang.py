@@ -52,7 +52,7 @@ async def test_strangers_that_hang_do_not_make_an_honest_commitment_late():
     validator = replace(bench.validator, store=spaces)
     await bench.clock.sleep_until(bench.run.deadline_time(WINDOW))
     found = await read_window_cases(validator, WINDOW, {MINER.public: 2, **dict.fromkeys(strangers, 1)})
-    drawing = bench.run.beacon.due(bench.run.schedule.audit(WINDOW))
+    drawing = bench.run.beacon.round_time(bench.run.schedule.audit(WINDOW))
     assert [case.miner for case in found.cases] == [MINER.public]
     assert found.cases[0].read_time < drawing <= bench.clock.now() < drawing + 1.0
     assert found.undelivered == {}  # nobody knows what the others did
@@ -62,7 +62,7 @@ async def test_strangers_that_hang_do_not_make_an_honest_commitment_late():
 def test_a_miner_whose_batches_hang_costs_the_others_nothing(known: bool):
     async def scenario() -> None:
         network = Network(CHOICES)
-        hanging = Hanging(network.store, paths.windowed(key("hanging").public, "batches"))
+        hanging = Hanging(network.store, paths.kind_prefix(key("hanging").public, "batches"))
         network.medium = lambda name, process: hanging if name == "validator-0" else network.store  # type: ignore[method-assign]
         hanging.since = math.inf if known else 0.0
         async with running(network, miners=1) as nursery:
@@ -97,7 +97,7 @@ class Stalling(Unreachable):
 def test_requests_that_hang_once_are_made_again_and_held_against_nobody():
     async def scenario() -> None:
         network = Network(CHOICES)
-        stalling = Stalling(network.store, paths.windowed(key("miner-1").public, "batches"))
+        stalling = Stalling(network.store, paths.kind_prefix(key("miner-1").public, "batches"))
         network.medium = lambda name, process: stalling if name == "validator-0" else network.store  # type: ignore[method-assign]
         async with running(network, miners=2):
             await network.until_window(8)
@@ -112,7 +112,7 @@ def test_miners_that_hang_for_the_trainer_do_not_delay_an_honest_ones_groups():
     async def scenario() -> None:
         network = Network(CHOICES)
         names = [f"hanging-{number}" for number in range(6)]
-        hanging = Hanging(network.store, *(paths.windowed(key(name).public, "commitments") for name in names))
+        hanging = Hanging(network.store, *(paths.kind_prefix(key(name).public, "commitments") for name in names))
         network.medium = lambda name, process: hanging if process == "/download" else network.store  # type: ignore[method-assign]
         honest = key("miner-1").public.hex()[:8]
         after: dict[int, float] = {}  # seconds from a window's opening to when its groups were handed over
@@ -135,7 +135,7 @@ def test_miners_that_hang_for_the_trainer_do_not_delay_an_honest_ones_groups():
 def test_a_link_that_fails_is_held_against_nobody():
     async def scenario() -> None:
         network = Network(CHOICES)
-        lost = Hanging(network.store, paths.windowed(key("miner-1").public, "batches"), since=math.inf)
+        lost = Hanging(network.store, paths.kind_prefix(key("miner-1").public, "batches"), since=math.inf)
         network.medium = lambda name, process: lost if name == "validator-0" else network.store  # type: ignore[method-assign]
         async with running(
             network, miners=1

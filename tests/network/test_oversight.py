@@ -156,7 +156,7 @@ def test_a_rejection_after_a_clean_record_audits_everything_and_looks_back():
             assert open_signed(data, ReauditVerdict, [key("validator-0").public]).digest == item.verdict
         draw = await network.node("x").randomness(network.run.schedule.audit(fewer[-1]))
         seen = (await verdicts(network, "turncoat", range(14)))[fewer[-1]]
-        assert tuple(item.index for item in seen.judgements) == challenge.first_audited(
+        assert tuple(item.index for item in seen.judgements) == challenge.first_audit_indices(
             network.signed.digest, fewer[-1], draw, key("turncoat").public, groups=4, count=len(seen.judgements)
         )
         assert key("turncoat").public not in dict(ledger[-1].scores)
@@ -240,7 +240,7 @@ class TwoFaced(Unreachable):
         self._network = network
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        if path.startswith(paths.windowed(key("validator-1").public, "seals")):
+        if path.startswith(paths.kind_prefix(key("validator-1").public, "seals")):
             return seal_of(self._network, paths.window_of(path.rpartition("/")[2]), bytes(32))
         return await super().get(path, max_bytes, offset=offset, size=size)
 
@@ -305,10 +305,12 @@ def test_a_validator_that_accepts_anything_is_caught_by_a_canary_and_counts_no_m
         assert deceived
         assert all(event["accepted"] and event["validator"] == key("validator-1").public.hex() for event in deceived)
         reports = []
-        async for item in network.store.list(paths.windowed(key("trainer").public, "reports")):
+        async for item in network.store.list(paths.kind_prefix(key("trainer").public, "reports")):
             data = await network.store.get(item.path, ValidatorReport.max_bytes)
             reports.append(open_signed(data, ValidatorReport, [key("trainer").public]).record)
-        assert any(found.validator == key("validator-1").public for report in reports for found in report.deceptions)
+        assert any(
+            found.validator == key("validator-1").public for report in reports for found in report.canary_failures
+        )
         split = [found for report in reports for found in report.disagreements]
         assert split
         assert all(found.accepting == (key("validator-1").public,) for found in split)

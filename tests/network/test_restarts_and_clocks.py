@@ -69,7 +69,7 @@ def test_a_restart_with_a_clock_that_was_set_back_seals_no_window_twice():
             nursery.cancel_scope.cancel()
         sealed: dict[int, set[bytes]] = {}
         for path, data in watched.puts:
-            if path.startswith(paths.windowed(own, "seals")):
+            if path.startswith(paths.kind_prefix(own, "seals")):
                 seal = open_signed(data, Seal, [own]).record
                 sealed.setdefault(seal.window, set()).add(seal.summary)
         assert len(sealed) >= 9

@@ -98,7 +98,7 @@ class Apart(Network):
 
     def node(self, name: str, process: str = "", store: ObjectStore | None = None) -> Node:
         if process == "/download":
-            store = Unreachable(self.store, paths.windowed(key("miner-1").public, "batches"))
+            store = Unreachable(self.store, paths.kind_prefix(key("miner-1").public, "batches"))
         return super().node(name, process, store)
 
 
@@ -130,7 +130,7 @@ def test_a_miner_that_cannot_be_reached_holds_up_nobody_and_is_accounted_for_in_
 def test_answers_that_fail_are_not_held_against_the_miner(bent: bool):
     async def scenario() -> None:
         network = Network(CHOICES)
-        prefix = paths.windowed(key("miner-1").public, "batches")
+        prefix = paths.kind_prefix(key("miner-1").public, "batches")
         fickle = Fickle(network.store, prefix, bent)
         network.medium = lambda name, process: fickle if name == "validator-0" else network.store  # type: ignore[method-assign]
         async with running(network):

@@ -121,7 +121,7 @@ def test_invert_of_any_bits(pair, profile):
     old, new = {"w": pair[0]}, {"w": pair[1]}
     data = patch.encode(old, new, profile=profile)
     if patch.summary(data).rows[0].mode == patch.Mode.VALUE_PLANES:
-        with pytest.raises(PatchError, match="sent whole"):
+        with pytest.raises(PatchError, match="only the tensor's new values"):
             patch.invert(new, data)
     else:
         assert same_bits(patch.apply(new, patch.invert(new, data)), old)
@@ -134,8 +134,8 @@ def test_every_way_to_send_a_tensor_but_whole_leads_back():
         patch.Mode.SPARSE: (old, new),
         patch.Mode.STEP_PLANES: (torch.zeros_like(old), (old.float() * 1e-3).bfloat16()),
         patch.Mode.XOR_PLANES: (old, -old),
-        patch.Mode.STORED: (old, noise.view(torch.bfloat16)),
-        patch.Mode.FEW: (old, torch.where(torch.arange(96) < 95, old, new)),
+        patch.Mode.RAW_STEP_PLANES: (old, noise.view(torch.bfloat16)),
+        patch.Mode.SMALL_CHANGES: (old, torch.where(torch.arange(96) < 95, old, new)),
     }
     for mode, (before, after) in ways.items():
         data = patch.encode({"w": before}, {"w": after})
@@ -146,7 +146,7 @@ def test_every_way_to_send_a_tensor_but_whole_leads_back():
 def test_a_tensor_that_was_reset_has_no_way_back_and_the_error_says_which():
     old, new = rounded_update(64, 96, 1.0, seed=3)
     data = patch.encode({"a": old, "b": old}, {"a": new, "b": torch.zeros_like(old)})
-    with pytest.raises(PatchError, match=r"b: sent whole, .* older anchor"):
+    with pytest.raises(PatchError, match=r"b: the patch has only the tensor's new values; .* older anchor"):
         patch.invert(patch.apply({"a": old, "b": old}, data), data)
 
 
@@ -183,7 +183,7 @@ def test_row_ranges_equal_the_rows_of_the_whole(share, profile):
     for first, last in ((0, 256), (256, 1024), (1792, 2048), (0, 2048)):
         rows = patch.apply_rows(old[first:last].clone(), data, "w", first, 2048)
         assert same_bits({"w": rows}, {"w": new[first:last]})
-    with pytest.raises(ValueError, match="between edges"):
+    with pytest.raises(ValueError, match="must begin and end at one of"):
         patch.apply_rows(old[1:257], data, "w", 1, 2048)
     with pytest.raises(PatchError):
         patch.apply_rows(old[0:256], data, "x", 0, 2048)

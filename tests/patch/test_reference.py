@@ -6,10 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protocol.patch import rans
-from protocol.patch.bounded_buffer import OutOfRoomError
+from protocol.patch.bounded_buffer import BufferFullError
 from protocol.patch.context_model import MAX_CODE, weight_of
 from protocol.patch.sparse import Scratch, encode_sparse, read_directory
-from protocol.patch.values import bits_of, layout_of, ordered, unordered
+from protocol.patch.values import bits_of, from_keys, layout_of, to_keys
 from tests.patch import reference
 from tests.patch.weights import DTYPES, from_bits, pairs
 
@@ -36,9 +36,9 @@ def test_orders_agree_and_invert(dtype):
     layout = layout_of(dtype)
     patterns = np.unique(np.linspace(0, (1 << layout.bits) - 1, 1 << min(16, layout.bits)).astype(np.uint64))
     bits = bits_of(from_bits(patterns, dtype, (len(patterns),)))
-    keys = ordered(bits, layout)
+    keys = to_keys(bits, layout)
     assert keys.tolist() == [reference.order(int(value), layout) for value in bits]
-    assert unordered(keys, layout).tolist() == bits.tolist()
+    assert from_keys(keys, layout).tolist() == bits.tolist()
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
@@ -48,13 +48,13 @@ def test_kernels_write_the_reference_words(pair, fast):
     old, new = bits_of(pair[0]), bits_of(pair[1])
     if old.size == 0 or (old == new).all():
         return
-    classed = layout.is_float and not fast
+    classes = layout.is_float and not fast
     try:
-        changed, frame = encode_sparse(old, new, shape, layout, Scratch(), 1 << 20, classed=classed)
-    except OutOfRoomError:
+        changed, frame = encode_sparse(old, new, shape, layout, Scratch(), 1 << 20, classes=classes)
+    except BufferFullError:
         return
     model, chunks = read_directory(memoryview(frame), shape, changed, layout)
-    assert bool(model.classes) == classed
+    assert bool(model.classes) == classes
     groups = [reference.Group(weight_of(group.code), [*map(weight_of, group.steps)]) for group in model.groups]
     reference.find_changes(old.tolist(), new.tolist(), layout, model.first, groups)
     words, raw = reference.encode_chunk(groups)

@@ -6,15 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.judging.evidence import (
-    LARGEST_MARGIN,
-    MOST_SURPRISE,
+    MAX_MARGIN,
+    MAX_SURPRISAL,
     Counts,
     Evidence,
+    compute_evidence,
     history_surprisal,
-    repeated,
+    repeated_positions,
     surprisal,
     surprisal_threshold,
-    weigh,
     window_surprisal,
 )
 from protocol.run import ProofSpec
@@ -37,7 +37,7 @@ def refused(evidence: Evidence) -> tuple[bool, bool]:
 
 
 def test_honest_work_at_the_full_rate_passes():
-    groups = [weigh(*honest(seed), LENGTHS, PROOF) for seed in range(200)]
+    groups = [compute_evidence(*honest(seed), LENGTHS, PROOF) for seed in range(200)]
     assert not any(any(refused(group)) for group in groups)
     assert sum(group.sketch_misses for group in groups) > 100  # there was noise
     assert window_surprisal([group.counts for group in groups], PROOF) < surprisal_threshold(PROOF)
@@ -46,7 +46,7 @@ def test_honest_work_at_the_full_rate_passes():
 def test_one_rollout_of_eight():
     distances, margins = honest(0)
     margins[3 * TOKENS : 3 * TOKENS + 10] = 0.1
-    assert refused(weigh(distances, margins, LENGTHS, PROOF)) == (False, True)
+    assert refused(compute_evidence(distances, margins, LENGTHS, PROOF)) == (False, True)
 
 
 def test_a_cheat_that_begins_late_shows_in_the_last_quarter():
@@ -54,18 +54,18 @@ def test_a_cheat_that_begins_late_shows_in_the_last_quarter():
     last = np.arange(N) % TOKENS >= 3 * TOKENS // 4
     places = np.flatnonzero(last)[::50]  # two in each rollout: few of a rollout, few of the group
     distances[places] = 60
-    evidence = weigh(distances, margins, LENGTHS, PROOF)
+    evidence = compute_evidence(distances, margins, LENGTHS, PROOF)
     without_quarters = max(
         surprisal(evidence.sketch_misses, N, PROOF.sketch_rate),
         surprisal(int((distances[:TOKENS] == 60).sum()), TOKENS, PROOF.sketch_rate),
     )
-    assert evidence.sketch_surprise > without_quarters
+    assert evidence.sketch_surprisal > without_quarters
 
 
 def test_a_thin_cheat_shows_in_the_window_and_nowhere_else():
     distances, margins = np.ones(N, dtype=int), np.zeros(N)
     margins[::400] = 0.1
-    group = weigh(distances, margins, LENGTHS, PROOF)
+    group = compute_evidence(distances, margins, LENGTHS, PROOF)
     assert refused(group) == (False, False)
     assert window_surprisal([group.counts] * 16, PROOF) > surprisal_threshold(PROOF)
 
@@ -73,30 +73,33 @@ def test_a_thin_cheat_shows_in_the_window_and_nowhere_else():
 def test_one_token_beyond_the_limit_is_enough():
     distances, margins = honest(1)
     margins[77] = 0.6
-    assert refused(weigh(distances, margins, LENGTHS, PROOF)) == (False, True)
+    assert refused(compute_evidence(distances, margins, LENGTHS, PROOF)) == (False, True)
     margins[77] = np.nan
-    assert weigh(distances, margins, LENGTHS, PROOF).worst_margin == LARGEST_MARGIN
+    assert compute_evidence(distances, margins, LENGTHS, PROOF).worst_margin == MAX_MARGIN
 
 
 def test_the_median():
     _, margins = honest(2)
-    assert refused(weigh(np.full(N, 2), margins, LENGTHS, PROOF)) == (True, False)  # all within the tolerance
+    assert refused(compute_evidence(np.full(N, 2), margins, LENGTHS, PROOF)) == (
+        True,
+        False,
+    )  # all within the tolerance
 
 
 def test_uneven_and_empty_rollouts():
     lengths = [1, 0, 7, 3]
-    evidence = weigh(np.full(11, 9), np.full(11, np.inf), lengths, PROOF)
+    evidence = compute_evidence(np.full(11, 9), np.full(11, np.inf), lengths, PROOF)
     assert (evidence.tokens, evidence.sketch_misses, evidence.margin_misses) == (11, 11, 11)
     assert refused(evidence) == (True, True)
-    assert weigh(np.zeros(0), np.zeros(0), [0, 0], PROOF) == Evidence()
+    assert compute_evidence(np.zeros(0), np.zeros(0), [0, 0], PROOF) == Evidence()
     assert refused(Evidence()) == (False, False)
 
 
 def test_positions_behind_the_same_tokens_are_repeated():
     completions = [(5, 6, 7), (5, 6, 8, 9), (6, 6), (), (5, 6, 8, 1), (5, 6, 7)]
     kept = [[0, 0, 0], [1, 1, 1, 0], [1, 0], [], [1, 1, 1, 1], [1, 1, 1]]
-    assert repeated(completions).tolist() == [bool(flag) for flags in kept for flag in flags]
-    assert repeated([]).tolist() == []
+    assert repeated_positions(completions).tolist() == [bool(flag) for flags in kept for flag in flags]
+    assert repeated_positions([]).tolist() == []
 
 
 def test_one_miss_in_a_shared_beginning_counts_once():
@@ -105,23 +108,23 @@ def test_one_miss_in_a_shared_beginning_counts_once():
     distances[::10] = 9
     repeats = np.zeros(80, dtype=bool)
     repeats[10::10] = True
-    assert refused(weigh(distances, margins, [10] * 8, PROOF)) == (True, False)
-    evidence = weigh(distances, margins, [10] * 8, PROOF, repeats)
+    assert refused(compute_evidence(distances, margins, [10] * 8, PROOF)) == (True, False)
+    evidence = compute_evidence(distances, margins, [10] * 8, PROOF, repeats)
     assert refused(evidence) == (False, False)
     assert evidence.sketch_misses == 1
     margins[10::10] = 0.1  # a token's noise is its own rollout's
-    assert weigh(distances, margins, [10] * 8, PROOF, repeats).margin_misses == 7
+    assert compute_evidence(distances, margins, [10] * 8, PROOF, repeats).margin_misses == 7
 
 
 def test_a_rollout_that_says_nothing_new():
-    evidence = weigh(np.array([9, 9]), np.zeros(2), [1, 1], PROOF, np.array([False, True]))
+    evidence = compute_evidence(np.array([9, 9]), np.zeros(2), [1, 1], PROOF, np.array([False, True]))
     assert (evidence.tokens, evidence.sketch_misses, evidence.sketch_median) == (2, 1, 9.0)
 
 
 @given(st.integers(0, 500), st.integers(1, 500), st.floats(1e-6, 0.5))
 def test_surprise_grows_with_the_misses(misses: int, trials: int, rate: float):
     misses = min(misses, trials)
-    assert 0.0 <= surprisal(max(0, misses - 1), trials, rate) <= surprisal(misses, trials, rate) <= MOST_SURPRISE
+    assert 0.0 <= surprisal(max(0, misses - 1), trials, rate) <= surprisal(misses, trials, rate) <= MAX_SURPRISAL
 
 
 @pytest.mark.parametrize(
@@ -185,11 +188,11 @@ def test_a_history_is_what_its_formula_says():
         found = (1.0 + found) * 2.0 ** (k * x) / (1.0 + p * (2.0**k - 1.0)) ** t
     assert history_surprisal(history, PROOF) == pytest.approx(np.log10(found.mean()))
     assert history_surprisal([], PROOF) == 0.0
-    assert history_surprisal([Counts(10**6, 10**6, 10**6, 10**6)], PROOF) == MOST_SURPRISE
+    assert history_surprisal([Counts(10**6, 10**6, 10**6, 10**6)], PROOF) == MAX_SURPRISAL
 
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=9), st.floats(1e-9, 0.999))
 def test_any_history_has_a_surprise(trials: list[tuple[int, int]], rate: float) -> None:
     proof = PROOF.model_copy(update={"margin_rate": rate, "sketch_rate": rate})
     history = [Counts(max(pair), max(pair), min(pair), min(pair)) for pair in trials]
-    assert 0.0 <= history_surprisal(history, proof) <= MOST_SURPRISE
+    assert 0.0 <= history_surprisal(history, proof) <= MAX_SURPRISAL

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from protocol.rollout import sampling
-from protocol.rollout.filters import Filters, allowed, possibly_allowed, surely_allowed
+from protocol.rollout.filters import Filters, allowed_tokens, certain_border, possible_tokens
 from tests.protocol.test_sampling import seeds
 
 FILTERS = [Filters(top_k=4), Filters(top_p=0.9), Filters(min_p=0.1), Filters(top_k=6, top_p=0.8, min_p=0.05)]
@@ -77,7 +77,7 @@ def test_a_nucleus_is_that_of_a_whole_sort(top_p: float, sharpness: float) -> No
     logits[0, :2] = 40.0
     ordered = logits.double().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
     before = ordered.values.cumsum(dim=-1) - ordered.values
-    found = allowed(logits, Filters(top_p=top_p))
+    found = allowed_tokens(logits, Filters(top_p=top_p))
     logits_in_order = logits.gather(-1, ordered.indices)
     for rounding in (-1e-7, 1e-7):
         last = logits_in_order.masked_fill(before >= top_p + rounding, math.inf).amin(dim=-1, keepdim=True)
@@ -85,11 +85,11 @@ def test_a_nucleus_is_that_of_a_whole_sort(top_p: float, sharpness: float) -> No
         assert (found | ~inside if rounding < 0 else inside | ~found).all()
     for slack in (0.001, 0.1, 7.0):
         filters = Filters(top_p=top_p)
-        assert (found | ~(logits > surely_allowed(logits, filters, slack, sampling.RIVALS))).all()
+        assert (found | ~(logits > certain_border(logits, filters, slack, sampling.MAX_CONTENDERS))).all()
         border = found.sum(dim=-1, keepdim=True)
         ranks = [torch.full((50, 1), rank) for rank in range(0, 3000, 60)]
         ranks += [(border + offset).clamp(0, 2999) for offset in range(-10, 10)]
         for rank in ranks:
             tokens = ordered.indices.gather(-1, rank)
-            possible = possibly_allowed(logits, tokens[:, 0], filters, slack)
+            possible = possible_tokens(logits, tokens[:, 0], filters, slack)
             assert (possible | ~found.gather(-1, tokens)[:, 0]).all()

@@ -61,5 +61,5 @@ def test_objects_larger_than_their_tensors_can_need(changes: dict[str, Any]) -> 
 
 
 def test_a_first_version_with_an_anchor_larger_than_its_tensors() -> None:
-    with pytest.raises(ValidationError, match="an anchor larger than its tensors"):
+    with pytest.raises(ValidationError, match="the anchor is larger than its tensors"):
         samples.manifest(**anchor(WEIGHTS + HEADER + 1))

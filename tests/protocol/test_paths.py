@@ -47,7 +47,7 @@ def test_prefixes_hold_their_objects() -> None:
     assert paths.verdict(KEY, 3, OTHER).startswith(paths.verdicts(KEY, 3))
     assert not paths.verdict(KEY, 30, OTHER).startswith(paths.verdicts(KEY, 3))
     for kind, path in (("commitments", paths.commitment(KEY, 1)), ("summaries", paths.summary(KEY, 1))):
-        assert path.startswith(paths.windowed(KEY, kind))
+        assert path.startswith(paths.kind_prefix(KEY, kind))
 
 
 @given(st.integers(0, (1 << 33) - 1), st.integers(0, (1 << 33) - 1))

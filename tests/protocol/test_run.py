@@ -56,7 +56,7 @@ DATA = FileRef(name="data.jsonl", digest=samples.digest("data"), size=limits.MAX
 def test_a_run_has_a_data_file_where_its_environment_reads_one() -> None:
     for name in environments.data_names:
         assert RunManifest.from_bytes(run_manifest(environment=name, data=DATA).to_bytes()).data == DATA
-        with pytest.raises(ValidationError, match="none where it reads one"):
+        with pytest.raises(ValidationError, match="no data file for one that does"):
             run_manifest(environment=name)
     for name in environments.names:
         with pytest.raises(ValidationError, match="does not read"):

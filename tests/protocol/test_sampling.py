@@ -22,6 +22,11 @@ def seeds(count: int, name: str = "seed") -> list[bytes]:
     return [rollout_seed(group, index) for index in range(count)]
 
 
+def margins(logits: torch.Tensor, tokens: torch.Tensor, seed: bytes, temperature: float) -> torch.Tensor:
+    """Return the margins of one completion."""
+    return sampling.batch_margins(logits, tokens, [seed], [len(tokens)], temperature)
+
+
 @given(
     st.binary(min_size=16, max_size=16),
     st.integers(0, (1 << 17) - 1),
@@ -114,13 +119,13 @@ def test_what_was_chosen_has_no_margin_and_what_was_not_has_one() -> None:
     logits = torch.randn(50, 200, generator=generator) * 3
     words = sampling.seed_words([SEED]).expand(50, 4)
     tokens = sampling.choose(logits, words, torch.arange(50), 0.7)
-    assert (sampling.margins(logits, tokens, SEED, 0.7) == 0).all()
-    assert (sampling.margins(logits, (tokens + 1) % 200, SEED, 0.7) > 0).all()
-    assert (sampling.margins(logits, tokens, SEED[::-1], 0.7) > 0).sum() > 25
-    assert (sampling.margins(logits, tokens.roll(1), SEED, 0.7) > 0).sum() > 25
+    assert (margins(logits, tokens, SEED, 0.7) == 0).all()
+    assert (margins(logits, (tokens + 1) % 200, SEED, 0.7) > 0).all()
+    assert (margins(logits, tokens, SEED[::-1], 0.7) > 0).sum() > 25
+    assert (margins(logits, tokens.roll(1), SEED, 0.7) > 0).sum() > 25
 
 
-@pytest.mark.parametrize("vocabulary", [2, 300, sampling.RIVALS, 3000])
+@pytest.mark.parametrize("vocabulary", [2, 300, sampling.MAX_CONTENDERS, 3000])
 @pytest.mark.parametrize("sharpness", [0.0, 1.0, 20.0])
 def test_the_check_draws_noise_for_rivals_only_and_finds_the_same(vocabulary: int, sharpness: float) -> None:
     """Against noise for every token: equal where all are rivals, never larger where some are not."""
@@ -135,7 +140,7 @@ def test_the_check_draws_noise_for_rivals_only_and_finds_the_same(vocabulary: in
     full = scores.max(dim=-1).values - scores.gather(-1, tokens[:, None]).squeeze(-1)
     assert (found >= 0).all()
     assert (found <= full).all()
-    if vocabulary <= sampling.RIVALS:
+    if vocabulary <= sampling.MAX_CONTENDERS:
         assert torch.equal(found, full)
 
 
@@ -187,7 +192,7 @@ def test_log_probabilities_are_those_of_the_softmax() -> None:
 
 
 def test_no_tokens() -> None:
-    assert sampling.margins(torch.empty(0, 5), torch.empty(0, dtype=torch.int64), SEED, 1.0).shape == (0,)
+    assert margins(torch.empty(0, 5), torch.empty(0, dtype=torch.int64), SEED, 1.0).shape == (0,)
     assert sampling.seed_words([]).shape == (0, 4)
 
 

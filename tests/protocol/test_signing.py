@@ -79,7 +79,7 @@ def test_every_truncation_is_refused() -> None:
 def test_what_a_record_is_named_by() -> None:
     signed = open_signed(sign(samples.head(), TRAINER), Head, [TRAINER.public])
     assert signed.digest == content_digest(samples.head().to_bytes())
-    assert signed.signer == TRAINER.public
+    assert signed.signers == (TRAINER.public,)
     twice = open_signed(sign(samples.head(), TRAINER, ROOT), Head, [TRAINER.public, ROOT.public])
     assert twice.digest == signed.digest
     assert twice.data != signed.data

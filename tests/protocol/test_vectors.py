@@ -142,7 +142,7 @@ def test_seeds() -> None:
 
 @pytest.mark.parametrize("item", picked("window", "picked"), ids=name_of)
 def test_audits(item: dict[str, Any]) -> None:
-    found = challenge.audited(
+    found = challenge.audit_indices(
         bytes.fromhex(item["run"]),
         item["window"],
         bytes.fromhex(item["randomness"]),
@@ -168,8 +168,8 @@ def test_tokens(item: dict[str, Any]) -> None:
     for t, row in enumerate(item["logits"]):
         scores = [logit / item["temperature"] + slow_sampling.noise(seed, t, token) for token, logit in enumerate(row)]
         assert scores.index(max(scores)) == item["tokens"][t]
-    margins = sampling.margins(torch.tensor(item["logits"]), torch.tensor(item["tokens"]), seed, item["temperature"])
-    assert (margins == 0).all()
+    logits, tokens = torch.tensor(item["logits"]), torch.tensor(item["tokens"])
+    assert (sampling.batch_margins(logits, tokens, [seed], [len(tokens)], item["temperature"]) == 0).all()
 
 
 @pytest.mark.parametrize("item", picked("sketch", "hidden"), ids=name_of)

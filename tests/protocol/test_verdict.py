@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from protocol.judging.verdict import Judgement, Reason, refused_together, unpack_logprobs
+from protocol.judging.verdict import Judgement, Reason, joint_rejection, unpack_logprobs
 from tests.support.builders.samples import judgement, rejected, run_manifest, verdict
 
 PROOF = run_manifest().proof  # rates 1e-3, level 1e-9
@@ -49,7 +49,7 @@ def test_log_probabilities_are_cut_by_rollout() -> None:
     data = np.arange(5, dtype="<f4").tobytes()
     assert [part.tolist() for part in unpack_logprobs(data, [2, 0, 3])] == [[0, 1], [], [2, 3, 4]]
     assert unpack_logprobs(b"", []) == []
-    with pytest.raises(ValueError, match="as many"):
+    with pytest.raises(ValueError, match="20 bytes of log-probabilities for 4 tokens"):
         unpack_logprobs(data, [2, 2])
 
 
@@ -65,11 +65,11 @@ def test_log_probabilities_are_cut_by_rollout() -> None:
 def test_what_is_refused_by_itself_counts_where_its_statistics_were_reached(
     refused: Judgement, reason: Reason | None
 ) -> None:
-    assert refused_together([judgement(0), refused], [], PROOF) == reason
-    assert refused_together([refused], [], PROOF) is None  # nothing to take back
+    assert joint_rejection([judgement(0), refused], [], PROOF) == reason
+    assert joint_rejection([refused], [], PROOF) is None  # nothing to take back
 
 
 def test_groups_that_no_statistic_was_reached_of_dilute_nothing() -> None:
     found = [judgement(0, sketch_misses=2), judgement(1, sketch_misses=2)]
     unread = [rejected(2, "bad-tokens", tokens=10**6, positions=0, sketch_misses=0)]
-    assert refused_together(found, [], PROOF) == refused_together([*found, *unread], [], PROOF) == Reason.WINDOW
+    assert joint_rejection(found, [], PROOF) == joint_rejection([*found, *unread], [], PROOF) == Reason.WINDOW

@@ -80,7 +80,7 @@ def test_a_stream_begins_alike_whatever_its_length() -> None:
 
 @given(st.integers(0, 200), st.integers(1, 1_000_000), st.binary(min_size=32, max_size=32))
 def test_how_many_are_audited(groups: int, share: int, randomness: bytes) -> None:
-    picked = challenge.audited(RUN_ID, 1, randomness, MINER.public, groups=groups, share_ppm=share)
+    picked = challenge.audit_indices(RUN_ID, 1, randomness, MINER.public, groups=groups, share_ppm=share)
     assert list(picked) == sorted(set(picked))
     assert all(0 <= index < groups for index in picked)
     exact = -(-groups * share // 1_000_000)
@@ -91,7 +91,7 @@ def test_every_group_is_audited_equally_often() -> None:
     """Chi-square over 2,000 draws of 4 out of 16: 15 degrees of freedom, 0.9999 quantile 44.3."""
     counts = [0] * 16
     for draw in range(2000):
-        for index in challenge.audited(RUN_ID, draw, RANDOMNESS, MINER.public, groups=16, share_ppm=250_000):
+        for index in challenge.audit_indices(RUN_ID, draw, RANDOMNESS, MINER.public, groups=16, share_ppm=250_000):
             counts[index] += 1
     assert sum(counts) == 8000
     assert sum((count - 500) ** 2 / 500 for count in counts) < 44.3
@@ -106,5 +106,5 @@ def test_an_audit_depends_on_everything() -> None:
         {"randomness": digest("y")},
         {"miner": TRAINER.public},
     ]
-    picks = {challenge.audited(**(base | change), groups=1000, share_ppm=20_000) for change in changes}
+    picks = {challenge.audit_indices(**(base | change), groups=1000, share_ppm=20_000) for change in changes}
     assert len(picks) == len(changes)

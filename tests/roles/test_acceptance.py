@@ -71,7 +71,7 @@ class ScheduledBeacon:
         self._clock = court.clock
 
     async def randomness(self, round_number: int) -> bytes:
-        await self._clock.sleep_until(self._chain.due(round_number))
+        await self._clock.sleep_until(self._chain.round_time(round_number))
         return round_number.to_bytes(32, "little")
 
 
@@ -148,7 +148,7 @@ def test_storage_that_shows_a_wrong_object_once_costs_no_window(kind: str, how: 
     @attack
     async def scenario() -> None:
         court = Court()
-        court.store = WrongOnce(paths.windowed(MINER.public, kind), how)
+        court.store = WrongOnce(paths.kind_prefix(MINER.public, kind), how)
         court.node = replace(court.node, store=court.store)
         await court.deliver()
         await court.say(SECOND)
@@ -178,8 +178,8 @@ async def test_a_window_whose_storage_does_not_answer_is_collected_after_a_resta
     await court.deliver()
     await court.say(FIRST)
     await court.say(SECOND)
-    court.store.silent = (paths.windowed(MINER.public, "batches"),)
-    timeout = court.run.beacon.due(court.run.schedule.verdict(WINDOW) + court.run.schedule.verdict_rounds)
+    court.store.silent = (paths.kind_prefix(MINER.public, "batches"),)
+    timeout = court.run.beacon.round_time(court.run.schedule.verdict(WINDOW) + court.run.schedule.verdict_rounds)
     restart = court.run.opening_time(later) + 1.0
     assert closing(court) < restart < timeout - 1.0
 
@@ -280,6 +280,6 @@ async def test_after_a_long_absence_slow_verdicts_are_waited_for():
     await court.say(FIRST)
     await court.state.put(COLLECTOR_PROGRESS, CollectorProgress(oldest_window=WINDOW).to_bytes())
     schedule = court.run.schedule
-    await court.clock.sleep_until(court.run.beacon.due(schedule.verdict(WINDOW) + 3 * schedule.verdict_rounds))
+    await court.clock.sleep_until(court.run.beacon.round_time(schedule.verdict(WINDOW) + 3 * schedule.verdict_rounds))
     await court.listen(court.clock.now() + 60.0)
     assert await court.outcomes() == {"used"}

@@ -13,7 +13,7 @@ from grailnode.convert.inspect_patch import inspect_patch
 from grailnode.run.creation import Choices
 from grailnode.store.memory import MemoryStore
 from protocol import patch
-from protocol.patch import Encoded
+from protocol.patch import EncodedPatch
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
 from roles.trainer.publish.rate_meter import FORGET_AFTER, PatchMeasurement, RateMeter
@@ -48,7 +48,7 @@ def successive_views(versions: int) -> Iterator[dict[str, torch.Tensor]]:
 async def slow_codec(work: Callable[..., Any], *arguments: object) -> Any:
     """Run work at once, and wait as long as encoding is to take."""
     result = work(*arguments)
-    if isinstance(result, Encoded):
+    if isinstance(result, EncodedPatch):
         await trio.sleep(ENCODE_SECONDS[result.choice.profile])
     return result
 
@@ -119,7 +119,7 @@ def test_unknown_profiles_and_auto_without_conditions_are_value_errors():
     weights = small_weights(0)
     with pytest.raises(ValueError, match="compact, fast or auto"):
         patch.encode(weights, weights, profile="best")
-    with pytest.raises(ValueError, match="needs Conditions"):
+    with pytest.raises(ValueError, match="needs conditions"):
         patch.encode(weights, weights, profile="auto")
 
 

@@ -54,7 +54,7 @@ class WitnessStore(MemoryStore):
     async def put(self, path: str, data: bytes) -> None:
         if path.endswith("/head"):
             signed = open_announced(data, Head)
-            for name in self._names(signed.record, signed.signer):
+            for name in self._names(signed.record, signed.signers[0]):
                 if not await self.has(name):
                     self.violations.append(
                         f"a head of version {signed.record.version} names {name}, which is not there"

@@ -66,7 +66,7 @@ def test_a_validator_that_contradicts_all_verdicts_does_not_break_the_report() -
         assert report is not None
         assert ValidatorReport.from_bytes(report.to_bytes()) == report
         assert len(report.disagreements) == MAX_GROUPS
-        assert {failure.validator for failure in report.deceptions} == {accepting.validator}
+        assert {failure.validator for failure in report.canary_failures} == {accepting.validator}
         assert len(log.named("report-truncated")) == 1
 
     attack(scenario)()
@@ -119,7 +119,7 @@ def test_a_validator_that_failed_is_distrusted_although_the_disk_is_full() -> No
         await monitor.examine(WINDOW, CANARY, {false_verdict.validator: false_verdict})
         report = monitor.report(WINDOW)
         assert report is not None
-        assert [item.accepted for item in report.deceptions] == [True]
+        assert [item.accepted for item in report.canary_failures] == [True]
         restarted = ValidatorMonitor(node, canaries=1)
         await restarted.open()
         assert restarted.distrusted_validators == {false_verdict.validator}

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from grailnode.sandbox import BubblewrapSandbox
 from protocol.environments.base import ProgramResult
-from protocol.environments.programming import Programming, exercise
+from protocol.environments.programming import Programming, program_tests
 from tests.sandbox.conftest import OWN
 from tests.support.builders.tasks import CODE
 
@@ -16,7 +16,7 @@ TRIALS = 100
 def main() -> None:
     """Print milliseconds for each trial, by number of threads."""
     sandbox = BubblewrapSandbox.open(OWN)
-    tasks = [exercise(problem) for problem in Programming(CODE, sandbox).problems]
+    tasks = [program_tests(problem) for problem in Programming(CODE, sandbox).problems]
 
     def attempt(number: int) -> ProgramResult:
         task = tasks[number % len(tasks)]
@@ -25,7 +25,7 @@ def main() -> None:
     for threads in (1, 2, 4):
         start = time.monotonic()
         with ThreadPoolExecutor(threads) as pool:
-            passed = sum(all(trial.passed) for trial in pool.map(attempt, range(TRIALS)))
+            passed = sum(all(trial.passes) for trial in pool.map(attempt, range(TRIALS)))
         spent = (time.monotonic() - start) / TRIALS
         sys.stdout.write(f"{threads} threads: {1000 * spent:.0f} ms a trial, {passed} of {TRIALS} passed\n")
 

@@ -25,7 +25,7 @@ def tried(*attempts):
 def got(sandbox: BubblewrapSandbox, body: str) -> bool:
     """Whether the solution's attack() came back empty-handed, and alive."""
     task = ProgramTests("def attack(): pass", "", ("assert attack() == []",))
-    return sandbox.attempt(task, TRIED + body).passed != (True,)
+    return sandbox.attempt(task, TRIED + body).passes != (True,)
 
 
 def test_the_measure_itself(sandbox: BubblewrapSandbox) -> None:
@@ -212,7 +212,7 @@ def f(x):
 @pytest.mark.parametrize("attack", PASSES_NOTHING)
 def test_nothing_is_passed_without_an_answer(sandbox: BubblewrapSandbox, attack: str) -> None:
     tests = ("marker_of_the_tests = 1\nassert f(1) == 1001", "assert abs(f(2)) == 1002", "assert f(3) in [1003]")
-    assert not any(sandbox.attempt(ProgramTests("def f(x): return 1000 + x", "", tests), PASSES_NOTHING[attack]).passed)
+    assert not any(sandbox.attempt(ProgramTests("def f(x): return 1000 + x", "", tests), PASSES_NOTHING[attack]).passes)
 
 
 @pytest.fixture(scope="module")
@@ -256,8 +256,8 @@ def f():
 @pytest.mark.parametrize("attack", ENDLESS)
 def test_it_ends_and_nothing_stays(strict: BubblewrapSandbox, attack: str) -> None:
     trial = strict.attempt(ProgramTests("def f(): return 5", "", ("assert f() == 5",)), ENDLESS[attack])
-    assert trial.compiled
-    assert trial.passed == (False,)
+    assert trial.compiles
+    assert trial.passes == (False,)
     for _ in range(200):
         if not _processes_of(strict):
             return

@@ -4,7 +4,7 @@ import pytest
 
 from grailnode.sandbox import BubblewrapSandbox
 from protocol.environments.base import ProgramTests
-from protocol.environments.programming import Programming, exercise
+from protocol.environments.programming import Programming, program_tests
 from tests.support.builders.tasks import CODE
 
 DOUBLE = ProgramTests("def double(x):\n    return 2 * x", "", ("assert double(2) == 4", "assert double(-3) == -6"))
@@ -12,9 +12,9 @@ DOUBLE = ProgramTests("def double(x):\n    return 2 * x", "", ("assert double(2)
 
 def test_every_task_that_ships_is_solved_by_its_own_reference(sandbox: BubblewrapSandbox) -> None:
     for problem in Programming(CODE, sandbox).problems:
-        task = exercise(problem)
+        task = program_tests(problem)
         trial = sandbox.attempt(task, task.reference)
-        assert trial.compiled and all(trial.passed), problem.prompt
+        assert trial.compiles and all(trial.passes), problem.prompt
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def test_every_task_that_ships_is_solved_by_its_own_reference(sandbox: Bubblewra
 )
 def test_trial(sandbox: BubblewrapSandbox, solution: str, compiled: bool, passed: tuple[bool, ...]) -> None:
     trial = sandbox.attempt(DOUBLE, solution)
-    assert trial.compiled == compiled
-    assert trial.passed == passed
+    assert trial.compiles == compiled
+    assert trial.passes == passed
 
 
 @pytest.mark.parametrize(
@@ -60,19 +60,19 @@ def test_plain_values_pass_both_ways(sandbox: BubblewrapSandbox, value: str) -> 
     task = ProgramTests(
         "def same(*x): return x", "", (f"assert same({value}) == ({value})", "assert type(same(True)[0]) is bool")
     )
-    assert sandbox.attempt(task, "def same(*x): return x").passed == (True, True)
+    assert sandbox.attempt(task, "def same(*x): return x").passes == (True, True)
 
 
 @pytest.mark.parametrize("value", ["object()", "(x for x in 'a')", "[0] * 200_000", "'a' * 2_000_000", "nest()"])
 def test_other_values_fail_their_test_alone(sandbox: BubblewrapSandbox, value: str) -> None:
     task = ProgramTests("def f(x): pass", "", ("f(0)\nassert f(0) is not 5", "assert f(1) == 1"))
     solution = f"def nest():\n    a = []\n    a.append(a)\n    return a\ndef f(x): return x or {value}"
-    assert sandbox.attempt(task, solution).passed == (False, True)
+    assert sandbox.attempt(task, solution).passes == (False, True)
 
 
 def test_a_name_of_python_s_own_is_the_solution_s_where_the_reference_defines_it(sandbox: BubblewrapSandbox) -> None:
     task = ProgramTests("def sum(a, b): return a - b", "", ("assert sum(5, 3) == 2",))
-    assert sandbox.attempt(task, "def sum(a, b): return a - b").passed == (True,)
+    assert sandbox.attempt(task, "def sum(a, b): return a - b").passes == (True,)
 
 
 def test_chance_and_hashes_are_the_same_every_time(sandbox: BubblewrapSandbox) -> None:
@@ -84,6 +84,6 @@ def test_chance_and_hashes_are_the_same_every_time(sandbox: BubblewrapSandbox) -
             task = ProgramTests(
                 "def f(): pass", "", (f"assert int(f()[0] * 10) == {digit}", f"assert f()[1] % 10 == {digit}")
             )
-            seen.append(sandbox.attempt(task, solution).passed)
-    assert sandbox.attempt(first, solution).passed == (False, False)
+            seen.append(sandbox.attempt(task, solution).passes)
+    assert sandbox.attempt(first, solution).passes == (False, False)
     assert seen[:10] == seen[10:20] == seen[20:]

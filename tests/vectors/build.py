@@ -174,7 +174,7 @@ def window() -> list[Case]:
                 **inputs,
                 "groups": groups,
                 "share_ppm": share,
-                "picked": list(challenge.audited(RUN_ID, 7, draw, miner, groups=groups, share_ppm=share)),
+                "picked": list(challenge.audit_indices(RUN_ID, 7, draw, miner, groups=groups, share_ppm=share)),
             }
             for groups, share in ((0, 1), (1, 1), (10, 250_000), (10, 1_000_000), (4096, 2_000))
         ),

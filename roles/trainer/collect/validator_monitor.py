@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from protocol import paths
 from protocol.judging.ledger import LedgerRow
-from protocol.judging.report import CanaryFailure, Disagreement, ValidatorReport, canary_key, is_false
+from protocol.judging.report import CanaryFailure, Disagreement, ValidatorReport, canary_key, is_false_group
 from protocol.judging.verdict import Reason, Verdict
 from protocol.limits import MAX_GROUPS
 from roles.node.identity import Node
@@ -71,7 +71,7 @@ class ValidatorMonitor:
                 )
 
     def _failures(self, window: int, validator: bytes, verdict: Verdict) -> list[CanaryFailure]:
-        false = {item.index for item in verdict.judgements if is_false(self._node.key, window, item.index)}
+        false = {item.index for item in verdict.judgements if is_false_group(self._node.key, window, item.index)}
         return [
             CanaryFailure(validator=validator, canary=verdict.miner, index=item.index, accepted=item.accepted)
             for item in verdict.judgements
@@ -126,5 +126,5 @@ class ValidatorMonitor:
             window=window,
             trainer=node.key.public,
             disagreements=tuple(reported_disagreements),
-            deceptions=tuple(reported_failures),
+            canary_failures=tuple(reported_failures),
         )

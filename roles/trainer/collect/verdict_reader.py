@@ -36,7 +36,7 @@ class VerdictReader:
     def __init__(self, node: Node, window: int, start_time: float) -> None:
         self._node = node
         self._window = window
-        seal_deadline = node.run.beacon.due(node.run.schedule.seal(window))
+        seal_deadline = node.run.beacon.round_time(node.run.schedule.seal(window))
         self._began_after_deadline = seal_deadline <= start_time
         self._sealed_digests: dict[bytes, bytes] = {}  # by validator, the summary that its own storage shows sealed
         self._all_sealed_digests: defaultdict[bytes, set[bytes]] = defaultdict(set)  # and those that witnesses show

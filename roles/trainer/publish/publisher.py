@@ -16,7 +16,7 @@ from protocol.chain.manifest import Head, Manifest
 from protocol.digest import content_digest
 from protocol.errors import ChainError, PatchError
 from protocol.identity.signing import Signed, sign
-from protocol.patch import Encoded
+from protocol.patch import EncodedPatch
 from roles.node.identity import Node
 from roles.policy.follower import VerifiedWeights
 from roles.ports import NotFoundError, StoreError
@@ -196,7 +196,7 @@ class Publisher:
         """
         run_sync, settings = self._node.run_sync, self._settings
         began = trio.current_time()
-        encoded: Encoded = await run_sync(encode_patch, held, before, settings.profile, self._meter.conditions())
+        encoded: EncodedPatch = await run_sync(encode_patch, held, before, settings.profile, self._meter.conditions())
         between = trio.current_time()
         changed: int = await run_sync(check_patch, encoded.patch, held, before)
         weight_bytes = sum(tensor.nbytes for tensor in held.weights.values())

@@ -34,7 +34,7 @@ def hold(version: int, weights: Weights, before: VerifiedWeights | None) -> Veri
 
 def encode_patch(
     held: VerifiedWeights, before: VerifiedWeights, profile: str, conditions: patch.LinkConditions
-) -> patch.Encoded:
+) -> patch.EncodedPatch:
     """The patch from one version to the next."""
     return patch.encode_with_digests(
         before.weights,

@@ -113,7 +113,7 @@ class Stories:
         """The training problem of a seed."""
         return self._problem(b"problem" + seed)
 
-    def held_out(self, index: int) -> Problem:
+    def held_out_problem(self, index: int) -> Problem:
         """The held-out problem of an index."""
         return self._problem(b"held out" + index.to_bytes(8, "little"))
 

@@ -137,7 +137,7 @@ class Court:
     async def listen(self, until: float | None = None) -> None:
         """Let the trainer collect, until some time after the window's end unless told."""
         collector = await self.open()
-        closing = self.run.beacon.due(self.run.schedule.verdict(WINDOW)) + 2.0 if until is None else until
+        closing = self.run.beacon.round_time(self.run.schedule.verdict(WINDOW)) + 2.0 if until is None else until
         with trio.move_on_after(closing - self.clock.now()):
             await collector.run()
 

@@ -257,13 +257,13 @@ def report(**changes: Any) -> ValidatorReport:
         accepting=(VALIDATOR.public,),
         rejecting=(key("other validator").public,),
     )
-    deception = CanaryFailure(validator=VALIDATOR.public, canary=key("canary").public, index=1, accepted=True)
+    canary_failure = CanaryFailure(validator=VALIDATOR.public, canary=key("canary").public, index=1, accepted=True)
     fields: dict[str, Any] = {
         "run": RUN_ID,
         "window": 7,
         "trainer": TRAINER.public,
         "disagreements": (disagreement,),
-        "deceptions": (deception,),
+        "canary_failures": (canary_failure,),
     }
     return ValidatorReport(**(fields | changes))
 

@@ -20,7 +20,7 @@ class Accepting:
         self._passes = passes
         self._compiles = compiles
 
-    def attempt(self, exercise: ProgramTests, solution: str) -> ProgramResult:
+    def attempt(self, tests: ProgramTests, solution: str) -> ProgramResult:
         """Runs nothing."""
         self.programs.append(solution)
-        return ProgramResult(self._compiles, tuple(place < self._passes for place in range(len(exercise.tests))))
+        return ProgramResult(self._compiles, tuple(place < self._passes for place in range(len(tests.tests))))

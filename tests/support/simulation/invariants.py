@@ -124,7 +124,7 @@ def _verdicts(network: StormyNetwork) -> list[tuple[float, Verdict]]:
     found = []
     for name in network.validators:
         own = key(name).public
-        for put in network.store.under(paths.windowed(own, "verdicts")):
+        for put in network.store.under(paths.kind_prefix(own, "verdicts")):
             found.append((BEGIN + put.moment, open_signed(put.data, Verdict, [own]).record))
     return found
 
@@ -139,7 +139,7 @@ def _verified_before_trained(network: StormyNetwork) -> Iterator[str]:
     promised = set()
     for number in range(1, network.weather.miners + 1):
         own = key(f"miner-{number}").public
-        for put in network.store.under(paths.windowed(own, "commitments")):
+        for put in network.store.under(paths.kind_prefix(own, "commitments")):
             commitment = open_signed(put.data, Commitment, [own]).record
             promised |= {digest for digest, *_ in commitment.groups}
     for put in network.states["trainer"].under(INBOX):
@@ -209,7 +209,7 @@ def _accounted_for(network: StormyNetwork) -> Iterator[str]:
         for event in network.events("trainer/download", "validator-excluded")
     }
     for moment, verdict in _verdicts(network):
-        due = network.run.beacon.due(schedule.verdict(verdict.window))
+        due = network.run.beacon.round_time(schedule.verdict(verdict.window))
         if moment >= due:
             continue  # nobody waited for it any more
         path = paths.verdict(verdict.validator, verdict.window, verdict.miner)

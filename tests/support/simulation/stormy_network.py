@@ -204,13 +204,13 @@ class StormyNetwork(Network):
         away, chain = self.weather.beacon_away, self.run.beacon
         with trio.move_on_after(_BEACON_AWAY_AT if away else inf):
             await super().run_beacon()
-        first = chain.round_after(self.clock.now())
+        first = chain.round_at(self.clock.now()) + 1
         last = chain.round_at(self.clock.now() + away)
         if self.weather.beacon_lies:
             for number in range(first, last + 1):
-                await self.clock.sleep_until(chain.due(number))
+                await self.clock.sleep_until(chain.round_time(number))
                 await self.store.put(chain.path(number), BEACON_KEY.answer(number + 1))
-        await self.clock.sleep_until(chain.due(last + 1))
+        await self.clock.sleep_until(chain.round_time(last + 1))
         for number in range(first, last + 1):
             await self.store.put(chain.path(number), BEACON_KEY.answer(number))
         await super().run_beacon()

@@ -24,13 +24,13 @@ def best_of(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     words = sampling.seed_words(seeds(len(LENGTHS)))
     chosen = logits.gather(-1, tokens[:, None]).squeeze(-1)
     own = (logits + noise(logits.shape[-1])).gather(-1, tokens[:, None]).squeeze(-1)
-    found = [score(logits, tokens, chosen, words, LENGTHS) for score in (sampling._scores, sampling._scores_on_cpu)]
+    found = [score(logits, tokens, chosen, words, LENGTHS, 0) for score in (sampling._scores, sampling._scores_on_cpu)]
     for scores, _ in found:
         assert torch.equal(scores.nan_to_num(nan=-1.0), own.nan_to_num(nan=-1.0))
     return own, found[0][1], found[1][1]
 
 
-@pytest.mark.parametrize("vocabulary", [1, 7, sampling.RIVALS, sampling.RIVALS + 1, 5000])
+@pytest.mark.parametrize("vocabulary", [1, 7, sampling.MAX_CONTENDERS, sampling.MAX_CONTENDERS + 1, 5000])
 @pytest.mark.parametrize("sharpness", [0.1, 3.0, 30.0])
 def test_both_find_the_same(vocabulary: int, sharpness: float) -> None:
     generator = torch.Generator().manual_seed(vocabulary)
@@ -43,7 +43,7 @@ def test_both_find_the_same(vocabulary: int, sharpness: float) -> None:
 
 
 def test_a_winner_from_the_tail_is_overlooked_by_both() -> None:
-    logits = torch.linspace(0.0, -0.01, 4 * sampling.RIVALS).expand(ROWS, -1).contiguous()
+    logits = torch.linspace(0.0, -0.01, 4 * sampling.MAX_CONTENDERS).expand(ROWS, -1).contiguous()
     tokens = torch.zeros(ROWS, dtype=torch.int64)
     _, slow, fast = best_of(logits, tokens)
     everywhere = (logits + noise(logits.shape[1])).max(dim=-1).values
@@ -75,7 +75,7 @@ def test_no_word_is_left_out_that_may_win() -> None:
     for row in rows.tolist():
         chosen = logits[row, :1]
         one = torch.zeros(1, dtype=torch.int64)
-        own, best = sampling._scores_on_cpu(logits[row : row + 1], one, chosen, words, [1])
+        own, best = sampling._scores_on_cpu(logits[row : row + 1], one, chosen, words, [1], 0)
         assert best > own or order[row] == 0
 
 

@@ -68,7 +68,7 @@ def verifier(trust: Trust | None = None) -> ChainVerifier:
 
 def follow(verifier: ChainVerifier, trainer: Trainer, head: bytes | None = None) -> ChainVerifier:
     verifier.accept_head(trainer.head() if head is None else head, NOW)
-    for version, _ in verifier.missing():
+    for version, _ in verifier.missing_manifests():
         verifier.accept_manifest(version, trainer.data(version))
     return verifier
 
@@ -80,11 +80,11 @@ def steps(plan: Plan) -> tuple[int | None, list[int]]:
 def test_following_from_nothing() -> None:
     node, trainer = verifier(), chain(4)
     node.accept_head(trainer.head(), NOW)
-    assert [version for version, _ in node.missing()] == [0, 1, 2, 3]
-    for version, digest in node.missing():
+    assert [version for version, _ in node.missing_manifests()] == [0, 1, 2, 3]
+    for version, digest in node.missing_manifests():
         assert content_digest(trainer.manifests[version].to_bytes()) == digest
         node.accept_manifest(version, trainer.data(version))
-    assert node.missing() == []
+    assert node.missing_manifests() == []
     newest = content_digest(trainer.manifests[3].to_bytes())
     assert node.trust == Trust(run=RUN_ID, epoch=1, version=3, digest=newest, revision=0)
     assert list(node.manifests()) == trainer.manifests
@@ -237,7 +237,7 @@ def test_the_same_head_again() -> None:
     trainer = chain(3)
     node = follow(verifier(), trainer)
     node.accept_head(trainer.head(expires_ms=4_500_000), NOW)
-    assert node.missing() == []
+    assert node.missing_manifests() == []
 
 
 def test_expiry() -> None:
@@ -314,7 +314,7 @@ def test_a_manifest_that_the_head_does_not_list() -> None:
     node.accept_head(chain(2).head(), NOW)
     with pytest.raises(ChainError, match="not the one that the head lists"):
         node.accept_manifest(1, chain(1).add(optimizer_step=99).data(1))
-    with pytest.raises(ValueError, match="not one that the head lists"):
+    with pytest.raises(ValueError, match="does not list version 2"):
         node.accept_manifest(2, chain(3).data(2))
 
 

@@ -7,7 +7,7 @@ import zstandard
 
 from protocol import patch
 from protocol.patch import Mode
-from protocol.patch.small_changes import MAX_FEW, encode_few
+from protocol.patch.small_changes import MAX_SMALL_CHANGES, encode_small_changes
 from protocol.patch.sparse import Scratch, encode_sparse
 from protocol.patch.values import bits_of, layout_of
 from tests.patch.weights import rounded_update, same_bits
@@ -66,7 +66,7 @@ def test_one_change_costs_no_more_than_its_place_and_its_step():
     old, _ = rounded_update(1024, 1024, 1.0, seed=8)
     bits = old.clone().view(torch.int16)
     bits[777, 77] += 1
-    assert frame_of(old, bits.view(torch.bfloat16)) == (Mode.FEW, 4)
+    assert frame_of(old, bits.view(torch.bfloat16)) == (Mode.SMALL_CHANGES, 4)
 
 
 @pytest.mark.parametrize("changes", [1, 2, 12, 31, 32, 33, 40])
@@ -75,9 +75,9 @@ def test_no_way_is_shorter_than_the_one_taken(changes):
     bits = old.clone().view(torch.int16)
     bits.view(-1)[:: 4096 // changes][:changes] += 1
     new = bits.view(torch.bfloat16)
-    few = encode_few(bits_of(old), bits_of(new), np.flatnonzero(bits_of(old) != bits_of(new)), LAYOUT, 8192)
-    _, sparse = encode_sparse(bits_of(old), bits_of(new), (64, 64), LAYOUT, Scratch(), 8192, classed=True)
-    assert frame_of(old, new)[1] == (min(len(few), len(sparse)) if changes <= MAX_FEW else len(sparse))
+    few = encode_small_changes(bits_of(old), bits_of(new), np.flatnonzero(bits_of(old) != bits_of(new)), LAYOUT, 8192)
+    _, sparse = encode_sparse(bits_of(old), bits_of(new), (64, 64), LAYOUT, Scratch(), 8192, classes=True)
+    assert frame_of(old, new)[1] == (min(len(few), len(sparse)) if changes <= MAX_SMALL_CHANGES else len(sparse))
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32])
