@@ -39,18 +39,18 @@ def _probe(old: Bits, new: Bits) -> tuple[Bits, Bits]:
     return np.concatenate([old[piece] for piece in pieces]), np.concatenate([new[piece] for piece in pieces])
 
 
-def _dense_modes(old: Bits, new: Bits, layout: Layout, changed: int, best: int) -> Iterator[Mode]:
+def _dense_modes(old: Bits, new: Bits, layout: Layout, changes: int, best: int) -> Iterator[Mode]:
     """Yield the dense modes whose frame may be smaller than `best` bytes.
 
     The changes may be concentrated in a few rows, of which the probe contains too many or too few. So the size of its
     frame is scaled by the share of the changes that it contains.
 
     Args:
-        changed: number of changed elements; 0 if it is unknown.
+        changes: number of changed elements; 0 if it is unknown.
         best: size of the smallest frame so far, in bytes.
     """
     old_probe, new_probe = _probe(old, new)
-    share = int(np.count_nonzero(old_probe != new_probe)) / changed if changed else old_probe.size / old.size
+    share = int(np.count_nonzero(old_probe != new_probe)) / changes if changes else old_probe.size / old.size
     below = int(PROBE_MARGIN * best * share) + 64
     for mode in (Mode.STEP_PLANES, Mode.XOR_PLANES, Mode.VALUE_PLANES):
         try:

@@ -18,13 +18,13 @@ from protocol.patch.values import bits_of
 
 def _check_elements(row: TensorRow, frame: memoryview, old: Weights, new: Weights) -> None:
     """Check that the decoded elements of a changed row are those of the new tensor, complete and in order."""
-    expected, end = bits_of(new[row.name]), 0
+    new_elements, end = bits_of(new[row.name]), 0
     for begin, piece in decode_frame(row, frame, bits_of(old[row.name])):
-        if begin != end or not np.array_equal(piece, expected[begin : begin + piece.size]):
+        if begin != end or not np.array_equal(piece, new_elements[begin : begin + piece.size]):
             raise PatchError("does not decode to the tensor that it was made from", row.name)
         end = begin + piece.size
-    if end != expected.size:
-        raise PatchError(f"decodes to {end} of {expected.size} elements", row.name)
+    if end != new_elements.size:
+        raise PatchError(f"decodes to {end} of {new_elements.size} elements", row.name)
 
 
 def check_encoded(old: Weights, new: Weights, patch: bytes, *, base_digests: Digests, digests: Digests) -> None:

@@ -27,14 +27,14 @@ class Layout:
         bits: width of an element.
         mantissa: number of bits below the exponent.
         exponents: number of exponents; 1 for integers, which have none.
-        signed: True for a float (sign-magnitude) or a two's complement integer, False for uint8.
+        is_signed: True for a float (sign-magnitude) or a two's complement integer, False for uint8.
     """
 
     bits: int
     mantissa: int
     exponents: int
     is_float: bool
-    signed: bool
+    is_signed: bool
 
     @property
     def group_shift(self) -> int:
@@ -49,7 +49,7 @@ class Layout:
         that change in a negative pattern and not in a positive one, and the largest key.
         """
         top, last = 1 << (self.bits - 1), (1 << self.bits) - 1
-        positive = top if self.signed else 0
+        positive = top if self.is_signed else 0
         negative = last if self.is_float else positive
         return np.array((64 - self.bits, positive, positive ^ negative, last), dtype=np.uint64)
 
@@ -98,7 +98,7 @@ def empty_like(tensor: torch.Tensor) -> torch.Tensor:
 
 def to_keys(bits: Bits, layout: Layout) -> Bits:
     """Convert bit patterns to keys: unsigned integers of the same width, in the order of the elements."""
-    if not layout.signed:
+    if not layout.is_signed:
         return bits.copy()
     top = bits.dtype.type(1 << (layout.bits - 1))
     keys: Bits = bits ^ (_fill(bits >> bits.dtype.type(layout.bits - 1)) | top) if layout.is_float else bits ^ top
@@ -107,7 +107,7 @@ def to_keys(bits: Bits, layout: Layout) -> Bits:
 
 def from_keys(keys: Bits, layout: Layout) -> Bits:
     """Convert keys back to bit patterns, as the inverse of `to_keys`."""
-    if not layout.signed:
+    if not layout.is_signed:
         return keys.copy()
     one, top = keys.dtype.type(1), keys.dtype.type(1 << (layout.bits - 1))
     bits: Bits = keys ^ (((keys >> keys.dtype.type(layout.bits - 1)) - one) | top) if layout.is_float else keys ^ top

@@ -64,7 +64,7 @@ def order(bits: int, layout: Layout) -> int:
     top = 1 << (layout.bits - 1)
     if layout.is_float:
         return (2 * top - 1) - bits if bits & top else bits + top
-    return bits ^ top if layout.signed else bits
+    return bits ^ top if layout.is_signed else bits
 
 
 def pattern(key: int, layout: Layout) -> int:
@@ -72,7 +72,7 @@ def pattern(key: int, layout: Layout) -> int:
     top = 1 << (layout.bits - 1)
     if layout.is_float:
         return key - top if key & top else (2 * top - 1) - key
-    return key ^ top if layout.signed else key
+    return key ^ top if layout.is_signed else key
 
 
 def class_of(bits: int, layout: Layout, first: int, classes: int) -> int:
