@@ -4,7 +4,7 @@ import pytest
 
 from grailnode.store.memory import MemoryStore
 from protocol.digest import digest_weights
-from protocol.judging.report import ValidatorReport, canary_key, is_false
+from protocol.judging.report import ValidatorReport, canary_key, is_false_group
 from protocol.judging.verdict import Judgement
 from protocol.limits import MAX_GROUPS, MAX_KEYS
 from roles.ports import StoreError
@@ -16,8 +16,8 @@ from tests.support.simulation.network import BEGIN, Log
 from tests.support.simulation.trio_clock import TrioClock
 
 CANARY = canary_key(TRAINER, 0).public
-WINDOW = next(w for w in range(100) if [is_false(TRAINER, w, i) for i in range(3)] == [False, True, False])
-TRUE_WINDOW = next(w for w in range(100) if not any(is_false(TRAINER, w, i) for i in range(3)))
+WINDOW = next(w for w in range(100) if [is_false_group(TRAINER, w, i) for i in range(3)] == [False, True, False])
+TRUE_WINDOW = next(w for w in range(100) if not any(is_false_group(TRAINER, w, i) for i in range(3)))
 
 
 @pytest.mark.parametrize(
