@@ -1,9 +1,10 @@
-"""Whether every process of the container's node runs: exit 0, or 1 with one line. For a HEALTHCHECK; the standard
-library alone.
+"""The HEALTHCHECK of the images: checks that every process of the container's node runs. Imports the standard library
+only.
 
-What the node is called and which role it has stands on the command line of process 1. Each of a node's processes holds
-a lock in its state directory for as long as it lives (grailnode/node/processes.py). Where run.toml gives a
-metrics_port, each must also answer /health there, which a process that hangs does not.
+The exit code is 0, or 1 with one line that names the processes that do not run. The name and the role of the node are
+on the command line of process 1. Each process of a node locks a file in the state directory while it lives
+(grailnode/node/processes.py). If run.toml sets metrics_port, each process must also answer /health on its port, which a
+process that hangs does not.
 """
 
 import fcntl
@@ -18,13 +19,13 @@ PROCESSES = {
     "miner": {"miner": 0},
     "validator": {"validator": 0},
 }
-"""The processes that every node of a role has, and how far behind metrics_port each one's port is."""
+"""The processes of each role's nodes, and what to add to metrics_port for the port of each."""
 
-_PATIENCE_SECONDS = 3.0
+_ANSWER_SECONDS = 3.0
 
 
 def option(arguments: Sequence[str], name: str) -> str:
-    """What follows a flag; empty where the flag is missing."""
+    """Return the value of an option; empty when the option is missing."""
     for place, argument in enumerate(arguments):
         if argument == name and place + 1 < len(arguments):
             return arguments[place + 1]
@@ -33,24 +34,25 @@ def option(arguments: Sequence[str], name: str) -> str:
     return ""
 
 
-def missing(arguments: Sequence[str], directory: Path) -> list[str]:
-    """Names of the processes that do not run, or do not answer.
+def absent_processes(arguments: Sequence[str], directory: Path) -> list[str]:
+    """Return the names of the node's processes that do not run or do not answer.
 
     Args:
-        arguments: of process 1; directory: its working directory.
+        arguments: the command line of process 1.
+        directory: its working directory.
     """
     role = option(arguments, "--role")
     name = option(arguments, "--name") or ("miner-1" if role == "miner" else role)
-    states, port = _node(option(arguments, "--run"), directory)
+    states, port = _state_and_port(option(arguments, "--run"), directory)
     return [
         f"{name}/{kind}"
         for kind, offset in PROCESSES[role].items()
-        if not held(states / name / f".{kind}.lock") or (port and not answers(port + offset))
+        if not is_locked(states / name / f".{kind}.lock") or (port and not answers(port + offset))
     ]
 
 
-def held(lock: Path) -> bool:
-    """Whether a process holds a lock."""
+def is_locked(lock: Path) -> bool:
+    """Return whether a process has locked a file."""
     try:
         with lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -62,8 +64,8 @@ def held(lock: Path) -> bool:
 
 
 def answers(port: int) -> bool:
-    """Whether a process serves /health at a port of this machine."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_SECONDS)
+    """Return whether a process of this machine answers /health on a port."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=_ANSWER_SECONDS)
     try:
         connection.request("GET", "/health")
         return connection.getresponse().status == 200
@@ -73,9 +75,11 @@ def answers(port: int) -> bool:
         connection.close()
 
 
-def _node(run: str, directory: Path) -> tuple[Path, int]:
-    """The states' directory and the metrics_port of a run.toml; of a run that is named by its URL, the one here and
-    none.
+def _state_and_port(run: str, directory: Path) -> tuple[Path, int]:
+    """Return the directory of the nodes' states and the metrics_port (0 for none).
+
+    Args:
+        run: a run.toml, or the URL of a run, which is joined without a run.toml.
     """
     if run.startswith(("https://", "http://")):
         return directory / "state", 0
@@ -85,11 +89,11 @@ def _node(run: str, directory: Path) -> tuple[Path, int]:
 
 
 def main() -> int:
-    """The check on process 1 of this container."""
+    """Check process 1 of this container, and return the exit code."""
     arguments = Path("/proc/1/cmdline").read_bytes().decode(errors="replace").split("\0")
     if not option(arguments, "--role"):
-        return 0  # a command, not a node
-    absent = missing(arguments, Path.cwd())
+        return 0  # process 1 is a command, not a node
+    absent = absent_processes(arguments, Path.cwd())
     if absent:
         sys.stderr.write(f"not running: {', '.join(absent)}\n")
     return 1 if absent else 0

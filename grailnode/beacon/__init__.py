@@ -1,3 +1,3 @@
-"""Public randomness from the world: drand relays, and a run's own beacon in its store. Imports protocol and
-roles.ports.
+"""Obtains public randomness from drand relays or from a run's own beacon, and publishes the latter. Imports protocol
+and roles.ports.
 """

@@ -1,7 +1,7 @@
-"""The public beacons that a run can be founded on, and the relays that serve them.
+"""The public beacon chains that a run can use, and the relays that serve them.
 
-A chain is pinned by its key and its hash, so relays are trusted with nothing but answering; `[beacon] relays` names
-others.
+The run pins a chain by its key and its hash, so a relay can refuse answers, but not falsify them. `[beacon] relays` in
+run.toml replaces the relays.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Final
 from protocol.beacon import ChainInfo, quicknet
 
 CHAINS: Final[Mapping[str, ChainInfo]] = {"quicknet": quicknet}
-"""By the name that `grailnode init --beacon` takes."""
+"""Chains by the names that `grailnode init --beacon` accepts."""
 
 RELAYS: Final[Mapping[bytes, tuple[str, ...]]] = {
     quicknet.chain_hash: (
@@ -20,23 +20,23 @@ RELAYS: Final[Mapping[bytes, tuple[str, ...]]] = {
         "https://api3.drand.sh",
     )
 }
-"""By chain hash, relays of several operators in the order in which they are asked (docs.drand.love,
+"""Relays of several operators by chain hash, in the order in which they are asked (docs.drand.love,
 developer/http-api).
 """
 
-LEAST_ROUNDS: Final = 3
-"""Of a window (protocol/window.py)."""
+MIN_WINDOW_ROUNDS: Final = 3
+"""Rounds of a window (protocol/window.py)."""
 
 
 def rounds_of(chain: ChainInfo, window: float) -> int:
-    """How many rounds of a chain make a window of about so many seconds.
+    """Return the number of rounds of a chain that is nearest to a window of `window` seconds.
 
     Raises:
-        ValueError: fewer than a window has.
+        ValueError: it is less than MIN_WINDOW_ROUNDS.
     """
     rounds = round(window * 1000 / chain.period_ms)
-    if rounds < LEAST_ROUNDS:
+    if rounds < MIN_WINDOW_ROUNDS:
         raise ValueError(
-            f"a window is at least {LEAST_ROUNDS} rounds, {LEAST_ROUNDS * chain.period_ms / 1000:g} s here"
+            f"a window is at least {MIN_WINDOW_ROUNDS} rounds, {MIN_WINDOW_ROUNDS * chain.period_ms / 1000:g} s here"
         )
     return rounds

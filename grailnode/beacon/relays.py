@@ -1,8 +1,8 @@
-"""The beacon port over relays: stores that serve drand's paths, none of them trusted.
+"""Implements the Beacon port over relays: stores that serve drand's paths and need not be trusted.
 
-A relay is any object store that holds `{chain hash}/public/{round}`: drand's HTTP relays through HttpsStore, a local
-run's own storage, or a static file server over either. All answers pass through `protocol.beacon.open_round`; a relay
-that lies is named in the log and asked last from then on.
+A relay is any object store with objects at `{chain hash}/public/{round}`: drand's HTTP relays through HttpsStore, a
+local run's own storage, or a static file server. `protocol.beacon.open_round` checks every answer. A relay that gives a
+false answer is logged, and is asked after all others from then on.
 """
 
 import logging
@@ -20,27 +20,30 @@ from roles.ports import BeaconError, Clock, NotFoundError, ObjectStore, StoreErr
 
 log = logging.getLogger(__name__)
 
-REMEMBERED_ROUNDS: Final = 64
-"""Verified rounds kept in memory; a node asks for the same few again and again."""
+MAX_CACHED_ROUNDS: Final = 64
+"""Verified rounds in memory; a node asks for the same few rounds repeatedly."""
+
+_PAUSE_GROWTH: Final = 1.5
 
 
 @dataclass(frozen=True)
 class Relay:
-    """A place that serves rounds: its name in messages, and the store to ask."""
+    """A store that serves rounds, and its name in messages."""
 
     name: str
     store: ObjectStore
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long to ask for a round, in seconds; counted from the moment that the round is due or, later, from the call.
+class RelayTimeouts:
+    """How long relays may take, in seconds.
 
     Attributes:
-        deadline: after which a call gives up.
-        answer: for one relay's answer.
+        deadline: a call fails after this time, counted from when the round is due or, if later, from the call.
+        answer: for the answer of one relay.
         head_start: before the next relay is asked as well.
-        first_pause, longest_pause: between two passes over the relays, growing by half each time.
+        first_pause: before all relays are asked a second time; each later pause is half as long again.
+        longest_pause: pauses do not grow beyond it.
     """
 
     deadline: float = 60.0
@@ -51,86 +54,97 @@ class Patience:
 
 
 class RelayBeacon:
-    """Implements the Beacon port over several relays: the first true answer counts.
+    """Implements the Beacon port over several relays: the first valid answer counts.
 
     Args:
         relays: asked in order, each with a head start on the next.
-        chain: whose rounds are wanted.
-        clock: says when a round is due.
-        patience: deadlines and pauses.
+        chain: the chain of the rounds.
+        clock: tells when a round is due.
+        timeouts: how long relays may take.
+
+    Raises:
+        ValueError: `relays` is empty.
     """
 
     def __init__(
-        self, relays: Sequence[Relay], chain: ChainInfo, clock: Clock, *, patience: Patience | None = None
+        self, relays: Sequence[Relay], chain: ChainInfo, clock: Clock, *, timeouts: RelayTimeouts | None = None
     ) -> None:
         if not relays:
             raise ValueError("a beacon needs at least one relay")
         self._relays = list(relays)
         self._chain = chain
         self._clock = clock
-        self._patience = patience or Patience()
-        self._known: OrderedDict[int, bytes] = OrderedDict()
+        self._timeouts = timeouts or RelayTimeouts()
+        self._cache: OrderedDict[int, bytes] = OrderedDict()
 
     async def randomness(self, round_number: int) -> bytes:
-        """Implements Beacon.randomness: the 32 bytes of a round, verified; waits until it is due.
+        """Implements Beacon.randomness: wait until a round is due, and return its 32 verified bytes.
 
         Raises:
-            BeaconError: no relay gave a true answer before the deadline, or the clock was set back and the round is not
-                due.
+            BeaconError: no relay gave a valid answer before the deadline, or the clock was set back and the round is
+                not due.
         """
-        known = self._known.get(round_number)
-        if known is not None:
+        cached = self._cache.get(round_number)
+        if cached is not None:
             await trio.lowlevel.checkpoint()
-            return known
+            return cached
         await self._clock.sleep_until(self._chain.round_time(round_number))
         randomness = await self._poll(round_number)
-        self._known[round_number] = randomness
-        if len(self._known) > REMEMBERED_ROUNDS:
-            self._known.popitem(last=False)
+        self._cache[round_number] = randomness
+        if len(self._cache) > MAX_CACHED_ROUNDS:
+            self._cache.popitem(last=False)
         return randomness
 
     async def _poll(self, round_number: int) -> bytes:
-        pause = self._patience.first_pause
+        pause = self._timeouts.first_pause
         failures: dict[str, str] = {}
-        with trio.move_on_after(self._patience.deadline):
+        with trio.move_on_after(self._timeouts.deadline):
             while True:
-                found = await self._ask_all(round_number, failures)
-                if found is not None:
-                    return found
+                randomness = await self._ask_all(round_number, failures)
+                if randomness is not None:
+                    return randomness
                 if self._clock.now() < self._chain.round_time(round_number):
                     raise BeaconError(f"beacon round {round_number} is not due: this machine's clock was ahead")
                 await trio.sleep(pause)
-                pause = min(pause * 1.5, self._patience.longest_pause)
-        said = "; ".join(f"{name}: {failure}" for name, failure in failures.items()) or "no relay answered"
-        raise BeaconError(f"beacon round {round_number} not had in {self._patience.deadline:g} s ({said})")
+                pause = min(pause * _PAUSE_GROWTH, self._timeouts.longest_pause)
+        causes = "; ".join(f"{name}: {failure}" for name, failure in failures.items()) or "no relay answered"
+        raise BeaconError(
+            f"beacon round {round_number}: no valid answer within {self._timeouts.deadline:g} s ({causes})"
+        )
 
     async def _ask_all(self, round_number: int, failures: dict[str, str]) -> bytes | None:
-        """Ask every relay, each after a head start for those before it or when they have failed; the first true answer."""
-        found: list[bytes] = []
+        """Ask every relay once, and return the first valid answer; None when there is none.
 
-        async def ask(relay: Relay, failed: trio.Event) -> None:
+        A relay is asked when the relays before it have failed, or after the head start.
+
+        Args:
+            failures: receives the cause for each relay that fails, by the relay's name.
+        """
+        answers: list[bytes] = []
+
+        async def ask(relay: Relay, failure: trio.Event) -> None:
             try:
-                with trio.fail_after(self._patience.answer):
-                    found.append(await self._ask(relay, round_number))
+                with trio.fail_after(self._timeouts.answer):
+                    answers.append(await self._ask(relay, round_number))
                 nursery.cancel_scope.cancel()
             except NotFoundError:
                 failures.setdefault(relay.name, "round not there yet")
             except StoreError as error:
                 failures[relay.name] = str(error)
             except trio.TooSlowError:
-                failures[relay.name] = f"no answer in {self._patience.answer:g} s"
+                failures[relay.name] = f"no answer in {self._timeouts.answer:g} s"
             except ProtocolError as error:
                 failures[relay.name] = f"false answer: {error}"
                 self._demote(relay, error)
-            failed.set()
+            failure.set()
 
         async with trio.open_nursery() as nursery:
             for relay in tuple(self._relays):
-                failed = trio.Event()
-                nursery.start_soon(ask, relay, failed)
-                with trio.move_on_after(self._patience.head_start):
-                    await failed.wait()
-        return found[0] if found else None
+                failure = trio.Event()
+                nursery.start_soon(ask, relay, failure)
+                with trio.move_on_after(self._timeouts.head_start):
+                    await failure.wait()
+        return answers[0] if answers else None
 
     async def _ask(self, relay: Relay, round_number: int) -> bytes:
         answer = await relay.store.get(self._chain.path(round_number), limits.MAX_BEACON_BYTES)
@@ -143,21 +157,23 @@ class RelayBeacon:
 
 
 class StoreBeacon(RelayBeacon):
-    """Implements the Beacon port over the rounds that a local run publishes into its own store."""
+    """Implements the Beacon port over the rounds that a local run publishes in its own store."""
 
-    def __init__(self, store: ObjectStore, chain: ChainInfo, clock: Clock, *, patience: Patience | None = None) -> None:
-        super().__init__([Relay("store", store)], chain, clock, patience=patience)
+    def __init__(
+        self, store: ObjectStore, chain: ChainInfo, clock: Clock, *, timeouts: RelayTimeouts | None = None
+    ) -> None:
+        super().__init__([Relay("store", store)], chain, clock, timeouts=timeouts)
 
 
 async def publish_rounds(key: LocalKey, chain: ChainInfo, store: ObjectStore, clock: Clock, *, keep: int) -> None:
-    """Write each round of a local chain when it is due, for ever; remove the rounds before the last `keep`.
+    """Write each round of a local chain when it is due, and remove rounds before the last `keep`, until cancelled.
 
-    After a restart it first publishes the newest round, then those of the last `keep` that are missing, newest first:
-    older ones could open no window that still counts. What the store refuses is written at the next opportunity.
+    After a restart the newest round is written first, then those of the last `keep` that the store lacks, newest first:
+    older rounds could not open a window that still counts. A write that the store refuses is repeated.
 
     Args:
-        key: signs the chain.
-        keep: rounds held in the store, at least 2.
+        key: signs the rounds.
+        keep: rounds in the store, at least 2.
 
     Raises:
         ValueError: the key is not this chain's, or `keep` is too small.
@@ -166,58 +182,58 @@ async def publish_rounds(key: LocalKey, chain: ChainInfo, store: ObjectStore, cl
         raise ValueError("the beacon key does not sign this chain")
     if keep < 2:
         raise ValueError("a beacon keeps at least its last two rounds")
-    publisher = _Publisher(key, chain, store, keep)
+    publisher = _RoundPublisher(key, chain, store, keep)
     while True:
         newest = chain.round_at(clock.now())
         try:
-            caught_up = await publisher.step(newest)
+            is_complete = await publisher.step(newest)
         except StoreError as error:
             log.warning("beacon rounds up to %d could not be published: %s", newest, error)
             await trio.sleep(min(1.0, chain.period_ms / 1000))
             continue
-        if caught_up:
+        if is_complete:
             await clock.sleep_until(chain.round_time(newest + 1))
 
 
-class _Publisher:
-    """Which rounds the store holds, and the next thing to do about it."""
+class _RoundPublisher:
+    """Knows which rounds the store has, and writes or removes one round at a time."""
 
     def __init__(self, key: LocalKey, chain: ChainInfo, store: ObjectStore, keep: int) -> None:
         self._key = key
         self._chain = chain
         self._store = store
         self._keep = keep
-        self._published: set[int] | None = None  # unknown until the store was listed
+        self._stored_rounds: set[int] | None = None  # None until the store has been listed
 
     async def step(self, newest: int) -> bool:
-        """Publish or remove one round, most urgent first; True when there was nothing to do.
+        """Write or remove the most urgent round, and return whether there was none.
 
         Raises:
-            StoreError: the store refused; the same step comes again.
+            StoreError: the store refused; the next call repeats the step.
         """
-        if newest >= 1 and (self._published is None or newest not in self._published):
-            # before anything else: a window may be waiting for it
+        if newest >= 1 and (self._stored_rounds is None or newest not in self._stored_rounds):
+            # before anything else, because a window may be waiting for this round
             await self._store.put(self._chain.path(newest), self._key.answer(newest))
-            if self._published is not None:
-                self._published.add(newest)
+            if self._stored_rounds is not None:
+                self._stored_rounds.add(newest)
                 return False
-        if self._published is None:
-            self._published = await self._listed()
+        if self._stored_rounds is None:
+            self._stored_rounds = await self._list_rounds()
             return False
         oldest = max(1, newest - self._keep + 1)
-        missing = next((number for number in range(newest, oldest - 1, -1) if number not in self._published), None)
-        if missing is not None:
-            await self._store.put(self._chain.path(missing), self._key.answer(missing))
-            self._published.add(missing)
+        absent = next((number for number in range(newest, oldest - 1, -1) if number not in self._stored_rounds), None)
+        if absent is not None:
+            await self._store.put(self._chain.path(absent), self._key.answer(absent))
+            self._stored_rounds.add(absent)
             return False
-        stale = min(self._published, default=oldest)
+        stale = min(self._stored_rounds, default=oldest)
         if stale < oldest:
             await self._store.delete(self._chain.path(stale))
-            self._published.remove(stale)
+            self._stored_rounds.remove(stale)
             return False
         return True
 
-    async def _listed(self) -> set[int]:
+    async def _list_rounds(self) -> set[int]:
         prefix = self._chain.rounds_prefix
         numbers = set()
         async for info in self._store.list(prefix):

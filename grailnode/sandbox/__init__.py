@@ -1,4 +1,4 @@
-"""Runs foreign Python where it can reach nothing (docs/spec/environments.md, docs/adr/0302-two-sandboxes.md)."""
+"""Runs foreign Python in isolation (docs/spec/environments.md, docs/adr/0302-two-sandboxes.md). Imports protocol."""
 
 from grailnode.sandbox.bubblewrap import BubblewrapSandbox
 

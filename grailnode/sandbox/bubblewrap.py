@@ -1,8 +1,8 @@
-"""The `Sandbox` port over bubblewrap: two sandboxes for each trial, one with the solution and one with the tests.
+"""Implements the `Sandbox` port with bubblewrap: each trial has two sandboxes, one for the solution, one for the tests.
 
-Neither sees the other but through two pipes that carry calls and plain values; the verdict comes out of the tests' one
-alone. Inside there is a standard library, read-only, a small empty /tmp, and nothing else: no network, /proc, /dev,
-/etc, home, or environment.
+The two communicate only through two pipes, which carry calls and plain values. Only the sandbox of the tests reports
+outcomes. Inside there are Python's standard library, read-only, and a small empty /tmp: no network, no /proc, /dev,
+/etc or home directory, and no environment variables.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ from grailnode.sandbox import seccomp
 from protocol.environments.base import ProgramLimits, ProgramResult, ProgramTests, SandboxError
 
 _INSIDE: Final = Path(__file__).parent / "inside"
-_MOUNTED: Final = "/app/grailnode/sandbox/inside"
+_INSIDE_MOUNT: Final = "/app/grailnode/sandbox/inside"
 _LIBRARIES: Final = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 _PROBE_SECONDS: Final = 30.0
-_RETRY_SECONDS: Final = (0.1, 1.0)  # pauses after trials whose tester did not even start
-_STARTED: Final = b"r"
+_RETRY_SECONDS: Final = (0.1, 1.0)  # pauses before trials are repeated whose sandboxes did not start
+_READY: Final = b"r"
 _TESTER_CPU_FACTOR: Final = 2
-_DESCRIBE: Final = (
+_DESCRIBE_INTERPRETER: Final = (
     "import json,sys,sysconfig as s;p=s.get_paths();"
     "print(json.dumps(['%d.%d'%sys.version_info[:2],sys.executable,p['stdlib'],p['platstdlib'],s.get_config_var('LIBDIR'),p['purelib']]))"
 )
@@ -44,7 +44,15 @@ _ENABLE: Final = (
 
 @dataclass(frozen=True)
 class _Interpreter:
-    """A Python and where its parts lie."""
+    """A Python interpreter and where its files are.
+
+    Attributes:
+        version: such as '3.11'.
+        executable: path of the program.
+        libraries: directories and files that it needs to start.
+        shared: directory of libpython.
+        packages: directory of third-party packages, which is hidden from programs.
+    """
 
     version: str
     executable: str
@@ -54,73 +62,71 @@ class _Interpreter:
 
 
 class BubblewrapSandbox:
-    """Tries programs in bubblewrap. Made by `open`, which refuses where walls have holes."""
+    """Tries programs in bubblewrap. Created by `open`, which checks that the isolation works on this machine."""
 
     def __init__(self, bwrap: str, interpreter: _Interpreter, limits: ProgramLimits) -> None:
         self._limits = limits
         self._interpreter = interpreter
-        self._command = (bwrap, *_walls(interpreter, limits))
-        self._filter = seccomp.refusals(platform.machine())
+        self._command = (bwrap, *_isolation_arguments(interpreter, limits))
+        self._filter = seccomp.build_filter(platform.machine())
 
     @classmethod
     def open(cls, python: str, limits: ProgramLimits = _LIMITS) -> "BubblewrapSandbox":
-        """A sandbox with a version of Python, tried out.
+        """Return a sandbox with a version of Python, after probing its isolation.
 
         Args:
-            python: such as '3.11'; this program's own interpreter serves where it has that version.
+            python: the version, such as '3.11'. This program's own interpreter is used if it has that version.
 
         Raises:
-            SandboxError: it cannot be had here; the message says what to do.
+            SandboxError: this machine cannot provide it; the message says what to do.
         """
         if sys.platform != "linux" or platform.machine() not in seccomp.machines:
             raise SandboxError(f"running programs needs Linux on {' or '.join(seccomp.machines)}")
         bwrap = shutil.which("bwrap")
         if bwrap is None:
             raise SandboxError(f"running programs needs bubblewrap, and there is no bwrap on the PATH: {_INSTALL}")
-        sandbox = cls(bwrap, _find(python), limits)
+        sandbox = cls(bwrap, _find_interpreter(python), limits)
         sandbox.probe()
         return sandbox
 
     @property
     def python(self) -> str:
-        """The language's version, such as '3.11'."""
+        """Version of the Python in the sandbox, such as '3.11'."""
         return self._interpreter.version
 
     def probe(self) -> None:
-        """Try every wall from inside.
+        """Try from inside to break every restriction.
 
         Raises:
-            SandboxError: the sandbox does not start, or a wall has a hole.
+            SandboxError: the sandbox does not start, or a restriction does not hold.
         """
         with self._start("probe", b"", (), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             try:
                 output, errors = process.communicate(timeout=_PROBE_SECONDS)
             except subprocess.TimeoutExpired as error:
-                raise SandboxError("the sandbox does not answer") from error
+                raise SandboxError(f"the sandbox did not answer within {_PROBE_SECONDS:g} s") from error
         if process.returncode:
-            said = errors.decode(errors="replace").strip().rpartition("\n")[2]
-            raise SandboxError(f"bubblewrap cannot make a sandbox here ({said}): {_INSTALL}; {_ENABLE}")
-        found = json.loads(output)
-        if found["holes"]:
-            raise SandboxError(f"the sandbox has holes here: {', '.join(found['holes'])}")
+            last_line = errors.decode(errors="replace").strip().rpartition("\n")[2]
+            raise SandboxError(f"bubblewrap cannot create a sandbox here ({last_line}): {_INSTALL}; {_ENABLE}")
+        failures = json.loads(output)
+        if failures:
+            raise SandboxError(f"the sandbox does not isolate programs here: {', '.join(failures)}")
 
     def attempt(self, tests: ProgramTests, solution: str) -> ProgramResult:
-        """Try a solution; see `protocol.environments.base.Sandbox`. A machine short of memory is given some time."""
-        said = self._verdict(tests, solution)
+        """Implements Sandbox.attempt. A trial is repeated when the sandboxes do not start, as memory may be short."""
+        report = self._run_trial(tests, solution)
         for pause in _RETRY_SECONDS:
-            if said[:1] == _STARTED:
+            if report[:1] == _READY:
                 break
             time.sleep(pause)
-            said = self._verdict(tests, solution)
-        if said[:1] != _STARTED:
+            report = self._run_trial(tests, solution)
+        if report[:1] != _READY:
             raise SandboxError("the sandbox did not start: too little memory, or a change of this machine's settings")
-        outcomes = said[2:].ljust(len(tests.tests), b"0")
-        return ProgramResult(said[1:2] == b"c", tuple(outcome == ord("1") for outcome in outcomes))
+        outcomes = report[2:].ljust(len(tests.tests), b"0")
+        return ProgramResult(report[1:2] == b"c", tuple(outcome == ord("1") for outcome in outcomes))
 
-    def _verdict(self, tests: ProgramTests, solution: str) -> bytes:
-        """What the tester says: that it started, whether the solution compiles, and each test's outcome; as far as it
-        came.
-        """
+    def _run_trial(self, tests: ProgramTests, solution: str) -> bytes:
+        """Return the tester's output (see inside/tester.py), which is cut short when it dies or its time is over."""
         task = json.dumps([tests.reference, tests.setup, tests.tests]).encode()
         source = solution.encode(errors="surrogatepass")
         with contextlib.ExitStack() as stack:
@@ -140,26 +146,34 @@ class BubblewrapSandbox:
     def _start(
         self,
         program: str,
-        given: bytes,
+        standard_input: bytes,
         channels: Sequence[int],
         *,
         stdout: int = subprocess.DEVNULL,
         stderr: int = subprocess.DEVNULL,
         cpu: int = 1,
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """A sandboxed program with bytes on its standard input; killed, with all that is in there, at the end."""
+        """Start a module of `inside` in a sandbox; at the end of the block kill every process in the sandbox.
+
+        Args:
+            program: name of the module.
+            standard_input: bytes that it can read from its standard input.
+            channels: descriptors that it inherits.
+            stdout, stderr: as for subprocess.
+            cpu: factor on the limit of CPU seconds.
+        """
         limits = self._limits
         numbers = (*channels, cpu * limits.cpu_seconds, limits.memory_bytes, limits.file_bytes, limits.files)
         main = f"from grailnode.sandbox.inside import {program}; {program}.main()"
         python = (self._interpreter.executable, "-s", "-S", "-P", "-B", "-c", main, *map(str, numbers))
-        with _memory(given) as standard_input, _memory(self._filter) as refused:
+        with _memory_file(standard_input) as stdin, _memory_file(self._filter) as seccomp_filter:
             try:
                 process = subprocess.Popen(
-                    (*self._command, "--seccomp", str(refused), "--", *python),
-                    stdin=standard_input,
+                    (*self._command, "--seccomp", str(seccomp_filter), "--", *python),
+                    stdin=stdin,
                     stdout=stdout,
                     stderr=stderr,
-                    pass_fds=(refused, *channels),
+                    pass_fds=(seccomp_filter, *channels),
                 )
             except OSError as error:
                 raise SandboxError(f"bubblewrap does not start: {error.strerror}") from error
@@ -173,8 +187,8 @@ class BubblewrapSandbox:
                     stream.close()
 
 
-def _walls(interpreter: _Interpreter, limits: ProgramLimits) -> tuple[str, ...]:
-    """What bubblewrap is told, up to the command."""
+def _isolation_arguments(interpreter: _Interpreter, limits: ProgramLimits) -> tuple[str, ...]:
+    """Return bubblewrap's arguments that precede the command."""
     arguments = ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
     arguments += [
         "--unshare-cgroup-try",
@@ -200,52 +214,58 @@ def _walls(interpreter: _Interpreter, limits: ProgramLimits) -> tuple[str, ...]:
         if Path(path).exists():
             arguments += ["--ro-bind", path, path]
     for path in (interpreter.packages, "/usr/lib/python3/dist-packages"):
-        if Path(path).is_dir():  # what happens to be installed here must not help a solution
+        if Path(path).is_dir():  # the packages of this machine must not help a solution
             arguments += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
-    arguments += ["--ro-bind", str(_INSIDE), _MOUNTED, "--size", str(limits.scratch_bytes), "--tmpfs", "/tmp"]  # noqa: S108
+    arguments += ["--ro-bind", str(_INSIDE), _INSIDE_MOUNT, "--size", str(limits.scratch_bytes), "--tmpfs", "/tmp"]  # noqa: S108
     return (*arguments, "--chdir", "/tmp", "--remount-ro", "/")  # noqa: S108
 
 
-def _find(version: str) -> _Interpreter:
-    """An interpreter of a version.
+def _find_interpreter(version: str) -> _Interpreter:
+    """Return an interpreter of a version.
 
     Raises:
-        SandboxError: there is none.
+        SandboxError: this machine has none.
     """
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
     path = sys.executable if version == own else shutil.which(f"python{version}")
     if path is None:
         raise SandboxError(f"this run's programs are for Python {version}, and there is no python{version} on the PATH")
-    told = subprocess.run((path, "-I", "-c", _DESCRIBE), capture_output=True, check=False, timeout=_PROBE_SECONDS)
-    if told.returncode:
+    result = subprocess.run(
+        (path, "-I", "-c", _DESCRIBE_INTERPRETER), capture_output=True, check=False, timeout=_PROBE_SECONDS
+    )
+    if result.returncode:
         raise SandboxError(f"{path} does not run")
-    found, executable, standard, platform_standard, shared, packages = json.loads(told.stdout)
-    if found != version:
-        raise SandboxError(f"{path} is Python {found}, not {version}")
+    actual_version, executable, standard, platform_standard, shared, packages = json.loads(result.stdout)
+    if actual_version != version:
+        raise SandboxError(f"{path} is Python {actual_version}, not {version}")
     libraries = [standard, platform_standard, *sorted(map(str, Path(shared).glob("libpython3*.so*")))]
     real = str(Path(executable).resolve())
-    return _Interpreter(found, real, tuple(libraries), shared, packages)
+    return _Interpreter(version, real, tuple(libraries), shared, packages)
 
 
 class _Pipe:
-    """Both ends of a pipe."""
+    """A pipe.
+
+    Attributes:
+        read, write: descriptors of its ends.
+    """
 
     def __init__(self) -> None:
         self.read, self.write = os.pipe()
-        self._open = True
+        self._is_open = True
 
     def close(self) -> None:
-        """Close both ends; nothing happens the second time."""
-        if self._open:
-            self._open = False
+        """Close both ends. Does nothing when they are closed already."""
+        if self._is_open:
+            self._is_open = False
             os.close(self.read)
             os.close(self.write)
 
 
 @contextlib.contextmanager
-def _memory(data: bytes) -> Iterator[int]:
-    """A file in memory that holds the data, to be read from its beginning."""
-    file = os.memfd_create("given")
+def _memory_file(data: bytes) -> Iterator[int]:
+    """Yield the descriptor of a file in memory with these bytes, at its beginning."""
+    file = os.memfd_create("sandbox-input")
     try:
         view = memoryview(data)
         while view:
@@ -257,7 +277,7 @@ def _memory(data: bytes) -> Iterator[int]:
 
 
 def _read(stream: IO[bytes] | None, size: int, seconds: float) -> bytes:
-    """Up to `size` bytes, or what has come when the stream or the time ends."""
+    """Return `size` bytes, or those that have arrived when the stream ends or `seconds` are over."""
     assert stream is not None
     end = time.monotonic() + seconds
     data = b""

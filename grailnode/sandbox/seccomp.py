@@ -1,9 +1,9 @@
-"""The system calls that foreign code is refused, as a filter for bubblewrap (`--seccomp`).
+"""The filter of system calls for foreign code, which bubblewrap installs (`--seccomp`).
 
-Refused with EPERM: new processes and threads (a fork bomb is one refused call, whoever the node runs as: the kernel's
-own limit on processes does not bind root), sockets, memory that address space limits do not count, other processes'
-memory, mounts and name spaces, and rarely used kernel machinery with a long list of past holes. All else is allowed, so
-that any Python starts.
+These fail with EPERM: new processes and threads, sockets, memory that the address space limit does not count, other
+processes' memory, mounts and name spaces, and rarely used parts of the kernel with many past vulnerabilities. Processes
+are refused here because the kernel's own limit on them does not apply to root. All other calls are allowed, so that any
+Python starts.
 
 Numbers: linux/arch/x86/entry/syscalls/syscall_64.tbl and linux/include/uapi/asm-generic/unistd.h.
 """
@@ -144,19 +144,19 @@ _AARCH64: Final = _BOTH | {
     "kexec_file_load": 294,
 }
 
-_ARCHITECTURES: Final = {"x86_64": (0xC000003E, _X86_64), "aarch64": (0xC00000B7, _AARCH64)}
+_MACHINES: Final = {"x86_64": (0xC000003E, _X86_64), "aarch64": (0xC00000B7, _AARCH64)}
 
-machines: Final = tuple(_ARCHITECTURES)
-"""The machines (as `platform.machine` names them) that there is a filter for."""
+machines: Final = tuple(_MACHINES)
+"""The machines that have a filter, by the names of `platform.machine`."""
 
 
-def refusals(machine: str) -> bytes:
-    """The filter of a machine: struct sock_filter[], in the machine's (little-endian) order.
+def build_filter(machine: str) -> bytes:
+    """Return the filter of a machine: struct sock_filter[], little-endian as the machine.
 
     Raises:
-        KeyError: there is none.
+        KeyError: the machine has no filter.
     """
-    architecture, calls = _ARCHITECTURES[machine]
+    architecture, calls = _MACHINES[machine]
     numbers = sorted(calls.values())
     count = len(numbers)
     program = [
@@ -164,7 +164,7 @@ def refusals(machine: str) -> bytes:
         (_EQUAL, 1, 0, architecture),
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER_OFFSET),
-        (_AT_LEAST, count + 1, 0, _X32),  # x86-64 calls by their other name
+        (_AT_LEAST, count + 1, 0, _X32),  # x32: x86-64 calls under other numbers
     ]
     program += [(_EQUAL, count - place, 0, number) for place, number in enumerate(numbers)]
     program += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _EPERM)]

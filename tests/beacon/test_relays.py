@@ -7,7 +7,7 @@ import random
 import pytest
 import trio
 
-from grailnode.beacon.relays import Patience, Relay, RelayBeacon, StoreBeacon, publish_rounds
+from grailnode.beacon.relays import Relay, RelayBeacon, RelayTimeouts, StoreBeacon, publish_rounds
 from grailnode.store.https.https_store import HttpsStore, open_client
 from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
@@ -83,7 +83,7 @@ class TestRelays:
         silent = FaultyStore(MemoryStore(), random.Random(1), {Fault.HANG: 1.0})
         beacon = RelayBeacon([Relay("silent", silent), relay_of(HONEST)], CHAIN, clock)
         assert await beacon.randomness(1) == TRUTH[0]
-        assert trio.current_time() == pytest.approx(Patience().head_start)
+        assert trio.current_time() == pytest.approx(RelayTimeouts().head_start)
 
     @pytest.mark.trio
     async def test_without_a_true_answer_there_is_none(self, autojump_clock, clock):
@@ -91,7 +91,7 @@ class TestRelays:
         cut = FaultyStore(MemoryStore(), random.Random(1))
         cut.link = Link.NO_REQUESTS
         relays = [relay_of(LIAR, "liar"), Relay("silent", silent), Relay("cut", cut), relay_of({}, "empty")]
-        beacon = RelayBeacon(relays, CHAIN, clock, patience=Patience(deadline=30.0))
+        beacon = RelayBeacon(relays, CHAIN, clock, timeouts=RelayTimeouts(deadline=30.0))
         with pytest.raises(BeaconError) as caught:
             await beacon.randomness(5)
         assert trio.current_time() == pytest.approx(31.0)
@@ -112,7 +112,7 @@ class TestRelays:
             assert got == []
             await memory.put(CHAIN.path(1), KEY.answer(1))
         assert got == [TRUTH[0]]
-        assert trio.current_time() < 20.0 + 2 * Patience().longest_pause
+        assert trio.current_time() < 20.0 + 2 * RelayTimeouts().longest_pause
 
     @pytest.mark.trio
     async def test_a_round_once_had_is_remembered(self, autojump_clock, clock, memory):

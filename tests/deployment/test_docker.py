@@ -228,7 +228,7 @@ def test_the_lock_is_written_from_pips_report():
             for name in ("B_b", "a")
         ]
     }
-    assert _script("lock").locked(report).splitlines()[1:] == ["a==1 --hash=sha256:ab", "b-b==1 --hash=sha256:ab"]
+    assert _script("lock").lock_text(report).splitlines()[1:] == ["a==1 --hash=sha256:ab", "b-b==1 --hash=sha256:ab"]
 
 
 @pytest.fixture
@@ -247,14 +247,14 @@ def test_a_node_is_healthy_while_all_its_processes_live(health: ModuleType, role
     kinds = [kind for kind in _PROCESSES[role] if kind in health.PROCESSES[role]]
     assert list(health.PROCESSES[role]) == kinds == list(_PROCESSES[role])
     absent = {f"it/{kind}" for kind in kinds}
-    assert set(health.missing(arguments, tmp_path)) == absent
+    assert set(health.absent_processes(arguments, tmp_path)) == absent
     files = []
     for kind in kinds:
         files.append(lock_state(tmp_path / "state" / "it", kind))
         absent.remove(f"it/{kind}")
-        assert set(health.missing(arguments, tmp_path)) == absent
+        assert set(health.absent_processes(arguments, tmp_path)) == absent
     files[0].close()
-    assert health.missing(arguments, tmp_path) == [f"it/{kinds[0]}"]
+    assert health.absent_processes(arguments, tmp_path) == [f"it/{kinds[0]}"]
 
 
 def test_where_there_are_metrics_a_process_must_answer(health: ModuleType, tmp_path: Path):
@@ -269,14 +269,14 @@ def test_where_there_are_metrics_a_process_must_answer(health: ModuleType, tmp_p
     )
     arguments = ["grailnode", "--role", "miner", "--run", "run.toml"]
     with lock_state(tmp_path / "state" / "miner-1", "miner"):
-        assert health.missing(arguments, tmp_path) == ["miner-1/miner"]
+        assert health.absent_processes(arguments, tmp_path) == ["miner-1/miner"]
 
         async def ask() -> list[str]:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(serve_metrics, port, bytes)
                 while not await trio.to_thread.run_sync(health.answers, port):
                     await trio.sleep(0.01)
-                found: list[str] = await trio.to_thread.run_sync(health.missing, arguments, tmp_path)
+                found: list[str] = await trio.to_thread.run_sync(health.absent_processes, arguments, tmp_path)
                 nursery.cancel_scope.cancel()
             return found
 

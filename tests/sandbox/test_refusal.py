@@ -1,4 +1,4 @@
-"""Where there is no sound sandbox, the program says so and runs nothing. These need no bubblewrap."""
+"""BubblewrapSandbox.open refuses machines that cannot isolate programs. These tests need no bubblewrap."""
 
 import sys
 from pathlib import Path
@@ -10,54 +10,54 @@ from protocol.environments.base import SandboxError
 from tests.sandbox.conftest import OWN
 
 FAILING = "#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n"
-WALL_LESS = '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n'
+UNRESTRICTED = '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n'
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes are for Linux")
 
 
-def put(directory: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bwrap of our own, and no other; the shell goes on working."""
+def install_bwrap(directory: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a program the only `bwrap` on the PATH."""
     path = directory / "bwrap"
     path.write_text(program)
     path.chmod(0o755)
     monkeypatch.setenv("PATH", str(directory))
 
 
-def test_no_bubblewrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_bubblewrap_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SandboxError, match="no bwrap on the PATH: install bubblewrap"):
         BubblewrapSandbox.open(OWN)
 
 
-def test_no_name_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path, FAILING, monkeypatch)
+def test_a_machine_without_user_name_spaces_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_bwrap(tmp_path, FAILING, monkeypatch)
     with pytest.raises(SandboxError, match=r"uid map: Permission denied.*user name spaces must be allowed"):
         BubblewrapSandbox.open(OWN)
 
 
-def test_walls_with_holes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path, WALL_LESS, monkeypatch)
+def test_a_sandbox_that_restricts_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_bwrap(tmp_path, UNRESTRICTED, monkeypatch)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    with pytest.raises(SandboxError, match=r"holes here: .*sockets.*environment"):
+    with pytest.raises(SandboxError, match=r"does not isolate programs here: .*sockets.*environment"):
         BubblewrapSandbox.open(OWN)
 
 
-def test_no_such_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path, FAILING, monkeypatch)
+def test_a_missing_python_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_bwrap(tmp_path, FAILING, monkeypatch)
     with pytest.raises(SandboxError, match=r"for Python 3\.7, and there is no python3\.7"):
         BubblewrapSandbox.open("3.7")
 
 
-def test_no_filter_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_filter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "vax")
     with pytest.raises(SandboxError, match="needs Linux on x86_64 or aarch64"):
         BubblewrapSandbox.open(OWN)
 
 
 @pytest.mark.parametrize("machine", seccomp.machines)
-def test_every_jump_of_the_filter_lands(machine: str) -> None:
-    """The last two instructions allow and refuse; each comparison goes on to the next one or lands on the refusal."""
-    program = seccomp.refusals(machine)
+def test_every_jump_of_the_filter_leads_to_the_refusal(machine: str) -> None:
+    """The last two instructions allow and refuse. Each comparison continues with the next or jumps to the refusal."""
+    program = seccomp.build_filter(machine)
     count = len(program) // 8
     for place in range(5, count - 2):
         assert place + 1 + program[8 * place + 2] == count - 1

@@ -1,3 +1,3 @@
-"""What runs inside the sandbox, with the standard library alone; it is mounted there by itself, without the rest of the
-program.
+"""Runs inside the sandbox, where this folder is mounted without the rest of the program. Imports the standard library
+only.
 """

@@ -1,4 +1,7 @@
-"""Tries the walls from inside, and says as JSON which of them hold. Arguments: the limits of `wire.limit`."""
+"""Tries to break each restriction of the sandbox, and prints as JSON those that do not hold.
+
+Arguments: the limits of `wire.limit`.
+"""
 
 import ctypes
 import json
@@ -12,9 +15,9 @@ from grailnode.sandbox.inside import wire
 
 
 def main() -> None:
-    """Print the version of Python, and the names of the walls that have holes."""
+    """Print the names of the restrictions that do not hold, as a JSON list."""
     wire.limit(*map(int, sys.argv[1:]))
-    walls: dict[str, Callable[[], object]] = {
+    attempts: dict[str, Callable[[], object]] = {
         "processes": _fork,
         "sockets": socket.socket,
         "name spaces": lambda: _call("unshare", 0x10000000),
@@ -24,13 +27,13 @@ def main() -> None:
         "read-only library": lambda: _writable(os.__file__),
         "memory": lambda: bytearray(1 << 36),
     }
-    holes = [name for name, attempt in walls.items() if not _refused(attempt)]
+    failures = [name for name, attempt in attempts.items() if not _is_refused(attempt)]
     if set(os.environ) - {"PYTHONHASHSEED", "PYTHONUTF8", "PYTHONPATH", "LD_LIBRARY_PATH", "PWD", "LC_CTYPE"}:
-        holes.append("environment")
-    sys.stdout.write(json.dumps({"python": f"{sys.version_info[0]}.{sys.version_info[1]}", "holes": holes}))
+        failures.append("environment")
+    sys.stdout.write(json.dumps(failures))
 
 
-def _refused(attempt: Callable[[], object]) -> bool:
+def _is_refused(attempt: Callable[[], object]) -> bool:
     try:
         attempt()
     except (OSError, MemoryError):

@@ -1,6 +1,6 @@
-"""Holds the solution: loads it, then answers calls. It never sees a test, so all that it can forge is a value.
+"""Loads the solution, and answers the tester's calls. The solution never sees a test, so it can only forge values.
 
-Standard input is the solution's text. Arguments: the channels in and out, then the limits of `wire.limit`.
+Standard input is the text of the solution. Arguments: the channels in and out, then the limits of `wire.limit`.
 """
 
 import builtins
@@ -11,12 +11,12 @@ import types
 
 from grailnode.sandbox.inside import wire
 
-_REFUSALS = (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError)
+_COMPILE_ERRORS = (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError)
 _NAME = "solution"
 
 
 def main() -> None:
-    """Serve calls until the tester is gone."""
+    """Serve calls until the tester ends."""
     calls, answers, *limits = map(int, sys.argv[1:])
     wire.limit(*limits)
     source = _standard_input()
@@ -24,15 +24,15 @@ def main() -> None:
     wire.send(answers, wire.HELLO)
     try:
         code = compile(source, _NAME, "exec", dont_inherit=True)
-    except _REFUSALS:
-        wire.send(answers, wire.REFUSED)
+    except _COMPILE_ERRORS:
+        wire.send(answers, wire.COMPILE_ERROR)
         return
     wire.send(answers, wire.COMPILED)
     module = types.ModuleType(_NAME)
     sys.modules[_NAME] = module
     try:
         exec(code, module.__dict__)  # noqa: S102
-    except BaseException:  # noqa: BLE001, anything at all: it is foreign code, SystemExit included
+    except BaseException:  # noqa: BLE001, foreign code may raise anything, SystemExit included
         return
     wire.send(answers, wire.LOADED)
     while True:
@@ -47,16 +47,16 @@ def _standard_input() -> str:
 
 
 def _serve(calls: int, answers: int, module: types.ModuleType) -> None:
-    _, (name, arguments, named) = wire.receive(calls)
+    _, (name, arguments, keywords) = wire.receive(calls)
     try:
-        value = getattr(module, name)(*arguments, **named)
+        value = getattr(module, name)(*arguments, **keywords)
         wire.send(answers, wire.VALUE, value)
     except wire.GoneError:
         raise
-    except BaseException as error:  # noqa: BLE001, anything at all: it is foreign code, SystemExit included
+    except BaseException as error:  # noqa: BLE001, foreign code may raise anything, SystemExit included
         wire.send(answers, wire.RAISED, _builtin_name(error))
 
 
 def _builtin_name(error: BaseException) -> str:
-    """The nearest built-in exception's name, for tests that expect one."""
+    """Return the name of the nearest built-in exception class, for tests that expect one."""
     return next(str(kind.__name__) for kind in type(error).__mro__ if getattr(builtins, kind.__name__, None) is kind)

@@ -1,8 +1,8 @@
-"""Runs the tests, apart from the solution: the names that it should define stand for calls to the solver.
+"""Runs the tests. The names that the solution should define are functions that call the solver.
 
 Standard input is JSON: reference, setup, tests. Arguments: the channels in and out, then the limits of `wire.limit`.
-Standard
-output, a byte each: 'r' both sides are up, 'c' or 's' the solution compiles or not, then '1' or '0' for every test.
+Standard output is one byte for each step: 'r' when both sides have started; 'c' when the solution compiles, else 's';
+then '1' for each test that passes and '0' for each that fails.
 """
 
 import ast
@@ -18,7 +18,7 @@ from grailnode.sandbox.inside import wire
 
 
 def main() -> None:
-    """Run all tests, as long as the solver lives."""
+    """Run all tests, until the solver ends."""
     answers, calls, *limits = map(int, sys.argv[1:])
     wire.limit(*limits)
     with os.fdopen(0, "rb") as file:
@@ -26,20 +26,20 @@ def main() -> None:
     random.seed(0)
     try:
         _expect(answers, wire.HELLO)
-        _say(b"r")
-        compiled, _ = wire.receive(answers)
-        _say(compiled if compiled in (wire.COMPILED, wire.REFUSED) else wire.REFUSED)
+        _write(b"r")
+        kind, _ = wire.receive(answers)
+        _write(kind if kind in (wire.COMPILED, wire.COMPILE_ERROR) else wire.COMPILE_ERROR)
         _expect(answers, wire.LOADED)
         names: dict[str, Any] = {"__name__": "tests"}
-        _prepare(names, reference, setup, lambda name: _Remote(name, calls, answers))
+        _prepare(names, reference, setup, lambda name: _RemoteFunction(name, calls, answers))
         for test in tests:
-            _say(b"1" if _passes(test, names) else b"0")
+            _write(b"1" if _passes(test, names) else b"0")
     except wire.GoneError:
         return
 
 
-def _say(what: bytes) -> None:
-    os.write(1, what)
+def _write(outcome: bytes) -> None:
+    os.write(1, outcome)
 
 
 def _expect(answers: int, kind: bytes) -> None:
@@ -47,28 +47,30 @@ def _expect(answers: int, kind: bytes) -> None:
         raise wire.GoneError
 
 
-class _Remote:
-    """A function of the solution's, as the tests see it."""
+class _RemoteFunction:
+    """A function of the solution, as the tests see it: it calls the solver."""
 
     def __init__(self, name: str, calls: int, answers: int) -> None:
         self._name = name
         self._calls = calls
         self._answers = answers
 
-    def __call__(self, *arguments: object, **named: object) -> Any:
-        wire.send(self._calls, wire.CALL, [self._name, list(arguments), named])
+    def __call__(self, *arguments: object, **keywords: object) -> Any:
+        wire.send(self._calls, wire.CALL, [self._name, list(arguments), keywords])
         kind, value = wire.receive(self._answers)
         if kind == wire.VALUE:
             return value
-        raised = getattr(builtins, value, None) if kind == wire.RAISED and isinstance(value, str) else None
-        if not isinstance(raised, type) or not issubclass(raised, BaseException):
+        error = getattr(builtins, value, None) if kind == wire.RAISED and isinstance(value, str) else None
+        if not isinstance(error, type) or not issubclass(error, BaseException):
             raise wire.GoneError
-        raise raised if issubclass(raised, Exception) and not issubclass(raised, UnicodeError) else RuntimeError
+        # most UnicodeErrors need arguments, and what is not an Exception would end this process
+        raise error if issubclass(error, Exception) and not issubclass(error, UnicodeError) else RuntimeError
 
 
-def _prepare(names: dict[str, Any], reference: str, setup: str, remote: Callable[[str], _Remote]) -> None:
-    """Fill the tests' names: the reference's imports, its other top-level names as calls to the solver, then the
-    setup's.
+def _prepare(names: dict[str, Any], reference: str, setup: str, remote: Callable[[str], _RemoteFunction]) -> None:
+    """Define the names that the tests use.
+
+    They are the imports of the reference, its other top-level names as calls to the solver, and what the setup defines.
     """
     for statement in ast.parse(reference).body:
         if isinstance(statement, ast.Import | ast.ImportFrom):
@@ -83,6 +85,6 @@ def _prepare(names: dict[str, Any], reference: str, setup: str, remote: Callable
 def _passes(test: str, names: dict[str, Any]) -> bool:
     try:
         exec(compile(test, "test", "exec"), names)  # noqa: S102
-    except Exception:  # noqa: BLE001, a test fails by any exception
+    except Exception:  # noqa: BLE001, a test fails with any exception
         return False
     return True

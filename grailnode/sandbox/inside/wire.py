@@ -1,8 +1,7 @@
-"""What passes between a tester and the solution that it tests: calls one way, plain values the other, never objects.
+"""The messages between tester and solver: calls in one direction, plain values in the other, never objects.
 
 A frame is 4 bytes of length (big-endian), one byte of kind, and JSON. A value is JSON's null, true, false or string, or
-a list of a
-tag and contents: what arrives has built-in types only, so that a solution cannot bring its own idea of equality along.
+a list of a tag and contents. Values that arrive have built-in types only, so that a solution cannot redefine equality.
 """
 
 import json
@@ -17,7 +16,7 @@ MAX_VALUES: Final = 100_000
 
 HELLO: Final = b"h"
 COMPILED: Final = b"c"
-REFUSED: Final = b"s"
+COMPILE_ERROR: Final = b"s"
 LOADED: Final = b"l"
 CALL: Final = b"k"
 VALUE: Final = b"v"
@@ -25,16 +24,16 @@ RAISED: Final = b"e"
 
 
 class GoneError(BaseException):
-    """The other side is gone, or sends what is no frame. No test can catch it by accident."""
+    """The other side has ended, or sent something that is not a frame. A BaseException, so that no test catches it."""
 
 
 class UnsendableError(TypeError):
-    """A value that is not plain, or is too large."""
+    """A value is not plain, or too large."""
 
 
 def limit(cpu_seconds: int, memory_bytes: int, file_bytes: int, files: int) -> None:
-    """Bind this process for good, before it reads anything foreign."""
-    for what, value in (
+    """Set the resource limits of this process irrevocably, before it reads anything foreign."""
+    for kind, value in (
         (resource.RLIMIT_CPU, cpu_seconds),
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_FSIZE, file_bytes),
@@ -44,9 +43,9 @@ def limit(cpu_seconds: int, memory_bytes: int, file_bytes: int, files: int) -> N
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_STACK, 8 << 20),
     ):
-        most = resource.getrlimit(what)[1]
-        bound = value if most == resource.RLIM_INFINITY else min(value, most)
-        resource.setrlimit(what, (bound, bound))
+        hard_limit = resource.getrlimit(kind)[1]
+        new_limit = value if hard_limit == resource.RLIM_INFINITY else min(value, hard_limit)
+        resource.setrlimit(kind, (new_limit, new_limit))
 
 
 def send(channel: int, kind: bytes, value: object = None) -> None:
@@ -54,7 +53,7 @@ def send(channel: int, kind: bytes, value: object = None) -> None:
 
     Raises:
         UnsendableError: the value is not plain, or too large.
-        GoneError: nobody reads.
+        GoneError: the other side has ended.
     """
     payload = json.dumps(_Packer().pack(value, 0)).encode()
     if len(payload) >= MAX_FRAME_BYTES:
@@ -68,10 +67,10 @@ def send(channel: int, kind: bytes, value: object = None) -> None:
 
 
 def receive(channel: int) -> tuple[bytes, Any]:
-    """Read a frame: its kind and its value.
+    """Read a frame, and return its kind and its value.
 
     Raises:
-        GoneError: there is none.
+        GoneError: the other side has ended, or sent something else.
     """
     size = int.from_bytes(_read(channel, 4), "big")
     if not 1 <= size <= MAX_FRAME_BYTES:
@@ -97,14 +96,14 @@ def _read(channel: int, size: int) -> bytes:
 
 
 class _Packer:
-    """Turns one plain value into what JSON can carry. Integers travel in hexadecimal, which has no limit on digits."""
+    """Converts one plain value to JSON. Integers are hexadecimal, because Python limits the digits of decimal ones."""
 
     def __init__(self) -> None:
-        self._left = MAX_VALUES
+        self._remaining_values = MAX_VALUES
 
     def pack(self, value: object, depth: int) -> object:
-        self._left -= 1
-        if depth > MAX_DEPTH or self._left < 0:
+        self._remaining_values -= 1
+        if depth > MAX_DEPTH or self._remaining_values < 0:
             raise UnsendableError("too deep or too many values")
         if value is None or isinstance(value, bool):
             return value
