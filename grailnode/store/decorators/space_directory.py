@@ -19,7 +19,7 @@ STATE_PREFIX = "announcements/"
 
 _MAX_BYTES = limits.MAX_ANNOUNCEMENT_BYTES + limits.MAX_ENVELOPE_BYTES
 
-Remembered = tuple[Announcement, bytes]
+Entry = tuple[Announcement, bytes]
 """An announcement, and the signed bytes of it."""
 
 
@@ -49,7 +49,7 @@ class SpaceDirectory:
         self._run_id = run_id
         self._authority_keys = authority_keys
         self._capacity = capacity
-        self._by_key: dict[bytes, Remembered] | None = None  # loaded from the state at the first use
+        self._by_key: dict[bytes, Entry] | None = None  # loaded from the state at the first use
         self._loading = trio.Lock()
 
     async def announcement(self, key: bytes) -> Announcement | None:
@@ -69,8 +69,8 @@ class SpaceDirectory:
 
     async def recall(self, key: bytes) -> Announcement | None:
         """Return the remembered announcement of a key; None when there is none that is valid now."""
-        remembered = (await self._load()).get(key)
-        return remembered[0] if remembered is not None and self._is_valid(remembered[0]) else None
+        entry = (await self._load()).get(key)
+        return entry[0] if entry is not None and self._is_valid(entry[0]) else None
 
     async def read(self, path: str) -> bytes:
         """Return the bytes of the announcement at a path; invalid ones unchanged, for the reader to refuse.
@@ -118,14 +118,14 @@ class SpaceDirectory:
     def _is_valid(self, announcement: Announcement) -> bool:
         return announcement.expires_ms > self._clock.now() * 1000
 
-    async def _load(self) -> dict[bytes, Remembered]:
+    async def _load(self) -> dict[bytes, Entry]:
         if self._by_key is None:
             async with self._loading:
                 if self._by_key is None:
                     self._by_key = await self._read_state()
         return self._by_key
 
-    async def _read_state(self) -> dict[bytes, Remembered]:
+    async def _read_state(self) -> dict[bytes, Entry]:
         by_key = {}
         async for info in self._state.list(STATE_PREFIX):
             data = await self._state.get(info.path, _MAX_BYTES)
@@ -165,7 +165,7 @@ class SpaceDirectory:
         by_key[key] = (announcement, data)
         await self._state.put(STATE_PREFIX + key.hex(), data)
 
-    async def _make_room(self, by_key: dict[bytes, Remembered]) -> bool:
+    async def _make_room(self, by_key: dict[bytes, Entry]) -> bool:
         """Return whether there is room for another key; when it is full, first forget those that have expired."""
         if len(by_key.keys() - set(self._authority_keys)) < self._capacity:
             return True
