@@ -1,7 +1,7 @@
-"""What the torch engine and the trainer ask of a model: pure functions of its weights.
+"""The interface between a model and its users (the torch engine, the trainer): pure functions of its weights.
 
-Two implementations: `qwen3.Qwen3` (in this tree, no transformers import) and `hf.TransformersModel` (any causal
-language model that transformers knows). docs/log.md says what was measured.
+Two implementations: `qwen3.Qwen3` (in this repository, without importing transformers) and `hf.TransformersModel` (any
+causal language model that transformers supports). docs/log.md has the measurements.
 """
 
 from collections.abc import Mapping
@@ -14,49 +14,49 @@ from grailnode.engine.policy import Policy
 
 
 class Cache(Protocol):
-    """Keys and values of the tokens seen so far, one row for each sequence."""
+    """Keys and values of the tokens computed so far, one row for each sequence."""
 
     def select(self, rows: Tensor) -> "Cache":
-        """One that goes on with these rows, each as often as it is named: int64 [B'], indices into the rows held here."""
+        """Return a cache of these rows: int64 [B'], indices into the rows of this one; an index may occur more than
+        once.
+        """
 
 
 class CausalModel(Protocol):
-    """A causal language model whose weights are an argument, so that a new policy is a new mapping and nothing is
-    loaded.
-    """
+    """A causal language model whose weights are an argument: a new policy version needs no new model."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor that the weights have to hold, by name. A tied tensor is named once."""
+        """Shapes of all tensors of the weights, by name. A tied tensor occurs once."""
 
     @property
     def vocabulary(self) -> int:
-        """V: rows of the output projection."""
+        """V, the number of rows of the output projection."""
 
     def cache(self) -> Cache:
-        """An empty cache."""
+        """Return an empty cache."""
 
     def hidden(self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
-        """Final hidden states, after the last norm.
+        """Compute the final hidden states, after the last norm.
 
         Args:
             weights: tensors of `shapes`, one dtype, one device; gradients flow to them.
             ids: int64 [B, S], tokens that follow those in the cache.
             mask: bool [B, P + S], False at pads; P tokens are in the cache. A token's position counts real tokens only.
-            cache: from `cache()`, grown by S tokens; None where nothing comes after.
+            cache: from `cache()`; this call appends S tokens to it. None: no later call needs these tokens.
 
         Returns:
-            [B, S, D] in the weights' dtype; rows at pads mean nothing.
+            [B, S, D] in the weights' dtype; rows at pads are meaningless.
         """
 
     def logits(self, weights: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
-        """Output projection: float32 [..., V] from [..., D]."""
+        """Compute the output projection: float32 [..., V] from [..., D]."""
 
 
 def build(policy: Policy, device: torch.device | None = None) -> CausalModel:
-    """The model of a policy's config.json. No weights are read.
+    """Return the model of a policy's config.json. No weights are read.
 
-    transformers is imported only where the in-tree Qwen3 does not cover the config: it costs seconds of every start.
+    transformers is imported only if the Qwen3 of this repository does not cover the config: the import takes seconds.
 
     Raises:
         PolicyError: transformers does not know the architecture, or the config does not fit it.

@@ -1,4 +1,4 @@
-"""Where a node computes, and the engine that it computes with."""
+"""The device and the dtype of a node, and the engine that uses them."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from grailnode.engine.torch_engine import TorchEngine
 
 @dataclass(frozen=True)
 class Compute:
-    """Where and how a node computes.
+    """The settings with which a node computes.
 
     Attributes:
         model: the policy's architecture.

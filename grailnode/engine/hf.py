@@ -1,4 +1,6 @@
-"""Any causal language model of transformers as pure functions of its weights: the general path behind model.build."""
+"""Any causal language model of transformers as pure functions of its weights: `causal_model.build` uses it for every
+architecture but Qwen3.
+"""
 
 from collections.abc import Mapping
 from copy import copy
@@ -20,7 +22,7 @@ class _Cache:
         self.states = states
 
     def select(self, rows: Tensor) -> "_Cache":
-        """One that goes on with these rows."""
+        """Implements Cache.select."""
         states = copy(self.states)
         states.layers = [copy(layer) for layer in self.states.layers]
         states.batch_select_indices(rows)
@@ -32,8 +34,8 @@ class TransformersModel:
 
     Args:
         directory: a checkpoint directory; only its config.json is read, and none of its code is run.
-        device: where it will compute.
-        attention: which of transformers' implementations of attention.
+        device: of torch.
+        attention: one of transformers' implementations of attention.
 
     Raises:
         PolicyError: transformers does not know the architecture, or the config does not fit it.
@@ -58,20 +60,20 @@ class TransformersModel:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor by name; a tied one once."""
+        """Implements CausalModel.shapes."""
         return self._shapes
 
     @property
     def vocabulary(self) -> int:
-        """V."""
+        """Implements CausalModel.vocabulary."""
         return int(self._config.vocab_size)
 
     def cache(self) -> _Cache:
-        """An empty cache."""
+        """Implements CausalModel.cache."""
         return _Cache(DynamicCache(config=self._config))
 
     def hidden(self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: _Cache | None = None) -> Tensor:
-        """Final hidden states [B, S, D], after the last norm."""
+        """Implements CausalModel.hidden."""
         prefix = self._module.base_model_prefix + "."
         inner = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
         arguments = {
@@ -87,7 +89,7 @@ class TransformersModel:
         return states
 
     def logits(self, weights: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
-        """Output projection: float32 [..., V]."""
+        """Implements CausalModel.logits."""
         head = self._module.get_output_embeddings()
         tied = next(name for name, parameter in self._module.named_parameters() if parameter is head.weight)
         tensors = {"weight": weights[tied]}
@@ -95,10 +97,10 @@ class TransformersModel:
             tensors["bias"] = weights["lm_head.bias"]
         logits = functional_call(head, tensors, (hidden,))
         assert isinstance(logits, Tensor)
-        return self._finished(logits).to(torch.float32)
+        return self._scaled(logits).to(torch.float32)
 
-    def _finished(self, logits: Tensor) -> Tensor:
-        """What some models do behind the projection: Granite's and Cohere's scales, Gemma's soft cap."""
+    def _scaled(self, logits: Tensor) -> Tensor:
+        """Apply what some models do after the projection: Granite's and Cohere's scales, Gemma's soft cap."""
         config = self._config
         if divisor := getattr(config, "logits_scaling", None):
             logits = logits / divisor
@@ -110,23 +112,23 @@ class TransformersModel:
 
 
 def _check_rope(directory: Path, config: Any) -> None:
-    """Refuse positions that are encoded by the length of what is computed together: no two honest nodes would agree.
+    """Refuse position encodings that depend on the length of a batch: honest nodes would not agree with each other.
 
     Raises:
-        PolicyError: this config asks for them.
+        PolicyError: the config has such an encoding.
     """
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    for one in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
-        kind = one.get("rope_type", one.get("type"))
+    for parameters in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
+        kind = parameters.get("rope_type", parameters.get("type"))
         if kind in ("dynamic", "longrope"):
             raise PolicyError(
-                f"{directory}: rope type {kind!r} depends on the length of a batch, so that a prefill would not agree with "
-                "generation; use a policy with another one"
+                f"{directory}: rope type {kind!r} depends on the length of a batch, so that a prefill would not agree "
+                "with generation; use a policy with another rope type"
             )
 
 
 def _rebuild_buffers(module: torch.nn.Module, config: Any, device: torch.device | None) -> None:
-    """Make real the buffers that are computed from the config (rotary frequencies): weights never carry them."""
+    """Replace meta buffers (rotary frequencies) by real ones computed from the config: weights do not contain them."""
     for owner in list(module.modules()):
         for name, child in list(owner.named_children()):
             if any(True for _ in child.parameters()) or not any(buffer.is_meta for buffer in child.buffers()):

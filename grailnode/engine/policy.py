@@ -1,8 +1,8 @@
-"""A policy as a directory, laid out as Hugging Face lays a checkpoint out.
+"""A policy as a directory, in the layout of a Hugging Face checkpoint.
 
     config.json                     the architecture
-    generation_config.json          optional; the end-of-sequence token, where config.json does not say
-    tokenizer.json                  the tokenizer (of the `tokenizers` library)
+    generation_config.json          optional; its end-of-sequence token overrides that of config.json
+    tokenizer.json                  the tokenizer, in the format of the `tokenizers` library
     model.safetensors               the weights, or model.safetensors.index.json with its shards
 
 Everything is read from the disk as data: no code of the checkpoint runs and nothing is downloaded.
@@ -30,11 +30,11 @@ _INDEX: Final = "model.safetensors.index.json"
 _TIED: Final = "lm_head.weight"
 
 PACKAGED_POLICY: Final = Path(__file__).parents[1] / "data" / "genesis"
-"""The policy directory that ships with the package: what `python -m grailnode.demo.genesis --seed 0` makes."""
+"""The policy directory of this package; `python -m grailnode.demo.genesis --seed 0` reproduces it."""
 
 
 class PolicyError(UserError):
-    """A directory that holds no policy that we can use: says which file, and what to do about it."""
+    """A directory without a usable policy; the message names the file and says what to do."""
 
 
 def _read(path: Path) -> str:
@@ -57,51 +57,51 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 class Tokenizer:
-    """Text to token ids and back.
+    """Converts text to token ids and back.
 
     Args:
         text: the contents of a tokenizer.json.
 
     Raises:
-        PolicyError: it is none.
+        PolicyError: the text is no tokenizer.
     """
 
     def __init__(self, text: str) -> None:
         try:
             self._tokenizer = _Tokenizer.from_str(text)
-        except Exception as error:  # what the library raises itself
+        except Exception as error:  # the library raises nothing more specific
             raise PolicyError(f"{_TOKENIZER}: not a tokenizer ({error})") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """A prompt's token ids, with whatever the tokenizer puts before every text (Qwen's: nothing)."""
+        """Return a prompt's token ids, with the tokens that the tokenizer puts before every text (Qwen's puts none)."""
         return tuple(self._tokenizer.encode(text).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of token ids. Special tokens show by name, so a completion cannot hide one from an environment."""
+        """Return the text of token ids, special tokens by name: a completion cannot hide one from an environment."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
 
     @property
     def unknown(self) -> int | None:
-        """The id that stands for what the vocabulary has no token for; None where there is nothing of the kind."""
+        """The id for text that the vocabulary has no token for; None if the tokenizer has no such id."""
         token = getattr(self._tokenizer.model, "unk_token", None)
         return None if token is None else self.id_of(token)
 
     def id_of(self, token: str) -> int | None:
-        """The id of a token, None where there is no such token."""
+        """Return the id of a token; None if there is no such token."""
         token_id = self._tokenizer.token_to_id(token)
         return None if token_id is None else int(token_id)
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy apart from its weights.
+    """A policy without its weights.
 
     Attributes:
-        directory: where it lies.
+        directory: the checkpoint directory.
         config: config.json.
-        tokenizer: text to ids and back.
+        tokenizer: tokenizer.json.
         eos: the token id that ends a completion.
     """
 
@@ -128,7 +128,7 @@ class Policy:
 
     @property
     def vocabulary(self) -> int:
-        """Token ids are below this. The tokenizer may know fewer."""
+        """The number of token ids of the model; the tokenizer may have fewer."""
         size = self.config.get("vocab_size")
         if not isinstance(size, int):
             raise PolicyError(f"{self.directory / _CONFIG}: vocab_size is missing")
@@ -136,9 +136,9 @@ class Policy:
 
 
 def load_weights(directory: Path) -> dict[str, Tensor]:
-    """The weights as they travel: contiguous BF16 tensors on the CPU, by the names of the files.
+    """Return the weights as they are published: contiguous BF16 tensors on the CPU, by the names in the files.
 
-    Other floating-point dtypes are rounded to BF16. Where config.json ties the output projection to the embedding, only
+    Other floating-point dtypes are rounded to BF16. If config.json ties the output projection to the embedding, only
     the embedding is returned.
 
     Raises:
@@ -159,7 +159,7 @@ def load_weights(directory: Path) -> dict[str, Tensor]:
 
 
 def _shards(directory: Path) -> list[Path]:
-    """The weight files, each inside the directory."""
+    """Return the weight files, each inside the directory."""
     index = directory / _INDEX
     if not index.is_file():
         return [directory / _WEIGHTS]
@@ -172,7 +172,7 @@ def _shards(directory: Path) -> list[Path]:
 
 
 def save(directory: Path, config: Mapping[str, Any], tokenizer: str, weights: Mapping[str, Tensor]) -> None:
-    """Write a policy directory, made where there is none.
+    """Write a policy directory; create it if it is missing.
 
     Args:
         config: config.json, with `eos_token_id`.
@@ -183,4 +183,4 @@ def save(directory: Path, config: Mapping[str, Any], tokenizer: str, weights: Ma
     (directory / _CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     (directory / _TOKENIZER).write_text(tokenizer, encoding="utf-8")
     save_file(dict(weights), directory / _WEIGHTS, metadata={"format": "pt"})
-    (directory / _WEIGHTS).chmod(0o644)  # safetensors makes it private; the other files are not
+    (directory / _WEIGHTS).chmod(0o644)  # safetensors creates a private file; the others are not private

@@ -1,8 +1,8 @@
 """Qwen3 as pure functions of its weights.
 
-Operation by operation what transformers' modeling_qwen3.py computes, and equal to it bit for bit on the same device
-(tests/engine/test_qwen3.py). It exists because importing that file takes three times as long as importing torch, in
-each of the processes of a node (docs/log.md); it computes no faster.
+It computes, operation by operation, what transformers' modeling_qwen3.py computes, bit for bit equal on the same device
+(tests/engine/test_qwen3.py). It exists because every process of a node would have to import that file, which takes
+three times as long as importing torch (docs/log.md); it does not compute faster.
 
 Shapes: B sequences, S new tokens, P cached tokens, K = P + S, H query heads, C key-value heads, E head size, D width.
 """
@@ -19,12 +19,12 @@ from torch.nn import functional
 Weights = Mapping[str, Tensor]
 
 Attention = Literal["sdpa", "eager"]
-"""torch's fused attention, or its formula written out; both are transformers' names. They round differently."""
+"""torch's fused attention, or the formula written out, by transformers' names. The two round differently."""
 
 
 @dataclass(frozen=True)
 class Qwen3Config:
-    """The numbers of a Qwen3 config.json, by transformers' names."""
+    """The sizes in a Qwen3 config.json, by transformers' names."""
 
     vocab_size: int
     hidden_size: int
@@ -39,7 +39,9 @@ class Qwen3Config:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self | None:
-        """The config if it is a plain Qwen3 (no scaled RoPE, sliding window, bias or quantization); None for any other."""
+        """Return the config of a plain Qwen3 (no scaled RoPE, sliding window, bias or quantization); None for any
+        other.
+        """
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         theta = rope.get("rope_theta", config.get("rope_theta", 0.0))
         plain = (
@@ -77,7 +79,7 @@ class KeyValueCache:
         self._layers = layers or {}
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append [B, C, S, E] keys and values; all of that layer's come back."""
+        """Append [B, C, S, E] keys and values, and return all of that layer."""
         if layer in self._layers:
             old_keys, old_values = self._layers[layer]
             keys, values = torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
@@ -85,31 +87,32 @@ class KeyValueCache:
         return keys, values
 
     def select(self, rows: Tensor) -> "KeyValueCache":
-        """One that goes on with these rows."""
+        """Implements Cache.select."""
         return KeyValueCache({layer: (k[rows], v[rows]) for layer, (k, v) in self._layers.items()})
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """What norms and rotations are computed in: float32, or float64 where everything is."""
+    """Return the dtype of norms and rotations: float32, or float64 for float64 weights."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def _rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * gain over the last dimension, the division in float32 at least."""
+    """Compute x / rms(x) * gain over the last dimension, the division in float32 at least."""
     wide = x.to(_wide(x.dtype))
     return gain * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of [B, H, S, E] with cos, sin [B, 1, S, E]."""
-    left, right = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-right, left], dim=-1) * sin
+    """Apply the rotary embedding to [B, H, S, E] with cos, sin [B, 1, S, E]."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
 def _visible(mask: Tensor, new: int) -> Tensor:
-    """bool [B, 1, S, K]: keys that each of the last `new` tokens sees: real ones up to itself.
+    """Return bool [B, 1, S, K]: the keys that each of the last `new` tokens attends to, which are real and not after
+    it.
 
-    A pad sees itself, or its softmax over nothing would be NaN.
+    A pad attends to itself, because a softmax over no keys is NaN.
     """
     total = mask.shape[1]
     queries = torch.arange(total - new, total, device=mask.device)[:, None]
@@ -118,7 +121,7 @@ def _visible(mask: Tensor, new: int) -> Tensor:
 
 
 def _eager(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
-    """Scaled dot-product attention written out: [B, H, S, E] from keys and values [B, C, K, E], visible [B, 1, S, K]."""
+    """Compute scaled dot-product attention [B, H, S, E] from keys and values [B, C, K, E] and visible [B, 1, S, K]."""
     shared = queries.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(shared, dim=1), values.repeat_interleave(shared, dim=1)
     scores = queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5
@@ -139,20 +142,20 @@ class Qwen3:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor by name."""
+        """Implements CausalModel.shapes."""
         return self._shapes
 
     @property
     def vocabulary(self) -> int:
-        """V."""
+        """Implements CausalModel.vocabulary."""
         return self._config.vocab_size
 
     def cache(self) -> KeyValueCache:
-        """An empty cache."""
+        """Implements CausalModel.cache."""
         return KeyValueCache()
 
     def hidden(self, weights: Weights, ids: Tensor, mask: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """Final hidden states [B, S, D], after the last norm."""
+        """Implements CausalModel.hidden."""
         config, new = self._config, ids.shape[1]
         x = functional.embedding(ids, weights["model.embed_tokens.weight"])
         positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -new:]
@@ -179,7 +182,7 @@ class Qwen3:
         visible: Tensor,
         cache: KeyValueCache | None,
     ) -> Tensor:
-        """Grouped-query attention with normed queries and keys: [B, S, D] to [B, S, D]."""
+        """Compute grouped-query attention with normed queries and keys: [B, S, D] from [B, S, D]."""
         config, prefix = self._config, f"model.layers.{layer}.self_attn."
         B, S, _ = x.shape
 
@@ -199,19 +202,19 @@ class Qwen3:
         return functional.linear(mixed.transpose(1, 2).reshape(B, S, -1), weights[prefix + "o_proj.weight"])
 
     def logits(self, weights: Weights, hidden: Tensor) -> Tensor:
-        """Output projection: float32 [..., V]."""
+        """Implements CausalModel.logits."""
         name = "model.embed_tokens.weight" if self._config.tie_word_embeddings else "lm_head.weight"
         return functional.linear(hidden, weights[name]).to(torch.float32)
 
 
 def _shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
     D, F, E = config.hidden_size, config.intermediate_size, config.head_dim
-    queries, pairs = config.num_attention_heads * E, config.num_key_value_heads * E
+    queries, keys = config.num_attention_heads * E, config.num_key_value_heads * E
     layer = {
         "input_layernorm.weight": (D,),
         "self_attn.q_proj.weight": (queries, D),
-        "self_attn.k_proj.weight": (pairs, D),
-        "self_attn.v_proj.weight": (pairs, D),
+        "self_attn.k_proj.weight": (keys, D),
+        "self_attn.v_proj.weight": (keys, D),
         "self_attn.o_proj.weight": (D, queries),
         "self_attn.q_norm.weight": (E,),
         "self_attn.k_norm.weight": (E,),

@@ -1,8 +1,9 @@
 """The reference engine: torch, batched, with a key-value cache (implements roles.ports.Engine).
 
-Computation is a pure function of the weights, so staging is a conversion beside what is served and committing swaps one
-reference: requests that began keep the policy they began with. The arithmetic runs through `run_sync`, by default in
-one of trio's worker threads, a batch at a time, so that cancellation takes effect between two batches.
+Computation is a pure function of the weights. So staging converts new weights beside those that are served, and
+committing swaps one reference: a request is computed with one policy version from beginning to end. The arithmetic runs
+through `run_sync`, by default in one of trio's worker threads, a batch at a time, so that cancellation takes effect
+between two batches.
 """
 
 import math
@@ -23,9 +24,7 @@ from roles.policy.sequences import Tokens, split
 from roles.ports import EngineError, Forward, Generation, Request
 
 _PASS_TOKENS: Final = 1024
-"""Tokens of completions in one pass of a prefill: enough for large matrix products, few enough to stay in a processor's
-caches.
-"""
+"""Completion tokens in one pass of a prefill: enough for large matrix products, few enough for a processor's caches."""
 
 RunSync = Callable[..., Awaitable[Any]]
 """`await run_sync(function, *arguments)` returns what the function returns."""
@@ -36,7 +35,7 @@ DEFAULT_BATCH_TOKENS: Final = 8192
 
 @dataclass(frozen=True)
 class _Policy:
-    """A policy version with its weights as they are computed with: one dtype, one device."""
+    """A policy version with its weights in the dtype and on the device of the engine."""
 
     version: int
     weights: dict[str, Tensor]
@@ -44,7 +43,7 @@ class _Policy:
 
 @dataclass
 class _Decoding:
-    """Rows of a batch that have not ended yet: their index in the batch, attention mask [B, K] and noise seeds [B, 4]."""
+    """The rows of a batch that have not ended: their index in the batch, attention mask [B, K] and noise seeds [B, 4]."""
 
     rows: Tensor
     mask: Tensor
@@ -52,14 +51,14 @@ class _Decoding:
 
 
 class TorchEngine:
-    """Samples and checks a policy with torch.
+    """Samples from a policy and checks completions, with torch.
 
     Args:
-        model: what the weights mean.
-        device: where it computes.
-        dtype: what the BF16 weights are widened to: float32 on a CPU, where BF16 arithmetic is slow and rounds more.
+        model: the architecture.
+        device: of torch.
+        dtype: the BF16 weights are converted to it: float32 on a CPU, where BF16 arithmetic is slow and rounds more.
         max_batch_tokens: padded tokens in one batch.
-        run_sync: runs a function off the event loop; a test passes one that calls it in place.
+        run_sync: runs a function outside the event loop; tests pass one that calls it directly.
     """
 
     def __init__(
@@ -81,20 +80,20 @@ class TorchEngine:
 
     @property
     def version(self) -> int | None:
-        """The version that is served."""
+        """The version that is served; None before the first commit."""
         return self._serving.version if self._serving is not None else None
 
     async def stage(self, version: int, weights: Weights) -> None:
-        """Prepare a policy beside the one being served.
+        """Prepare a policy beside the one that is served.
 
         Raises:
-            EngineError: a tensor is missing, unknown or of another shape, or there is no memory for it.
+            EngineError: a tensor is missing, unknown or of another shape, or memory is short.
         """
         self._check(weights)
         self._staged = _Policy(version, await self._compute(self._convert, weights))
 
     async def commit(self) -> None:
-        """Serve what was staged.
+        """Serve the staged policy.
 
         Raises:
             EngineError: nothing is staged.
@@ -113,7 +112,7 @@ class TorchEngine:
         return await self._decode([request.prompt for request in requests], [r.seed for r in requests], params)
 
     async def greedy(self, prompts: Sequence[Tokens], params: SamplingParams) -> list[Tokens]:
-        """The most likely completion of each prompt, in order.
+        """Return the most likely completion of each prompt, in order.
 
         Raises:
             EngineError, ValueError: as for `generate`.
@@ -121,7 +120,7 @@ class TorchEngine:
         return [generation.tokens for generation in await self._decode(prompts, None, params)]
 
     async def forward(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
-        """One prefill over each prompt with its completion, in order; a prompt that follows itself is computed once.
+        """Prefill each prompt with its completion, in order; a prompt that repeats the one before it is computed once.
 
         Raises:
             EngineError: no policy is served, or the device failed.
@@ -172,12 +171,12 @@ class TorchEngine:
             return await self._run_sync(function, *arguments)
 
     def _convert(self, weights: Weights) -> dict[str, Tensor]:
-        """Copies, so that the caller may go on changing what it gave."""
+        """Copy the weights, so that the caller may change its own."""
         return {name: tensor.to(self._device, self._dtype, copy=True) for name, tensor in weights.items()}
 
     @torch.inference_mode()
     def _prefill(self, policy: _Policy, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
-        """Each prompt once, then the completions behind it, side by side."""
+        """Compute each prompt once, then its completions in a batch."""
         distinct = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
         ids, mask = _left_padded(list(distinct), self._device)
         shared = self._model.cache()
@@ -186,24 +185,24 @@ class TorchEngine:
         lengths = torch.tensor([len(completion) for completion in completions], device=self._device)
         begins = lengths.cumsum(0) - lengths
         states = last.new_empty(int(lengths.sum()), last.shape[1])
-        states[begins[lengths > 0]] = last[owners[lengths > 0]]  # behind the prompt stands the state of the first token
+        states[begins[lengths > 0]] = last[owners[lengths > 0]]  # the prompt's last state predicts the first token
         for batch in split([mask.shape[1] + len(completion) for completion in completions], self._max_batch_tokens):
-            going, visible, cache = batch, mask[owners[batch]], shared.select(owners[batch])
-            for ended, begin, end in _passes([len(completions[row]) - 1 for row in batch]):
-                if ended:
-                    going, visible = going[ended:], visible[ended:]
-                    cache = cache.select(torch.arange(ended, ended + len(going), device=self._device))
-                inputs = [completions[row][:-1][begin:end] for row in going]
+            rows, visible, cache = batch, mask[owners[batch]], shared.select(owners[batch])
+            for ended_rows, begin, end in _passes([len(completions[row]) - 1 for row in batch]):
+                if ended_rows:
+                    rows, visible = rows[ended_rows:], visible[ended_rows:]
+                    cache = cache.select(torch.arange(ended_rows, ended_rows + len(rows), device=self._device))
+                inputs = [completions[row][:-1][begin:end] for row in rows]
                 ids, own = _right_padded(inputs, end - begin, self._device)
                 visible = torch.cat([visible, own], dim=1)
                 computed = self._model.hidden(policy.weights, ids, visible, cache)
-                places = begins[going][:, None] + torch.arange(begin + 1, end + 1, device=self._device)
+                places = begins[rows][:, None] + torch.arange(begin + 1, end + 1, device=self._device)
                 states[places[own]] = computed[own]
         hidden = states.to("cpu", torch.float32).split(lengths.tolist())  # type: ignore[no-untyped-call]
-        return [Forward(rows, partial(self._project, policy)) for rows in hidden]
+        return [Forward(part, partial(self._project, policy)) for part in hidden]
 
     def _project(self, policy: _Policy, hidden: Tensor) -> Tensor:
-        """Logits of states that this engine computed; float32 holds them as they were."""
+        """Return the logits of states that this engine computed; converting them to float32 and back changed no bit."""
         with torch.inference_mode(), _torch_errors():
             return self._model.logits(policy.weights, hidden.to(self._device, self._dtype)).cpu()
 
@@ -211,7 +210,7 @@ class TorchEngine:
     def _sample(
         self, policy: _Policy, prompts: list[Tokens], seeds: list[bytes] | None, params: SamplingParams
     ) -> list[Generation]:
-        """One batch from prompts to the last end of sequence; `seeds` None for the most likely tokens."""
+        """Generate one batch until all completions have ended; `seeds` None: the most likely tokens."""
         ids, mask = _left_padded(prompts, self._device)
         cache = self._model.cache()
         words = None if seeds is None else seed_words(seeds, self._device)
@@ -222,17 +221,17 @@ class TorchEngine:
         for position in range(params.max_tokens):
             hidden = self._model.hidden(policy.weights, ids, active.mask, cache)[:, -1]
             logits = self._model.logits(policy.weights, hidden)
-            chosen = self._choose(logits, active.seeds, position, params)
-            likely = log_probabilities(logits, chosen, params.temperature, params.filters).tolist()
+            next_tokens = self._choose(logits, active.seeds, position, params)
+            likely = log_probabilities(logits, next_tokens, params.temperature, params.filters).tolist()
             on_host = hidden.to(torch.float32).cpu()
-            for place, (row, token) in enumerate(zip(active.rows.tolist(), chosen.tolist(), strict=True)):
+            for place, (row, token) in enumerate(zip(active.rows.tolist(), next_tokens.tolist(), strict=True)):
                 tokens[row].append(token)
                 states[row].append(on_host[place])
                 log_probs[row].append(likely[place])
-            going = (chosen != params.eos).nonzero().squeeze(1)
+            going = (next_tokens != params.eos).nonzero().squeeze(1)
             if not len(going):
                 break
-            if len(going) < len(chosen):
+            if len(going) < len(next_tokens):
                 active = _Decoding(
                     active.rows[going],
                     active.mask[going],
@@ -240,7 +239,7 @@ class TorchEngine:
                 )
                 cache = cache.select(going)
             active.mask = torch.cat([active.mask, active.mask.new_ones(len(going), 1)], dim=1)
-            ids = chosen[going, None]
+            ids = next_tokens[going, None]
         return [
             Generation(tuple(t), torch.stack(s), tuple(p)) for t, s, p in zip(tokens, states, log_probs, strict=True)
         ]
@@ -254,7 +253,7 @@ class TorchEngine:
 
 @contextmanager
 def _torch_errors() -> Iterator[None]:
-    """torch's own errors (out of memory, a device that broke) as the engine's."""
+    """Translate torch's errors (out of memory, a broken device) into EngineError."""
     try:
         yield
     except RuntimeError as error:
@@ -262,8 +261,10 @@ def _torch_errors() -> Iterator[None]:
 
 
 def _runs(prompts: Sequence[Tokens], completions: Sequence[Tokens], max_tokens: int) -> Iterator[slice]:
-    """Neighbours of at most `max_tokens` tokens, each prompt once and padded to the longest; one that has more is
-    alone.
+    """Yield runs of neighbouring sequences of at most `max_tokens` tokens together; a longer sequence is a run of its
+    own.
+
+    A prompt counts once in a run, padded to the longest prompt.
     """
     begin = distinct = width = tokens = 0
     for place, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
@@ -277,30 +278,29 @@ def _runs(prompts: Sequence[Tokens], completions: Sequence[Tokens], max_tokens: 
 
 
 def _passes(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Places (begin, end) that rows side by side compute in one pass, and how many rows have ended since the pass
-    before.
+    """Yield passes over the completions of a batch: how many rows have ended since the pass before, and the positions
+    (begin, end) that the other rows compute.
 
-    What stands behind the end of a row, or comes later, costs little that way: no pads but in a row's last pass, no
-    attention to what is masked but within a pass. A pass has about _PASS_TOKENS tokens, and ends with the shortest row
-    where it can.
+    This saves work: a row has pads only in its last pass, and attends to masked positions only within a pass. A pass
+    has about _PASS_TOKENS tokens, and ends with the shortest row if possible.
 
     Args:
         lengths: of the rows, the shortest first.
     """
-    ended = begin = 0
-    while ended < len(lengths):
-        over = sum(length <= begin for length in lengths[ended:])
-        ended += over
-        if ended < len(lengths):
-            most, shortest = max(1, _PASS_TOKENS // (len(lengths) - ended)), lengths[ended] - begin
+    first_row = begin = 0
+    while first_row < len(lengths):
+        ended_rows = sum(length <= begin for length in lengths[first_row:])
+        first_row += ended_rows
+        if first_row < len(lengths):
+            most, shortest = max(1, _PASS_TOKENS // (len(lengths) - first_row)), lengths[first_row] - begin
             parts = round(shortest / most)
             end = min(begin + (math.ceil(shortest / parts) if parts else most), lengths[-1])
-            yield over, begin, end
+            yield ended_rows, begin, end
             begin = end
 
 
 def _right_padded(sequences: Sequence[Tokens], width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """ids int64 [B, S], mask bool [B, S]."""
+    """Return ids int64 [B, S] and mask bool [B, S], the sequences at the beginning of their rows."""
     ids = torch.zeros(len(sequences), width, dtype=torch.int64)
     mask = torch.zeros(len(sequences), width, dtype=torch.bool)
     for row, sequence in enumerate(sequences):
@@ -310,7 +310,7 @@ def _right_padded(sequences: Sequence[Tokens], width: int, device: torch.device)
 
 
 def _left_padded(prompts: Sequence[Tokens], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Prompts whose last tokens stand in one column, where generation goes on: ids int64 [B, S], mask bool [B, S].
+    """Return ids int64 [B, S] and mask bool [B, S], the prompts at the end of their rows, where generation continues.
 
     Raises:
         ValueError: a prompt without tokens.

@@ -1,11 +1,11 @@
-"""Seed-bound sampling inside vLLM: a logits processor that adds the noise, so that greedy decoding draws the due
+"""Seed-bound sampling inside vLLM: a logits processor adds the noise, so that greedy decoding gives the required
 tokens.
 
 Load it with `vllm serve MODEL --logits-processors grailnode.engine.vllm_sampling:SeedBoundLogitsProcessor` and send
 each request with temperature 0 and `vllm_xargs` {"grailnode_seed": 32 hexadecimal digits, "grailnode_temperature": 1.0,
-...}. Written for the interface of vLLM's v1 engine (`vllm.v1.sample.logits_processor`); requests without a seed are
-left alone. The noise is that of protocol/rollout/sampling.py, integer arithmetic on the logits' own device: the same
-bits as everywhere.
+...}. It implements the interface of vLLM's v1 engine (`vllm.v1.sample.logits_processor`); requests without a seed are
+not changed. The noise is that of protocol/rollout/sampling.py, integer arithmetic on the device of the logits: its bits
+are the same on every machine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,11 +23,11 @@ PREFIX = "grailnode_"
 
 @dataclass(frozen=True)
 class SeededRequest:
-    """How one request is to be sampled.
+    """The sampling of one request.
 
     Attributes:
         seed: 16 bytes; temperature: divides the logits; filters: tokens that may be drawn.
-        generated: token ids of the completion so far: vLLM's own list, which grows.
+        generated: token ids of the completion so far: vLLM's own list, to which vLLM appends.
     """
 
     seed: bytes
@@ -37,33 +37,33 @@ class SeededRequest:
 
     @classmethod
     def parse(cls, arguments: Mapping[str, Any] | None, generated: Sequence[int]) -> "SeededRequest | None":
-        """From a request's extra arguments; None where it names no seed.
+        """Parse a request's extra arguments; None if there is no seed among them.
 
         Raises:
-            ValueError: an argument that cannot be.
+            ValueError: an unknown argument, or one with an invalid value.
         """
-        given = {key.removeprefix(PREFIX): value for key, value in (arguments or {}).items() if key.startswith(PREFIX)}
-        if "seed" not in given:
+        values = {key.removeprefix(PREFIX): value for key, value in (arguments or {}).items() if key.startswith(PREFIX)}
+        if "seed" not in values:
             return None
-        unknown = given.keys() - {"seed", "temperature", "top_k", "top_p", "min_p"}
+        unknown = values.keys() - {"seed", "temperature", "top_k", "top_p", "min_p"}
         if unknown:
             raise ValueError(f"{PREFIX}{min(unknown)}: no such argument")
-        seed = bytes.fromhex(str(given["seed"]))
-        temperature = float(given.get("temperature", 1.0))
+        seed = bytes.fromhex(str(values["seed"]))
+        temperature = float(values.get("temperature", 1.0))
         if len(seed) != SEED_BYTES or not temperature > 0.0:
             raise ValueError(
                 f"{PREFIX}seed has {2 * SEED_BYTES} hexadecimal digits, and {PREFIX}temperature is positive"
             )
-        filters = Filters(int(given.get("top_k", 0)), float(given.get("top_p", 1.0)), float(given.get("min_p", 0.0)))
+        filters = Filters(int(values.get("top_k", 0)), float(values.get("top_p", 1.0)), float(values.get("min_p", 0.0)))
         return cls(seed, temperature, filters, generated)
 
 
 class SeedBoundLogitsProcessor:
-    """vLLM's `LogitsProcessor` by its methods: logits of seeded requests become the scores whose largest is the due
+    """Implements vLLM's `LogitsProcessor`: the logits of seeded requests become scores whose largest is the required
     token.
 
     Args:
-        vllm_config, device, is_pin_memory: as vLLM gives them; the device of the logits counts.
+        vllm_config, device, is_pin_memory: arguments that vLLM passes; they are not used.
     """
 
     def __init__(
@@ -76,17 +76,17 @@ class SeedBoundLogitsProcessor:
         """Refuse a request that cannot be sampled.
 
         Raises:
-            ValueError: its seed, temperature or filters cannot be, or vLLM would sample once more.
+            ValueError: its seed, temperature or filters are invalid, or vLLM would add noise of its own.
         """
         if SeededRequest.parse(sampling_params.extra_args, ()) is not None and sampling_params.temperature != 0:
             raise ValueError(f"a request with {PREFIX}seed needs temperature 0: the noise is in the logits")
 
     def is_argmax_invariant(self) -> bool:
-        """It changes which token is the most likely one."""
+        """Return False: this processor changes which token is the most likely one."""
         return False
 
     def update_state(self, batch_update: Any) -> None:
-        """Follow vLLM's batch: rows removed, added and moved, in this order."""
+        """Follow the changes of vLLM's batch: rows removed, added and moved, in this order."""
         if batch_update is None:
             return
         for row in batch_update.removed:
@@ -97,14 +97,14 @@ class SeedBoundLogitsProcessor:
             if request is not None:
                 self._rows[row] = request
         for source, target, direction in batch_update.moved:
-            moved, replaced = self._rows.pop(source, None), self._rows.pop(target, None)
-            if moved is not None:
-                self._rows[target] = moved
+            request, replaced = self._rows.pop(source, None), self._rows.pop(target, None)
+            if request is not None:
+                self._rows[target] = request
             if replaced is not None and getattr(direction, "name", direction) == "SWAP":
                 self._rows[source] = replaced
 
     def apply(self, logits: Tensor) -> Tensor:
-        """The scores of seeded rows, the logits of all others.
+        """Return the scores of seeded rows, and the logits of all others.
 
         Args:
             logits: float [B, V]; changed in place.
