@@ -14,8 +14,8 @@ from bench.proofs.honest import describe
 from bench.proofs.keys import MAX_TOKENS
 from grailnode.calibration import proof_file
 from grailnode.calibration.copies import quantized
-from grailnode.calibration.measure import refused
-from grailnode.calibration.pairs import CalibrationTask, observe
+from grailnode.calibration.pairs import CalibrationTask, measure_pair
+from grailnode.calibration.thresholds import refused
 from grailnode.calibration.variants import Variant, run_pairs
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments
@@ -59,7 +59,7 @@ async def table(windows: int) -> None:
     print(describe(proof))
     print(f"{'copy':22} {'groups':>6}  {'pass alone':>10}  {'accepted':>8}")
     for name, copy in _copies(weights):
-        found = [group.weigh(proof) async for group in observe(work, same, weights, windows * _WINDOW, claimed=copy)]
+        found = [group.weigh(proof) async for group in measure_pair(work, same, weights, windows * _WINDOW, copy=copy)]
         alone = accepted = 0
         for start in range(0, len(found), _WINDOW):
             window = found[start : start + _WINDOW]

@@ -8,8 +8,8 @@ them.
 import numpy as np
 
 from bench.proofs.setting import TEST_SEED, Profile, Setting
-from grailnode.calibration.measure import beyond, refused
 from grailnode.calibration.pairs import GroupMeasurement
+from grailnode.calibration.thresholds import beyond, refused
 from grailnode.calibration.variants import Pair
 from protocol.judging.evidence import history_surprisal, surprisal_threshold, window_surprisal
 from protocol.run import ProofSpec

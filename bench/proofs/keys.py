@@ -15,8 +15,8 @@ import numpy as np
 from bench.proofs.honest import describe
 from grailnode.calibration import proof_file
 from grailnode.calibration.copies import quantized
-from grailnode.calibration.measure import ThresholdDemands, thresholds
-from grailnode.calibration.pairs import CalibrationTask, observe
+from grailnode.calibration.pairs import CalibrationTask, measure_pair
+from grailnode.calibration.thresholds import ThresholdDemands, choose_thresholds
 from grailnode.calibration.variants import Variant, cross_pairs
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.run.creation import SCORING
@@ -69,10 +69,10 @@ async def mixed(groups: int = 256) -> ProofSpec:
     params = SamplingParams(1.0, MAX_TOKENS, policy.eos)
     work = CalibrationTask(policy, params, 8, lambda seed: environments.get("addition").problem(seed).prompt)
     pairs = {pair.name: pair for pair in cross_pairs(Variant()) if pair.name.startswith("bfloat16")}
-    honest = {name: [seen async for seen in observe(work, pair, weights, groups)] for name, pair in pairs.items()}
+    honest = {name: [seen async for seen in measure_pair(work, pair, weights, groups)] for name, pair in pairs.items()}
     copy, pair = quantized(weights, 4), pairs["bfloat16-generated"]
-    seen = [found async for found in observe(work, pair, weights, groups // 4, claimed=copy)]
-    return thresholds(honest, [seen], "projection", ThresholdDemands())
+    seen = [found async for found in measure_pair(work, pair, weights, groups // 4, copy=copy)]
+    return choose_thresholds(honest, [seen], "projection", ThresholdDemands())
 
 
 def packaged(proof: ProofSpec) -> Field:

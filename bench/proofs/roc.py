@@ -13,8 +13,8 @@ from torch import Tensor
 
 from bench.proofs.setting import TEST_SEED, Setting
 from grailnode.calibration.copies import quantized
-from grailnode.calibration.measure import beyond, refused
 from grailnode.calibration.pairs import GroupMeasurement
+from grailnode.calibration.thresholds import beyond, refused
 from protocol.judging.evidence import Counts, history_surprisal, surprisal_threshold, window_surprisal
 from protocol.rollout import challenge, sampling
 from protocol.run import ProofSpec

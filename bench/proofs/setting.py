@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from grailnode.calibration.copies import quantized
-from grailnode.calibration.measure import ThresholdDemands, thresholds
-from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, observe
+from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, measure_pair
+from grailnode.calibration.thresholds import ThresholdDemands, choose_thresholds
 from grailnode.calibration.variants import Pair, Variant, cross_pairs, run_pairs
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3
@@ -116,7 +116,7 @@ class Setting:
             if not path.is_file():
                 count = min(_CHUNK, groups - first)
                 work = self.work(seed)
-                seen = [item async for item in observe(work, pair, self.weights, count, claimed=claimed, first=first)]
+                seen = [item async for item in measure_pair(work, pair, self.weights, count, copy=claimed, first=first)]
                 _save(path, seen)
                 print(f"  {path.stem}", flush=True)
             found += _load(path)
@@ -132,7 +132,7 @@ class Setting:
             copy = quantized(self.weights, 4)
             pairs = [profile.pairs[0]] + [pair for pair in profile.pairs if pair.name == "bfloat16-generated"]
             seen = [await self.observed(pair, _COPY_GROUPS, CALIBRATION_SEED, copy, "copy-4") for pair in pairs]
-            spec = thresholds(honest, seen, "projection", ThresholdDemands())
+            spec = choose_thresholds(honest, seen, "projection", ThresholdDemands())
             path.write_text(json.dumps(spec.model_dump()))
         return ProofSpec(**json.loads(path.read_text()))
 

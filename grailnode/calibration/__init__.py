@@ -1,5 +1,7 @@
-"""How far honest computations of one policy differ, and the thresholds that follow (`grailnode calibrate`).
+"""Measures how far honest computations of one policy differ, and chooses thresholds (`grailnode calibrate`). Imports
+engine.
 
-`variants` says in which ways honest nodes compute differently, `pairs` lets one of them check another and streams what
-the check sees, `measure` makes thresholds of it, `separation` tries them on quantized copies, `proof_file` keeps them.
+`variants` lists the ways in which honest nodes compute differently. `pairs` generates in one way, checks in another and
+yields measurements. `thresholds` chooses thresholds from them, `separation` tests these on quantized copies, and
+`proof_file` reads and writes the result.
 """

@@ -1,4 +1,4 @@
-"""Cheaper copies of a policy that pass for it: weights rounded to few bits."""
+"""Cheaper copies of a policy that a miner could pass off as it: weights rounded to few bits."""
 
 from typing import Final
 
@@ -8,17 +8,15 @@ from torch import Tensor
 from protocol.digest import Weights
 
 GROUP: Final = 32
-"""Weights that share a scale and a zero: as fine as 4-bit formats in use go, so that the copy is a good one."""
+"""Weights that share a scale and a zero: as few as in any 4-bit format in use, so that the copy is a good one."""
 
-_KEPT: Final = ("embed", "lm_head")  # such formats keep them
+_UNROUNDED: Final = ("embed", "lm_head")  # such formats do not round them
 
 
 def quantized(weights: Weights, bits: int) -> dict[str, Tensor]:
-    """The weights as a quantized checkpoint would give them: each group of 32 rounded to 2**bits even steps over its
-    range.
+    """Return the weights of a quantized checkpoint: each group of 32 rounded to 2**bits even steps over its range.
 
-    Only matrices are rounded, and not those of tokens (embedding, output projection): what is kept makes the copy
-    better.
+    Only matrices are rounded, and not the embedding and the output projection, which makes the copy better.
 
     Args:
         bits: 1 to 16.
@@ -30,7 +28,7 @@ def quantized(weights: Weights, bits: int) -> dict[str, Tensor]:
 
 
 def _is_rounded(name: str, tensor: Tensor) -> bool:
-    return tensor.dim() == 2 and not any(part in name for part in _KEPT)
+    return tensor.dim() == 2 and not any(part in name for part in _UNROUNDED)
 
 
 def _rounded(tensor: Tensor, bits: int) -> Tensor:

@@ -1,6 +1,4 @@
-"""A model computed under other padding than the engine's own: what an engine with static shapes, or of another kind,
-does.
-"""
+"""A model computed with other padding than the engine's own, as other engines and engines with static shapes do."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,23 +15,23 @@ Side = Literal["left", "right"]
 
 @dataclass
 class _PaddedCache:
-    """A model's cache, and the mask of its columns, pads included: bool [B, P]."""
+    """A model's cache, and the mask of its columns including pads: bool [B, P]."""
 
     inner: Cache
     mask: Tensor | None = None
 
     def select(self, rows: Tensor) -> "_PaddedCache":
-        """One that goes on with these rows."""
+        """Implements Cache.select."""
         return _PaddedCache(self.inner.select(rows), None if self.mask is None else self.mask[rows])
 
 
 class Padded:
-    """A CausalModel (grailnode/engine/causal_model.py) that computes another's values with its pads elsewhere.
+    """A CausalModel (grailnode/engine/causal_model.py) that computes another one with pads at other places.
 
     Args:
-        model: what is computed.
-        side: where the pads stand, but for those of prompts that something follows: they are on the left.
-        multiple: the width of what is computed at a time is rounded up to a multiple of this, but for single tokens.
+        model: the model that is computed.
+        side: the side of the pads; those of prompts that are continued are always on the left.
+        multiple: the width of every call is rounded up to a multiple of this, except for single tokens.
     """
 
     def __init__(self, model: CausalModel, side: Side, multiple: int = 1) -> None:
@@ -43,22 +41,22 @@ class Padded:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor by name."""
+        """Implements CausalModel.shapes."""
         return self._model.shapes
 
     @property
     def vocabulary(self) -> int:
-        """V."""
+        """Implements CausalModel.vocabulary."""
         return self._model.vocabulary
 
     def cache(self) -> _PaddedCache:
-        """An empty cache."""
+        """Implements CausalModel.cache."""
         return _PaddedCache(self._model.cache())
 
     def hidden(
         self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: _PaddedCache | None = None
     ) -> Tensor:
-        """Final hidden states [B, S, D]; rows at pads mean nothing."""
+        """Implements CausalModel.hidden."""
         new, before = ids.shape[1], None if cache is None else cache.mask
         extra = 0 if new == 1 and before is not None else -new % self._multiple
         side = self._side if cache is None or before is not None else "left"
@@ -74,5 +72,5 @@ class Padded:
         return states.gather(1, back)[:, :new]
 
     def logits(self, weights: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
-        """Output projection: float32 [..., V]."""
+        """Implements CausalModel.logits."""
         return self._model.logits(weights, hidden)

@@ -1,4 +1,4 @@
-"""One way to compute generates, another checks: what a validator sees of honest work, or of a copy's, group by group."""
+"""Measures a pair: one way to compute generates, another checks, and the check yields a measurement for each group."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -18,20 +18,20 @@ from roles.policy.prefill import check_completions, join_forwards
 from roles.ports import Engine, Forward, Generation, Request
 
 _CHUNK_BYTES: Final = 1 << 28
-"""What the logits (float32) of the groups that are generated and checked together would take."""
+"""Bound on the bytes of the logits (float32) of groups that are generated and checked together."""
 _CHUNK_ROLLOUTS: Final = 512
-_LEAST_RIVAL: Final = 0.1  # probability of all rivals; below it, rounding of the log-probability itself would show
-_RUN: Final = bytes(32)  # no run: seeds are derived as a run derives them, from this in place of its id and its miners
+_LEAST_RIVAL: Final = 0.1  # probability of all other tokens; below it, rounding of the log-probability would dominate
+_RUN: Final = bytes(32)  # replaces the ids of run and miner where seeds are derived, as there is no run
 
 
 @dataclass(frozen=True)
 class CalibrationTask:
-    """What is asked of both sides, as a run would ask it.
+    """The work of both sides, as a run would give it to them.
 
     Attributes:
-        prompt: the prompt of a group's 32-byte seed.
+        prompt: returns the prompt for a group's 32-byte seed.
         kind: of sketch.
-        seed: other numbers give other prompts, noise and projections.
+        seed: prompts, noise and projections are derived from it.
     """
 
     policy: Policy
@@ -50,16 +50,16 @@ class CalibrationTask:
 
 @dataclass(frozen=True)
 class GroupMeasurement:
-    """What the check sees of one group, N tokens, rollout behind rollout.
+    """The measurements of a check on one group of N tokens, one rollout after another.
 
     Attributes:
         lengths: tokens of each rollout, N in sum.
         distances: int16 [N], the largest of the four differences of the sketches at each position.
-        repeats: bool [N], positions whose state an earlier rollout has had (protocol/judging/evidence.py): their
+        repeats: bool [N], positions with the state of an earlier rollout (protocol/judging/evidence.py): their
             distances do not count.
         margins: float32 [N], the sampling shortfall of each token.
-        shifts: float32 [N], by how much the two sides differ in each token's score against its average rival's, in
-            absolute value and units of logits / temperature: what makes a margin where two scores nearly tie.
+        shifts: float32 [N], absolute difference of the two sides in a token's score relative to the average other
+            token's, in units of logits / temperature: it causes a margin where two scores nearly tie.
     """
 
     lengths: tuple[int, ...]
@@ -70,30 +70,30 @@ class GroupMeasurement:
 
     @property
     def fresh(self) -> np.ndarray:
-        """The distances that count."""
-        counted: np.ndarray = self.distances[~self.repeats]
-        return counted
+        """The distances that count: those of states that no earlier rollout had."""
+        distances: np.ndarray = self.distances[~self.repeats]
+        return distances
 
     def weigh(self, proof: ProofSpec) -> Evidence:
-        """The evidence that a validator has of this group."""
+        """Return the evidence that a validator has on this group."""
         return compute_evidence(self.distances, self.margins, self.lengths, proof, self.repeats)
 
 
-async def observe(
-    work: CalibrationTask, pair: Pair, weights: Weights, groups: int, *, claimed: Weights | None = None, first: int = 0
+async def measure_pair(
+    work: CalibrationTask, pair: Pair, weights: Weights, groups: int, *, copy: Weights | None = None, first: int = 0
 ) -> AsyncIterator[GroupMeasurement]:
-    """Generate groups one way and check them the other way.
+    """Generate groups in one way, check them in the other way, and yield the measurements.
 
     Args:
         weights: of the policy.
-        groups: how many.
-        claimed: what the generating side computes with instead: a copy that passes for the policy.
-        first: number of the first group; the same numbers get the same prompts, noise and projections.
+        groups: number of groups.
+        copy: other weights for the generating side, which it passes off as the policy.
+        first: number of the first group; the same numbers have the same prompts, noise and projections.
 
     Raises:
         PolicyError, EngineError: one of the two cannot compute this policy.
     """
-    generating = await pair.generating.serve(work.policy, weights if claimed is None else claimed)
+    generating = await pair.generating.serve(work.policy, weights if copy is None else copy)
     checking = await pair.checking.serve(work.policy, weights)
     for begin in range(first, first + groups, work.chunk):
         numbers = range(begin, min(begin + work.chunk, first + groups))
@@ -110,12 +110,12 @@ async def _chunk(work: CalibrationTask, numbers: range, generating: Engine, chec
         for prompt in [work.policy.tokenizer.encode(work.prompt(seed))]
         for index in range(work.group_size)
     ]
-    done = await generating.generate(requests, work.params)
-    seen = await checking.forward([request.prompt for request in requests], [item.tokens for item in done])
+    generations = await generating.generate(requests, work.params)
+    forwards = await checking.forward([request.prompt for request in requests], [item.tokens for item in generations])
     projection = challenge.sketch_seed(_RUN, numbers.start, randomness)
     size = work.group_size
     return [
-        _compare(work, requests[at : at + size], done[at : at + size], seen[at : at + size], projection)
+        _compare(work, requests[at : at + size], generations[at : at + size], forwards[at : at + size], projection)
         for at in range(0, len(requests), size)
     ]
 
@@ -123,21 +123,20 @@ async def _chunk(work: CalibrationTask, numbers: range, generating: Engine, chec
 def _compare(
     work: CalibrationTask,
     requests: Sequence[Request],
-    done: Sequence[Generation],
-    seen: Sequence[Forward],
+    generations: Sequence[Generation],
+    forwards: Sequence[Forward],
     projection: bytes,
 ) -> GroupMeasurement:
-    """As roles/validator/judge.py does it."""
-    claimed = sketch.commit(work.kind, torch.cat([item.hidden for item in done]), projection)
-    whole = join_forwards(seen)
-    due = sketch.commit(work.kind, whole.hidden, projection)
-    completions, seeds = [item.tokens for item in done], [request.seed for request in requests]
+    """Compare the two sides, as roles/validator/judge.py does."""
+    submitted_sketch = sketch.commit(work.kind, torch.cat([item.hidden for item in generations]), projection)
+    whole = join_forwards(forwards)
+    recomputed_sketch = sketch.commit(work.kind, whole.hidden, projection)
+    completions, seeds = [item.tokens for item in generations], [request.seed for request in requests]
     margins, logprobs = check_completions(whole, completions, seeds, work.params, work.policy.vocabulary)
-    likely = logprobs.numpy()
-    said = np.array([value for item in done for value in item.logprobs], dtype=np.float32)
-    # A log-probability moves by (1 - p) times what the token's score moves against its average rival's.
-    shifts = np.abs(likely - said) / np.maximum(1.0 - np.exp(likely), _LEAST_RIVAL)
+    checked = logprobs.numpy()
+    generated = np.array([value for item in generations for value in item.logprobs], dtype=np.float32)
+    # A log-probability moves by (1 - p) times what the token's score moves relative to the average other token's.
+    shifts = np.abs(checked - generated) / np.maximum(1.0 - np.exp(checked), _LEAST_RIVAL)
     lengths = tuple(map(len, completions))
-    return GroupMeasurement(
-        lengths, sketch.distances(claimed, due), repeated_positions(completions), margins.numpy(), shifts
-    )
+    distances = sketch.distances(submitted_sketch, recomputed_sketch)
+    return GroupMeasurement(lengths, distances, repeated_positions(completions), margins.numpy(), shifts)

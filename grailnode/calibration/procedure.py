@@ -1,4 +1,4 @@
-"""`grailnode calibrate` without the terminal: honest pairs, then copies, then thresholds or a refusal."""
+"""`grailnode calibrate` without the terminal: measures honest pairs and copies, then chooses thresholds or refuses."""
 
 import platform
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -9,38 +9,38 @@ from typing import Final, Protocol
 import numpy as np
 import torch
 
-from grailnode.calibration import measure, separation
+from grailnode.calibration import separation, thresholds
 from grailnode.calibration.copies import quantized
-from grailnode.calibration.measure import ThresholdDemands, beyond
-from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, observe
+from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, measure_pair
 from grailnode.calibration.proof_file import CopyRow, Measurement, PairRow, Proof
+from grailnode.calibration.thresholds import ThresholdDemands, beyond
 from grailnode.calibration.variants import Pair
 from grailnode.engine import policy as policies
 from protocol.digest import Weights, digest_weights
 from protocol.run import ProofSpec
 
-COPIES: Final = (3, separation.DUE_BITS, 8)
-"""Bits of the copies that are tried; the others are for information."""
+COPIES: Final = (3, separation.REQUIRED_BITS, 8)
+"""Bits of the copies that are measured; only one of them is required to be refused, the others inform the user."""
 _COPY_GROUPS: Final = 64
-_GROUPED: Final = 4  # one honest rollout of so many is in a group, where it shares most of its states
+_GROUPED: Final = 4  # one of so many honest rollouts is in a whole group, where rollouts share most of their states
 
 
 class Progress(Protocol):
-    """Told how far one pair is."""
+    """Shows the progress of a measurement."""
 
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """`done` of `total` rollouts of a pair, or of a copy by a pair."""
+    def __call__(self, name: str, rollouts: int, total: int, /) -> None:
+        """Show that `rollouts` of `total` are measured, of a pair or of a copy by a pair."""
 
 
 @dataclass(frozen=True)
 class CalibrationJob:
-    """A calibration to be run.
+    """The inputs of a calibration.
 
     Attributes:
-        work: policy, prompts and sampling; prompts: where they are from, in a word.
-        pairs: whose work a run will meet.
-        rollouts: of each pair: a quarter in whole groups, as a run has them, the others each of a prompt of its own,
-            because rollouts of one prompt share most of their states.
+        work: policy, prompts and sampling; prompts: name of the source of the prompts.
+        pairs: the pairs that will occur in a run.
+        rollouts: of each pair: a quarter in whole groups, as in a run, the others with a prompt for each, because
+            rollouts of one prompt share most of their states.
     """
 
     work: CalibrationTask
@@ -51,33 +51,33 @@ class CalibrationJob:
 
     @property
     def groups(self) -> tuple[int, int]:
-        """How many groups of a pair are whole, and how many of one rollout."""
+        """The number of whole groups of a pair, and of groups of one rollout."""
         grouped = -(-self.rollouts // _GROUPED // self.work.group_size)
         return grouped, max(0, self.rollouts - grouped * self.work.group_size)
 
 
 async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Sequence[PairRow]], None]) -> Proof:
-    """Measure, choose thresholds, and try them on copies.
+    """Measure, choose thresholds, and test them on copies.
 
     Args:
-        show: is given the honest distribution before anything is refused.
+        show: receives the honest distribution before the thresholds are tested.
 
     Raises:
-        CalibrationError: too few groups; TooWideError: a copy is not told apart.
+        CalibrationError: too few groups; TooWideError: a copy that has to be refused is not.
         PolicyError, EngineError: a variant cannot compute this policy.
     """
-    measure.check_groups(sum(job.groups))
+    thresholds.check_groups(sum(job.groups))
     weights = policies.load_weights(job.work.policy.directory)
     honest = {pair.name: await _honest(job, pair, weights, progress) for pair in job.pairs}
     copies = await _copies(job, honest, weights, progress)
-    due = [observed for (bits, _), observed in copies.items() if bits == separation.DUE_BITS]
-    spec = measure.thresholds(honest, due, job.work.kind, job.demands)
+    required = [groups for (bits, _), groups in copies.items() if bits == separation.REQUIRED_BITS]
+    spec = thresholds.choose_thresholds(honest, required, job.work.kind, job.demands)
     rows = [_row(pair, honest[pair.name], spec) for pair in job.pairs]
     show(rows)
     window = job.demands.window
-    powers = [separation.power(bits, pair, observed, spec, window) for (bits, pair), observed in copies.items()]
+    powers = [separation.power(bits, pair, groups, spec, window) for (bits, pair), groups in copies.items()]
     separation.check(powers, honest, spec, window)
-    measured = Measurement(
+    measurement = Measurement(
         policy=digest_weights(weights).hex(),
         prompts=job.prompts,
         temperature=job.work.params.temperature,
@@ -91,47 +91,50 @@ async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Seq
         pairs=tuple(rows),
         copies=tuple(CopyRow(**power.__dict__) for power in powers),
     )
-    return Proof(thresholds=spec, measured=measured)
+    return Proof(thresholds=spec, measured=measurement)
 
 
 async def _honest(job: CalibrationJob, pair: Pair, weights: Weights, progress: Progress) -> list[GroupMeasurement]:
     grouped, single = job.groups
     total = grouped * job.work.group_size + single
-    apart = replace(job.work, group_size=1)
-    parts = observe(job.work, pair, weights, grouped), observe(apart, pair, weights, single, first=grouped)
-    return await _watched(parts, pair.name, total, progress)
+    single_work = replace(job.work, group_size=1)
+    parts = (
+        measure_pair(job.work, pair, weights, grouped),
+        measure_pair(single_work, pair, weights, single, first=grouped),
+    )
+    return await _collect(parts, pair.name, total, progress)
 
 
-async def _watched(
-    parts: Sequence[AsyncIterator[GroupMeasurement]], what: str, total: int, progress: Progress
+async def _collect(
+    parts: Sequence[AsyncIterator[GroupMeasurement]], name: str, total: int, progress: Progress
 ) -> list[GroupMeasurement]:
-    """All groups of the parts, one part behind another, with progress."""
-    observed: list[GroupMeasurement] = []
-    done = 0
-    progress(what, done, total)
+    """Return the measurements of all parts, one after the other, and show progress."""
+    groups: list[GroupMeasurement] = []
+    rollouts = 0
+    progress(name, rollouts, total)
     for part in parts:
         async for group in part:
-            observed.append(group)
-            done += len(group.lengths)
-            progress(what, done, total)
-    return observed
+            groups.append(group)
+            rollouts += len(group.lengths)
+            progress(name, rollouts, total)
+    return groups
 
 
 async def _copies(
-    job: CalibrationJob, honest: measure.Honest, weights: Weights, progress: Progress
+    job: CalibrationJob, honest: thresholds.Honest, weights: Weights, progress: Progress
 ) -> dict[tuple[int, str], list[GroupMeasurement]]:
-    """What the check sees of copies: by the first pair and by the one with the widest noise."""
+    """Measure copies with the first pair and with the pair of the widest noise, by (bits, name of the pair)."""
     groups = min(-(-job.rollouts // job.work.group_size), _COPY_GROUPS)
     widest = max(job.pairs, key=lambda pair: _width(honest[pair.name]))
-    chosen = {pair.name: pair for pair in (job.pairs[0], widest)}
-    found = {}
+    pairs = {pair.name: pair for pair in (job.pairs[0], widest)}
+    measurements = {}
     for bits in COPIES:
         copy = quantized(weights, bits)
-        for name, pair in chosen.items():
-            part = observe(job.work, pair, weights, groups, claimed=copy)
+        for name, pair in pairs.items():
+            part = measure_pair(job.work, pair, weights, groups, copy=copy)
             total = groups * job.work.group_size
-            found[bits, name] = await _watched([part], f"{bits}-bit copy, {name}", total, progress)
-    return found
+            measurements[bits, name] = await _collect([part], f"{bits}-bit copy, {name}", total, progress)
+    return measurements
 
 
 def _width(groups: Sequence[GroupMeasurement]) -> float:
@@ -160,7 +163,7 @@ def _row(pair: Pair, groups: Sequence[GroupMeasurement], spec: ProofSpec) -> Pai
 
 
 def _processor() -> str:
-    """The processor's name, as the system tells it."""
+    """Return the processor's name as the operating system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

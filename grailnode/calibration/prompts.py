@@ -1,36 +1,36 @@
-"""Where the prompts of a calibration come from: an environment, or a file of them."""
+"""The source of the prompts of a calibration: an environment or a file."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from grailnode.calibration.measure import CalibrationError
+from grailnode.calibration.thresholds import CalibrationError
 from grailnode.engine.policy import Tokenizer
 from protocol import bounded_json, environments
 from protocol.environments.dataset import Dataset
 from protocol.errors import MalformedError
 
 Prompts = Callable[[bytes], str]
-"""The prompt of a group's 32-byte seed."""
+"""Returns the prompt for a group's 32-byte seed."""
 
 _MAX_BYTES: Final = 1 << 30
 
 
 def of_environment(name: str, problems: Dataset | None) -> Prompts:
-    """An environment's training problems.
+    """Return prompts from an environment's training problems.
 
     Args:
-        problems: of its data file, where it reads one; as `provisions.check` gives them.
+        problems: of its data file, for an environment that needs one.
     """
-    drawn = environments.get(name) if problems is None else problems
-    return lambda seed: drawn.problem(seed).prompt
+    source = environments.get(name) if problems is None else problems
+    return lambda seed: source.problem(seed).prompt
 
 
 def of_file(path: Path, tokenizer: Tokenizer) -> Prompts:
-    """The prompts of a file of JSON Lines, each {"prompt": "..."}.
+    """Return prompts from a file of JSON Lines, each {"prompt": "..."}.
 
     Raises:
-        CalibrationError: it is no such file; says which line.
+        CalibrationError: the file has another form; the message names the line.
     """
     with path.open("rb") as file:
         data = file.read(_MAX_BYTES + 1)
@@ -49,5 +49,5 @@ def of_file(path: Path, tokenizer: Tokenizer) -> Prompts:
             raise CalibrationError(f'{path}: line {number}: not {{"prompt": "..."}} with at least one token')
         prompts.append(prompt)
     if not prompts:
-        raise CalibrationError(f"{path}: no prompt in it")
+        raise CalibrationError(f"{path}: contains no prompt")
     return lambda seed: prompts[int.from_bytes(seed[:8], "little") % len(prompts)]

@@ -1,6 +1,4 @@
-"""proof.json: the thresholds of a policy with the measurement behind them, as `grailnode calibrate` writes and `init`
-reads it.
-"""
+"""proof.json, which `grailnode calibrate` writes and `init` reads: the thresholds of a policy and their measurement."""
 
 import json
 from pathlib import Path
@@ -15,11 +13,13 @@ from protocol.errors import MalformedError
 from protocol.run import ProofSpec
 
 NAME: Final = "proof.json"
-"""Of the file in a policy's directory."""
+"""Name of the file in a policy's directory."""
 
 _MAX_BYTES: Final = 1 << 20
 AUDIT: Final = {"audit_ppm": 1_000_000, "audit_floor_ppm": 1_000_000, "audit_halving": 16}
-"""What a manifest's `proof` says beside the thresholds, as it stands until a founder chooses: it is not in the file."""
+"""The fields of a manifest's `proof` that are no thresholds, with their defaults. They are not in the file: the creator
+of a run chooses them.
+"""
 
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -28,7 +28,7 @@ Size = Annotated[float, Field(ge=0.0)]
 
 
 class ProofFileError(UserError):
-    """A proof.json that cannot be used: says which, why, and what to do."""
+    """A proof.json that cannot be used; the message names it and says why, and what to do."""
 
 
 class _Part(BaseModel):
@@ -39,13 +39,13 @@ class PairRow(_Part):
     """The honest distribution of one pair.
 
     Attributes:
-        generating, checking: how either side computed.
-        tokens: completion tokens; positions: those whose state no earlier rollout of the group has had.
+        generating, checking: how the two sides computed.
+        tokens: completion tokens; positions: those whose state no earlier rollout of the group had.
         distances: sketch distances below which 50%, 99%, 99.9% and all positions lie, in sketch units.
         sketch_misses: share of positions beyond the tolerance.
         margins: sampling margins below which 99%, 99.9% and all tokens lie, in logits / temperature.
         margin_misses: share of tokens beyond `margin`.
-        largest_shift: by which the two sides' scores of a token differ against its rivals'.
+        largest_shift: the largest difference of the two sides in a token's score relative to the other tokens'.
     """
 
     name: Line
@@ -61,7 +61,7 @@ class PairRow(_Part):
 
 
 class CopyRow(_Part):
-    """What the thresholds refuse of a copy with weights of so many bits: shares of its rollouts, groups and windows."""
+    """The shares of a copy's rollouts, groups and windows that the thresholds refuse; `bits` are of its weights."""
 
     bits: Annotated[int, Field(ge=1, le=16)]
     pair: Line
@@ -72,15 +72,15 @@ class CopyRow(_Part):
 
 
 class Measurement(_Part):
-    """How thresholds were measured.
+    """The measurement behind thresholds.
 
     Attributes:
         policy: weight digest of the policy, in hexadecimal.
-        prompts: the environment, or the name of the file, that they were from.
-        temperature, max_tokens, group_size: how completions were drawn.
+        prompts: name of the environment or of the file of the prompts.
+        temperature, max_tokens, group_size: of sampling.
         seed: of prompts, noise and projections.
-        headroom, window: measure.Demands.
-        torch: version of torch; processor: the machine's.
+        headroom, window: thresholds.ThresholdDemands.
+        torch: its version; processor: name of the machine's processor.
     """
 
     policy: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -98,13 +98,13 @@ class Measurement(_Part):
 
 
 class Proof(_Part):
-    """The file: thresholds without audit shares, which are a founder's choice, and the measurement behind them."""
+    """The file: thresholds without the audit fields (AUDIT), and their measurement."""
 
     thresholds: ProofSpec
     measured: Measurement
 
     def to_json(self) -> str:
-        """The file's text."""
+        """Return the text of the file."""
         value = self.model_dump(mode="json")
         for name in AUDIT:
             del value["thresholds"][name]
@@ -112,18 +112,18 @@ class Proof(_Part):
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """The proof in a file's bytes.
+        """Parse the bytes of a file.
 
         Raises:
-            MalformedError: they are none; says where.
+            MalformedError: they are no proof; the error says where.
         """
         value: Any = bounded_json.parse(data)
         if not isinstance(value, dict) or not isinstance(value.get("thresholds"), dict):
-            raise MalformedError("not an object with thresholds and how they were measured")
+            raise MalformedError("not an object with thresholds and their measurement")
         for name in AUDIT:
             if name in value["thresholds"]:
                 raise MalformedError(
-                    "how much is audited is chosen at `grailnode init`, not measured", f"thresholds.{name}"
+                    "the audit shares are options of `grailnode init`, not measurements", f"thresholds.{name}"
                 )
         thresholds = value["thresholds"] | AUDIT
         try:
@@ -134,7 +134,7 @@ class Proof(_Part):
             raise MalformedError(str(first["msg"]), where) from error
 
     def check(self, policy: bytes, temperature: float, max_tokens: int) -> None:
-        """Refuse to serve a run that it was not measured for.
+        """Refuse a run that this proof was not measured for.
 
         Args:
             policy: weight digest of version 0.
@@ -142,24 +142,24 @@ class Proof(_Part):
         Raises:
             ProofFileError: another policy or temperature, or longer completions.
         """
-        measured = self.measured
-        if measured.policy != policy.hex():
+        measurement = self.measured
+        if measurement.policy != policy.hex():
             raise ProofFileError(
-                f"the proof was measured on weights {measured.policy[:16]}, the policy's are {policy.hex()[:16]}; "
+                f"the proof was measured on weights {measurement.policy[:16]}, the policy's are {policy.hex()[:16]}; "
                 "run `grailnode calibrate` on this policy"
             )
-        if measured.temperature != temperature or measured.max_tokens < max_tokens:
+        if measurement.temperature != temperature or measurement.max_tokens < max_tokens:
             raise ProofFileError(
-                f"the proof was measured at temperature {measured.temperature:g} up to {measured.max_tokens} tokens, "
-                f"the run has {temperature:g} and {max_tokens}; run `grailnode calibrate` with the run's"
+                f"the proof was measured at temperature {measurement.temperature:g} up to {measurement.max_tokens} "
+                f"tokens, the run has {temperature:g} and {max_tokens}; run `grailnode calibrate` with the run's"
             )
 
 
 def read(path: Path) -> Proof:
-    """The proof in a file.
+    """Read a proof.json.
 
     Raises:
-        ProofFileError: it cannot be read, or is none.
+        ProofFileError: the file cannot be read, or is no proof.
     """
     try:
         with path.open("rb") as file:
@@ -168,6 +168,6 @@ def read(path: Path) -> Proof:
             raise MalformedError(f"larger than {_MAX_BYTES} bytes")
         return Proof.parse(data)
     except OSError as error:
-        raise ProofFileError(f"{path}: cannot be read ({error.strerror}); `grailnode calibrate` makes it") from error
+        raise ProofFileError(f"{path}: cannot be read ({error.strerror}); `grailnode calibrate` writes it") from error
     except MalformedError as error:
         raise ProofFileError(f"{path}: not a proof that `grailnode calibrate` wrote ({error})") from error

@@ -1,6 +1,4 @@
-"""What the thresholds do to copies: the share of a copy's rollouts, groups and windows that the judge's own tests
-refuse.
-"""
+"""Tests thresholds on copies: the share of a copy's rollouts, groups and windows that the judge's own tests refuse."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,30 +6,31 @@ from typing import Final
 
 import numpy as np
 
-from grailnode.calibration.measure import WIDEST_SKETCH, CalibrationError, Honest, beyond, refused
 from grailnode.calibration.pairs import GroupMeasurement
+from grailnode.calibration.thresholds import WIDEST_SKETCH, CalibrationError, Honest, beyond, refused
 from protocol.judging.evidence import compute_evidence, surprisal_threshold, window_surprisal
 from protocol.run import ProofSpec
 
-DUE_BITS: Final = 4
-"""A copy of so many bits a weight has to be refused."""
-DUE_POWER: Final = 0.99
+REQUIRED_BITS: Final = 4
+"""A copy with weights of so many bits has to be refused."""
+REQUIRED_POWER: Final = 0.99
+"""Share of its windows that has to be refused."""
 _WINDOWS: Final = 1000
 
 
 class TooWideError(CalibrationError):
-    """The honest distribution hides a copy that has to be told apart."""
+    """The honest distribution hides a copy that has to be refused."""
 
 
 @dataclass(frozen=True)
 class DetectionPower:
-    """What was refused of a copy that one pair made and checked.
+    """The shares that were refused of a copy that one pair generated and checked.
 
     Attributes:
         bits: of its weights.
-        tokens: looked at.
-        rollouts, groups, windows: share of each that was refused: rollouts by themselves, without the median, which is
-            a group's; windows are drawn from the groups.
+        tokens: number of tokens that were measured.
+        rollouts, groups, windows: share of each that was refused. A rollout is tested without the limit on the median,
+            which is for groups; windows are random selections of the groups.
     """
 
     bits: int
@@ -42,28 +41,28 @@ class DetectionPower:
     windows: float
 
 
-def power(bits: int, pair: str, observed: Sequence[GroupMeasurement], spec: ProofSpec, window: int) -> DetectionPower:
-    """What the thresholds refuse of a copy.
+def power(bits: int, pair: str, groups: Sequence[GroupMeasurement], spec: ProofSpec, window: int) -> DetectionPower:
+    """Return the shares of a copy that the thresholds refuse.
 
     Args:
-        observed: what the check saw of its groups.
+        groups: measurements of the copy's groups.
         window: audited groups of a window.
     """
-    weighed = [group.weigh(spec) for group in observed]
-    caught = np.array([refused(evidence, spec) for evidence in weighed])
-    drawn = np.random.default_rng(0).integers(0, len(weighed), (_WINDOWS, window))
+    weighed = [group.weigh(spec) for group in groups]
+    refusals = np.array([refused(evidence, spec) for evidence in weighed])
+    selections = np.random.default_rng(0).integers(0, len(weighed), (_WINDOWS, window))
     windows = 0
-    for members in drawn:
+    for members in selections:
         counts = [weighed[i].counts for i in members]
-        windows += bool(caught[members].any()) or window_surprisal(counts, spec) > surprisal_threshold(spec)
-    by_itself = spec.model_copy(update={"sketch_median": WIDEST_SKETCH})
-    alone = [refused(compute_evidence(*part, spec), by_itself) for group in observed for part in _rollouts(group)]
+        windows += bool(refusals[members].any()) or window_surprisal(counts, spec) > surprisal_threshold(spec)
+    without_median = spec.model_copy(update={"sketch_median": WIDEST_SKETCH})
+    rollouts = [refused(compute_evidence(*part, spec), without_median) for group in groups for part in _rollouts(group)]
     return DetectionPower(
         bits=bits,
         pair=pair,
         tokens=sum(evidence.tokens for evidence in weighed),
-        rollouts=float(np.mean(alone)),
-        groups=float(caught.mean()),
+        rollouts=float(np.mean(rollouts)),
+        groups=float(refusals.mean()),
         windows=windows / _WINDOWS,
     )
 
@@ -82,22 +81,22 @@ def check(powers: Sequence[DetectionPower], honest: Honest, spec: ProofSpec, win
     Raises:
         TooWideError: it is not, by one of the pairs; says which statistic of which honest pair is in the way.
     """
-    weak = min((item for item in powers if item.bits == DUE_BITS), key=lambda item: item.windows)
-    if weak.windows >= DUE_POWER:
+    weak = min((item for item in powers if item.bits == REQUIRED_BITS), key=lambda item: item.windows)
+    if weak.windows >= REQUIRED_POWER:
         return
     sketch, positions = _widest(honest, "fresh", spec.sketch_tolerance)
-    margin, draws = _widest(honest, "margins", spec.margin)
+    margin, tokens = _widest(honest, "margins", spec.margin)
     raise TooWideError(
-        f"the honest distribution is too wide: of a {DUE_BITS}-bit copy's windows of {window} groups (pair {weak.pair}), "
-        f"{weak.windows:.1%} are refused where {DUE_POWER:.0%} are due; the widest pairs are {sketch} in sketches "
-        f"({positions:.2%} of positions beyond {spec.sketch_tolerance}, {spec.sketch_rate:.2%} allowed) and {margin} in "
-        f"margins ({draws:.2%} of tokens beyond {spec.margin:.2g}, {spec.margin_rate:.2%} allowed): leave pairs out "
-        "(--pairs), or measure more --rollouts"
+        f"the honest distribution is too wide: of a {REQUIRED_BITS}-bit copy's windows of {window} groups (pair "
+        f"{weak.pair}), {weak.windows:.1%} are refused where {REQUIRED_POWER:.0%} are required; the widest pairs are "
+        f"{sketch} in sketches ({positions:.2%} of positions beyond {spec.sketch_tolerance}, {spec.sketch_rate:.2%} "
+        f"allowed) and {margin} in margins ({tokens:.2%} of tokens beyond {spec.margin:.2g}, {spec.margin_rate:.2%} "
+        "allowed): leave pairs out (--pairs), or measure more --rollouts"
     )
 
 
 def _widest(honest: Honest, name: str, threshold: float) -> tuple[str, float]:
-    """The pair with the largest share of values beyond a threshold (the largest mean where they are equal), and that
+    """Return the pair with the largest share of values beyond a threshold (among equals the largest mean), and that
     share.
     """
     values = {pair: np.concatenate([getattr(group, name) for group in groups]) for pair, groups in honest.items()}

@@ -1,11 +1,11 @@
-"""How far the honest noise reaches that nobody has seen yet: a tail, continued beyond the largest values that were
-measured.
+"""Extrapolates the tail of the honest noise beyond the largest values that were measured.
 
-Two tails are fitted to the largest hundredth, by the logarithm t of a value over the least of these: one that falls as
-a power of the value (Hill 1975), with H(t) = t / w, and one that falls as an exponential of a power (Weibull; Girard
-2004), with H(t) = L (exp(t / w) - 1), L = ln(n / k); of n values k exceed the border, and H = -ln P(beyond | beyond the
-border). Noise of rounding has a tail of the second kind, outliers of a routing or an overflow may have one of the
-first. Every tail counts that what was measured does not speak against, and the one that reaches furthest decides.
+Two kinds of tails are fitted to the largest hundredth of the values, in the logarithm t of a value over the smallest of
+these, the border: one that falls as a power of the value (Hill 1975), with H(t) = t / w, and one that falls as an
+exponential of a power (Weibull; Girard 2004), with H(t) = L (exp(t / w) - 1), L = ln(n / k). Here k of n values exceed
+the border, and H = -ln P(value > x | value > border). Rounding noise has a tail of the second kind; outliers of a
+routing or an overflow may have one of the first. All tails that the measurements do not contradict count, and the
+furthest of them decides.
 """
 
 import math
@@ -14,16 +14,18 @@ from typing import Final
 
 import numpy as np
 
-_LARGEST: Final = 100  # one of so many values makes the tail,
-_ENOUGH: Final = 150  # or so many values do
-_MOST: Final = 20  # where they are not more than one of so many,
-_LEAST: Final = 10  # and at least so many
+# The tail has n / _FRACTION of n values; if that is less than _ENOUGH, as many as _ENOUGH but not more than
+# n / _LARGEST_FRACTION; in any case at least _LEAST.
+_FRACTION: Final = 100
+_ENOUGH: Final = 150
+_LARGEST_FRACTION: Final = 20
+_LEAST: Final = 10
 _WEIGHTS: Final = np.geomspace(0.02, 20.0, 500)
 _STEPS: Final = 4000
-_MOST_EXPONENT: Final = 700.0  # of a float64
+_MOST_EXPONENT: Final = 700.0  # exp of it fits into a float64
 
 Tail = Callable[[np.ndarray, float, float], tuple[np.ndarray, np.ndarray]]
-"""H and ln H' of logarithms t, for a weight w and L."""
+"""Returns H(t) and ln H'(t) for t, w and L."""
 
 
 def _power(t: np.ndarray, weight: float, _: float) -> tuple[np.ndarray, np.ndarray]:
@@ -31,19 +33,19 @@ def _power(t: np.ndarray, weight: float, _: float) -> tuple[np.ndarray, np.ndarr
 
 
 def _weibull(t: np.ndarray, weight: float, logarithm: float) -> tuple[np.ndarray, np.ndarray]:
-    grown = np.minimum(t / weight, _MOST_EXPONENT)
-    return logarithm * np.expm1(grown), math.log(logarithm / weight) + grown
+    exponent = np.minimum(t / weight, _MOST_EXPONENT)
+    return logarithm * np.expm1(exponent), math.log(logarithm / weight) + exponent
 
 
 def reach(values: np.ndarray, level: float, drop: float, most: float) -> float:
-    """The least x from which on x * P(value > x) stays below a level; `most` where that is beyond it.
+    """Return the smallest x beyond which x * P(value > x) stays below a level, at most `most`.
 
     Args:
         values: float64 [n], positive.
-        drop: of the log-likelihood: tails that are less likely than the likeliest by no more than that count.
+        drop: tails count whose log-likelihood is below the largest one by no more than this, in nats.
     """
     falling = np.sort(values)[::-1]
-    k = max(len(falling) // _LARGEST, min(_ENOUGH, len(falling) // _MOST), _LEAST)
+    k = max(len(falling) // _FRACTION, min(_ENOUGH, len(falling) // _LARGEST_FRACTION), _LEAST)
     k = min(k, len(falling) - 1)
     border, share = float(falling[k]), k / len(falling)
     above, logarithm = np.log(falling[:k] / border), -math.log(share)
@@ -58,7 +60,7 @@ def reach(values: np.ndarray, level: float, drop: float, most: float) -> float:
     least = max(tails.values()) - drop
     steps = np.linspace(0.0, max(0.0, math.log(most / border)), _STEPS)
     furthest = 0
-    for tail, weight in (found for found, value in tails.items() if value >= least):
+    for tail, weight in (candidate for candidate, value in tails.items() if value >= least):
         logarithms = steps + math.log(border * share / level) - tail(steps, weight, logarithm)[0]  # of x * P / level
         furthest = max(furthest, int(np.flatnonzero(logarithms >= 0.0).max(initial=-1)) + 1)
     return most if furthest >= _STEPS else border * math.exp(steps[furthest])

@@ -1,4 +1,4 @@
-"""The ways in which honest nodes compute one policy differently, and the pairs of them that a run will meet."""
+"""The ways in which honest nodes compute one policy differently, and the pairs of them that occur in a run."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ DType = Literal["float32", "bfloat16", "float16"]
 
 SMALL_BATCH: Final = 512
 ALONE: Final = 1
-"""As `batch_tokens`: every sequence in a batch of its own, without any pad."""
+"""Value of `batch_tokens` for one sequence in each batch, without pads."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Variant:
     """One way to compute a policy.
 
     Attributes:
-        implementation: the tree's own Qwen3, or transformers' code of the architecture.
-        dtype: what the BF16 weights are widened (or narrowed) to.
+        implementation: the Qwen3 of this repository, or transformers' code of the architecture.
+        dtype: the BF16 weights are converted to it.
         batch_tokens: padded tokens of one batch.
-        side, multiple: where a prefill's pads stand, and to which multiple every batch is padded (padding.Padded).
+        side, multiple: the side of a prefill's pads, and the multiple to which every batch is padded (padding.Padded).
         attention: torch's fused attention or the formula.
         threads: of torch on the CPU.
         device: of torch.
@@ -54,10 +54,10 @@ class Variant:
         )
 
     def model(self, policy: Policy) -> CausalModel:
-        """The architecture, computed this way.
+        """Return the architecture, computed this way.
 
         Raises:
-            PolicyError: this implementation does not know it.
+            PolicyError: this implementation does not know the architecture.
         """
         device = torch.device(self.device)
         config = Qwen3Config.of(policy.config) if self.implementation == "qwen3" else None
@@ -72,7 +72,7 @@ class Variant:
         return model if plain else Padded(model, self.side, self.multiple)
 
     async def serve(self, policy: Policy, weights: Weights) -> TorchEngine:
-        """An engine that computes this way and serves these weights as version 0.
+        """Return an engine that computes this way and serves these weights as version 0.
 
         Raises:
             PolicyError: this implementation does not know the architecture.
@@ -91,7 +91,7 @@ class Variant:
 
 
 def _inline(threads: int) -> Callable[..., Awaitable[Any]]:
-    """Computes in place with so many threads of torch."""
+    """Return a `run_sync` that computes directly, with this number of torch threads."""
 
     async def run_sync(function: Callable[..., Any], *arguments: Any) -> Any:
         await trio.lowlevel.checkpoint()
@@ -106,7 +106,7 @@ def _inline(threads: int) -> Callable[..., Awaitable[Any]]:
 
 
 class Pair(NamedTuple):
-    """A miner's way to compute and a validator's that checks it, under a name."""
+    """A miner's way to compute and the validator's way that checks it, with a name."""
 
     name: str
     generating: Variant
@@ -114,10 +114,11 @@ class Pair(NamedTuple):
 
 
 def run_pairs(base: Variant, policy: Policy) -> tuple[Pair, ...]:
-    """What the nodes of one run meet: one dtype; other batch shapes, padding, attention, threads, implementations.
+    """Return the pairs that occur in a run of one dtype: other batch shapes, padding, attention, threads,
+    implementations.
 
     Args:
-        base: what a node does if nobody changes anything.
+        base: the default way of a node.
     """
     alone = replace(base, batch_tokens=ALONE)
     eager = replace(base, attention="eager")
@@ -141,7 +142,7 @@ def run_pairs(base: Variant, policy: Policy) -> tuple[Pair, ...]:
 
 
 def cross_pairs(base: Variant) -> tuple[Pair, ...]:
-    """Nodes of one run that compute in different dtypes, or in a narrower one than `base` on both sides."""
+    """Return pairs whose sides compute in different dtypes, or both in another dtype than `base`."""
     others: list[DType] = [dtype for dtype in ("float32", "bfloat16", "float16") if dtype != base.dtype]
     pairs = []
     for dtype in others:
@@ -154,24 +155,24 @@ def cross_pairs(base: Variant) -> tuple[Pair, ...]:
     return tuple(pairs)
 
 
-def select(wanted: str, base: Variant, policy: Policy) -> tuple[Pair, ...]:
-    """The pairs that a founder asks for.
+def select(names: str, base: Variant, policy: Policy) -> tuple[Pair, ...]:
+    """Return the pairs that the command line names.
 
     Args:
-        wanted: "run" for those of one dtype, "all" for those of several as well, or names separated by commas.
+        names: "run" for the pairs of one dtype, "all" to add those of several, or names separated by commas.
 
     Raises:
-        ValueError: a name that there is none of; the message lists those there are.
+        ValueError: there is no pair of a name; the message lists all names.
     """
     pairs = run_pairs(base, policy)
-    if wanted == "run":
+    if names == "run":
         return pairs
     pairs += cross_pairs(base)
-    if wanted == "all":
+    if names == "all":
         return pairs
     by_name = {pair.name: pair for pair in pairs}
-    names: Sequence[str] = list(dict.fromkeys(wanted.split(",")))
-    unknown = [name for name in names if name not in by_name]
+    requested: Sequence[str] = list(dict.fromkeys(names.split(",")))
+    unknown = [name for name in requested if name not in by_name]
     if unknown:
         raise ValueError(f"no pair {unknown[0]!r}; there are: run, all, {', '.join(by_name)}")
-    return tuple(by_name[name] for name in names)
+    return tuple(by_name[name] for name in requested)

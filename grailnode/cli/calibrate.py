@@ -13,11 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from grailnode.calibration import prompts, proof_file
-from grailnode.calibration.measure import WIDEST_MARGIN, CalibrationError, ThresholdDemands
 from grailnode.calibration.pairs import CalibrationTask
 from grailnode.calibration.procedure import CalibrationJob
 from grailnode.calibration.procedure import calibrate as run_calibration
 from grailnode.calibration.proof_file import PairRow, Proof
+from grailnode.calibration.thresholds import WIDEST_MARGIN, CalibrationError, ThresholdDemands
 from grailnode.calibration.variants import DType, Pair, Variant, select
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.run import requirements

@@ -8,8 +8,8 @@ import trio
 from click.testing import CliRunner
 
 from grailnode.calibration import prompts, proof_file
-from grailnode.calibration.measure import CalibrationError
 from grailnode.calibration.procedure import calibrate
+from grailnode.calibration.thresholds import CalibrationError
 from grailnode.cli.calibrate import Options, make_job
 from grailnode.cli.main import cli
 from grailnode.engine.policy import Policy
@@ -137,7 +137,7 @@ def test_too_few_rollouts_are_told_before_anything_is_measured() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "no prompt in it"),
+        ("", "contains no prompt"),
         ('{"prompt": "1+1="}\n{', "line 2: not JSON"),
         ('"1+1="', "line 1: not {"),
         ('{"prompt": 5}', "line 1: not {"),

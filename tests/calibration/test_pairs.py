@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from grailnode.calibration import pairs
-from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, observe
+from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, measure_pair
 from grailnode.calibration.variants import Pair, Variant, run_pairs, select
 from grailnode.engine.policy import Policy
 from protocol.digest import Weights
@@ -18,7 +18,7 @@ SAME = Pair("same", BASE, BASE)
 async def seen(
     work: CalibrationTask, pair: Pair, weights: Weights, groups: int = 6, **options
 ) -> list[GroupMeasurement]:
-    return [group async for group in observe(work, pair, weights, groups, **options)]
+    return [group async for group in measure_pair(work, pair, weights, groups, **options)]
 
 
 @pytest.mark.trio
@@ -50,7 +50,7 @@ async def test_narrow_arithmetic_is_seen(work: CalibrationTask, policy: Policy, 
 @pytest.mark.trio
 async def test_a_copy_is_seen(work: CalibrationTask, weights: Weights) -> None:
     off = {name: tensor * 1.05 for name, tensor in weights.items()}
-    groups = await seen(work, SAME, weights, claimed=off)
+    groups = await seen(work, SAME, weights, copy=off)
     assert np.median(np.concatenate([group.distances for group in groups])) > 1
     assert np.concatenate([group.margins for group in groups]).max() > 0.01
 

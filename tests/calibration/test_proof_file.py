@@ -77,7 +77,7 @@ BROKEN = [
     (changed(thresholds__positions=1 << 60), "positions: "),
     (changed(thresholds__margin=1.0, thresholds__margin_limit=0.5), "margin_limit lies below margin"),
     (changed(thresholds__extra=1), "extra"),
-    (changed(thresholds__audit_ppm=1), "thresholds.audit_ppm: how much is audited is chosen"),
+    (changed(thresholds__audit_ppm=1), "thresholds.audit_ppm: the audit shares are options"),
     (changed(measured__policy="df11"), "measured.policy: "),
     (changed(measured__pairs=[]), "measured.pairs: "),
     (changed(measured__pairs=[1]), "measured.pairs.0: "),

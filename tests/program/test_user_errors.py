@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from grailnode.calibration.measure import CalibrationError
 from grailnode.calibration.proof_file import ProofFileError
+from grailnode.calibration.thresholds import CalibrationError
 from grailnode.config import ConfigError
 from grailnode.convert.conversion import ConversionError
 from grailnode.engine.policy import PolicyError

@@ -1,9 +1,9 @@
-"""Thresholds from what honest pairs showed, and from what a copy showed (docs/spec/run.md, `proof`).
+"""Chooses thresholds from measurements of honest pairs and of a copy (docs/spec/run.md, `proof`).
 
-A tolerance is chosen where a copy's misses speak loudest against it: at the largest relative entropy of the copy's
-share of misses to the honest bound, which is what one position adds to the evidence. It is chosen on a part of the
-groups, and the rate of honest misses beyond it is bounded on the rest, so that the choice does not flatter the bound.
-Bounds are those of the worst pair, never of a pool in which the others would hide it.
+A tolerance is chosen where a copy's misses are the strongest evidence: where the relative entropy of the copy's share
+of misses to the honest bound is largest, because this is the expected evidence of one position. It is chosen on some of
+the groups, and the rate of honest misses beyond it is bounded on the others, so that the choice does not bias the
+bound. Every bound is that of the worst pair; a bound over all pairs together would hide its noise.
 """
 
 import functools
@@ -26,33 +26,32 @@ from protocol.rollout.sketch import SketchKind
 from protocol.run import ProofSpec
 
 Honest = Mapping[str, Sequence[GroupMeasurement]]
-"""What the check saw of each pair, by its name."""
+"""Measurements of each honest pair, by its name."""
 
-_PILOT: Final = 4  # one group of so many takes part in the choice of tolerances, the others bound the rates
+_PILOT: Final = 4  # one of so many groups is used to choose tolerances, the others to bound the rates
 LEAST_GROUPS: Final = 8
 WIDEST_SKETCH: Final = 64
 WIDEST_MARGIN: Final = 100.0
-"""As a manifest can say it: no margin refuses a group by itself."""
+"""The largest value in a manifest: no margin refuses a group by itself."""
 _MARGINS: Final = (0.0, *(10.0 ** (exponent / 4) for exponent in range(-28, 5)))
 _ULP: Final = float(np.spacing(np.float32(LARGEST_NOISE)))
-_STEP: Final = 1.25  # by which a rate is raised where misses come in clusters
+_STEP: Final = 1.25  # factor by which a rate is raised if misses are clustered
 
 
 class CalibrationError(UserError):
-    """Thresholds that cannot be had: says why, and what to do."""
+    """No thresholds can be chosen; the message says why, and what to do."""
 
 
 @dataclass(frozen=True)
 class ThresholdDemands:
-    """What a founder asks of thresholds.
+    """The requirements of the creator of a run.
 
     Attributes:
         level: probability with which one test may refuse honest work.
         confidence: of the bounds on the rates.
-        headroom: how many times more often than the worst measured pair an honest pair may miss, and how many times
-            further off
-            it may be: for the machines and the later versions that were not measured.
-        window: groups of a miner that are audited in a window, at the least.
+        headroom: factor by which an honest pair may miss more often, and be further off, than the worst measured pair:
+            for machines and later versions that were not measured.
+        window: least number of a miner's groups that are audited in a window.
     """
 
     level: float = 1e-9
@@ -61,14 +60,16 @@ class ThresholdDemands:
     window: int = 16
 
 
-def thresholds(
+def choose_thresholds(
     honest: Honest, copies: Sequence[Sequence[GroupMeasurement]], kind: SketchKind, demands: ThresholdDemands
 ) -> ProofSpec:
-    """The thresholds that let honest pairs pass and refuse a copy soonest. How much is audited is left open.
+    """Choose the thresholds that accept honest pairs and refuse a copy after the fewest positions.
+
+    The audit shares are not chosen here: they are set to AUDIT.
 
     Args:
         honest: at least LEAST_GROUPS groups of each pair.
-        copies: what the check saw of a copy's groups, by one or more pairs.
+        copies: measurements of a copy's groups, by one or more pairs.
 
     Raises:
         CalibrationError: too few groups.
@@ -97,7 +98,7 @@ def thresholds(
 
 
 def check_groups(groups: int) -> None:
-    """Refuse a pair of too few groups.
+    """Refuse a pair with too few groups.
 
     Raises:
         CalibrationError: fewer than LEAST_GROUPS.
@@ -108,23 +109,23 @@ def check_groups(groups: int) -> None:
 
 @dataclass(frozen=True)
 class _Columns:
-    """One statistic of all positions, each array a pair's: of the pilot groups, of the other groups, and of copies."""
+    """One statistic of all positions, an array for each pair: of pilot groups, of the other groups, and of copies."""
 
     pilot: list[np.ndarray]
     rest: list[np.ndarray]
     copies: list[np.ndarray]
 
     def rate(self, threshold: float, demands: ThresholdDemands) -> float:
-        """The honest rate of misses beyond a threshold: the worst pair's bound with headroom; below 1."""
+        """Return the honest rate of misses beyond a threshold: the worst pair's bound with headroom; below 1."""
         return _rate(self.rest, threshold, demands)
 
     def choose(self, candidates: Sequence[float], demands: ThresholdDemands) -> float:
-        """The threshold whose misses tell a copy from honest work best; where none does, that of the fewest misses."""
+        """Return the threshold whose misses separate a copy best; if none separates it, that with the fewest misses."""
         best, choice = (-1.0, -1.0), candidates[0]
         for threshold in candidates:
             rate = _rate(self.pilot, threshold, demands)
-            shown = min(float(beyond(values, threshold).mean()) for values in self.copies)
-            merit = (relative_entropy(shown, rate), -rate)
+            share = min(float(beyond(values, threshold).mean()) for values in self.copies)
+            merit = (relative_entropy(share, rate), -rate)
             if merit > best:
                 best, choice = merit, threshold
         return choice
@@ -148,13 +149,13 @@ _bound = functools.cache(rate_bound)  # most thresholds have the same few misses
 
 
 def beyond(values: np.ndarray, threshold: float) -> np.ndarray:
-    """Which values miss a threshold: bool of their shape. What is no number misses every one."""
-    missed: np.ndarray = ~(values <= threshold)
-    return missed
+    """Return which values miss a threshold: bool of their shape. NaN misses every threshold."""
+    misses: np.ndarray = ~(values <= threshold)
+    return misses
 
 
 def relative_entropy(share: float, rate: float) -> float:
-    """Kullback-Leibler divergence of Bernoulli(share) to Bernoulli(rate), in nats; 0 where share does not exceed rate."""
+    """Return the Kullback-Leibler divergence of Bernoulli(share) to Bernoulli(rate) in nats; 0 if share <= rate."""
     if share <= rate:
         return 0.0
     rest = 0.0 if share == 1.0 else (1.0 - share) * math.log((1.0 - share) / (1.0 - rate))
@@ -162,36 +163,36 @@ def relative_entropy(share: float, rate: float) -> float:
 
 
 def margin_limit(groups: Sequence[GroupMeasurement], demands: ThresholdDemands) -> float:
-    """The margin that an honest token of a pair exceeds with a probability below the level, and headroom times what was
-    seen.
+    """Return a margin that an honest token of a pair exceeds with a probability below the level, at least headroom
+    times the largest measurement.
 
-    A margin beyond x takes two scores that the two sides shift against each other by more than x, and that lie within
-    x: with Gumbel noise, the two best scores lie within x of each other with a probability of at most x. The tail of
-    the shifts is continued beyond what was seen (grailnode/calibration/tail.py), at the confidence.
+    A margin beyond x needs two scores that the two sides shift against each other by more than x, and that differ by
+    less than x: with Gumbel noise, the two best scores differ by less than x with a probability of at most x. The tail
+    of the shifts is extrapolated beyond the measurements (grailnode/calibration/tail.py), at the confidence.
     """
     margins = np.concatenate([group.margins for group in groups]).astype(np.float64)
     shifts = np.concatenate([group.shifts for group in groups]).astype(np.float64)
     shifts = np.maximum(np.where(np.isfinite(shifts), shifts, WIDEST_MARGIN), _ULP)
-    seen = max(float(np.nan_to_num(margins, nan=WIDEST_MARGIN, posinf=WIDEST_MARGIN).max()), float(shifts.max()))
+    largest = max(float(np.nan_to_num(margins, nan=WIDEST_MARGIN, posinf=WIDEST_MARGIN).max()), float(shifts.max()))
     drop = NormalDist().inv_cdf(demands.confidence) ** 2 / 2
-    return min(WIDEST_MARGIN, max(demands.headroom * seen, reach(shifts, demands.level, drop, WIDEST_MARGIN)))
+    return min(WIDEST_MARGIN, max(demands.headroom * largest, reach(shifts, demands.level, drop, WIDEST_MARGIN)))
 
 
 def _median(honest: Honest, tolerance: int, demands: ThresholdDemands) -> int:
-    """The headroom times the largest distance of a single position, at least one unit: what no group's median comes
-    near.
+    """Return the headroom times the largest distance of a single position, at least one unit: far above any group's
+    median.
 
-    A group can be as short as one position, so nothing less than a single position's bound will do.
+    A group can have a single position, so the bound for single positions is needed.
     """
     largest = max(int(group.distances.max(initial=1)) for groups in honest.values() for group in groups)
     return min(WIDEST_SKETCH, max(tolerance, math.ceil(demands.headroom * largest)))
 
 
 def widened(spec: ProofSpec, honest: Honest, window: int) -> ProofSpec:
-    """The thresholds with rates raised until the measured groups look as independent misses at these rates would.
+    """Return the thresholds with rates raised until the measured groups are as probable as independent misses.
 
-    Misses of one prompt may come together more often than the test allows for. Of m scopes the least probable one
-    should have a probability of about 1 / m; a tenth of that is where the rates have to give.
+    Misses of one prompt may be clustered more than the test assumes. Of m scopes the least probable one should have a
+    probability of about 1 / m; the rates are raised while it is below a tenth of that.
     """
     scopes = sum(len(group.lengths) + 5 for groups in honest.values() for group in groups)
     surprisal_threshold = math.log10(scopes) + 1.0
@@ -208,7 +209,7 @@ def widened(spec: ProofSpec, honest: Honest, window: int) -> ProofSpec:
 
 
 def surprisals(spec: ProofSpec, honest: Honest, window: int) -> tuple[float, float]:
-    """The largest surprise of all honest groups and windows, of sketches and of margins: decades."""
+    """Return the largest surprisal of all honest groups and windows, of sketches and of margins, in decades."""
     sketch = margin = 0.0
     for groups in honest.values():
         weighed = [group.weigh(spec) for group in groups]
@@ -222,5 +223,5 @@ def surprisals(spec: ProofSpec, honest: Honest, window: int) -> tuple[float, flo
 
 
 def refused(evidence: Evidence, spec: ProofSpec) -> bool:
-    """Whether a validator refuses a group for what the prefill said of it."""
+    """Return whether a validator refuses a group for the evidence of its prefill."""
     return evidence.wrong_sketch(spec) or evidence.wrong_sampling(spec)

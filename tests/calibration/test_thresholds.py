@@ -7,17 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from grailnode.calibration.measure import (
+from grailnode.calibration.pairs import GroupMeasurement
+from grailnode.calibration.thresholds import (
     CalibrationError,
     Honest,
     ThresholdDemands,
+    choose_thresholds,
     margin_limit,
     refused,
     relative_entropy,
     surprisals,
-    thresholds,
 )
-from grailnode.calibration.pairs import GroupMeasurement
 from protocol.judging.evidence import surprisal_threshold
 from protocol.run import ProofSpec
 from tests.calibration.synthetic import COPY, groups
@@ -28,7 +28,7 @@ DEMANDS = ThresholdDemands(headroom=1.0)
 def found(
     honest: Honest, copies: Sequence[Sequence[GroupMeasurement]] = (COPY,), demands: ThresholdDemands = DEMANDS
 ) -> ProofSpec:
-    return thresholds(honest, copies, "projection", demands)
+    return choose_thresholds(honest, copies, "projection", demands)
 
 
 @pytest.mark.parametrize("rate", [0.0, 1e-3, 0.02, 0.3])
