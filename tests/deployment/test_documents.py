@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from grailnode.node.metrics import Metrics
 from tests.deployment.commands import parse
 
 ROOT = Path(__file__).parents[2]
@@ -17,14 +18,15 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"
 ADRS = sorted((DOCS / "adr").glob("[0-9]*.md"))
 FOLDERS = ("protocol", "roles", "grailnode", "bench", "tests", "docs", "docker")
 PACKAGES = ("protocol", "roles", "grailnode", "bench", "tests")
-FOREIGN_CLASSES = {"TransferManager"}
-"""Classes of other projects that pages mention and no code uses."""
+FOREIGN_NAMES = {"TransferManager"}
+"""Names of other projects that pages mention and no code uses."""
 
 _code_block = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _inline_code = re.compile(r"`([^`\n]+)`")
 _cited_test = re.compile(r"\b(tests/[\w/.-]+?)(?:::(\w+))?`")
 _path = re.compile(rf"(?<![\w/.-])(?:{'|'.join(FOLDERS)})/(?!\d)[\w/.*-]*[\w*/]")
 _module = re.compile(rf"(?<![\w/.-])(?:{'|'.join(PACKAGES)})(?:\.[a-z_]\w*)+")
+_snake_name = re.compile(r"`(?!grailnode_)([a-z]\w*_\w+)(?:\(\w*\))?`")
 _class_name = re.compile(r"`((?:[A-Z][a-z0-9]+){2,})\b")
 _link = re.compile(r"\]\(([^)\s]+)\)")
 _tour_row = re.compile(r"^\| [^|]+ \| `([\w/]+\.py)` \| ([^|]+) \|$", re.MULTILINE)
@@ -125,6 +127,14 @@ def test_every_name_of_the_tour_is_defined_in_its_file() -> None:
     assert not [(path, name) for path, name in names if name not in definitions(ROOT / path)]
 
 
+def test_every_metric_of_the_alert_table_is_exposed() -> None:
+    page = (DOCS / "operate.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"^\| `(grailnode_\w+)", page, re.MULTILINE))
+    assert len(names) >= 3
+    exposed = set(re.findall(rb"^# TYPE (\w+)", Metrics("trainer").exposition(), re.MULTILINE))
+    assert names <= {name.decode() for name in exposed}
+
+
 @every_page
 def test_every_path_that_a_page_mentions_exists(page: Path) -> None:
     missing_paths = [
@@ -168,15 +178,21 @@ def test_every_module_that_a_page_mentions_exists(page: Path) -> None:
     assert not [name for name in sorted(names) if not exists_in_the_source(name)]
 
 
-def test_every_class_that_a_page_mentions_exists() -> None:
+def test_every_name_that_a_page_mentions_is_in_the_source() -> None:
     words = {
         word
         for folder in PACKAGES
         for file in (ROOT / folder).rglob("*.py")
-        for word in re.findall(r"\b[A-Z]\w+", file.read_text(encoding="utf-8"))
+        for word in re.findall(r"\w+", file.read_text(encoding="utf-8"))
     }
-    mentions = {(page.name, name) for page in PAGES for name in _class_name.findall(page.read_text(encoding="utf-8"))}
-    assert not [(page, name) for page, name in sorted(mentions) if name not in words | FOREIGN_CLASSES]
+    mentions = {
+        (page.name, name)
+        for page in PAGES
+        for pattern in (_class_name, _snake_name)
+        for name in pattern.findall(page.read_text(encoding="utf-8"))
+    }
+    assert len(mentions) > 100
+    assert not [(page, name) for page, name in sorted(mentions) if name not in words | FOREIGN_NAMES]
 
 
 def anchors(page: Path) -> set[str]:
