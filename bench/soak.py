@@ -105,7 +105,7 @@ def proxy(ports: Sequence[int], servers: Sequence[str], share: float, out: Path)
     with out.open("w") as told:
         process = subprocess.Popen(command, stdout=told)
     try:
-        eventually(lambda: all(map(listens, ports)), 20, "the bad wire is there")
+        eventually(lambda: all(map(listens, ports)), "the bad wire is there")
         yield process
     finally:
         process.send_signal(signal.SIGTERM)
@@ -128,9 +128,7 @@ def start_all(machines: Machines) -> None:
     """Start every node; the trainer's first, which publishes the rules that the others fetch."""
     machines.start("trainer")
     rules = machines.directory / "buckets" / MEETING / paths.run(machines.made.run_id)
-    eventually(
-        rules.is_file, 120, f"the trainer publishes the rules of the run; see {machines.directory}/trainer.terminal"
-    )
+    eventually(rules.is_file, f"the trainer publishes the rules of the run; see {machines.directory}/trainer.terminal")
     for name in ROLES:
         if name != "trainer":
             machines.start(name)

@@ -110,7 +110,7 @@ class Site:
         self._spawn(stack, "trainer", *trainer, "--tensors", str(self._setup.tensors))
         made = self._machines.made
         rules = self._machines.directory / "buckets" / "square" / paths.run(made.run_id)
-        eventually(rules.is_file, 120, f"the rules of the run are published; see {self._home('trainer')}.terminal")
+        eventually(rules.is_file, f"the rules of the run are published; see {self._home('trainer')}.terminal")
         for name in FOLLOWERS:
             self._spawn(stack, name, *node, "follow", str(self._home(name) / "run.toml"), "--name", name)
 
@@ -124,7 +124,9 @@ class Site:
         """Let the trainer publish a version, and wait until everybody holds it."""
         before = {name: self._net.passed(name)[1] for name in FOLLOWERS}
         (self._home("trainer") / f"go-{version}").touch()
-        eventually(lambda: len(self._verified(version)) == len(FOLLOWERS), 1200, f"version {version} is held by all")
+        eventually(
+            lambda: len(self._verified(version)) == len(FOLLOWERS), f"version {version} is held by all", seconds=1200
+        )
         shown = self._head.stat().st_ctime
         (offered,) = [
             event for event in self._machines.events("trainer", "trainer", "offered") if event["version"] == version

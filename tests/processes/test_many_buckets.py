@@ -14,7 +14,8 @@ from grailnode.run import workspace
 from grailnode.run.creation import Choices
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import open_announced
-from tests.support.processes.programs import eventually, run_program
+from tests.support.command_line import run_command
+from tests.support.processes.programs import eventually
 from tests.support.processes.separate_buckets import Machines, serving_buckets
 
 CHOICES = Choices(group_size=4, groups=4)
@@ -52,17 +53,17 @@ def learned(site: Machines) -> bool:
 def test_a_network_in_which_everybody_writes_to_a_bucket_of_their_own(site: Machines):
     site.start("trainer")
     rules = site.directory / "buckets" / "square" / "runs" / site.made.run_id.hex()
-    eventually(rules.is_file, 120, "the founder's node publishes the rules of the run")
+    eventually(rules.is_file, "the founder's node publishes the rules of the run")
     site.start("validator")
     site.start("miner-1")
     try:
-        eventually(lambda: learned(site), 240, "three accepted verdicts and two versions learned from them")
+        eventually(lambda: learned(site), "three accepted verdicts and two versions learned from them")
     except AssertionError:
         pytest.fail(site.told())
     for program in site.programs.values():
         program.interrupt()
     for program in site.programs.values():
-        program.wait(20)
+        program.wait()
 
     for name in ROLES:  # nobody wrote anywhere else
         key = site.made.keys[name].hex()
@@ -71,10 +72,10 @@ def test_a_network_in_which_everybody_writes_to_a_bucket_of_their_own(site: Mach
         assert open_announced(announced, Announcement).record.space == f"{site.public}/{name}"
 
     # a stranger with nothing but the URL
-    checked = run_program("verify", "--run", site.manifest, "--set", "store.private_addresses=true", cwd=site.directory)
+    checked = run_command("verify", "--run", site.manifest, "--set", "store.private_addresses=true", cwd=site.directory)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "holds: weights" in checked.stdout
-    refused = run_program("verify", "--run", site.manifest, cwd=site.directory)
+    refused = run_command("verify", "--run", site.manifest, cwd=site.directory)
     assert refused.returncode == 1
     assert "store.private_addresses = true allows it" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1

@@ -13,7 +13,8 @@ import pytest
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run import workspace
 from grailnode.run.creation import Choices
-from tests.support.processes.programs import Program, eventually, members, run_program
+from tests.support.command_line import run_command
+from tests.support.processes.programs import Program, eventually, members
 
 CHOICES = Choices(group_size=8, groups=6)
 PACE = workspace.Pace(period_ms=250, groups_per_step=4, groups=6, evaluation_problems=16, anchor_interval=5)
@@ -54,7 +55,7 @@ class Site:
 
 def gone(program: Program) -> None:
     """Wait until nothing of a program is left."""
-    eventually(lambda: not members(program.session), 5, f"no process of {program.log.stem} is left")
+    eventually(lambda: not members(program.session), f"no process of {program.log.stem} is left")
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_every_role_survives_kill_9_and_the_chain_stays_whole(site: Site):
     roles = {"trainer": "trainer", "validator": "validator", "miner-1": "miner", "miner-2": "miner"}
     for name, role in roles.items():
         site.start(role, name)
-    eventually(lambda: site.published() >= 2, 60, "the first versions")
+    eventually(lambda: site.published() >= 2, "the first versions")
 
     for name in ("miner-1", "validator", "trainer"):
         killed = site.programs[name]
@@ -77,20 +78,20 @@ def test_every_role_survives_kill_9_and_the_chain_stays_whole(site: Site):
         gone(killed)
         progress = site.progress()
         site.start(roles[name], name)
-        eventually(partial(site.is_beyond, progress), 60, f"new versions and verdicts after {name} came back")
+        eventually(partial(site.is_beyond, progress), f"new versions and verdicts after {name} came back")
 
     training = members(site.programs["trainer"].session)[-1]  # the newest process: one that the supervisor started
     progress = site.progress()
     os.kill(training, signal.SIGKILL)
-    eventually(partial(site.is_beyond, progress), 60, "progress after a process of the trainer was killed")
+    eventually(partial(site.is_beyond, progress), "progress after a process of the trainer was killed")
 
     for program in site.programs.values():
         program.interrupt()
     for program in site.programs.values():
-        program.wait(5)
+        program.wait()
         gone(program)
 
-    checked = run_program("verify", "--run", str(site.made.config))
+    checked = run_command("verify", "--run", str(site.made.config))
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert f"version {site.published()} holds" in checked.stdout
     versions = [event["version"] for event in site.events("trainer-upload", "published")]
@@ -108,12 +109,12 @@ def test_every_role_survives_kill_9_and_the_chain_stays_whole(site: Site):
     for patch in (site.made.directory / "store").glob("*/patches/*"):
         data = patch.read_bytes()
         patch.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    caught = run_program("verify", "--run", str(site.made.config))
+    caught = run_command("verify", "--run", str(site.made.config))
     assert caught.returncode == 1
     assert "not the bytes that the manifest names" in caught.stderr
     assert len(caught.stderr.splitlines()) == 1
 
-    shown = run_program("status", "--run", str(site.made.config))
+    shown = run_command("status", "--run", str(site.made.config))
     assert shown.returncode == 0, shown.stderr
     assert "miner-1" in shown.stdout
 
@@ -122,13 +123,11 @@ def test_a_terminal_that_takes_nothing_stops_no_node(site: Site):
     terminal = Path("/dev/full")
     trainer = Program("--role", "trainer", "--run", str(site.made.config), log=terminal)
     site.programs["trainer"] = trainer
-    eventually(lambda: site.published() >= 0, 60, "the first version")
+    eventually(lambda: site.published() >= 0, "the first version")
     before = members(trainer.session)
     os.kill(before[-1], signal.SIGKILL)
-    eventually(
-        lambda: bool(set(members(trainer.session)) - set(before)), 20, "a process in the place of the killed one"
-    )
+    eventually(lambda: bool(set(members(trainer.session)) - set(before)), "a process in the place of the killed one")
     assert trainer.process.poll() is None
     trainer.interrupt()
-    assert trainer.wait(10) == 0
+    assert trainer.wait() == 0
     gone(trainer)

@@ -17,8 +17,8 @@ from protocol.judging.verdict import Verdict
 from tests.processes.test_network_of_processes import Site
 from tests.sandbox.conftest import OWN, sandbox
 from tests.support.builders.phrase_policies import write_speaking_policy
-from tests.support.processes import programs
-from tests.support.processes.programs import Program, eventually, members, run_program
+from tests.support.command_line import run_command
+from tests.support.processes.programs import Program, eventually, members
 
 __all__ = ["sandbox"]
 
@@ -67,15 +67,13 @@ def test_programs_are_written_tried_and_trained_on(sandbox: BubblewrapSandbox, s
     assert sandbox.python == OWN
     for role, name in (("trainer", "trainer"), ("validator", "validator"), ("miner", "miner-1")):
         site.start(role, name)
-    eventually(
-        lambda: {r for v in verdicts(site) for j in v.judgements for r in j.rewards} >= DUE - {0.0}, 90, "verdicts"
-    )
-    eventually(lambda: site.published() >= 1, 60, "a version that was trained on them")
+    eventually(lambda: {r for v in verdicts(site) for j in v.judgements for r in j.rewards} >= DUE - {0.0}, "verdicts")
+    eventually(lambda: site.published() >= 1, "a version that was trained on them")
     for program in site.programs.values():
         program.interrupt()
     for program in site.programs.values():
-        program.wait(5)
-        eventually(partial(gone, program), 5, f"nothing of {program.log.stem} is left")
+        program.wait()
+        eventually(partial(gone, program), f"nothing of {program.log.stem} is left")
     judgements = [judgement for verdict in verdicts(site) for judgement in verdict.judgements]
     assert all(judgement.accepted for judgement in judgements)
     assert seen(site) <= DUE
@@ -83,7 +81,7 @@ def test_programs_are_written_tried_and_trained_on(sandbox: BubblewrapSandbox, s
 
 def started(site: Site, role: str, name: str) -> list[str]:
     """What a node says that ends at once."""
-    ended = run_program("--role", role, "--run", str(site.made.config), "--name", name)
+    ended = run_command("--role", role, "--run", str(site.made.config), "--name", name)
     assert ended.returncode == 1
     return ended.stderr.splitlines()
 
@@ -94,7 +92,7 @@ def test_a_node_without_a_sandbox_does_not_join(
 ):
     lonely = tmp_path / "bin"
     lonely.mkdir()
-    monkeypatch.setitem(programs.ENVIRONMENT, "PATH", str(lonely))
+    monkeypatch.setenv("PATH", str(lonely))
     (line,) = started(site, role, name)
     assert line.startswith("grailnode: running programs needs bubblewrap, and there is no bwrap on the PATH: install")
     assert not [path for path in (site.made.directory / "store").rglob("*") if path.is_file()]
@@ -111,18 +109,18 @@ def test_a_node_that_is_shown_another_data_file_waits_for_the_right_one(sandbox:
     assert sandbox.python == OWN
     trainer = site.start("trainer", "trainer")
     files = site.made.directory / "store" / site.made.keys["trainer"].hex() / "files"
-    eventually(lambda: files.exists() and len(list(files.iterdir())) == 3, 60, "the run's files")
+    eventually(lambda: files.exists() and len(list(files.iterdir())) == 3, "the run's files")
     trainer.end()
     (data,) = [file for file in files.iterdir() if file.read_bytes().startswith(b'{"text"')]
     right = data.read_bytes()
     data.write_bytes(right.replace(b"Task 3", b"Task X"))
     miner = site.start("miner", "miner-1")
-    eventually(lambda: bool(site.events("miner-1", "files-missing")), 60, "a line that says so")
+    eventually(lambda: bool(site.events("miner-1", "files-missing")), "a line that says so")
     (line,) = site.events("miner-1", "files-missing")
     assert line["error"] == "data.jsonl: not the file that the run names, as storage shows it now"
     kept = site.made.directory / "state" / "miner-1" / "data" / "data.jsonl"
     assert not kept.exists()
     data.write_bytes(right)
-    eventually(kept.exists, 30, "the right file")
+    eventually(kept.exists, "the right file")
     assert kept.read_bytes() == right
     assert "Traceback" not in miner.log.read_text()

@@ -24,7 +24,6 @@ from tests.support.builders.verified_batches import GROUPS, verified_batch
 from tests.support.processes.programs import Program, eventually, members
 
 PACE = workspace.Pace(groups_per_step=GROUPS, anchor_interval=3, learning_rate=1e-4, warmup_steps=1)
-_PATIENCE = 120.0  # seconds for a version, deaths included
 _DEATHS = 3  # for a version at most: who dies while it starts, again and again, comes to nothing
 
 
@@ -72,7 +71,7 @@ class FedTrainer:
             self._strike(enough)
             return self._head() >= version
 
-        eventually(is_published, _PATIENCE, f"version {version}")
+        eventually(is_published, f"version {version}")
 
     def _strike(self, enough: int) -> None:
         """Now and then, kill one of the trainer's processes; where that was the supervisor, start again as an init
@@ -85,7 +84,7 @@ class FedTrainer:
             with suppress(ProcessLookupError):  # it has just ended by itself
                 os.kill(pid, signal.SIGKILL)
         if self._program.process.poll() is not None:
-            eventually(lambda: not members(self._program.session), 10, "the processes of a dead supervisor end")
+            eventually(lambda: not members(self._program.session), "the processes of a dead supervisor end")
             self._program = self._started()
 
     def _head(self) -> int:

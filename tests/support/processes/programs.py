@@ -7,8 +7,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 ROOT = Path(__file__).parents[3]
+PATIENCE: Final = 300.0
+"""Seconds to wait for anything that takes a few seconds on an idle machine; a busy one may be many times slower."""
 # As at a user's: unbuffered streams hide what a full one keeps.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | {
     "OMP_NUM_THREADS": "1"
@@ -45,7 +48,8 @@ class Program:
         """Ctrl-C: SIGINT to the whole foreground group, as a terminal sends it."""
         os.killpg(self.session, signal.SIGINT)
 
-    def wait(self, seconds: float) -> int:
+    def wait(self, seconds: float = PATIENCE) -> int:
+        """Wait for the program's end, and return its exit code."""
         return self.process.wait(seconds)
 
     def end(self) -> None:
@@ -69,15 +73,15 @@ def members(session: int) -> list[int]:
     return [pid for _, pid in sorted(found)]
 
 
-def eventually(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Wait for something to become true.
+def eventually(condition: Callable[[], bool], description: str, *, seconds: float = PATIENCE) -> None:
+    """Wait until a condition holds.
 
     Raises:
-        AssertionError: it did not in time.
+        AssertionError: the condition did not hold within so many seconds.
     """
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        assert time.monotonic() < end, f"not within {seconds} s: {description}"
         time.sleep(0.1)
 
 
@@ -88,7 +92,7 @@ def run_program(*arguments: str, cwd: Path | None = None) -> subprocess.Complete
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=2 * PATIENCE,
         env=ENVIRONMENT | ({"PYTHONPATH": str(ROOT)} if cwd else {}),
         check=False,
         cwd=cwd,
