@@ -1,6 +1,4 @@
-"""Arbitrary software, endless data, extraneous data: bytes that nobody signed, too many of them, and more than was
-asked for.
-"""
+"""Arbitrary software, endless data, extraneous data: unsigned bytes, too many bytes, and additional bytes."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -31,7 +29,7 @@ NOT_SIGNED = "not signed by keys that may sign it"
 
 
 @attack
-async def test_arbitrary_a_patch_of_the_attackers_own():
+async def test_arbitrary_a_patch_by_the_attacker():
     target = await holding()
     await target.publish()
     other = await target.store.get(target.patch_path(2), 1 << 20)
@@ -56,7 +54,7 @@ async def test_arbitrary_a_bit_of_an_anchor_is_flipped():
 
 
 @pytest.mark.parametrize("key", [STRANGER, MINER, VALIDATOR, ROOTS[0]], ids=["stranger", "miner", "validator", "root"])
-def test_arbitrary_a_head_by_a_key_that_is_no_trainers(key):
+def test_arbitrary_a_head_by_a_key_of_another_role(key):
     @attack
     async def scenario():
         target = await holding()
@@ -67,7 +65,7 @@ def test_arbitrary_a_head_by_a_key_that_is_no_trainers(key):
 
 
 @attack
-async def test_arbitrary_a_head_that_a_stranger_signs_beside_the_trainer():
+async def test_arbitrary_a_head_signed_by_trainer_and_stranger():
     target = await holding()
     await target.show(target.head(epoch=1), TRAINER, STRANGER)
     await target.refuses(NOT_SIGNED)
@@ -95,8 +93,8 @@ async def test_arbitrary_a_signature_from_another_head():
 async def test_arbitrary_a_signature_on_another_kind_of_record():
     target = await holding()
     body = Envelope.from_bytes(sign(target.head(epoch=1), TRAINER))
-    announced = body.model_copy(update={"of": "announcement"})
-    await target.store.put(paths.head(TRAINER.public), announced.to_bytes())
+    relabelled = body.model_copy(update={"of": "announcement"})
+    await target.store.put(paths.head(TRAINER.public), relabelled.to_bytes())
     await target.refuses("holds a 'announcement'")
 
 
@@ -109,11 +107,11 @@ async def test_arbitrary_a_manifest_by_a_stranger():
 
 
 @attack
-async def test_arbitrary_a_trainer_that_signs_other_weights_than_its_patch_gives():
+async def test_arbitrary_weights_that_do_not_follow_from_the_signed_patch():
     target = await holding()
     await target.publish(head=False)
     honest = target.chain.signed.pop().record
-    await target.forge(patch=honest.patch, weights=samples.digest("weights of nobody"))
+    await target.forge(patch=honest.patch, weights=samples.digest("other weights"))
     await target.refuses_to_hold("not those that the trainer signed")
 
 
@@ -127,7 +125,7 @@ async def test_arbitrary_another_genesis_than_the_run_names():
 
 
 @attack
-async def test_arbitrary_a_model_file_that_the_run_does_not_name():
+async def test_arbitrary_a_model_file_with_another_digest():
     target = await holding()
     ref = FileRef(name="config.json", digest=content_digest(b"{}"), size=2)
     run = target.run.model_copy(update={"model": target.run.model.model_copy(update={"files": (ref,)})})
@@ -138,7 +136,7 @@ async def test_arbitrary_a_model_file_that_the_run_does_not_name():
 
 
 @attack
-async def test_arbitrary_another_run_manifest_than_the_pinned_one():
+async def test_arbitrary_a_run_manifest_with_another_id():
     target = Target()
     other = target.run.model_copy(update={"group_size": 2})
     with pytest.raises(ProtocolError, match="is run"):
@@ -156,14 +154,14 @@ async def test_arbitrary_a_run_manifest_that_one_root_of_two_signed():
 
 
 @attack
-async def test_endless_a_head_that_does_not_stop():
+async def test_endless_a_head_larger_than_its_limit():
     target = await holding()
     await target.store.put(paths.head(TRAINER.public), bytes(10 * limits.MAX_HEAD_BYTES))
     await target.refuses("")
 
 
 @attack
-async def test_endless_a_manifest_that_does_not_stop():
+async def test_endless_a_manifest_larger_than_its_limit():
     target = await holding()
     await target.publish()
     await target.store.put(target.manifest_path(4), bytes(2 * limits.MAX_RECORD_BYTES))
@@ -187,7 +185,7 @@ async def test_endless_a_shard_longer_than_its_manifest_says():
 
 
 @attack
-async def test_endless_a_few_bytes_that_stand_for_gigabytes():
+async def test_endless_a_length_prefix_of_gigabytes():
     target = await holding()
     await target.store.put(paths.head(TRAINER.public), b"\xdd\xff\xff\xff\xff")
     await target.refuses("more than .* values|cut off")
@@ -201,7 +199,7 @@ async def test_endless_nesting():
 
 
 @attack
-async def test_endless_a_revision_that_does_not_stop():
+async def test_endless_a_revision_larger_than_its_limit():
     target = await holding()
     await target.store.put(paths.revision(target.run_id, 1), bytes(4 * limits.MAX_RUN_BYTES))
     await target.refuses_revision("")
@@ -213,20 +211,20 @@ async def test_endless_announcements_are_passed_over():
     target = await holding()
     await target.node.announce("miner", 60.0)
     await target.store.put(paths.participant(STRANGER.public), bytes(1 << 20))
-    assert [found.key for found in await find_participants(target.node, "miner")] == [MINER.public]
+    assert [item.key for item in await find_participants(target.node, "miner")] == [MINER.public]
     (line,) = target.log.named("announcement-refused")
     assert STRANGER.public.hex() in line["path"]
 
 
 class Endless(MemoryStore):
-    """Lists announcements for ever."""
+    """A store whose listing of announcements never ends."""
 
-    listed = 0
+    entries = 0
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
         while True:
-            self.listed += 1
-            yield ObjectInfo(paths.participant(self.listed.to_bytes(32, "big")), 100)
+            self.entries += 1
+            yield ObjectInfo(paths.participant(self.entries.to_bytes(32, "big")), 100)
 
 
 @attack
@@ -235,23 +233,25 @@ async def test_endless_a_listing_of_participants():
     target.store = Endless()
     target.node = target.new_node()
     assert len(await list_announced_keys(target.node)) <= 2 * limits.MAX_LISTED_PARTICIPANTS
-    assert target.store.listed == 2 * limits.MAX_LISTED_PARTICIPANTS  # from the beginning, and from another place
+    assert (
+        target.store.entries == 2 * limits.MAX_LISTED_PARTICIPANTS
+    )  # one listing from the beginning, one from elsewhere
 
 
 @attack
-async def test_endless_a_listing_of_participants_where_only_those_named_may_come():
+async def test_endless_a_listing_is_not_read_under_an_allowlist():
     target = Target(admission=samples.admission(policy="allowlist", allowed=(MINER.public,)))
     target.store = Endless()
     target.node = target.new_node()
     assert await find_participants(target.node, "miner") == []
-    assert target.store.listed == 0
+    assert target.store.entries == 0
 
 
 # Extraneous data
 
 
 @attack
-async def test_extraneous_bytes_behind_a_head():
+async def test_extraneous_bytes_after_a_head():
     target = await holding()
     await target.bend(paths.head(TRAINER.public), lambda data: data + b"\0")
     await target.refuses("bytes behind the value")
@@ -262,7 +262,7 @@ async def test_extraneous_a_field_in_a_head_that_the_trainer_signed():
     target = await holding()
 
     class Wider(Head):
-        """A head with a field more."""
+        """A head with another field."""
 
         more: int = 1
 
@@ -319,7 +319,7 @@ async def test_extraneous_a_tensor_in_two_shards():
 
 
 @attack
-async def test_extraneous_a_tensor_that_earlier_versions_did_not_have():
+async def test_extraneous_a_tensor_that_is_new_in_this_version():
     target = await holding()
     rows = target.chain.signed[-1].record.tensors
     await target.forge(tensors=(*rows, ("z", "BF16", (1,))))
@@ -327,17 +327,17 @@ async def test_extraneous_a_tensor_that_earlier_versions_did_not_have():
 
 
 @attack
-async def test_extraneous_participants_that_are_not_listed_are_not_even_fetched():
+async def test_extraneous_participants_are_not_fetched_under_an_allowlist():
     target = Target(admission=samples.admission(policy="allowlist", allowed=(MINER.public,)))
     await target.publish()
     await target.node.announce("miner", 60.0)
     for number in range(50):
         await target.store.put(paths.participant(samples.digest(str(number))), b"junk")
-    assert [found.key for found in await find_participants(target.node, "miner")] == [MINER.public]
+    assert [item.key for item in await find_participants(target.node, "miner")] == [MINER.public]
     assert not target.log.named("announcement-refused")
 
 
-def test_extraneous_nothing_unsigned_is_in_a_manifest() -> None:
-    """Every field that a follower acts on stands in the signed body: an envelope has none of its own."""
+def test_extraneous_an_envelope_has_no_unsigned_fields() -> None:
+    """Every field that a follower acts on is in the signed body."""
     assert set(Envelope.model_fields) == {"body", "of", "signatures"}
     assert {"patch", "anchor", "weights", "tensors"} <= set(Manifest.model_fields)

@@ -1,6 +1,6 @@
-"""Places that hang, or answer with as much as they may: nobody waits for them, and nobody runs out of memory.
+"""Spaces that hang, or answer with as many bytes as they may: no node waits for them or runs out of memory.
 
-And a place that holds what somebody else signed: the signer is accused, not whose place it is.
+And a space with a record that another participant signed: the alarm names the signer, not the owner of the space.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from tests.support.simulation.network import BEGIN
 
 
 class Hanging(MemoryStore):
-    """Storage that says nothing of some paths, until its readers give up by themselves after `seconds`."""
+    """Storage that does not answer for some paths, and fails after `seconds`."""
 
     def __init__(self, seconds: float = 3600.0) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Hanging(MemoryStore):
 
 
 def target_on(store: MemoryStore) -> Target:
-    """A target whose chain lies in this store."""
+    """Return a target whose chain is in this store."""
     target = Target()
     target.store = store
     target.chain = Chain(target.run_id, store, int(BEGIN * 1000) + HOUR_MS)
@@ -46,7 +46,7 @@ def target_on(store: MemoryStore) -> Target:
 
 
 async def holding_on(store: MemoryStore, versions: int = 3) -> Target:
-    """A target that holds the newest of some versions in this store."""
+    """Return a target that follows a chain in this store and has its newest weights."""
     target = target_on(store)
     await target.publish(versions + 1)
     await target.restart()
@@ -55,13 +55,13 @@ async def holding_on(store: MemoryStore, versions: int = 3) -> Target:
 
 
 class Junk(MemoryStore):
-    """Storage that shows something else for every manifest, as large as its readers take, and counts how much that is."""
+    """Storage that answers junk for every manifest, and counts the bytes that its readers would take."""
 
-    asked = 0
+    max_bytes = 0
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         if "/manifests/" in path:
-            self.asked += max_bytes
+            self.max_bytes += max_bytes
             return bytes(16)
         return await super().get(path, max_bytes, offset=offset, size=size)
 
@@ -78,24 +78,24 @@ async def test_a_revoked_validator_does_not_delay_its_revocation_by_hanging():
 
 
 @attack
-async def test_no_more_than_a_few_hostile_manifests_are_held():
+async def test_only_a_few_unchecked_manifests_are_in_memory():
     store = Junk()
     target = target_on(store)
     await target.publish(60)
     await target.restart()
     with pytest.raises(ProtocolError):
         await target.follower.refresh()
-    assert 0 < store.asked <= 16 * (limits.MAX_RECORD_BYTES + limits.MAX_ENVELOPE_BYTES)
+    assert 0 < store.max_bytes <= 16 * (limits.MAX_RECORD_BYTES + limits.MAX_ENVELOPE_BYTES)
 
 
 @attack
-async def test_a_fork_in_a_place_of_another_trainers_accuses_who_signed_it():
+async def test_a_fork_in_another_trainers_space_accuses_its_signer():
     target = await holding()
     await target.publish(2)
     await target.follow()
-    names = [signed.digest for signed in target.chain.signed]
-    names[-1] = samples.digest("another history")
-    await target.show(target.head(manifests=tuple(names)), SECOND, at=TRAINER)
+    digests = [manifest.digest for manifest in target.chain.signed]
+    digests[-1] = samples.digest("another history")
+    await target.show(target.head(manifests=tuple(digests)), SECOND, at=TRAINER)
     with pytest.raises(ForkError):
         await target.follower.refresh()
     (line,) = target.node.alarms.drain()
@@ -120,11 +120,11 @@ async def test_a_patch_that_hangs_hides_no_newer_head():
 
 
 @attack
-async def test_a_look_at_the_head_that_hangs_is_given_up_for_the_next_one():
+async def test_a_fetch_of_the_head_that_hangs_is_given_up_for_the_next_one():
     store = Hanging(seconds=600.0)
     target = await holding_on(store)
-    looks = count()
-    store.hangs = lambda path: path == paths.head(TRAINER.public) and next(looks) == 0
+    fetches = count()
+    store.hangs = lambda path: path == paths.head(TRAINER.public) and next(fetches) == 0
     await target.publish()
     with trio.move_on_after(10.0):
         await keep_fresh(target.node, target.follower, 1.0)

@@ -1,4 +1,4 @@
-"""Validators, miners and storage that keep the trainer waiting: whoever hangs costs nobody else anything."""
+"""Validators, miners and storage that make the trainer wait: a space that hangs costs only its owner."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ from tests.support.builders.chains import TRAINER
 
 
 class Slow(Silent):
-    """A store that fails late for what lies in some spaces."""
+    """A store that fails after some seconds for every object in some spaces."""
 
     def __init__(self, seconds: float, *spaces: SigningKey) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Slow(Silent):
 
 
 class TakesNoReports(Silent):
-    """A store that takes everything but the trainer's reports."""
+    """A store that refuses the trainer's reports while it is full, and takes everything else."""
 
     full = True
 
@@ -47,8 +47,8 @@ class TakesNoReports(Silent):
         await super().put(path, data)
 
 
-async def say_of(court: Court, validator: SigningKey, window: int, *judgements: Judgement) -> None:
-    """Everything that a validator says of some window: accepts both groups unless told otherwise."""
+async def publish_window(court: Court, validator: SigningKey, window: int, *judgements: Judgement) -> None:
+    """Publish all of a validator's records on a window; it accepts both groups unless judgements are given."""
     verdict = court.verdict(validator, *judgements, window=window)
     summary = court.summary(validator, verdict, window=window)
     await court.seal(validator, summary)
@@ -56,12 +56,12 @@ async def say_of(court: Court, validator: SigningKey, window: int, *judgements: 
 
 
 async def windows_collected(court: Court) -> set[int]:
-    """The windows of which there is an account."""
+    """Return the windows of which the collector has recorded the outcomes."""
     return {paths.window_of(item.path.removeprefix(OUTCOMES)) async for item in court.state.list(OUTCOMES)}
 
 
 def closing(court: Court, window: int = WINDOW) -> float:
-    """When a window's verdicts are due."""
+    """Return the time at which a window's verdicts are due, in seconds since the Unix epoch."""
     return court.run.beacon.round_time(court.run.schedule.verdict(window))
 
 
@@ -75,12 +75,12 @@ def test_a_validators_space_that_hangs_costs_the_others_nothing(seconds: float, 
         court.node = replace(court.node, store=court.store)
         await court.deliver()
 
-        async def speak() -> None:
+        async def publish_late() -> None:
             await court.clock.sleep_until(court.run.beacon.round_time(court.run.schedule.seal(WINDOW)) - before)
             await court.say(honest)
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(speak)
+            nursery.start_soon(publish_late)
             await court.listen(until=closing(court) + 200)
         assert await court.outcomes() == {"used"}
 
@@ -88,7 +88,7 @@ def test_a_validators_space_that_hangs_costs_the_others_nothing(seconds: float, 
 
 
 @attack
-async def test_miners_whose_spaces_hang_wait_for_each_other_and_nobody_for_them():
+async def test_miners_whose_spaces_hang_delay_only_each_other():
     court = Court()
     hanging = [SigningKey(bytes([150 + number]) * 32) for number in range(40)]
     court.store = Slow(1.5, *hanging)
@@ -101,19 +101,23 @@ async def test_miners_whose_spaces_hang_wait_for_each_other_and_nobody_for_them(
     await court.reveal(FIRST, summary)
     async with trio.open_nursery() as nursery:
         nursery.start_soon((await court.open()).run)
-        await trio.sleep(5.2)  # by now each of them was asked once
+        await trio.sleep(5.2)  # by now the collector has tried each of them once
         assert await windows_collected(court) == set()
         for validator in (FIRST, SECOND):
-            await say_of(court, validator, WINDOW + 1, reject_group(0, court.judgement(0).digest, Reason.SKETCH))
+            await publish_window(
+                court, validator, WINDOW + 1, reject_group(0, court.judgement(0).digest, Reason.SKETCH)
+            )
         await trio.sleep(0.7)
         assert await windows_collected(court) == {WINDOW + 1}
         await court.clock.sleep_until(closing(court, WINDOW + 20))
         nursery.cancel_scope.cancel()
-    assert len([item async for item in court.state.list(OUTCOMES)]) == 1 + len(hanging)  # 'unreachable', in the end
+    assert len([item async for item in court.state.list(OUTCOMES)]) == 1 + len(
+        hanging
+    )  # each of them 'unreachable' in the end
 
 
 @attack
-async def test_a_restart_while_storage_is_away_for_a_moment_loses_no_window():
+async def test_a_restart_during_a_short_outage_of_storage_loses_no_window():
     court = Court()
     await court.deliver()
     await court.say(FIRST)
@@ -130,7 +134,7 @@ async def test_a_restart_while_storage_is_away_for_a_moment_loses_no_window():
 
 
 @attack
-async def test_a_report_that_storage_does_not_take_holds_up_nothing():
+async def test_a_report_that_storage_refuses_delays_nothing():
     court, store, later = Court(), TakesNoReports(), WINDOW + 4
     court.store, court.node = store, replace(court.node, store=store)
     await court.deliver()
@@ -139,8 +143,8 @@ async def test_a_report_that_storage_does_not_take_holds_up_nothing():
     async with trio.open_nursery() as nursery:
         nursery.start_soon((await court.open()).run)
         await court.clock.sleep_until(court.run.opening_time(later) + 1)
-        await say_of(court, FIRST, later)
-        await say_of(court, SECOND, later)
+        await publish_window(court, FIRST, later)
+        await publish_window(court, SECOND, later)
         await court.clock.sleep_until(closing(court, later) + 5)
         assert await windows_collected(court) == {WINDOW, later}
         store.full = False
@@ -151,12 +155,12 @@ async def test_a_report_that_storage_does_not_take_holds_up_nothing():
 
 
 @attack
-async def test_an_invented_group_and_a_verdict_that_never_comes_hold_up_no_honest_group():
+async def test_an_invented_group_and_a_missing_verdict_delay_no_honest_group():
     court = Court()
     await court.deliver()
     invented = court.verdict(FIRST, reject_group(1, samples.digest("nothing"), Reason.SKETCH))
-    never = court.verdict(FIRST, miner=STRANGER.public)
-    summary = court.summary(FIRST, invented, never)
+    missing_verdict = court.verdict(FIRST, miner=STRANGER.public)
+    summary = court.summary(FIRST, invented, missing_verdict)
     await court.seal(FIRST, summary)
     await court.reveal(FIRST, summary, invented)
     await court.say(SECOND)
@@ -167,11 +171,11 @@ async def test_an_invented_group_and_a_verdict_that_never_comes_hold_up_no_hones
 
 
 @attack
-async def test_a_deceiver_is_caught_though_another_verdict_of_its_never_comes():
+async def test_a_validator_that_accepts_a_false_canary_is_caught_although_another_verdict_is_missing():
     court = Court()
     canary = canary_key(TRAINER, 0).public
-    false = next(index for index in range(100) if is_false_group(TRAINER, WINDOW, index))
-    lie = court.verdict(FIRST, court.judgement(false), miner=canary, pledged=100, submitted=100)
+    false_index = next(index for index in range(100) if is_false_group(TRAINER, WINDOW, index))
+    lie = court.verdict(FIRST, court.judgement(false_index), miner=canary, pledged=100, submitted=100)
     summary = court.summary(FIRST, lie, court.verdict(FIRST, miner=STRANGER.public))
     await court.seal(FIRST, summary)
     await court.store.put(paths.verdict(FIRST.public, WINDOW, canary), sign(lie, FIRST))
@@ -179,7 +183,7 @@ async def test_a_deceiver_is_caught_though_another_verdict_of_its_never_comes():
     await court.clock.sleep_until(court.run.opening_time(WINDOW))
     with trio.move_on_after(closing(court) - 1.0 - court.clock.now()):
         await Collector(court.node, CollectorSettings(canaries=1)).run()
-    told = court.log.named("canary-failure")
-    assert [(event["validator"], event["accepted"], event["verdict"]) for event in told] == [
+    events = court.log.named("canary-failure")
+    assert [(event["validator"], event["accepted"], event["verdict"]) for event in events] == [
         (FIRST.public.hex(), True, LedgerRow.of(lie).verdict.hex())
     ]

@@ -1,4 +1,4 @@
-"""Key compromise: what a thief can do with one key, and how soon it ends."""
+"""Key compromise: what a thief can do with one key, and how soon a revocation ends it."""
 
 import dataclasses
 from typing import Any
@@ -49,7 +49,7 @@ async def test_keys_a_revoked_trainers_manifests_are_refused():
 
 
 @attack
-async def test_keys_what_was_verified_before_a_revocation_is_still_held():
+async def test_keys_weights_verified_before_a_revocation_stay_in_memory():
     target = await holding()
     await target.revise(trainers=(SECOND.public,), revoked=(TRAINER.public,))
     await refresh_authority(target.node)
@@ -59,7 +59,7 @@ async def test_keys_what_was_verified_before_a_revocation_is_still_held():
 
 
 @attack
-async def test_keys_a_successor_goes_on_where_the_stolen_key_was():
+async def test_keys_a_successor_continues_the_chain_of_a_stolen_key():
     target = await holding()
     await target.revise(trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
     await target.publish()
@@ -90,34 +90,34 @@ def test_keys_that_cannot_revise(thieves: tuple[SigningKey, ...]) -> None:
 @attack
 async def test_keys_roots_that_were_replaced_cannot_revise():
     target = await holding()
-    fresh = tuple(SigningKey(bytes([number]) * 32) for number in (211, 212, 213))
-    roots = tuple(key.public for key in fresh)
-    await target.revise(*ROOTS[:2], *fresh[:2], roots=roots, revoked=tuple(sorted(key.public for key in ROOTS)))
+    new_keys = tuple(SigningKey(bytes([number]) * 32) for number in (211, 212, 213))
+    roots = tuple(key.public for key in new_keys)
+    await target.revise(*ROOTS[:2], *new_keys[:2], roots=roots, revoked=tuple(sorted(key.public for key in ROOTS)))
     await refresh_authority(target.node)
     assert target.node.authority.roots == roots
     await target.revise(*ROOTS, trainers=(STRANGER.public,))
     await target.refuses_revision("signed by 0 roots where 2 must sign")
-    await target.revise(*fresh[1:], trainers=(SECOND.public,))
+    await target.revise(*new_keys[1:], trainers=(SECOND.public,))
     await refresh_authority(target.node)
     assert target.node.authority.trainers == (SECOND.public,)
 
 
 @attack
-async def test_keys_new_roots_that_nobody_holds():
+async def test_keys_new_roots_that_did_not_sign():
     target = await holding()
     await target.revise(roots=tuple(samples.key(name).public for name in "abc"))
     await target.refuses_revision("new roots: signed by 0 roots where 2 must sign")
 
 
 @attack
-async def test_keys_a_root_that_signs_everything():
+async def test_keys_a_root_of_small_order():
     target = await holding()
     await target.revise(roots=(ROOTS[0].public, ROOTS[1].public, b"\1" + bytes(31)))
     await target.refuses_revision("small order")
 
 
 @attack
-async def test_keys_one_thief_among_the_signers_spoils_a_revision():
+async def test_keys_a_revision_with_one_foreign_signature_is_refused():
     target = await holding()
     await target.revise(*ROOTS[:2], STRANGER, revoked=(MINER.public,))
     await target.refuses_revision("signed by a key that is no root")
@@ -128,23 +128,23 @@ async def test_keys_a_revoked_miner_is_passed_over_within_one_poll():
     target = Target()
     await target.publish()
     await target.node.announce("miner", 60.0)
-    assert [found.key for found in await find_participants(target.node, "miner")] == [MINER.public]
+    assert [item.key for item in await find_participants(target.node, "miner")] == [MINER.public]
     await target.revise(revoked=(MINER.public,))
     await refresh_authority(target.node)
     assert await find_participants(target.node, "miner") == []
 
 
 @attack
-async def test_keys_a_stranger_who_announces_himself_a_validator():
+async def test_keys_a_stranger_that_announces_itself_as_a_validator():
     target = Target()
     await target.publish()
     await target.new_node(key=STRANGER).announce("validator", 60.0)
     await target.new_node(key=VALIDATOR).announce("validator", 60.0)
-    assert [found.key for found in await find_participants(target.node, "validator")] == [VALIDATOR.public]
+    assert [item.key for item in await find_participants(target.node, "validator")] == [VALIDATOR.public]
 
 
 @attack
-async def test_keys_a_stolen_inviter_invites_nobody_any_more():
+async def test_keys_a_revoked_inviters_invitations_end():
     inviter = samples.key("inviter")
     target = Target(admission=samples.admission(policy="invite", inviters=(inviter.public,)))
     await target.publish()
@@ -153,7 +153,7 @@ async def test_keys_a_stolen_inviter_invites_nobody_any_more():
         return sign(Invite(run=node.run_id, key=node.key.public, expires_ms=1 << 50), inviter)
 
     await dataclasses.replace(target.node, proof=token).announce("miner", 60.0)
-    assert [found.key for found in await find_participants(target.node, "miner")] == [MINER.public]
+    assert [item.key for item in await find_participants(target.node, "miner")] == [MINER.public]
     await target.revise(admission=samples.admission(policy="invite"), revoked=(inviter.public,))
     await refresh_authority(target.node)
     assert await find_participants(target.node, "miner") == []
@@ -162,20 +162,20 @@ async def test_keys_a_stolen_inviter_invites_nobody_any_more():
 
 
 @attack
-async def test_keys_another_miners_invitation_or_work_is_worth_nothing():
-    async def none(node: Node) -> bytes:
+async def test_keys_a_miner_without_proof_of_work_is_refused():
+    async def short_work(node: Node) -> bytes:
         return do_work(node.run_id, STRANGER.public, 12, int(node.clock.now() * 1000) + 1000).to_bytes()
 
     target = Target(admission=samples.admission(credential="work", difficulty=12))
     await target.publish()
-    await dataclasses.replace(target.node, proof=none).announce("miner", 60.0)
+    await dataclasses.replace(target.node, proof=short_work).announce("miner", 60.0)
     assert await find_participants(target.node, "miner") == []
     (line,) = target.log.named("announcement-refused")
     assert "zero bits" in line["error"]
 
 
 @attack
-async def test_keys_junk_that_was_refused_is_not_fetched_again_at_once():
+async def test_keys_refused_junk_is_not_fetched_again_at_once():
     target = Target()
     await target.publish()
     junk = [samples.key(str(number)).public for number in range(20)]
@@ -190,7 +190,7 @@ async def test_keys_junk_that_was_refused_is_not_fetched_again_at_once():
 
 
 @attack
-async def test_keys_a_thief_of_the_trainers_key_cannot_open_another_run():
+async def test_keys_a_stolen_trainer_key_cannot_sign_for_another_run():
     target = await holding()
     changes: dict[str, Any] = {"run": samples.digest("the thief's run")}
     await target.show(target.head(**changes))

@@ -1,6 +1,4 @@
-"""Validators that are heard one after another and judge different groups: who comes first decides nothing for who comes
-later.
-"""
+"""Validators that reveal one after another and judge different groups: the first does not decide for the later ones."""
 
 import pytest
 import trio
@@ -11,36 +9,39 @@ from roles.validator.judge import reject_group
 from tests.support.attacks.court import FIRST, SECOND, WINDOW, Court
 from tests.support.attacks.target import attack
 
-BETWEEN = 2.0  # seconds
+SECONDS_BETWEEN = 2.0
 
 
-async def heard_in_turn(first: tuple[Judgement, ...], second: tuple[Judgement, ...], *, restart: bool = False) -> Court:
-    """A trainer that hears one validator, and (after a restart) the other; each alone may accept."""
+async def reveal_in_turn(
+    first: tuple[Judgement, ...], second: tuple[Judgement, ...], *, restart: bool = False
+) -> Court:
+    """Let a trainer read one validator, and (after a restart) the other; one acceptance is a quorum."""
     court = Court()
     await court.deliver()
-    spoken = []
-    for who, judgements in ((FIRST, first), (SECOND, second)):
-        verdict = court.verdict(who).model_copy(update={"judgements": judgements})
-        spoken.append((who, court.summary(who, verdict), verdict))
-        await court.seal(who, spoken[-1][1])
+    records = []
+    for validator, judgements in ((FIRST, first), (SECOND, second)):
+        verdict = court.verdict(validator).model_copy(update={"judgements": judgements})
+        summary = court.summary(validator, verdict)
+        records.append((validator, summary, verdict))
+        await court.seal(validator, summary)
     opening = court.run.opening_time(WINDOW)
 
-    async def speak() -> None:
-        for number, (who, summary, verdict) in enumerate(spoken, start=1):
-            await court.clock.sleep_until(opening + number * BETWEEN)
-            await court.reveal(who, summary, verdict)
+    async def reveal() -> None:
+        for number, (validator, summary, verdict) in enumerate(records, start=1):
+            await court.clock.sleep_until(opening + number * SECONDS_BETWEEN)
+            await court.reveal(validator, summary, verdict)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(speak)
+        nursery.start_soon(reveal)
         if restart:
-            await court.listen(opening + 1.5 * BETWEEN)
+            await court.listen(opening + 1.5 * SECONDS_BETWEEN)
             assert await court.account()
         await court.listen()
     return court
 
 
-def accepted(index: int) -> Judgement:
-    """That a group of the miner's is accepted."""
+def acceptance(index: int) -> Judgement:
+    """Return the judgement that accepts a group of the miner."""
     return Court().judgement(index)
 
 
@@ -48,7 +49,7 @@ def accepted(index: int) -> Judgement:
 def test_groups_that_only_a_later_validator_judged_are_trained_on_too(restart: bool):
     @attack
     async def scenario() -> None:
-        court = await heard_in_turn((accepted(0),), (accepted(0), accepted(1)), restart=restart)
+        court = await reveal_in_turn((acceptance(0),), (acceptance(0), acceptance(1)), restart=restart)
         assert await court.outcomes() == {"used"}
         assert [event["used"] for event in court.log.named("collected")] == [1, 1]
 
@@ -56,22 +57,22 @@ def test_groups_that_only_a_later_validator_judged_are_trained_on_too(restart: b
 
 
 @attack
-async def test_a_verdict_that_judges_nothing_settles_nothing():
-    court = await heard_in_turn((), (accepted(0), accepted(1)))
+async def test_a_verdict_without_judgements_decides_nothing():
+    court = await reveal_in_turn((), (acceptance(0), acceptance(1)))
     assert list((await court.account()).values()) == ["used", "used"]
 
 
 @attack
-async def test_a_group_accepted_in_a_wrong_place_is_still_used_in_its_own():
+async def test_a_group_accepted_at_a_wrong_index_is_still_used_at_its_own():
     digest = content_digest(Court().groups[1].to_frame())
-    court = await heard_in_turn((Court().judgement(0, digest=digest),), (accepted(0), accepted(1)))
+    court = await reveal_in_turn((Court().judgement(0, digest=digest),), (acceptance(0), acceptance(1)))
     assert await court.outcomes() == {"used"}
     assert [(event["used"], event["unused"]) for event in court.log.named("collected")] == [(0, 1), (2, 0)]
 
 
 @attack
-async def test_a_contradiction_that_comes_after_the_settlement_is_told():
-    refusal = reject_group(0, accepted(0).digest, Reason.SKETCH)
-    court = await heard_in_turn((accepted(0),), (refusal,))
-    assert await court.outcomes() == {"used"}  # one was enough, and what was used stays used
+async def test_a_contradiction_after_the_outcome_is_reported():
+    refusal = reject_group(0, acceptance(0).digest, Reason.SKETCH)
+    court = await reveal_in_turn((acceptance(0),), (refusal,))
+    assert await court.outcomes() == {"used"}  # one acceptance was enough, and a group that was used stays used
     assert [event["index"] for event in court.log.named("validators-disagree")] == [0]

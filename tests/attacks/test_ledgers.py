@@ -1,6 +1,4 @@
-"""A validator that accepts what its own numbers refuse: whoever checks its ledger sees it (`grailnode verify
---ledger`).
-"""
+"""A validator that accepts groups which its own numbers refuse: `grailnode verify --ledger` shows it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,17 +17,22 @@ from tests.support.builders.chains import MINER
 from tests.support.builders.samples import VALIDATOR, rejected
 
 
-async def written(
+async def write_ledger(
     court: Court, windows: int, amendments: Mapping[int, tuple[Amendment, ...]] | None = None, **changes: Any
 ) -> None:
-    """A ledger of so many windows, each of which accepts one group with these numbers; amendments by window."""
+    """Publish a ledger of some windows, each with one accepted group.
+
+    Args:
+        amendments: by window.
+        changes: other numbers of each judgement.
+    """
     amendments = amendments or {}
     ledger: list[Summary] = []
     for window in range(windows):
         verdict = court.verdict(FIRST, court.judgement(0, **changes), window=window)
         previous = content_digest(ledger[-1].to_bytes()) if ledger else b""
-        changed = {"window": window, "previous": previous, "amendments": amendments.get(window, ())}
-        entry = court.summary(FIRST, verdict, **changed)
+        fields = {"window": window, "previous": previous, "amendments": amendments.get(window, ())}
+        entry = court.summary(FIRST, verdict, **fields)
         entry = entry.model_copy(update={"scores": scores([*ledger, entry], court.run.scoring)})
         await court.seal(FIRST, entry)
         await court.reveal(FIRST, entry, verdict)
@@ -39,9 +42,9 @@ async def written(
 @attack
 async def test_an_honest_ledger_holds():
     court = Court()
-    await written(court, 12)
-    said: list[str] = []
-    assert await verify_ledger(court.node, FIRST.public, said.append) == 12
+    await write_ledger(court, 12)
+    lines: list[str] = []
+    assert await verify_ledger(court.node, FIRST.public, lines.append) == 12
 
 
 @pytest.mark.parametrize(
@@ -54,10 +57,10 @@ async def test_an_honest_ledger_holds():
         (12, {"margin_misses": 1}, "improbable-history"),
     ],
 )
-def test_lenient_against_its_own_numbers(windows: int, changes: dict[str, Any], why: str) -> None:
+def test_an_acceptance_against_its_own_numbers_is_found(windows: int, changes: dict[str, Any], why: str) -> None:
     async def scenario() -> None:
         court = Court()
-        await written(court, windows, **changes)
+        await write_ledger(court, windows, **changes)
         with pytest.raises(ProtocolError, match=f"accepts miner .* against its own numbers .{why}"):
             await verify_ledger(court.node, FIRST.public, lambda line: None)
 
@@ -65,7 +68,7 @@ def test_lenient_against_its_own_numbers(windows: int, changes: dict[str, Any], 
 
 
 @attack
-async def test_lenient_with_the_lucky_group_of_a_window_that_another_policy_made():
+async def test_an_accepted_group_in_a_window_of_another_policy_is_found():
     court = Court()
     verdict = court.verdict(FIRST, court.judgement(0), rejected(1), window=0)
     summary = court.summary(FIRST, verdict, window=0, previous=b"", amendments=())
@@ -76,8 +79,8 @@ async def test_lenient_with_the_lucky_group_of_a_window_that_another_policy_made
 
 
 def amendment(window: int, miner: bytes = MINER.public, **changes: Any) -> Amendment:
-    nothing = Amendment(window=window, miner=miner, verdict=b"", accepted=0, rejected=0)
-    return nothing.model_copy(update=changes)
+    empty = Amendment(window=window, miner=miner, verdict=b"", accepted=0, rejected=0)
+    return empty.model_copy(update=changes)
 
 
 @pytest.mark.parametrize(
@@ -89,12 +92,12 @@ def amendment(window: int, miner: bytes = MINER.public, **changes: Any) -> Amend
         ({3: (amendment(1, rejected=4096, verdict=bytes(32)),)}, "had not left unaudited"),
     ],
 )
-def test_invented_second_looks_are_seen(amendments: dict[int, tuple[Amendment, ...]], why: str) -> None:
-    """They would cost an honest miner its worth."""
+def test_invented_amendments_are_found(amendments: dict[int, tuple[Amendment, ...]], why: str) -> None:
+    """They would lower an honest miner's score."""
 
     async def scenario() -> None:
         court = Court()
-        await written(court, 7, amendments)
+        await write_ledger(court, 7, amendments)
         with pytest.raises(ProtocolError, match=why):
             await verify_ledger(court.node, FIRST.public, lambda line: None)
 
@@ -102,7 +105,7 @@ def test_invented_second_looks_are_seen(amendments: dict[int, tuple[Amendment, .
 
 
 async def expire(court: Court, *windows: int) -> None:
-    """Lose a window's seal and verdicts, as a bucket does whose owner lets them expire."""
+    """Delete the seals and verdicts of windows, as a bucket with an expiry rule does."""
     for window in windows:
         await court.store.delete(paths.seal(FIRST.public, window))
         await court.store.delete(court.place(FIRST, window))
@@ -110,17 +113,17 @@ async def expire(court: Court, *windows: int) -> None:
 
 @attack
 async def test_a_ledger_whose_oldest_verdicts_have_expired_holds_by_its_links_and_scores():
-    court, said = Court(), list[str]()
-    await written(court, 12)
+    court, lines = Court(), list[str]()
+    await write_ledger(court, 12)
     await expire(court, 0, 1, 2)
-    assert await verify_ledger(court.node, FIRST.public, said.append) == 12
-    assert "9 verdicts; of the first 3 only links and scores" in said[0]
+    assert await verify_ledger(court.node, FIRST.public, lines.append) == 12
+    assert "9 verdicts; of the first 3 only links and scores" in lines[0]
 
 
 @attack
-async def test_withheld_verdicts_between_others_are_not_expired():
+async def test_withheld_verdicts_between_others_do_not_count_as_expired():
     court = Court()
-    await written(court, 12)
+    await write_ledger(court, 12)
     await expire(court, 0, 5)
     with pytest.raises(NotFoundError):
         await verify_ledger(court.node, FIRST.public, lambda line: None)

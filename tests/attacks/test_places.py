@@ -1,4 +1,4 @@
-"""Malicious mirrors and mix-and-match: places that lie each in its own way, and true parts of different wholes."""
+"""Malicious mirrors and mix-and-match: spaces that lie, each in its own way, and true records in wrong combinations."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from tests.support.simulation.network import Log
 
 
 @attack
-async def test_mirror_one_trainers_space_lies_and_the_others_does_not():
+async def test_mirror_one_of_two_trainers_spaces_lies():
     target = await holding()
     await target.publish()
     await target.mirror(SECOND)
@@ -26,17 +26,17 @@ async def test_mirror_one_trainers_space_lies_and_the_others_does_not():
 
 
 @attack
-async def test_mirror_one_trainers_space_is_frozen_and_the_others_is_not():
+async def test_mirror_one_of_two_trainers_spaces_is_frozen():
     target = await holding()
-    frozen = target.head(expires_ms=int(target.clock.now() * 1000))
+    frozen_head = target.head(expires_ms=int(target.clock.now() * 1000))
     await target.publish()
     await target.mirror(SECOND)
-    await target.show(frozen)
+    await target.show(frozen_head)
     await target.goes_on()
 
 
 @attack
-async def test_mirror_one_trainers_space_is_empty():
+async def test_mirror_one_of_two_trainers_spaces_is_empty():
     target = await holding()
     await target.publish()
     await target.mirror(SECOND)
@@ -46,7 +46,7 @@ async def test_mirror_one_trainers_space_is_empty():
 
 
 @attack
-async def test_mirror_that_shows_good_and_bad_by_turns():
+async def test_mirror_that_alternates_between_good_and_old_heads():
     target = await holding()
     for _ in range(3):
         await target.publish()
@@ -84,7 +84,7 @@ async def test_mirror_a_validator_with_a_revision_of_another_run():
 
 
 @attack
-async def test_mirror_strangers_spaces_are_not_asked_for_revisions():
+async def test_mirror_strangers_spaces_are_not_read_for_revisions():
     target = await holding()
     await target.revise(at=paths.revision_copy(STRANGER.public, 1), revoked=(MINER.public,))
     await refresh_authority(target.node)
@@ -92,12 +92,12 @@ async def test_mirror_strangers_spaces_are_not_asked_for_revisions():
 
 
 @attack
-async def test_mirror_an_honest_validator_passes_on_what_it_learned():
+async def test_mirror_an_honest_validator_passes_a_revision_on():
     target = await holding()
     await target.revise(revoked=(STRANGER.public,))
     validator = target.new_node(key=VALIDATOR, state=type(target.state)(), log=Log("validator"))
     await refresh_authority(validator)
-    await target.store.delete(paths.revision(target.run_id, 1))  # and now the meeting point forgets it
+    await target.store.delete(paths.revision(target.run_id, 1))  # as a meeting point that hides it
     await refresh_authority(target.node)
     assert target.node.authority.revoked == (STRANGER.public,)
 
@@ -117,8 +117,8 @@ async def test_mirror_a_miner_passes_nothing_on():
 async def test_mix_the_newest_head_with_an_older_manifest():
     target = await holding()
     await target.publish()
-    older = await target.store.get(target.manifest_path(3), 1 << 20)
-    await target.store.put(target.manifest_path(4), older)
+    older_manifest = await target.store.get(target.manifest_path(3), 1 << 20)
+    await target.store.put(target.manifest_path(4), older_manifest)
     await target.refuses("manifest 4: not the one that the head lists")
 
 
@@ -126,10 +126,10 @@ async def test_mix_the_newest_head_with_an_older_manifest():
 async def test_mix_two_manifests_in_each_others_places():
     target = await holding()
     await target.cold()
-    one, two = target.manifest_path(1), target.manifest_path(2)
-    first, second = await target.store.get(one, 1 << 20), await target.store.get(two, 1 << 20)
-    await target.store.put(one, second)
-    await target.store.put(two, first)
+    first_path, second_path = target.manifest_path(1), target.manifest_path(2)
+    first, second = await target.store.get(first_path, 1 << 20), await target.store.get(second_path, 1 << 20)
+    await target.store.put(first_path, second)
+    await target.store.put(second_path, first)
     await target.refuses("not the one that the head lists")
 
 
@@ -181,12 +181,12 @@ async def test_mix_two_heads_for_one_version_is_an_alarm():
     fork = open_announced(
         sign(target.chain.signed[3].record.model_copy(update={"optimizer_step": 99}), TRAINER), Manifest
     )
-    names = tuple(signed.digest for signed in (*target.chain.signed[:3], fork))
-    await target.show(target.head(manifests=names))
+    digests = tuple(manifest.digest for manifest in (*target.chain.signed[:3], fork))
+    await target.show(target.head(manifests=digests))
     await target.refuses("another manifest for trusted version 3")
     (line,) = target.node.alarms.drain()
     assert f"trainer {TRAINER.public.hex()[:16]} signed two histories" in line
-    assert target.node.alarms.drain() == ()  # told once
+    assert target.node.alarms.drain() == ()  # one alarm only
     assert target.log.named("alarm")
 
 
@@ -198,13 +198,13 @@ async def test_mix_a_window_that_goes_back():
 
 
 @attack
-async def test_mix_one_participants_announcement_at_anothers_path():
+async def test_mix_an_announcement_at_another_participants_path():
     target = Target()
     await target.publish()
     await target.node.announce("miner", 60.0)
     data = await target.store.get(paths.participant(MINER.public), 1 << 16)
     await target.store.put(paths.participant(STRANGER.public), data)
-    assert [found.key for found in await find_participants(target.node, "miner")] == [MINER.public]
+    assert [item.key for item in await find_participants(target.node, "miner")] == [MINER.public]
     (line,) = target.log.named("announcement-refused")
     assert "not signed by keys that may sign it" in line["error"]
 
@@ -221,7 +221,7 @@ async def test_mix_an_announcement_of_another_run():
 
 
 @attack
-async def test_mix_a_second_revision_of_a_number_that_is_known():
+async def test_mix_a_second_revision_with_a_known_number():
     target = await holding()
     await target.revise(note="one")
     fork: Revision = target.next_revision(note="the other")
@@ -233,7 +233,7 @@ async def test_mix_a_second_revision_of_a_number_that_is_known():
 
 
 @attack
-async def test_mix_two_revisions_of_one_number_at_once_and_neither_is_obeyed():
+async def test_mix_two_new_revisions_with_one_number():
     target = await holding()
     await target.revise(trainers=(SUCCESSOR.public,))
     await target.revise(at=paths.revision_copy(VALIDATOR.public, 1), trainers=(STRANGER.public,))

@@ -1,6 +1,4 @@
-"""Miners that lie about what they will deliver and have delivered, before a validator's read_window_cases
-(roles/validator/window_cases.py).
-"""
+"""Miners that lie about their pledges and commitments to a validator (roles/validator/window_cases.py)."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,7 +23,7 @@ HOUR_MS = 3_600_000
 
 
 class Bench(Court):
-    """A validator that takes pledges and opens commitments."""
+    """A validator that reads pledges and commitments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +33,7 @@ class Bench(Court):
         self.pledges = Pledges(self.validator)
 
     def announcement(self, miner: SigningKey = MINER, **changes: Any) -> Announcement:
-        """The pledge of two groups for the next hour."""
+        """Return the announcement of a pledge of two groups, valid for an hour."""
         own: dict[str, Any] = {
             "run": self.run_id,
             "key": miner.public,
@@ -49,18 +47,18 @@ class Bench(Court):
         return Announcement(**(own | changes))
 
     async def announce(self, miner: SigningKey = MINER, signer: SigningKey | None = None, **changes: Any) -> None:
-        """Put a pledge at the miner's place."""
+        """Put a pledge at the miner's path."""
         data = sign(self.announcement(miner, **changes), signer or miner)
         await self.store.put(paths.participant(miner.public), data)
 
     async def commit(self, signer: SigningKey = MINER, **changes: Any) -> Commitment:
-        """Put a commitment at the miner's place."""
-        promised = assemble(self.groups)[1].model_copy(update=changes)
-        await self.store.put(paths.commitment(MINER.public, WINDOW), sign(promised, signer))
-        return promised
+        """Put a commitment at the miner's path, and return it."""
+        commitment = assemble(self.groups)[1].model_copy(update=changes)
+        await self.store.put(paths.commitment(MINER.public, WINDOW), sign(commitment, signer))
+        return commitment
 
-    async def opened(self) -> WindowCases:
-        """The window's read_window_cases, of a miner that had pledged two groups."""
+    async def read_cases(self) -> WindowCases:
+        """Return the window's cases if the miner has pledged two groups."""
         return await read_window_cases(self.validator, WINDOW, {MINER.public: 2})
 
 
@@ -75,7 +73,7 @@ async def test_a_pledge_counts():
 
 
 @attack
-async def test_forged_pledge_in_another_miners_place():
+async def test_forged_pledge_at_another_miners_path():
     bench = Bench()
     await bench.announce(signer=STRANGER)
     assert await bench.pledges.read() == {}
@@ -113,7 +111,7 @@ async def test_duplicated_pledge_under_another_key():
 
 
 @attack
-async def test_duplicated_old_pledge_after_it_was_broken():
+async def test_duplicated_void_pledge():
     bench = Bench()
     await bench.announce()
     old = await bench.store.get(paths.participant(MINER.public), 1 << 20)
@@ -127,7 +125,7 @@ async def test_duplicated_old_pledge_after_it_was_broken():
 
 
 @attack
-async def test_forged_pledge_in_place_of_one_that_was_checked():
+async def test_forged_pledge_in_place_of_a_cached_one():
     bench = Bench()
     await bench.announce()
     assert await bench.pledges.read() == await bench.pledges.read() == {MINER.public: 2}
@@ -138,7 +136,7 @@ async def test_forged_pledge_in_place_of_one_that_was_checked():
 
 
 @attack
-async def test_duplicated_checked_pledge_counts_no_longer_than_it_says():
+async def test_duplicated_cached_pledge_expires():
     bench = Bench()
     await bench.announce()
     assert await bench.pledges.read() == {MINER.public: 2}
@@ -147,7 +145,7 @@ async def test_duplicated_checked_pledge_counts_no_longer_than_it_says():
 
 
 @attack
-async def test_withheld_pledge_is_no_debt():
+async def test_withheld_pledge_does_not_count():
     bench = Bench()
     await bench.announce()
     await bench.store.delete(paths.participant(MINER.public))
@@ -160,21 +158,21 @@ async def test_withheld_pledge_is_no_debt():
 @attack
 async def test_a_commitment_is_a_case():
     bench = Bench()
-    promised = await bench.commit()
-    found = await bench.opened()
-    assert [case.commitment.record for case in found.cases] == [promised]
-    assert found.undelivered == {}
+    commitment = await bench.commit()
+    cases = await bench.read_cases()
+    assert [case.commitment.record for case in cases.cases] == [commitment]
+    assert cases.undelivered == {}
 
 
 @pytest.mark.parametrize(
     "changes", [{"window": WINDOW + 1}, {"run": bytes(32)}, {"miner": STRANGER.public}, {"groups": ()}], ids=str
 )
-def test_forged_commitment_of_elsewhere_breaks_the_pledge(changes: dict[str, Any]) -> None:
+def test_forged_commitment_for_elsewhere_counts_as_undelivered(changes: dict[str, Any]) -> None:
     async def scenario() -> None:
         bench = Bench()
         await bench.commit(**changes)
-        found = await bench.opened()
-        assert (found.cases, found.undelivered) == ((), {MINER.public: 2})
+        cases = await bench.read_cases()
+        assert (cases.cases, cases.undelivered) == ((), {MINER.public: 2})
 
     attack(scenario)()
 
@@ -183,35 +181,35 @@ def test_forged_commitment_of_elsewhere_breaks_the_pledge(changes: dict[str, Any
 async def test_forged_commitment_by_a_stranger():
     bench = Bench()
     await bench.commit(STRANGER)
-    found = await bench.opened()
-    assert (found.cases, found.undelivered) == ((), {MINER.public: 2})
+    cases = await bench.read_cases()
+    assert (cases.cases, cases.undelivered) == ((), {MINER.public: 2})
 
 
 @attack
 async def test_oversized_commitment():
     bench = Bench()
     await bench.store.put(paths.commitment(MINER.public, WINDOW), bytes(limits.MAX_COMMITMENT_BYTES))
-    found = await bench.opened()
-    assert (found.cases, found.undelivered) == ((), {MINER.public: 2})
+    cases = await bench.read_cases()
+    assert (cases.cases, cases.undelivered) == ((), {MINER.public: 2})
 
 
 @attack
-async def test_oversized_delivery_counts_as_far_as_it_was_pledged():
+async def test_oversized_delivery_counts_up_to_the_pledge():
     bench = Bench()
     bench.groups = [bench.group(index) for index in range(5)]
     await bench.commit()
-    (case,) = (await bench.opened()).cases
+    (case,) = (await bench.read_cases()).cases
     assert (case.pledged_groups, case.submitted_groups) == (2, 2)
 
 
 @attack
-async def test_withheld_commitment_breaks_the_pledge_and_one_that_storage_does_not_give_does_not():
+async def test_withheld_commitment_counts_as_undelivered_and_an_unreadable_one_does_not():
     bench = Bench()
-    assert (await bench.opened()).undelivered == {MINER.public: 2}
+    assert (await bench.read_cases()).undelivered == {MINER.public: 2}
     await bench.commit()
     bench.store.silent = (MINER.public.hex(),)
-    found = await bench.opened()
-    assert (found.cases, found.undelivered) == ((), {})
+    cases = await bench.read_cases()
+    assert (cases.cases, cases.undelivered) == ((), {})
 
 
 @attack
@@ -219,19 +217,19 @@ async def test_duplicated_commitment_of_a_neighbour():
     bench = Bench()
     data = sign(assemble([bench.group(0, miner=STRANGER.public)])[1], STRANGER)
     await bench.store.put(paths.commitment(MINER.public, WINDOW), data)
-    found = await bench.opened()
-    assert (found.cases, found.undelivered) == ((), {MINER.public: 2})
+    cases = await bench.read_cases()
+    assert (cases.cases, cases.undelivered) == ((), {MINER.public: 2})
 
 
 @attack
-async def test_a_crowd_of_pledges_leaves_a_drawn_few():
+async def test_of_a_crowd_of_pledges_a_few_are_selected_at_random():
     bench = Bench()
     admission = bench.run.authority.admission.model_copy(update={"miners": 4})
     bench.run = bench.run.model_copy(
         update={"authority": bench.run.authority.model_copy(update={"admission": admission})}
     )
     node = make_node(bench.run_id, bench.run, bench.store, MemoryStore(), Log("validator"), FIRST, clock=bench.clock)
-    node = replace(node, beacon=Drawn())
+    node = replace(node, beacon=VaryingBeacon())
     crowd = {samples.key(f"crowd {number}").public: 1 for number in range(40)}
     first = set((await read_window_cases(node, 2, crowd)).undelivered)
     second = set((await read_window_cases(node, 3, crowd)).undelivered)
@@ -239,9 +237,9 @@ async def test_a_crowd_of_pledges_leaves_a_drawn_few():
     assert first != second
 
 
-class Drawn:
-    """A beacon whose rounds differ."""
+class VaryingBeacon:
+    """A beacon whose rounds have different randomness."""
 
     async def randomness(self, round_number: int) -> bytes:
-        """Of a round."""
+        """Implements Beacon.randomness."""
         return samples.digest(f"round {round_number}")

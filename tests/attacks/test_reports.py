@@ -1,4 +1,4 @@
-"""Storage that lies to a bystander about reports and verdicts: an alarm, and the rest is still seen
+"""Storage that lies to an observer about reports and verdicts: it raises an alarm and still shows the rest
 (grailnode/observe/observer.py).
 """
 
@@ -19,30 +19,30 @@ LATER = WINDOW + 1
 
 
 async def put(court: Court, window: int, signer: SigningKey = TRAINER, at: int | None = None, **changes: Any) -> None:
-    """A report of the trainer's."""
+    """Put a report of the trainer into storage."""
     own: dict[str, Any] = {"run": court.run_id, "window": window, "trainer": TRAINER.public}
     record: ValidatorReport = samples.report(**(own | changes))
     await court.store.put(paths.report(TRAINER.public, window if at is None else at), sign(record, signer))
 
 
 async def alarms(court: Court) -> list[str]:
-    """What a bystander is told, in two looks."""
+    """Return an observer's alarms, which a second refresh must not repeat."""
     await court.clock.sleep_until(court.run.opening_time(LATER))
     observer = Observer(court.node, 0)
     await observer.refresh()
     first = observer.state().alarms
     await observer.refresh()
-    assert observer.state().alarms == first  # once is enough
+    assert observer.state().alarms == first
     return list(first)
 
 
 @attack
-async def test_a_report_is_told():
+async def test_a_report_raises_alarms():
     court = Court()
     await put(court, WINDOW)
-    said = await alarms(court)
-    assert any("accepted a false canary" in line for line in said)
-    assert any("1 of 2 validators accept group 3" in line for line in said)
+    lines = await alarms(court)
+    assert any("accepted a false canary" in line for line in lines)
+    assert any("1 of 2 validators accept group 3" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def test_a_false_report_accuses_nobody_and_hides_no_later_one(lie: dict[str, Any
         court = Court()
         await put(court, **({"window": WINDOW} | lie))
         await put(court, LATER, disagreements=())
-        said = await alarms(court)
-        assert [line for line in said if match in line]
-        assert [line for line in said if "canary" in line] == [
+        lines = await alarms(court)
+        assert [line for line in lines if match in line]
+        assert [line for line in lines if "canary" in line] == [
             f"window {LATER}: validator {samples.VALIDATOR.public.hex()[:8]} accepted a false canary"
         ]
 
@@ -78,7 +78,7 @@ async def test_oversized_report():
 
 
 @attack
-async def test_forged_words_of_one_validator_do_not_hide_the_others():
+async def test_a_forged_summary_of_one_validator_does_not_hide_the_other():
     court = Court()
     await court.deliver()
     await court.say(FIRST)
@@ -93,7 +93,7 @@ async def test_forged_words_of_one_validator_do_not_hide_the_others():
 
 
 @attack
-async def test_withheld_words_of_one_validator_do_not_hide_the_others():
+async def test_withheld_records_of_one_validator_do_not_hide_the_other():
     court = Court()
     await court.deliver()
     await court.say(SECOND)

@@ -1,6 +1,4 @@
-"""Thefts that the roots took back: whoever followed the thief follows the honest chain again, whenever it learns of
-that.
-"""
+"""Rewinds after a theft: a node that followed the thief goes back to the honest chain when it learns of it."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -24,7 +22,7 @@ from tests.support.builders.chains import TRAINER, changed
 
 
 async def honest_from(target: Target, version: int, newest: int) -> None:
-    """Forget what the thief published behind a version, and go on honestly to `newest`."""
+    """Replace what the thief published after a version by honest versions up to `newest`."""
     target.chain.signed = target.chain.signed[: version + 1]
     target.chain.weights = target.chain.weights[: version + 1]
     while len(target.chain.signed) <= newest:
@@ -32,18 +30,18 @@ async def honest_from(target: Target, version: int, newest: int) -> None:
 
 
 def point(target: Target, version: int) -> ChainPoint:
-    """A version as the chain has it now."""
+    """Return a version of the chain as it is now."""
     return ChainPoint(version=version, digest=target.chain.signed[version].digest)
 
 
-async def rewind(target: Target, version: int, heir: SigningKey) -> None:
-    """Revoke the trainer, take the chain back to a version, and show it under another key."""
-    await target.revise(trainers=(heir.public,), revoked=(TRAINER.public,), rewind=point(target, version))
-    await target.mirror(heir, epoch=1, revision=1)
+async def rewind(target: Target, version: int, successor: SigningKey) -> None:
+    """Revoke the trainer, rewind the chain to a version, and publish it under another key."""
+    await target.revise(trainers=(successor.public,), revoked=(TRAINER.public,), rewind=point(target, version))
+    await target.mirror(successor, epoch=1, revision=1)
 
 
 class PlainEngine:
-    """An engine without a model, that knows what it serves."""
+    """An engine without a model that only stores the weights that it serves."""
 
     def __init__(self) -> None:
         self.version: int | None = None
@@ -70,42 +68,42 @@ class PlainEngine:
         raise EngineError("no model")
 
 
-async def drip(store: Hanging, *dripping: str) -> None:
-    """Never come to an end with these objects, of which there is no more than a beginning."""
-    for path in dripping:
+async def hang(store: Hanging, *hanging_paths: str) -> None:
+    """Make every fetch of these objects hang."""
+    for path in hanging_paths:
         await store.delete(path)
-    store.hangs = dripping.__contains__
+    store.hangs = hanging_paths.__contains__
 
 
-class Meanwhile(MemoryStore):
-    """Storage that answers for some paths only after something else has happened, once."""
+class InterruptingStore(MemoryStore):
+    """Storage that runs an action before it first answers for some paths."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first: dict[str, Callable[[], Awaitable[object]]] = {}
+        self.actions: dict[str, Callable[[], Awaitable[object]]] = {}
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        if (happens := self.first.pop(path, None)) is not None:
-            await happens()
+        if (action := self.actions.pop(path, None)) is not None:
+            await action()
         return await super().get(path, max_bytes, offset=offset, size=size)
 
 
 @attack
-async def test_two_rewinds_that_are_learned_of_at_once():
+async def test_a_node_that_learns_of_two_rewinds_at_once():
     target = await holding()
     await target.publish()  # the first thief's
     await target.follow()
     await honest_from(target, 3, 5)
     first = target.next_revision(trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,), rewind=point(target, 3))
     await target.store.put(paths.revision(target.run_id, 1), sign(first, *ROOTS[:2]))
-    away, target.node = target.node, target.new_node(state=MemoryStore())
-    await refresh_authority(target.node)  # whoever writes the second revision knows the first
+    late_node, target.node = target.node, target.new_node(state=MemoryStore())
+    await refresh_authority(target.node)  # the author of the second revision knows the first
     await target.revise(
         trainers=(SECOND.public,),
         revoked=tuple(sorted((TRAINER.public, SUCCESSOR.public))),
         rewind=point(target, 5),
     )
-    target.node = away
+    target.node = late_node
     await target.mirror(SECOND, epoch=1, revision=2)
     await refresh_authority(target.node)
     assert target.node.revisions.number == 2
@@ -113,7 +111,7 @@ async def test_two_rewinds_that_are_learned_of_at_once():
 
 
 @attack
-async def test_a_rewind_to_a_version_newer_than_the_fork_that_was_followed():
+async def test_a_rewind_to_a_version_newer_than_the_followed_fork():
     target = await holding()
     await target.publish()  # the thief's, shown to this node alone
     await target.follow()
@@ -124,7 +122,7 @@ async def test_a_rewind_to_a_version_newer_than_the_fork_that_was_followed():
 
 
 @attack
-async def test_the_engine_gives_up_the_thiefs_weights_for_the_honest_ones_of_that_version():
+async def test_the_engine_replaces_the_thiefs_weights_by_the_honest_ones_of_that_version():
     target = await holding()
     await target.publish()  # the thief's
     engine = PlainEngine()
@@ -140,71 +138,71 @@ async def test_the_engine_gives_up_the_thiefs_weights_for_the_honest_ones_of_tha
 
 
 @attack
-async def test_a_rewind_that_is_learned_of_while_a_head_is_on_its_way():
-    store = Meanwhile()
+async def test_a_rewind_that_arrives_while_a_head_is_being_fetched():
+    store = InterruptingStore()
     target = await holding_on(store)
     await target.publish()  # the thief's
     await target.follow()
     await honest_from(target, 3, 4)
     await rewind(target, 3, SECOND)
     await store.delete(paths.head(TRAINER.public))
-    store.first[paths.head(SECOND.public)] = lambda: refresh_authority(target.node)
+    store.actions[paths.head(SECOND.public)] = lambda: refresh_authority(target.node)
     await target.follower.refresh()
     assert target.node.revisions.number == 1
     assert (await target.follower.rebuild(4)).digest == target.chain.signed[4].record.weights
 
 
 async def successor_takes_over(target: Target) -> None:
-    """From version 3 on the chain is another trainer's, and the node has learned of it."""
+    """Rewind the chain to version 3 under another trainer, and let the node learn of it."""
     await honest_from(target, 3, 3)
     await rewind(target, 3, SUCCESSOR)
     await refresh_authority(target.node)
 
 
-class Thread(MemoryStore):
-    """Storage whose read of a path, once, takes a while and cannot be cancelled, as one in a thread."""
+class UncancellableStore(MemoryStore):
+    """Storage of which one read takes some seconds and cannot be cancelled, like a read in a thread."""
 
-    slow = ""
+    slow_path = ""
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         data = await super().get(path, max_bytes, offset=offset, size=size)
-        if path == self.slow:
-            self.slow = ""
+        if path == self.slow_path:
+            self.slow_path = ""
             with trio.CancelScope(shield=True):
                 await trio.sleep(8)
         return data
 
 
 @attack
-async def test_a_rewind_while_a_thiefs_patch_is_read_that_cannot_be_cancelled():
-    store = Thread()
+async def test_a_rewind_during_an_uncancellable_read_of_the_thiefs_patch():
+    store = UncancellableStore()
     target = await holding_on(store)
     await target.publish()  # the thief's
     await target.follower.refresh()
-    store.slow = target.patch_path(4)
-    refused: list[ProtocolError] = []
+    store.slow_path = target.patch_path(4)
+    errors: list[ProtocolError] = []
 
-    async def hold() -> None:
+    async def rebuild() -> None:
         try:
             await target.follower.rebuild(4)
         except ProtocolError as error:
-            refused.append(error)
+            errors.append(error)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(hold)
+        nursery.start_soon(rebuild)
         await trio.sleep(1)
         await successor_takes_over(target)
         await target.follower.refresh()
-    assert ["rewound" in str(error) for error in refused] == [True]
+    assert ["rewound" in str(error) for error in errors] == [True]
     await target.goes_on()
 
 
 @attack
-async def test_a_revoked_trainer_does_not_keep_a_follower_busy_with_patches_that_drip():
+async def test_a_revoked_trainers_hanging_patches_do_not_keep_a_follower_busy():
     store = Hanging()
     target = await holding_on(store)
     await target.publish(3)  # the thief's
-    await drip(store, target.patch_path(5), target.patch_path(6))
+    await hang(store, target.patch_path(5), target.patch_path(6))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(keep_fresh, target.node, target.follower, 1.0)
         await trio.sleep(5)
@@ -216,20 +214,20 @@ async def test_a_revoked_trainer_does_not_keep_a_follower_busy_with_patches_that
 
 
 @attack
-async def test_a_rewind_does_not_wait_for_the_thiefs_patch_that_a_hold_waits_for():
+async def test_a_rewind_does_not_wait_for_a_hanging_patch_of_the_thief():
     store = Hanging()
     target = await holding_on(store)
     await target.publish()  # the thief's
-    await target.restart()  # with nothing at hand
+    await target.restart()  # without weights in memory
     await target.follower.refresh()
-    await drip(store, target.patch_path(4))
+    await hang(store, target.patch_path(4))
 
-    async def hold() -> None:
+    async def rebuild() -> None:
         with suppress(StoreError, ProtocolError):
             await target.follower.rebuild(4)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(hold)
+        nursery.start_soon(rebuild)
         await trio.sleep(1)
         await successor_takes_over(target)
         with trio.fail_after(60):

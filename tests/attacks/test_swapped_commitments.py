@@ -9,7 +9,7 @@ from protocol import limits, paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import open_signed, sign
 from protocol.rollout.batch import Commitment, Group, assemble, open_group
-from tests.network.test_network import running, simulate
+from tests.network.test_network import run_nodes, simulate
 from tests.support.simulation.network import Network, key
 
 CHOICES = Choices(groups=4, group_size=8)
@@ -36,7 +36,7 @@ async def committed_groups(network: Network, commitment: Commitment) -> list[Gro
 async def judged_network() -> Network:
     """Return a network with one honest miner, whose windows a validator has judged."""
     network = Network(CHOICES)
-    async with running(network, miners=1):
+    async with run_nodes(network, miners=1):
         await network.until_window(6)
     return network
 

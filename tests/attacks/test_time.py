@@ -1,4 +1,4 @@
-"""Fast-forward, freeze, rollback: a storage that shows what is too new, always the same, or what is past."""
+"""Fast-forward, freeze, rollback: storage that shows records that are too new, always the same, or old."""
 
 import pytest
 import trio
@@ -24,7 +24,7 @@ LAST_EPOCH = (1 << 53) - 1
 
 
 @attack
-async def test_fast_forward_an_epoch_that_nobody_can_follow():
+async def test_fast_forward_to_the_last_epoch():
     target = await holding()
     await target.show(target.head(epoch=LAST_EPOCH), STRANGER)
     await target.refuses("not signed by keys that may sign it")
@@ -33,14 +33,14 @@ async def test_fast_forward_an_epoch_that_nobody_can_follow():
 
 
 @attack
-async def test_fast_forward_a_head_that_counts_for_a_century():
+async def test_fast_forward_a_head_that_expires_too_late():
     target = await holding()
     await target.show(target.head(expires_ms=LAST_EPOCH))
     await target.refuses("valid for more than the 3600 s")
 
 
 @attack
-async def test_fast_forward_a_revision_that_leaves_numbers_out():
+async def test_fast_forward_a_revision_that_skips_numbers():
     target = await holding()
     await target.revise(number=4096)
     await target.refuses_revision("revision 4096 stands in its place")
@@ -70,29 +70,29 @@ async def test_fast_forward_by_a_stolen_key_ends_with_a_rewind_of_the_epoch():
 @attack
 async def test_fast_forward_by_a_stolen_key_ends_with_a_rewind_of_the_versions():
     target = await holding()
-    good = target.chain.signed[3]
+    honest_manifest = target.chain.signed[3]
     await target.publish(3)  # the thief's
     await target.follow()
-    stolen = target.chain.weights[6]
+    thiefs_weights = target.chain.weights[6]
     target.chain.signed, target.chain.weights = target.chain.signed[:4], target.chain.weights[:4]
     await target.revise(
         trainers=(SUCCESSOR.public,),
         revoked=(TRAINER.public,),
-        rewind=ChainPoint(version=3, digest=good.digest),
+        rewind=ChainPoint(version=3, digest=honest_manifest.digest),
     )
     await target.mirror(SUCCESSOR, epoch=1, revision=1)
     await refresh_authority(target.node)
     await target.goes_on()
     assert target.follower.newest is not None and target.follower.newest.version == 3
-    assert not equal(target.follower.newest.weights, stolen)
+    assert not equal(target.follower.newest.weights, thiefs_weights)
     await target.restart()
     await target.goes_on()
 
 
 @attack
-async def test_fast_forward_of_a_rewound_node_into_the_thiefs_chain_again():
+async def test_fast_forward_of_a_rewound_node_back_to_the_thiefs_chain():
     target = await holding()
-    stale = target.head(epoch=5)
+    old_head = target.head(epoch=5)
     await target.revise(
         trainers=(SUCCESSOR.public, TRAINER.public),
         rewind=ChainPoint(version=3, digest=target.chain.signed[3].digest),
@@ -101,7 +101,7 @@ async def test_fast_forward_of_a_rewound_node_into_the_thiefs_chain_again():
     await target.mirror(SUCCESSOR, epoch=6, revision=1)
     await target.follow()
     await target.store.delete(paths.head(SUCCESSOR.public))
-    await target.show(stale)
+    await target.show(old_head)
     with pytest.raises(Exception, match="head"):
         await target.follower.refresh()
     assert target.follower.chain.trust is not None and target.follower.chain.trust.epoch == 6
@@ -121,7 +121,7 @@ async def test_freeze_the_same_head_for_ever():
 
 
 @attack
-async def test_freeze_by_taking_the_head_away():
+async def test_freeze_by_withholding_the_head():
     target = await holding()
     await target.store.delete(paths.head(TRAINER.public))
     await target.refuses("head")
@@ -165,7 +165,7 @@ async def test_freeze_of_a_revocation_at_the_meeting_point():
 
 
 @attack
-async def test_freeze_of_a_revocation_by_the_one_who_is_revoked():
+async def test_freeze_of_a_revocation_by_the_revoked_trainer():
     target = await holding()
     await target.revise(trainers=(SECOND.public,), revoked=(TRAINER.public,))
     await target.store.put(paths.revision_copy(TRAINER.public, 1), b"nothing new here")
@@ -185,7 +185,7 @@ async def test_freeze_of_a_revision_that_the_head_names():
 
 
 @attack
-async def test_freeze_by_a_clock_of_the_trainers_that_is_ahead():
+async def test_freeze_by_a_trainers_clock_that_is_ahead():
     target = await holding()
     await target.show(target.head(expires_ms=int(target.clock.now() * 1000) + 2 * 3_600_000))
     await target.refuses("valid for more")
@@ -240,7 +240,7 @@ async def test_rollback_to_a_backup_of_everything():
 
 
 @attack
-async def test_rollback_by_damaging_what_the_node_remembers():
+async def test_rollback_by_damaging_the_nodes_trust():
     target = await holding()
     await target.state.put(TRUST_PATH, b"\xc1")
     with pytest.raises(ProtocolError):
@@ -250,8 +250,8 @@ async def test_rollback_by_damaging_what_the_node_remembers():
 @attack
 async def test_rollback_within_the_listed_versions_is_a_fork():
     target = await holding()
-    names = tuple(signed.digest for signed in target.chain.signed[:3])
-    await target.show(target.head(manifests=(*names, samples.digest("version 3 of before"))))
+    digests = tuple(manifest.digest for manifest in target.chain.signed[:3])
+    await target.show(target.head(manifests=(*digests, samples.digest("another version 3"))))
     await target.refuses("another manifest for trusted version 3")
 
 
@@ -265,18 +265,18 @@ async def test_rollback_of_a_revocation():
 
 
 @attack
-async def test_rollback_of_a_revocation_by_forgetting_it():
+async def test_rollback_of_a_revocation_by_withholding_it():
     target = await holding()
     await target.revise(trainers=(SECOND.public,), revoked=(TRAINER.public,))
     await refresh_authority(target.node)
     await target.store.delete(paths.revision(target.run_id, 1))
-    await target.restart()  # from its own memory
+    await target.restart()  # it reads its own state
     assert target.node.authority.revoked == (TRAINER.public,)
     await target.refuses("head")
 
 
 @attack
-async def test_rollback_of_a_revocation_by_damaging_what_the_node_remembers():
+async def test_rollback_of_a_revocation_by_damaging_the_nodes_state():
     target = await holding()
     await target.revise(revoked=(STRANGER.public,))
     await refresh_authority(target.node)
@@ -290,7 +290,7 @@ async def test_rollback_to_an_announcement_that_has_expired():
     target = Target()
     await target.publish()
     await target.node.announce("miner", 60.0)
-    assert [found.key for found in await find_participants(target.node, "miner")] == [MINER.public]
+    assert [item.key for item in await find_participants(target.node, "miner")] == [MINER.public]
     await trio.sleep(61.0)
     assert await find_participants(target.node, "miner") == []
     (line,) = target.log.named("announcement-refused")

@@ -1,4 +1,4 @@
-"""A validator that shows one seal to the others, so that they reveal, and another one to the trainer
+"""A validator that shows one seal to the other validators, so that they reveal, and another one to the trainer
 (docs/spec/ledger.md).
 """
 
@@ -24,23 +24,23 @@ from tests.support.builders.chains import make_node
 from tests.support.builders.samples import digest
 from tests.support.simulation.network import Log
 
-TWICE = "sealed twice"
+SEALED_TWICE = "sealed twice"
 
 
 def seal_of(court: Court, validator: SigningKey, window: int = WINDOW, by: SigningKey | None = None) -> bytes:
-    """A seal of something that nobody reveals."""
+    """Return a seal of a summary that is never revealed."""
     seal = Seal(run=court.run_id, window=window, validator=validator.public, summary=digest("nothing"))
     return sign(seal, by or validator)
 
 
-def unheard(court: Court) -> list[tuple[str, str]]:
-    """Which validators did not count, and the beginning of why."""
+def ignored_validators(court: Court) -> list[tuple[str, str]]:
+    """Return the validators that did not count, each with the beginning of the reason."""
     lines = [line for line in court.log.named("validator-excluded") if line["window"] == WINDOW]
     return [(line["validator"], line["error"].partition(":")[0]) for line in lines]
 
 
-async def heard(quorum: int) -> Court:
-    """A court to which the miner and both validators have spoken."""
+async def court_with_records(quorum: int) -> Court:
+    """Return a court in which the miner has delivered and both validators have accepted."""
     court = Court(quorum)
     await court.deliver()
     await court.say(FIRST)
@@ -48,26 +48,26 @@ async def heard(quorum: int) -> Court:
     return court
 
 
-@pytest.mark.parametrize("liar", [FIRST, SECOND], ids=["heard first", "heard last"])
-def test_another_seal_in_a_witness_shuts_its_validator_up(liar: SigningKey) -> None:
+@pytest.mark.parametrize("liar", [FIRST, SECOND], ids=["read first", "read last"])
+def test_a_second_seal_in_a_witness_disqualifies_its_validator(liar: SigningKey) -> None:
     async def scenario() -> None:
-        court = await heard(quorum=2)
+        court = await court_with_records(quorum=2)
         await court.attest(FIRST if liar is SECOND else SECOND, WINDOW, seal_of(court, liar))
         await court.listen()
         assert await court.outcomes() == {"no-quorum"}
-        assert unheard(court) == [(liar.public.hex()[:8], TWICE)]
+        assert ignored_validators(court) == [(liar.public.hex()[:8], SEALED_TWICE)]
 
     attack(scenario)()
 
 
 @attack
-async def test_two_seals_in_one_witness_shut_their_validator_up():
-    court = await heard(quorum=2)
-    same = await court.store.get(paths.seal(SECOND.public, WINDOW), 512)
-    await court.attest(FIRST, WINDOW, seal_of(court, SECOND), same)
+async def test_two_seals_in_one_witness_disqualify_their_validator():
+    court = await court_with_records(quorum=2)
+    first_seal = await court.store.get(paths.seal(SECOND.public, WINDOW), 512)
+    await court.attest(FIRST, WINDOW, seal_of(court, SECOND), first_seal)
     await court.listen()
     assert await court.outcomes() == {"no-quorum"}
-    assert unheard(court) == [(SECOND.public.hex()[:8], TWICE)]
+    assert ignored_validators(court) == [(SECOND.public.hex()[:8], SEALED_TWICE)]
 
 
 @attack
@@ -79,62 +79,64 @@ async def test_the_honest_validators_verdicts_still_count():
     await court.attest(FIRST, WINDOW, seal_of(court, SECOND))
     await court.listen()
     assert {outcome for outcome in (await court.account()).values() if outcome == "used"} == {"used"}
-    assert unheard(court) == [(SECOND.public.hex()[:8], TWICE)]
+    assert ignored_validators(court) == [(SECOND.public.hex()[:8], SEALED_TWICE)]
 
 
 @attack
-async def test_the_same_seal_in_a_witness_and_what_is_none_speak_against_nobody():
-    court = await heard(quorum=2)
-    same = await court.store.get(paths.seal(SECOND.public, WINDOW), 512)
-    strange = (
+async def test_the_same_seal_and_invalid_entries_in_a_witness_disqualify_nobody():
+    court = await court_with_records(quorum=2)
+    first_seal = await court.store.get(paths.seal(SECOND.public, WINDOW), 512)
+    invalid_entries = (
         b"",
         b"\xc1" * 400,
-        same[:-1],
+        first_seal[:-1],
         seal_of(court, SECOND, by=FIRST),
         seal_of(court, SECOND, by=STRANGER),
         seal_of(court, SECOND, window=WINDOW + 1),
         seal_of(court, STRANGER),
         sign(court.summary(SECOND), SECOND)[:512],
     )
-    await court.attest(FIRST, WINDOW, same, *strange)
+    await court.attest(FIRST, WINDOW, first_seal, *invalid_entries)
     await court.listen()
     assert await court.outcomes() == {"used"}
-    assert unheard(court) == []
+    assert ignored_validators(court) == []
 
 
 @pytest.mark.parametrize("kind", ["missing", "another window's", "forged", "garbage", "oversized"])
-def test_a_validator_whose_witness_cannot_be_read_is_not_heard(kind: str) -> None:
+def test_a_validator_without_a_readable_witness_does_not_count(kind: str) -> None:
     async def scenario() -> None:
-        court = await heard(quorum=2)
-        place = paths.witness(FIRST.public, WINDOW)
+        court = await court_with_records(quorum=2)
+        path = paths.witness(FIRST.public, WINDOW)
         if kind == "missing":
-            await court.store.delete(place)
+            await court.store.delete(path)
         elif kind == "another window's":
             await court.attest(FIRST, WINDOW + 1)
-            await court.store.put(place, await court.store.get(paths.witness(FIRST.public, WINDOW + 1), 1 << 20))
+            await court.store.put(path, await court.store.get(paths.witness(FIRST.public, WINDOW + 1), 1 << 20))
         else:
             forged = await court.store.get(paths.witness(SECOND.public, WINDOW), 1 << 20)
-            await court.store.put(place, {"forged": forged, "garbage": b"\xc1", "oversized": bytes(1 << 22)}[kind])
+            await court.store.put(path, {"forged": forged, "garbage": b"\xc1", "oversized": bytes(1 << 22)}[kind])
         await court.listen()
         assert await court.outcomes() == {"no-quorum"}
-        assert unheard(court) == [(FIRST.public.hex()[:8], "sealed, and not revealed in time")]
+        assert ignored_validators(court) == [(FIRST.public.hex()[:8], "sealed, and not revealed in time")]
         assert len(court.log.named("witness-refused")) == (kind != "missing")
 
     attack(scenario)()
 
 
 @attack
-async def test_whoever_checks_the_ledger_sees_the_second_seal():
+async def test_a_check_of_the_ledger_finds_the_second_seal():
     court = Court()
     await court.say(FIRST)
     assert await verify_ledger(court.node, FIRST.public, lambda line: None) == 1
     await court.attest(SECOND, WINDOW, seal_of(court, FIRST))
-    with pytest.raises(ProtocolError, match=f"{TWICE}.*another seal was shown to validator {SECOND.public.hex()[:8]}"):
+    with pytest.raises(
+        ProtocolError, match=f"{SEALED_TWICE}.*another seal was shown to validator {SECOND.public.hex()[:8]}"
+    ):
         await verify_ledger(court.node, FIRST.public, lambda line: None)
 
 
-class HoldsBack(Silent):
-    """Storage that answers for the second validator's seal when the first one has revealed, with a copy of that."""
+class SealsLate(Silent):
+    """Storage of the second validator: a fetch of its seal waits until the first has revealed, and seals only then."""
 
     court: Court
 
@@ -150,42 +152,42 @@ class HoldsBack(Silent):
 
 
 @attack
-async def test_a_seal_that_is_made_while_the_trainer_asks_for_it_does_not_count():
-    court, store = Court(quorum=2), HoldsBack()
+async def test_a_seal_that_is_made_while_the_trainer_fetches_it_does_not_count():
+    court, store = Court(quorum=2), SealsLate()
     store.court, court.store, court.node = court, store, replace(court.node, store=store)
     await court.deliver()
-    sealing = court.run.beacon.round_time(court.run.schedule.seal(WINDOW))
+    seal_time = court.run.beacon.round_time(court.run.schedule.seal(WINDOW))
 
-    async def honest() -> None:
+    async def validate_honestly() -> None:
         verdict = court.verdict(FIRST)
         summary = court.summary(FIRST, verdict)
-        await court.clock.sleep_until(sealing - 1.0)
+        await court.clock.sleep_until(seal_time - 1.0)
         await court.seal(FIRST, summary)
-        await court.clock.sleep_until(sealing + 0.3)
+        await court.clock.sleep_until(seal_time + 0.3)
         await court.reveal(FIRST, summary, verdict)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(honest)
+        nursery.start_soon(validate_honestly)
         await court.listen()
     assert await court.outcomes() == {"no-quorum"}
-    assert unheard(court) == [(SECOND.public.hex()[:8], "not sealed in time")]
+    assert ignored_validators(court) == [(SECOND.public.hex()[:8], "not sealed in time")]
 
 
-class Dies(MemoryStore):
-    """Storage whose writer dies when it puts a summary."""
+class CrashAtSummary(MemoryStore):
+    """Storage that kills its writer when it puts a summary."""
 
-    dying: trio.CancelScope | None = None
+    writer: trio.CancelScope | None = None
 
     async def put(self, path: str, data: bytes) -> None:
-        if self.dying is not None and "/summaries/" in path:
-            self.dying.cancel()
+        if self.writer is not None and "/summaries/" in path:
+            self.writer.cancel()
         await super().put(path, data)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before the seal round", "after the seal round"])
-def test_what_a_witness_said_before_a_crash_it_says_after_it(late: bool) -> None:
+def test_a_witness_is_the_same_after_a_crash(late: bool) -> None:
     async def scenario() -> None:
-        court, store, state = Court(quorum=2), Dies(), MemoryStore()
+        court, store, state = Court(quorum=2), CrashAtSummary(), MemoryStore()
 
         def node() -> Node:
             return make_node(court.run_id, court.run, store, state, Log("v"), FIRST, clock=court.clock)
@@ -195,30 +197,30 @@ def test_what_a_witness_said_before_a_crash_it_says_after_it(late: bool) -> None
             return open_signed(data, Witness, [FIRST.public]).record.seals
 
         await court.clock.sleep_until(court.run.deadline_time(WINDOW))
-        shown, verdict = seal_of(court, SECOND), court.verdict(FIRST)
-        await store.put(paths.seal(SECOND.public, WINDOW), shown)
+        seal, verdict = seal_of(court, SECOND), court.verdict(FIRST)
+        await store.put(paths.seal(SECOND.public, WINDOW), seal)
         ledger = await Ledger.open(state, court.run.scoring)
         revealer = Revealer(node(), ledger)
         await revealer.store_verdicts(WINDOW, [verdict])
         await revealer.add_window(await ledger.record(court.summary(FIRST, verdict)))
-        with trio.CancelScope() as store.dying:
+        with trio.CancelScope() as store.writer:
             await revealer.run()
-        store.dying = None
-        assert await witness() == (shown,)
+        store.writer = None
+        assert await witness() == (seal,)
         await store.put(paths.seal(SECOND.public, WINDOW), sign(court.summary(SECOND), SECOND))
         if late:
             await court.clock.sleep_until(court.run.beacon.round_time(court.run.schedule.seal(WINDOW)) + 0.5)
         with trio.move_on_after(5.0):
             await Revealer(node(), await Ledger.open(state, court.run.scoring)).run()
         assert paths.summary(FIRST.public, WINDOW) in {item.path async for item in store.list(FIRST.public.hex())}
-        assert await witness() == (shown,)
+        assert await witness() == (seal,)
         assert [item.path async for item in state.list("witness/")] == []
 
     attack(scenario)()
 
 
 class Full(MemoryStore):
-    """State that takes no witness for a while."""
+    """State that takes no witness while it is full."""
 
     full = True
 
@@ -229,7 +231,7 @@ class Full(MemoryStore):
 
 
 @attack
-async def test_nothing_is_revealed_before_the_witness_is_kept():
+async def test_nothing_is_revealed_before_the_witness_is_stored():
     court, state = Court(quorum=2), Full()
     await court.clock.sleep_until(court.run.deadline_time(WINDOW))
     verdict = court.verdict(FIRST)
@@ -248,42 +250,42 @@ async def test_nothing_is_revealed_before_the_witness_is_kept():
     assert paths.summary(FIRST.public, WINDOW) in {item.path async for item in court.store.list("")}
 
 
-class Dead(MemoryStore):
-    """State whose owner dies at its first delete, or at the second, ..."""
+class CrashAtDelete(MemoryStore):
+    """State that kills its owner after some deletes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.left = math.inf
-        self.dying = trio.CancelScope()
+        self.remaining_deletes = math.inf
+        self.owner = trio.CancelScope()
 
     async def delete(self, path: str) -> None:
-        self.left -= 1
-        if self.left < 0:
-            self.dying.cancel()
+        self.remaining_deletes -= 1
+        if self.remaining_deletes < 0:
+            self.owner.cancel()
             await trio.lowlevel.checkpoint()
         await super().delete(path)
 
 
 @pytest.mark.parametrize("deletes", range(4))
-def test_a_witness_stands_whenever_its_validator_dies_while_it_forgets(deletes: int) -> None:
+def test_a_witness_is_the_same_after_a_crash_while_its_state_is_deleted(deletes: int) -> None:
     async def scenario() -> None:
-        court, state = Court(quorum=2), Dead()
+        court, state = Court(quorum=2), CrashAtDelete()
         node = make_node(court.run_id, court.run, court.store, state, Log("v"), FIRST, clock=court.clock)
         await court.clock.sleep_until(court.run.deadline_time(WINDOW))
-        shown, verdict = seal_of(court, SECOND), court.verdict(FIRST)
-        await court.store.put(paths.seal(SECOND.public, WINDOW), shown)
+        seal, verdict = seal_of(court, SECOND), court.verdict(FIRST)
+        await court.store.put(paths.seal(SECOND.public, WINDOW), seal)
         ledger = await Ledger.open(state, court.run.scoring)
         await Revealer(node, ledger).store_verdicts(WINDOW, [verdict])
         await ledger.record(court.summary(FIRST, verdict))
-        state.left = deletes
-        with state.dying, trio.move_on_after(5.0):
+        state.remaining_deletes = deletes
+        with state.owner, trio.move_on_after(5.0):
             await Revealer(node, ledger).run()
         await court.clock.sleep_until(court.run.beacon.round_time(court.run.schedule.seal(WINDOW)) + 0.5)
-        state.left, state.dying = math.inf, trio.CancelScope()
+        state.remaining_deletes, state.owner = math.inf, trio.CancelScope()
         with trio.move_on_after(5.0):
             await Revealer(node, ledger).run()
         data = await court.store.get(paths.witness(FIRST.public, WINDOW), Witness.max_bytes)
-        assert open_signed(data, Witness, [FIRST.public]).record.seals == (shown,)
+        assert open_signed(data, Witness, [FIRST.public]).record.seals == (seal,)
         assert [item.path async for item in state.list("") if not item.path.startswith("ledger/")] == []
 
     attack(scenario)()

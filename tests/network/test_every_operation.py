@@ -1,6 +1,4 @@
-"""The trainer's processes killed before and after every single operation on their stores: the weights come out the
-same.
-"""
+"""The trainer's processes killed before and after every single operation on their stores make the same weights."""
 
 from collections.abc import Awaitable, Callable
 from functools import cache, partial
@@ -29,7 +27,7 @@ SETTINGS = PublisherSettings(anchor_interval=2, keep_patches=2, keep_anchors=1)
 
 
 class Trainer(Network):
-    """One trainer whose processes die at an operation: the n-th put, get or delete of theirs, counted over their lives."""
+    """One trainer of which one process dies at its n-th put, get or delete, counted over all its restarts."""
 
     store: Witness
 
@@ -56,7 +54,7 @@ class Trainer(Network):
         return TrippingStore(self.disk, self.wire) if process == self.process else self.disk
 
     async def keep(self, main: Callable[[], Awaitable[None]], mortal: bool) -> None:
-        """Run a process; start it again when it has died."""
+        """Run a process, and start it again whenever it has died."""
         while True:
             if not mortal:
                 await main()
@@ -66,7 +64,7 @@ class Trainer(Network):
             await trio.sleep(0.05)
 
     async def live(self) -> dict[int, str]:
-        """The weights of each version handed over, after all harvests were learned from and published."""
+        """Run until all batches were trained on and published; return the digest of each version's weights."""
         settings = self.trainer_settings(groups_per_step=GROUPS)
         training = partial(self._training, settings)
         async with trio.open_nursery() as nursery:
@@ -74,13 +72,13 @@ class Trainer(Network):
             nursery.start_soon(self.keep, training, self.process == "/training")
             nursery.start_soon(self.keep, self._upload, self.process == "/upload")
             for number in range(BATCHES):
-                await self._published(number)
+                await self._wait_until_published(number)
                 await self.disk.put(f"{INBOX}{number:010d}-x", verified_batch(number, version=0).to_bytes())
-            await self._published(BATCHES)
+            await self._wait_until_published(BATCHES)
             await trio.sleep(1)
             nursery.cancel_scope.cancel()
-        held = await verify_chain(Network.node(self, "checker"), lambda line: None)
-        assert held.version == BATCHES
+        weights = await verify_chain(Network.node(self, "checker"), lambda line: None)
+        assert weights.version == BATCHES
         names = [
             put.path.rsplit("/", 1)[-1].split("-") for put in self.store.under(paths.manifests(key("trainer").public))
         ]
@@ -89,9 +87,9 @@ class Trainer(Network):
         for put in self.disk.under(OUTBOX):
             digest = digest_weights(safetensors.read(put.data)).hex()
             views.setdefault(SnapshotName.parse(put.path).version, set()).add(digest)
-        assert all(len(found) == 1 for found in views.values())
-        assert views[BATCHES] == {held.digest.hex()}
-        return {version: min(found) for version, found in views.items()}
+        assert all(len(digests) == 1 for digests in views.values())
+        assert views[BATCHES] == {weights.digest.hex()}
+        return {version: min(digests) for version, digests in views.items()}
 
     async def _training(self, settings: object) -> None:
         await run_training(self.node("trainer", "/training"), lambda: self.weights, self.compute, settings)  # type: ignore[arg-type]
@@ -99,13 +97,13 @@ class Trainer(Network):
     async def _upload(self) -> None:
         await run_publisher(self.node("trainer", "/upload"), SETTINGS)
 
-    async def _published(self, version: int) -> None:
+    async def _wait_until_published(self, version: int) -> None:
         while not any(put.path.endswith(f"published/{version:010d}") for put in self.disk.puts):
             await trio.sleep(0.02)
 
 
-def lived(process: str, death: int | None, after: bool) -> tuple[dict[int, str], bool]:
-    """The weights by version of a trainer, and whether it died."""
+def run_trainer(process: str, death: int | None, after: bool) -> tuple[dict[int, str], bool]:
+    """Return the digests of a trainer's weights by version, and whether it died."""
 
     async def scenario() -> tuple[dict[int, str], bool]:
         with trio.fail_after(600):
@@ -117,19 +115,19 @@ def lived(process: str, death: int | None, after: bool) -> tuple[dict[int, str],
 
 
 @cache
-def uncrashed() -> dict[int, str]:
-    """The weights of a trainer that nothing happens to."""
-    return lived("/training", None, after=False)[0]
+def weights_without_crash() -> dict[int, str]:
+    """Return the digests of a trainer's weights by version if no process dies."""
+    return run_trainer("/training", None, after=False)[0]
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("process", ["/training", "/upload"])
 def test_a_trainer_killed_at_any_operation_makes_the_same_weights(process: str, after: bool):
-    assert len(set(uncrashed().values())) == BATCHES + 1
+    assert len(set(weights_without_crash().values())) == BATCHES + 1
     deaths = 0
     for operation in range(1000):
-        weights, died = lived(process, operation, after)
-        assert weights == uncrashed(), f"killed {'after' if after else 'before'} operation {operation}"
+        weights, died = run_trainer(process, operation, after)
+        assert weights == weights_without_crash(), f"killed {'after' if after else 'before'} operation {operation}"
         if not died:
             break
         deaths += 1

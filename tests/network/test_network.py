@@ -1,4 +1,4 @@
-"""Whole networks on a virtual clock: what honest nodes achieve, and what liars do not."""
+"""Whole networks on a virtual clock: honest work is accepted and trained on, false work is not."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -33,13 +33,13 @@ EXPECTED_REASONS = {  # of the rejection of each kind of false rollout
 
 
 def simulate(scenario: Callable[[], Awaitable[None]]) -> None:
-    """Run a scenario on a clock that jumps to the next thing that happens."""
+    """Run a scenario on a virtual clock that jumps to the next event."""
     trio.run(scenario, clock=MockClock(autojump_threshold=0))
 
 
 @asynccontextmanager
-async def running(network: Network, **options: int) -> AsyncIterator[trio.Nursery]:
-    """The network's nodes, stopped at the end of the block."""
+async def run_nodes(network: Network, **options: int) -> AsyncIterator[trio.Nursery]:
+    """Run the network's nodes until the end of the block."""
     async with trio.open_nursery() as nursery:
         network.start(nursery, **options)
         yield nursery
@@ -47,43 +47,42 @@ async def running(network: Network, **options: int) -> AsyncIterator[trio.Nurser
 
 
 async def verdicts(network: Network, miner: str | SigningKey, windows: range) -> dict[int, Verdict]:
-    """The first validator's verdicts on a miner, by window."""
+    """Return the first validator's verdicts on a miner, by window."""
     validator = key("validator-0").public
-    judged = miner if isinstance(miner, SigningKey) else key(miner)
-    found = {}
+    miner_key = miner if isinstance(miner, SigningKey) else key(miner)
+    verdicts_by_window = {}
     for window in windows:
-        path = paths.verdict(validator, window, judged.public)
-        listed = [item.path async for item in network.store.list(path)]
-        if listed:
+        path = paths.verdict(validator, window, miner_key.public)
+        if [item.path async for item in network.store.list(path)]:
             data = await network.store.get(path, limits.MAX_VERDICT_BYTES)
-            found[window] = open_signed(data, Verdict, [validator]).record
-    return found
+            verdicts_by_window[window] = open_signed(data, Verdict, [validator]).record
+    return verdicts_by_window
 
 
-def test_honest_work_is_accepted_trained_on_once_and_every_follower_holds_the_trainers_weights():
+def test_honest_work_is_accepted_and_trained_on_once_and_every_follower_has_the_trainers_weights():
     async def scenario() -> None:
         network = Network(CHOICES, policy=PACKAGED_POLICY)
-        async with running(network):
+        async with run_nodes(network):
             await network.until_window(8)
         for miner in ("miner-1", "miner-2"):
-            judged = await verdicts(network, miner, range(7))
-            assert len(judged) >= 6
-            assert all(judgement.accepted for verdict in judged.values() for judgement in verdict.judgements)
+            on_miner = await verdicts(network, miner, range(7))
+            assert len(on_miner) >= 6
+            assert all(judgement.accepted for verdict in on_miner.values() for judgement in verdict.judgements)
         head = await network.head()
         assert head.version >= 5
-        published = await verify_chain(network.node("checker"), lambda line: None)
+        newest = await verify_chain(network.node("checker"), lambda line: None)
         digests = {m["version"]: m["weights"] for m in network.events("validator-0", "serving")}
         for name in ("miner-1", "miner-2", "validator-0"):
-            served = {m["version"]: m["weights"] for m in network.events(name, "serving")}
-            assert served.items() <= (digests | {published.version: published.digest.hex()}).items()
+            node_digests = {m["version"]: m["weights"] for m in network.events(name, "serving")}
+            assert node_digests.items() <= (digests | {newest.version: newest.digest.hex()}).items()
         steps = network.events("trainer/training", "step")
-        used = sum(event["used"] for event in network.events("trainer/download", "collected"))
-        assert 4 * len(steps) <= used  # four groups a step, each at most once
+        used_groups = sum(event["used"] for event in network.events("trainer/download", "collected"))
+        assert 4 * len(steps) <= used_groups  # four groups a step, each at most once
 
     simulate(scenario)
 
 
-def test_a_validator_that_has_not_looked_for_long_looks_before_it_refuses_a_newer_version():
+def test_a_validator_refreshes_the_chain_before_it_refuses_a_newer_version():
     async def scenario() -> None:
         network = Network(CHOICES)
         async with trio.open_nursery() as nursery:
@@ -94,18 +93,18 @@ def test_a_validator_that_has_not_looked_for_long_looks_before_it_refuses_a_newe
             nursery.start_soon(network.run_validator, "validator-0", 1000.0)
             await network.until_window(12)
             nursery.cancel_scope.cancel()
-        judged = await verdicts(network, "miner-1", range(11))
-        assert len(judged) >= 6
-        assert max(verdict.version for verdict in judged.values()) >= 3
-        assert all(judgement.accepted for verdict in judged.values() for judgement in verdict.judgements)
+        on_miner = await verdicts(network, "miner-1", range(11))
+        assert len(on_miner) >= 6
+        assert max(verdict.version for verdict in on_miner.values()) >= 3
+        assert all(judgement.accepted for verdict in on_miner.values() for judgement in verdict.judgements)
 
     simulate(scenario)
 
 
-def test_every_kind_of_false_rollout_is_rejected_for_its_own_reason_and_no_honest_group_is():
+def test_every_kind_of_false_rollout_is_rejected_for_its_reason_and_no_honest_group_is():
     async def scenario() -> None:
         network = Network(CHOICES, policy=PACKAGED_POLICY)
-        async with running(network) as nursery:
+        async with run_nodes(network) as nursery:
             nursery.start_soon(network.run_cheat)
             await network.until_window(2 * len(KINDS) + 1)
         cheats = await verdicts(network, "cheat", range(1, 2 * len(KINDS)))
@@ -117,7 +116,7 @@ def test_every_kind_of_false_rollout_is_rejected_for_its_own_reason_and_no_hones
         for miner in ("miner-1", "miner-2"):
             honest = await verdicts(network, miner, range(2 * len(KINDS)))
             assert all(judgement.accepted for verdict in honest.values() for judgement in verdict.judgements)
-        observer = Observer(network.node("bystander"), 0)
+        observer = Observer(network.node("observer"), 0)
         await observer.refresh()
         scores = {row.key: row.score for row in observer.state().miners}
         assert scores[key("cheat").public.hex()] == 0.0
@@ -126,44 +125,44 @@ def test_every_kind_of_false_rollout_is_rejected_for_its_own_reason_and_no_hones
     simulate(scenario)
 
 
-def test_a_run_that_ended_long_ago_is_shown_as_it_was_left():
+def test_an_observer_shows_the_last_state_of_a_run_that_ended_long_ago():
     async def scenario() -> None:
         network = Network(CHOICES)
-        async with running(network):
+        async with run_nodes(network):
             await network.until_window(6)
         version = (await network.head()).version
         await trio.sleep(3 * network.run.head_ttl)
-        node = network.node("bystander")
+        node = network.node("observer")
         newest = await newest_summarized(node)
         assert newest in (4, 5)
         assert node.window() > newest + 1000
         observer = Observer(node, 0, last_window=newest)
         await observer.refresh()
-        shown = observer.state()
-        assert shown.versions[-1].version == version
-        assert sum(miner.accepted for miner in shown.miners) >= 2 * 4 * 4
-        assert any("has expired" in alarm for alarm in shown.alarms)
+        state = observer.state()
+        assert state.versions[-1].version == version
+        assert sum(miner.accepted for miner in state.miners) >= 2 * 4 * 4
+        assert any("has expired" in alarm for alarm in state.alarms)
 
     simulate(scenario)
 
 
-def test_a_bystander_sees_the_run_past_a_stray_summary_and_says_what_it_cannot_read():
+def test_an_observer_ignores_a_stray_summary_and_reports_storage_that_it_cannot_read():
     async def scenario() -> None:
         network = Network(CHOICES, validators=2)
-        async with running(network):
+        async with run_nodes(network):
             await network.until_window(5)
-        own, hiding = key("validator-0").public, key("validator-1").public
-        newest = await newest_summarized(network.node("bystander"))
+        own, silent = key("validator-0").public, key("validator-1").public
+        newest = await newest_summarized(network.node("observer"))
         assert newest is not None
         await network.store.put(paths.summary(own, 1 << 30), b"x")
-        assert await newest_summarized(network.node("bystander")) == newest
-        store = Counting(network.store, hiding.hex())
-        observer = Observer(network.node("bystander", store=store), 0, last_window=newest)
+        assert await newest_summarized(network.node("observer")) == newest
+        store = Refusing(network.store, silent.hex())
+        observer = Observer(network.node("observer", store=store), 0, last_window=newest)
         await observer.refresh()
-        shown = observer.state()
-        assert sum(miner.accepted for miner in shown.miners) >= 2 * 4 * 3
-        assert [alarm for alarm in shown.alarms if "storage cannot be read now" in alarm and "refused" in alarm]
-        assert store.refused <= 2  # who does not answer is not asked for every window
+        state = observer.state()
+        assert sum(miner.accepted for miner in state.miners) >= 2 * 4 * 3
+        assert [alarm for alarm in state.alarms if "storage cannot be read now" in alarm and "refused" in alarm]
+        assert store.refusals <= 2  # a space that does not answer is not read for every window
         store.prefix = "nothing"
         await observer.refresh()
         assert not observer.state().alarms
@@ -171,18 +170,18 @@ def test_a_bystander_sees_the_run_past_a_stray_summary_and_says_what_it_cannot_r
     simulate(scenario)
 
 
-class Counting(MemoryStore):
-    """A store that refuses what lies below one prefix, and counts that."""
+class Refusing(MemoryStore):
+    """A store that refuses and counts reads below one prefix."""
 
     def __init__(self, inner: MemoryStore, prefix: str) -> None:
         super().__init__()
         self._inner = inner
         self.prefix = prefix
-        self.refused = 0
+        self.refusals = 0
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         if path.startswith(self.prefix):
-            self.refused += 1
+            self.refusals += 1
             raise StoreError(f"{path}: connection refused")
         return await self._inner.get(path, max_bytes, offset=offset, size=size)
 
@@ -192,22 +191,22 @@ class Counting(MemoryStore):
 
 def test_the_same_seed_gives_the_same_trace():
     def trace() -> list[tuple[str, object]]:
-        seen: list[tuple[str, object]] = []
+        events: list[tuple[str, object]] = []
 
         async def scenario() -> None:
             network = Network(CHOICES)
-            async with running(network, miners=1):
+            async with run_nodes(network, miners=1):
                 await network.until_window(4)
-            seen.extend((name, event) for name, log in sorted(network.logs.items()) for event in log.events)
+            events.extend((name, event) for name, log in sorted(network.logs.items()) for event in log.events)
 
         simulate(scenario)
-        return seen
+        return events
 
     assert trace() == trace()
 
 
 class SlowAtFirst(HonestProducer):
-    """Compiles for longer than a window before its first groups."""
+    """Takes longer than a window for its first groups, as an engine that compiles."""
 
     warm = False
 
@@ -218,22 +217,22 @@ class SlowAtFirst(HonestProducer):
         return await super().produce(turn, indices)
 
 
-def test_what_is_slow_once_costs_no_pledge():
+def test_a_slow_start_breaks_no_pledge():
     async def scenario() -> None:
         network = Network(CHOICES)
-        async with running(network, miners=0) as nursery:
+        async with run_nodes(network, miners=0) as nursery:
             nursery.start_soon(network.run_miner, "miner", 4, SlowAtFirst)
             await network.until_window(9)
-        judged = await verdicts(network, "miner", range(8))
-        assert len(judged) >= 3
-        assert {verdict.pledged for verdict in judged.values()} == {4}
+        on_miner = await verdicts(network, "miner", range(8))
+        assert len(on_miner) >= 3
+        assert {verdict.pledged for verdict in on_miner.values()} == {4}
         assert not network.events("miner", "deadline-missed")
 
     simulate(scenario)
 
 
 class Slow(HonestProducer):
-    """Has time for one group in a window, and not for a whole chunk of two."""
+    """So slow that there is time for one group in a window, and not for a chunk of two."""
 
     async def produce(self, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
         deadline = self.task.run.deadline_time(0) - self.task.run.opening_time(0)
@@ -241,24 +240,24 @@ class Slow(HonestProducer):
         return await super().produce(turn, indices)
 
 
-def test_a_slow_miner_pledges_what_it_can_do_and_keeps_it():
+def test_a_slow_miner_pledges_what_it_can_deliver():
     async def scenario() -> None:
         network = Network(CHOICES)
-        async with running(network, miners=0) as nursery:
+        async with run_nodes(network, miners=0) as nursery:
             nursery.start_soon(network.run_miner, "miner", 4, Slow)
             await network.until_window(14)
         assert not network.events("miner", "deadline-missed")
-        judged = await verdicts(network, "miner", range(13))
-        assert len(judged) >= 9
-        assert {(verdict.pledged, verdict.submitted) for verdict in judged.values()} == {(1, 1)}
+        on_miner = await verdicts(network, "miner", range(13))
+        assert len(on_miner) >= 9
+        assert {(verdict.pledged, verdict.submitted) for verdict in on_miner.values()} == {(1, 1)}
 
     simulate(scenario)
 
 
-def test_a_late_miner_catches_up_from_an_anchor_and_its_work_counts():
+def test_a_late_miner_catches_up_from_an_anchor_and_its_work_is_accepted():
     async def scenario() -> None:
         network = Network(CHOICES)
-        async with running(network, miners=1) as nursery:
+        async with run_nodes(network, miners=1) as nursery:
             await network.until_window(7)
             nursery.start_soon(network.run_miner, "late")
             await network.until_window(10)
@@ -274,28 +273,28 @@ def test_a_late_miner_catches_up_from_an_anchor_and_its_work_counts():
 def test_a_group_is_trained_on_only_if_a_quorum_accepts_it():
     async def scenario() -> None:
         network = Network(CHOICES, validators=3, quorum=2)
-        network.validators = ["validator-0"]  # two of three stay away
-        async with running(network, miners=1):
+        network.validators = ["validator-0"]  # the other two never run
+        async with run_nodes(network, miners=1):
             await network.until_window(6)
         assert not network.events("trainer/training", "step")
-        settled = network.events("trainer/download", "collected")
-        assert settled
-        assert all(event["used"] == 0 for event in settled)  # each with its reason, once nobody else can speak
+        events = network.events("trainer/download", "collected")
+        assert events
+        assert all(event["used"] == 0 for event in events)  # recorded once no other validator can reveal
 
         network = Network(CHOICES, validators=3, quorum=2)
         network.validators = ["validator-0", "validator-2"]
-        async with running(network, miners=1):
+        async with run_nodes(network, miners=1):
             await network.until_window(6)
         assert network.events("trainer/training", "step")
 
     simulate(scenario)
 
 
-def test_a_validator_that_was_away_abstains_and_goes_on():
+def test_a_validator_abstains_while_it_is_down_and_then_goes_on():
     async def scenario() -> None:
         network = Network(CHOICES)
         network.validators = []
-        async with running(network, miners=1) as nursery:
+        async with run_nodes(network, miners=1) as nursery:
             first = trio.CancelScope()
 
             async def until_cancelled() -> None:
@@ -308,9 +307,9 @@ def test_a_validator_that_was_away_abstains_and_goes_on():
             await network.until_window(6)
             nursery.start_soon(network.run_validator)
             await network.until_window(9)
-        judged = await verdicts(network, "miner-1", range(9))
-        assert {1, 2} <= set(judged)
-        assert not {3, 4, 5, 6} & set(judged)  # the pledges of window 6 came before it was back
-        assert {7, 8} <= set(judged)
+        on_miner = await verdicts(network, "miner-1", range(9))
+        assert {1, 2} <= set(on_miner)
+        assert not {3, 4, 5, 6} & set(on_miner)  # the pledges of window 6 were due before it ran again
+        assert {7, 8} <= set(on_miner)
 
     simulate(scenario)

@@ -1,4 +1,4 @@
-"""A validator that is named after the run has begun: it judges with the others, and then the quorum rises."""
+"""A validator that a revision adds while the run is going on: it judges with the others, and then the quorum rises."""
 
 from typing import Any
 
@@ -6,42 +6,44 @@ from grailnode.run import authority_drafts
 from grailnode.run.creation import Choices
 from protocol import paths
 from roles.authority_updates import refresh_authority
-from tests.network.test_network import running, simulate
+from tests.network.test_network import run_nodes, simulate
 from tests.network.test_oversight import summaries
 from tests.support.simulation.network import Network, key
 
 CHOICES = Choices(groups=4, group_size=8)
-LATER = "validator-1"
+NEW = "validator-1"
 
 
-async def decree(network: Network, **changes: Any) -> None:
-    """A revision by the root."""
+async def revise(network: Network, **changes: Any) -> None:
+    """Publish a revision signed by the root."""
     founder = network.node("founder")
     await refresh_authority(founder)
     draft = authority_drafts.propose(founder.revisions, "", **changes).signed_by(key("root"))
     await network.store.put(paths.revision(founder.run_id, draft.revision.number), draft.envelope())
 
 
-def test_a_validator_that_comes_later_judges_and_then_both_must_accept():
+def test_a_new_validator_judges_and_then_both_must_accept():
     async def scenario() -> None:
         network = Network(CHOICES)
-        async with running(network) as nursery:
+        async with run_nodes(network) as nursery:
             await network.until_window(3)
-            await decree(network, **authority_drafts.granted(network.run.authority, key(LATER).public, "validator"))
-            nursery.start_soon(network.run_validator, LATER)
+            await revise(network, **authority_drafts.granted(network.run.authority, key(NEW).public, "validator"))
+            nursery.start_soon(network.run_validator, NEW)
             await network.until_window(7)
-            await decree(network, quorum=2)
+            await revise(network, quorum=2)
             await network.until_window(14)
-        used = {
+        used_groups = {
             window: sum(
                 item["used"] for item in network.events("trainer/download", "collected") if item["window"] == window
             )
             for window in range(12)
         }
-        assert all(used[window] == 8 for window in range(1, 12))  # two miners, four groups each; no window is lost
-        judged = {summary.window: summary for summary in await summaries(network, LATER, range(12))}
-        assert set(judged) >= set(range(6, 12))
-        assert all(row.accepted == 4 for window in range(6, 12) for row in judged[window].rows)
+        assert all(
+            used_groups[window] == 8 for window in range(1, 12)
+        )  # two miners, four groups each; no window is lost
+        by_window = {summary.window: summary for summary in await summaries(network, NEW, range(12))}
+        assert set(by_window) >= set(range(6, 12))
+        assert all(row.accepted == 4 for window in range(6, 12) for row in by_window[window].rows)
         assert not network.logs["trainer/download"].named("validators-disagree")
 
     simulate(scenario)

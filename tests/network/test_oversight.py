@@ -1,4 +1,4 @@
-"""Validators and miners that do not do their part, in whole networks: what it costs them, and that nobody else pays."""
+"""Validators and miners that cheat or do too little, in whole networks: it costs them, and nobody else."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,12 +29,12 @@ from roles.miner.produce import HonestProducer, MiningWindow
 from roles.policy.follower import Follower
 from roles.ports import NotFoundError
 from roles.validator.validator import ValidatorSettings
-from tests.network.test_network import running, simulate, verdicts
+from tests.network.test_network import run_nodes, simulate, verdicts
 from tests.network.test_spaces_that_fail import Unreachable
 from tests.support.simulation.network import Network, key
 
 CHOICES = Choices(groups=4, group_size=8)
-GULLIBLE: dict[str, Any] = {
+LENIENT_PROOF: dict[str, Any] = {
     "sketch_tolerance": 64,
     "sketch_median": 64,
     "sketch_rate": 0.999,
@@ -45,72 +45,77 @@ GULLIBLE: dict[str, Any] = {
 
 
 async def summaries(network: Network, validator: str, windows: range) -> list[Summary]:
-    """A validator's revealed summaries."""
-    found = []
+    """Return a validator's revealed summaries."""
+    entries = []
     for window in windows:
         try:
             data = await network.store.get(paths.summary(key(validator).public, window), Summary.max_bytes)
-            found.append(open_signed(data, Summary, [key(validator).public]).record)
+            entries.append(open_signed(data, Summary, [key(validator).public]).record)
         except NotFoundError:
             continue
-    return found
+    return entries
 
 
-class Choosy(Miner):
-    """Sees what a window brings and delivers only its first group, whatever it had pledged."""
+class UnderDelivering(Miner):
+    """Delivers only the first group of a window, whatever it has pledged."""
 
     async def _deliver(self, window: int, groups: Sequence[Group]) -> bool:
         return await super()._deliver(window, groups[:1])
 
 
-async def run_choosy(network: Network) -> None:
-    """A miner that picks and chooses, for ever."""
-    node = network.node("choosy")
+async def run_under_delivering(network: Network) -> None:
+    """Run a miner that delivers less than it pledges, for ever."""
+    node = network.node("under-delivering")
     engine = make_engine(network.compute, node.run_sync)
     producer = HonestProducer(network.task(node), engine)
     settings = MinerSettings(groups=4, chunk=4, share=0.7, poll_seconds=0.2)
-    await Choosy(node, await Follower.open(node), engine, producer, settings).run()
+    await UnderDelivering(node, await Follower.open(node), engine, producer, settings).run()
 
 
 class Turncoat(HonestProducer):
-    """Honest up to a window, and then once with sketches of nothing at all, in a group that is audited."""
+    """Honest up to a window, and from then on with sketches of zeros."""
 
-    turns = 8
+    first_false_window = 8
 
     async def produce(self, turn: MiningWindow, indices: Any) -> list[Group]:
         groups = await super().produce(turn, indices)
-        if turn.window < self.turns:
+        if turn.window < self.first_false_window:
             return groups
-        empty = [
+        false_rollouts = [
             tuple(item.model_copy(update={"sketch": bytes(len(item.sketch))}) for item in group.rollouts)
             for group in groups
         ]
-        return [group.model_copy(update={"rollouts": rollouts}) for group, rollouts in zip(groups, empty, strict=True)]
+        return [
+            group.model_copy(update={"rollouts": rollouts})
+            for group, rollouts in zip(groups, false_rollouts, strict=True)
+        ]
 
 
-def test_delivering_less_than_pledged_costs_and_delivering_nothing_voids_the_pledge():
+def test_a_short_delivery_lowers_the_score_and_no_delivery_voids_the_pledge():
     async def scenario() -> None:
         network = Network(CHOICES)
-        async with running(network, miners=1) as nursery:
-            choosy = trio.CancelScope()
+        async with run_nodes(network, miners=1) as nursery:
+            scope = trio.CancelScope()
 
             async def until_cancelled() -> None:
-                with choosy:
-                    await run_choosy(network)
+                with scope:
+                    await run_under_delivering(network)
 
             nursery.start_soon(until_cancelled)
             await network.until_window(6)
-            choosy.cancel()
+            scope.cancel()
             await network.until_window(10)
         ledger = await summaries(network, "validator-0", range(10))
-        rows = {entry.window: row for entry in ledger for row in entry.rows if row.miner == key("choosy").public}
+        rows = {
+            entry.window: row for entry in ledger for row in entry.rows if row.miner == key("under-delivering").public
+        }
         short = [row for row in rows.values() if row.submitted]
         assert short
         assert all((row.pledged, row.submitted, row.accepted) == (4, 1, 1) for row in short)
-        broken = [window for window, row in rows.items() if row.submitted == 0]
-        assert len(broken) == 1  # it was gone, and that it owed was noted once
-        worth = balances(ledger, network.run.scoring)
-        assert worth[key("choosy").public] < 0 < worth[key("miner-1").public]
+        undelivered = [window for window, row in rows.items() if row.submitted == 0]
+        assert len(undelivered) == 1  # the miner had ended, and its pledge was void after the first such window
+        balance = balances(ledger, network.run.scoring)
+        assert balance[key("under-delivering").public] < 0 < balance[key("miner-1").public]
         assert all(
             entry.scores == scores(ledger[: place + 1], network.run.scoring) for place, entry in enumerate(ledger)
         )
@@ -120,88 +125,87 @@ def test_delivering_less_than_pledged_costs_and_delivering_nothing_voids_the_ple
     simulate(scenario)
 
 
-async def betrayed(producer: type[Turncoat]) -> tuple[Network, list[Summary], dict[int, LedgerRow]]:
-    """A network in which few groups are audited, the validator's ledger, and its rows of the miner that lied in the
-    end.
+async def run_turncoat(producer: type[Turncoat]) -> tuple[Network, list[Summary], dict[int, LedgerRow]]:
+    """Run a network in which few groups are audited, with a miner that lies in the end.
+
+    Returns:
+        The network, the validator's ledger, and its rows of that miner by window.
     """
     network = Network(CHOICES)
     proof = network.run.proof.model_copy(update={"audit_floor_ppm": 250_000, "audit_halving": 1})
     network.amend(proof=proof)
-    async with running(network, miners=1) as nursery:
+    async with run_nodes(network, miners=1) as nursery:
         nursery.start_soon(partial(network.run_miner, "turncoat", producer=producer))
         await network.until_window(14)
     ledger = await summaries(network, "validator-0", range(14))
     return network, ledger, {e.window: row for e in ledger for row in e.rows if row.miner == key("turncoat").public}
 
 
-def test_a_rejection_after_a_clean_record_audits_everything_and_looks_back():
+def test_a_rejection_of_a_known_miner_audits_its_whole_window_and_the_earlier_ones():
     async def scenario() -> None:
-        network, ledger, rows = await betrayed(Turncoat)
-        fewer = [w for w, row in rows.items() if w < Turncoat.turns and row.audited < row.submitted]
-        assert fewer
-        later = [row for window, row in rows.items() if window > Turncoat.turns]
-        assert all(
-            (row.audited, row.rejected) == (1, 1) for row in later
-        )  # a stranger again, and no more time spent on it
-        last = rows[Turncoat.turns]
+        network, ledger, rows = await run_turncoat(Turncoat)
+        unaudited = [w for w, row in rows.items() if w < Turncoat.first_false_window and row.audited < row.submitted]
+        assert unaudited
+        later = [row for window, row in rows.items() if window > Turncoat.first_false_window]
+        # It is a stranger again, of which one group is judged alone.
+        assert all((row.audited, row.rejected) == (1, 1) for row in later)
+        last = rows[Turncoat.first_false_window]
         assert (last.audited, last.rejected) == (last.submitted, last.submitted)
         (amending,) = [entry for entry in ledger if entry.amendments]
-        assert amending.window > Turncoat.turns  # when nobody can seal that window any more
-        assert [item.window for item in amending.amendments] == fewer
+        assert amending.window > Turncoat.first_false_window  # when that window can no longer be sealed
+        assert [item.window for item in amending.amendments] == unaudited
         for item in amending.amendments:
             row = rows[item.window]
-            assert item.accepted == row.submitted - row.audited  # they had been honest
+            assert item.accepted == row.submitted - row.audited  # those groups were honest
             path = paths.reaudit(key("validator-0").public, item.window, item.miner)
             data = await network.store.get(path, limits.MAX_VERDICT_BYTES)
             assert open_signed(data, ReauditVerdict, [key("validator-0").public]).digest == item.verdict
-        draw = await network.node("x").randomness(network.run.schedule.audit(fewer[-1]))
-        seen = (await verdicts(network, "turncoat", range(14)))[fewer[-1]]
-        assert tuple(item.index for item in seen.judgements) == challenge.first_audit_indices(
-            network.signed.digest, fewer[-1], draw, key("turncoat").public, groups=4, count=len(seen.judgements)
+        draw = await network.node("x").randomness(network.run.schedule.audit(unaudited[-1]))
+        verdict = (await verdicts(network, "turncoat", range(14)))[unaudited[-1]]
+        assert tuple(item.index for item in verdict.judgements) == challenge.first_audit_indices(
+            network.signed.digest, unaudited[-1], draw, key("turncoat").public, groups=4, count=len(verdict.judgements)
         )
         assert key("turncoat").public not in dict(ledger[-1].scores)
 
     simulate(scenario)
 
 
-class Thin(Turncoat):
-    """In one earlier window a false sketch in each of three rollouts of every group: no group shows it, all together
-    do.
-    """
+class FewFalseSketches(Turncoat):
+    """In one earlier window each group has three rollouts with a false sketch: too few to reject one group alone."""
 
-    thin = 5
+    window = 5
 
     async def produce(self, turn: MiningWindow, indices: Any) -> list[Group]:
         groups = await super().produce(turn, indices)
-        return [self._thinned(group) for group in groups] if turn.window == self.thin else groups
+        return [self._with_false_sketches(group) for group in groups] if turn.window == self.window else groups
 
     @staticmethod
-    def _thinned(group: Group) -> Group:
-        last = [item.model_copy(update={"sketch": item.sketch[:-4] + bytes(4)}) for item in group.rollouts[:3]]
-        return group.model_copy(update={"rollouts": (*last, *group.rollouts[3:])})
+    def _with_false_sketches(group: Group) -> Group:
+        rollouts = [item.model_copy(update={"sketch": item.sketch[:-4] + bytes(4)}) for item in group.rollouts[:3]]
+        return group.model_copy(update={"rollouts": (*rollouts, *group.rollouts[3:])})
 
 
-def test_looking_back_holds_a_windows_groups_together():
+def test_a_reaudit_tests_all_groups_of_a_window_together():
     async def scenario() -> None:
-        network, ledger, rows = await betrayed(Thin)
-        assert rows[Thin.thin].rejected == 0
-        assert rows[Thin.thin].audited < rows[Thin.thin].submitted
-        amended = {item.window: item for entry in ledger for item in entry.amendments}
-        unseen = {window: row.submitted - row.audited for window, row in rows.items() if window in amended}
-        assert len(unseen) > 1
-        for window, item in amended.items():
-            accepted = 0 if window == Thin.thin else unseen[window]
-            assert (item.accepted, item.rejected) == (accepted, unseen[window] - accepted)
+        network, ledger, rows = await run_turncoat(FewFalseSketches)
+        assert rows[FewFalseSketches.window].rejected == 0
+        assert rows[FewFalseSketches.window].audited < rows[FewFalseSketches.window].submitted
+        amendments = {item.window: item for entry in ledger for item in entry.amendments}
+        unaudited = {window: row.submitted - row.audited for window, row in rows.items() if window in amendments}
+        assert len(unaudited) > 1
+        for window, item in amendments.items():
+            accepted_groups = 0 if window == FewFalseSketches.window else unaudited[window]
+            assert (item.accepted, item.rejected) == (accepted_groups, unaudited[window] - accepted_groups)
         own = key("validator-0").public
-        path = paths.reaudit(own, Thin.thin, key("turncoat").public)
-        found = open_signed(await network.store.get(path, limits.MAX_VERDICT_BYTES), ReauditVerdict, [own]).record
-        assert {judgement.reason for judgement in found.judgements} == {Reason.WINDOW.value}
+        path = paths.reaudit(own, FewFalseSketches.window, key("turncoat").public)
+        verdict = open_signed(await network.store.get(path, limits.MAX_VERDICT_BYTES), ReauditVerdict, [own]).record
+        assert {judgement.reason for judgement in verdict.judgements} == {Reason.WINDOW.value}
 
     simulate(scenario)
 
 
-async def copy(network: Network) -> None:
-    """Everything that validator-0 reveals, under validator-1's name."""
+async def copy_verdicts(network: Network) -> None:
+    """Publish everything that validator-0 reveals in validator-1's name."""
     own, other = key("validator-1"), key("validator-0").public
     for window in range(100):
         while not await summaries(network, "validator-0", range(window, window + 1)):
@@ -209,16 +213,16 @@ async def copy(network: Network) -> None:
                 break
             await trio.sleep(0.05)
         else:
-            (theirs,) = await summaries(network, "validator-0", range(window, window + 1))
+            (original,) = await summaries(network, "validator-0", range(window, window + 1))
             rows = []
-            for row in theirs.rows:
+            for row in original.rows:
                 if row.verdict:
                     data = await network.store.get(paths.verdict(other, window, row.miner), 1 << 26)
                     verdict = open_signed(data, Verdict, [other]).record
-                    mine = verdict.model_copy(update={"validator": own.public})
-                    await network.store.put(paths.verdict(own.public, window, row.miner), sign(mine, own))
-                    rows.append(LedgerRow.of(mine))
-            summary = theirs.model_copy(update={"validator": own.public, "rows": tuple(rows)})
+                    copied_verdict = verdict.model_copy(update={"validator": own.public})
+                    await network.store.put(paths.verdict(own.public, window, row.miner), sign(copied_verdict, own))
+                    rows.append(LedgerRow.of(copied_verdict))
+            summary = original.model_copy(update={"validator": own.public, "rows": tuple(rows)})
             seal = seal_of(network, window, content_digest(summary.to_bytes()))
             await network.store.put(paths.seal(own.public, window), seal)
             witness = Witness(run=network.signed.digest, window=window, validator=own.public, seals=())
@@ -227,13 +231,13 @@ async def copy(network: Network) -> None:
 
 
 def seal_of(network: Network, window: int, digest: bytes) -> bytes:
-    """Validator-1's seal on a summary."""
+    """Return validator-1's seal of a summary."""
     own = key("validator-1")
     return sign(Seal(run=network.signed.digest, window=window, validator=own.public, summary=digest), own)
 
 
-class TwoFaced(Unreachable):
-    """What validator-1's storage shows to the other one: it has sealed something from the first moment of a window on."""
+class EarlySeals(Unreachable):
+    """The store as validator-1 shows it to validator-0: every window has a seal from its first moment on."""
 
     def __init__(self, network: Network) -> None:
         super().__init__(network.store, "nothing")
@@ -246,74 +250,72 @@ class TwoFaced(Unreachable):
 
 
 @pytest.mark.parametrize(
-    ("two_faced", "why"), [(False, "not sealed in time"), (True, "sealed twice")], ids=["waits", "seals twice"]
+    ("seals_twice", "error"), [(False, "not sealed in time"), (True, "sealed twice")], ids=["waits", "seals twice"]
 )
-def test_a_validator_that_copies_anothers_findings_is_not_heard(two_faced: bool, why: str):
+def test_a_validator_that_copies_anothers_verdicts_does_not_count(seals_twice: bool, error: str):
     async def scenario() -> None:
         network = Network(CHOICES, validators=2, quorum=2)
         network.validators = ["validator-0"]
-        shown = TwoFaced(network) if two_faced else network.store
-        network.medium = lambda name, process: shown if name == "validator-0" else network.store  # type: ignore[method-assign]
-        async with running(network, miners=1) as nursery:
-            nursery.start_soon(copy, network)
+        store = EarlySeals(network) if seals_twice else network.store
+        network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
+        async with run_nodes(network, miners=1) as nursery:
+            nursery.start_soon(copy_verdicts, network)
             await network.until_window(7)
         assert len(await summaries(network, "validator-1", range(7))) >= 2
-        settled = network.events("trainer/download", "collected")
-        assert settled
-        assert all(event["used"] == 0 for event in settled)
-        unheard = network.events("trainer/download", "validator-excluded")
-        assert {event["error"].partition(":")[0] for event in unheard} == {why}
+        events = network.events("trainer/download", "collected")
+        assert events
+        assert all(event["used"] == 0 for event in events)
+        ignored = network.events("trainer/download", "validator-excluded")
+        assert {event["error"].partition(":")[0] for event in ignored} == {error}
 
     simulate(scenario)
 
 
-def test_validators_that_seal_do_not_wait_for_the_last_moment():
+def test_groups_are_used_as_soon_as_all_validators_have_sealed():
     async def scenario() -> None:
         network = Network(CHOICES, validators=2, quorum=2)
-        async with running(network, miners=1):
+        async with run_nodes(network, miners=1):
             await network.until_window(5)
-        used = [event for event in network.events("trainer/download", "collected") if event["used"]]
-        assert {event["window"] for event in used} >= {1, 2, 3}  # window 3 long before its seals are due
+        events = [event for event in network.events("trainer/download", "collected") if event["used"]]
+        assert {event["window"] for event in events} >= {1, 2, 3}  # window 3 long before its seals are due
 
     simulate(scenario)
 
 
-def test_a_validator_that_accepts_anything_is_caught_by_a_canary_and_counts_no_more():
+def test_a_validator_that_accepts_everything_is_caught_by_a_canary_and_no_longer_counts():
     async def scenario() -> None:
         network = Network(CHOICES, validators=2, quorum=1)
         network.validators = ["validator-0"]
         canary = canary_key(key("trainer"), 0)
 
-        async def gullible() -> None:
+        async def run_lenient_validator() -> None:
             node = network.node("validator-1")
-            lax = node.run.model_copy(update={"proof": node.run.proof.model_copy(update=GULLIBLE)})
+            lenient_run = node.run.model_copy(update={"proof": node.run.proof.model_copy(update=LENIENT_PROOF)})
             settings = ValidatorSettings(0, 0.2)
-            blind = replace(node, run=lax)
-            await run_validator(blind, network.task(blind), network.compute, settings)
+            lenient_node = replace(node, run=lenient_run)
+            await run_validator(lenient_node, network.task(lenient_node), network.compute, settings)
 
-        async def sing() -> None:
+        async def run_canary() -> None:
             node = replace(network.node("canary"), key=canary)
             settings = MinerSettings(groups=4, chunk=4, share=0.7, poll_seconds=0.2)
             producer = partial(CanaryProducer, trainer=key("trainer"))
             await run_miner(node, network.task(node), network.compute, settings, producer)
 
-        async with running(network, miners=1, canaries=1) as nursery:
-            nursery.start_soon(gullible)
-            nursery.start_soon(sing)
+        async with run_nodes(network, miners=1, canaries=1) as nursery:
+            nursery.start_soon(run_lenient_validator)
+            nursery.start_soon(run_canary)
             await network.until_window(10)
-        deceived = network.events("trainer/download", "canary-failure")
-        assert deceived
-        assert all(event["accepted"] and event["validator"] == key("validator-1").public.hex() for event in deceived)
+        events = network.events("trainer/download", "canary-failure")
+        assert events
+        assert all(event["accepted"] and event["validator"] == key("validator-1").public.hex() for event in events)
         reports = []
         async for item in network.store.list(paths.kind_prefix(key("trainer").public, "reports")):
             data = await network.store.get(item.path, ValidatorReport.max_bytes)
             reports.append(open_signed(data, ValidatorReport, [key("trainer").public]).record)
-        assert any(
-            found.validator == key("validator-1").public for report in reports for found in report.canary_failures
-        )
-        split = [found for report in reports for found in report.disagreements]
-        assert split
-        assert all(found.accepting == (key("validator-1").public,) for found in split)
+        assert any(item.validator == key("validator-1").public for report in reports for item in report.canary_failures)
+        disagreements = [item for report in reports for item in report.disagreements]
+        assert disagreements
+        assert all(item.accepting == (key("validator-1").public,) for item in disagreements)
         honest = await verdicts(network, canary, range(10))
         reasons = {item.reason for verdict in honest.values() for item in verdict.judgements}
         assert Reason.SAMPLING.value in reasons
@@ -324,52 +326,52 @@ def test_a_validator_that_accepts_anything_is_caught_by_a_canary_and_counts_no_m
         assert [item.path async for item in network.states["trainer"].list("distrusted/")] == [
             "distrusted/" + key("validator-1").public.hex()
         ]
-        observer = Observer(network.node("bystander"), 0)
+        observer = Observer(network.node("observer"), 0)
         await observer.refresh()
         assert any("accepted a false canary" in alarm for alarm in observer.state().alarms)
 
     simulate(scenario)
 
 
-def test_anybody_can_judge_a_group_again_and_recompute_the_ledger():
+def test_anybody_can_recheck_a_group_and_the_ledger():
     async def scenario() -> None:
         network = Network(CHOICES)
-        async with running(network, miners=1) as nursery:
+        async with run_nodes(network, miners=1) as nursery:
             nursery.start_soon(network.run_cheat)
             await network.until_window(6)
-        bystander = network.node("bystander")
-        task = network.task(bystander)
+        observer = network.node("observer")
+        task = network.task(observer)
         miner = key("miner-1").public.hex()
-        honest = await recheck(bystander, task, network.compute, GroupReference(miner[:8], 3, 2))
+        honest = await recheck(observer, task, network.compute, GroupReference(miner[:8], 3, 2))
         assert honest.judgement.accepted
         assert all(line.holds for line in honest.statistics)
         assert honest.validators == (ValidatorResult(key("validator-0").public.hex(), "accepted", contradicts=False),)
         (window, verdict), *_ = [
             item for item in sorted((await verdicts(network, "cheat", range(6))).items()) if item[1].judgements
         ]
-        false = await recheck(bystander, task, network.compute, GroupReference(key("cheat").public.hex(), window, 0))
-        assert false.judgement.reason == verdict.judgements[0].reason
-        assert [line.name for line in false.statistics if not line.holds]
+        rejection = await recheck(observer, task, network.compute, GroupReference(key("cheat").public.hex(), window, 0))
+        assert rejection.judgement.reason == verdict.judgements[0].reason
+        assert [line.name for line in rejection.statistics if not line.holds]
         with pytest.raises(NotFoundError, match="0 participants"):
-            await recheck(bystander, task, network.compute, GroupReference("ffff", 3, 0))
-        await trio.sleep(2 * network.run.head_ttl)  # the run is over, and nobody renews anything
-        assert await recheck(bystander, task, network.compute, GroupReference(miner[:8], 3, 2)) == honest
+            await recheck(observer, task, network.compute, GroupReference("ffff", 3, 0))
+        await trio.sleep(2 * network.run.head_ttl)  # the run is over, and its records have expired
+        assert await recheck(observer, task, network.compute, GroupReference(miner[:8], 3, 2)) == honest
 
-        said: list[str] = []
+        lines: list[str] = []
         validator = key("validator-0").public
-        assert await verify_ledger(bystander, validator, said.append) >= 4
-        (line,) = said
+        assert await verify_ledger(observer, validator, lines.append) >= 4
+        (line,) = lines
         assert "summaries linked" in line
         first = await summaries(network, "validator-0", range(1, 2))
-        bent = first[0].model_copy(update={"verify_ms": first[0].verify_ms + 1})
-        await network.store.put(paths.summary(validator, 1), sign(bent, key("validator-0")))
+        changed_summary = first[0].model_copy(update={"verify_ms": first[0].verify_ms + 1})
+        await network.store.put(paths.summary(validator, 1), sign(changed_summary, key("validator-0")))
         with pytest.raises(ProtocolError, match=r"does not follow|sealed"):
-            await verify_ledger(bystander, validator, said.append)
+            await verify_ledger(observer, validator, lines.append)
 
     simulate(scenario)
 
 
 @pytest.mark.parametrize("text", ["", "a/b/c", "zz/1/1", "ab/1", "ab/1/-1", "/1/1"])
-def test_which_group_has_to_be_said_plainly(text: str):
+def test_an_invalid_group_reference_is_refused(text: str):
     with pytest.raises(ValueError, match="MINER/WINDOW/GROUP"):
         GroupReference.parse(text)

@@ -1,4 +1,4 @@
-"""A node that starts again with a clock that was set back (a machine without a battery, a restored snapshot)."""
+"""A node that restarts with a clock that was set back (a machine without a battery, a restored snapshot)."""
 
 from dataclasses import replace
 
@@ -28,8 +28,8 @@ class Behind(TrioClock):
         await super().sleep_until(moment + self.behind)
 
 
-class Watched(Unreachable):
-    """A store that remembers what was put into it."""
+class RecordingStore(Unreachable):
+    """A store that remembers every put."""
 
     def __init__(self, inner: MemoryStore) -> None:
         super().__init__(inner, "nothing")
@@ -41,21 +41,25 @@ class Watched(Unreachable):
 
 
 class OneClockBehind(Network):
-    """A network whose validator has a clock of its own."""
+    """A network whose validator has its own clock."""
 
-    wrong: Behind
+    validator_clock: Behind
 
     def node(self, name: str, process: str = "", store: ObjectStore | None = None) -> Node:
-        made = super().node(name, process, store)
-        return replace(made, clock=self.wrong, shared_revisions=made.revisions) if name == "validator-0" else made
+        node = super().node(name, process, store)
+        return (
+            replace(node, clock=self.validator_clock, shared_revisions=node.revisions)
+            if name == "validator-0"
+            else node
+        )
 
 
 def test_a_restart_with_a_clock_that_was_set_back_seals_no_window_twice():
     async def scenario() -> None:
         network = OneClockBehind(CHOICES)
-        network.wrong = Behind(BEGIN)
-        watched = Watched(network.store)
-        network.medium = lambda name, process: watched if name == "validator-0" else network.store  # type: ignore[method-assign]
+        network.validator_clock = Behind(BEGIN)
+        store = RecordingStore(network.store)
+        network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
         own = key("validator-0").public
         async with trio.open_nursery() as nursery:
             nursery.start_soon(network.run_beacon)
@@ -63,16 +67,16 @@ def test_a_restart_with_a_clock_that_was_set_back_seals_no_window_twice():
             nursery.start_soon(network.run_miner, "miner-1")
             with trio.move_on_after(network.run.opening_time(10) - network.clock.now()):
                 await network.run_validator("validator-0")
-            network.wrong.behind = 5 * (network.run.opening_time(1) - network.run.opening_time(0))
+            network.validator_clock.behind = 5 * (network.run.opening_time(1) - network.run.opening_time(0))
             with trio.move_on_after(20.0):
                 await network.run_validator("validator-0")
             nursery.cancel_scope.cancel()
-        sealed: dict[int, set[bytes]] = {}
-        for path, data in watched.puts:
+        summaries: dict[int, set[bytes]] = {}
+        for path, data in store.puts:
             if path.startswith(paths.kind_prefix(own, "seals")):
                 seal = open_signed(data, Seal, [own]).record
-                sealed.setdefault(seal.window, set()).add(seal.summary)
-        assert len(sealed) >= 9
-        assert all(len(digests) == 1 for digests in sealed.values())
+                summaries.setdefault(seal.window, set()).add(seal.summary)
+        assert len(summaries) >= 9
+        assert all(len(digests) == 1 for digests in summaries.values())
 
     simulate(scenario)

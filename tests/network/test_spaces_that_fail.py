@@ -1,4 +1,4 @@
-"""Buckets that answer nobody any more, or bend their answers: whose loss it is, and whose it is not."""
+"""Spaces that do not answer, or answer falsely: who loses by it, and who does not."""
 
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -13,12 +13,12 @@ from roles.node.identity import Node
 from roles.ports import ObjectInfo, ObjectStore, StoreError
 from roles.trainer.spool import OUTCOMES
 from roles.trainer.verified_batch import WindowOutcomes
-from tests.network.test_network import CHOICES, running, simulate, verdicts
+from tests.network.test_network import CHOICES, run_nodes, simulate, verdicts
 from tests.support.simulation.network import Network, key
 
 
 class Unreachable:
-    """A store in which what lies below one prefix cannot be read."""
+    """A store in which objects below one prefix cannot be read."""
 
     def __init__(self, inner: MemoryStore, prefix: str) -> None:
         self._inner = inner
@@ -42,53 +42,51 @@ class Unreachable:
 
 
 class Fickle(Unreachable):
-    """A store that answers wrongly (two times of three) or not (every other time) for each part of what lies below one
-    prefix.
-    """
+    """A store that fails below one prefix: two of three reads of each part are false, or every other one fails."""
 
-    def __init__(self, inner: MemoryStore, prefix: str, bent: bool) -> None:
+    def __init__(self, inner: MemoryStore, prefix: str, is_false: bool) -> None:
         super().__init__(inner, prefix)
-        self._bent = bent
-        self._asked: Counter[tuple[str, int]] = Counter()
+        self._is_false = is_false
+        self._reads: Counter[tuple[str, int]] = Counter()
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         data = await self._inner.get(path, max_bytes, offset=offset, size=size)
         if not path.startswith(self._prefix):
             return data
-        self._asked[path, offset] += 1
-        asked = self._asked[path, offset]
-        if asked % (3 if self._bent else 2) == 0:
+        self._reads[path, offset] += 1
+        reads = self._reads[path, offset]
+        if reads % (3 if self._is_false else 2) == 0:
             return data
-        if not self._bent:
+        if not self._is_false:
             raise StoreError(f"{path}: the connection was reset")
-        return data[:-1] + bytes([data[-1] ^ 1 << asked % 8])
+        return data[:-1] + bytes([data[-1] ^ 1 << reads % 8])
 
     @property
-    def asked(self) -> int:
-        """How often it was asked for anything there."""
-        return self._asked.total()
+    def reads(self) -> int:
+        """The number of reads below the prefix."""
+        return self._reads.total()
 
 
 class Blind(Network):
-    """A network whose validator cannot read the head from some moment on."""
+    """A network whose validator cannot read one path, which a test sets."""
 
-    hidden = "nothing"
+    hidden_path = "nothing"
 
     def node(self, name: str, process: str = "", store: ObjectStore | None = None) -> Node:
         if name.startswith("validator"):
-            store = Hidden(self)
+            store = HidingStore(self)
         return super().node(name, process, store)
 
 
-class Hidden(Unreachable):
-    """A store in which what a network hides cannot be read."""
+class HidingStore(Unreachable):
+    """A store in which the hidden path of a network cannot be read."""
 
     def __init__(self, network: Blind) -> None:
         super().__init__(network.store, "")
         self._network = network
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        if path == self._network.hidden:
+        if path == self._network.hidden_path:
             raise StoreError(f"{path}: connection refused")
         return await self._inner.get(path, max_bytes, offset=offset, size=size)
 
@@ -102,53 +100,53 @@ class Apart(Network):
         return super().node(name, process, store)
 
 
-def test_a_miner_that_cannot_be_reached_holds_up_nobody_and_is_accounted_for_in_the_end():
+def test_an_unreachable_miner_delays_nobody_and_its_groups_are_recorded_in_the_end():
     async def scenario() -> None:
         network = Apart(CHOICES)
-        async with running(network):
+        async with run_nodes(network):
             await network.until_window(9)
         collected: dict[str, list[dict[str, Any]]] = {}
         for event in network.events("trainer/download", "collected"):
             collected.setdefault(event["miner"], []).append(event)
-        reached = collected[key("miner-2").public.hex()[:8]]
-        assert len(reached) >= 6
-        assert sum(event["used"] for event in reached) >= 4 * 4
+        reachable = collected[key("miner-2").public.hex()[:8]]
+        assert len(reachable) >= 6
+        assert sum(event["used"] for event in reachable) >= 4 * 4
         assert not any(event["used"] for event in collected.get(key("miner-1").public.hex()[:8], []))
         assert (await network.head()).version >= 4  # the trainer goes on learning
-        accounts = {}
+        outcomes = {}
         async for info in network.states["trainer"].list(OUTCOMES):
-            account = WindowOutcomes.from_bytes(await network.states["trainer"].get(info.path, 1 << 20))
-            if account.miner == key("miner-1").public:
-                accounts[account.window] = {outcome.status for outcome in account.outcomes}
-        assert {1, 2} <= accounts.keys()
-        assert set.union(*accounts.values()) == {"unreachable"}
+            window_outcomes = WindowOutcomes.from_bytes(await network.states["trainer"].get(info.path, 1 << 20))
+            if window_outcomes.miner == key("miner-1").public:
+                outcomes[window_outcomes.window] = {item.status for item in window_outcomes.outcomes}
+        assert {1, 2} <= outcomes.keys()
+        assert set.union(*outcomes.values()) == {"unreachable"}
 
     simulate(scenario)
 
 
-@pytest.mark.parametrize("bent", [True, False], ids=["bent", "no answer"])
-def test_answers_that_fail_are_not_held_against_the_miner(bent: bool):
+@pytest.mark.parametrize("is_false", [True, False], ids=["false", "no answer"])
+def test_failures_of_storage_cost_a_miner_no_rejection(is_false: bool):
     async def scenario() -> None:
         network = Network(CHOICES)
         prefix = paths.kind_prefix(key("miner-1").public, "batches")
-        fickle = Fickle(network.store, prefix, bent)
+        fickle = Fickle(network.store, prefix, is_false)
         network.medium = lambda name, process: fickle if name == "validator-0" else network.store  # type: ignore[method-assign]
-        async with running(network):
+        async with run_nodes(network):
             await network.until_window(6)
-        assert fickle.asked >= 4 * 2 * 3
-        judged = await verdicts(network, "miner-1", range(5))
-        assert len(judged) >= 3
-        assert {judgement.reason for verdict in judged.values() for judgement in verdict.judgements} == {""}
+        assert fickle.reads >= 4 * 2 * 3
+        on_miner = await verdicts(network, "miner-1", range(5))
+        assert len(on_miner) >= 3
+        assert {judgement.reason for verdict in on_miner.values() for judgement in verdict.judgements} == {""}
 
     simulate(scenario)
 
 
-def test_a_validator_that_cannot_see_a_version_judges_nobody_who_claims_it_and_everybody_else():
+def test_a_validator_that_cannot_read_a_version_abstains_on_commitments_to_it():
     async def scenario() -> None:
         network = Blind(CHOICES)
-        async with running(network):
+        async with run_nodes(network):
             await network.until_window(5)
-            network.hidden = paths.head(key("trainer").public)
+            network.hidden_path = paths.head(key("trainer").public)
             await network.until_window(8)
         log = network.logs["validator-0"]
         assert not any(event["rejected"] for event in log.named("verdict"))
@@ -159,30 +157,30 @@ def test_a_validator_that_cannot_see_a_version_judges_nobody_who_claims_it_and_e
 
 
 class Away(Unreachable):
-    """A store whose batches cannot be read for a while."""
+    """A store whose batches cannot be read while it is away."""
 
-    away = False
+    is_away = False
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        if self.away and "/batches/" in path:
+        if self.is_away and "/batches/" in path:
             raise StoreError(f"{path}: the network is unreachable")
         return await self._inner.get(path, max_bytes, offset=offset, size=size)
 
 
-def test_an_outage_of_a_validators_network_costs_no_miner_its_deposit():
+def test_an_outage_of_a_validators_network_costs_no_miner_a_rejection():
     async def scenario() -> None:
         network = Network(CHOICES)
         store = Away(network.store, "")
         network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
-        async with running(network, miners=2):
+        async with run_nodes(network, miners=2):
             await network.until_window(6)
-            store.away = True
+            store.is_away = True
             await network.until_window(7)
-            store.away = False
+            store.is_away = False
             await network.until_window(10)
         for miner in ("miner-1", "miner-2"):
-            judged = await verdicts(network, miner, range(10))
-            assert len(judged) >= 7
-            assert not any(item.reason for verdict in judged.values() for item in verdict.judgements)
+            on_miner = await verdicts(network, miner, range(10))
+            assert len(on_miner) >= 7
+            assert not any(item.reason for verdict in on_miner.values() for item in verdict.judgements)
 
     simulate(scenario)

@@ -16,7 +16,7 @@ CHOICES = Choices(groups=4, group_size=8)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_trainer_that_is_killed_again_and_again_goes_on_where_it_was(seed: int):
+def test_a_trainer_that_is_killed_repeatedly_goes_on_where_it_was(seed: int):
     async def scenario() -> None:
         network = Network(CHOICES)
         moments = random.Random(seed)
@@ -33,24 +33,24 @@ def test_a_trainer_that_is_killed_again_and_again_goes_on_where_it_was(seed: int
         head = await network.head()
         assert head.version >= 3
         assert (await verify_chain(network.node("checker"), lambda line: None)).version == head.version
-        published = [event["version"] for event in network.events("trainer/upload", "published")]
-        assert sorted(set(published)) == list(range(published[-1] + 1))  # gapless
-        accounts = [item.path async for item in network.states["trainer"].list("outcomes/")]
-        assert len(accounts) == len(set(accounts)) > 0
+        versions = [event["version"] for event in network.events("trainer/upload", "published")]
+        assert sorted(set(versions)) == list(range(versions[-1] + 1))  # gapless
+        outcomes = [item.path async for item in network.states["trainer"].list("outcomes/")]
+        assert len(outcomes) == len(set(outcomes)) > 0
 
     trio.run(scenario, clock=MockClock(autojump_threshold=0))
 
 
-def test_two_trainers_under_one_key_end_with_one():
+def test_of_two_trainers_with_one_key_one_stops():
     async def scenario() -> None:
         network = Network(CHOICES)
-        ended: list[BaseException] = []
+        fenced: list[BaseException] = []
 
         async def first() -> None:
             try:
                 await network.run_trainer()
             except* FencedError as group:
-                ended.append(group)
+                fenced.append(group)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(network.run_beacon)
@@ -58,14 +58,14 @@ def test_two_trainers_under_one_key_end_with_one():
             nursery.start_soon(network.run_validator)
             nursery.start_soon(first)
             await network.until_window(3)
-            copied = MemoryStore()  # the same key on another machine, restored from a backup of the first one's state
+            backup = MemoryStore()  # of the first trainer's state, restored on another machine with the same key
             async for item in network.states["trainer"].list(""):
-                await copied.put(item.path, await network.states["trainer"].get(item.path, 1 << 30))
-            network.states["trainer"] = copied
+                await backup.put(item.path, await network.states["trainer"].get(item.path, 1 << 30))
+            network.states["trainer"] = backup
             nursery.start_soon(network.run_trainer)
             await network.until_window(7)
             nursery.cancel_scope.cancel()
-        assert len(ended) == 1
+        assert len(fenced) == 1
         assert (await verify_chain(network.node("checker"), lambda line: None)).version >= 3
 
     trio.run(scenario, clock=MockClock(autojump_threshold=0))

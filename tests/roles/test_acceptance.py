@@ -18,7 +18,7 @@ from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings
 from roles.trainer.learn.training import Training, TrainingSettings
 from roles.trainer.spool import COLLECTOR_PROGRESS, OUTCOMES
 from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, WindowOutcomes
-from tests.attacks.test_hanging_validators import closing, say_of, windows_collected
+from tests.attacks.test_hanging_validators import closing, publish_window, windows_collected
 from tests.support.attacks.court import FIRST, SECOND, WINDOW, Court, Silent, other_prompt
 from tests.support.attacks.target import ROOTS, attack
 from tests.support.builders.chains import MINER
@@ -186,7 +186,7 @@ async def test_a_window_whose_storage_does_not_answer_is_collected_after_a_resta
     async def judge_a_later_window() -> None:
         await court.clock.sleep_until(court.run.opening_time(later) + 0.3)
         for validator in (FIRST, SECOND):
-            await say_of(court, validator, later, rejected())
+            await publish_window(court, validator, later, rejected())
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(judge_a_later_window)
@@ -213,8 +213,8 @@ async def test_a_clock_that_is_an_hour_ahead_for_two_seconds_costs_no_window():
         await trio.sleep(2.0)
         clock.wrong = 0.0
         await court.clock.sleep_until(court.run.opening_time(later) + 2.0)
-        await say_of(court, FIRST, later)
-        await say_of(court, SECOND, later)
+        await publish_window(court, FIRST, later)
+        await publish_window(court, SECOND, later)
         await court.clock.sleep_until(closing(court, later) + 10.0)
         nursery.cancel_scope.cancel()
     assert await windows_collected(court) == {later}

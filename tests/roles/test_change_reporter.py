@@ -5,7 +5,7 @@ from roles.ports import StoreError
 from tests.support.simulation.network import Log
 
 
-def reported(log: Log) -> list[str]:
+def reported_errors(log: Log) -> list[str]:
     return [fields["error"] for fields in log.named("read-failed")]
 
 
@@ -16,14 +16,14 @@ def test_an_error_is_reported_again_only_when_its_text_changes_or_after_a_succes
         reporter.failure(StoreError(text))
     reporter.success()
     reporter.failure(StoreError("away"))
-    assert reported(log) == ["away", "full", "away", "away"]
+    assert reported_errors(log) == ["away", "full", "away", "away"]
     assert all(fields["path"] == "a/b" for fields in log.named("read-failed"))
 
 
-def test_even_an_error_without_text_is_reported():
+def test_even_an_error_without_text_is_reported_errors():
     log = Log("node")
     ChangeReporter(log, "read-failed").failure(StoreError())
-    assert reported(log) == [""]
+    assert reported_errors(log) == [""]
 
 
 def test_no_more_than_the_maximum_of_reports_until_a_success():
@@ -33,4 +33,4 @@ def test_no_more_than_the_maximum_of_reports_until_a_success():
         reporter.failure(StoreError(f"error {number}"))
     reporter.success()
     reporter.failure(StoreError("error 5"))
-    assert reported(log) == ["error 0", "error 1", "error 5"]
+    assert reported_errors(log) == ["error 0", "error 1", "error 5"]

@@ -1,4 +1,4 @@
-"""The follower against storage that lies: it holds what verifies, and its last good version otherwise."""
+"""The follower against storage that lies: it takes what it can verify, and else keeps its last good version."""
 
 from collections.abc import Awaitable, Callable
 
@@ -23,7 +23,7 @@ HOUR_MS = 3_600_000
 
 
 class Site:
-    """A store with a chain in it, and a miner's node."""
+    """A store with a chain, and a miner's node that follows it."""
 
     def __init__(self) -> None:
         self.store, self.state, self.log = MemoryStore(), MemoryStore(), Log("miner")
@@ -32,7 +32,7 @@ class Site:
         self.chain = Chain(self.run_id, self.store, int(BEGIN * 1000) + HOUR_MS)
 
     async def publish(self, count: int, **options: bool) -> None:
-        """Version 0 if there is none, then `count` more."""
+        """Publish version 0 if there is none, then `count` more versions."""
         if not self.chain.signed:
             await self.chain.publish(self.genesis)
         for _ in range(count):
@@ -47,14 +47,15 @@ class Site:
         return paths.patch(TRAINER.public, ref.object.digest)
 
 
-def equal(left: Weights, right: Weights) -> bool:
-    return left.keys() == right.keys() and all(
-        torch.equal(left[name].view(torch.int16), right[name].view(torch.int16)) for name in left
+def equal(first: Weights, second: Weights) -> bool:
+    """Return whether two sets of weights are equal bit for bit."""
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name].view(torch.int16), second[name].view(torch.int16)) for name in first
     )
 
 
 def simulated(scenario: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """A test that runs on a virtual clock."""
+    """Return a test that runs a scenario on a virtual clock."""
 
     def test() -> None:
         trio.run(scenario, clock=MockClock(autojump_threshold=0))
@@ -65,22 +66,22 @@ def simulated(scenario: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 
 @simulated
-async def test_it_follows_the_chain_bit_for_bit():
+async def test_follows_the_chain_bit_for_bit():
     site = Site()
     await site.publish(2)
     follower = await site.follower()
     await follower.refresh()
-    held = await follower.rebuild(2)
-    assert equal(held.weights, site.chain.weights[2])
+    weights = await follower.rebuild(2)
+    assert equal(weights.weights, site.chain.weights[2])
     await site.publish(3)
     await follower.refresh()
-    held = await follower.rebuild(5)
-    assert equal(held.weights, site.chain.weights[5])
-    assert held.digest == site.chain.signed[5].record.weights
+    weights = await follower.rebuild(5)
+    assert equal(weights.weights, site.chain.weights[5])
+    assert weights.digest == site.chain.signed[5].record.weights
 
 
 @simulated
-async def test_a_bent_patch_sends_it_the_slow_way_and_a_missing_one_leaves_it_where_it_was():
+async def test_a_false_patch_is_replaced_by_an_anchor_and_a_missing_one_leaves_the_last_version():
     site = Site()
     await site.publish(1)
     follower = await site.follower()
@@ -94,8 +95,8 @@ async def test_a_bent_patch_sends_it_the_slow_way_and_a_missing_one_leaves_it_wh
     await follower.refresh()
     with pytest.raises(ChainError, match="not the bytes that the manifest names"):
         await follower.prefetch()
-    held = await follower.rebuild(3)  # by way of the anchor of version 3
-    assert equal(held.weights, site.chain.weights[3])
+    weights = await follower.rebuild(3)  # by way of the anchor of version 3
+    assert equal(weights.weights, site.chain.weights[3])
     assert site.log.named("fast-path-failed")
 
     await site.publish(1)
@@ -111,14 +112,14 @@ async def test_a_bent_patch_sends_it_the_slow_way_and_a_missing_one_leaves_it_wh
 
 
 @simulated
-async def test_weights_that_are_not_the_signed_ones_are_never_held():
-    """A patch with the right name that leads elsewhere: only the weights' digest can tell."""
+async def test_weights_other_than_the_signed_ones_are_refused():
+    """The patch is the one that the manifest names; only the digest of the rebuilt weights differs."""
     site = Site()
     await site.publish(1)
-    lie = site.chain.signed[1].record.model_copy(update={"weights": b"\0" * 32})
-    signed = open_signed(sign(lie, TRAINER), Manifest, [TRAINER.public])
-    await site.store.put(paths.manifest(TRAINER.public, 1, signed.digest), signed.data)
-    site.chain.signed[1] = signed
+    false_record = site.chain.signed[1].record.model_copy(update={"weights": b"\0" * 32})
+    false_manifest = open_signed(sign(false_record, TRAINER), Manifest, [TRAINER.public])
+    await site.store.put(paths.manifest(TRAINER.public, 1, false_manifest.digest), false_manifest.data)
+    site.chain.signed[1] = false_manifest
     await site.chain.write_head()
     follower = await site.follower()
     await follower.refresh()
@@ -128,7 +129,7 @@ async def test_weights_that_are_not_the_signed_ones_are_never_held():
 
 
 @simulated
-async def test_it_never_goes_back_not_even_after_a_restart():
+async def test_an_older_head_is_refused_even_after_a_restart():
     site = Site()
     await site.publish(3)
     follower = await site.follower()
@@ -145,7 +146,7 @@ async def test_it_never_goes_back_not_even_after_a_restart():
 
 
 @simulated
-async def test_two_histories_for_one_version_are_an_alarm():
+async def test_two_histories_of_one_version_are_a_fork():
     site = Site()
     await site.publish(2)
     follower = await site.follower()
@@ -160,7 +161,7 @@ async def test_two_histories_for_one_version_are_an_alarm():
 
 
 @simulated
-async def test_a_head_that_nobody_renews_is_refused():
+async def test_an_expired_head_is_refused():
     site = Site()
     await site.publish(1)
     follower = await site.follower()
@@ -171,7 +172,7 @@ async def test_a_head_that_nobody_renews_is_refused():
 
 
 @simulated
-async def test_trust_is_on_disk_before_anything_is_done_with_it():
+async def test_trust_is_on_disk_before_it_is_used():
     site = Site()
     await site.publish(2)
 
@@ -189,7 +190,7 @@ async def test_trust_is_on_disk_before_anything_is_done_with_it():
 
 
 @simulated
-async def test_damaged_trust_stops_the_node_instead_of_being_forgotten():
+async def test_damaged_trust_stops_the_node():
     site = Site()
     await site.state.put(TRUST_PATH, b"rubbish")
     with pytest.raises(ProtocolError):
@@ -197,7 +198,7 @@ async def test_damaged_trust_stops_the_node_instead_of_being_forgotten():
 
 
 @simulated
-async def test_a_manifest_withheld_leaves_the_chain_as_it_was():
+async def test_a_missing_manifest_leaves_the_chain_as_it_was():
     site = Site()
     await site.publish(1)
     follower = await site.follower()
@@ -223,13 +224,13 @@ async def test_an_anchor_of_another_model_is_refused():
 
 
 @simulated
-async def test_rubbish_for_a_head_is_refused_and_the_next_true_one_followed():
+async def test_an_invalid_head_is_refused_and_the_next_valid_one_followed():
     site = Site()
     await site.publish(1)
     follower = await site.follower()
     good = await site.store.get(paths.head(TRAINER.public), 1 << 20)
-    for rubbish in (b"", b"\xc1", good[:-1], good + b"\0", bytes(1000)):
-        await site.store.put(paths.head(TRAINER.public), rubbish)
+    for invalid in (b"", b"\xc1", good[:-1], good + b"\0", bytes(1000)):
+        await site.store.put(paths.head(TRAINER.public), invalid)
         with pytest.raises(ProtocolError):
             await follower.refresh()
     await site.store.put(paths.head(TRAINER.public), good)

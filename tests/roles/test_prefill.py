@@ -1,4 +1,4 @@
-"""Logits a piece at a time: the same margins and log-probabilities, and never more of them in memory than a piece."""
+"""Tests of roles/policy/prefill.py: logits one piece at a time give the same results in bounded memory."""
 
 import pytest
 import torch
@@ -28,51 +28,51 @@ def states_and_head(tokens: int, vocabulary: int) -> tuple[Tensor, Tensor]:
     filters=st.sampled_from([Filters(), Filters(top_k=5), Filters(top_p=0.8)]),
 )
 @settings(deadline=None)
-def test_pieces_say_what_the_whole_says(lengths: list[int], rows: int, filters: Filters) -> None:
+def test_pieces_give_the_same_results_as_all_logits_at_once(lengths: list[int], rows: int, filters: Filters) -> None:
     count = sum(lengths)
     states, head = states_and_head(count, VOCABULARY)
     logits = torch.stack([head @ state for state in states]) if count else torch.empty(0, VOCABULARY)
-    asked: list[int] = []
+    piece_lengths: list[int] = []
 
     def project(hidden: Tensor) -> Tensor:
-        asked.append(len(hidden))
-        begin = sum(asked[:-1])
+        piece_lengths.append(len(hidden))
+        begin = sum(piece_lengths[:-1])
         assert torch.equal(hidden, states[begin : begin + len(hidden)])
         return logits[begin : begin + len(hidden)]
 
     params = SamplingParams(temperature=0.8, max_tokens=12, eos=1, filters=filters)
-    drawn = torch.randint(VOCABULARY, (count,), generator=torch.Generator().manual_seed(1))
-    completions = [tuple(part.tolist()) for part in torch.split(drawn, lengths)]
-    whole = sampling.batch_margins(logits, drawn, seeds(len(lengths)), lengths, 0.8, filters, 0.01)
+    tokens = torch.randint(VOCABULARY, (count,), generator=torch.Generator().manual_seed(1))
+    completions = [tuple(part.tolist()) for part in torch.split(tokens, lengths)]
+    whole = sampling.batch_margins(logits, tokens, seeds(len(lengths)), lengths, 0.8, filters, 0.01)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefill, "_LOGITS_BYTES", rows * 4 * VOCABULARY)
         margins, logprobs = prefill.check_completions(
             Forward(states, project), completions, seeds(len(lengths)), params, VOCABULARY, 0.01
         )
     assert torch.equal(margins, whole)
-    assert torch.equal(logprobs, sampling.log_probabilities(logits, drawn, 0.8, filters))
-    assert max(asked, default=0) <= rows
-    assert sum(asked) == count
+    assert torch.equal(logprobs, sampling.log_probabilities(logits, tokens, 0.8, filters))
+    assert max(piece_lengths, default=0) <= rows
+    assert sum(piece_lengths) == count
 
 
-def test_a_vocabulary_of_150000_takes_no_more_than_a_piece() -> None:
+def test_a_vocabulary_of_150000_needs_no_more_memory_than_a_piece() -> None:
     states, head = states_and_head(200, 150_000)
-    most = 0
+    max_bytes = 0
 
     def project(hidden: Tensor) -> Tensor:
-        nonlocal most
+        nonlocal max_bytes
         logits = hidden @ head.T
-        most = max(most, logits.nbytes)
+        max_bytes = max(max_bytes, logits.nbytes)
         return logits
 
     completions = [tuple(range(100))] * 2
     params = SamplingParams(temperature=1.0, max_tokens=100, eos=149_999)
     margins, _ = prefill.check_completions(Forward(states, project), completions, seeds(2), params, 150_000)
-    assert 0 < most <= 32 * limits.MIB
+    assert 0 < max_bytes <= 32 * limits.MIB
     assert len(margins) == 200
 
 
-def test_neighbours_in_memory_are_joined_without_a_copy() -> None:
+def test_adjacent_parts_are_joined_without_a_copy() -> None:
     states, _ = states_and_head(12, 1)
     parts = [Forward(part, torch.clone) for part in torch.split(states, [3, 0, 4, 5])]
     assert prefill.join_forwards(parts).hidden.data_ptr() == states.data_ptr()

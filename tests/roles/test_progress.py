@@ -1,4 +1,4 @@
-"""Followers far behind, on links that break: what they fetch, what they keep, what they say meanwhile."""
+"""Followers that are far behind and catch up: what they fetch, what stays after a cut, and the progress they report."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,12 +16,12 @@ from tests.support.builders.chains import TRAINER
 
 
 class Link:
-    """A store over a link: it counts what it gave of each path, takes its time, and may be cut."""
+    """A store over a slow link that may be cut; it counts the bytes of each object that it sent."""
 
     def __init__(self, inner: MemoryStore, seconds: float = 0.0) -> None:
         self.inner = inner
         self.seconds = seconds
-        self.given: dict[str, int] = {}
+        self.sent_bytes: dict[str, int] = {}
         self.cut_after: int | None = None
         self.log: list[tuple[str, float]] = []
 
@@ -42,17 +42,13 @@ class Link:
             raise StoreError(f"{path}: connection reset")
         data = await self.inner.get(path, max_bytes, offset=offset, size=size)
         if large:
-            self.given[path] = self.given.get(path, 0) + len(data)
+            self.sent_bytes[path] = self.sent_bytes.get(path, 0) + len(data)
             await trio.sleep(self.seconds)
         return data
 
     @property
     def objects(self) -> int:
-        return len(self.given)
-
-
-def run(scenario, folder: Path) -> None:
-    simulated(lambda: scenario(folder))()
+        return len(self.sent_bytes)
 
 
 async def cold_start(folder: Path) -> None:
@@ -63,14 +59,14 @@ async def cold_start(folder: Path) -> None:
     await follower.refresh()
     assert equal((await follower.rebuild(7)).weights, site.chain.weights[7])
     assert site.log.named("caught-up")
-    before = dict(link.given)
+    before = dict(link.sent_bytes)
     again = await site.follower(CachedStore(link, DiskCache(folder, 1 << 24), piece_bytes=64, inline=True))
     await again.refresh()
     assert equal((await again.rebuild(7)).weights, site.chain.weights[7])
-    assert link.given == before  # another node of this machine, or the same one after a restart, fetches nothing
+    assert link.sent_bytes == before  # another node of this machine, or this one after a restart, fetches nothing
 
 
-async def a_late_join_starts_from_the_newest_anchor(folder: Path) -> None:
+async def late_join_from_the_newest_anchor(folder: Path) -> None:
     site = Site()
     await site.publish(20)
     await site.publish(1, anchor=True)
@@ -79,11 +75,11 @@ async def a_late_join_starts_from_the_newest_anchor(folder: Path) -> None:
     follower = await site.follower(link)
     await follower.refresh()
     assert equal((await follower.rebuild(24)).weights, site.chain.weights[24])
-    assert sum("/patches/" in path for path in link.given) == 3
-    assert sum("/anchors/" in path for path in link.given) == 1
+    assert sum("/patches/" in path for path in link.sent_bytes) == 3
+    assert sum("/anchors/" in path for path in link.sent_bytes) == 1
 
 
-async def a_hundred_versions_away(folder: Path) -> None:
+async def a_hundred_versions_behind(folder: Path) -> None:
     site = Site()
     await site.publish(1)
     link = Link(site.store, seconds=1.0)
@@ -93,15 +89,15 @@ async def a_hundred_versions_away(folder: Path) -> None:
     await site.publish(100)
     await follower.refresh()
     assert equal((await follower.rebuild(101)).weights, site.chain.weights[101])
-    assert sum("/patches/" in path for path in link.given) == 101
-    told = site.log.named("catching-up")
-    assert told
-    assert [event["step"] for event in told] == sorted(event["step"] for event in told)
-    assert all(event["bytes_per_second"] > 0 and event["seconds_left"] >= 0 for event in told)
-    assert len(told) <= 100  # a line every other second, not one for every patch
+    assert sum("/patches/" in path for path in link.sent_bytes) == 101
+    reports = site.log.named("catching-up")
+    assert reports
+    assert [event["step"] for event in reports] == sorted(event["step"] for event in reports)
+    assert all(event["bytes_per_second"] > 0 and event["seconds_left"] >= 0 for event in reports)
+    assert len(reports) <= 100  # one every other second, not one for every patch
 
 
-async def a_cut_in_mid_download_is_gone_on_from(folder: Path) -> None:
+async def download_continued_after_a_cut(folder: Path) -> None:
     site = Site()
     await site.publish(1)
     link = Link(site.store)
@@ -116,24 +112,24 @@ async def a_cut_in_mid_download_is_gone_on_from(folder: Path) -> None:
             await follower.refresh()
             await follower.rebuild(61)
     assert follower.newest is not None
-    assert 1 < follower.newest.version < 61  # what verified before the cut is kept
+    assert 1 < follower.newest.version < 61  # the version that was verified before the cut
     assert equal(follower.newest.weights, site.chain.weights[follower.newest.version])
     link.cut_after = None
     assert equal((await follower.rebuild(61)).weights, site.chain.weights[61])
     sizes = {info.path: info.size async for info in site.store.list(paths.patches(TRAINER.public))}
-    fetched = {path: size for path, size in link.given.items() if "/patches/" in path}
-    assert fetched == sizes  # every byte once
+    patch_bytes = {path: size for path, size in link.sent_bytes.items() if "/patches/" in path}
+    assert patch_bytes == sizes  # every byte once
 
 
 @pytest.mark.parametrize(
     "scenario",
     [
         cold_start,
-        a_late_join_starts_from_the_newest_anchor,
-        a_hundred_versions_away,
-        a_cut_in_mid_download_is_gone_on_from,
+        late_join_from_the_newest_anchor,
+        a_hundred_versions_behind,
+        download_continued_after_a_cut,
     ],
     ids=lambda scenario: scenario.__name__,
 )
-def test_follower(scenario, tmp_path: Path):
-    run(scenario, tmp_path / "cache")
+def test_catching_up(scenario, tmp_path: Path):
+    simulated(lambda: scenario(tmp_path / "cache"))()

@@ -58,7 +58,7 @@ def test_the_loop_runs_on_while_a_judge_computes(field: Field) -> None:
             assert not found
             gate.open.set()
         assert [judgement.reason for judgement in found] == ["", ""]
-        assert {"_forms", "_weigh", "_rewards"} <= set(gate.finished)
+        assert {"_check_forms", "_check_positions", "_rewards"} <= set(gate.finished)
 
     trio.run(scenario)
 
@@ -76,6 +76,6 @@ def test_a_cancelled_judge_waits_for_its_step_and_takes_no_other(field: Field) -
             nursery.start_soon(cancel, nursery.cancel_scope)
             await _judge(field, gate)
         assert nursery.cancel_scope.cancelled_caught
-        assert gate.finished == ["_forms"]
+        assert gate.finished == ["_check_forms"]
 
     trio.run(scenario)

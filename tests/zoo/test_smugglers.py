@@ -10,7 +10,7 @@ from grailnode.node.wiring import run_miner
 from grailnode.run.creation import Choices
 from protocol.judging.verdict import Reason, Verdict
 from roles.miner.miner import MinerSettings
-from tests.network.test_network import running, simulate, verdicts
+from tests.network.test_network import run_nodes, simulate, verdicts
 from tests.support.adversaries import storage_adversaries
 from tests.support.simulation.network import Network, key
 
@@ -31,7 +31,7 @@ def played(species: type[storage_adversaries.Honest], check: Callable[[Network],
 
     async def scenario() -> None:
         network = Network(CHOICES)
-        async with running(network, miners=1) as nursery:
+        async with run_nodes(network, miners=1) as nursery:
             nursery.start_soon(smuggle, network, species)
             await network.until_window(WINDOWS.stop + 1)
         assert network.events("smuggler", "delivered")
@@ -81,7 +81,7 @@ def test_a_batch_that_is_swapped_after_its_verdict_is_not_trained_on() -> None:
     async def scenario() -> None:
         network = Network(CHOICES)
         network.store = storage_adversaries.SwappedAfterTheVerdict(network.store, key("miner-2"), b"")  # type: ignore[assignment]
-        async with running(network, miners=2):
+        async with run_nodes(network, miners=2):
             await network.until_window(WINDOWS.stop + 2)
         for miner, swapped in (("miner-1", False), ("miner-2", True)):
             judged = await verdicts(network, miner, WINDOWS)

@@ -14,8 +14,8 @@ from tests.support.simulation.seeded import run_seeded
 from tests.support.simulation.sweep import Outcome, outcome, quiet, sweep
 
 REGRESSIONS = (485, 641, 847, 922, 1839)
-"""Seeds that showed errors: miners that overslept, or whose first pledge took too long, and did not pledge again; and
-clocks that were set an hour ahead and then corrected, after which nodes waited for the moments they had believed in.
+"""Seeds that showed errors: miners that missed a window, or whose first pledge took too long, and did not pledge again;
+and nodes that waited for a future round after their clock, an hour ahead, was corrected.
 """
 SEEDS = (*range(40), *REGRESSIONS)
 ALL_SEEDS = (*range(200), *REGRESSIONS)
