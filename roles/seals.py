@@ -11,15 +11,6 @@ from roles.ports import NotFoundError
 from roles.records import fetch_record, open_record
 
 
-def open_seal(node: Node, window: int, validator: bytes, data: bytes) -> Signed[Seal]:
-    """Check the bytes of a validator's seal of a window.
-
-    Raises:
-        ProtocolError: they are something else.
-    """
-    return open_record(node, Seal, paths.seal(validator, window), data)
-
-
 async def find_seal(node: Node, window: int, validator: bytes) -> Signed[Seal] | None:
     """Return the seal of a validator for a window; None if storage shows none.
 
@@ -33,7 +24,7 @@ async def find_seal(node: Node, window: int, validator: bytes) -> Signed[Seal] |
         return None
 
 
-async def find_witness(node: Node, window: int, validator: bytes) -> set[tuple[bytes, bytes]]:
+async def fetch_witnessed_seals(node: Node, window: int, validator: bytes) -> set[tuple[bytes, bytes]]:
     """Return (validator, digest of its summary) of the seals that a validator saw before it revealed a window.
 
     An entry that is no seal of a current validator is passed over: it incriminates nobody.
@@ -52,6 +43,6 @@ def _open_seals(node: Node, witness: Witness) -> set[tuple[bytes, bytes]]:
     for item in witness.seals:
         with suppress(ProtocolError):
             for signer in set(claimed_signers(item, Seal)).intersection(node.authority.validators):
-                seal = open_seal(node, witness.window, signer, item)
+                seal = open_record(node, Seal, paths.seal(signer, witness.window), item)
                 summaries.add((signer, seal.record.summary))
     return summaries

@@ -14,7 +14,7 @@ from protocol.run import ProofSpec
 from roles.node.identity import Node
 from roles.ports import NotFoundError, TooLargeError
 from roles.records import fetch_record
-from roles.seals import find_witness
+from roles.seals import fetch_witnessed_seals
 
 
 async def verify_ledger(node: Node, validator: bytes, say: Callable[[str], None]) -> int:
@@ -104,7 +104,7 @@ async def _check_sealed(node: Node, validator: bytes, summary: Summary, place: s
     for other in sorted(set(node.authority.validators) - {validator}):
         seals: set[tuple[bytes, bytes]] = set()
         with suppress(NotFoundError, TooLargeError, ProtocolError):  # a bad witness is no evidence against anybody
-            seals = await find_witness(node, summary.window, other)
+            seals = await fetch_witnessed_seals(node, summary.window, other)
         if any(sealer == validator and other_digest != digest for sealer, other_digest in seals):
             raise ProtocolError(f"sealed twice: another seal was shown to validator {other.hex()[:16]}", place)
 

@@ -44,12 +44,12 @@ async def judged_network() -> Network:
 def test_swapped_commitments_of_a_miner_are_refused_and_accuse_no_validator():
     async def scenario() -> None:
         network = await judged_network()
-        bystander, miner = network.node("bystander"), key("miner-1").public
-        task = network.task(bystander)
+        observer, miner = network.node("observer"), key("miner-1").public
+        task = network.task(observer)
         await swap(network.store, *(paths.commitment(miner, window) for window in WINDOWS))
         for window in WINDOWS:
             with pytest.raises(ProtocolError, match="belongs at"):
-                await recheck(bystander, task, network.compute, GroupReference(miner.hex(), window, 0))
+                await recheck(observer, task, network.compute, GroupReference(miner.hex(), window, 0))
 
     simulate(scenario)
 
@@ -57,12 +57,12 @@ def test_swapped_commitments_of_a_miner_are_refused_and_accuse_no_validator():
 def test_swapped_verdicts_of_a_validator_are_refused():
     async def scenario() -> None:
         network = await judged_network()
-        bystander, miner, validator = network.node("bystander"), key("miner-1").public, key("validator-0").public
-        task = network.task(bystander)
+        observer, miner, validator = network.node("observer"), key("miner-1").public, key("validator-0").public
+        task = network.task(observer)
         await swap(network.store, *(paths.verdict(validator, window, miner) for window in WINDOWS))
         for window in WINDOWS:
             with pytest.raises(ProtocolError, match="belongs at"):
-                await recheck(bystander, task, network.compute, GroupReference(miner.hex(), window, 0))
+                await recheck(observer, task, network.compute, GroupReference(miner.hex(), window, 0))
 
     simulate(scenario)
 
@@ -70,7 +70,7 @@ def test_swapped_verdicts_of_a_validator_are_refused():
 def test_a_second_commitment_of_a_miner_does_not_contradict_the_validator_that_judged_the_first():
     async def scenario() -> None:
         network = await judged_network()
-        bystander, miner, window = network.node("bystander"), key("miner-1"), WINDOWS[0]
+        observer, miner, window = network.node("observer"), key("miner-1"), WINDOWS[0]
         path = paths.commitment(miner.public, window)
         commitment = open_signed(await network.store.get(path, limits.MAX_RECORD_BYTES), Commitment, [miner.public])
         groups = await committed_groups(network, commitment.record)
@@ -80,7 +80,7 @@ def test_a_second_commitment_of_a_miner_does_not_contradict_the_validator_that_j
         await network.store.put(paths.batch(miner.public, window, second.batch), batch)
         await network.store.put(path, sign(second, miner))
         reference = GroupReference(miner.public.hex(), window, 0)
-        group = await recheck(bystander, network.task(bystander), network.compute, reference)
+        group = await recheck(observer, network.task(observer), network.compute, reference)
         assert not group.judgement.accepted
         (result,) = group.validators
         assert result.text == "judged another commitment of the miner"

@@ -20,7 +20,7 @@ from roles.gather import gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from roles.records import fetch_record
-from roles.seals import find_seal, find_witness
+from roles.seals import find_seal, fetch_witnessed_seals
 
 _HANG_SECONDS: Final = 600.0  # a read of a validator's storage that takes longer is taken to hang
 
@@ -146,7 +146,7 @@ class VerdictReader:
 
     async def _read_witness(self, validator: bytes) -> None:
         try:
-            seals = await find_witness(self._node, self._window, validator)
+            seals = await fetch_witnessed_seals(self._node, self._window, validator)
         except NotFoundError:
             return
         except (ProtocolError, TooLargeError) as error:
