@@ -68,7 +68,7 @@ async def _windows(fields: dict[str, Field], animal: Animal, windows: list[int])
     home.works.clear()
 
     async def produce(window: int) -> tuple[bytes, Commitment]:
-        return assemble(await animal.at(home).produce(home.turn(window), range(home.groups)))
+        return assemble(await animal.at(home).produce(home.mining_window(window), range(home.groups)))
 
     delivered = await gather(produce, windows)
     works = dict(home.works)

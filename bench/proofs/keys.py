@@ -41,11 +41,13 @@ class Careless:
     def __init__(self, field: Field) -> None:
         self._field = field
 
-    async def produce(self, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
+    async def produce(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
         """What it delivers."""
-        tokens = sum(len(item.tokens) for group in await self._field.honest(turn, indices) for item in group.rollouts)
-        count = _binomial(chance(turn), tokens)
-        return await edited(self._field, turn, indices, min(count, self._field.group_size * len(indices)))
+        tokens = sum(
+            len(item.tokens) for group in await self._field.honest(mining_window, indices) for item in group.rollouts
+        )
+        count = _binomial(chance(mining_window), tokens)
+        return await edited(self._field, mining_window, indices, min(count, self._field.group_size * len(indices)))
 
 
 def _binomial(dice: random.Random, trials: int) -> int:
@@ -58,9 +60,9 @@ class Honest:
     def __init__(self, field: Field) -> None:
         self._field = field
 
-    async def produce(self, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
+    async def produce(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
         """What it delivers."""
-        return await self._field.honest(turn, indices)
+        return await self._field.honest(mining_window, indices)
 
 
 async def mixed(groups: int = 256) -> ProofSpec:

@@ -50,22 +50,22 @@ async def table(setting: Setting, groups: int, dtype: torch.dtype, length: int |
     measured = proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds
     proof = changed(measured, **_WIDE)  # so that the check is made to its end, whatever the dtype
     field = setting.field(proof, groups, tokens=length)
-    engine, turn = TorchEngine(setting.model(), dtype=dtype, run_sync=inline), field.turn(0)
+    engine, mining_window = TorchEngine(setting.model(), dtype=dtype, run_sync=inline), field.mining_window(0)
     await engine.stage(setting.newest, setting.weights)
     await engine.commit()
     producer = HonestProducer(field.task, engine)
-    made = await producer.produce(turn, range(groups))
+    made = await producer.produce(mining_window, range(groups))
     tokens = sum(len(rollout.tokens) for group in made for rollout in group.rollouts)
-    judge = Judge(field.task, engine, turn.window, turn.randomness)
+    judge = Judge(field.task, engine, mining_window.window, mining_window.randomness)
     prompts = [group.prompt_tokens for group in made for _ in group.rollouts]
     completions = [rollout.tokens for group in made for rollout in group.rollouts]
 
     async def generate() -> None:
-        await producer.produce(turn, range(groups))
+        await producer.produce(mining_window, range(groups))
 
     async def one_by_one() -> None:
         for index in range(groups):
-            await producer.produce(turn, [index])
+            await producer.produce(mining_window, [index])
 
     model = setting.model()
     weights = {name: tensor.to(dtype) for name, tensor in setting.weights.items()}
@@ -116,16 +116,19 @@ async def table(setting: Setting, groups: int, dtype: torch.dtype, length: int |
 
 async def _parts(field: Field, engine: Engine, made: list[Group], tokens: int) -> None:
     """What a verification does beside the prefill."""
-    turn = field.turn(0)
+    mining_window = field.mining_window(0)
     prompts = [group.prompt_tokens for group in made for _ in group.rollouts]
     completions = [rollout.tokens for group in made for rollout in group.rollouts]
     seen = await engine.forward(prompts, completions)
     logits, hidden = join_forwards(seen).logits, join_forwards(seen).hidden
     drawn = torch.tensor([token for completion in completions for token in completion])
     lengths = [len(completion) for completion in completions]
-    due = [field.task.assign(turn.window, turn.randomness, turn.miner, group.index) for group in made]
+    due = [
+        field.task.assign(mining_window.window, mining_window.randomness, mining_window.miner, group.index)
+        for group in made
+    ]
     seeds = [seed for item in due for seed in item.seeds]
-    seed = challenge.sketch_seed(field.task.run_id, turn.window, turn.randomness)
+    seed = challenge.sketch_seed(field.task.run_id, mining_window.window, mining_window.randomness)
     claimed = b"".join(rollout.sketch for group in made for rollout in group.rollouts)
     proof = field.task.run.proof
 

@@ -30,15 +30,17 @@ class CanaryProducer(HonestProducer):
         super().__init__(task, engine)
         self._trainer = trainer
 
-    async def produce(self, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
+    async def produce(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
         """Return the groups with these indices, in order."""
-        groups = await super().produce(turn, indices)
+        groups = await super().produce(mining_window, indices)
         return [
-            await self._falsify(turn, group) if is_false_group(self._trainer, turn.window, group.index) else group
+            await self._falsify(mining_window, group)
+            if is_false_group(self._trainer, mining_window.window, group.index)
+            else group
             for group in groups
         ]
 
-    async def _falsify(self, turn: MiningWindow, group: Group) -> Group:
+    async def _falsify(self, mining_window: MiningWindow, group: Group) -> Group:
         """Return the group with its rollouts rotated by one place.
 
         Where the judge does not plainly refuse that, for instance because its rollouts are equal, return the group with
@@ -46,7 +48,7 @@ class CanaryProducer(HonestProducer):
         """
         first, *others = group.rollouts
         rotated = group.model_copy(update={"rollouts": (*others, first)})
-        judge = Judge(self.task, self.engine, turn.window, turn.randomness)
+        judge = Judge(self.task, self.engine, mining_window.window, mining_window.randomness)
         (judgement,) = await judge.judge([(rotated, content_digest(rotated.to_frame()))])
         margin_limit = self.task.run.proof.margin_limit
         if not judgement.accepted and judgement.worst_margin > _PLAIN_MARGIN_FACTOR * margin_limit:

@@ -210,11 +210,11 @@ class SlowAtFirst(HonestProducer):
 
     warm = False
 
-    async def produce(self, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
+    async def produce(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
         if not self.warm:
             await trio.sleep(8.0)
         self.warm = True
-        return await super().produce(turn, indices)
+        return await super().produce(mining_window, indices)
 
 
 def test_a_slow_start_breaks_no_pledge():
@@ -234,10 +234,10 @@ def test_a_slow_start_breaks_no_pledge():
 class Slow(HonestProducer):
     """So slow that there is time for one group in a window, and not for a chunk of two."""
 
-    async def produce(self, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
+    async def produce(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
         deadline = self.task.run.deadline_time(0) - self.task.run.opening_time(0)
         await trio.sleep(deadline * (0.2 + 0.5 * len(indices)))
-        return await super().produce(turn, indices)
+        return await super().produce(mining_window, indices)
 
 
 def test_a_slow_miner_pledges_what_it_can_deliver():

@@ -77,9 +77,9 @@ class Turncoat(HonestProducer):
 
     first_false_window = 8
 
-    async def produce(self, turn: MiningWindow, indices: Any) -> list[Group]:
-        groups = await super().produce(turn, indices)
-        if turn.window < self.first_false_window:
+    async def produce(self, mining_window: MiningWindow, indices: Any) -> list[Group]:
+        groups = await super().produce(mining_window, indices)
+        if mining_window.window < self.first_false_window:
             return groups
         false_rollouts = [
             tuple(item.model_copy(update={"sketch": bytes(len(item.sketch))}) for item in group.rollouts)
@@ -175,9 +175,9 @@ class FewFalseSketches(Turncoat):
 
     window = 5
 
-    async def produce(self, turn: MiningWindow, indices: Any) -> list[Group]:
-        groups = await super().produce(turn, indices)
-        return [self._with_false_sketches(group) for group in groups] if turn.window == self.window else groups
+    async def produce(self, mining_window: MiningWindow, indices: Any) -> list[Group]:
+        groups = await super().produce(mining_window, indices)
+        return [self._with_false_sketches(group) for group in groups] if mining_window.window == self.window else groups
 
     @staticmethod
     def _with_false_sketches(group: Group) -> Group:

@@ -39,7 +39,7 @@ class Gate:
 
 async def _judge(field: Field, gate: Gate) -> list[Any]:
     judge = Judge(replace(field.task, run_sync=gate.run_sync), await field.serving(), WINDOW, field.randomness(WINDOW))
-    groups = await field.honest(field.turn(WINDOW), [0, 1])
+    groups = await field.honest(field.mining_window(WINDOW), [0, 1])
     return await judge.judge([(group, content_digest(group.to_frame())) for group in groups])
 
 

@@ -215,7 +215,7 @@ class Field:
         half = list(range(layers(whole) // 2))
         return await self.engine("draft", lambda: self.past.draft or keeping(whole, half))
 
-    def turn(self, window: int, miner: SigningKey | None = None) -> MiningWindow:
+    def mining_window(self, window: int, miner: SigningKey | None = None) -> MiningWindow:
         """A window of the miner, or of somebody else."""
         return MiningWindow(window, self.randomness(window), self.past.serving, (miner or self.miner).public)
 
@@ -224,19 +224,21 @@ class Field:
         """Of the round that opens a window."""
         return sha256(f"zoo window {window}".encode()).digest()
 
-    async def honest(self, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
+    async def honest(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
         """What an honest miner makes; kept, so that those who only falsify it need not compute it again."""
-        missing = [index for index in indices if (turn.miner, turn.window, index) not in self._honest]
-        for group in await HonestProducer(self.task, await self.serving()).produce(turn, missing) if missing else []:
-            self._honest[turn.miner, turn.window, group.index] = group
-        return [self._honest[turn.miner, turn.window, index] for index in indices]
+        missing = [index for index in indices if (mining_window.miner, mining_window.window, index) not in self._honest]
+        for group in (
+            await HonestProducer(self.task, await self.serving()).produce(mining_window, missing) if missing else []
+        ):
+            self._honest[mining_window.miner, mining_window.window, group.index] = group
+        return [self._honest[mining_window.miner, mining_window.window, index] for index in indices]
 
     async def trial(self, producer: Producer, window: int) -> Outcome:
         """One window of one program before the validator, who remembers nothing but what the program itself brings
         about.
         """
         self.works.clear()
-        groups = await producer.produce(self.turn(window), range(self.groups))
+        groups = await producer.produce(self.mining_window(window), range(self.groups))
         batch, commitment = assemble(groups)
         return await self.judge(batch, commitment, self.miner)
 
@@ -245,7 +247,7 @@ class Field:
         history: list[Counts] = []
         for window in range(most):
             self.works.clear()
-            batch, commitment = assemble(await producer.produce(self.turn(window), [0]))
+            batch, commitment = assemble(await producer.produce(self.mining_window(window), [0]))
             outcome = await self.judge(batch, commitment, self.miner, history)
             if outcome.reasons:
                 return window, outcome.reasons
@@ -254,7 +256,7 @@ class Field:
 
     async def trial_of(self, miner: SigningKey, window: int) -> Outcome:
         """One window of an honest program under a key, which the validator remembers."""
-        batch, commitment = assemble(await self.honest(self.turn(window, miner), range(self.groups)))
+        batch, commitment = assemble(await self.honest(self.mining_window(window, miner), range(self.groups)))
         return await self.judge(batch, commitment, miner)
 
     async def judge(

@@ -14,8 +14,8 @@ from tests.support.adversaries.weight_changes import keeping, layers
 def other_policy(name: str, make: Callable[[Field], Weights]) -> Behaviour:
     """Rollouts of other weights, sketch and all."""
 
-    async def behaviour(field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
-        return await by(await field.engine(name, lambda: make(field)), field, turn, indices)
+    async def behaviour(field: Field, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+        return await by(await field.engine(name, lambda: make(field)), field, mining_window, indices)
 
     return behaviour
 
@@ -47,10 +47,11 @@ animal("one layer skipped", Reason.SKETCH)(other_policy("one layer skipped", _sk
 
 
 @animal("draft model of half the depth, full prefill", Reason.SAMPLING)
-async def draft(field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
+async def draft(field: Field, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """Tokens by a cheap model with the due noise, then one prefill of the right one for the sketch."""
-    dues, engine = assigned(field, turn, indices), await field.draft()
+    dues, engine = assigned(field, mining_window, indices), await field.draft()
     done = await HonestProducer(field.task, engine).generate(dues)
     return [
-        await finished(field, turn, due, [item.tokens for item in group]) for due, group in zip(dues, done, strict=True)
+        await finished(field, mining_window, due, [item.tokens for item in group])
+        for due, group in zip(dues, done, strict=True)
     ]

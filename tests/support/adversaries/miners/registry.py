@@ -47,9 +47,9 @@ class Specimen:
     animal: Animal
     field: Field
 
-    async def produce(self, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
+    async def produce(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
         """What it delivers."""
-        return await self.animal.behaviour(self.field, turn, indices)
+        return await self.animal.behaviour(self.field, mining_window, indices)
 
 
 ANIMALS: dict[str, Animal] = {}
@@ -65,35 +65,42 @@ def animal(name: str, *due: Reason, slight: bool = False) -> Callable[[Behaviour
     return register
 
 
-def assigned(field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Assignment]:
+def assigned(field: Field, mining_window: MiningWindow, indices: Sequence[int]) -> list[Assignment]:
     """What is asked of the miner."""
-    return [field.task.assign(turn.window, turn.randomness, turn.miner, index) for index in indices]
+    return [
+        field.task.assign(mining_window.window, mining_window.randomness, mining_window.miner, index)
+        for index in indices
+    ]
 
 
-def chance(turn: MiningWindow) -> random.Random:
+def chance(mining_window: MiningWindow) -> random.Random:
     """An animal's own dice in a window."""
-    return random.Random(turn.randomness)
+    return random.Random(mining_window.randomness)
 
 
-async def by(engine: Engine, field: Field, turn: MiningWindow, indices: Sequence[int]) -> list[Group]:
+async def by(engine: Engine, field: Field, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """Everything as it should be, but by another policy."""
-    return await HonestProducer(field.task, engine).produce(turn, indices)
+    return await HonestProducer(field.task, engine).produce(mining_window, indices)
 
 
 async def finished(
-    field: Field, turn: MiningWindow, due: Assignment, completions: Sequence[Tokens], engine: Engine | None = None
+    field: Field,
+    mining_window: MiningWindow,
+    due: Assignment,
+    completions: Sequence[Tokens],
+    engine: Engine | None = None,
 ) -> Group:
     """A group of any completions, with the rewards and the sketches that a prefill by the right policy gives."""
     engine = engine or await field.serving()
     seen = await engine.forward([due.prompt] * len(completions), completions)
     done = [Generation(tokens, forward.hidden, ()) for tokens, forward in zip(completions, seen, strict=True)]
     producer = HonestProducer(field.task, engine)
-    return producer.group(turn, due, await producer.rollouts(turn, due, done))
+    return producer.group(mining_window, due, await producer.rollouts(mining_window, due, done))
 
 
-def with_sketches(field: Field, turn: MiningWindow, group: Group, states: Sequence[Tensor]) -> Group:
+def with_sketches(field: Field, mining_window: MiningWindow, group: Group, states: Sequence[Tensor]) -> Group:
     """The group with sketches of these hidden states, float32 [T, D] a rollout."""
-    seed = challenge.sketch_seed(field.task.run_id, turn.window, turn.randomness)
+    seed = challenge.sketch_seed(field.task.run_id, mining_window.window, mining_window.randomness)
     kind = field.task.run.proof.sketch
     rollouts = [
         changed(rollout, sketch=sketch.commit(kind, hidden, seed))
