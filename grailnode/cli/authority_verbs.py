@@ -123,10 +123,10 @@ async def _point(config: Config, version: int) -> ChainPoint:
     if version not in history.manifests:
         known = ", ".join(map(str, sorted(history.manifests))) or "none"
         raise RevisionError(f"--rewind {version}: this machine's trainer did not publish it; it knows {known}")
-    if version < history.published:
+    if version < history.published_version:
         raise RevisionError(
-            f"--rewind {version}: this machine's trainer has published version {history.published} itself, and takes nothing back; "
-            f"--rewind {history.published} takes back what others published with its key"
+            f"--rewind {version}: this machine's trainer has published version {history.published_version} itself, and takes nothing back; "
+            f"--rewind {history.published_version} takes back what others published with its key"
         )
     return ChainPoint(version=version, digest=history.manifests[version].digest)
 

@@ -305,8 +305,10 @@ async def _upload(node: Node, launch: Launch) -> None:
     files = creation.model_files(policy_directory(config)) | data
     await creation.publish_files(node.store, node.key.public, files)
     await node.publish(paths.run(node.run_id), config.at(config.run.manifest).read_bytes())
-    mark_ms = secrets.randbelow(max(1, node.run.head_ttl * 100))
-    await run_publisher(node, replace(trainer_settings(config, node.run.sampling.params()).publisher, mark_ms=mark_ms))
+    expiry_offset_ms = secrets.randbelow(max(1, node.run.head_ttl * 100))
+    await run_publisher(
+        node, replace(trainer_settings(config, node.run.sampling.params()).publisher, expiry_offset_ms=expiry_offset_ms)
+    )
 
 
 async def _download(node: Node, launch: Launch) -> None:

@@ -25,7 +25,7 @@ INBOX = "inbox/"
 INTENTS = "intents/"
 OUTCOMES = "outcomes/"
 COLLECTOR_PROGRESS = "collector-progress"
-PUBLISHED = "chain/published"
+PUBLISHED_WEIGHTS = "chain/weights/"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ async def get_snapshot(state: ObjectStore, name: SnapshotName) -> Weights:
 async def newest_published_version(state: ObjectStore) -> int:
     """Return the newest version that the publisher has published; -1 before the first."""
     versions = [-1]
-    async for item in state.list(PUBLISHED + "/"):
+    async for item in state.list(PUBLISHED_WEIGHTS):
         digits = item.path.rsplit("/", 1)[-1]
         if not digits.isdigit():
             raise MalformedError("not a version", item.path)

@@ -98,7 +98,7 @@ class Trainer(Network):
         await run_publisher(self.node("trainer", "/upload"), SETTINGS)
 
     async def _wait_until_published(self, version: int) -> None:
-        while not any(put.path.endswith(f"published/{version:010d}") for put in self.disk.puts):
+        while not any(put.path.endswith(f"chain/weights/{version:010d}") for put in self.disk.puts):
             await trio.sleep(0.02)
 
 

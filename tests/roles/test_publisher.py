@@ -1,4 +1,4 @@
-"""The publisher: a new key takes the chain along, and two publishers with one key end with one."""
+"""The publisher: a new key takes over the chain, and of two publishers with one key one stops."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -31,11 +31,11 @@ from tests.support.simulation.network import BEGIN, Log, key
 from tests.support.simulation.trio_clock import TrioClock
 
 SUCCESSOR = SigningKey(b"s" * 32)
-SETTINGS = PublisherSettings(anchor_interval=2, keep_patches=3, keep_anchors=2, settle_seconds=1.0)
+SETTINGS = PublisherSettings(anchor_interval=2, keep_patches=3, keep_anchors=2, takeover_seconds=1.0)
 
 
 def simulated(scenario: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """A test that runs on a virtual clock."""
+    """Return a test that runs a scenario on a virtual clock."""
 
     def test() -> None:
         trio.run(scenario, clock=MockClock(autojump_threshold=0))
@@ -45,11 +45,11 @@ def simulated(scenario: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 
 async def copy_of(store: MemoryStore) -> MemoryStore:
-    """The same objects in another store."""
-    copied = MemoryStore()
+    """Return another store with the same objects."""
+    copy = MemoryStore()
     async for item in store.list(""):
-        await copied.put(item.path, await store.get(item.path, 1 << 30))
-    return copied
+        await copy.put(item.path, await store.get(item.path, 1 << 30))
+    return copy
 
 
 class Site:
@@ -71,13 +71,15 @@ class Site:
             await put_snapshot(state or self.state, SnapshotName(version, version), self.weights[version])
 
     async def publish(
-        self, seconds: float = 5.0, mark_ms: int = 0, settings: PublisherSettings = SETTINGS, **options: Any
+        self, seconds: float = 5.0, expiry_offset_ms: int = 0, settings: PublisherSettings = SETTINGS, **options: Any
     ) -> None:
-        """Run a publisher for a while."""
+        """Run a publisher for some seconds."""
         node = self.node(**options)
         await refresh_authority(node)
         with trio.move_on_after(seconds):
-            await Publisher(node, await History.open(node.state), replace(settings, mark_ms=mark_ms)).run()
+            await Publisher(
+                node, await History.open(node.state), replace(settings, expiry_offset_ms=expiry_offset_ms)
+            ).run()
 
     async def follower(self, state: MemoryStore | None = None) -> tuple[Node, Follower]:
         node = make_node(self.run_id, self.run, self.store, state or MemoryStore(), Log("miner"), clock=self.clock)
@@ -94,16 +96,16 @@ class Site:
 
 
 async def newest(node: Node, follower: Follower) -> tuple[int, Weights]:
-    """What a follower comes to hold."""
+    """Return the newest version and its weights, as a follower verifies them."""
     await refresh_authority(node)
     await follower.refresh()
     assert follower.chain.head is not None
-    held = await follower.rebuild(follower.chain.head.version)
-    return held.version, held.weights
+    verified = await follower.rebuild(follower.chain.head.version)
+    return verified.version, verified.weights
 
 
 @simulated
-async def test_a_new_key_takes_the_chain_along():
+async def test_a_new_key_takes_over_the_chain():
     site = Site()
     await site.snapshot(0, 1, 2, 3, 4, 5)
     await site.publish()
@@ -113,8 +115,8 @@ async def test_a_new_key_takes_the_chain_along():
     await site.revise(1, site.run_id, trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
     await refresh_authority(node)
     with pytest.raises(NotFoundError):
-        await follower.refresh()  # the old head is not looked at any more, the new one is not there yet
-    assert follower.version_for(0) >= 0  # what was verified is still followed
+        await follower.refresh()  # the old head does not count any more, and there is no new one yet
+    assert follower.version_for(0) >= 0  # the follower still serves what it has verified
     await site.snapshot(6)
     await site.publish(key=SUCCESSOR)
     before, after = await site.head(), await site.head(SUCCESSOR)
@@ -129,7 +131,7 @@ async def test_a_new_key_takes_the_chain_along():
 
 
 @simulated
-async def test_a_move_that_was_interrupted_goes_on():
+async def test_an_interrupted_migration_goes_on():
     site = Site()
     await site.snapshot(0, 1, 2, 3)
     await site.publish()
@@ -143,7 +145,7 @@ async def test_a_move_that_was_interrupted_goes_on():
 
 
 @simulated
-async def test_a_move_without_the_old_space_says_what_is_missing():
+async def test_a_migration_without_the_old_space_says_what_is_missing():
     site = Site()
     await site.snapshot(0, 1)
     await site.publish()
@@ -155,26 +157,28 @@ async def test_a_move_without_the_old_space_says_what_is_missing():
 
 
 @pytest.mark.parametrize(("delay", "seconds"), [(0.0, 4000.0), (0.5, 60.0), (3.0, 60.0)])
-def test_two_publishers_with_one_key_and_one_state_end_with_one(delay: float, seconds: float):
+def test_of_two_publishers_with_one_key_and_one_state_one_stops(delay: float, seconds: float):
     async def scenario() -> None:
         site = Site()
         await site.snapshot(0, 1, 2)
         await site.publish()
         states = [site.state, await copy_of(site.state)]
-        ended: list[int] = []
+        stopped_places: list[int] = []
 
         async def run(place: int) -> None:
             await trio.sleep(delay * place)
             await site.snapshot(3, 4, state=states[place])
             try:
-                await site.publish(seconds=seconds, mark_ms=place, state=states[place], log=Log(f"twin {place}"))
+                await site.publish(
+                    seconds=seconds, expiry_offset_ms=place, state=states[place], log=Log(f"twin {place}")
+                )
             except* (FencedError, ChainError):
-                ended.append(place)
+                stopped_places.append(place)
 
         async with trio.open_nursery() as nursery:
             for place in range(2):
                 nursery.start_soon(run, place)
-        assert len(ended) == 1
+        assert len(stopped_places) == 1
         version, weights = await newest(*await site.follower())
         assert version == 4 and equal(weights, site.weights[4])
 
@@ -182,7 +186,7 @@ def test_two_publishers_with_one_key_and_one_state_end_with_one(delay: float, se
 
 
 @simulated
-async def test_a_state_that_is_behind_what_is_published_does_not_go_on():
+async def test_a_state_that_is_older_than_the_published_chain_is_refused():
     site = Site()
     await site.snapshot(0, 1)
     await site.publish()
@@ -195,7 +199,7 @@ async def test_a_state_that_is_behind_what_is_published_does_not_go_on():
 
 
 @simulated
-async def test_a_base_that_differs_from_what_is_published_does_not_go_on():
+async def test_a_state_that_differs_from_the_published_chain_is_refused():
     site = Site()
     await site.snapshot(0, 1)
     await site.publish()
@@ -211,7 +215,7 @@ async def test_a_base_that_differs_from_what_is_published_does_not_go_on():
 
 
 @simulated
-async def test_the_head_is_renewed_at_once_when_a_trainer_comes_back():
+async def test_the_head_is_renewed_at_once_when_a_trainer_restarts():
     site = Site()
     await site.snapshot(0)
     await site.publish()
@@ -225,7 +229,7 @@ async def test_the_head_is_renewed_at_once_when_a_trainer_comes_back():
 
 
 class LosesPatches(MemoryStore):
-    """Storage that acknowledges a patch and does not keep it, as long as `losing`."""
+    """Storage that acknowledges patches and does not store them while `losing` is True."""
 
     losing = True
 
@@ -238,10 +242,10 @@ class LosesPatches(MemoryStore):
     ("newest_version", "settings"),
     [
         (3, SETTINGS),
-        (9, replace(SETTINGS, anchor_interval=4, keep_patches=100, keep_anchors=1)),  # the anchor in its place is gone
+        (9, replace(SETTINGS, anchor_interval=4, keep_patches=100, keep_anchors=1)),  # version 1 has no patch or anchor
     ],
 )
-def test_a_patch_that_storage_will_not_keep_gives_way_to_an_anchor_and_the_chain_holds(
+def test_a_version_whose_patch_storage_loses_has_an_anchor_and_the_chain_verifies(
     newest_version: int, settings: PublisherSettings
 ):
     async def scenario() -> None:
@@ -252,8 +256,8 @@ def test_a_patch_that_storage_will_not_keep_gives_way_to_an_anchor_and_the_chain
         site.store.losing = False
         await site.snapshot(*range(2, newest_version + 1))
         await site.publish(seconds=30, settings=settings)
-        without = [fields["version"] for fields in site.log.named("published") if not fields["patch_bytes"]]
-        assert without == [0, 1]
+        without_patch = [fields["version"] for fields in site.log.named("published") if not fields["patch_bytes"]]
+        assert without_patch == [0, 1]
         assert (1 in (await site.head()).anchors) == (settings is SETTINGS)
 
         node, follower = await site.follower()

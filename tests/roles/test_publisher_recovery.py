@@ -1,4 +1,4 @@
-"""The publisher after thefts, kills, and storage that shows nonsense or the past: it goes on, and leaves nothing over."""
+"""The publisher after a stolen key, kills, and storage that shows a wrong or an old head: it goes on and cleans up."""
 
 import itertools
 from collections.abc import Callable
@@ -29,48 +29,48 @@ LAST_EPOCH = (1 << 53) - 1
 
 
 class KilledError(Exception):
-    """The process that uses a state is no more."""
+    """The process that uses a state was killed."""
 
 
-class Mortal(MemoryStore):
-    """A state whose process dies just before it puts or deletes what `fatal` says."""
+class DeadlyState(MemoryStore):
+    """A state whose process is killed just before a put or delete for which `is_deadly` returns True."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.fatal: Callable[[str, str], bool] = lambda operation, path: False
+        self.is_deadly: Callable[[str, str], bool] = lambda operation, path: False
 
     async def put(self, path: str, data: bytes) -> None:
-        if self.fatal("put", path):
+        if self.is_deadly("put", path):
             raise KilledError
         await super().put(path, data)
 
     async def delete(self, path: str) -> None:
-        if self.fatal("delete", path):
+        if self.is_deadly("delete", path):
             raise KilledError
         await super().delete(path)
 
 
-async def killed(site: Site, operation: str, path: str, **options: Any) -> None:
-    """Publish until the process dies before an operation on a path that begins so."""
-    mortal, died = Mortal(), False
+async def publish_until_killed(site: Site, operation: str, prefix: str, **options: Any) -> None:
+    """Publish until the process is killed before an operation on a path with a prefix."""
+    state, died = DeadlyState(), False
     async for item in site.state.list(""):
-        await mortal.put(item.path, await site.state.get(item.path, 1 << 30))
-    mortal.fatal = lambda done, where: done == operation and where.startswith(path)
-    site.state = mortal
+        await state.put(item.path, await site.state.get(item.path, 1 << 30))
+    state.is_deadly = lambda name, path: name == operation and path.startswith(prefix)
+    site.state = state
     try:
         await site.publish(**options)
     except* KilledError:
         died = True
-    mortal.fatal = lambda done, where: False
+    state.is_deadly = lambda name, path: False
     assert died
 
 
-async def kept(state: ObjectStore, prefix: str) -> list[str]:
-    """What a state keeps below a prefix."""
+async def names_below(state: ObjectStore, prefix: str) -> list[str]:
+    """Return the names of the objects below a prefix."""
     return [item.path.removeprefix(prefix) async for item in state.list(prefix)]
 
 
-# Thefts
+# A stolen key
 
 
 @simulated
@@ -97,7 +97,7 @@ async def test_a_thiefs_last_epoch_does_not_spoil_the_owners_state():
 
 
 @simulated
-async def test_a_head_too_large_is_a_strangers_and_written_over():
+async def test_a_head_that_is_too_large_is_written_over():
     site = Site()
     await site.snapshot(0)
     await site.publish()
@@ -108,7 +108,7 @@ async def test_a_head_too_large_is_a_strangers_and_written_over():
 
 
 @simulated
-async def test_a_head_of_long_ago_does_not_stop_its_trainer():
+async def test_an_old_head_does_not_stop_its_trainer():
     site = Site()
     await site.snapshot(0)
     await site.publish()
@@ -126,20 +126,20 @@ async def test_a_head_of_long_ago_does_not_stop_its_trainer():
 
 
 @simulated
-async def test_killed_before_the_weights_of_the_version_before_are_deleted():
+async def test_killed_before_older_weights_are_deleted():
     site = Site()
     await site.snapshot(0, 1)
     await site.publish()
     await site.snapshot(2)
-    await killed(site, "delete", "chain/published/")
-    assert len(await kept(site.state, "chain/published/")) == 2
+    await publish_until_killed(site, "delete", "chain/weights/")
+    assert len(await names_below(site.state, "chain/weights/")) == 2
     await site.snapshot(3, 4)
     await site.publish()
-    assert await kept(site.state, "chain/published/") == ["0000000004"]
+    assert await names_below(site.state, "chain/weights/") == ["0000000004"]
 
 
 @simulated
-async def test_killed_behind_the_anchor_of_a_version_without_a_patch_and_then_rotated():
+async def test_killed_after_the_anchor_of_a_version_without_a_patch_and_then_rotated():
     site, store = Site(), LosesPatches()
     site.store, store.losing = store, False
     settings = replace(SETTINGS, anchor_interval=100, keep_patches=100)
@@ -147,7 +147,7 @@ async def test_killed_behind_the_anchor_of_a_version_without_a_patch_and_then_ro
     await site.publish(settings=settings)
     store.losing = True
     await site.snapshot(2)
-    await killed(site, "put", "chain/published/0000000002", settings=settings, seconds=60)
+    await publish_until_killed(site, "put", "chain/weights/0000000002", settings=settings, seconds=60)
     store.losing = False
     await site.revise(1, site.run_id, trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
     await site.snapshot(3)
@@ -158,32 +158,32 @@ async def test_killed_behind_the_anchor_of_a_version_without_a_patch_and_then_ro
 
 
 @simulated
-async def test_killed_while_old_versions_are_forgotten_and_then_more_are_to_be_kept():
+async def test_killed_while_old_versions_are_deleted_and_then_configured_to_keep_more():
     site = Site()
     few = replace(SETTINGS, anchor_interval=1, keep_patches=1, keep_anchors=1)
     await site.snapshot(0)
     await site.publish(settings=few)
     await site.snapshot(1, 2, 3, 4)
-    await killed(site, "delete", "chain/anchors/", settings=few, seconds=60)
+    await publish_until_killed(site, "delete", "chain/anchors/", settings=few, seconds=60)
     await site.snapshot(5)
     await site.publish(settings=replace(few, keep_anchors=10), seconds=60)
     version, weights = await newest(*await site.follower())
     assert version == 5 and equal(weights, site.weights[5])
-    assert await kept(site.state, "chain/anchors/") == await kept(site.state, "chain/manifests/")
+    assert await names_below(site.state, "chain/anchors/") == await names_below(site.state, "chain/manifests/")
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_killed_at_any_operation_it_leaves_nothing_behind_and_the_chain_holds(after: bool):
-    settings = replace(SETTINGS, keep_patches=2, keep_anchors=1, settle_seconds=0.1, poll_seconds=0.5)
+def test_killed_at_any_operation_it_leaves_nothing_over_and_the_chain_verifies(after: bool):
+    settings = replace(SETTINGS, keep_patches=2, keep_anchors=1, takeover_seconds=0.1, poll_seconds=0.5)
 
     async def scenario() -> None:
-        before = Site()
-        await before.snapshot(0, 1)
-        await before.publish(2, settings=settings)
-        await before.snapshot(2, 3, 4)
+        template = Site()
+        await template.snapshot(0, 1)
+        await template.publish(2, settings=settings)
+        await template.snapshot(2, 3, 4)
         for operation in itertools.count():
             site = Site()
-            site.store, site.state = await copy_of(before.store), await copy_of(before.state)
+            site.store, site.state = await copy_of(template.store), await copy_of(template.state)
             if not await killed_at(site, operation, 3, after=after, settings=settings):
                 break
             await site.publish(3, settings=settings)
@@ -192,9 +192,11 @@ def test_killed_at_any_operation_it_leaves_nothing_behind_and_the_chain_holds(af
             assert equal(weights, site.weights[4])
             await site.snapshot(5, 6)
             await site.publish(3, settings=settings)
-            assert (operation, await kept(site.state, "chain/published/")) == (operation, ["0000000006"])
-            assert (operation, await kept(site.state, "chain/shards/")) == (operation, [])
-            notes = set(await kept(site.state, "chain/anchors/")) - set(await kept(site.state, "chain/manifests/"))
+            assert (operation, await names_below(site.state, "chain/weights/")) == (operation, ["0000000006"])
+            assert (operation, await names_below(site.state, "chain/shards/")) == (operation, [])
+            notes = set(await names_below(site.state, "chain/anchors/")) - set(
+                await names_below(site.state, "chain/manifests/")
+            )
             assert (operation, notes) == (operation, set())
         assert operation > 20
 
@@ -205,23 +207,23 @@ def test_killed_at_any_operation_it_leaves_nothing_behind_and_the_chain_holds(af
 
 
 @simulated
-async def test_opening_the_history_of_a_trainer_at_work_deletes_nothing():
+async def test_opening_the_history_of_a_running_trainer_deletes_nothing():
     site = Site()
     await site.snapshot(0)
     await site.publish()
-    working = await History.open(site.state)
+    running = await History.open(site.state)
     shards = make_shards(site.weights[1], 1 << 20)
-    last = working.manifests[0]
+    last = running.manifests[0]
     changes = {"version": 1, "previous": last.digest, "patch": None, "anchor": tuple(map(reference, shards))}
     manifest = Manifest(**(dict(last.record) | changes))
-    await working.keep_shards(manifest, shards)
+    await running.put_shards(manifest, shards)
     await History.open(site.state)  # as another process does, to look something up
-    await working.promise(sign(manifest, TRAINER))
-    assert await working.shard(manifest, manifest.anchor[0]) == shards[0]
+    await running.record_manifest(sign(manifest, TRAINER))
+    assert await running.get_shard(manifest, manifest.anchor[0]) == shards[0]
 
 
 def long_history(versions: int, *anchors: int) -> History:
-    """A history of so many versions; what their manifests say does not matter."""
+    """Return a history of so many versions, all with the same manifest."""
     history = History(MemoryStore())
     signed = open_announced(sign(samples.manifest(), TRAINER), Manifest)
     history.manifests = dict.fromkeys(range(versions), signed)
@@ -233,14 +235,14 @@ STAMP = HeadStamp(samples.RUN_ID, 0, 1)
 
 
 @pytest.mark.parametrize(("patches", "anchors"), [(100, 100), (5000, 10), (5000, 100), (1 << 20, 1 << 20)])
-def test_a_head_lists_no_more_than_it_can_whatever_is_to_be_kept(patches: int, anchors: int):
+def test_a_head_lists_no_more_than_its_maximum_whatever_is_configured(patches: int, anchors: int):
     head = make_head(long_history(5001, *range(0, 5001, 50)), 5000, patches, anchors, STAMP)
     assert head.version == 5000
     assert head.base == 950  # an anchor
     assert len(head.manifests) <= limits.MAX_CHAIN < len(head.manifests) + 50
 
 
-def test_anchors_that_never_get_through():
+def test_a_chain_without_a_recent_anchor_has_no_head():
     history = long_history(limits.MAX_CHAIN + 1, 0)
     assert len(make_head(history, limits.MAX_CHAIN - 1, 100, 10, STAMP).manifests) == limits.MAX_CHAIN
     with pytest.raises(ChainError, match="no anchor of the last 4096 versions"):

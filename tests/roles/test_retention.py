@@ -1,5 +1,5 @@
-"""What a signed head names is in storage, from before the head is shown until after the last head that names it has
-expired: for all settings, all orders of anchors that complete late, kills, restarts with other settings and new keys.
+"""Everything that a signed head names is in storage until the last head that names it has expired: for all settings,
+anchors that complete late, kills, restarts with other settings, and new keys.
 """
 
 import random
@@ -22,7 +22,7 @@ from protocol.identity.signing import SigningKey, open_announced
 from protocol.limits import MAX_CHAIN
 from roles.policy.follower import Follower
 from roles.trainer.publish.publisher import PublisherSettings
-from roles.trainer.publish.retention import check_retention, kept_range
+from roles.trainer.publish.retention import check_retention, retained_range
 from roles.trainer.spool import SnapshotName, put_snapshot
 from tests.roles.killed_publisher import killed_at
 from tests.roles.test_publisher import SUCCESSOR, Site, newest, simulated
@@ -30,21 +30,21 @@ from tests.support.builders.chains import TRAINER, changed, make_node, small_run
 from tests.support.simulation.network import BEGIN, Log
 
 HEAD_TTL = 20  # seconds
-SETTINGS = PublisherSettings(settle_seconds=0.1, poll_seconds=0.05)
+SETTINGS = PublisherSettings(takeover_seconds=0.1, poll_seconds=0.05)
 
 
-class WitnessStore(MemoryStore):
-    """A store that keeps every head that it was ever shown, and says when a head names what is not there.
+class CheckingStore(MemoryStore):
+    """A store that checks the invariant at every put of a head and at every delete.
 
     Attributes:
-        violations: one line for each head put that names a missing object, and for each object deleted while a head
-            that names it counts.
+        violations: one line for each head that was put and names a missing object, and for each object that was deleted
+            while a head that names it was valid.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.manifests: dict[bytes, Manifest] = {}
-        self.named: dict[str, float] = {}  # path -> when the last head that names it expires (seconds since the epoch)
+        self.expiries: dict[str, float] = {}  # by path, when the last head that names it expires (Unix time, seconds)
         self.violations: list[str] = []
         self.heads = 0
 
@@ -59,7 +59,7 @@ class WitnessStore(MemoryStore):
                     self.violations.append(
                         f"a head of version {signed.record.version} names {name}, which is not there"
                     )
-                self.named[name] = max(self.named.get(name, 0.0), signed.record.expires_ms / 1000)
+                self.expiries[name] = max(self.expiries.get(name, 0.0), signed.record.expires_ms / 1000)
             self.heads += 1
         if "/manifests/" in path:
             manifest = open_announced(data, Manifest)
@@ -67,8 +67,10 @@ class WitnessStore(MemoryStore):
         await super().put(path, data)
 
     async def delete(self, path: str) -> None:
-        if self.named.get(path, 0.0) > self.now():
-            self.violations.append(f"{path} was deleted, {self.named[path] - self.now():.0f} s before its head expires")
+        if self.expiries.get(path, 0.0) > self.now():
+            self.violations.append(
+                f"{path} was deleted, {self.expiries[path] - self.now():.0f} s before its head expires"
+            )
         await super().delete(path)
 
     async def has(self, path: str) -> bool:
@@ -87,7 +89,7 @@ class WitnessStore(MemoryStore):
 
 
 class LongSite(Site):
-    """A trainer with as many versions as are asked for, heads that expire soon, and a store that bears witness."""
+    """A trainer with a given number of versions, heads that expire soon, and a store that checks the invariant."""
 
     def __init__(self, versions: int) -> None:
         super().__init__()
@@ -96,7 +98,7 @@ class LongSite(Site):
             self.weights.append(changed(self.weights[-1], seed))
         _, run = small_run(digest_weights(self.weights[0]))
         self.run = run.model_copy(update={"head_ttl": HEAD_TTL})
-        self.store: WitnessStore = WitnessStore()
+        self.store: CheckingStore = CheckingStore()
 
 
 def grid(
@@ -117,24 +119,24 @@ def grid(
         *grid(intervals=(1, 2, 3, 7, 20), patches=(1, 2, 5, 19, 60), anchors=(1, 2, 5, 11)),
     ],
 )
-def test_an_anchor_that_was_given_up_is_never_named_again(interval: int, patches: int, anchors: int) -> None:
+def test_a_retired_anchor_is_never_named_again(interval: int, patches: int, anchors: int) -> None:
     available: set[int] = set()
     first_patch = 0
     for newest_version in range(5 * (patches + interval * anchors)):
         if newest_version % interval == 0:
             available.add(newest_version)
-        kept, oldest_patch = kept_range(newest_version, available, first_patch, patches, anchors)
-        assert set(kept) <= available
+        anchors_named, oldest_patch = retained_range(newest_version, available, first_patch, patches, anchors)
+        assert set(anchors_named) <= available
         assert oldest_patch >= first_patch
-        assert oldest_patch - 1 in kept
-        assert {version for version in available if version > newest_version - interval * anchors} <= set(kept)
+        assert oldest_patch - 1 in anchors_named
+        assert {version for version in available if version > newest_version - interval * anchors} <= set(anchors_named)
         assert newest_version - oldest_patch < patches + interval + max(1, patches // anchors)
-        assert len(kept) <= 2 * anchors + 4
-        available, first_patch = set(kept), oldest_patch
+        assert len(anchors_named) <= 2 * anchors + 4
+        available, first_patch = set(anchors_named), oldest_patch
 
 
 @given(st.randoms(use_true_random=False))
-def test_what_was_given_up_is_never_named_again_whatever_comes_late(chance: random.Random) -> None:
+def test_retired_anchors_are_never_named_again_whichever_complete_late(chance: random.Random) -> None:
     available: set[int] = {0}
     unfinished: set[int] = set()
     first_patch = 0
@@ -146,23 +148,25 @@ def test_what_was_given_up_is_never_named_again_whatever_comes_late(chance: rand
                 unfinished.discard(version)
                 available.add(version)
         patches, anchors = chance.choice([1, 3, 10, 50]), chance.choice([1, 2, 5])  # as if started with other settings
-        kept, oldest_patch = kept_range(newest_version, available, first_patch, patches, anchors)
-        assert set(kept) <= available
+        anchors_named, oldest_patch = retained_range(newest_version, available, first_patch, patches, anchors)
+        assert set(anchors_named) <= available
         assert oldest_patch >= first_patch
-        assert oldest_patch - 1 in kept
-        available, first_patch = set(kept), oldest_patch
+        assert oldest_patch - 1 in anchors_named
+        available, first_patch = set(anchors_named), oldest_patch
 
 
 @pytest.mark.parametrize(
     ("interval", "patches", "anchors", "word"),
     [(4000, 200, 1, "anchor_interval"), (50, 5000, 10, "keep_patches"), (100, 100, 50, "keep_anchors")],
 )
-def test_settings_that_no_head_can_hold_are_refused(interval: int, patches: int, anchors: int, word: str) -> None:
+def test_settings_for_more_versions_than_a_head_can_list_are_refused(
+    interval: int, patches: int, anchors: int, word: str
+) -> None:
     with pytest.raises(ValueError, match=word):
         check_retention(interval, patches, anchors)
 
 
-def test_the_largest_settings_that_are_allowed_hold() -> None:
+def test_the_largest_settings_that_are_accepted_work() -> None:
     interval, patches, anchors = 48, 1950, 42
     check_retention(interval, patches, anchors)
     available: set[int] = set()
@@ -170,13 +174,13 @@ def test_the_largest_settings_that_are_allowed_hold() -> None:
     for newest_version in range(3 * MAX_CHAIN):
         if newest_version % interval == 0:
             available.add(newest_version)
-        kept, first_patch = kept_range(newest_version, available, first_patch, patches, anchors)
-        assert newest_version - kept[0] < MAX_CHAIN
-        available = set(kept)
+        anchors_named, first_patch = retained_range(newest_version, available, first_patch, patches, anchors)
+        assert newest_version - anchors_named[0] < MAX_CHAIN
+        available = set(anchors_named)
 
 
 @pytest.mark.parametrize(("interval", "patches", "anchors"), [(1, 5, 2), (2, 7, 1), (3, 10, 2), (5, 4, 1), (1, 12, 3)])
-def test_everything_that_a_head_names_is_there_until_it_has_expired(interval: int, patches: int, anchors: int) -> None:
+def test_everything_that_a_head_names_is_in_storage_until_it_expires(interval: int, patches: int, anchors: int) -> None:
     settings = replace(SETTINGS, anchor_interval=interval, keep_patches=patches, keep_anchors=anchors)
 
     async def scenario() -> None:
@@ -186,34 +190,33 @@ def test_everything_that_a_head_names_is_there_until_it_has_expired(interval: in
         await site.publish(2000, settings=settings)
         assert site.store.violations == []
         assert (await site.head()).version == 39
-        version, weights = await newest(*await site.follower())
-        assert version == 39
+        assert (await newest(*await site.follower()))[0] == 39
 
     trio.run(scenario, clock=MockClock(autojump_threshold=0))
 
 
 @dataclass(frozen=True)
 class Life:
-    """One schedule: settings of each start, where each is killed, and how long it is down."""
+    """A random schedule: the settings of each start, at which operation it is killed, and how long it is down."""
 
     seed: int
 
     async def live(self) -> tuple[int, int]:
-        """Live it; how many heads were written and how many objects deleted."""
+        """Run the schedule; return how many heads and how many manifests were put."""
         chance = random.Random(self.seed)
         site = LongSite(30)
         trainer: SigningKey = TRAINER
-        published = 0
-        while published < 29:
+        published_version = 0
+        while published_version < 29:
             settings = replace(
                 SETTINGS,
                 anchor_interval=chance.choice([1, 2, 3, 6]),
                 keep_patches=chance.choice([1, 3, 10]),
                 keep_anchors=chance.choice([1, 2, 4]),
             )
-            more = range(published, min(30, published + chance.randint(1, 8)))
-            await site.snapshot(*more)
-            published = more[-1]
+            versions = range(published_version, min(30, published_version + chance.randint(1, 8)))
+            await site.snapshot(*versions)
+            published_version = versions[-1]
             if chance.random() < 0.7:
                 after = chance.random() < 0.5
                 await killed_at(site, chance.randrange(60), 400, after=after, settings=settings, key=trainer)
@@ -231,12 +234,12 @@ class Life:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_no_schedule_of_kills_and_settings_makes_a_head_name_what_is_gone(seed: int) -> None:
+def test_no_schedule_of_kills_and_settings_makes_a_head_name_a_missing_object(seed: int) -> None:
     trio.run(Life(seed).live, clock=MockClock(autojump_threshold=0))
 
 
-class ThinLink:
-    """A store behind a link of so many bytes a second."""
+class SlowLink:
+    """A store behind a link of `rate` bytes a second."""
 
     def __init__(self, store: MemoryStore, rate: float) -> None:
         self._store, self._rate = store, rate
@@ -257,8 +260,8 @@ def large_weights(seed: int) -> dict[str, torch.Tensor]:
 
 
 @simulated
-async def test_a_reader_behind_a_thin_link_never_loses_a_race() -> None:
-    """An anchor takes 4 s at 1 Mbit/s; every second a version comes, with an anchor, and only the newest is kept."""
+async def test_no_object_is_deleted_while_a_reader_behind_a_slow_link_fetches_it() -> None:
+    """An anchor takes 4 s at 1 Mbit/s. Every second a version with an anchor is published, and one anchor is kept."""
     site = LongSite(2)
     weights = large_weights(0)
     _, run = small_run(digest_weights(weights))
@@ -277,7 +280,7 @@ async def test_a_reader_behind_a_thin_link_never_loses_a_race() -> None:
         nursery.start_soon(train)
         await trio.sleep(3)
         node = make_node(
-            site.run_id, site.run, ThinLink(site.store, 125_000), MemoryStore(), Log("reader"), clock=site.clock
+            site.run_id, site.run, SlowLink(site.store, 125_000), MemoryStore(), Log("reader"), clock=site.clock
         )
         follower = await Follower.open(node)
         versions = []
@@ -293,25 +296,25 @@ async def test_a_reader_behind_a_thin_link_never_loses_a_race() -> None:
 
 
 @simulated
-async def test_an_anchor_that_storage_lost_is_given_up_at_the_next_start() -> None:
+async def test_an_anchor_that_storage_lost_is_retired_at_the_next_start() -> None:
     site = LongSite(8)
     settings = replace(SETTINGS, anchor_interval=2, keep_patches=4, keep_anchors=2)
     await site.snapshot(*range(6))
     await site.publish(30, settings=settings)
     head = await site.head()
-    lost = head.anchors[0]
-    manifest = site.store.manifests[head.digest(lost)]
+    lost_version = head.anchors[0]
+    manifest = site.store.manifests[head.digest(lost_version)]
     await MemoryStore.delete(site.store, paths.anchor(TRAINER.public, manifest.anchor[0].digest))
     await site.snapshot(6)
     await site.publish(30, settings=settings)
-    assert [event["version"] for event in site.log.named("anchor-lost")] == [lost]
-    assert lost not in (await site.head()).anchors
+    assert [event["version"] for event in site.log.named("anchor-lost")] == [lost_version]
+    assert lost_version not in (await site.head()).anchors
     assert (await newest(*await site.follower()))[0] == 6
     assert site.store.violations == []
 
 
 @simulated
-async def test_the_only_anchor_is_named_even_where_storage_seems_to_have_lost_it() -> None:
+async def test_the_only_anchor_is_named_even_if_storage_does_not_show_it() -> None:
     site = LongSite(3)
     settings = replace(SETTINGS, anchor_interval=10)
     await site.snapshot(0, 1)
@@ -320,5 +323,5 @@ async def test_the_only_anchor_is_named_even_where_storage_seems_to_have_lost_it
     manifest = site.store.manifests[head.digest(0)]
     await MemoryStore.delete(site.store, paths.anchor(TRAINER.public, manifest.anchor[0].digest))
     await site.publish(5, settings=settings)
-    assert [event["given_up"] for event in site.log.named("anchor-lost")] == [False]
+    assert [event["retired"] for event in site.log.named("anchor-lost")] == [False]
     assert (await site.head()).anchors == (0,)

@@ -11,7 +11,7 @@ from protocol import digest
 from protocol.digest import tensor_digest
 from protocol.errors import PatchError
 from protocol.patch import LinkConditions, applying, codec
-from roles.trainer.publish.version_build import check_patch, encode_patch, hold
+from roles.trainer.publish.version_build import check_patch, digest_snapshot, encode_patch
 
 TENSOR_BYTES = 64 * 64 * 2
 
@@ -53,10 +53,10 @@ def weights(seed: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("profile", ["compact", "fast"])
 def test_every_tensor_is_hashed_once_on_its_way_to_a_patch(hashed_sizes: list[int], profile: str) -> None:
     old = weights(0)
-    before = hold(0, old, None)
+    before = digest_snapshot(0, old, None)
     new = old | {name: tensor * 1.01 for name, tensor in old.items() if name != "b"}
     hashed_sizes.clear()
-    after = hold(1, new, before)
+    after = digest_snapshot(1, new, before)
     encoded = encode_patch(after, before, profile, LinkConditions())
     assert check_patch(encoded.patch, after, before) > 0
     assert sum(size == TENSOR_BYTES for size in hashed_sizes) == 3
@@ -66,7 +66,11 @@ def test_every_tensor_is_hashed_once_on_its_way_to_a_patch(hashed_sizes: list[in
 
 
 def test_a_patch_to_other_weights_is_refused() -> None:
-    before, after, other = hold(0, weights(0), None), hold(1, weights(1), None), hold(1, weights(2), None)
+    before, after, other = (
+        digest_snapshot(0, weights(0), None),
+        digest_snapshot(1, weights(1), None),
+        digest_snapshot(1, weights(2), None),
+    )
     encoded = encode_patch(other, before, "compact", LinkConditions())
     with pytest.raises(PatchError):
         check_patch(encoded.patch, after, before)

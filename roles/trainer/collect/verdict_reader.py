@@ -20,7 +20,7 @@ from roles.gather import gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from roles.records import fetch_record
-from roles.seals import find_seal, fetch_witnessed_seals
+from roles.seals import fetch_witnessed_seals, find_seal
 
 _HANG_SECONDS: Final = 600.0  # a read of a validator's storage that takes longer is taken to hang
 

@@ -68,7 +68,7 @@ class Fence:
         if head.epoch > history.epoch or not self._knows(head):
             raise FencedError(
                 f"another trainer publishes under this key (epoch {head.epoch} version {head.version}, "
-                f"this one epoch {history.epoch} version {history.published})"
+                f"this one epoch {history.epoch} version {history.published_version})"
             )
         self._node.telemetry.event("epoch-contested", epoch=head.epoch)
         await history.begin_epoch(head.epoch + 1)
@@ -80,7 +80,7 @@ class Fence:
     def _knows(self, head: Head) -> bool:
         """Whether a head shows no more than this node has published or promised."""
         own_manifest = self._history.manifests.get(head.version)
-        promised_version = self._history.published + 1
+        promised_version = self._history.published_version + 1
         return (
             head.version <= promised_version
             and own_manifest is not None

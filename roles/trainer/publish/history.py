@@ -1,15 +1,14 @@
-"""What the publisher has published, durably: manifests as they were signed, which anchors are complete, the last
-weights.
+"""The publisher's durable record of its chain, in the node's own state.
 
-chain/epoch                   the fencing epoch of the newest start
-chain/writer                  the public key in whose space the chain lies
-chain/manifests/{version}     signed manifests, written before anything of the version is uploaded: after a crash the
-                              very same bytes are uploaded again, so no version ever has two manifests
-chain/anchors/{version}       a note: this anchor is complete in storage (empty), or was given up and may be deleted
-                              there ("given up")
-chain/first-patch             patches of versions before this one were given up and may be deleted in storage
-chain/shards/{version}-{digest}  anchor shards that are still to be uploaded
-chain/published/{version}     the weights of the newest published version (safetensors)
+chain/epoch                      the fencing epoch of the newest start
+chain/writer                     the public key in whose space the chain is
+chain/manifests/{version}        signed manifests, written before anything of the version is uploaded: after a crash
+                                 the very same bytes are uploaded again, so no version ever has two manifests
+chain/anchors/{version}          empty for an anchor that is complete in storage, and "retired" for one that was and
+                                 may be deleted there
+chain/first-patch                patches of versions before this one are retired: they may be deleted in storage
+chain/shards/{version}-{digest}  anchor shards that are not uploaded yet
+chain/weights/{version}          the weights of the newest published version (safetensors)
 """
 
 from collections.abc import Set
@@ -23,8 +22,8 @@ from protocol.digest import Weights
 from protocol.errors import ChainError
 from protocol.identity.signing import Signed, open_announced
 from roles.ports import NotFoundError, ObjectStore
-from roles.trainer.publish.retention import kept_range
-from roles.trainer.spool import PUBLISHED, newest_published_version
+from roles.trainer.publish.retention import retained_range
+from roles.trainer.spool import PUBLISHED_WEIGHTS, newest_published_version
 
 _EPOCH = "chain/epoch"
 _WRITER = "chain/writer"
@@ -32,34 +31,35 @@ _MANIFESTS = "chain/manifests/"
 _ANCHORS = "chain/anchors/"
 _SHARDS = "chain/shards/"
 _FIRST_PATCH = "chain/first-patch"
-_GIVEN_UP = b"given up"
+_RETIRED = b"retired"
 
 
 class History:
     """The publisher's own record of its chain.
 
     Attributes:
-        manifests: the signed manifests by version, promised ones included.
-        anchors: versions whose anchor is complete in storage and was never given up.
-        given_up: versions whose anchor was complete and may be deleted in storage.
+        manifests: the signed manifests by version, including one that is not published yet.
+        anchors: versions whose anchor is complete in storage and was never retired.
+        retired_anchors: versions whose anchor was complete and may be deleted in storage.
         first_patch: patches of versions before this one may be deleted in storage.
-        epoch: the fencing epoch; published: the newest published version, -1 before the first; writer: the public key
-            in whose space the chain lies.
+        epoch: the fencing epoch.
+        published_version: the newest published version; -1 before the first.
+        writer: the public key in whose space the chain is; None before the first start.
     """
 
     def __init__(self, state: ObjectStore) -> None:
         self._state = state
         self.manifests: dict[int, Signed[Manifest]] = {}
         self.anchors: set[int] = set()
-        self.given_up: set[int] = set()
+        self.retired_anchors: set[int] = set()
         self.first_patch = 0
         self.epoch = 0
-        self.published = -1
+        self.published_version = -1
         self.writer: bytes | None = None
 
     @classmethod
     async def open(cls, state: ObjectStore) -> "History":
-        """The record as the last run left it.
+        """Read the record as the last run left it. This changes nothing, so any process of the node may do it.
 
         Raises:
             StoreError, ProtocolError: the state is damaged.
@@ -69,153 +69,155 @@ class History:
             signed = open_announced(await state.get(item.path, limits.MAX_RECORD_BYTES * 2), Manifest)
             history.manifests[signed.record.version] = signed
         async for item in state.list(_ANCHORS):
-            complete = await state.get(item.path, len(_GIVEN_UP)) != _GIVEN_UP
-            (history.anchors if complete else history.given_up).add(int(item.path.removeprefix(_ANCHORS)))
+            retired = await state.get(item.path, len(_RETIRED)) == _RETIRED
+            (history.retired_anchors if retired else history.anchors).add(int(item.path.removeprefix(_ANCHORS)))
         with suppress(NotFoundError):
             history.first_patch = int(await state.get(_FIRST_PATCH, 32))
-        try:
+        with suppress(NotFoundError):
             history.epoch = int(await state.get(_EPOCH, 32))
-        except NotFoundError:
-            history.epoch = 0
-        try:
+        with suppress(NotFoundError):
             history.writer = await state.get(_WRITER, 32)
-        except NotFoundError:
-            history.writer = None
-        history.published = await newest_published_version(state)
+        history.published_version = await newest_published_version(state)
         return history
 
-    async def tidy(self) -> None:
-        """Delete what a crash left behind; for the publisher alone, who is the only writer."""
-        await self._drop_needless_shards()
-        await self._drop_older_weights()
-        for version in sorted((self.anchors | self.given_up) - self.manifests.keys()):
-            await self._drop_anchor_note(version)
+    async def clean_up(self) -> None:
+        """Delete what a crash left over. Only the publisher may do it, because it is the only writer."""
+        await self._delete_needless_shards()
+        await self._delete_older_weights()
+        for version in sorted((self.anchors | self.retired_anchors) - self.manifests.keys()):
+            await self._delete_anchor_note(version)
 
     async def set_writer(self, key: bytes) -> None:
-        """Remember in whose space the chain lies now."""
+        """Record in whose space the chain is now."""
         await self._state.put(_WRITER, key)
         self.writer = key
 
-    async def _drop_needless_shards(self) -> None:
-        """Delete shards that a crash left behind: of anchors that are complete, and of versions that were never
-        promised.
-        """
+    async def _delete_needless_shards(self) -> None:
+        """Delete shards of anchors that are complete, and of versions that have no manifest because of a crash."""
         needed = {
-            _shard(version, ref)
+            _shard_path(version, ref)
             for version, signed in self.manifests.items()
-            if version not in self.anchors | self.given_up
+            if version not in self.anchors | self.retired_anchors
             for ref in signed.record.anchor
         }
         for path in [item.path async for item in self._state.list(_SHARDS) if item.path not in needed]:
             await self._state.delete(path)
 
     async def begin_epoch(self, epoch: int) -> None:
-        """Remember the fencing epoch of this start."""
+        """Record the fencing epoch of this start."""
         await self._state.put(_EPOCH, str(epoch).encode())
         self.epoch = epoch
 
-    async def promise(self, data: bytes) -> Signed[Manifest]:
-        """Remember a signed manifest before any of its version is uploaded."""
+    async def record_manifest(self, data: bytes) -> Signed[Manifest]:
+        """Record a signed manifest. The publisher does it before it uploads anything of the version."""
         signed = open_announced(data, Manifest)
         await self._state.put(f"{_MANIFESTS}{signed.record.version:010d}", data)
         self.manifests[signed.record.version] = signed
         return signed
 
-    async def keep_shards(self, manifest: Manifest, shards: tuple[bytes, ...]) -> None:
-        """Keep an anchor's shards until they are uploaded."""
+    async def put_shards(self, manifest: Manifest, shards: tuple[bytes, ...]) -> None:
+        """Store an anchor's shards until they are uploaded."""
         for ref, data in zip(manifest.anchor, shards, strict=True):
-            await self._state.put(_shard(manifest.version, ref), data)
+            await self._state.put(_shard_path(manifest.version, ref), data)
 
-    async def shard(self, manifest: Manifest, ref: ObjectRef) -> bytes:
-        """A shard of a manifest's anchor that was kept."""
-        return await self._state.get(_shard(manifest.version, ref), ref.size)
+    async def get_shard(self, manifest: Manifest, ref: ObjectRef) -> bytes:
+        """Read a shard of a manifest's anchor that is not uploaded yet."""
+        return await self._state.get(_shard_path(manifest.version, ref), ref.size)
 
     async def complete_anchor(self, manifest: Manifest) -> None:
-        """Remember that an anchor is complete in storage; its shards need not be kept."""
+        """Record that an anchor is complete in storage, and delete its shards here."""
         await self._state.put(f"{_ANCHORS}{manifest.version:010d}", b"")
         self.anchors.add(manifest.version)
         for ref in manifest.anchor:
-            await self._state.delete(_shard(manifest.version, ref))
+            await self._state.delete(_shard_path(manifest.version, ref))
 
-    def unfinished_anchors(self) -> list[Manifest]:
-        """Published manifests whose anchor is not complete yet."""
+    def incomplete_anchors(self) -> list[Manifest]:
+        """Return the published manifests whose anchor is not complete in storage yet."""
         return [
             signed.record
             for version, signed in sorted(self.manifests.items())
-            if signed.record.anchor and version <= self.published and version not in self.anchors | self.given_up
+            if signed.record.anchor
+            and version <= self.published_version
+            and version not in self.anchors | self.retired_anchors
         ]
 
-    async def finish(self, version: int, weights: Weights) -> None:
-        """Remember that a version is published, and its weights, from which the next is diffed."""
-        await self._state.put(f"{PUBLISHED}/{version:010d}", safetensors.write(weights))
-        self.published = version
-        await self._drop_older_weights()
+    async def mark_published(self, version: int, weights: Weights) -> None:
+        """Record that a version is published, and its weights, from which the next patch is made."""
+        await self._state.put(f"{PUBLISHED_WEIGHTS}{version:010d}", safetensors.write(weights))
+        self.published_version = version
+        await self._delete_older_weights()
 
-    async def _drop_older_weights(self) -> None:
-        kept = f"{PUBLISHED}/{self.published:010d}"
-        for path in [item.path async for item in self._state.list(PUBLISHED + "/") if item.path < kept]:
+    async def _delete_older_weights(self) -> None:
+        newest = f"{PUBLISHED_WEIGHTS}{self.published_version:010d}"
+        for path in [item.path async for item in self._state.list(PUBLISHED_WEIGHTS) if item.path < newest]:
             await self._state.delete(path)
 
     async def weights(self) -> Weights:
-        """The weights of the newest published version.
+        """Read the weights of the newest published version.
 
         Raises:
             StoreError, ProtocolError: the state is damaged.
         """
-        return safetensors.read(await self._state.get(f"{PUBLISHED}/{self.published:010d}", limits.MAX_SHARD_BYTES))
+        path = f"{PUBLISHED_WEIGHTS}{self.published_version:010d}"
+        return safetensors.read(await self._state.get(path, limits.MAX_SHARD_BYTES))
 
-    async def forget_before(self, base: int) -> None:
-        """Drop what concerns versions before `base`."""
-        for version in [version for version in self.manifests if version < base]:
-            await self._state.delete(f"{_MANIFESTS}{version:010d}")
-            await self._drop_anchor_note(version)
-            del self.manifests[version]
+    async def delete_before(self, version: int) -> None:
+        """Delete the record of all versions before one."""
+        for old_version in [number for number in self.manifests if number < version]:
+            await self._state.delete(f"{_MANIFESTS}{old_version:010d}")
+            await self._delete_anchor_note(old_version)
+            del self.manifests[old_version]
 
-    async def _drop_anchor_note(self, version: int) -> None:
+    async def _delete_anchor_note(self, version: int) -> None:
         await self._state.delete(f"{_ANCHORS}{version:010d}")
         self.anchors.discard(version)
-        self.given_up.discard(version)
+        self.retired_anchors.discard(version)
 
-    async def give_up(self, head: Head) -> None:
-        """Strike off the record, durably, what a head of the newest published version leaves out.
+    async def retire(self, head: Head) -> None:
+        """Record that what a head of the newest published version leaves out will never be named again.
 
-        It is never named again, and may be deleted in storage once every head that may name it has expired.
+        It may be deleted in storage once every head that may name it has expired.
         """
-        before, self.first_patch = self.first_patch, max(self.first_patch, head.oldest_patch)
-        await self.give_up_anchors({version for version in self.anchors if version <= head.version} - set(head.anchors))
-        if self.first_patch != before:
+        previous_first_patch, self.first_patch = self.first_patch, max(self.first_patch, head.oldest_patch)
+        anchors_up_to_head = {version for version in self.anchors if version <= head.version}
+        await self.retire_anchors(anchors_up_to_head - set(head.anchors))
+        if self.first_patch != previous_first_patch:
             await self._state.put(_FIRST_PATCH, str(self.first_patch).encode())
-        await self.forget_before(head.base)
+        await self.delete_before(head.base)
 
-    async def give_up_anchors(self, versions: Set[int]) -> None:
-        """Strike complete anchors off the record, durably."""
-        self.anchors -= versions  # first of all, so that no head that is made meanwhile names them
-        self.given_up |= versions
+    async def retire_anchors(self, versions: Set[int]) -> None:
+        """Record that the anchors of these versions will never be named again."""
+        self.anchors -= versions  # before the first await, so that no head that is made meanwhile names them
+        self.retired_anchors |= versions
         for version in sorted(versions):
-            await self._state.put(f"{_ANCHORS}{version:010d}", _GIVEN_UP)
+            await self._state.put(f"{_ANCHORS}{version:010d}", _RETIRED)
 
     def check_available(self, head: Head) -> None:
-        """Refuse a head that names what this record does not call available.
+        """Refuse a head that names an object which this record does not call available.
 
         Raises:
-            ChainError: an object that the head names was given up, or was never complete.
+            ChainError: an object that the head names is retired, or was never complete in storage.
         """
         for version in head.anchors:
             if version not in self.anchors:
                 raise ChainError("the head would name an anchor that is not in storage", f"version {version}")
         if head.oldest_patch < self.first_patch:
-            raise ChainError("the head would name a patch that was given up", f"version {head.oldest_patch}")
+            raise ChainError("the head would name a patch that is retired", f"version {head.oldest_patch}")
 
 
-def _shard(version: int, ref: ObjectRef) -> str:
-    """Where a shard is kept. Two versions with equal tensors have equal shards, and each its own copy here."""
+def _shard_path(version: int, ref: ObjectRef) -> str:
+    """Return a shard's path. Two versions with equal tensors have equal shards, and a copy of each."""
     return f"{_SHARDS}{version:010d}-{ref.digest.hex()}"
 
 
 @dataclass(frozen=True)
 class HeadStamp:
-    """What a head says beside the chain: the run, the revision of the authority that its publisher knows, and its
-    expiry.
+    """What a head says beside the chain.
+
+    Attributes:
+        run_id: the run.
+        revision: the newest revision of the authority that the publisher knows.
+        expires_ms: when the head expires, milliseconds since the Unix epoch.
     """
 
     run_id: bytes
@@ -223,21 +225,21 @@ class HeadStamp:
     expires_ms: int
 
 
-def make_head(history: History, newest: int, patches: int, anchors: int, stamp: HeadStamp) -> Head:
-    """Return the head that shows everything up to a version.
+def make_head(history: History, newest: int, keep_patches: int, keep_anchors: int, stamp: HeadStamp) -> Head:
+    """Return the head that shows everything up to version `newest`.
 
     Raises:
         ChainError: no anchor is near enough, or the head would name what is not in storage.
     """
-    complete = {version for version in history.anchors if version <= newest}
-    kept, oldest_patch = kept_range(newest, complete, history.first_patch, patches, anchors)
-    base = kept[0]
+    available = {version for version in history.anchors if version <= newest}
+    anchors, oldest_patch = retained_range(newest, available, history.first_patch, keep_patches, keep_anchors)
+    base = anchors[0]
     head = Head(
         run=stamp.run_id,
         epoch=history.epoch,
         base=base,
         manifests=tuple(history.manifests[version].digest for version in range(base, newest + 1)),
-        anchors=kept,
+        anchors=anchors,
         oldest_patch=oldest_patch,
         revision=stamp.revision,
         expires_ms=stamp.expires_ms,

@@ -1,7 +1,7 @@
-"""A trainer with a new key takes along what it published under the old one (docs/adr/0221).
+"""Moves a trainer's chain from its old key's space to that of its new key (docs/adr/0221).
 
-Data first, then the manifests, signed again: their names are digests of what they say, so followers see one history.
-Everything can be done again after a crash; the note of who wrote the chain comes last.
+The data are copied first, then the manifests are signed again. A manifest is named by the digest of its body, so
+followers see one history. After a crash all of it is done again; the record of the chain's writer is changed last.
 """
 
 from typing import Final
@@ -20,29 +20,29 @@ from roles.trainer.publish.history import History
 _RETRY_SECONDS: Final = 1.0
 
 
-async def move_in(node: Node, history: History, old: bytes, kept: Head) -> None:
-    """Copy what a head keeps from the old key's space into this node's, and sign the manifests again.
+async def migrate(node: Node, history: History, old_key: bytes, head: Head) -> None:
+    """Copy what a head names from the old key's space to this node's, and sign the manifests again.
 
     Raises:
-        ChainError: the old space does not hold an object any more, or other bytes.
+        ChainError: an object is gone from the old space, or has other bytes.
         StoreError: this node's own state cannot be written.
     """
-    new = node.key.public
-    await history.give_up(kept)  # what is not copied is not there: the new head must never name it
-    node.telemetry.event("moving-in", old=old.hex(), versions=len(history.manifests))
+    new_key = node.key.public
+    await history.retire(head)  # what the head leaves out is not copied, so the new head must never name it
+    node.telemetry.event("key-migration", old=old_key.hex(), versions=len(history.manifests))
     for version, signed in sorted(history.manifests.items()):
         manifest = signed.record
-        if manifest.patch is not None and version >= kept.oldest_patch:
+        if manifest.patch is not None and version >= head.oldest_patch:
             ref = manifest.patch.object
-            await _copy(node, paths.patch(old, ref.digest), paths.patch(new, ref.digest), ref)
-        shown_next = version > history.published and version in history.anchors
-        for ref in manifest.anchor if version in kept.anchors or shown_next else ():
-            await _copy(node, paths.anchor(old, ref.digest), paths.anchor(new, ref.digest), ref)
+            await _copy(node, paths.patch(old_key, ref.digest), paths.patch(new_key, ref.digest), ref)
+        is_published_next = version > history.published_version and version in history.anchors
+        for ref in manifest.anchor if version in head.anchors or is_published_next else ():
+            await _copy(node, paths.anchor(old_key, ref.digest), paths.anchor(new_key, ref.digest), ref)
     for version, signed in sorted(history.manifests.items()):
-        again = await history.promise(sign(signed.record, node.key))
-        if version <= history.published:
-            await node.publish(paths.manifest(new, version, again.digest), again.data)
-    await history.set_writer(new)
+        new_manifest = await history.record_manifest(sign(signed.record, node.key))
+        if version <= history.published_version:
+            await node.publish(paths.manifest(new_key, version, new_manifest.digest), new_manifest.data)
+    await history.set_writer(new_key)
 
 
 async def _copy(node: Node, source: str, target: str, ref: ObjectRef) -> None:

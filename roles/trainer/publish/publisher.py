@@ -1,8 +1,9 @@
 """The upload process: snapshots in, a chain in storage out (docs/spec/chain.md).
 
-For every snapshot, in order of version: diff and encode, sign the manifest and remember it, put the data, put the
-manifest, put the head, remember that it is published. Each step can be done again with the same bytes, so a process
-killed anywhere goes on where it was. Anchors are uploaded beside it and shown by the head once they are complete.
+For every snapshot, in order of version: encode and upload the patch, sign the manifest and record it, upload the
+manifest, write the head, record that the version is published. Each step can be repeated with the same bytes, so a
+process that is killed at any instruction goes on where it was. Anchors are uploaded in tasks of their own, and the head
+names them once they are complete.
 """
 
 from contextlib import suppress
@@ -22,15 +23,15 @@ from roles.policy.follower import VerifiedWeights
 from roles.ports import NotFoundError, StoreError
 from roles.trainer.publish.fencing import Fence
 from roles.trainer.publish.history import HeadStamp, History, make_head
-from roles.trainer.publish.key_migration import move_in
+from roles.trainer.publish.key_migration import migrate
 from roles.trainer.publish.rate_meter import PatchMeasurement, RateMeter
 from roles.trainer.publish.retention import DeletionSchedule
 from roles.trainer.publish.version_build import (
     PublicationMoment,
     VersionObjects,
     check_patch,
+    digest_snapshot,
     encode_patch,
-    hold,
     make_manifest,
     make_shards,
 )
@@ -39,19 +40,19 @@ from roles.trainer.spool import SnapshotName, get_snapshot, list_snapshots
 
 @dataclass(frozen=True)
 class PublisherSettings:
-    """What a trainer's operator decides.
+    """What a trainer's operator sets.
 
     Attributes:
         anchor_interval: versions between anchors.
-        keep_patches, keep_anchors: retention.
+        keep_patches, keep_anchors: how many of them storage keeps (retention.py).
         shard_bytes: size of an anchor's shards.
-        patch_attempts: tries to upload a patch before the version becomes an anchor.
+        patch_attempts: attempts to upload a patch before the version gets an anchor instead.
         poll_seconds: how often to look for a snapshot.
-        settle_seconds: how long a start waits for another trainer under its key to show itself.
-        mark_ms: milliseconds by which this start's heads expire sooner, drawn anew at each start, so that no two starts
-            that happen at the same moment write the same head.
+        takeover_seconds: how long a start waits for the head of another trainer under its key.
+        expiry_offset_ms: milliseconds by which this start's heads expire earlier. It is random at each start, so that
+            two trainers that start at the same moment do not write equal heads.
         profile: of the patches: "compact", "fast" or "auto".
-        link_mbps: megabits a second that "auto" reckons with; None: what this node's uploads were measured at.
+        link_mbps: megabits a second of the followers' links, for "auto"; None: the rate of this node's uploads.
     """
 
     anchor_interval: int = 50
@@ -60,13 +61,13 @@ class PublisherSettings:
     shard_bytes: int = 1 << 30
     patch_attempts: int = 3
     poll_seconds: float = 0.05
-    settle_seconds: float = 1.0
-    mark_ms: int = 0
+    takeover_seconds: float = 1.0
+    expiry_offset_ms: int = 0
     profile: str = "compact"
     link_mbps: float | None = None
 
 
-_LOOK_SECONDS: Final = 1.0  # between two looks at a clock that somebody may set
+_CLOCK_SECONDS: Final = 1.0  # between two readings of the clock, which somebody may set
 
 
 class Publisher:
@@ -77,10 +78,10 @@ class Publisher:
         self._history = history
         self._settings = settings
         self._fence = Fence(node, history)
-        self._held: VerifiedWeights | None = None
+        self._published_weights: VerifiedWeights | None = None  # of the newest published version
         self._head_lock = trio.Lock()
-        self._shown = history.published
-        self._expires = 0.0  # of the head that is shown, its mark aside; seconds since the Unix epoch
+        self._head_version = history.published_version
+        self._head_expiry = 0.0  # seconds since the Unix epoch, without the offset
         self._deletions = DeletionSchedule(node.run.head_ttl)
         self._meter = RateMeter(settings.link_mbps * 1e6 / 8 if settings.link_mbps else None)
 
@@ -88,56 +89,61 @@ class Publisher:
         """Publish for ever.
 
         Raises:
-            FencedError: another trainer took over.
-            ChainError: what is published is not what this node's state says; refusing to go on.
+            FencedError: another trainer publishes under this key.
+            ChainError: what is published differs from this node's state.
         """
-        await self._take_over()
+        await self._start()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._node.keep_announced, "trainer", 600.0)
             nursery.start_soon(self._renew_head)
-            for manifest in self._history.unfinished_anchors():
+            for manifest in self._history.incomplete_anchors():
                 nursery.start_soon(self._upload_anchor, manifest)
             while True:
-                waiting = await list_snapshots(self._node.state)
-                if not waiting:
+                names = await list_snapshots(self._node.state)
+                if not names:
                     await trio.sleep(self._settings.poll_seconds)
                     continue
-                await self._publish(waiting[0], nursery)
+                await self._publish(names[0], nursery)
 
-    async def _take_over(self) -> None:
-        """See that what is published is what this node remembers, begin a new epoch, show it, and let a twin notice."""
+    async def _start(self) -> None:
+        """Check what is published against this node's state, begin a new epoch, and write a head of that epoch.
+
+        The second head follows after some seconds, in which another trainer under this key can write its own.
+        """
         node, history = self._node, self._history
-        await history.tidy()
+        await history.clean_up()
         await self._fence.begin()
-        if history.published >= 0:
+        version = history.published_version
+        if version >= 0:
             weights = await history.weights()
-            self._held = await node.run_sync(hold, history.published, weights, None)
-            if self._held.digest != history.manifests[history.published].record.weights:
-                raise ChainError("the kept weights are not those that were published", f"version {history.published}")
+            verified: VerifiedWeights = await node.run_sync(digest_snapshot, version, weights, None)
+            if verified.digest != history.manifests[version].record.weights:
+                raise ChainError("the stored weights are not those that were published", f"version {version}")
+            self._published_weights = verified
         if history.writer not in (None, node.key.public):
             assert history.writer is not None
-            await move_in(node, history, history.writer, self._head(history.published))
+            await migrate(node, history, history.writer, self._head(version))
         await history.set_writer(node.key.public)
-        await self._give_up_lost_anchors()
-        if history.published >= 0:
-            await self._write_head(history.published)
-            await trio.sleep(self._settings.settle_seconds)
-            await self._write_head(history.published)
+        await self._retire_lost_anchors()
+        if version >= 0:
+            await self._write_head(version)
+            await trio.sleep(self._settings.takeover_seconds)
+            await self._write_head(version)
 
-    async def _give_up_lost_anchors(self) -> None:
-        """Name no anchor that storage has lost, if the chain can be followed from another one."""
+    async def _retire_lost_anchors(self) -> None:
+        """Retire the anchors that storage has lost, if the chain can be followed from another one."""
         history = self._history
-        for version in sorted(version for version in history.anchors if version <= history.published):
-            lost = await self._lost_shard(history.manifests[version].record)
-            if lost is None:
+        for version in sorted(version for version in history.anchors if version <= history.published_version):
+            missing_path = await self._missing_shard(history.manifests[version].record)
+            if missing_path is None:
                 continue
             others = [other for other in history.anchors if other != version and other >= history.first_patch - 1]
-            self._node.telemetry.event("anchor-lost", version=version, path=lost, given_up=bool(others))
+            self._node.telemetry.event("anchor-lost", version=version, path=missing_path, retired=bool(others))
             if others:
-                await history.give_up_anchors({version})
+                await history.retire_anchors({version})
 
-    async def _lost_shard(self, manifest: Manifest) -> str | None:
-        """Return the path of a shard of a version's anchor that storage says is not there; None while it shows all."""
+    async def _missing_shard(self, manifest: Manifest) -> str | None:
+        """Return the path of a shard of a version's anchor that storage says is not there; None if it shows all."""
         for ref in manifest.anchor:
             path = paths.anchor(self._node.key.public, ref.digest)
             try:
@@ -145,73 +151,83 @@ class Publisher:
             except NotFoundError:
                 return path
             except StoreError:
-                continue  # no answer says nothing
+                continue  # without an answer the shard counts as there
         return None
 
     async def _publish(self, name: SnapshotName, nursery: trio.Nursery) -> None:
         node, history = self._node, self._history
-        if name.version <= history.published:
-            await node.state.delete(name.path)  # published before the crash that kept it here
+        if name.version <= history.published_version:
+            await node.state.delete(name.path)  # a crash came after it was published and before it was deleted here
             return
-        if name.version != history.published + 1:
+        if name.version != history.published_version + 1:
             raise ChainError(
-                f"the outbox begins with version {name.version}, {history.published} is published", "outbox"
+                f"the outbox begins with version {name.version}, {history.published_version} is published", "outbox"
             )
         weights = await get_snapshot(node.state, name)
-        held: VerifiedWeights = await node.run_sync(hold, name.version, weights, self._held)
-        promised = history.manifests.get(name.version) or await self._promise(name, await self._make(held))
-        manifest = promised.record
+        verified: VerifiedWeights = await node.run_sync(digest_snapshot, name.version, weights, self._published_weights)
+        signed = history.manifests.get(name.version)
+        if signed is None:
+            signed = await self._sign_manifest(name, await self._build(verified))
+        manifest = signed.record
         if manifest.patch is None and manifest.version not in history.anchors:
             await self._upload_shards(manifest)
-        await node.publish(paths.manifest(node.key.public, manifest.version, promised.digest), promised.data)
+        await node.publish(paths.manifest(node.key.public, manifest.version, signed.digest), signed.data)
         await self._write_head(manifest.version)
-        await history.finish(manifest.version, held.weights)
+        await history.mark_published(manifest.version, verified.weights)
         await node.state.delete(name.path)
-        self._held = held
-        self._report(manifest)
+        self._published_weights = verified
+        self._log_version(manifest)
         if manifest.anchor and manifest.version not in history.anchors:
             nursery.start_soon(self._upload_anchor, manifest)
-        await self._sweep()
+        await self._delete_unnamed_objects()
 
-    async def _make(self, held: VerifiedWeights) -> VersionObjects:
-        """What the version consists of, its patch uploaded. A patch that fails, here or in the store, becomes an
-        anchor.
+    async def _build(self, verified: VerifiedWeights) -> VersionObjects:
+        """Return a version's objects, with the patch uploaded. If the patch fails, here or in the store, the version
+        has an anchor instead.
         """
-        if self._held is not None:
+        if self._published_weights is not None:
             try:
-                patch, changed = await self._make_patch(held, self._held)
+                patch, changed = await self._build_patch(verified, self._published_weights)
             except PatchError as error:
-                self._node.telemetry.event("patch-refused", version=held.version, error=str(error))
-                return VersionObjects(held, None, 0, self._shards(held))
-            if await self._put_patch(patch):
-                due = held.version % self._settings.anchor_interval == 0
-                return VersionObjects(held, patch, changed, self._shards(held) if due else ())
-        return VersionObjects(held, None, 0, self._shards(held))
+                self._node.telemetry.event("patch-refused", version=verified.version, error=str(error))
+                return VersionObjects(verified, None, 0, self._shards(verified))
+            if await self._upload_patch(patch):
+                has_anchor = verified.version % self._settings.anchor_interval == 0
+                return VersionObjects(verified, patch, changed, self._shards(verified) if has_anchor else ())
+        return VersionObjects(verified, None, 0, self._shards(verified))
 
-    async def _make_patch(self, held: VerifiedWeights, before: VerifiedWeights) -> tuple[bytes, int]:
-        """The patch from the version before, and how many elements it changes; both ways are timed.
+    async def _build_patch(self, verified: VerifiedWeights, previous: VerifiedWeights) -> tuple[bytes, int]:
+        """Return the patch from the previous version, and how many elements it changes. Both ways are measured.
 
         Raises:
             PatchError: the codec is at fault.
         """
         run_sync, settings = self._node.run_sync, self._settings
         began = trio.current_time()
-        encoded: EncodedPatch = await run_sync(encode_patch, held, before, settings.profile, self._meter.conditions())
-        between = trio.current_time()
-        changed: int = await run_sync(check_patch, encoded.patch, held, before)
-        weight_bytes = sum(tensor.nbytes for tensor in held.weights.values())
-        made = PatchMeasurement(
-            encoded.choice.profile, weight_bytes, len(encoded.patch), between - began, trio.current_time() - between
+        encoded: EncodedPatch = await run_sync(
+            encode_patch, verified, previous, settings.profile, self._meter.conditions()
         )
-        self._meter.add_patch(made)
-        self._node.telemetry.event("patch", version=held.version, reason=encoded.choice.reason, **asdict(made))
+        encode_seconds = trio.current_time() - began
+        began = trio.current_time()
+        changed: int = await run_sync(check_patch, encoded.patch, verified, previous)
+        measurement = PatchMeasurement(
+            profile=encoded.choice.profile,
+            weight_bytes=sum(tensor.nbytes for tensor in verified.weights.values()),
+            patch_bytes=len(encoded.patch),
+            encode_seconds=encode_seconds,
+            apply_seconds=trio.current_time() - began,
+        )
+        self._meter.add_patch(measurement)
+        self._node.telemetry.event(
+            "patch", version=verified.version, reason=encoded.choice.reason, **asdict(measurement)
+        )
         return encoded.patch, changed
 
-    def _shards(self, held: VerifiedWeights) -> tuple[bytes, ...]:
-        return make_shards(held.weights, self._settings.shard_bytes)
+    def _shards(self, verified: VerifiedWeights) -> tuple[bytes, ...]:
+        return make_shards(verified.weights, self._settings.shard_bytes)
 
-    async def _put_patch(self, patch: bytes) -> bool:
-        """Upload a patch; whether it worked within the attempts allowed."""
+    async def _upload_patch(self, patch: bytes) -> bool:
+        """Upload a patch; return whether one of the attempts succeeded."""
         path = paths.patch(self._node.key.public, content_digest(patch))
         for _ in range(self._settings.patch_attempts):
             began = trio.current_time()
@@ -225,77 +241,80 @@ class Publisher:
                     return True
         return False
 
-    async def _promise(self, name: SnapshotName, objects: VersionObjects) -> Signed[Manifest]:
-        """Sign a manifest and remember it, with its shards, before the version can be seen."""
+    async def _sign_manifest(self, name: SnapshotName, objects: VersionObjects) -> Signed[Manifest]:
+        """Sign a version's manifest, and record it with the shards before anything shows the version."""
         node, history = self._node, self._history
-        before = history.manifests.get(name.version - 1)
-        if before is not None and before.record.beacon_round > 1:  # 1 is also said before the beacon begins
-            node.time.record_round(before.record.beacon_round)  # whatever the clock says, it is later than that
-        beacon_round = await node.time.wait_for_newest_round()  # what is signed by a wrong clock stays signed
+        previous = history.manifests.get(name.version - 1)
+        if previous is not None and previous.record.beacon_round > 1:  # round 1 is also recorded before it is out
+            node.time.record_round(previous.record.beacon_round)  # this round is over, whatever the clock says
+        beacon_round = (
+            await node.time.wait_for_newest_round()
+        )  # proven by the beacon, because a signature cannot be taken back
         moment = PublicationMoment(
             run_id=node.run_id,
-            previous=before.digest if before else b"",
+            previous=previous.digest if previous else b"",
             optimizer_step=name.optimizer_step,
             beacon_round=max(1, beacon_round),
-            first_window=self._first_window(before.record.first_window, beacon_round) if before else 0,
+            first_window=self._first_window(previous.record.first_window, beacon_round) if previous else 0,
             epoch=history.epoch,
         )
         manifest = make_manifest(objects, moment)
-        await history.keep_shards(manifest, objects.shards)
-        return await history.promise(sign(manifest, node.key))
+        await history.put_shards(manifest, objects.shards)
+        return await history.record_manifest(sign(manifest, node.key))
 
-    def _first_window(self, before: int, beacon_round: int) -> int:
-        """The first window that a version made at a round may serve: everyone has `lead` windows to fetch it."""
+    def _first_window(self, previous_first_window: int, beacon_round: int) -> int:
+        """Return the first window that a version of this round may serve: everybody has `lead` windows to fetch it."""
         schedule = self._node.run.schedule
-        return max(before, schedule.window_at(beacon_round) + schedule.lead)
+        return max(previous_first_window, schedule.window_at(beacon_round) + schedule.lead)
 
     async def _upload_shards(self, manifest: Manifest) -> None:
         for ref in manifest.anchor:
-            shard = await self._history.shard(manifest, ref)
+            shard = await self._history.get_shard(manifest, ref)
             await self._node.publish(paths.anchor(self._node.key.public, ref.digest), shard)
         await self._history.complete_anchor(manifest)
 
     async def _upload_anchor(self, manifest: Manifest) -> None:
-        """Upload an anchor beside the chain's growth, then show it."""
+        """Upload an anchor while later versions are published, then write a head that names it."""
         await self._upload_shards(manifest)
-        await self._write_head(self._history.published)
+        await self._write_head(self._history.published_version)
 
     def _head(self, newest: int, expires_ms: int = 0) -> Head:
-        """The head that shows everything up to a version."""
+        """Return the head that shows everything up to version `newest`."""
         node, settings = self._node, self._settings
         stamp = HeadStamp(node.run_id, node.revisions.number, expires_ms)
         return make_head(self._history, newest, settings.keep_patches, settings.keep_anchors, stamp)
 
     async def _write_head(self, newest: int) -> None:
-        """Put a head that shows everything up to a version, unless another trainer has taken over.
+        """Write a head that shows everything up to version `newest`.
 
         Raises:
-            FencedError: it has.
+            FencedError: another trainer publishes under this key.
         """
         node = self._node
         await (
             node.time.wait_for_newest_round()
-        )  # outside of the lock: what waits here for the right time holds nobody up
+        )  # before the lock is taken, because it waits for as long as the clock is wrong
         async with self._head_lock:
             with suppress(StoreError):  # a store that does not answer shows no other trainer; the put is retried anyway
                 await self._fence.check()
-            self._shown = max(newest, self._shown)  # an anchor's upload may end between a head and its bookkeeping
-            self._expires = await node.time.proven_time() + node.run.head_ttl
-            expires_ms = int(self._expires * 1000) - self._settings.mark_ms
-            head = self._head(self._shown, expires_ms)
+            # an anchor's upload may end after a version's head was written and before the version is marked published
+            self._head_version = max(newest, self._head_version)
+            self._head_expiry = await node.time.proven_time() + node.run.head_ttl
+            expires_ms = int(self._head_expiry * 1000) - self._settings.expiry_offset_ms
+            head = self._head(self._head_version, expires_ms)
             self._fence.add_own_head(content_digest(head.to_bytes()))
             await node.publish(paths.head(node.key.public), sign(head, node.key))
 
     async def _renew_head(self) -> None:
-        """Sign the head again before it expires, for as long as this process lives, and when the clock was set."""
+        """Write the head again before it expires, and after the clock was set, for as long as this process lives."""
         node = self._node
         while True:
-            await trio.sleep(_LOOK_SECONDS)
-            left = self._expires - node.time.now()
-            if self._history.published >= 0 and not node.run.head_ttl * 2 / 3 < left <= node.run.head_ttl:
-                await self._write_head(self._history.published)
+            await trio.sleep(_CLOCK_SECONDS)
+            remaining = self._head_expiry - node.time.now()
+            if self._history.published_version >= 0 and not node.run.head_ttl * 2 / 3 < remaining <= node.run.head_ttl:
+                await self._write_head(self._history.published_version)
 
-    def _report(self, manifest: Manifest) -> None:
+    def _log_version(self, manifest: Manifest) -> None:
         self._node.telemetry.event(
             "published",
             version=manifest.version,
@@ -305,25 +324,24 @@ class Publisher:
             elements=manifest.elements,
         )
 
-    async def _sweep(self) -> None:
-        """Give up what the head does not name any more, and delete what no head that counts can name."""
+    async def _delete_unnamed_objects(self) -> None:
+        """Retire what the head does not name any more, and delete what no valid head can name."""
         history, settings, key = self._history, self._settings, self._node.key.public
-        if history.published % max(1, settings.keep_patches // 10):
+        if history.published_version % max(1, settings.keep_patches // 10):
             return
-        head = self._head(history.published)
-        await history.give_up(head)
+        await history.retire(self._head(history.published_version))
         available: set[str] = set()
         for version, signed in history.manifests.items():
             available.add(paths.manifest(key, version, signed.digest))
             if signed.record.patch is not None and version >= history.first_patch:
                 available.add(paths.patch(key, signed.record.patch.object.digest))
-            if version not in history.given_up:
+            if version not in history.retired_anchors:
                 available |= {paths.anchor(key, ref.digest) for ref in signed.record.anchor}
         unnamed: set[str] = set()
         try:
             for prefix in (paths.manifests(key), paths.patches(key), paths.anchors(key)):
                 unnamed |= {item.path async for item in self._node.store.list(prefix) if item.path not in available}
-            for path in self._deletions.due(unnamed, trio.current_time()):
+            for path in self._deletions.paths_to_delete(unnamed, trio.current_time()):
                 await self._node.store.delete(path)
         except StoreError as error:
-            self._node.telemetry.event("sweep-failed", error=str(error))
+            self._node.telemetry.event("deletion-failed", error=str(error))

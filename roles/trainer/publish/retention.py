@@ -1,12 +1,12 @@
-"""Which anchors and patches stay in storage, and when an object that no head names any more may be deleted. Pure.
+"""Which anchors and patches stay in storage, and when an object that no head names any more may be deleted. No I/O.
 
 The invariant: everything that a signed head names is in storage, from before the head is shown until after the last
-head that names it has expired. Three rules keep it, whatever the settings, kills and restarts are:
+head that names it has expired. Three rules keep the invariant under all settings, kills and restarts:
 
 - A head names only what the publisher's durable record calls available.
-- What a head leaves out is struck off that record, durably, before any of it is deleted; it is never named again.
-- An object is deleted only when every head that may name it has expired, clocks that are wrong by
-  MAX_CLOCK_SKEW_MS included.
+- What a head leaves out is recorded as retired before any of it is deleted, and is never named again.
+- An object is deleted only when every head that may name it has expired, even by a clock that is wrong by
+  MAX_CLOCK_SKEW_MS.
 """
 
 from collections.abc import Iterable, Set
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Set
 from protocol.errors import ChainError
 from protocol.limits import MAX_CHAIN, MAX_CLOCK_SKEW_MS
 
-_LONGEST_RANGE = MAX_CHAIN // 2  # the other half of what a head can list is for anchors whose upload lags
+_MAX_RANGE = MAX_CHAIN // 2  # versions; the other half of what a head can list is for anchors whose upload lags
 
 
 def check_retention(anchor_interval: int, keep_patches: int, keep_anchors: int) -> None:
@@ -23,35 +23,35 @@ def check_retention(anchor_interval: int, keep_patches: int, keep_anchors: int) 
     Raises:
         ValueError: names the setting to lower.
     """
-    if anchor_interval * keep_anchors > _LONGEST_RANGE:
+    if anchor_interval * keep_anchors > _MAX_RANGE:
         name = "keep_anchors" if keep_anchors > 1 else "anchor_interval"
         raise ValueError(
             f"keep_anchors = {keep_anchors} anchors, {anchor_interval} versions apart, span more than the "
-            f"{_LONGEST_RANGE} versions that a head can be relied on to list; lower trainer.{name}"
+            f"{_MAX_RANGE} versions that a head can be relied on to list; lower trainer.{name}"
         )
     span = keep_patches + anchor_interval + _stride(keep_patches, keep_anchors)
-    if span > _LONGEST_RANGE:
+    if span > _MAX_RANGE:
         raise ValueError(
             f"keep_patches = {keep_patches} with anchors {anchor_interval} versions apart span up to {span} versions, "
-            f"more than the {_LONGEST_RANGE} that a head can be relied on to list; lower trainer.keep_patches"
+            f"more than the {_MAX_RANGE} that a head can be relied on to list; lower trainer.keep_patches"
         )
 
 
-def kept_range(
+def retained_range(
     newest: int, available: Set[int], first_patch: int, keep_patches: int, keep_anchors: int
 ) -> tuple[tuple[int, ...], int]:
     """Return the anchors that a head of version `newest` names, ascending, and the oldest patch that it names.
 
-    Kept are the last `keep_patches` patches, the last `keep_anchors` anchors, and the *base*: the anchor from which
-    the oldest kept patch goes on. The base can only move on to an anchor that was kept until then, so of the anchors
-    between base and newest version one of every `ceil(keep_patches / keep_anchors)` versions is kept as well. At most
-    about twice `keep_anchors` anchors are kept in all, and the base is at most
+    Retained are the last `keep_patches` patches, the last `keep_anchors` anchors, and the *base*: the anchor from which
+    the oldest retained patch goes on. The base can only move on to an anchor that was retained until then, so of the
+    anchors between base and newest version one of every `ceil(keep_patches / keep_anchors)` versions is retained as
+    well. At most about twice `keep_anchors` anchors are retained in all, and the base is at most
     `keep_patches + anchor_interval + ceil(keep_patches / keep_anchors)` versions old while uploads succeed.
 
     Args:
         newest: the newest version that the head shows.
-        available: versions up to `newest` whose anchor is complete in storage and was never given up.
-        first_patch: patches of versions before this one have been given up.
+        available: versions up to `newest` whose anchor is complete in storage and was never retired.
+        first_patch: patches of versions before this one are retired.
 
     Raises:
         ChainError: no anchor is near enough to the newest version.
@@ -64,15 +64,15 @@ def kept_range(
             "show the chain; look at the storage, and set trainer.anchor_interval lower",
             f"version {newest}",
         )
-    oldest_wanted = max(0, newest - keep_patches)
-    base = max((version for version in bases if version <= oldest_wanted), default=min(bases))
+    latest_base = max(0, newest - keep_patches)
+    base = max((version for version in bases if version <= latest_base), default=min(bases))
     stride = _stride(keep_patches, keep_anchors)
     first_of_stride: dict[int, int] = {}
     for version in sorted(available):
         if version >= base:
             first_of_stride.setdefault(version // stride, version)
-    kept = {base, *sorted(available)[-keep_anchors:], *first_of_stride.values()}
-    return tuple(sorted(kept)), base + 1
+    anchors = {base, *sorted(available)[-keep_anchors:], *first_of_stride.values()}
+    return tuple(sorted(anchors)), base + 1
 
 
 def _stride(keep_patches: int, keep_anchors: int) -> int:
@@ -80,24 +80,24 @@ def _stride(keep_patches: int, keep_anchors: int) -> int:
 
 
 class DeletionSchedule:
-    """When objects that no head names any more may be deleted.
+    """Decides when objects that no head names any more may be deleted.
 
-    It lives in memory: after a restart every object waits anew, which is longer than needed and never shorter.
+    It is not durable: after a restart every object waits anew, which is longer than needed and never shorter.
 
     Args:
-        head_ttl: seconds for which a head counts.
+        head_ttl: seconds for which a head is valid.
     """
 
     def __init__(self, head_ttl: float) -> None:
-        self._wait = head_ttl + MAX_CLOCK_SKEW_MS / 1000
-        self._due: dict[str, float] = {}
+        self._delay = head_ttl + MAX_CLOCK_SKEW_MS / 1000
+        self._deletion_times: dict[str, float] = {}
 
-    def due(self, unnamed: Iterable[str], now: float) -> list[str]:
+    def paths_to_delete(self, unnamed: Iterable[str], now: float) -> list[str]:
         """Return the paths that may be deleted now, in order.
 
         Args:
-            unnamed: the paths of all objects in storage that no head of today names.
+            unnamed: the paths of all objects in storage that no present head names.
             now: seconds of a clock that never goes back.
         """
-        self._due = {path: self._due.get(path, now + self._wait) for path in unnamed}
-        return sorted(path for path, moment in self._due.items() if moment <= now)
+        self._deletion_times = {path: self._deletion_times.get(path, now + self._delay) for path in unnamed}
+        return sorted(path for path, time in self._deletion_times.items() if time <= now)

@@ -1,4 +1,4 @@
-"""From a snapshot to a signed manifest: diff, encode, digest. Pure; the publisher does the I/O around it."""
+"""Builds a version from a snapshot: digests, patch, anchor shards, manifest. No I/O; the publisher does that."""
 
 from dataclasses import dataclass
 
@@ -11,67 +11,74 @@ from roles.policy.follower import VerifiedWeights
 
 @dataclass(frozen=True)
 class VersionObjects:
-    """What a version consists of: a patch (None: only an anchor), shards (empty: only a patch), and the verified
-    weights.
+    """The objects of which a version consists.
+
+    Attributes:
+        verified: the weights with their digests.
+        patch: from the previous version; None for a version with an anchor only.
+        changed: elements that the patch changes.
+        shards: of the anchor; empty for a version with a patch only.
     """
 
-    held: VerifiedWeights
+    verified: VerifiedWeights
     patch: bytes | None
     changed: int
     shards: tuple[bytes, ...]
 
 
-def hold(version: int, weights: Weights, before: VerifiedWeights | None) -> VerifiedWeights:
-    """Weights with their digests; tensors equal to those of the version before keep object and digest."""
+def digest_snapshot(version: int, weights: Weights, previous: VerifiedWeights | None) -> VerifiedWeights:
+    """Compute the digests of a version's weights. Tensors equal to those of the previous version share their memory."""
     tensors = dict(weights)
     digests: dict[str, bytes] = {}
     for name, tensor in weights.items():
         digests[name] = tensor_digest(tensor)
-        if before is not None and digests[name] == before.digests[name]:
-            tensors[name] = before.weights[name]
+        if previous is not None and digests[name] == previous.digests[name]:
+            tensors[name] = previous.weights[name]
     return VerifiedWeights(version, tensors, digests, weights_digest(digests, tensors))
 
 
 def encode_patch(
-    held: VerifiedWeights, before: VerifiedWeights, profile: str, conditions: patch.LinkConditions
+    verified: VerifiedWeights, previous: VerifiedWeights, profile: str, conditions: patch.LinkConditions
 ) -> patch.EncodedPatch:
-    """The patch from one version to the next."""
+    """Encode the patch from the previous version to this one."""
     return patch.encode_with_digests(
-        before.weights,
-        held.weights,
+        previous.weights,
+        verified.weights,
         profile=profile,
         conditions=conditions,
-        base_digests=before.digests,
-        digests=held.digests,
+        base_digests=previous.digests,
+        digests=verified.digests,
     )
 
 
-def check_patch(data: bytes, held: VerifiedWeights, before: VerifiedWeights) -> int:
+def check_patch(data: bytes, verified: VerifiedWeights, previous: VerifiedWeights) -> int:
     """Apply a patch as every follower will, and return how many elements it changes.
 
     Raises:
         ProtocolError: it does not lead to the weights that it was made from: a fault of the codec, which must not
             reach followers.
     """
-    patch.check_encoded(before.weights, held.weights, data, base_digests=before.digests, digests=held.digests)
+    patch.check_encoded(
+        previous.weights, verified.weights, data, base_digests=previous.digests, digests=verified.digests
+    )
     return patch.summary(data).changed
 
 
 def make_shards(weights: Weights, shard_bytes: int) -> tuple[bytes, ...]:
-    """The anchor of weights: safetensors files of at most about `shard_bytes` each."""
+    """Return the anchor of weights: safetensors files of at most about `shard_bytes` bytes each."""
     return tuple(
         safetensors.write({name: weights[name] for name in names}) for names in safetensors.shards(weights, shard_bytes)
     )
 
 
 def reference(data: bytes) -> ObjectRef:
-    """The digest and size that name an object."""
+    """Return the digest and size by which a manifest names an object."""
     return ObjectRef(digest=content_digest(data), size=len(data))
 
 
 @dataclass(frozen=True)
 class PublicationMoment:
-    """When a version is made: run, link, and where it stands in time."""
+    """What a manifest says beside its objects: the run, the previous manifest's digest, and times."""
 
     run_id: bytes
     previous: bytes
@@ -82,16 +89,16 @@ class PublicationMoment:
 
 
 def make_manifest(objects: VersionObjects, moment: PublicationMoment) -> Manifest:
-    """The manifest of a version."""
+    """Return the unsigned manifest of a version."""
     ref = None
     if objects.patch is not None:
         ref = PatchRef(object=reference(objects.patch), changed=objects.changed)
     return Manifest(
         run=moment.run_id,
-        version=objects.held.version,
+        version=objects.verified.version,
         previous=moment.previous,
-        weights=objects.held.digest,
-        tensors=tensor_table(objects.held.weights),
+        weights=objects.verified.digest,
+        tensors=tensor_table(objects.verified.weights),
         patch=ref,
         anchor=tuple(reference(shard) for shard in objects.shards),
         optimizer_step=moment.optimizer_step,

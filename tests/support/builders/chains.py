@@ -19,8 +19,8 @@ from roles.trainer.publish.version_build import (
     PublicationMoment,
     VersionObjects,
     check_patch,
+    digest_snapshot,
     encode_patch,
-    hold,
     make_manifest,
     make_shards,
 )
@@ -63,13 +63,13 @@ class Chain:
     async def publish(self, weights: Weights, *, anchor: bool = False, head: bool = True) -> Manifest:
         """The next version; the first always has an anchor."""
         version = len(self.signed)
-        before = hold(version - 1, self.weights[-1], None) if version else None
-        held = hold(version, weights, before)
-        patch = encode_patch(held, before, "compact", LinkConditions()).patch if before else None
-        count = check_patch(patch, held, before) if patch and before else 0
+        before = digest_snapshot(version - 1, self.weights[-1], None) if version else None
+        verified = digest_snapshot(version, weights, before)
+        patch = encode_patch(verified, before, "compact", LinkConditions()).patch if before else None
+        count = check_patch(patch, verified, before) if patch and before else 0
         shards = make_shards(weights, 1 << 20) if anchor or before is None else ()
         moment = PublicationMoment(self._run_id, self.signed[-1].digest if version else b"", version, 1, version, 0)
-        manifest = make_manifest(VersionObjects(held, patch, count, shards), moment)
+        manifest = make_manifest(VersionObjects(verified, patch, count, shards), moment)
         if patch is not None:
             await self._store.put(paths.patch(TRAINER.public, content_digest(patch)), patch)
         for ref, shard in zip(manifest.anchor, shards, strict=True):
