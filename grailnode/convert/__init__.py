@@ -1,7 +1,8 @@
-"""Other people's formats for weight updates: read and written, bit for bit.
+"""Reads and writes weight updates in the formats of other projects, without any loss. Imports no other room of
+grailnode.
 
-What they lack (the base version's digest, the result's) comes from our manifest when one of theirs is written, and is
-computed when one is read; a patch of ours needs the base weights in either direction.
+These formats lack the digests of the base and of the result; they are computed when an update is read. Every conversion
+to or from a patch needs the base weights.
 """
 
 from grailnode.convert.slime import read_slime, write_slime

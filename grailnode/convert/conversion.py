@@ -1,8 +1,7 @@
-"""`grailnode convert`: one weight update from a format to another, by way of the whole weights, so that nothing can be
-lost.
+"""`grailnode convert`: converts a weight update to another format by way of the whole weights, so that nothing is lost.
 
-A patch of ours and a delta of anybody else's need the weights that they apply to (`--base`); what is written is read
-again and compared before it is kept.
+Patches and deltas need the weights that they apply to (`--base`). The result is read again and compared with the
+weights before it is written to disk.
 """
 
 from dataclasses import dataclass
@@ -20,22 +19,23 @@ Format = Literal["grailnode", "trl", "slime", "safetensors"]
 
 
 class ConversionError(UserError):
-    """A conversion that was asked for wrongly: says what is missing."""
+    """The arguments of a conversion do not fit; the message says what is missing."""
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What to convert.
+    """The arguments of a conversion.
 
     Attributes:
         source: a patch, a safetensors file, or a slime version directory.
+        source_format, target_format: of `source` and of `out`.
         base: weights that a delta applies to; None for a full checkpoint.
-        version, base_version: as the other format numbers them.
+        version, base_version: version numbers in the other format.
     """
 
     source: Path
-    given: Format
-    wanted: Format
+    source_format: Format
+    target_format: Format
     out: Path
     base: Path | None
     version: int
@@ -46,7 +46,7 @@ def convert(conversion: Conversion) -> list[Path]:
     """Convert, check, and write.
 
     Returns:
-        The files written.
+        The files that were written.
 
     Raises:
         ProtocolError: the source is not of its format, or does not fit the base.
@@ -57,7 +57,7 @@ def convert(conversion: Conversion) -> list[Path]:
         base = safetensors.read(conversion.base.read_bytes()) if conversion.base else None
     with error_context(conversion.source):
         weights = _read(conversion, base)
-    files = _written(conversion, weights, base)
+    files = _encode(conversion, weights, base)
     for path, data in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -66,39 +66,39 @@ def convert(conversion: Conversion) -> list[Path]:
 
 def _read(conversion: Conversion, base: Weights | None) -> Weights:
     source = conversion.source
-    if conversion.given == "slime":
+    if conversion.source_format == "slime":
         return read_slime({file.name: file.read_bytes() for file in source.iterdir() if file.is_file()}, base).weights
     data = source.read_bytes()
-    if conversion.given == "trl":
+    if conversion.source_format == "trl":
         return read_trl(data, base).weights
-    if conversion.given == "safetensors":
+    if conversion.source_format == "safetensors":
         return safetensors.read(data)
     if base is None:
         raise ConversionError("a patch needs the weights that it applies to: give --base FILE.safetensors")
     return patch.apply(base, data)
 
 
-def _written(conversion: Conversion, weights: Weights, base: Weights | None) -> dict[Path, bytes]:
+def _encode(conversion: Conversion, weights: Weights, base: Weights | None) -> dict[Path, bytes]:
     out = conversion.out
-    if conversion.wanted == "slime":
+    if conversion.target_format == "slime":
         directory, files = write_slime(weights, conversion.version, base, conversion.base_version if base else None)
-        _same(weights, read_slime(files, base).weights)
+        _check_equal(weights, read_slime(files, base).weights)
         return {out / directory / name: data for name, data in files.items()}
-    if conversion.wanted == "trl":
+    if conversion.target_format == "trl":
         path, data = write_trl(weights, conversion.version, base)
-        _same(weights, read_trl(data, base).weights)
+        _check_equal(weights, read_trl(data, base).weights)
         return {out / path: data}
-    if conversion.wanted == "safetensors":
+    if conversion.target_format == "safetensors":
         data = safetensors.write(weights)
-        _same(weights, safetensors.read(data))
+        _check_equal(weights, safetensors.read(data))
         return {out: data}
     if base is None:
         raise ConversionError("a patch is made from two versions: give --base FILE.safetensors")
     data = patch.encode(base, weights)
-    _same(weights, patch.apply(base, data))
+    _check_equal(weights, patch.apply(base, data))
     return {out: data}
 
 
-def _same(weights: Weights, again: Weights) -> None:
+def _check_equal(weights: Weights, again: Weights) -> None:
     if digest_weights(weights) != digest_weights(again):
-        raise ProtocolError("reading it again gives other weights; nothing was written", "conversion")
+        raise ProtocolError("reading the result gives other weights; nothing was written", "conversion")

@@ -1,7 +1,7 @@
-"""What a patch holds, for people and for scripts: `grailnode inspect PATCH [--json] [--base FILE]`.
+"""The contents of a patch, for `grailnode inspect PATCH [--json] [--base FILE]`.
 
-Everything but the bound is read from the table and the frames' directories: no weights are needed. With the base
-weights the patch is applied, and the bound of each tensor (protocol/patch/inspection.py) stands beside its bits.
+Everything but the bound is read from the table and the frames' directories, without weights. With the base weights the
+patch is applied, and the bound of each tensor (protocol/patch/inspection.py) is computed.
 """
 
 from dataclasses import asdict, dataclass
@@ -14,16 +14,16 @@ from protocol.patch.inspection import bound_bits, frame_facts
 
 @dataclass(frozen=True, slots=True)
 class InspectedTensor:
-    """One row.
+    """One tensor of a patch.
 
     Attributes:
-        codec: how the tensor travels (unchanged, sparse, step_planes, value_planes, xor_planes, stored).
+        codec: mode of the tensor (unchanged, sparse, step_planes, value_planes, xor_planes, stored).
         density: share of the elements that change.
         bits_per_change: bits of the frame for each changed element.
-        listed: changes coded apart from the classes.
+        listed: changes coded outside the classes.
         sections: bytes of a sparse frame by part and section.
-        invertible: whether the newer weights and the patch tell the older ones.
-        bound: least bits a change by exponent alone; None without the base weights.
+        invertible: whether the older tensor follows from the newer one and the patch.
+        bound: least bits for a change if only exponents are known; None without the base weights.
     """
 
     name: str
@@ -44,7 +44,7 @@ class InspectedTensor:
 
 @dataclass(frozen=True, slots=True)
 class InspectedPatch:
-    """A patch: its ends (weights digests, hex), its sums and its tensors; the bound as for a tensor, over all of them."""
+    """A patch: digests of base and result (hex), sums over its tensors, the tensors; `bound` is for all of them."""
 
     profile: str
     base: str
@@ -59,18 +59,18 @@ class InspectedPatch:
     tensors: tuple[InspectedTensor, ...]
 
     def to_json(self) -> dict[str, object]:
-        """For `--json`: plain values only."""
+        """Return plain values only, for `--json`."""
         return asdict(self)
 
 
 def inspect_patch(data: bytes, base: Weights | None = None) -> InspectedPatch:
-    """Facts of a patch.
+    """Read the facts of a patch.
 
     Args:
-        base: the weights that the patch applies to, for the bounds.
+        base: the weights that the patch applies to, to compute the bounds.
 
     Raises:
-        MalformedError, LimitError, PatchError: not a patch, or not one for `base`.
+        MalformedError, LimitError, PatchError: not a patch, or a patch for other weights than `base`.
     """
     whole = summary(data)
     if base is not None and digest_weights(base) != whole.base:

@@ -2,8 +2,8 @@
 
 `model.safetensors.index.json` has the metadata version, base_version (six digits each), delta_encoding,
 compression_format and checksum_format, and the weight map. Each changed tensor is stored under its name as 1-D uint8:
-the zstd frame of the XOR of its old and new bytes. Its checksum over the new bytes stands in the file's own metadata
-under its name. A first version has no base_version and holds whole tensors.
+the zstd frame of the XOR of its old and new bytes. The metadata of the safetensors file have the checksum of its new
+bytes under its name. A first version has no base_version and holds whole tensors.
 """
 
 import json
@@ -33,7 +33,7 @@ Files = Mapping[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class SlimeVersion:
-    """One version directory, read.
+    """The contents of one version directory.
 
     Attributes:
         base_version: None for a full version.
@@ -57,10 +57,10 @@ def _delta(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
 def write_slime(
     new: Weights, version: int, base: Weights | None = None, base_version: int | None = None
 ) -> tuple[str, dict[str, bytes]]:
-    """A delta from `base` (which has `base_version`), or a full version: the directory and its files.
+    """Return a delta from `base` (which has `base_version`), or a full version: the directory's name and its files.
 
     Raises:
-        ValueError: only one of `base` and `base_version`, or other tensors in `base`.
+        ValueError: only one of `base` and `base_version` is present, or `base` has other tensors.
     """
     if (base is None) != (base_version is None) or (base is not None and base.keys() != new.keys()):
         raise ValueError("a delta needs the base weights, with the same tensors, and their version")
@@ -68,8 +68,8 @@ def write_slime(
     tensors = dict(new)
     if base is not None and base_version is not None:
         metadata |= {"base_version": f"{base_version:06d}", **FORMATS}
-        changed = [name for name in new if raw_bytes(base[name]) != raw_bytes(new[name])]
-        tensors = {name: _delta(base[name], new[name]) for name in changed}
+        names = [name for name in new if raw_bytes(base[name]) != raw_bytes(new[name])]
+        tensors = {name: _delta(base[name], new[name]) for name in names}
     sums = {name: _checksum(new[name]) for name in tensors}
     index = {"metadata": metadata, "weight_map": dict.fromkeys(sorted(tensors), SHARD)}
     return f"weight_v{version:06d}", {
@@ -101,7 +101,7 @@ def _version(metadata: Mapping[str, str], field: str) -> int:
     return int(metadata[field])
 
 
-def _patched(name: str, base: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+def _apply_delta(name: str, base: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
     if delta.dtype != torch.uint8 or delta.dim() != 1:
         raise PatchError("not a compressed delta", name)
     xor = decompress(delta.numpy().tobytes(), base.nbytes)
@@ -114,11 +114,11 @@ def _patched(name: str, base: torch.Tensor, delta: torch.Tensor) -> torch.Tensor
 
 
 def read_slime(files: Files, base: Weights | None = None) -> SlimeVersion:
-    """A full version, or a delta on top of `base`; checksums are checked.
+    """Read a full version, or a delta that applies to `base`; checksums are checked.
 
     Raises:
-        MalformedError, LimitError: files missing, or not of this form.
-        PatchError: a delta that does not fit `base`, one without a base, or a checksum that is wrong.
+        MalformedError, LimitError: files are missing, or have another form.
+        PatchError: a delta without a base, one that does not fit `base`, or a wrong checksum.
     """
     if INDEX not in files:
         raise MalformedError("no index", INDEX)
@@ -131,14 +131,14 @@ def read_slime(files: Files, base: Weights | None = None) -> SlimeVersion:
         tensors |= checked.read(files[file])
         sums |= _read_sums(files[file])
     if tensors.keys() != weight_map.keys():
-        raise MalformedError("other tensors than the weight map says", INDEX)
+        raise MalformedError("other tensors than in the weight map", INDEX)
     version = _version(metadata, "version")
     if "base_version" in metadata:
         if {key: metadata.get(key) for key in FORMATS} != FORMATS:
             raise MalformedError(f"only {FORMATS} can be read", INDEX)
         if base is None or tensors.keys() - base.keys():
             raise PatchError("a delta needs the weights that it was made for")
-        tensors = {n: _patched(n, old, tensors[n]) if n in tensors else old for n, old in base.items()}
+        tensors = {n: _apply_delta(n, old, tensors[n]) if n in tensors else old for n, old in base.items()}
     for name, checksum in sums.items():
         if name not in tensors or _checksum(tensors[name]) != checksum:
             raise PatchError("the checksum is wrong: another base, or a damaged file", name)

@@ -1,7 +1,8 @@
 """TRL's delta weight sync: anchors/step_%06d.safetensors and deltas/step_%06d.safetensors.
 
 An anchor holds whole tensors, a delta `{name}.indices` (int32, flat, ascending) and `{name}.values` of every changed
-tensor. The metadata say which it is. Source: the walk through TRL's delta weight sync, and TRL's PatchMetadata.
+tensor. The key `sparse` of the metadata tells them apart. Source: TRL's documentation of its delta weight sync, and
+TRL's PatchMetadata.
 """
 
 import json
@@ -28,9 +29,9 @@ class TrlFile:
     """One file of a TRL bucket.
 
     Attributes:
-        path: where it lies in the bucket.
-        version: the model version it leads to.
-        weights: the whole weights after it.
+        path: its path in the bucket.
+        version: the model version that it holds or leads to.
+        weights: the whole weights of that version.
     """
 
     path: str
@@ -38,15 +39,15 @@ class TrlFile:
     weights: dict[str, torch.Tensor]
 
 
-def _metadata(version: int, total: int, changed: Mapping[str, int] | None) -> dict[str, str]:
-    count = sum(changed.values()) if changed is not None else total
+def _metadata(version: int, total: int, changes: Mapping[str, int] | None) -> dict[str, str]:
+    count = sum(changes.values()) if changes is not None else total
     return {
         "format": FORMAT,
         "version": FORMAT_VERSION,
-        "sparse": "false" if changed is None else "true",
+        "sparse": "false" if changes is None else "true",
         "model_version": str(version),
-        "changed_params": json.dumps(sorted(changed) if changed is not None else []),
-        "num_changed_params": str(len(changed) if changed is not None else 0),
+        "changed_params": json.dumps(sorted(changes) if changes is not None else []),
+        "num_changed_params": str(len(changes) if changes is not None else 0),
         "total_changed_elements": str(count),
         "total_elements": str(total),
         "sparsity": str(1.0 - count / max(1, total)),
@@ -54,7 +55,7 @@ def _metadata(version: int, total: int, changed: Mapping[str, int] | None) -> di
 
 
 def write_trl(new: Weights, version: int, base: Weights | None = None) -> tuple[str, bytes]:
-    """A delta from `base`, or an anchor without one: its path in the bucket and its bytes.
+    """Return a delta from `base`, or an anchor if there is no base: its path in the bucket and its bytes.
 
     Raises:
         LimitError: a tensor with more elements than int32 can index.
@@ -68,17 +69,17 @@ def write_trl(new: Weights, version: int, base: Weights | None = None) -> tuple[
     if base.keys() != new.keys():
         raise ValueError("base and new weights must have the same tensors")
     tensors: dict[str, torch.Tensor] = {}
-    changed: dict[str, int] = {}
+    changes: dict[str, int] = {}
     for name, tensor in new.items():
         if tensor.numel() > MAX_INDEX:
             raise LimitError(f"{tensor.numel()} elements are more than int32 can index", name)
         differs = torch.from_numpy(bits_of(base[name]) != bits_of(tensor))
         indices = torch.nonzero(differs).reshape(-1)
         if len(indices):
-            changed[name] = len(indices)
+            changes[name] = len(indices)
             tensors[f"{name}.indices"] = indices.to(torch.int32)
             tensors[f"{name}.values"] = tensor.detach().reshape(-1)[indices]
-    data = safetensors.torch.save(tensors, _metadata(version, total, changed))
+    data = safetensors.torch.save(tensors, _metadata(version, total, changes))
     return f"deltas/step_{version:06d}.safetensors", data
 
 
@@ -97,7 +98,7 @@ def _number(metadata: Mapping[str, str], field: str) -> int:
     return int(value)
 
 
-def _patched(name: str, base: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def _apply_delta(name: str, base: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     if (
         indices.dtype != torch.int32
         or indices.dim() != 1
@@ -114,11 +115,11 @@ def _patched(name: str, base: torch.Tensor, indices: torch.Tensor, values: torch
 
 
 def read_trl(data: bytes, base: Weights | None = None) -> TrlFile:
-    """An anchor, or a delta on top of `base`.
+    """Read an anchor, or a delta that applies to `base`.
 
     Raises:
-        MalformedError, LimitError: not a safetensors file, or not with TRL's metadata.
-        PatchError: a delta that does not fit `base`, or one without a base.
+        MalformedError, LimitError: not a safetensors file, or one without TRL's metadata.
+        PatchError: a delta without a base, or one that does not fit `base`.
     """
     tensors = checked.read(data)
     metadata = _read_metadata(data)
@@ -129,9 +130,11 @@ def read_trl(data: bytes, base: Weights | None = None) -> TrlFile:
         raise PatchError("a delta needs the weights that it was made for")
     names = {name.removesuffix(".indices") for name in tensors if name.endswith(".indices")}
     if tensors.keys() != {f"{name}.{part}" for name in names for part in ("indices", "values")} or names - base.keys():
-        raise PatchError("indices and values that do not pair, or of tensors that the base does not have")
+        raise PatchError("indices without values, values without indices, or of tensors that the base does not have")
     weights = {
-        name: _patched(name, tensor, tensors[f"{name}.indices"], tensors[f"{name}.values"]) if name in names else tensor
+        name: _apply_delta(name, tensor, tensors[f"{name}.indices"], tensors[f"{name}.values"])
+        if name in names
+        else tensor
         for name, tensor in base.items()
     }
     if sum(len(tensors[f"{name}.indices"]) for name in names) != _number(metadata, "total_changed_elements"):

@@ -43,7 +43,7 @@ class _Policy:
 
 @dataclass
 class _Decoding:
-    """The rows of a batch that have not ended: their index in the batch, attention mask [B, K] and noise seeds [B, 4]."""
+    """The rows of a batch that have not ended: index in the batch, attention mask [B, K] and noise seeds [B, 4]."""
 
     rows: Tensor
     mask: Tensor

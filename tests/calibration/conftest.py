@@ -1,4 +1,4 @@
-"""What the tests of calibration share: a small policy with random weights, and the work that is asked of it."""
+"""The fixtures of the calibration's tests: a small policy with random weights, and a task for it."""
 
 import pytest
 
@@ -11,22 +11,22 @@ from tests.support.builders.policies import PARAMS, write_policy
 
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    """A policy directory with random weights."""
+    """Return a policy directory with random weights."""
     return write_policy(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="session")
 def weights(policy: Policy) -> Weights:
-    """Its weights."""
+    """Return its weights."""
     return load_weights(policy.directory)
 
 
 def addition(seed: bytes) -> str:
-    """The prompt of a group."""
+    """Return the prompt of a group."""
     return environments.get("addition").problem(seed).prompt
 
 
 @pytest.fixture(scope="session")
 def work(policy: Policy) -> CalibrationTask:
-    """Groups of four rollouts."""
+    """Return a task with groups of four rollouts."""
     return CalibrationTask(policy, PARAMS, 4, addition)

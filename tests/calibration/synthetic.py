@@ -1,4 +1,4 @@
-"""What a check might see, drawn from distributions that the test knows."""
+"""Measurements from known distributions."""
 
 import numpy as np
 
@@ -18,23 +18,25 @@ def groups(
     length: int = 20,
     seed: int = 0,
 ) -> list[GroupMeasurement]:
-    """Groups whose positions are off by `distance` with probability `miss`, and whose tokens by `margin` with `tip`."""
-    chance = np.random.default_rng(seed)
-    made = []
+    """Return groups whose positions are off by `distance` with probability `miss`, and whose tokens by `margin` with
+    probability `tip`.
+    """
+    generator = np.random.default_rng(seed)
+    measurements = []
     for _ in range(count):
-        lengths = tuple(int(n) for n in chance.integers(length // 2, length + 1, ROLLOUTS))
+        lengths = tuple(int(n) for n in generator.integers(length // 2, length + 1, ROLLOUTS))
         n = sum(lengths)
-        made.append(
+        measurements.append(
             GroupMeasurement(
                 lengths,
-                np.where(chance.random(n) < miss, distance, 0).astype(np.int16),
+                np.where(generator.random(n) < miss, distance, 0).astype(np.int16),
                 np.zeros(n, dtype=bool),
-                np.where(chance.random(n) < tip, margin, 0.0).astype(np.float32),
-                (shift * np.abs(chance.standard_normal(n))).astype(np.float32),
+                np.where(generator.random(n) < tip, margin, 0.0).astype(np.float32),
+                (shift * np.abs(generator.standard_normal(n))).astype(np.float32),
             )
         )
-    return made
+    return measurements
 
 
 COPY = groups(40, miss=0.9, tip=0.5, seed=99)
-"""A copy that any sound thresholds catch."""
+"""A copy that any reasonable thresholds refuse."""

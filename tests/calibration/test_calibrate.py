@@ -1,4 +1,4 @@
-"""`grailnode calibrate` from its options to its file, and what it says when it cannot."""
+"""`grailnode calibrate` from its options to its file, and its errors."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import trio
 from click.testing import CliRunner
 
-from grailnode.calibration import prompts, proof_file
+from grailnode.calibration import proof_file
 from grailnode.calibration.procedure import calibrate
 from grailnode.calibration.thresholds import CalibrationError
 from grailnode.cli.calibrate import Options, make_job
@@ -40,14 +40,14 @@ OPTIONS = Options(
 
 
 def invoke(*arguments: object) -> str:
-    """What the command prints; its failure is raised."""
+    """Return the output of the command; raise its error."""
     result = CliRunner().invoke(cli, ["calibrate", *map(str, arguments)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
 
 @pytest.mark.parametrize("sketch", ["projection", "topk"])
-def test_the_packaged_policy(tmp_path: Path, sketch: str) -> None:
+def test_the_packaged_policy_is_calibrated(tmp_path: Path, sketch: str) -> None:
     out = tmp_path / "proof.json"
     quick = ("--rollouts", 400, "--pairs", "same,small-batches,eager-checked")
     text = invoke(*quick, "--out", out, "--sketch", sketch)
@@ -69,7 +69,7 @@ def test_the_packaged_policy(tmp_path: Path, sketch: str) -> None:
     assert manifest.proof == proof.thresholds
 
 
-def test_a_policy_of_ones_own_keeps_its_proof(policy: Policy, tmp_path: Path) -> None:
+def test_another_policy_is_calibrated_with_prompts_of_a_file(policy: Policy, tmp_path: Path) -> None:
     lines = '{"prompt": "1+2="}\n\n{"prompt": "77+5=", "answer": "82"}\n'
     (tmp_path / "prompts.jsonl").write_text(lines)
     text = invoke(
@@ -84,7 +84,7 @@ def test_a_policy_of_ones_own_keeps_its_proof(policy: Policy, tmp_path: Path) ->
     assert wide["bfloat16-generated"] > 100 * wide["same"]
 
 
-def test_what_is_too_wide_is_refused_and_not_written(tmp_path: Path) -> None:
+def test_a_too_wide_distribution_is_refused_and_not_written(tmp_path: Path) -> None:
     out = tmp_path / "proof.json"
     with pytest.raises(CalibrationError) as caught:
         invoke("--rollouts", 64, "--pairs", "same", "--level", 1e-300, "--headroom", 16, "--out", out)
@@ -95,7 +95,7 @@ def test_what_is_too_wide_is_refused_and_not_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"environment": "multiplication"}, "unknown environment 'multiplication'"),
         ({"environment": "math"}, "takes its problems from a data file: --data FILE"),
@@ -103,14 +103,14 @@ def test_what_is_too_wide_is_refused_and_not_written(tmp_path: Path) -> None:
         ({"device": "abacus"}, "--device abacus: torch cannot use it"),
     ],
 )
-def test_what_is_not_to_be_had_is_told(changes: dict[str, str], told: str) -> None:
+def test_invalid_options_are_refused(changes: dict[str, str], message: str) -> None:
     with pytest.raises((CalibrationError, RequirementError)) as caught:
         make_job(replace(OPTIONS, **changes))  # type: ignore[arg-type]
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_problems_of_a_data_file_give_their_prompts(tmp_path: Path) -> None:
+def test_prompts_come_from_the_problems_of_a_data_file(tmp_path: Path) -> None:
     data = tmp_path / "problems.jsonl"
     data.write_bytes(MATH)
     write_speaking_policy(tmp_path / "policy", ["<solution>4</solution>"])
@@ -121,41 +121,14 @@ def test_problems_of_a_data_file_give_their_prompts(tmp_path: Path) -> None:
     assert work.params.max_tokens == environments.requirements("math").tokens
 
 
-def test_a_directory_that_is_not_there_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+def test_a_missing_directory_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     with pytest.raises(CalibrationError, match="no such directory"):
         invoke("--out", tmp_path / "nowhere" / "proof.json")
 
 
-def test_too_few_rollouts_are_told_before_anything_is_measured() -> None:
-    def progress(what: str, done: int, total: int) -> None:
-        raise AssertionError(f"{what} is measured")
+def test_too_few_rollouts_are_refused_before_anything_is_measured() -> None:
+    def progress(name: str, rollouts: int, total: int) -> None:
+        raise AssertionError(f"{name} is measured")
 
     with pytest.raises(CalibrationError, match=r"^a pair needs at least 8 groups; ask for more --rollouts$"):
         trio.run(calibrate, make_job(replace(OPTIONS, rollouts=14)), progress, print)
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("", "contains no prompt"),
-        ('{"prompt": "1+1="}\n{', "line 2: not JSON"),
-        ('"1+1="', "line 1: not {"),
-        ('{"prompt": 5}', "line 1: not {"),
-        ('{"prompt": ""}', "with at least one token"),
-        ("[" * 50, "line 1: JSON nested deeper"),
-    ],
-)
-def test_a_broken_file_of_prompts_is_told(policy: Policy, tmp_path: Path, text: str, told: str) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(text)
-    with pytest.raises(CalibrationError) as caught:
-        prompts.of_file(path, policy.tokenizer)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert told in str(caught.value)
-
-
-def test_every_prompt_of_a_file_is_drawn(policy: Policy, tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(f'{{"prompt": "{number}"}}\n' for number in range(5)))
-    prompt = prompts.of_file(path, policy.tokenizer)
-    assert {prompt(bytes([number]) * 32) for number in range(50)} == {str(number) for number in range(5)}

@@ -1,4 +1,4 @@
-"""proof.json: what is written is read, and what is broken is refused in one line."""
+"""proof.json round-trips, and a broken file is refused with one line."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def packaged() -> Any:
     return json.loads(PACKAGED.read_text())
 
 
-def test_the_packaged_policy_has_its_own() -> None:
+def test_the_packaged_policy_has_a_proof() -> None:
     proof = proof_file.read(PACKAGED)
     choices = Choices()
     proof.check(digest_weights(load_weights(PACKAGED_POLICY)), choices.temperature, choices.max_tokens)
@@ -32,14 +32,14 @@ def test_the_packaged_policy_has_its_own() -> None:
     assert proof.measured.window <= choices.groups * choices.audit_ppm / 1_000_000
 
 
-def test_there_and_back(tmp_path: Path) -> None:
+def test_a_proof_round_trips(tmp_path: Path) -> None:
     proof = proof_file.read(PACKAGED)
     (tmp_path / "proof.json").write_text(proof.to_json())
     assert proof_file.read(tmp_path / "proof.json") == proof
     assert proof.to_json() == PACKAGED.read_text()
 
 
-def test_it_comes_to_the_manifest(tmp_path: Path) -> None:
+def test_thresholds_are_copied_into_the_manifest(tmp_path: Path) -> None:
     choices = Choices(audit_ppm=500_000, audit_floor_ppm=100_000)
     workspace.create(tmp_path, choices, workspace.Pace())
     manifest = open_run((tmp_path / "run.manifest").read_bytes()).record
@@ -49,8 +49,8 @@ def test_it_comes_to_the_manifest(tmp_path: Path) -> None:
     assert set(thresholds) | set(proof_file.AUDIT) == set(type(manifest.proof).model_fields)
 
 
-def changed(**changes: Any) -> bytes:
-    """The packaged file with values changed by dotted path, `__` for the dot."""
+def with_changes(**changes: Any) -> bytes:
+    """Return the packaged file with some values replaced, by path with `__` between its parts."""
     value = packaged()
     for path, new in changes.items():
         *outer, last = path.split("__")
@@ -61,32 +61,32 @@ def changed(**changes: Any) -> bytes:
     return json.dumps(value).encode()
 
 
-BROKEN = [
+INVALID_FILES = [
     (b"", "not JSON"),
     (b"\xff", "not JSON"),
     (b"[]", "not an object with thresholds"),
     (b"[" * 100_000, "nested deeper"),
     (b'{"thresholds": {}}', "Field required"),
     (b" " * ((1 << 20) + 1), "larger than"),
-    (changed(measured=None), "measured"),
-    (changed(thresholds__margin=-1.0), "margin: "),
-    (changed(thresholds__margin=float("nan")), "margin: "),
-    (changed(thresholds__sketch="rank"), "sketch: "),
-    (changed(thresholds__sketch_rate=0.0), "sketch_rate: "),
-    (changed(thresholds__sketch_tolerance="1"), "sketch_tolerance: "),
-    (changed(thresholds__positions=1 << 60), "positions: "),
-    (changed(thresholds__margin=1.0, thresholds__margin_limit=0.5), "margin_limit lies below margin"),
-    (changed(thresholds__extra=1), "extra"),
-    (changed(thresholds__audit_ppm=1), "thresholds.audit_ppm: the audit shares are options"),
-    (changed(measured__policy="df11"), "measured.policy: "),
-    (changed(measured__pairs=[]), "measured.pairs: "),
-    (changed(measured__pairs=[1]), "measured.pairs.0: "),
-    (changed(measured__prompts="\x1b[2J"), "measured.prompts: "),
+    (with_changes(measured=None), "measured"),
+    (with_changes(thresholds__margin=-1.0), "margin: "),
+    (with_changes(thresholds__margin=float("nan")), "margin: "),
+    (with_changes(thresholds__sketch="rank"), "sketch: "),
+    (with_changes(thresholds__sketch_rate=0.0), "sketch_rate: "),
+    (with_changes(thresholds__sketch_tolerance="1"), "sketch_tolerance: "),
+    (with_changes(thresholds__positions=1 << 60), "positions: "),
+    (with_changes(thresholds__margin=1.0, thresholds__margin_limit=0.5), "margin_limit lies below margin"),
+    (with_changes(thresholds__extra=1), "extra"),
+    (with_changes(thresholds__audit_ppm=1), "thresholds.audit_ppm: the audit shares are options"),
+    (with_changes(measured__policy="df11"), "measured.policy: "),
+    (with_changes(measured__pairs=[]), "measured.pairs: "),
+    (with_changes(measured__pairs=[1]), "measured.pairs.0: "),
+    (with_changes(measured__prompts="\x1b[2J"), "measured.prompts: "),
 ]
 
 
-@pytest.mark.parametrize(("data", "told"), BROKEN, ids=range(len(BROKEN)))
-def test_a_broken_file_is_told_in_one_line(tmp_path: Path, data: bytes, told: str) -> None:
+@pytest.mark.parametrize(("data", "message"), INVALID_FILES, ids=range(len(INVALID_FILES)))
+def test_a_broken_file_is_reported_in_one_line(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "proof.json"
     path.write_bytes(data)
     with pytest.raises(ProofFileError) as caught:
@@ -94,12 +94,12 @@ def test_a_broken_file_is_told_in_one_line(tmp_path: Path, data: bytes, told: st
     line = explain(caught.value)
     assert line is not None
     assert line.startswith(f"{path}: not a proof that `grailnode calibrate` wrote (")
-    assert told in line
-    assert line.isprintable()  # one line, and nothing that a terminal would obey
+    assert message in line
+    assert line.isprintable()  # one line, and no control characters
     assert not (tmp_path / "run").exists()
 
 
-def test_a_policy_without_proof_is_told_what_to_do(tmp_path: Path) -> None:
+def test_the_error_for_a_policy_without_a_proof_says_what_to_do(tmp_path: Path) -> None:
     write_policy(tmp_path / "policy")
     with pytest.raises(WorkspaceError, match=r"`grailnode calibrate --policy .*policy` first"):
         workspace.create(tmp_path / "run", Choices(), workspace.Pace(), policy=tmp_path / "policy")
@@ -108,7 +108,7 @@ def test_a_policy_without_proof_is_told_what_to_do(tmp_path: Path) -> None:
         workspace.create(tmp_path / "run", Choices(), workspace.Pace(), proof=tmp_path / "nowhere.json")
 
 
-def test_a_proof_serves_the_policy_and_the_sampling_that_it_was_measured_for(tmp_path: Path) -> None:
+def test_a_proof_is_refused_for_another_policy_or_sampling(tmp_path: Path) -> None:
     write_policy(tmp_path / "policy")
     (tmp_path / "policy" / proof_file.NAME).write_text(PACKAGED.read_text())
     with pytest.raises(ProofFileError, match="was measured on weights df1107d62568293b"):
@@ -121,5 +121,5 @@ def test_a_proof_serves_the_policy_and_the_sampling_that_it_was_measured_for(tmp
     workspace.create(tmp_path / "run", Choices(max_tokens=4), workspace.Pace())
 
 
-def test_a_proof_is_checked_as_parsed() -> None:
+def test_reading_a_file_equals_parsing_its_bytes() -> None:
     assert Proof.parse(PACKAGED.read_bytes()) == proof_file.read(PACKAGED)

@@ -1,4 +1,4 @@
-"""How far tails that are known really reach."""
+"""Extrapolation of known tails."""
 
 from collections.abc import Callable
 
@@ -12,45 +12,45 @@ LEVEL, DROP, MOST = 1e-9, 2.7, 100.0
 TRIES = 20
 
 
-def reached(draw: Callable[[Generator], np.ndarray]) -> list[float]:
+def limits(draw: Callable[[Generator], np.ndarray]) -> list[float]:
     return [reach(draw(np.random.default_rng(seed)), LEVEL, DROP, MOST) for seed in range(TRIES)]
 
 
-def test_a_tail_is_covered_and_not_by_much() -> None:
+def test_the_limit_covers_a_tail_closely() -> None:
     """0.1 * Exp: x * exp(-10 x) = 1e-9 at x = 2.15; |N(0, 0.01)|: 2 x * (1 - Phi(100 x)) = 1e-9 at x = 0.053."""
-    found = reached(lambda chance: chance.exponential(0.1, 100_000))
-    assert sum(x >= 2.15 for x in found) >= TRIES - 2
-    assert max(found) < 4.0
-    found = reached(lambda chance: np.abs(chance.normal(0.0, 0.01, 100_000)))
-    assert sum(x >= 0.053 for x in found) >= TRIES - 2
-    assert max(found) < 0.1
+    results = limits(lambda generator: generator.exponential(0.1, 100_000))
+    assert sum(x >= 2.15 for x in results) >= TRIES - 2
+    assert max(results) < 4.0
+    results = limits(lambda generator: np.abs(generator.normal(0.0, 0.01, 100_000)))
+    assert sum(x >= 0.053 for x in results) >= TRIES - 2
+    assert max(results) < 0.1
 
 
 @pytest.mark.parametrize("exponent", [2.0, 3.0, 4.0])
-def test_a_power_is_not_taken_for_less(exponent: float) -> None:
+def test_the_limit_covers_a_power_law(exponent: float) -> None:
     """x * (x / 0.01) ** -a = 1e-9 at x = (1e9 * 0.01 ** a) ** (1 / (a - 1))."""
-    due = min(MOST, (1e9 * 0.01**exponent) ** (1.0 / (exponent - 1.0)))
-    found = reached(lambda chance: 0.01 * (1.0 + chance.pareto(exponent, 11_000)))
-    assert sum(x >= due for x in found) >= TRIES - 2
+    expected_limit = min(MOST, (1e9 * 0.01**exponent) ** (1.0 / (exponent - 1.0)))
+    results = limits(lambda generator: 0.01 * (1.0 + generator.pareto(exponent, 11_000)))
+    assert sum(x >= expected_limit for x in results) >= TRIES - 2
 
 
-def test_rare_outliers_are_not_smoothed_over() -> None:
-    """One value of a thousand is of another kind, whose power reaches beyond all bounds."""
+def test_rare_outliers_are_not_ignored() -> None:
+    """One of a thousand values follows a power law, whose tail exceeds all bounds."""
 
-    def drawn(chance: Generator) -> np.ndarray:
-        values = chance.exponential(0.1, 100_000)
-        outliers = chance.random(len(values)) < 1e-3
-        values[outliers] = 0.5 * (1.0 + chance.pareto(3.0, outliers.sum()))
+    def draw(generator: Generator) -> np.ndarray:
+        values = generator.exponential(0.1, 100_000)
+        outliers = generator.random(len(values)) < 1e-3
+        values[outliers] = 0.5 * (1.0 + generator.pareto(3.0, outliers.sum()))
         return values
 
-    assert sum(x > 20.0 for x in reached(drawn)) >= TRIES - 4
+    assert sum(x > 20.0 for x in limits(draw)) >= TRIES - 4
 
 
-def test_few_values_reach_further_than_many() -> None:
-    few = reached(lambda chance: chance.exponential(0.1, 300))
-    many = reached(lambda chance: chance.exponential(0.1, 30_000))
+def test_fewer_values_give_a_larger_limit() -> None:
+    few = limits(lambda generator: generator.exponential(0.1, 300))
+    many = limits(lambda generator: generator.exponential(0.1, 30_000))
     assert sorted(few)[TRIES // 2] > 1.2 * sorted(many)[TRIES // 2]
 
 
-def test_values_that_are_all_alike_reach_no_further() -> None:
+def test_equal_values_are_not_extrapolated() -> None:
     assert reach(np.full(1000, 0.25), LEVEL, DROP, MOST) == 0.25

@@ -1,4 +1,4 @@
-"""Thresholds from distributions that are known."""
+"""Thresholds from known distributions."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from tests.calibration.synthetic import COPY, groups
 DEMANDS = ThresholdDemands(headroom=1.0)
 
 
-def found(
+def thresholds(
     honest: Honest, copies: Sequence[Sequence[GroupMeasurement]] = (COPY,), demands: ThresholdDemands = DEMANDS
 ) -> ProofSpec:
     return choose_thresholds(honest, copies, "projection", demands)
@@ -33,8 +33,8 @@ def found(
 
 @pytest.mark.parametrize("rate", [0.0, 1e-3, 0.02, 0.3])
 def test_bounds_cover_the_known_rate(rate: float) -> None:
-    spec = found({"pair": groups(200, miss=rate, tip=rate / 10)})
-    assert spec.sketch_tolerance < 9  # below what the misses show: they are counted
+    spec = thresholds({"pair": groups(200, miss=rate, tip=rate / 10)})
+    assert spec.sketch_tolerance < 9  # below the distance of the misses: they are counted
     assert rate < spec.sketch_rate < rate * 1.25 + 1e-3
     assert spec.margin < 0.5
     assert rate / 10 < spec.margin_rate < rate / 10 * 1.5 + 1e-3
@@ -42,71 +42,73 @@ def test_bounds_cover_the_known_rate(rate: float) -> None:
 
 def test_bounds_cover_in_as_many_tries_as_the_confidence_says() -> None:
     demands = replace(DEMANDS, confidence=0.9)
-    covered = [found({"pair": groups(20, miss=0.02, seed=s)}, demands=demands).sketch_rate > 0.02 for s in range(60)]
-    assert sum(covered) >= 48  # 54 are due; fewer than 48 come by chance once in a hundred
+    covered = [
+        thresholds({"pair": groups(20, miss=0.02, seed=s)}, demands=demands).sketch_rate > 0.02 for s in range(60)
+    ]
+    assert sum(covered) >= 48  # 54 are expected; fewer than 48 have a probability of 1%
 
 
-def test_the_worst_pair_sets_the_bound() -> None:
+def test_the_worst_pair_determines_the_bound() -> None:
     quiet = {f"quiet-{i}": groups(100, seed=i) for i in range(9)}
     noisy = groups(100, miss=0.05, seed=50)
-    assert found(quiet | {"noisy": noisy}).sketch_rate == found({"noisy": noisy}).sketch_rate > 0.05
+    assert thresholds(quiet | {"noisy": noisy}).sketch_rate == thresholds({"noisy": noisy}).sketch_rate > 0.05
 
 
-def test_a_tolerance_is_chosen_where_the_copy_stands_out() -> None:
+def test_a_tolerance_is_chosen_where_the_copy_differs_most() -> None:
     honest = groups(100, miss=0.5, distance=3)  # half of the honest positions are off by 3, copies by 9
-    assert found({"pair": honest}).sketch_tolerance == 3
-    assert found({"pair": groups(100)}).sketch_tolerance == 0
+    assert thresholds({"pair": honest}).sketch_tolerance == 3
+    assert thresholds({"pair": groups(100)}).sketch_tolerance == 0
 
 
-def test_headroom_is_left() -> None:
+def test_headroom_raises_the_bounds() -> None:
     honest = {"pair": groups(100, miss=0.01)}
-    narrow, wide = (found(honest, demands=replace(DEMANDS, headroom=h)) for h in (1.0, 4.0))
+    narrow, wide = (thresholds(honest, demands=replace(DEMANDS, headroom=h)) for h in (1.0, 4.0))
     assert narrow.sketch_tolerance == wide.sketch_tolerance
     assert 2 * narrow.sketch_rate < wide.sketch_rate < 4 * narrow.sketch_rate  # the bound of four times the misses
     largest = max(float(group.shifts.max()) for group in honest["pair"])
     assert wide.margin_limit >= 4 * largest > narrow.margin_limit / 2
 
 
-def test_misses_that_come_together_raise_the_rate() -> None:
-    """A rollout in twenty misses in most of its positions: no independent misses at the mean rate would look like that."""
-    chance = np.random.default_rng(0)
+def test_clustered_misses_raise_the_rate() -> None:
+    """One rollout in twenty misses in most of its positions, which independent misses at the mean rate never do."""
+    generator = np.random.default_rng(0)
 
     def clustered(group: GroupMeasurement) -> GroupMeasurement:
-        bad = np.repeat(chance.random(len(group.lengths)) < 0.05, group.lengths)
-        return replace(group, distances=np.where(bad & (chance.random(len(bad)) < 0.7), 9, 0).astype(np.int16))
+        bad = np.repeat(generator.random(len(group.lengths)) < 0.05, group.lengths)
+        return replace(group, distances=np.where(bad & (generator.random(len(bad)) < 0.7), 9, 0).astype(np.int16))
 
     honest = {"pair": [clustered(group) for group in groups(200)]}
-    spec = found(honest, copies=(groups(40, miss=1.0, distance=60),))
+    spec = thresholds(honest, copies=(groups(40, miss=1.0, distance=60),))
     assert spec.sketch_tolerance < 9 or spec.sketch_rate < 0.03
     assert max(surprisals(spec, honest, DEMANDS.window)) < surprisal_threshold(spec)
 
 
 @pytest.mark.parametrize("miss", [0.0, 0.01, 0.2])
-def test_more_of_the_same_passes(miss: float) -> None:
-    spec = found({"pair": groups(200, miss=miss, distance=2, tip=1e-3, margin=1e-6)})
+def test_more_groups_of_the_same_distribution_are_accepted(miss: float) -> None:
+    spec = thresholds({"pair": groups(200, miss=miss, distance=2, tip=1e-3, margin=1e-6)})
     later = groups(400, miss=miss, distance=2, tip=1e-3, margin=1e-6, seed=1)
     assert not any(refused(g.weigh(spec), spec) for g in later)
 
 
-def test_the_limit_lies_beyond_what_honest_shifts_can_do() -> None:
+def test_the_limit_lies_beyond_honest_shifts() -> None:
     limit = margin_limit(groups(200, shift=1e-3), DEMANDS)
     assert 4e-3 < limit < 0.1  # the largest of some 12,000 normal shifts is about 4 standard deviations
     assert margin_limit(groups(200, shift=0.0), DEMANDS) > 0  # a unit in the last place
     assert margin_limit(groups(200, tip=0.01, margin=0.75), DEMANDS) >= 0.75
     heavy = [replace(g, shifts=(1e-6 / np.random.default_rng(0).random(len(g.shifts)) ** 2)) for g in groups(50)]
-    assert margin_limit(heavy, DEMANDS) == 100.0  # a tail without a mean: no limit can be told
+    assert margin_limit(heavy, DEMANDS) == 100.0  # a tail without a mean: no limit can be estimated
 
 
-def test_what_is_no_number_is_a_miss() -> None:
-    broken = [replace(g, margins=np.full_like(g.margins, np.nan), shifts=g.margins * np.nan) for g in groups(20)]
-    spec = found({"pair": broken})
+def test_nan_is_a_miss() -> None:
+    nan_groups = [replace(g, margins=np.full_like(g.margins, np.nan), shifts=g.margins * np.nan) for g in groups(20)]
+    spec = thresholds({"pair": nan_groups})
     assert spec.margin_rate > 0.99
     assert spec.margin_limit == 100.0
 
 
-def test_too_few_groups_are_told() -> None:
+def test_too_few_groups_are_refused() -> None:
     with pytest.raises(CalibrationError, match="ask for more --rollouts"):
-        found({"pair": groups(7)})
+        thresholds({"pair": groups(7)})
 
 
 def test_relative_entropy() -> None:

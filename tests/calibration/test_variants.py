@@ -1,4 +1,4 @@
-"""Honest ways to compute differ by rounding and by nothing else."""
+"""Honest ways to compute differ by rounding only."""
 
 import itertools
 from dataclasses import replace
@@ -24,7 +24,7 @@ BASE = Variant()
 @pytest.mark.parametrize("multiple", [1, 8])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("implementation", ["qwen3", "transformers"])
-def test_where_the_pads_stand_changes_rounding_alone(policy: Policy, side, multiple, attention, implementation):
+def test_padding_changes_rounding_only(policy: Policy, side, multiple, attention, implementation):
     plain = build(policy)
     weights = {name: tensor.to(torch.float32) for name, tensor in random_weights(plain).items()}
     model = replace(BASE, side=side, multiple=multiple, attention=attention, implementation=implementation).model(
@@ -35,29 +35,29 @@ def test_where_the_pads_stand_changes_rounding_alone(policy: Policy, side, multi
     mask[:2, :4] = False
     mask[4:, 6:] = False
     with torch.inference_mode():
-        expected = plain.hidden(weights, ids, mask)
-        torch.testing.assert_close(model.hidden(weights, ids, mask)[mask], expected[mask], rtol=0, atol=NOISE)
+        reference = plain.hidden(weights, ids, mask)
+        torch.testing.assert_close(model.hidden(weights, ids, mask)[mask], reference[mask], rtol=0, atol=NOISE)
 
 
-def test_pads_of_a_prefill_stand_where_they_are_wanted(policy: Policy) -> None:
-    class Watched:
-        """Keeps the mask that it is called with."""
+def test_pads_of_a_prefill_are_on_the_chosen_side(policy: Policy) -> None:
+    class RecordingModel:
+        """A model that records the mask of its last call."""
 
         def hidden(self, weights: object, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             self.mask = mask
             return ids[..., None].float()
 
-    watched = Watched()
+    recording = RecordingModel()
     ids = torch.arange(10).reshape(2, 5)
     mask = torch.tensor([[False, True, True, False, True], [True] * 5])
     for side, first_row in (("left", [False] * 5 + [True] * 3), ("right", [True] * 3 + [False] * 5)):
-        states = Padded(watched, side, multiple=4).hidden({}, ids, mask)  # type: ignore[arg-type]
-        assert states[..., 0].tolist() == ids.tolist()  # everything back in its place
-        assert watched.mask[0].tolist() == first_row
+        states = Padded(recording, side, multiple=4).hidden({}, ids, mask)  # type: ignore[arg-type]
+        assert states[..., 0].tolist() == ids.tolist()  # the results are in the order of the inputs
+        assert recording.mask[0].tolist() == first_row
 
 
 @pytest.mark.trio
-async def test_generation_goes_on_behind_the_pads(policy: Policy, weights: Weights) -> None:
+async def test_generation_continues_after_the_pads(policy: Policy, weights: Weights) -> None:
     requests = requests_of_many_lengths(8)
     params = replace(PARAMS, max_tokens=5)
     plain = await (await BASE.serve(policy, weights)).generate(requests, params)
@@ -72,7 +72,7 @@ async def test_generation_goes_on_behind_the_pads(policy: Policy, weights: Weigh
         for one, two in zip(plain, other, strict=True):
             assert one.tokens == two.tokens
             torch.testing.assert_close(one.hidden, two.hidden, rtol=0, atol=NOISE)
-    assert torch.get_num_threads() == 1  # put back
+    assert torch.get_num_threads() == 1  # restored
 
 
 def test_eager_attention_is_transformers_eager_attention(policy: Policy) -> None:
@@ -88,7 +88,7 @@ def test_eager_attention_is_transformers_eager_attention(policy: Policy) -> None
     torch.testing.assert_close(states[0][mask], states[1][mask], rtol=0, atol=NOISE)
 
 
-def test_pairs_have_distinct_names_and_ways(policy: Policy) -> None:
+def test_pairs_have_distinct_names_and_variants(policy: Policy) -> None:
     pairs = [*run_pairs(BASE, policy), *cross_pairs(BASE)]
     for one, two in itertools.combinations(pairs, 2):
         assert one.name != two.name
@@ -96,14 +96,14 @@ def test_pairs_have_distinct_names_and_ways(policy: Policy) -> None:
     assert all({pair.generating.dtype, pair.checking.dtype} == {"float32"} for pair in run_pairs(BASE, policy))
 
 
-def test_a_founder_selects_pairs(policy: Policy) -> None:
+def test_pairs_are_selected_by_name(policy: Policy) -> None:
     assert [pair.name for pair in select("left-padding,same", BASE, policy)] == ["left-padding", "same"]
     assert set(select("run", BASE, policy)) < set(select("all", BASE, policy))
     with pytest.raises(ValueError, match=r"no pair 'sane'; there are: run, all, same,"):
         select("same,sane", BASE, policy)
 
 
-def test_an_architecture_that_is_not_in_the_tree_is_computed_by_transformers(tmp_path: Path) -> None:
+def test_other_architectures_are_computed_by_transformers(tmp_path: Path) -> None:
     policy = write_policy(tmp_path, attention_bias=True)
     model: CausalModel = BASE.model(policy)
     assert isinstance(model, TransformersModel)

@@ -10,7 +10,7 @@ from tests.support.builders.policies import write_policy
 
 @pytest.fixture(scope="session")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy directory with random weights."""
+    """Return a policy directory with random weights."""
     path: Path = tmp_path_factory.mktemp("policy")
     write_policy(path)
     return path
@@ -18,7 +18,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", params=["qwen3", "transformers"])
 def model(request: pytest.FixtureRequest, directory: Path) -> CausalModel:
-    """The same policy through each implementation of CausalModel."""
+    """Return the same policy in each implementation of CausalModel."""
     if request.param == "transformers":
         from grailnode.engine.hf import TransformersModel
 

@@ -1,4 +1,4 @@
-"""The general path behind model.build: what it computes is what transformers does, and what it cannot is refused."""
+"""TransformersModel computes what transformers computes, and refuses architectures that it cannot compute."""
 
 import json
 from pathlib import Path
@@ -26,9 +26,9 @@ SMALL: dict[str, Any] = {
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
 
 
-def directory_of(place: Path, **config: Any) -> Path:
-    (place / "config.json").write_text(json.dumps({**SMALL, **config}))
-    return place
+def write_config(directory: Path, **config: Any) -> Path:
+    (directory / "config.json").write_text(json.dumps({**SMALL, **config}))
+    return directory
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def directory_of(place: Path, **config: Any) -> Path:
     ],
     ids=lambda config: config["model_type"],
 )
-def test_logits_are_those_of_the_models_own_code(config: dict[str, Any], tmp_path: Path) -> None:
-    model = TransformersModel(directory_of(tmp_path, **config))
+def test_logits_equal_those_of_transformers(config: dict[str, Any], tmp_path: Path) -> None:
+    model = TransformersModel(write_config(tmp_path, **config))
     generator = torch.Generator().manual_seed(0)
     weights = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in model.shapes.items()}
     theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path)).eval()  # type: ignore[no-untyped-call]
@@ -63,6 +63,6 @@ def test_logits_are_those_of_the_models_own_code(config: dict[str, Any], tmp_pat
     ],
     ids=lambda value: value if isinstance(value, str) else value["model_type"],
 )
-def test_what_no_two_nodes_would_agree_on_is_refused(config: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_models_on_which_nodes_would_disagree_are_refused(config: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match=reason):
-        TransformersModel(directory_of(tmp_path, **config))
+        TransformersModel(write_config(tmp_path, **config))

@@ -1,4 +1,4 @@
-"""Reading policy directories: what loads, and what a user is told when it does not."""
+"""Reading policy directories: what loads, and which error a user gets for a broken one."""
 
 import json
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_end_of_sequence(tmp_path: Path, changes: dict[str, object], eos: int) -
     assert Policy.load(tmp_path).eos == eos
 
 
-def test_tokenizer_goes_there_and_back(tmp_path: Path) -> None:
+def test_tokenizer_round_trips(tmp_path: Path) -> None:
     tokenizer = write_policy(tmp_path).tokenizer
     for text in ("57+68=", "3 7 25>46=", "(1-2)*3/4"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -65,7 +65,7 @@ def test_tokenizer_goes_there_and_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "said"),
+    ("file", "content", "message"),
     [
         ("config.json", None, "cannot be read"),
         ("config.json", b"{", "not JSON"),
@@ -79,20 +79,20 @@ def test_tokenizer_goes_there_and_back(tmp_path: Path) -> None:
         ("model.safetensors.index.json", b'{"weight_map": {"a": "../b"}}', "outside the directory"),
     ],
 )
-def test_faults_name_the_file(tmp_path: Path, file: str, content: bytes | None, said: str) -> None:
+def test_errors_name_the_file(tmp_path: Path, file: str, content: bytes | None, message: str) -> None:
     write_policy(tmp_path)
     if content is None:
         (tmp_path / file).unlink()
     else:
         (tmp_path / file).write_bytes(content)
-    with pytest.raises(PolicyError, match=said) as caught:
+    with pytest.raises(PolicyError, match=message) as caught:
         Policy.load(tmp_path)
         load_weights(tmp_path)
     assert file.removesuffix(".index.json") in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["eos_token_id", "vocab_size"])
-def test_missing_keys_are_named(tmp_path: Path, key: str) -> None:
+def test_errors_name_missing_keys(tmp_path: Path, key: str) -> None:
     write_policy(tmp_path)
     _change(tmp_path / "config.json", **{key: None})
     with pytest.raises(PolicyError, match=key):

@@ -1,4 +1,4 @@
-"""The in-tree Qwen3 is transformers' Qwen3."""
+"""The Qwen3 of this repository equals transformers' Qwen3."""
 
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def test_gradients_are_equal(tmp_path: Path) -> None:
 
 
 def test_transformers_reads_the_directory(tmp_path: Path) -> None:
-    """A policy directory is a Hugging Face checkpoint: transformers' own loader comes to the same logits."""
+    """A policy directory is a Hugging Face checkpoint: transformers' own loader gives the same logits."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     own = build(write_policy(tmp_path))
@@ -96,12 +96,12 @@ def test_transformers_reads_the_directory(tmp_path: Path) -> None:
         {"head_dim": None},
     ],
 )
-def test_other_configs_are_left_to_transformers(change: dict[str, object]) -> None:
+def test_other_configs_are_not_covered(change: dict[str, object]) -> None:
     assert Qwen3Config.of(RECIPE.config()) is not None
     assert Qwen3Config.of(RECIPE.config() | change) is None
 
 
-def test_another_architecture_goes_through_transformers(tmp_path: Path) -> None:
+def test_another_architecture_is_computed_by_transformers(tmp_path: Path) -> None:
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
     model = build(write_policy(tmp_path, **config))
     assert isinstance(model, TransformersModel)

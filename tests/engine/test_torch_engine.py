@@ -1,4 +1,4 @@
-"""What every Engine owes (roles/ports.py), shown by the torch engine over both implementations of the model."""
+"""The contract of Engine (roles/ports.py), tested on the torch engine with both implementations of the model."""
 
 import random
 from typing import Any
@@ -18,13 +18,13 @@ from tests.support.builders.policies import PARAMS, engine_of, inline, random_we
 pytestmark = pytest.mark.trio
 
 NOISE = 1e-4
-"""Largest difference that the order of float32 additions explains here; measured: under 1e-5."""
+"""Bound on the differences that the order of float32 additions causes here; measured: under 1e-5."""
 
 
 def requests_of_many_lengths(count: int = 24) -> list[Request]:
-    chance = random.Random(5)
+    generator = random.Random(5)
     return [
-        Request(tuple(chance.randrange(2, 22) for _ in range(chance.randrange(1, 12))), chance.randbytes(16))
+        Request(tuple(generator.randrange(2, 22) for _ in range(generator.randrange(1, 12))), generator.randbytes(16))
         for _ in range(count)
     ]
 
@@ -45,7 +45,7 @@ async def test_a_prefill_agrees_with_generation(model: CausalModel) -> None:
         torch.testing.assert_close(torch.tensor(generation.logprobs), likely, rtol=0, atol=NOISE)
 
 
-async def test_neighbours_in_a_batch_do_not_matter(model: CausalModel) -> None:
+async def test_results_do_not_depend_on_the_batch(model: CausalModel) -> None:
     engine = await engine_of(model, random_weights(model))
     requests = requests_of_many_lengths()
     together = await engine.generate(requests, PARAMS)
@@ -59,19 +59,17 @@ async def test_neighbours_in_a_batch_do_not_matter(model: CausalModel) -> None:
         torch.testing.assert_close(single.logits, result.logits, rtol=0, atol=NOISE)
 
 
-class Counting:
-    """A model that counts the tokens it computes, pads included, and the most that one pass holds with those behind
-    them.
-    """
+class CountingModel:
+    """A model that counts the tokens that it computes, pads included, and the largest mask (cached tokens included)."""
 
     def __init__(self, model: CausalModel) -> None:
         self._model = model
         self.tokens = 0
-        self.held = 0
+        self.largest_mask = 0
 
     def hidden(self, weights: Weights, ids: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
         self.tokens += ids.numel()
-        self.held = max(self.held, mask.numel())
+        self.largest_mask = max(self.largest_mask, mask.numel())
         return self._model.hidden(weights, ids, mask, cache)
 
     def __getattr__(self, name: str) -> Any:
@@ -79,12 +77,12 @@ class Counting:
 
 
 async def test_a_prompt_is_computed_once_for_all_its_completions(model: CausalModel) -> None:
-    counting = Counting(model)
+    counting = CountingModel(model)
     engine = await engine_of(counting, random_weights(model))
-    chance = random.Random(3)
-    first, second = (tuple(chance.randrange(2, 22) for _ in range(length)) for length in (50, 31))
+    generator = random.Random(3)
+    first, second = (tuple(generator.randrange(2, 22) for _ in range(length)) for length in (50, 31))
     prompts = [first, first, second, first, second, first]
-    completions = [tuple(chance.randrange(2, 22) for _ in range(length)) for length in (9, 1, 9, 2, 7, 0)]
+    completions = [tuple(generator.randrange(2, 22) for _ in range(length)) for length in (9, 1, 9, 2, 7, 0)]
     counting.tokens = 0
     together = await engine.forward(prompts, completions)
     assert counting.tokens <= 2 * 50 + 6 * 8
@@ -98,24 +96,26 @@ async def test_a_prompt_is_computed_once_for_all_its_completions(model: CausalMo
 @pytest.mark.parametrize(
     "lengths", [(60,), (60, 5, 5, 5, 5, 5, 5, 5, 5, 5)], ids=["one prompt", "a long one, short ones"]
 )
-async def test_short_answers_behind_long_prompts_take_no_more_than_a_batch(
+async def test_short_completions_after_long_prompts_need_no_more_than_a_batch(
     model: CausalModel, lengths: tuple[int, ...]
 ) -> None:
-    counting = Counting(model)
+    counting = CountingModel(model)
     engine = await engine_of(counting, random_weights(model), max_batch_tokens=256)
     prompts = [(2 + number,) * length for number, length in enumerate(lengths) for _ in range(24)]
     results = await engine.forward(prompts, [(5, 6, 1)] * len(prompts))
     assert [len(result.logits) for result in results] == [3] * len(prompts)
-    assert counting.held <= 256
+    assert counting.largest_mask <= 256
 
 
-async def test_little_is_computed_behind_the_end_of_a_completion(model: CausalModel) -> None:
-    """A short answer beside long ones, as reasoning gives them: padded to the longest these were 3 times their tokens."""
-    counting = Counting(model)
+async def test_little_is_computed_after_the_end_of_a_completion(model: CausalModel) -> None:
+    """Short completions beside long ones, as reasoning gives them: padded to the longest they would be 3 times as many
+    tokens.
+    """
+    counting = CountingModel(model)
     engine = await engine_of(counting, random_weights(model))
-    chance = random.Random(4)
+    generator = random.Random(4)
     lengths = (900, 120, 80, 700, 1, 33, 0, 400)
-    completions = [tuple(chance.randrange(2, 22) for _ in range(length)) for length in lengths]
+    completions = [tuple(generator.randrange(2, 22) for _ in range(length)) for length in lengths]
     prompt = (5, 6, 7)
     counting.tokens = 0
     together = await engine.forward([prompt] * len(lengths), completions)
@@ -130,16 +130,18 @@ async def test_splitting_keeps_the_order(model: CausalModel, max_batch_tokens: i
     weights = random_weights(model)
     whole, parts = await engine_of(model, weights), await engine_of(model, weights, max_batch_tokens=max_batch_tokens)
     requests = requests_of_many_lengths(8)
-    expected = [g.tokens for g in await whole.generate(requests, PARAMS)]
-    assert [g.tokens for g in await parts.generate(requests, PARAMS)] == expected
+    completions = [g.tokens for g in await whole.generate(requests, PARAMS)]
+    assert [g.tokens for g in await parts.generate(requests, PARAMS)] == completions
     prompts = [r.prompt for r in requests]
-    for one, other in zip(await whole.forward(prompts, expected), await parts.forward(prompts, expected), strict=True):
+    for one, other in zip(
+        await whole.forward(prompts, completions), await parts.forward(prompts, completions), strict=True
+    ):
         torch.testing.assert_close(one.hidden, other.hidden, rtol=0, atol=NOISE)
 
 
 async def test_completions_end_at_their_first_eos_or_at_the_limit(model: CausalModel) -> None:
     engine = await engine_of(model, random_weights(model))
-    hot = SamplingParams(temperature=20.0, max_tokens=40, eos=1)  # nearly uniform: eos comes after some 30 tokens
+    hot = SamplingParams(temperature=20.0, max_tokens=40, eos=1)  # nearly uniform: eos comes after about 30 tokens
     lengths = set()
     for generation in await engine.generate(requests_of_many_lengths(), hot):
         assert hot.eos not in generation.tokens[:-1]
@@ -149,13 +151,13 @@ async def test_completions_end_at_their_first_eos_or_at_the_limit(model: CausalM
     assert len(lengths) > 3
 
 
-async def test_seeds_bind(model: CausalModel) -> None:
+async def test_seeds_determine_the_tokens(model: CausalModel) -> None:
     engine = await engine_of(model, random_weights(model))
     prompt = (5, 6, 7)
     same = await engine.generate([Request(prompt, b"a" * 16)] * 2, PARAMS)
     assert same[0].tokens == same[1].tokens
-    drawn = await engine.generate([Request(prompt, bytes([i]) * 16) for i in range(16)], PARAMS)
-    assert len({generation.tokens for generation in drawn}) > 8
+    others = await engine.generate([Request(prompt, bytes([i]) * 16) for i in range(16)], PARAMS)
+    assert len({generation.tokens for generation in others}) > 8
 
 
 async def test_sampling_follows_the_softmax(model: CausalModel) -> None:
@@ -163,23 +165,23 @@ async def test_sampling_follows_the_softmax(model: CausalModel) -> None:
     one = SamplingParams(temperature=1.5, max_tokens=1, eos=1)
     count = 4000
     seeds = [index.to_bytes(16, "little") for index in range(count)]
-    drawn = await engine.generate([Request((5, 6, 7), seed) for seed in seeds], one)
+    samples = await engine.generate([Request((5, 6, 7), seed) for seed in seeds], one)
     (result,) = await engine.forward([(5, 6, 7)], [(0,)])
-    expected = torch.softmax(result.logits[0] / one.temperature, dim=-1)
-    seen = torch.bincount(torch.tensor([g.tokens[0] for g in drawn]), minlength=model.vocabulary) / count
-    assert (seen - expected).abs().max() < 0.03  # over four standard deviations
+    probabilities = torch.softmax(result.logits[0] / one.temperature, dim=-1)
+    frequencies = torch.bincount(torch.tensor([g.tokens[0] for g in samples]), minlength=model.vocabulary) / count
+    assert (frequencies - probabilities).abs().max() < 0.03  # over four standard deviations
 
 
-async def test_filters_forbid(model: CausalModel) -> None:
-    """Among the two most likely tokens only, however hot."""
+async def test_filtered_tokens_are_never_sampled(model: CausalModel) -> None:
+    """Only the two most likely tokens occur, even at a high temperature."""
     engine = await engine_of(model, random_weights(model))
     params = SamplingParams(temperature=20.0, max_tokens=4, eos=1, filters=Filters(top_k=2))
     requests = requests_of_many_lengths()
     generations = await engine.generate(requests, params)
     checked = await engine.forward([r.prompt for r in requests], [g.tokens for g in generations])
     for generation, result in zip(generations, checked, strict=True):
-        chosen = result.logits.gather(-1, torch.tensor(generation.tokens)[:, None])
-        assert (chosen >= result.logits.topk(2, dim=-1).values[:, -1:] - NOISE).all()
+        sampled_logits = result.logits.gather(-1, torch.tensor(generation.tokens)[:, None])
+        assert (sampled_logits >= result.logits.topk(2, dim=-1).values[:, -1:] - NOISE).all()
 
 
 async def test_greedy_takes_the_most_likely(model: CausalModel) -> None:
@@ -188,11 +190,11 @@ async def test_greedy_takes_the_most_likely(model: CausalModel) -> None:
     for prompt, tokens in zip(prompts, await engine.greedy(prompts, PARAMS), strict=True):
         (result,) = await engine.forward([prompt], [tokens])
         best = result.logits.max(dim=-1).values
-        chosen = result.logits.gather(-1, torch.tensor(tokens)[:, None]).squeeze(-1)
-        assert (best - chosen).max() < NOISE
+        greedy_logits = result.logits.gather(-1, torch.tensor(tokens)[:, None]).squeeze(-1)
+        assert (best - greedy_logits).max() < NOISE
 
 
-async def test_no_requests_and_no_completion(model: CausalModel) -> None:
+async def test_no_requests_and_an_empty_completion(model: CausalModel) -> None:
     engine = await engine_of(model, random_weights(model))
     assert await engine.generate([], PARAMS) == []
     assert await engine.forward([], []) == []
@@ -225,7 +227,7 @@ class TestWeights:
         assert not torch.equal(before.hidden[0], after.hidden[0])
         assert engine.version == 1
 
-    async def test_what_is_staged_is_a_copy(self, model: CausalModel) -> None:
+    async def test_staging_copies_the_weights(self, model: CausalModel) -> None:
         weights = random_weights(model)
         engine = await engine_of(model, weights)
         request = Request((5, 6, 7, 8), b"s" * 16)
@@ -235,14 +237,14 @@ class TestWeights:
         (after,) = await engine.generate([request], PARAMS)
         assert torch.equal(before.hidden, after.hidden)
 
-    async def test_a_commit_needs_something_staged(self, model: CausalModel) -> None:
+    async def test_a_commit_needs_staged_weights(self, model: CausalModel) -> None:
         engine = await engine_of(model, random_weights(model))
         with pytest.raises(EngineError, match="nothing is staged"):
             await engine.commit()
         assert engine.version == 0
 
     @pytest.mark.parametrize("fault", ["missing", "unknown", "shape"])
-    async def test_misfits_are_refused(self, model: CausalModel, fault: str) -> None:
+    async def test_weights_that_do_not_fit_the_model_are_refused(self, model: CausalModel, fault: str) -> None:
         engine = await engine_of(model, random_weights(model))
         weights: dict[str, Tensor] = random_weights(model)
         if fault == "missing":
@@ -259,7 +261,7 @@ class TestWeights:
 
 
 @pytest.mark.parametrize("bad", [(), (32,), (-1,)])
-async def test_prompts_that_cannot_be(model: CausalModel, bad: tuple[int, ...]) -> None:
+async def test_invalid_prompts_are_refused(model: CausalModel, bad: tuple[int, ...]) -> None:
     engine = await engine_of(model, random_weights(model))
     with pytest.raises(ValueError, match=r"token"):
         await engine.generate([Request(bad, bytes(16))], PARAMS)
@@ -267,10 +269,10 @@ async def test_prompts_that_cannot_be(model: CausalModel, bad: tuple[int, ...]) 
         await engine.forward([bad], [(1,)])
 
 
-async def test_a_fault_of_torch_is_an_engine_error(model: CausalModel) -> None:
-    async def broken(function: Any, *arguments: Any) -> Any:
+async def test_an_error_of_torch_becomes_an_engine_error(model: CausalModel) -> None:
+    async def fail(function: Any, *arguments: Any) -> Any:
         raise RuntimeError("out of memory")
 
-    engine = TorchEngine(model, run_sync=broken)
+    engine = TorchEngine(model, run_sync=fail)
     with pytest.raises(EngineError, match="out of memory"):
         await engine.stage(0, random_weights(model))

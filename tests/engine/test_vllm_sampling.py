@@ -1,4 +1,4 @@
-"""The logits processor for vLLM, driven as its interface says: the tokens are those that every other engine draws."""
+"""The logits processor for vLLM, called as its interface says, gives the tokens that every other engine samples."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -28,7 +28,7 @@ class Params:
 
 @dataclass
 class Update:
-    """The fields of vLLM's BatchUpdate that are read."""
+    """The fields of vLLM's BatchUpdate that the processor reads."""
 
     removed: list[int] = field(default_factory=list)
     added: list[tuple[int, Params, list[int] | None, list[int]]] = field(default_factory=list)
@@ -47,12 +47,14 @@ def logits(step: int, rows: int = 4) -> torch.Tensor:
     return torch.randn(rows, V, generator=torch.Generator().manual_seed(step)) * 3
 
 
-def due(row: torch.Tensor, number: int, position: int, temperature: float, filters: Filters | None = None) -> int:
-    given = (row[None], seed_words([seed(number)]), torch.tensor([position]), temperature)
-    return int(choose(*given, filters or Filters(0, 1.0, 0.0)))
+def required_token(
+    row: torch.Tensor, number: int, position: int, temperature: float, filters: Filters | None = None
+) -> int:
+    arguments = (row[None], seed_words([seed(number)]), torch.tensor([position]), temperature)
+    return int(choose(*arguments, filters or Filters(0, 1.0, 0.0)))
 
 
-def test_greedy_decoding_draws_the_due_tokens_while_rows_come_go_and_move():
+def test_greedy_decoding_gives_the_required_tokens_while_rows_come_go_and_move():
     processor = SeedBoundLogitsProcessor()
     assert not processor.is_argmax_invariant()
     owners = {0: (1, 1.0), 1: None, 2: (2, 0.7), 3: (3, 1.5)}
@@ -68,7 +70,7 @@ def test_greedy_decoding_draws_the_due_tokens_while_rows_come_go_and_move():
         )
     )
     for step in range(12):
-        if step == 4:  # row 3's request ends, row 0 moves to its place
+        if step == 4:  # the request of row 3 ends, row 0 moves to its place
             processor.update_state(Update(removed=[3], moved=[(0, 3, Direction.UNIDIRECTIONAL)]))
             owners, outputs = {1: None, 2: (2, 0.7), 3: (1, 1.0)}, {1: outputs[1], 2: outputs[2], 3: outputs[0]}
         if step == 8:
@@ -83,18 +85,18 @@ def test_greedy_decoding_draws_the_due_tokens_while_rows_come_go_and_move():
             if owner is None:
                 assert torch.equal(after[row], before[row])
             else:
-                assert token == due(before[row], owner[0], len(outputs[row]), owner[1])
+                assert token == required_token(before[row], owner[0], len(outputs[row]), owner[1])
             outputs[row].append(token)
 
 
-def test_filters_hold():
+def test_filtered_tokens_are_never_chosen():
     processor = SeedBoundLogitsProcessor()
     output: list[int] = []
     processor.update_state(Update(added=[(0, params(9, 1.2, **FILTERS), None, output)]))
     for step in range(30):
         before = logits(step, 1)
         token = int(processor.apply(before.clone())[0].argmax())
-        assert token == due(before[0], 9, len(output), 1.2, Filters(7, 0.8, 0.01))
+        assert token == required_token(before[0], 9, len(output), 1.2, Filters(7, 0.8, 0.01))
         output.append(token)
 
 
@@ -107,12 +109,12 @@ def test_filters_hold():
         {"grailnode_seed": "00" * 16, "grailnode_temprature": 1},
     ],
 )
-def test_arguments_that_cannot_be(arguments: dict[str, Any]):
+def test_invalid_arguments_are_refused(arguments: dict[str, Any]):
     with pytest.raises(ValueError, match=r"grailnode|hexadecimal"):
         SeedBoundLogitsProcessor.validate_params(Params(arguments))
 
 
-def test_the_noise_is_not_added_to_another_sampling():
+def test_vllm_must_not_add_noise_of_its_own():
     with pytest.raises(ValueError, match="temperature 0"):
         SeedBoundLogitsProcessor.validate_params(Params({"grailnode_seed": "00" * 16}, temperature=0.7))
     SeedBoundLogitsProcessor.validate_params(Params({"something": 1}, temperature=0.7))

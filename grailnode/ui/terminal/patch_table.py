@@ -20,8 +20,8 @@ def patch_table(patch: InspectedPatch, *, unchanged: bool = False) -> Table:
         pad_edge=False,
         header_style="dim",
         title=f"{patch.profile} patch, {patch.nbytes:,} bytes, {ratio:.1f}x smaller than the weights",
-        caption=f"{patch.changed:,} of {patch.elements:,} elements change, {patch.bits_per_change:.2f} bits each{bound}\n"
-        f"from {patch.base[:16]} to {patch.result[:16]}{note}",
+        caption=f"{patch.changed:,} of {patch.elements:,} elements change, {patch.bits_per_change:.2f} bits each{bound}"
+        f"\nfrom {patch.base[:16]} to {patch.result[:16]}{note}",
     )
     table.add_column("tensor", overflow="fold")
     table.add_column("shape", no_wrap=True)
