@@ -1,46 +1,69 @@
 """`grailnode demo` as a newcomer starts it: what it leaves, and how it ends."""
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from grailnode.ui.report import read_report
+import pytest
+
+from grailnode.ui.report import DemoReport, read_report
+from tests.support.processes import programs
 from tests.support.processes.programs import Program, eventually, members, run_program
 
-
-def temporary() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("grailnode-demo-*"))
+NODES = {"trainer", "validator", "miner-1", "miner-2", "cheat"}
 
 
-def test_a_short_demo_writes_its_report_and_leaves_nothing_else(tmp_path: Path):
-    before = temporary()
-    out = tmp_path / "out"
-    ended = run_program("demo", "--windows", "7", "--seed", "3", "--out", str(out))
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder for temporary files of the programs of one test, with a path short enough for sockets in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setitem(programs.ENVIRONMENT, "TMPDIR", folder)
+        yield Path(folder)
+
+
+def run_demo(out: Path, windows: int) -> DemoReport:
+    """Run a demo to its end, and return its report."""
+    ended = run_program("demo", "--windows", str(windows), "--seed", "3", "--out", str(out))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert {file.name for file in out.iterdir()} == {"report.json", "report.html"}
-    assert temporary() == before
-    report = read_report(out / "report.json")
+    return read_report(out / "report.json")
+
+
+def has_progress(report: DemoReport) -> bool:
+    """Return whether the machine was fast enough for every node to take part in these windows."""
+    accepted = {miner.name: miner.accepted for miner in report.groups}
+    return (
+        set(report.weights_digest) == NODES
+        and report.versions >= 2
+        and accepted.keys() >= {"miner-1", "miner-2", "cheat"}
+        and min(accepted["miner-1"], accepted["miner-2"]) > 0
+        and report.trainer_io_wait_fraction < 0.2
+    )
+
+
+def test_a_short_demo_writes_its_report_and_leaves_nothing_else(tmp_path: Path, temporary: Path):
+    for windows in (7, 21, 63):  # windows have a fixed length: a busy machine needs more of them to show as much
+        report = run_demo(tmp_path / f"out-{windows}", windows)
+        assert not list(temporary.glob("grailnode-demo-*"))
+        kinds = {miner.name: miner for miner in report.groups}
+        assert all(kinds[name].accepted == 0 for name in {"cheat"} & kinds.keys())
+        assert not any(kinds[name].rejected for name in {"miner-1", "miner-2"} & kinds.keys())
+        if has_progress(report):
+            break
+    assert has_progress(report)
     assert len(set(report.weights_digest.values())) == 1
-    assert set(report.weights_digest) == {"trainer", "validator", "miner-1", "miner-2", "cheat"}
-    kinds = {miner.name: miner for miner in report.groups}
-    assert kinds["cheat"].accepted == 0
     assert kinds["cheat"].submitted > 0
-    for name in ("miner-1", "miner-2"):
-        assert kinds[name].accepted > 0
-        assert not kinds[name].rejected
-    assert report.versions >= 2
     assert report.patch_bytes[1] is not None
-    assert report.trainer_io_wait_fraction < 0.2
 
 
-def test_ctrl_c_stops_everything(tmp_path: Path):
-    before = temporary()
+def test_ctrl_c_stops_everything(tmp_path: Path, temporary: Path):
     demo = Program("demo", "--windows", "100", "--out", str(tmp_path / "out"), log=tmp_path / "terminal")
     try:
         eventually(lambda: len(members(demo.session)) >= 9, "the demo's processes")
         demo.interrupt()
         eventually(lambda: demo.process.poll() is not None and not members(demo.session), "everything has stopped")
         assert demo.wait(0) == 130
-        assert temporary() == before
+        assert not list(temporary.glob("grailnode-demo-*"))
     finally:
         demo.end()
     assert "Traceback" not in (tmp_path / "terminal").read_text()
