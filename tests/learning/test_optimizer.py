@@ -79,9 +79,9 @@ def test_later_steps_do_not_change_a_saved_state() -> None:
 def test_a_state_of_another_model_is_refused() -> None:
     optimizer = AdamW(_weights(), AdamWSettings(1e-2))
     state = optimizer.state()
-    for broken in ({}, state | {"master/c": torch.zeros(1)}, state | {"master/a": torch.zeros(1)}):
+    for other_state in ({}, state | {"master/c": torch.zeros(1)}, state | {"master/a": torch.zeros(1)}):
         with pytest.raises(ValueError, match="another model"):
-            optimizer.restore(broken)
+            optimizer.restore(other_state)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -71,9 +71,9 @@ def test_a_tensor_left_out_is_refused(update):
 
 def test_it_accepts_exactly_what_a_follower_accepts(update):
     old, new = update
-    data, known = patch.encode(old, new), digests_of(old)
+    data, base_digests = patch.encode(old, new), digests_of(old)
 
-    def accepted(read: Callable[[bytes], object], patch_bytes: bytes) -> bool:
+    def accepts(read: Callable[[bytes], object], patch_bytes: bytes) -> bool:
         try:
             read(patch_bytes)
         except ProtocolError:
@@ -82,18 +82,18 @@ def test_it_accepts_exactly_what_a_follower_accepts(update):
 
     verdicts = []
     for place in range(len(data)):
-        broken = bytearray(data)
-        broken[place] ^= 1
-        followed = accepted(lambda data: patch.apply_with_digests(old, data, digests=known), bytes(broken))
-        assert accepted(lambda data: check(old, new, data), bytes(broken)) == followed, f"byte {place}"
+        damaged_patch = bytearray(data)
+        damaged_patch[place] ^= 1
+        followed = accepts(lambda data: patch.apply_with_digests(old, data, digests=base_digests), bytes(damaged_patch))
+        assert accepts(lambda data: check(old, new, data), bytes(damaged_patch)) == followed, f"byte {place}"
         verdicts.append(followed)
     assert not all(verdicts)
 
 
 def test_digests_of_other_tensors_are_our_own_fault(update):
     old, new = update
-    known = digests_of(old)
+    base_digests = digests_of(old)
     with pytest.raises(ValueError, match="a digest of another tensor"):
-        patch.encode_with_digests(old, new, base_digests=known, digests=known)
+        patch.encode_with_digests(old, new, base_digests=base_digests, digests=base_digests)
     with pytest.raises(ValueError, match="a digest of another tensor"):
-        patch.encode_with_digests(old, new, base_digests=known, digests=digests_of(new) | {"b": bytes(32)})
+        patch.encode_with_digests(old, new, base_digests=base_digests, digests=digests_of(new) | {"b": bytes(32)})

@@ -19,9 +19,9 @@ from roles.trainer.verified_batch import CANARY, USED, Intent, VerifiedBatch, Ve
 
 _COMMITMENT_CHANGED = "commitment-changed"
 _VERDICT_MISMATCH = "verdict-does-not-fit"
-_MISSING = "missing-after-verdict"
-_CHANGED = "changed-after-verdict"
-_RETRIABLE = {_COMMITMENT_CHANGED, _MISSING, _CHANGED}
+_GROUP_MISSING = "missing-after-verdict"
+_GROUP_CHANGED = "changed-after-verdict"
+_RETRIABLE = {_COMMITMENT_CHANGED, _GROUP_MISSING, _GROUP_CHANGED}
 """Statuses that come from one read of storage, and that the next read may not confirm."""
 
 
@@ -92,19 +92,19 @@ class Acceptance:
             else decision
             for decision in decisions
         ]
-        accepted = [decision for decision in decisions if not decision.reason]
-        answered = bool(accepted)
+        accepted_decisions = [decision for decision in decisions if not decision.reason]
+        storage_answered = bool(accepted_decisions)
         results: Sequence[VerifiedGroup | str]
         try:
-            results = await self._fetch_all(window, miner, accepted, final_attempt)
+            results = await self._fetch_all(window, miner, accepted_decisions, final_attempt)
         except StoreError as error:
             if not await timed_out():
                 raise
             self._node.telemetry.event("collect-failed", window=window, miner=miner.hex()[:8], error=str(error))
-            results, answered = ["unreachable"] * len(accepted), False
+            results, storage_answered = ["unreachable"] * len(accepted_decisions), False
         groups = tuple(result for result in results if isinstance(result, VerifiedGroup))
         outcomes = [decision.outcome(decision.reason) for decision in decisions if decision.reason]
-        for decision, result in zip(accepted, results, strict=True):
+        for decision, result in zip(accepted_decisions, results, strict=True):
             outcomes.append(decision.outcome(USED if isinstance(result, VerifiedGroup) else result))
         batch = VerifiedBatch(window=window, miner=miner, groups=groups) if groups else None
         intent = Intent(
@@ -116,7 +116,7 @@ class Acceptance:
         )
         await self._record(intent)
         await self._carry_out(self._pending[window, miner])
-        return answered
+        return storage_answered
 
     async def _record(self, intent: Intent) -> None:
         """Make an intent durable; without its groups if they are larger than a batch may be."""
@@ -145,20 +145,20 @@ class Acceptance:
                 suffix = f"-{intent.previous_outcomes}" if intent.previous_outcomes else ""
                 await node.state.put(INBOX + name + suffix, intent.batch.to_bytes())
             await self._outcome_log.append(intent.window, intent.miner, intent.outcomes)
-            used = len(intent.batch.groups) if intent.batch else 0
+            used_groups = len(intent.batch.groups) if intent.batch else 0
             node.telemetry.event(
                 "collected",
                 window=intent.window,
                 miner=intent.miner.hex()[:8],
-                used=used,
-                unused=len(intent.outcomes) - used,
+                used=used_groups,
+                unused=len(intent.outcomes) - used_groups,
             )
         if intent.batch is not None:
             await node.state.delete(_intent_path(intent))
         self._pending.pop((intent.window, intent.miner), None)
 
     async def _fetch_all(
-        self, window: int, miner: bytes, accepted: Sequence[Decision], final_attempt: bool
+        self, window: int, miner: bytes, accepted_decisions: Sequence[Decision], final_attempt: bool
     ) -> list[VerifiedGroup | str]:
         """Return each accepted group of a miner, or the reason why it is not used.
 
@@ -166,8 +166,8 @@ class Acceptance:
             StoreError: storage did not answer, or shows something else than was promised and this attempt is not the
                 final one.
         """
-        commitment = await self._commitment(window, miner) if accepted else None
-        results = [await self._fetch(commitment, decision) for decision in accepted]
+        commitment = await self._commitment(window, miner) if accepted_decisions else None
+        results = [await self._fetch(commitment, decision) for decision in accepted_decisions]
         retriable = {reason for reason in results if isinstance(reason, str)} & _RETRIABLE
         if retriable and not final_attempt:
             raise StoreError(
@@ -205,9 +205,9 @@ class Acceptance:
             frame = await self._node.store.get(path, size, offset=offset, size=size)
             group = open_group(frame, record, decision.index, self._node.run.group_bytes)
         except NotFoundError:
-            return _MISSING
+            return _GROUP_MISSING
         except ProtocolError:
-            return _CHANGED
+            return _GROUP_CHANGED
         exact = environments.is_exact(self._node.run.environment)
         return verified_group(group, decision.digest, decision.accepting, exact=exact) or _VERDICT_MISMATCH
 

@@ -58,7 +58,7 @@ class _Retry:
     delay: float = 0.5
     final_attempts: int = 0
 
-    def allowed(self, now: float, after_deadline: bool) -> bool:
+    def permits(self, now: float, after_deadline: bool) -> bool:
         """Whether to try now: when the delay is over, and at once when the deadline has passed."""
         return now >= self.time or (after_deadline and self.final_attempts == 0)
 
@@ -110,12 +110,12 @@ class Collector:
         while True:
             windows = {window: await self._deadline_has_passed(window) for window in self._windows(oldest)}
             await self._read_validators(windows, tasks)
-            done = {
+            complete_windows = {
                 window
                 for window, after_deadline in windows.items()
                 if await self._collect(window, after_deadline, tasks)
             }
-            while oldest in done:
+            while oldest in complete_windows:
                 await self._close(oldest, tasks)
                 oldest += 1
             await trio.sleep(self._settings.poll_seconds)
@@ -204,8 +204,8 @@ class Collector:
                 if self._processed_verdicts.get((window, miner), 0) == len(verdicts):
                     continue
                 unprocessed = True
-                allowed = self._retry(window, miner).allowed(trio.current_time(), after_deadline)
-                if allowed and (window, miner) not in self._active:
+                may_start = self._retry(window, miner).permits(trio.current_time(), after_deadline)
+                if may_start and (window, miner) not in self._active:
                     self._active.add((window, miner))
                     tasks.start_soon(self._process, window, miner, final)
         except StoreError as error:
@@ -236,14 +236,14 @@ class Collector:
                 decisions = await self._unlogged_decisions(window, miner, final)
                 final_decisions = [decision for decision in decisions if not decision.pending]
                 if final_decisions or not (decisions or self._outcome_log.has_entries(window, miner)):
-                    answered = await self._acceptance.accept(
+                    storage_answered = await self._acceptance.accept(
                         window,
                         miner,
                         final_decisions,
                         final_attempt=after_deadline and retry.final_attempts + 1 >= _FINAL_ATTEMPTS,
                         timed_out=partial(self._has_timed_out, window),
                     )
-                    if answered:
+                    if storage_answered:
                         self._slow_miners.discard(miner)
             if len(final_decisions) == len(decisions):
                 self._processed_verdicts[window, miner] = verdict_count

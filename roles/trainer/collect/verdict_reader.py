@@ -103,8 +103,8 @@ class VerdictReader:
         """Log which validators did not reveal in time, because their judgements do not count then."""
         for validator in self._node.authority.validators:
             if validator not in self._finished_validators and validator not in ignored:
-                sealed = validator in self._sealed_digests
-                self._exclude(validator, "sealed, and not revealed in time" if sealed else "not sealed in time")
+                has_sealed = validator in self._sealed_digests
+                self._exclude(validator, "sealed, and not revealed in time" if has_sealed else "not sealed in time")
 
     async def _read(self, validator: bytes) -> None:
         if validator not in self._sealed_digests:
@@ -173,7 +173,7 @@ class VerdictReader:
     async def _read_verdicts(self, validator: bytes) -> None:
         """Read the verdicts that a validator's summary lists and that were not read before."""
         rows = [row for row in self._summaries[validator].rows if row.verdict]
-        missing = [row for row in rows if validator not in self.verdicts.get(row.miner, {})]
+        missing_rows = [row for row in rows if validator not in self.verdicts.get(row.miner, {})]
 
         async def read(row: LedgerRow) -> bool:
             path = paths.verdict(validator, self._window, row.miner)
@@ -189,7 +189,7 @@ class VerdictReader:
             self.verdicts.setdefault(row.miner, {})[validator] = signed.record
             return True
 
-        if all(await gather(read, missing)):
+        if all(await gather(read, missing_rows)):
             self._finished_validators.add(validator)
 
     def _report_once(self, event: str, path: str, error: Exception) -> None:

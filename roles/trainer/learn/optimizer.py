@@ -113,11 +113,12 @@ class AdamW:
         Raises:
             ValueError: it is not a state of these weights; nothing has changed.
         """
-        expected = self.tensors
-        if state.keys() != expected.keys() | {_STEPS} or any(
-            state[name].shape != tensor.shape or state[name].dtype != tensor.dtype for name, tensor in expected.items()
+        own_tensors = self.tensors
+        if state.keys() != own_tensors.keys() | {_STEPS} or any(
+            state[name].shape != tensor.shape or state[name].dtype != tensor.dtype
+            for name, tensor in own_tensors.items()
         ):
             raise ValueError("a saved state of another model")
-        for name, tensor in expected.items():
+        for name, tensor in own_tensors.items():
             tensor.copy_(state[name])
         self.steps = int(state[_STEPS])

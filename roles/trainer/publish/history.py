@@ -94,13 +94,13 @@ class History:
 
     async def _delete_needless_shards(self) -> None:
         """Delete shards of anchors that are complete, and of versions that have no manifest because of a crash."""
-        needed = {
+        needed_paths = {
             _shard_path(version, ref)
             for version, signed in self.manifests.items()
             if version not in self.anchors | self.retired_anchors
             for ref in signed.record.anchor
         }
-        for path in [item.path async for item in self._state.list(_SHARDS) if item.path not in needed]:
+        for path in [item.path async for item in self._state.list(_SHARDS) if item.path not in needed_paths]:
             await self._state.delete(path)
 
     async def begin_epoch(self, epoch: int) -> None:

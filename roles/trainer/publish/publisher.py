@@ -187,13 +187,13 @@ class Publisher:
         """
         if self._published_weights is not None:
             try:
-                patch, changed = await self._build_patch(verified, self._published_weights)
+                patch, changed_elements = await self._build_patch(verified, self._published_weights)
             except PatchError as error:
                 self._node.telemetry.event("patch-refused", version=verified.version, error=str(error))
                 return VersionObjects(verified, None, 0, self._shards(verified))
             if await self._upload_patch(patch):
                 has_anchor = verified.version % self._settings.anchor_interval == 0
-                return VersionObjects(verified, patch, changed, self._shards(verified) if has_anchor else ())
+                return VersionObjects(verified, patch, changed_elements, self._shards(verified) if has_anchor else ())
         return VersionObjects(verified, None, 0, self._shards(verified))
 
     async def _build_patch(self, verified: VerifiedWeights, previous: VerifiedWeights) -> tuple[bytes, int]:
@@ -209,7 +209,7 @@ class Publisher:
         )
         encode_seconds = trio.current_time() - began
         began = trio.current_time()
-        changed: int = await run_sync(check_patch, encoded.patch, verified, previous)
+        changed_elements: int = await run_sync(check_patch, encoded.patch, verified, previous)
         measurement = PatchMeasurement(
             profile=encoded.choice.profile,
             weight_bytes=sum(tensor.nbytes for tensor in verified.weights.values()),
@@ -221,7 +221,7 @@ class Publisher:
         self._node.telemetry.event(
             "patch", version=verified.version, reason=encoded.choice.reason, **asdict(measurement)
         )
-        return encoded.patch, changed
+        return encoded.patch, changed_elements
 
     def _shards(self, verified: VerifiedWeights) -> tuple[bytes, ...]:
         return make_shards(verified.weights, self._settings.shard_bytes)
@@ -291,9 +291,8 @@ class Publisher:
             FencedError: another trainer publishes under this key.
         """
         node = self._node
-        await (
-            node.time.wait_for_newest_round()
-        )  # before the lock is taken, because it waits for as long as the clock is wrong
+        # before the lock is taken, because it waits for as long as the clock is wrong
+        await node.time.wait_for_newest_round()
         async with self._head_lock:
             with suppress(StoreError):  # a store that does not answer shows no other trainer; the put is retried anyway
                 await self._fence.check()

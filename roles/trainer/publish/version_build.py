@@ -16,13 +16,13 @@ class VersionObjects:
     Attributes:
         verified: the weights with their digests.
         patch: from the previous version; None for a version with an anchor only.
-        changed: elements that the patch changes.
+        changed_elements: how many elements the patch changes.
         shards: of the anchor; empty for a version with a patch only.
     """
 
     verified: VerifiedWeights
     patch: bytes | None
-    changed: int
+    changed_elements: int
     shards: tuple[bytes, ...]
 
 
@@ -92,7 +92,7 @@ def make_manifest(objects: VersionObjects, moment: PublicationMoment) -> Manifes
     """Return the unsigned manifest of a version."""
     ref = None
     if objects.patch is not None:
-        ref = PatchRef(object=reference(objects.patch), changed=objects.changed)
+        ref = PatchRef(object=reference(objects.patch), changed=objects.changed_elements)
     return Manifest(
         run=moment.run_id,
         version=objects.verified.version,
