@@ -108,14 +108,14 @@ def found(root: Path, rounds: int) -> Site:
         seal_rounds=2 * rounds, verdict_rounds=3 * rounds,
     )  # fmt: skip
     chain = BEACON.chain(PERIOD_MS, int(time.time() * 1000) + 12_000)
-    authority = creation.authority(
+    authority = creation.first_authority(
         choices,
         roots=[key("root").public],
         trainers=[key("trainer").public],
         validators=[key("validator").public],
     )
     proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME)
-    manifest = creation.draft(choices, PACKAGED_POLICY, chain, authority, proof)
+    manifest = creation.draft_manifest(choices, PACKAGED_POLICY, chain, authority, proof)
     (root / "run.manifest").write_bytes(sign(manifest, key("root")))
     return Site.open(root)
 

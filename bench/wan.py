@@ -198,7 +198,7 @@ def found(directory: Path, pair: Path, tensors: int) -> workspace.Workspace:
     rules = creation.open_run((made.directory / "run.manifest").read_bytes()).record
     genesis = digest_weights(weights_of(0, safetensors.read(pair.read_bytes()), tensors))
     rules = rules.model_copy(update={"model": rules.model.model_copy(update={"genesis": genesis})})
-    signed = creation.seal(rules, SigningKey(key_files.read(made.directory / "keys" / "root.key")))
+    signed = creation.sign_manifest(rules, SigningKey(key_files.read(made.directory / "keys" / "root.key")))
     (made.directory / "run.manifest").write_bytes(signed.data)
     return replace(made, run_id=signed.digest)
 

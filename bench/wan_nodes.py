@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 import trio
 
-from grailnode.cli.node import open_config
 from grailnode.config import Config
 from grailnode.node.processes import Launch, make_node, publish_beacon
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.wiring import run_publisher
+from grailnode.run.joining import open_config
 from protocol import paths
 from protocol.chain import safetensors
 from protocol.digest import Weights

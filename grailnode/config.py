@@ -1,15 +1,16 @@
-"""run.toml: where a node's run, store, keys and state lie, and what its operator decides. Read once, passed on as
-values.
+"""run.toml: which run a node takes part in, where its store, keys and state are, and what its operator decides.
 
-Every key can be overridden on the command line (`--set trainer.learning_rate=2e-5`). Secrets are never in it: keys lie
-in files that only their owner can read, and storage credentials come from such a file or from the environment.
+The file is read once and passed on as values. Every key can be overridden on the command line
+(`--set trainer.learning_rate=2e-5`). It holds no secrets: keys are in files that only their owner can read, and storage
+credentials come from such a file or from the environment.
 """
 
 import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -20,9 +21,17 @@ from roles.trainer.publish.retention import check_retention
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 
+URL_RULE: Final = "a url is https://host[:port][/path], host in lower case, without user, query or a slash at the end"
+"""What `is_space_url` accepts, in words."""
+
 
 class ConfigError(UserError):
     """A configuration that cannot be used: names the file, the key and the fix."""
+
+
+def is_space_url(text: str) -> bool:
+    """Return whether objects may be read below a URL: see `URL_RULE`, and plain http on this machine."""
+    return re.fullmatch(SPACE_FORM, text) is not None
 
 
 class _Section(BaseModel):
@@ -30,16 +39,16 @@ class _Section(BaseModel):
 
 
 class RunSection(_Section):
-    """Which run: the signed manifest's file or URL, and the id that it must have (empty: take the file's word)."""
+    """Which run: the signed manifest's file or URL, and the id that it must have (empty accepts any)."""
 
     manifest: str = "run.manifest"
     id: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
 
 
 class PlaceSection(_Section):
-    """Where objects lie: a directory, an S3 bucket (or what is below `prefix` in it), or a base URL to read from.
+    """Where objects are stored: a directory, an S3 bucket (or its part below `prefix`), or a base URL to read from.
 
-    `url` is the base of kind "https", and for the other kinds where everybody else reads what lies there.
+    `url` is the base of kind "https"; for the other kinds it is where everybody else reads the same objects.
     """
 
     kind: Literal["local", "s3", "https"] = "local"
@@ -60,15 +69,13 @@ class PlaceSection(_Section):
     min_bytes_per_second: Positive = 16_384.0
 
     @model_validator(mode="after")
-    def _complete(self) -> "PlaceSection":
+    def _check_place(self) -> "PlaceSection":
         if self.kind == "s3" and not self.bucket:
             raise ValueError('kind "s3" needs a bucket')
         if self.kind == "https" and not self.url:
             raise ValueError('kind "https" needs a url')
-        if self.url and not re.fullmatch(SPACE_FORM, self.url):
-            raise ValueError(
-                "a url is https://host[:port][/path], host in lower case, without user, query or a slash at the end"
-            )
+        if not is_space_url(self.url):  # an empty one is
+            raise ValueError(URL_RULE)
         return self
 
 
@@ -78,8 +85,8 @@ PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class StoreSection(PlaceSection):
     """Where this node writes. Without `meeting` all nodes of the run share this store; with it each has its own.
 
-    `peers` says where the objects of a key are, whatever it announces; `private_addresses` lets announced URLs lead
-    into private networks and, by plain http, to this machine.
+    `peers` says where the objects of a key are, whatever it announces; `private_addresses` allows announced URLs that
+    point into private networks or, by plain http, to this machine.
     """
 
     meeting: PlaceSection | None = None
@@ -87,17 +94,17 @@ class StoreSection(PlaceSection):
     private_addresses: bool = False
 
     @model_validator(mode="after")
-    def _readable(self) -> "StoreSection":
+    def _check_url(self) -> "StoreSection":
         if self.meeting is not None and not self.url:
             raise ValueError("where participants meet elsewhere, url says where they read what this node writes")
         return self
 
 
 class NodeSection(_Section):
-    """Where this machine keeps keys (one file a name), state (one directory a name), logs, and what it downloaded.
+    """Where this machine keeps keys (one file for each name), state (one directory for each name), logs and downloads.
 
     `cache` is shared by all nodes of the machine and never larger than `cache_bytes`; a local store needs none.
-    `metrics_port` of 127.0.0.1 serves /metrics (a trainer's processes take the ports behind it as well); 0 serves none.
+    `metrics_port` of 127.0.0.1 serves /metrics (the processes of a trainer take the next ports too); 0 turns it off.
     """
 
     keys: Path = Path("keys")
@@ -109,10 +116,10 @@ class NodeSection(_Section):
 
 
 class BeaconSection(_Section):
-    """Where public randomness comes from: HTTP relays of a public drand chain, those known for it where none are named,
-    or, for a run's own beacon, its store.
+    """Where public randomness comes from: the store for a run's own beacon, HTTP relays for a public drand chain.
 
-    `key` names the key of the local beacon that the trainer's node runs; empty: somebody else runs the beacon.
+    Without `relays`, those of grailnode/beacon/public_chains.py are asked. `key` names the key of the beacon that the
+    trainer's node runs; it is empty where somebody else runs the beacon.
     """
 
     relays: tuple[str, ...] = ()
@@ -121,7 +128,7 @@ class BeaconSection(_Section):
 
 
 class EngineSection(_Section):
-    """Where the policy is computed."""
+    """The device and the precision in which the policy is computed."""
 
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -132,9 +139,9 @@ class EngineSection(_Section):
 class TrainerSection(_Section):
     """How the trainer learns and publishes.
 
-    `canaries` counts the miners that it has run under keys of its own to test the validators; the last of them runs
-    now. One more is a fresh one, for when a report has given the key of the last one away. `canary_store` is where it
-    writes: in the trainer's own bucket everybody would know whose it is.
+    `canaries` counts the miners that the trainer has run under secret keys to test the validators; only the last of
+    them runs now. Raise it by one when a report has revealed the key of the last one. `canary_store` is where the
+    canary writes: in the trainer's own bucket everybody would recognize it.
     """
 
     policy: str = "genesis"
@@ -164,7 +171,7 @@ class TrainerSection(_Section):
 
 
 class MinerSection(_Section):
-    """How much a miner delivers."""
+    """How many groups a miner delivers, and how it works on them."""
 
     groups: Count = 16
     chunk: Count = 8
@@ -173,14 +180,14 @@ class MinerSection(_Section):
 
 
 class ValidatorSection(_Section):
-    """What a validator does beside judging."""
+    """How a validator evaluates the policy, and how often it polls."""
 
     evaluation_problems: Annotated[int, Field(ge=0)] = 256
     poll_seconds: Positive = 0.2
 
 
 class Config(_Section):
-    """run.toml as a whole. Relative paths are relative to the file's directory."""
+    """The whole of run.toml. Relative paths are relative to the directory of the file."""
 
     run: RunSection = RunSection()
     store: StoreSection = StoreSection()
@@ -193,7 +200,7 @@ class Config(_Section):
     directory: Path = Path()
 
     def at(self, path: Path | str) -> Path:
-        """A path of this file, made absolute."""
+        """Return a path of this file as an absolute path."""
         path = Path(path)
         return path if path.is_absolute() else self.directory / path
 
@@ -206,7 +213,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         overrides: 'section.key=value', the value in TOML's notation; a bare word is a string.
 
     Raises:
-        ConfigError: the file is missing or broken, or a key is unknown or has a value that it cannot have.
+        ConfigError: the file is missing or is not TOML, a key is unknown, or a value is not allowed.
     """
     if path.is_dir():
         path = path / "run.toml"
@@ -220,21 +227,24 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{path}: not TOML: {error}") from error
     for override in overrides:
         _override(values, override)
-    return _checked(values, str(path), path.absolute().parent)
+    return _validate(values, str(path), path.absolute().parent)
 
 
 def without_file(values: dict[str, Any], overrides: Sequence[str], directory: Path) -> Config:
-    """A configuration from values alone, for a run that is named by its URL.
+    """Return a configuration from values alone, for a run that is named by its URL.
+
+    Args:
+        values: by section, as in the file; they are valid, so a fault is reported as one of the overrides'.
 
     Raises:
         ConfigError: as `load`.
     """
     for override in overrides:
         _override(values, override)
-    return _checked(values, "--set", directory.absolute())
+    return _validate(values, "--set", directory.absolute())
 
 
-def _checked(values: dict[str, Any], source: str, directory: Path) -> Config:
+def _validate(values: dict[str, Any], source: str, directory: Path) -> Config:
     try:
         return Config.model_validate(values | {"directory": directory})
     except ValidationError as error:
@@ -259,18 +269,27 @@ def _override(values: dict[str, Any], override: str) -> None:
     table[name] = value
 
 
-def _explain(path: str, error: ValidationError) -> str:
+def _explain(source: str, error: ValidationError) -> str:
+    """Return the first fault as a line: where it is and what is allowed there."""
     first = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"])
     if first["type"] == "value_error":
-        return f"{path}: {place}: {first['ctx']['error']}"
+        return f"{source}: {place}: {first['ctx']['error']}"
     if first["type"] == "extra_forbidden":
-        section = Config.model_fields.get(str(first["loc"][0]))
-        known = getattr(section.annotation, "model_fields", Config.model_fields) if section else Config.model_fields
-        names = ", ".join(sorted(set(known) - {"directory"}))
-        return f"{path}: unknown key {place}; known here: {names}"
+        return f"{source}: unknown key {place}; known here: {', '.join(_keys_of(first['loc'][:-1]))}"
     if first["type"] == "tuple_type":
-        return f"{path}: {place}: a list is needed: write [ ] around it"
+        return f"{source}: {place}: a list is needed: write [ ] around it"
     if first["type"] == "model_type":
-        return f"{path}: {place}: is a section: write [{place}], and its keys below it"
-    return f"{path}: {place}: {first['msg'].lower()} (it is {first['input']!r})"
+        return f"{source}: {place}: is a section: write [{place}], and its keys below it"
+    return f"{source}: {place}: {first['msg'].lower()} (it is {first['input']!r})"
+
+
+def _keys_of(section: Sequence[int | str]) -> list[str]:
+    """Return the keys that a section may have, in order; the section is named by the keys that lead to it."""
+    model: Any = Config
+    for key in section:
+        is_table = get_origin(model) is dict  # a table of sections, such as store.peers, has any key
+        model = get_args(model)[1] if is_table else model.model_fields[key].annotation
+        if get_origin(model) is UnionType:  # an optional section
+            model = get_args(model)[0]
+    return sorted(set(model.model_fields) - {"directory"})

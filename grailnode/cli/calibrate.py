@@ -1,9 +1,9 @@
-"""`grailnode calibrate` on a terminal: options, progress, tables, and the file."""
+"""`grailnode calibrate`: measure how far honest nodes differ on a policy, and write the thresholds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Self, cast
+from typing import Any, Final, Self
 
 import click
 import torch
@@ -31,18 +31,18 @@ _UNKNOWN_TAIL: Final = " (too few tokens to tell how far the noise of the widest
 
 @dataclass(frozen=True)
 class Options:
-    """The command's options, by their names."""
+    """The options of the command, under the names of its parameters."""
 
     policy: Path | None
     environment: str
     prompts: Path | None
     rollouts: int
     pairs: str
-    dtype: str
+    dtype: DType
     device: str
     temperature: float | None
     max_tokens: int | None
-    sketch: str
+    sketch: SketchKind
     level: float
     headroom: float
     seed: int
@@ -50,19 +50,67 @@ class Options:
     data: Path | None = None
 
 
-def calibrate_policy(options: Options) -> None:
-    """Calibrate, show what was found, and write it.
+@click.command()
+@click.option(
+    "--policy",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="A Hugging Face checkpoint directory. Default: the packaged genesis.",
+)
+@click.option("--environment", default="addition", show_default=True, help="Whose prompts are completed.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Its problems, for a task that reads them from a file.",
+)
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help='Prompts instead of the environment\'s: JSON Lines, each {"prompt": "..."}.',
+)
+@click.option("--rollouts", type=click.IntRange(1, 10_000_000), default=1000, show_default=True, help="Of each pair.")
+@click.option(
+    "--pairs", default="run", show_default=True, help="run: one dtype; all: several as well; or names, with commas."
+)
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True)
+@click.option("--device", default="cpu", show_default=True, help="Of torch.")
+@click.option("--temperature", type=click.FloatRange(0.0, min_open=True), default=None, help="The run's. Default: 1.")
+@click.option(
+    "--max-tokens", type=click.IntRange(1), default=None, help="The run's longest completion. Default: the task's."
+)
+@click.option("--sketch", type=click.Choice(["projection", "topk"]), default="projection", show_default=True)
+@click.option(
+    "--level",
+    type=click.FloatRange(0.0, 0.1, min_open=True),
+    default=1e-9,
+    show_default=True,
+    help="Probability with which one test may refuse honest work.",
+)
+@click.option(
+    "--headroom",
+    type=click.FloatRange(1.0),
+    default=4.0,
+    show_default=True,
+    help="How much more than the worst measured pair an honest machine may be off.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of prompts, noise and projections.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where to write. Default: proof.json in --policy, or here for the packaged one.",
+)
+def calibrate(**parameters: Any) -> None:
+    """Measure how far honest nodes differ on a policy; write the thresholds of the check to proof.json.
 
-    Raises:
-        CalibrationError, PolicyError, OSError: what could not be done; nothing was written.
+    Refuses when a copy with 4-bit weights could not be told from honest work.
     """
+    options = Options(**parameters)
     torch.set_num_threads(1)
     out = options.out or (options.policy or Path()) / proof_file.NAME
     if not out.absolute().parent.is_dir():
         raise CalibrationError(f"{out}: no such directory to write it to")
     job = make_job(options)
-    with _Progress() as shown:
-        proof = trio.run(run_calibration, job, shown.progress, shown.pairs)
+    with _Progress() as progress:
+        proof = trio.run(run_calibration, job, progress.progress, progress.pairs)
     for line in summary(proof):
         click.echo(line)
     write_whole(out, proof.to_json().encode())
@@ -70,7 +118,7 @@ def calibrate_policy(options: Options) -> None:
 
 
 class _Progress:
-    """Progress as bars on a terminal's standard error, elsewhere as lines; then the table on standard output."""
+    """Shows progress as bars on a terminal, else as lines, on standard error; then the table on standard output."""
 
     def __init__(self) -> None:
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
@@ -86,7 +134,7 @@ class _Progress:
         self._bars.stop()
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """So many rollouts of a pair are done."""
+        """Show how many rollouts of a pair are done."""
         if what not in self._tasks:
             self._tasks[what] = self._bars.add_task(what, total=total)
         self._bars.update(self._tasks[what], completed=done)
@@ -94,20 +142,20 @@ class _Progress:
             click.echo(f"{what}: {total} rollouts", err=True)
 
     def pairs(self, rows: Sequence[PairRow]) -> None:
-        """The honest distribution."""
+        """Print the honest distribution."""
         self._bars.stop()
         Console().print(pairs_table(rows))
 
 
 def make_job(options: Options) -> CalibrationJob:
-    """What the options ask for.
+    """Return the calibration that the options describe.
 
     Raises:
-        CalibrationError, PolicyError, ProvisionError: they ask for what is not to be had.
+        CalibrationError, PolicyError, RequirementError: an option cannot be used.
     """
     policy = Policy.load(options.policy or PACKAGED_POLICY)
     choices = Choices()
-    max_tokens = options.max_tokens or requirements.needed(options.environment).tokens
+    max_tokens = options.max_tokens or requirements.find(options.environment).tokens
     work = CalibrationTask(
         policy=policy,
         params=SamplingParams(
@@ -117,18 +165,18 @@ def make_job(options: Options) -> CalibrationJob:
         ),
         group_size=choices.group_size,
         prompt=_prompts(options, policy, max_tokens),
-        kind=cast(SketchKind, options.sketch),
+        kind=options.sketch,
         seed=options.seed,
     )
     _check_device(options.device)
-    base = Variant(dtype=cast(DType, options.dtype), device=options.device)
-    audited = -(-choices.groups * choices.audit_floor_ppm // 1_000_000)
+    base = Variant(dtype=options.dtype, device=options.device)
+    audited_groups = -(-choices.groups * choices.audit_floor_ppm // 1_000_000)
     return CalibrationJob(
         work=work,
         prompts=options.prompts.name if options.prompts else options.environment,
         pairs=_pairs(options.pairs, base, policy),
         rollouts=options.rollouts,
-        demands=replace(ThresholdDemands(), level=options.level, headroom=options.headroom, window=audited),
+        demands=replace(ThresholdDemands(), level=options.level, headroom=options.headroom, window=audited_groups),
     )
 
 
@@ -142,19 +190,19 @@ def _prompts(options: Options, policy: Policy, max_tokens: int) -> prompts.Promp
 def _check_device(name: str) -> None:
     try:
         torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:  # a wrong name; a torch without it
+    except (RuntimeError, AssertionError) as error:  # an unknown name, or a torch built without the device
         raise CalibrationError(f"--device {name}: torch cannot use it ({str(error).splitlines()[0]})") from error
 
 
-def _pairs(wanted: str, base: Variant, policy: Policy) -> tuple[Pair, ...]:
+def _pairs(names: str, base: Variant, policy: Policy) -> tuple[Pair, ...]:
     try:
-        return select(wanted, base, policy)
+        return select(names, base, policy)
     except ValueError as error:
         raise CalibrationError(f"--pairs: {error}") from error
 
 
 def pairs_table(rows: Sequence[PairRow]) -> Table:
-    """The honest distribution of both statistics, a line for each pair."""
+    """Return the honest distribution of both statistics, a row for each pair."""
     caption = "distances in sketch units; margins and shifts in logits / temperature"
     table = Table(title="Honest distribution", caption=caption, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("pair", no_wrap=True)
@@ -175,14 +223,15 @@ def pairs_table(rows: Sequence[PairRow]) -> Table:
 
 
 def summary(proof: Proof) -> list[str]:
-    """The thresholds, and what they refuse, in lines."""
+    """Return the thresholds and what they refuse, in lines."""
     spec = proof.thresholds
-    sure = f"with {spec.confidence:.0%} confidence, were misses {proof.measured.headroom:g} times as frequent"
+    certainty = f"with {spec.confidence:.0%} confidence, were misses {proof.measured.headroom:g} times as frequent"
+    tail = _UNKNOWN_TAIL if spec.margin_limit == WIDEST_MARGIN else ""
     lines = [
         f"sketch ({spec.sketch}): a position misses beyond {spec.sketch_tolerance}, at a rate of at most "
-        f"{spec.sketch_rate:.2g} ({sure}); median of a group at most {spec.sketch_median}",
+        f"{spec.sketch_rate:.2g} ({certainty}); median of a group at most {spec.sketch_median}",
         f"sampling: a token misses beyond a margin of {spec.margin:.2g}, at a rate of at most {spec.margin_rate:.2g} "
-        f"({sure}); none beyond {spec.margin_limit:.3g}{_UNKNOWN_TAIL if spec.margin_limit == WIDEST_MARGIN else ''}",
+        f"({certainty}); none beyond {spec.margin_limit:.3g}{tail}",
         f"one test refuses honest work with probability {spec.level:g}; measured on {spec.positions} positions",
     ]
     lines += [

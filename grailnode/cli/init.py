@@ -1,189 +1,147 @@
-"""What `grailnode init` does."""
+"""`grailnode init`: make a run, or a directory for a node of somebody else's run."""
 
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
-from grailnode.beacon import public_chains
-from grailnode.cli.node import check_name
-from grailnode.engine.policy import PACKAGED_POLICY
-from grailnode.run import bucket_setup, creation, joining, requirements, workspace
-from grailnode.run.buckets import Bucket, BucketError, BucketUse, Document, Provider, parse_bucket
-from grailnode.run.creation import Choices
-from grailnode.run.files import NewFiles
-from protocol import paths
-from protocol.errors import SignatureError
-from protocol.identity.authority import OPEN, Admission
-from protocol.identity.signing import check_public_key
+from grailnode.cli.options import check_name
+from grailnode.run.buckets import Document
+from grailnode.run.new_run import BUCKET_DIRECTORY, InitOptions, NewRun, create_run, join_run
+from protocol.environments.dataset import Dataset
+from protocol.limits import MAX_COMPLETION_TOKENS
 
-_SHOWN_LINES = 8
-_PUBLIC_WINDOW_SECONDS = 60.0
-_aws_region = re.compile(r"\.s3\.([a-z0-9-]+)\.amazonaws\.com")
+_LISTED_LINES: Final = 8
+_BUCKET_OPTIONS: Final = {"provider", "region", "url", "readers", "days", "join", "meeting", "name"}
+"""The options that say something only beside --bucket."""
 
 
-@dataclass(frozen=True)
-class ValidatorSet:
-    """A run's validators: how many keys are made here, the public keys of those that others hold, and how many must
-    accept.
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--title", help="What the run is called. Default: the directory's name.")
+@click.option(
+    "--policy",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="A Hugging Face checkpoint directory. Default: the packaged genesis.",
+)
+@click.option("--environment", default="addition", show_default=True, help="The task: docs/spec/environments.md.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="JSON Lines with the problems, for a task that reads them.",
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(1, MAX_COMPLETION_TOKENS), help="The longest completion. Default: the task's."
+)
+@click.option(
+    "--proof",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Thresholds that `grailnode calibrate` measured. Default: proof.json in the policy's directory.",
+)
+@click.option("--bucket", help="Keep the run in a bucket: NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME/PREFIX.")
+@click.option("--provider", type=click.Choice(["aws", "r2", "minio"]), default="aws", show_default=True)
+@click.option("--region", default="", help="Of the bucket. Default: us-east-1; auto on R2.")
+@click.option(
+    "--url", default="", help="Where everybody reads the bucket. Default: the service's own URL; R2 has none."
+)
+@click.option("--reader", "readers", multiple=True, help="A principal that may read; without any, everybody may.")
+@click.option("--days", type=click.IntRange(1), default=7, show_default=True, help="That settled windows are kept.")
+@click.option("--join", metavar="URL", help="Take part in the run whose manifest is there, instead of making one.")
+@click.option("--meeting", help="With --join: the bucket in which participants announce themselves.")
+@click.option("--name", default="miner-1", show_default=True, help="With --join: the node's name.")
+@click.option("--roots", type=click.IntRange(1, 16), default=1, show_default=True, help="Root keys; 3 for a real run.")
+@click.option("--threshold", type=click.IntRange(1, 16), help="Root keys that must sign. Default: 2, where there are.")
+@click.option(
+    "--validators", type=click.IntRange(0, 16), default=1, show_default=True, help="Keys of validators to make."
+)
+@click.option(
+    "--validator",
+    "validator_keys",
+    multiple=True,
+    metavar="PUBLICKEY",
+    help="A validator whose key somebody else holds.",
+)
+@click.option("--quorum", type=click.IntRange(1, 16), default=1, show_default=True, help="Validators that must accept.")
+@click.option(
+    "--window",
+    type=click.FloatRange(0.4, 3600),
+    default=None,
+    help="Seconds. Default: 2, for one machine; with a public beacon 60.",
+)
+@click.option(
+    "--beacon",
+    type=click.Choice(["own", "quicknet"]),
+    default="own",
+    show_default=True,
+    help="Whose randomness: the run's own trainer's, or drand's, which nobody foresees.",
+)
+@click.option("--admission", type=click.Choice(["open", "allowlist", "invite"]), default="open", show_default=True)
+@click.option(
+    "--work", type=click.IntRange(0, 64), default=0, show_default=True, help="Bits an open run's miner works."
+)
+def init(**parameters: Any) -> None:
+    """Make a run in DIRECTORY: a commented run.toml, its keys, and the signed manifest.
+
+    With --bucket the run lives in a bucket of S3, and what the bucket needs (policies, CORS, lifecycle) is printed and
+    written to DIRECTORY/bucket. With --join as well, DIRECTORY is for a node of somebody else's run.
     """
-
-    made: int = 1
-    elsewhere: tuple[bytes, ...] = ()
-    quorum: int = 1
-
-    @classmethod
-    def parse(cls, made: int, elsewhere: Sequence[str], quorum: int) -> "ValidatorSet":
-        """From the command line.
-
-        Raises:
-            WorkspaceError: a key is none, is named twice, or nobody is left to judge.
-        """
-        found: list[bytes] = []
-        for text in elsewhere:
-            try:
-                key = bytes.fromhex(text)
-                check_public_key(key)
-            except (ValueError, SignatureError):
-                raise workspace.WorkspaceError(
-                    f"--validator {text}: not a public key (64 hexadecimal digits)"
-                ) from None
-            if key in found:
-                raise workspace.WorkspaceError(f"--validator {text}: named twice")
-            found.append(key)
-        if not made and not found:
-            raise workspace.WorkspaceError("a run without validators; name one with --validator, or raise --validators")
-        return cls(made, tuple(found), quorum)
+    options = InitOptions(**parameters)
+    if options.bucket is None and (useless := _options_of_this_command_line(_BUCKET_OPTIONS)):
+        raise click.UsageError(f"{', '.join(useless)}: also give --bucket, where this run or node writes to")
+    if (options.join is None) != (options.meeting is None):
+        raise click.UsageError("--join and --meeting go together")
+    if options.join is None or options.meeting is None:
+        _print_run(options, create_run(options))
+        return
+    check_name(options.name)
+    member = join_run(options, options.join, options.meeting)
+    click.echo(f"{options.name} is {member.key.hex()}")
+    _print_documents(options.directory, member.documents)
 
 
-def init_run(
-    directory: Path,
-    policy: Path | None,
-    proof: Path | None,
-    environment: str,
-    data: Path | None,
-    max_tokens: int | None,
-    founders: tuple[int, int] = (1, 1),
-    admission: Admission = OPEN,
-    judges: ValidatorSet | None = None,
-    window: float | None = None,
-    beacon: str | None = None,
-) -> workspace.Workspace:
-    """A new run on this machine.
+def _options_of_this_command_line(names: set[str]) -> list[str]:
+    """Return those of the named parameters that the command line has, as it spells them."""
+    context = click.get_current_context()
+    return [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in names and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    ]
 
-    Args:
-        founders: root keys, and how many of them must sign.
-        window: how long one is, in seconds; None for the demo's, or a minute with a public beacon.
-        beacon: the name of a public one; None for one of the run's own.
-    """
-    judges = judges or ValidatorSet()
-    tokens = max_tokens or requirements.needed(environment).tokens
-    roots, threshold = founders
-    if threshold > roots:
-        raise workspace.WorkspaceError(f"{threshold} of {roots} root keys can never sign; lower --threshold")
-    if judges.quorum > judges.made + len(judges.elsewhere):
-        raise workspace.WorkspaceError(
-            f"{judges.quorum} of {judges.made + len(judges.elsewhere)} validators can never accept; lower --quorum, or name "
-            "more with --validator"
-        )
-    choices = Choices(
-        environment=environment,
-        data=data,
-        max_tokens=tokens,
-        roots=roots,
-        root_threshold=threshold,
-        validators=judges.made,
-        quorum=judges.quorum,
-        admission=admission,
-    )
-    chain = public_chains.CHAINS[beacon] if beacon else None
-    if chain is not None:
-        try:
-            choices = choices.in_rounds(public_chains.rounds_of(chain, window or _PUBLIC_WINDOW_SECONDS))
-        except ValueError as error:
-            raise workspace.WorkspaceError(f"{error}; raise --window") from None
-    pace = workspace.Pace() if window is None else workspace.Pace(period_ms=round(window * 1000 / choices.rounds))
-    made = workspace.create(
-        directory,
-        choices,
-        pace,
-        policy=policy or PACKAGED_POLICY,
-        proof=proof,
-        judges=judges.elsewhere,
-        beacon=chain,
-    )
-    click.echo(f"run {made.run_id.hex()[:16]} in {made.config}")
-    if made.problems is not None:
-        lines = ", ".join(map(str, made.problems.held_out_lines[:_SHOWN_LINES]))
-        more = ", ..." if made.problems.held_out_size > _SHOWN_LINES else ""
+
+def _print_run(options: InitOptions, run: NewRun) -> None:
+    workspace, choices = run.workspace, run.choices
+    click.echo(f"run {workspace.run_id.hex()[:16]} in {workspace.config}")
+    if workspace.problems is not None:
+        _print_problems(workspace.problems, choices.max_tokens)
+    if choices.roots > 1:
         click.echo(
-            f"problems: {len(made.problems.training_problems)} to train on, {made.problems.held_out_size} held out "
-            f"(of lines {lines}{more}); completions of up to {tokens} tokens"
+            f"{choices.root_threshold} of {choices.roots} root keys decide who may act: move keys/root-*.key to where "
+            "no network is"
         )
-    if roots > 1:
-        click.echo(f"{threshold} of {roots} root keys decide who may act: move keys/root-*.key to where no network is")
     click.echo("start its nodes, each in a terminal of its own:")
-    for start in made.starts:
-        click.echo(f"  {start}")
-    for key in judges.elsewhere:
+    for command in workspace.start_commands:
+        click.echo(f"  {command}")
+    if options.admission != "open":
+        click.echo("miners must be admitted first: `grailnode admit PUBLICKEY`")
+    for key in choices.remote_validators:
         click.echo(f"validator {key.hex()} is somebody else's: it joins")
-    return made
+    _print_documents(options.directory, run.documents)
+    if run.url:
+        click.echo(f"\nothers join by {run.url}")
 
 
-@dataclass(frozen=True)
-class BucketOptions:
-    """A bucket as the command line names it (grailnode/run/buckets.py)."""
-
-    text: str
-    provider: Provider
-    region: str
-    url: str
-    readers: tuple[str, ...]
-    days: int
-
-    def parse(self) -> Bucket:
-        """The bucket.
-
-        Raises:
-            BucketError: it cannot be one.
-        """
-        return parse_bucket(self.text, self.provider, self.region, self.url)
+def _print_problems(problems: Dataset, max_tokens: int) -> None:
+    lines = ", ".join(map(str, problems.held_out_lines[:_LISTED_LINES]))
+    more = ", ..." if problems.held_out_size > _LISTED_LINES else ""
+    click.echo(
+        f"problems: {len(problems.training_problems)} to train on, {problems.held_out_size} held out "
+        f"(of lines {lines}{more}); completions of up to {max_tokens} tokens"
+    )
 
 
-def init_bucket(make: Callable[[], workspace.Workspace], options: BucketOptions) -> None:
-    """A new run that lives in a bucket, its meeting point too; print what the bucket needs."""
-    bucket = options.parse()
-    made = make()
-    rules = creation.open_run((made.directory / "run.manifest").read_bytes()).record
-    owners = tuple(key for name, key in made.keys.items() if not name.startswith("root"))
-    use = BucketUse(owners, options.readers, rules.beacon.chain_hash.hex(), options.days)
-    with made.files as files:
-        bucket_setup.move_store(files, made.config, bucket)
-        written = bucket_setup.write_documents(files, made.directory, bucket, use)
-    _print_documents(made.directory, written)
-    click.echo(f"\nothers join by {bucket.url}/{paths.run(made.run_id)}")
-
-
-def join_run(directory: Path, options: BucketOptions, manifest: str, meeting: str, name: str) -> None:
-    """A directory for a node of somebody else's run; print what its bucket needs."""
-    check_name(name)
-    bucket = options.parse()
-    provider: Provider = "aws" if "://" not in meeting or meeting.startswith("s3://") else options.provider
-    base = joining.named_run(manifest)[0]
-    if not base:
-        raise BucketError(f"{manifest}: which run? a manifest's URL ends with /runs/ID, ID being 64 hexadecimal digits")
-    there = _aws_region.search(base)  # the founder's bucket may be in another region than this node's
-    met = replace(parse_bucket(meeting, provider, there[1] if there else options.region, base), url=base)
-    with NewFiles() as files:
-        key = bucket_setup.join(files, directory, bucket, bucket_setup.Membership(manifest, name, met))
-        use = BucketUse((key,), options.readers, days=options.days)
-        written = bucket_setup.write_documents(files, directory, bucket, use)
-    click.echo(f"{name} is {key.hex()}")
-    _print_documents(directory, written)
-
-
-def _print_documents(directory: Path, written: Sequence[Document]) -> None:
-    for document in written:
-        click.echo(f"\n# {directory / bucket_setup.DOCUMENTS / document.name}\n{document.text}# {document.command}")
+def _print_documents(directory: Path, documents: Sequence[Document]) -> None:
+    for document in documents:
+        click.echo(f"\n# {directory / BUCKET_DIRECTORY / document.name}\n{document.text}# {document.command}")

@@ -1,115 +1,118 @@
-"""The command line of `grailnode keys` and `grailnode admit`."""
+"""`grailnode keys`: make, show, grant, replace and revoke keys."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
+import trio
 
-
-def _option_run(function: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option("--run", required=True, metavar="FILE", help="The run.toml of the run.")(function)
-
-
-_FILE = click.Path(path_type=Path, dir_okay=False)
+from grailnode.cli.drafts import FILE, open_authority, print_revision, publish, run_option, submit
+from grailnode.run import authority_changes, authority_drafts, key_files
+from grailnode.run.authority_drafts import RevisionError
+from grailnode.store.local import LocalStore
+from protocol.identity.signing import SigningKey
 
 
 @click.group()
 def keys() -> None:
     """Make, show, grant, replace and revoke keys.
 
-    Root keys decide. Those that lie in the run's keys/ sign at once; for others a draft is written, which
-    `grailnode keys sign` signs wherever a root key is kept, offline too, and `grailnode keys publish` publishes.
+    Root keys decide. Those in the run's keys/ sign at once; for others a draft is written, which `grailnode keys sign`
+    signs wherever a root key is kept, offline too, and `grailnode keys publish` publishes.
     """
 
 
 @keys.command()
-@click.argument("file", type=_FILE)
+@click.argument("file", type=FILE)
 def new(file: Path) -> None:
     """Write a new secret key to FILE (mode 0600) and print its public key."""
-    from grailnode.cli.authority_verbs import new_key  # noqa: PLC0415
-
-    new_key(file)
+    click.echo(f"{file}: {SigningKey(key_files.create(file)).public.hex()}")
 
 
 @keys.command()
-@_option_run
+@run_option
 def show(run: str) -> None:
     """Print this machine's public keys and what they may do in the run."""
-    from grailnode.cli.authority_verbs import show_keys  # noqa: PLC0415
-
-    show_keys(run)
+    config, node = open_authority(run)
+    authority = node.authority
+    click.echo(
+        f"revision {node.revisions.number}; {authority.root_threshold} of {len(authority.roots)} roots must sign"
+    )
+    for row in authority_changes.list_keys(authority, config.at(config.node.keys)):
+        click.echo(f"{row.name:16} {row.public.hex()} {', '.join(row.roles) or '-'}")
 
 
 @keys.command()
 @click.argument("name")
-@_option_run
+@run_option
 def rotate(name: str, run: str) -> None:
     """Put a new key in the place of NAME's, which is revoked."""
-    from grailnode.cli.authority_verbs import rotate_key  # noqa: PLC0415
-
-    rotate_key(run, name)
+    config, node = open_authority(run)
+    rotation = authority_changes.rotate_key(node.revisions, config.at(config.node.keys), name)
+    file, new_file = rotation.file, rotation.new_file
+    click.echo(f"{new_file}: {rotation.new_key.hex()}")
+    submit(config, node, rotation.draft)
+    click.echo(f"when it is published: stop {name}; mv {file} {file}.old; mv {new_file} {file}; start {name}")
 
 
 @keys.command()
 @click.argument("key")
-@_option_run
+@run_option
 @click.option("--role", type=click.Choice(["validator", "inviter"]), default="validator", show_default=True)
 def grant(key: str, run: str, role: str) -> None:
     """Make KEY (64 hexadecimal digits, or a key file) a validator of the run, or one who may invite miners."""
-    from grailnode.cli.authority_verbs import grant_key  # noqa: PLC0415
-
-    grant_key(run, key, role)
+    config, node = open_authority(run)
+    public = authority_changes.parse_public_key(key)
+    submit(config, node, authority_changes.grant_role(node.revisions, public, role))
 
 
 @keys.command()
 @click.argument("validators", type=click.IntRange(1))
-@_option_run
+@run_option
 def quorum(validators: int, run: str) -> None:
     """Have so many VALIDATORS accept a group before the trainer learns from it."""
-    from grailnode.cli.authority_verbs import set_quorum  # noqa: PLC0415
-
-    set_quorum(run, validators)
+    config, node = open_authority(run)
+    submit(config, node, authority_changes.change_quorum(node.revisions, validators))
 
 
 @keys.command()
 @click.argument("key")
-@_option_run
+@run_option
 @click.option("--rewind", type=click.IntRange(0), help="The last version that counts of a chain a thief went on with.")
 def revoke(key: str, run: str, rewind: int | None) -> None:
     """Take every role from KEY (64 hexadecimal digits, or a key file), and refuse it from now on."""
-    from grailnode.cli.authority_verbs import revoke_key  # noqa: PLC0415
-
-    revoke_key(run, key, rewind)
-
-
-@keys.command(name="sign")
-@click.argument("draft", type=_FILE)
-@click.argument("key", type=_FILE)
-def sign_command(draft: Path, key: Path) -> None:
-    """Show what DRAFT would change, and sign it with the root key of a file. Needs no network."""
-    from grailnode.cli.authority_verbs import sign_draft  # noqa: PLC0415
-
-    sign_draft(draft, key)
+    config, node = open_authority(run)
+    public = authority_changes.parse_public_key(key)
+    point = None
+    if rewind is not None:
+        objects = LocalStore(config.at(config.node.state) / "trainer" / "objects")
+        point = trio.run(authority_changes.rewind_point, objects, rewind)
+    draft = authority_changes.revoke_key(node.revisions, public, point)
+    for name, before, after in authority_changes.lowered_thresholds(node.revisions, draft):
+        click.echo(f"note: {name} falls from {before} to {after}, since no more keys are left", err=True)
+    submit(config, node, draft)
 
 
 @keys.command()
-@click.argument("draft", type=_FILE)
-@_option_run
-def publish(draft: Path, run: str) -> None:
+@click.argument("draft", type=FILE)
+@click.argument("key", type=FILE)
+def sign(draft: Path, key: Path) -> None:
+    """Show what DRAFT would change, and sign it with the root key of a file. Needs no network."""
+    unsigned = authority_drafts.read_draft(draft)
+    print_revision(unsigned)
+    signatures = authority_drafts.sign_draft(draft, unsigned, key).signatures
+    click.echo(f"{draft}: {len(signatures)} signatures")
+
+
+@keys.command(name="publish")
+@click.argument("draft", type=FILE)
+@run_option
+def publish_command(draft: Path, run: str) -> None:
     """Publish DRAFT, which enough root keys have signed."""
-    from grailnode.cli.authority_verbs import publish_draft  # noqa: PLC0415
-
-    publish_draft(run, draft)
-
-
-@click.command()
-@click.argument("key")
-@_option_run
-@click.option("--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="That an invitation counts.")
-@click.option("--key", "inviter", type=_FILE, help="Who invites. Default: a root or inviter key in the run's keys/.")
-def admit(key: str, run: str, days: int, inviter: Path | None) -> None:
-    """Let KEY (64 hexadecimal digits) mine: list it, or print an invitation, as the run's admission policy asks."""
-    from grailnode.cli.authority_verbs import admit_key  # noqa: PLC0415
-
-    admit_key(run, key, days, inviter)
+    _, node = open_authority(run)
+    content, others = authority_drafts.keep_root_signatures(authority_drafts.read_draft(draft), node.authority)
+    for key in others:
+        click.echo(f"{draft}: the signature of {key.hex()} is left out: no root key of this run", err=True)
+    shortfall = authority_drafts.missing_signatures(content, node.revisions)
+    if shortfall:
+        raise RevisionError(f"{draft}: {shortfall}; `grailnode keys sign {draft} KEYFILE`")
+    publish(node, content)

@@ -301,7 +301,7 @@ async def _training(node: Node, launch: Launch) -> None:
 
 async def _upload(node: Node, launch: Launch) -> None:
     config = launch.config
-    data = requirements.published(node.run, data_file(config))
+    data = requirements.files_to_publish(node.run, data_file(config))
     files = creation.model_files(policy_directory(config)) | data
     await creation.publish_files(node.store, node.key.public, files)
     await node.publish(paths.run(node.run_id), config.at(config.run.manifest).read_bytes())

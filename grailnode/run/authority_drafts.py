@@ -1,32 +1,35 @@
-"""Changing who may act in a run: drafts of revisions, signed one key at a time, wherever the root keys are kept.
+"""Drafts of revisions: a change of who may act in a run, signed one root key at a time, wherever these keys are kept.
 
-A draft is a file: the revision's bytes, and the signatures so far. It travels to each root key (on a stick, if need be)
-and back, and is published when enough have signed.
+A draft is a file with the bytes of the revision and the signatures so far. It is carried to each root key (on a stick
+if need be) and back, and published when enough of them have signed.
 """
 
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+import trio
 from pydantic import Field, ValidationError
 
 from grailnode import UserError
 from grailnode.run import key_files
-from protocol import limits
+from grailnode.run.files import write_whole
+from protocol import limits, paths
 from protocol.encoding import Record
 from protocol.errors import ProtocolError
 from protocol.identity.authority import Authority, ChainPoint, Revision, Revisions
 from protocol.identity.signing import Envelope, Signature, SigningKey, sign
+from roles.node.identity import Node
 
 SUFFIX = ".draft"
 
 
 class RevisionError(UserError):
-    """A change that cannot be made: says why, and what to do."""
+    """A change of authority that is impossible: says why, and what to do."""
 
 
 class Draft(Record):
-    """A revision on its way to the root keys: its bytes, and the signatures so far, in order of key."""
+    """A revision that root keys have yet to sign: its bytes, and the signatures so far, in order of key."""
 
     kind: ClassVar[str] = "draft"
     max_bytes: ClassVar[int] = limits.MAX_RUN_BYTES + limits.MAX_ENVELOPE_BYTES
@@ -35,26 +38,54 @@ class Draft(Record):
 
     @property
     def revision(self) -> Revision:
-        """What is to be signed.
+        """The revision to sign.
 
         Raises:
-            ProtocolError: the file holds no revision.
+            ProtocolError: the body is no revision.
         """
         return Revision.from_bytes(self.body)
 
     def signed_by(self, key: SigningKey) -> "Draft":
-        """The draft with another signature."""
-        made = Envelope.from_bytes(sign(self.revision, key)).signatures
-        others = [one for one in self.signatures if one.key != key.public]
-        return Draft(body=self.body, signatures=tuple(sorted((*others, *made), key=lambda one: one.key)))
+        """Return the draft with the signature of a key, which replaces an earlier one of the same key."""
+        new_signatures = Envelope.from_bytes(sign(self.revision, key)).signatures
+        others = [signature for signature in self.signatures if signature.key != key.public]
+        signatures = sorted((*others, *new_signatures), key=lambda signature: signature.key)
+        return Draft(body=self.body, signatures=tuple(signatures))
 
     def envelope(self) -> bytes:
-        """As it is published."""
+        """Return the bytes to publish."""
         return Envelope(body=self.body, of=Revision.kind, signatures=self.signatures).to_bytes()
 
 
+def propose(revisions: Revisions, note: str, rewind: ChainPoint | None = None, **changes: Any) -> Draft:
+    """Return a draft of the next revision: the current authority with changes.
+
+    Args:
+        revisions: the revisions so far.
+        note: why, for people.
+        changes: new values of fields of `Authority`.
+
+    Raises:
+        RevisionError: the result contradicts itself.
+    """
+    try:
+        authority = Authority(**(dict(revisions.current) | changes))
+        revision = Revision(
+            run=revisions.run_id,
+            number=revisions.number + 1,
+            previous=revisions.digest,
+            authority=authority,
+            rewind=rewind,
+            note=note,
+        )
+    except ValidationError as error:
+        faults = "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors())
+        raise RevisionError(f"no such authority can be: {faults}") from error
+    return Draft(body=revision.to_bytes(), signatures=())
+
+
 def read_draft(path: Path) -> Draft:
-    """A draft from its file.
+    """Return the draft of a file.
 
     Raises:
         RevisionError: it is none.
@@ -67,136 +98,103 @@ def read_draft(path: Path) -> Draft:
     return draft
 
 
-def propose(known: Revisions, note: str, rewind: ChainPoint | None = None, **changes: Any) -> Draft:
-    """A draft of the next revision: the current authority with changes.
+def write_draft(directory: Path, draft: Draft) -> Path:
+    """Write a draft to a file of its number.
 
     Raises:
-        RevisionError: the result contradicts itself.
+        OSError: the file could not be written.
     """
-    try:
-        authority = Authority(**(dict(known.current) | changes))
-        record = Revision(
-            run=known.run_id,
-            number=known.number + 1,
-            previous=known.digest,
-            authority=authority,
-            rewind=rewind,
-            note=note,
-        )
-    except ValidationError as error:
-        why = "; ".join(found["msg"].removeprefix("Value error, ") for found in error.errors())
-        raise RevisionError(f"no such authority can be: {why}") from error
-    return Draft(body=record.to_bytes(), signatures=())
+    path = directory / f"revision-{draft.revision.number}{SUFFIX}"
+    write_whole(path, draft.to_bytes())
+    return path
 
 
-def replaced(authority: Authority, old: bytes, new: bytes) -> dict[str, Any]:
-    """The changes that put one key in another's place, in every role that it has; the old one is revoked.
+def sign_draft(path: Path, draft: Draft, key: Path) -> Draft:
+    """Sign a draft with the key of a file, and write it back to its file; this needs neither the run nor a network.
 
     Raises:
-        RevisionError: the old key has no role.
+        KeyFileError: the key file cannot be used.
+        OSError: the draft could not be written, and is as before.
     """
-    changes: dict[str, Any] = {}
-    for role in ("roots", "trainers", "validators"):
-        named = getattr(authority, role)
-        if old in named:
-            changes[role] = tuple(new if key == old else key for key in named)
-    admission = authority.admission
-    for role in ("allowed", "inviters"):
-        named = getattr(admission, role)
-        if old in named:
-            admission = admission.model_copy(update={role: tuple(sorted({*named, new} - {old}))})
-    if admission != authority.admission:
-        changes["admission"] = admission
-    if not changes:
-        raise RevisionError(f"{old.hex()} has no role in this run; a miner of an open run just starts with another key")
-    return changes | {"revoked": tuple(sorted({*authority.revoked, old}))}
+    draft = draft.signed_by(SigningKey(key_files.read(key)))
+    write_whole(path, draft.to_bytes())
+    return draft
 
 
-def revoked(authority: Authority, key: bytes) -> dict[str, Any]:
-    """The changes that take every role from a key, and revoke it.
-
-    Raises:
-        RevisionError: nobody would be left in one of its roles.
-    """
-    changes: dict[str, Any] = {}
-    for role in ("roots", "trainers", "validators"):
-        left = tuple(other for other in getattr(authority, role) if other != key)
-        if not left:
-            raise RevisionError(
-                f"{key.hex()} is the only one of the {role}; name a successor with `grailnode keys rotate`, which revokes it, "
-                "and then give this command again where it has a --rewind"
-            )
-        changes[role] = left
-    admission = authority.admission
-    rest = {
-        role: tuple(other for other in getattr(admission, role) if other != key) for role in ("allowed", "inviters")
-    }
-    changes["admission"] = admission.model_copy(update=rest)
-    changes["root_threshold"] = min(authority.root_threshold, len(changes["roots"]))
-    changes["quorum"] = min(authority.quorum, len(changes["validators"]))
-    return changes | {"revoked": tuple(sorted({*authority.revoked, key}))}
-
-
-def granted(authority: Authority, key: bytes, role: str) -> dict[str, Any]:
-    """The changes that give a key a role.
+def sign_with_key_files(draft: Draft, directory: Path, authority: Authority) -> Draft:
+    """Return the draft signed by every key file of a directory that is a root, before the revision or after it.
 
     Args:
-        role: "validator" or "inviter".
-
-    Raises:
-        RevisionError: the key is revoked, or has the role.
-    """
-    if key in authority.revoked:
-        raise RevisionError(f"{key.hex()} is revoked in this run for good; make another key")
-    admission = authority.admission
-    if key in (authority.validators if role == "validator" else admission.inviters):
-        raise RevisionError(f"{key.hex()} is of the {role}s already")
-    if role == "validator":
-        return {"validators": (*authority.validators, key)}
-    return {"admission": admission.model_copy(update={"inviters": tuple(sorted({*admission.inviters, key}))})}
-
-
-def admitted(authority: Authority, key: bytes) -> dict[str, Any]:
-    """The changes that put a key on the allowlist."""
-    allowed = tuple(sorted({*authority.admission.allowed, key}))
-    return {"admission": authority.admission.model_copy(update={"allowed": allowed})}
-
-
-def sign_at_hand(draft: Draft, directory: Path, wanted: Collection[bytes]) -> Draft:
-    """The draft signed by every key file of a directory that is one of the wanted keys.
+        authority: before the revision.
 
     Raises:
         KeyFileError: a key file, or the directory, cannot be used.
     """
-    for path in key_files.listed(directory):
+    roots = {*authority.roots, *draft.revision.authority.roots}
+    for path in key_files.list_key_files(directory):
         key = SigningKey(key_files.read(path))
-        if key.public in wanted:
+        if key.public in roots:
             draft = draft.signed_by(key)
     return draft
 
 
-def without_strangers(draft: Draft, roots: Collection[bytes]) -> tuple[Draft, list[bytes]]:
-    """The draft with the signatures of root keys alone, and the keys of the others, whose signatures would spoil it."""
-    kept = tuple(one for one in draft.signatures if one.key in roots)
-    return Draft(body=draft.body, signatures=kept), [one.key for one in draft.signatures if one.key not in roots]
+def keep_root_signatures(draft: Draft, authority: Authority) -> tuple[Draft, list[bytes]]:
+    """Drop the signatures that are no root's, since a single one makes a revision invalid.
+
+    Args:
+        authority: before the revision.
+
+    Returns:
+        The draft with the signatures of root keys, and the other keys that had signed.
+    """
+    roots = {*authority.roots, *draft.revision.authority.roots}
+    root_signatures = tuple(signature for signature in draft.signatures if signature.key in roots)
+    others = [signature.key for signature in draft.signatures if signature.key not in roots]
+    return Draft(body=draft.body, signatures=root_signatures), others
 
 
-def outstanding(draft: Draft, known: Revisions) -> str:
-    """What a draft still lacks, in words; empty when it can be published."""
+def missing_signatures(draft: Draft, revisions: Revisions) -> str:
+    """Return in words which signatures a draft lacks; empty when it can be published."""
     signers = {signature.key for signature in draft.signatures}
-    after = draft.revision.authority
-    lacking = []
-    for whose, authority in (("", known.current), ("new ", after)):
-        if whose and (after.roots, after.root_threshold) == (known.current.roots, known.current.root_threshold):
-            continue
+    before, after = revisions.current, draft.revision.authority
+    authorities = [("", before)]
+    if (after.roots, after.root_threshold) != (before.roots, before.root_threshold):
+        authorities.append(("new ", after))
+    parts = []
+    for whose, authority in authorities:
         count = len(signers & set(authority.roots))
         if count < authority.root_threshold:
-            lacking.append(f"{count} of {authority.root_threshold} {whose}root keys have signed")
-    return "; ".join(lacking)
+            parts.append(f"{count} of {authority.root_threshold} {whose}root keys have signed")
+    return "; ".join(parts)
+
+
+def publish(node: Node, draft: Draft) -> int:
+    """Check a draft as every node will, and publish it at the meeting point.
+
+    Returns:
+        The revision's number.
+
+    Raises:
+        ProtocolError: the run's nodes would refuse the revision.
+        RevisionError: storage acknowledged it and does not show it.
+    """
+    revision = node.revisions.check(node.revisions.number + 1, draft.envelope())
+    path = paths.revision(node.run_id, revision.record.number)
+
+    async def put() -> bool:
+        await node.publish(path, revision.data)
+        return await node.is_readable(path, revision.data)
+
+    if not trio.run(put):
+        raise RevisionError(
+            f"{path}: storage took it and does not show it; nobody has it. Make the change again, and look at the "
+            "bucket"
+        )
+    return revision.record.number
 
 
 def describe(revision: Revision) -> list[str]:
-    """What is being signed, a line each: read it before you sign."""
+    """Return what a revision changes, in lines to read before signing it."""
     authority, admission = revision.authority, revision.authority.admission
     lines = [
         f"revision {revision.number} of run {revision.run.hex()[:16]}, after {revision.previous.hex()[:16]}",
@@ -216,5 +214,5 @@ def describe(revision: Revision) -> list[str]:
     return [line for line in lines if line]
 
 
-def _short(named: Collection[bytes]) -> str:
-    return ", ".join(key.hex()[:16] for key in named) or "none"
+def _short(keys: Collection[bytes]) -> str:
+    return ", ".join(key.hex()[:16] for key in keys) or "none"

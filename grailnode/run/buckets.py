@@ -1,8 +1,8 @@
-"""What a bucket needs so that one participant writes to it, everybody reads it, and it does not grow without end.
+"""The documents that a bucket needs so that one participant writes to it, everybody reads it, and old objects go.
 
-Documents for AWS, Cloudflare R2 and MinIO, as the services' own tools take them. Least privilege: credentials of a node
-write and delete below its own key and nowhere else; readers get objects and change nothing; a guest of a meeting point
-writes announcements.
+They are for AWS, Cloudflare R2 and MinIO, in the form that the services' own tools accept. They grant the least
+privilege: the credentials of a node write and delete below its own key and nowhere else; readers get objects and change
+nothing; a guest of a meeting point writes announcements.
 """
 
 import json
@@ -18,7 +18,7 @@ Provider = Literal["aws", "r2", "minio"]
 Json = dict[str, Any]
 
 EXPIRING: Final = ("commitments", "batches", "verdicts", "seals", "witnesses", "reaudits", "reports")
-"""Kinds of objects that nobody reads when their window has long been settled; summaries are the ledger, and stay."""
+"""Kinds of objects that nobody reads long after their window is closed; summaries are the ledger, and stay."""
 
 ABORT_DAYS: Final = 1
 _READ_HEADERS: Final = ("ETag", "Content-Length", "Content-Range", "Accept-Ranges")
@@ -30,7 +30,7 @@ _segment: Final = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,99}")
 
 
 class BucketError(UserError):
-    """A bucket that cannot be used so: says why and what to give."""
+    """A bucket that cannot be used as it is described: says why, and what to write instead."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Bucket:
 
     Attributes:
         endpoint: URL of the service; empty for AWS.
-        prefix: ends with '/', or is empty.
-        url: where everybody reads it.
+        prefix: of all object names; ends with '/', or is empty.
+        url: where everybody reads the objects.
     """
 
     provider: Provider
@@ -53,7 +53,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Document:
-    """A file for the service's tool: its name, its text, and the command that applies it (in the file's folder)."""
+    """A file for the service's tool: its name, its text, and the command that applies it in the file's directory."""
 
     name: str
     text: str
@@ -61,10 +61,14 @@ class Document:
 
 
 def parse_bucket(text: str, provider: Provider, region: str = "", url: str = "") -> Bucket:
-    """A bucket from NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME/PREFIX.
+    """Return the bucket that NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME/PREFIX names.
+
+    Args:
+        region: empty for the provider's default.
+        url: where everybody reads the bucket; empty for the service's own URL.
 
     Raises:
-        BucketError: none of these, or where to read it cannot be known.
+        BucketError: the text is none of these, or the URL to read from is unknown.
     """
     if not _region.fullmatch(region):
         raise BucketError(f"--region {region!r}: give letters, digits and '-', such as eu-west-1")
@@ -91,19 +95,20 @@ def parse_bucket(text: str, provider: Provider, region: str = "", url: str = "")
         raise BucketError("--url: give https://host[:port][/path], host in lower case, without user or query")
     region = region or ("auto" if provider == "r2" else "us-east-1")
     below = f"/{prefix}" if prefix else ""
-    found = endpoint + f"/{name}" if endpoint else f"https://{name}.s3.{region}.amazonaws.com"
-    return Bucket(provider, name, endpoint, region, prefix + "/" if prefix else "", (url.rstrip("/") or found) + below)
+    service_url = f"{endpoint}/{name}" if endpoint else f"https://{name}.s3.{region}.amazonaws.com"
+    base = url.rstrip("/") or service_url
+    return Bucket(provider, name, endpoint, region, prefix + "/" if prefix else "", base + below)
 
 
 @dataclass(frozen=True)
 class BucketUse:
-    """What a bucket is for.
+    """Who uses a bucket, and how.
 
     Attributes:
-        keys: whose objects the owner's credentials may write.
+        keys: the participants whose objects the owner's credentials may write.
         readers: AWS or MinIO principals that may read; everybody where there are none.
-        beacon: where participants announce themselves here, the first part of the beacon's paths; empty elsewhere.
-        days: after which objects of settled windows go.
+        beacon: for a meeting point, the first part of the paths of the run's beacon; empty for any other bucket.
+        days: after which objects of closed windows are deleted.
     """
 
     keys: tuple[bytes, ...]
@@ -113,30 +118,30 @@ class BucketUse:
 
     @property
     def user(self) -> str:
-        """What the owner's credentials are called."""
+        """The name of the owner's credentials."""
         return f"grailnode-{self.keys[0].hex()[:8]}"
 
     @property
     def rules(self) -> list[str]:
-        """Where the run's own objects lie: its manifest, revisions of its authority, a local beacon's rounds."""
+        """The paths of the run's own objects: its manifest, revisions of its authority, rounds of a local beacon."""
         return ["runs/*", "revisions/*", f"{self.beacon}/public/*"]
 
 
 def documents(bucket: Bucket, use: BucketUse) -> list[Document]:
-    """What to apply to a bucket."""
+    """Return the documents to apply to a bucket."""
     makers = {"aws": _aws, "r2": _r2, "minio": _minio}
     return makers[bucket.provider](bucket, use)
 
 
 def _aws(bucket: Bucket, use: BucketUse) -> list[Document]:
     api = f"aws s3api {{}} --bucket {bucket.name}"
-    opened = "" if use.readers else f"{api.format('delete-public-access-block')} && "
-    made = [
+    unblock = "" if use.readers else f"{api.format('delete-public-access-block')} && "
+    texts = [
         _json("writer-policy.json", _writer(bucket, use), _iam(use.user, "writer-policy.json")),
         _json(
             "bucket-policy.json",
             _reader(bucket, use.readers),
-            f"{opened}{api.format('put-bucket-policy')} --policy file://bucket-policy.json",
+            f"{unblock}{api.format('put-bucket-policy')} --policy file://bucket-policy.json",
         ),
         _json("cors.json", _cors(), f"{api.format('put-bucket-cors')} --cors-configuration file://cors.json"),
         _json(
@@ -146,8 +151,8 @@ def _aws(bucket: Bucket, use: BucketUse) -> list[Document]:
         ),
     ]
     if use.beacon:
-        made.append(_json("guest-policy.json", _guest(bucket, use), _iam("grailnode-guest", "guest-policy.json")))
-    return made
+        texts.append(_json("guest-policy.json", _guest(bucket, use), _iam("grailnode-guest", "guest-policy.json")))
+    return texts
 
 
 def _iam(user: str, file: str) -> str:
@@ -173,7 +178,7 @@ def _r2(bucket: Bucket, use: BucketUse) -> list[Document]:
             }
         ],
     }
-    made = [
+    texts = [
         _json("writer-token.json", token, cloudflare.format("writer-token.json", "user/tokens")),
         _json("cors.json", _cors(), f"{api.format('put-bucket-cors')} --cors-configuration file://cors.json"),
         _json(
@@ -191,12 +196,12 @@ def _r2(bucket: Bucket, use: BucketUse) -> list[Document]:
             "ttlSeconds": 604_800,
         }
         place = f"accounts/{account}/r2/temp-access-credentials"
-        made.append(_json("guest-credentials.json", guest, cloudflare.format("guest-credentials.json", place)))
-    return made
+        texts.append(_json("guest-credentials.json", guest, cloudflare.format("guest-credentials.json", place)))
+    return texts
 
 
 def _minio(bucket: Bucket, use: BucketUse) -> list[Document]:
-    made = [
+    texts = [
         _json("writer-policy.json", _writer(bucket, use), _mc_policy(use.user, "writer-policy.json")),
         _json(
             "bucket-policy.json",
@@ -206,13 +211,15 @@ def _minio(bucket: Bucket, use: BucketUse) -> list[Document]:
         Document("cors.xml", _CORS_XML, f"mc cors set ALIAS/{bucket.name} cors.xml"),
         _json(
             "lifecycle.json",
-            _lifecycle(bucket, use, abort=False),  # MinIO drops stale uploads itself, after a day
+            _lifecycle(bucket, use, abort=False),  # MinIO deletes stale uploads itself, after a day
             f"mc ilm rule import ALIAS/{bucket.name} < lifecycle.json",
         ),
     ]
     if use.beacon:
-        made.append(_json("guest-policy.json", _guest(bucket, use), _mc_policy("grailnode-guest", "guest-policy.json")))
-    return made
+        texts.append(
+            _json("guest-policy.json", _guest(bucket, use), _mc_policy("grailnode-guest", "guest-policy.json"))
+        )
+    return texts
 
 
 def _mc_policy(user: str, file: str) -> str:
@@ -241,7 +248,7 @@ def _arn(bucket: Bucket, path: str = "") -> str:
 
 
 def _writer(bucket: Bucket, use: BucketUse) -> Json:
-    """What the owner's credentials may do."""
+    """Return the policy of the owner's credentials."""
     own = [f"{key.hex()}/*" for key in use.keys]
     if use.beacon:
         own += ["participants/*", *use.rules]
@@ -258,17 +265,17 @@ def _writer(bucket: Bucket, use: BucketUse) -> Json:
 
 
 def _reader(bucket: Bucket, readers: tuple[str, ...]) -> Json:
-    """What everybody, or those who are named, may do."""
+    """Return the policy of the bucket: everybody may read, or the principals that are named."""
     principal: Any = {"AWS": list(readers)} if readers else "*"
     read = {**_allow("ReadObjects", ["s3:GetObject"], [_arn(bucket, "*")]), "Principal": principal}
     if not readers:
         return _policy(read)
-    listed = _allow("TellMissingFromForbidden", ["s3:ListBucket"], [_arn(bucket)], [f"{bucket.prefix}*"])
-    return _policy(read, {**listed, "Principal": principal})
+    listing = _allow("TellMissingFromForbidden", ["s3:ListBucket"], [_arn(bucket)], [f"{bucket.prefix}*"])
+    return _policy(read, {**listing, "Principal": principal})
 
 
 def _guest(bucket: Bucket, use: BucketUse) -> Json:
-    """What credentials that are handed to participants of a meeting point may do: announce, and see who else did."""
+    """Return the policy of a meeting point's guests: they announce themselves and see who else did."""
     return _policy(
         _allow("Announce", ["s3:GetObject", "s3:PutObject"], [_arn(bucket, "participants/*")]),
         _allow("ReadRules", ["s3:GetObject"], [_arn(bucket, path) for path in use.rules]),

@@ -1,4 +1,4 @@
-"""Founding a run: the manifest from a policy and a few choices, signed by the root keys, and the files it names."""
+"""Creating a run: the manifest from a policy and some choices, signed by the root keys, and the files that it names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,11 +22,16 @@ MODEL_FILES = ("config.json", "tokenizer.json", "generation_config.json")
 
 @dataclass(frozen=True)
 class Choices:
-    """What a founder decides beside the model; the defaults are the demo's.
+    """What whoever creates a run decides beside the model; the defaults are the demo's.
+
+    Windows are counted in beacon rounds: see protocol/window.py.
 
     Attributes:
+        name: the run's title.
         data: the file of problems, for an environment that reads one.
-        windows are counted in beacon rounds: see protocol/window.py.
+        validators: how many keys of validators are created with the run.
+        remote_validators: the public keys of validators whose secret keys other people hold.
+        quorum: how many of both must accept a group.
     """
 
     name: str = "demo"
@@ -45,6 +50,7 @@ class Choices:
     lead: int = 1
     max_lag: int = 2
     validators: int = 1
+    remote_validators: tuple[bytes, ...] = ()
     quorum: int = 1
     head_ttl: int = 3600
     audit_ppm: int = 1_000_000
@@ -55,7 +61,7 @@ class Choices:
     admission: Admission = OPEN
 
     def in_rounds(self, rounds: int) -> "Choices":
-        """The same proportions for windows of another number of rounds, at least 3."""
+        """Return these choices with the same proportions for windows of another number of rounds, at least 3."""
         commit, audit, seal, verdict = (
             moment * rounds // self.rounds
             for moment in (self.commit_rounds, self.audit_rounds, self.seal_rounds, self.verdict_rounds)
@@ -77,26 +83,26 @@ SCORING = ScoringSpec(exponent=2.0, penalty=10.0, shortfall=1.0, deposit=32.0, c
 
 
 def model_files(directory: Path) -> dict[str, bytes]:
-    """The files of a policy directory that every node needs, by name."""
+    """Return the files of a policy directory that every node needs, by name."""
     return {name: (directory / name).read_bytes() for name in MODEL_FILES if (directory / name).is_file()}
 
 
-def draft(
+def draft_manifest(
     choices: Choices,
     directory: Path,
     beacon: ChainInfo,
     authority: Authority,
     proof: Proof,
 ) -> RunManifest:
-    """A run manifest for the policy in a directory.
+    """Return a run manifest for the policy in a directory.
 
     Args:
         proof: the thresholds that were measured on this policy.
 
     Raises:
         PolicyError: the directory holds no policy.
-        ProofFileError: the proof was measured on another, or for other sampling.
-        ProvisionError: the data file cannot be read.
+        ProofFileError: the proof was measured on another policy, or for other sampling.
+        RequirementError: the data file cannot be read.
         ValueError: the choices contradict each other.
     """
     policy = policies.Policy.load(directory)
@@ -114,7 +120,7 @@ def draft(
             genesis=genesis,
         ),
         environment=choices.environment,
-        data=requirements.reference(choices.data),
+        data=requirements.file_reference(choices.data),
         sampling=SamplingSpec(temperature=choices.temperature, max_tokens=choices.max_tokens, eos=policy.eos),
         group_size=choices.group_size,
         groups=choices.groups,
@@ -135,10 +141,10 @@ def draft(
     )
 
 
-def authority(
+def first_authority(
     choices: Choices, *, roots: Sequence[bytes], trainers: Sequence[bytes], validators: Sequence[bytes]
 ) -> Authority:
-    """Who may act when the run begins.
+    """Return who may act when the run begins.
 
     Raises:
         ValueError: the choices contradict the keys.
@@ -155,47 +161,47 @@ def authority(
 
 
 async def publish_files(store: ObjectStore, writer: bytes, files: Mapping[str, bytes]) -> None:
-    """Put the files of a run where the manifest's readers look for them."""
+    """Publish the files that a run manifest names, below a writer's key."""
     for data in files.values():
         await store.put(paths.file(writer, content_digest(data)), data)
 
 
-def seal(manifest: RunManifest, *roots: SigningKey) -> Signed[RunManifest]:
-    """The signed manifest."""
+def sign_manifest(manifest: RunManifest, *roots: SigningKey) -> Signed[RunManifest]:
+    """Return the manifest signed by root keys."""
     return open_signed(sign(manifest, *roots), RunManifest, manifest.authority.roots, manifest.authority.root_threshold)
 
 
 def open_run(data: bytes, run_id: bytes | None = None) -> Signed[RunManifest]:
-    """A run manifest, signed by as many of its own roots as it asks for.
+    """Return a run manifest after checking that as many of its own roots have signed it as it demands.
 
     Args:
         data: hostile bytes.
-        run_id: the id that must come out; None to trust the file.
+        run_id: the id that the manifest must have; None accepts any.
 
     Raises:
-        ProtocolError: it is not such a manifest, or of another run.
+        ProtocolError: it is not such a manifest, or another run's.
     """
-    signed = open_announced(data, RunManifest)
-    roots, threshold = signed.record.authority.roots, signed.record.authority.root_threshold
-    if not set(signed.signers) <= set(roots) or len(signed.signers) < threshold:
-        raise SignatureError(f"not signed by {threshold} of its own roots", "run manifest")
-    signed.record.authority.check_keys()
-    if run_id is not None and signed.digest != run_id:
-        raise ProtocolError(f"is run {signed.digest.hex()}, not {run_id.hex()}", "run manifest")
-    return signed
+    manifest = open_announced(data, RunManifest)
+    authority = manifest.record.authority
+    if not set(manifest.signers) <= set(authority.roots) or len(manifest.signers) < authority.root_threshold:
+        raise SignatureError(f"not signed by {authority.root_threshold} of its own roots", "run manifest")
+    authority.check_keys()
+    if run_id is not None and manifest.digest != run_id:
+        raise ProtocolError(f"is run {manifest.digest.hex()}, not {run_id.hex()}", "run manifest")
+    return manifest
 
 
 async def fetch_model(
     store: ObjectStore, run: RunManifest, writers: Sequence[bytes], directory: Path
 ) -> policies.Policy:
-    """The run's model files, checked, in a directory; then the policy they make.
+    """Fetch the run's model files into a directory, check them, and load the policy.
 
     Args:
-        writers: the trainers in whose spaces to look.
+        writers: the trainers in whose spaces the files may be.
 
     Raises:
-        StoreError: a file is not to be had, or not the one that the run names.
-        PolicyError: the files make no policy.
+        StoreError: a file cannot be fetched, or is not the one that the run names.
+        PolicyError: the files are no policy.
     """
     for ref in run.model.files:
         await _fetch(store, ref, writers, directory)
@@ -203,25 +209,25 @@ async def fetch_model(
 
 
 async def fetch_data(store: ObjectStore, run: RunManifest, writers: Sequence[bytes], directory: Path) -> bytes | None:
-    """The run's data file, checked, and kept in a directory; None where it has none.
+    """Fetch the run's data file into a directory and check it; None for a run without one.
 
     Raises:
-        StoreError: it is not to be had, or not the one that the run names.
+        StoreError: it cannot be fetched, or is not the one that the run names.
     """
     return None if run.data is None else await _fetch(store, run.data, writers, directory)
 
 
 async def _fetch(store: ObjectStore, ref: FileRef, writers: Sequence[bytes], directory: Path) -> bytes:
-    """A file of the run: the one in a directory, or else from the first space that has it, and kept there.
+    """Return a file of the run: from a directory, else from the first space that has it, and then kept there.
 
     Raises:
-        StoreError: the first failure, where no space has it. Storage that is wrong now may be right later.
+        StoreError: no space has it; this is the first failure. Storage that is wrong now may be right later.
     """
     target = directory / ref.name
     if target.is_file() and target.stat().st_size == ref.size:
-        kept = target.read_bytes()
-        if content_digest(kept) == ref.digest:
-            return kept
+        data = target.read_bytes()
+        if content_digest(data) == ref.digest:
+            return data
     failures: list[StoreError] = []
     for writer in writers:
         try:

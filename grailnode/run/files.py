@@ -1,4 +1,4 @@
-"""Files that commands write: each whole or not at all, and none left behind by a command that fails."""
+"""Files that commands write: each is written whole or not at all, and a command that fails leaves none behind."""
 
 import os
 import secrets
@@ -11,53 +11,52 @@ from grailnode.store.disk import sync_folder, write_through
 
 
 def write_whole(file: Path, data: bytes) -> None:
-    """Write beside the file, then rename over it: a reader, and who comes after a crash, finds the old one or the new
-    one.
+    """Replace a file atomically: a reader sees the old content or the new one, after a crash too.
 
     Raises:
-        OSError: it could not be written, and is as it was; names the file.
+        OSError: the file could not be written, and is as before; names the file.
     """
-    beside = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             write_through(descriptor, data)
         finally:
             os.close(descriptor)
-        beside.replace(file)
+        temporary.replace(file)
         sync_folder(file.parent)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(file)) from error
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 class NewFiles:
-    """The files that one command writes; a `with` that fails removes those that were not there before."""
+    """The files that one command writes; a `with` block that fails removes those that did not exist before."""
 
     def __init__(self) -> None:
-        self._made: list[Path] = []
+        self._new_files: list[Path] = []
 
     def write(self, file: Path, data: bytes) -> None:
-        """Write a file, its folder too where there is none.
+        """Write a file, and create its directory where it is missing.
 
         Raises:
-            OSError: it could not be written; names the file.
+            OSError: the file could not be written; names the file.
         """
         file.parent.mkdir(parents=True, exist_ok=True)
         is_new = not file.exists()
         write_whole(file, data)
         if is_new:
-            self._made.append(file)
+            self._new_files.append(file)
 
     def create_key(self, file: Path, secret: bytes | None = None) -> bytes:
-        """Write a new secret (grailnode/run/key_files.py).
+        """Write a new secret key, as `key_files.create`.
 
         Raises:
             KeyFileError: there is a file already, or it cannot be written.
         """
         secret = key_files.create(file, secret)
-        self._made.append(file)
+        self._new_files.append(file)
         return secret
 
     def __enter__(self) -> Self:
@@ -65,5 +64,5 @@ class NewFiles:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if kind is not None:
-            for file in self._made:
+            for file in self._new_files:
                 file.unlink(missing_ok=True)

@@ -1,70 +1,112 @@
-"""The run manifest of a run that is elsewhere: fetched over HTTPS, checked, kept beside the node's state."""
+"""Opening a run that a command line names by its run.toml or by the URL of its manifest.
+
+A manifest at a URL is fetched over HTTPS, checked, and kept among the node's state.
+"""
 
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import trio
 
-from grailnode.config import Config, ConfigError
+from grailnode.config import URL_RULE, Config, ConfigError, is_space_url, load, without_file
 from grailnode.run import creation
 from grailnode.run.files import write_whole
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.https.https_store import HttpsStore, open_client
 from protocol import limits
 
+Report = Callable[[str], None]
+"""Takes a line for the operator."""
+
 _MAX_BYTES: Final = limits.MAX_RUN_BYTES + limits.MAX_ENVELOPE_BYTES
 _PATIENCE: Final = RetryPolicy(attempts=4, deadline=60.0)
-_named: Final = re.compile(r"(.+)/runs/([0-9a-f]{64})")
+_manifest_url: Final = re.compile(r"(.+)/runs/([0-9a-f]{64})")
+
+
+def open_config(run: str, overrides: tuple[str, ...] = (), *, trust: Report | None = None) -> Config:
+    """Return the configuration of a run; its manifest is a file.
+
+    Args:
+        run: the path of a run.toml, or the URL of a manifest.
+        overrides: as `--set` gives them.
+        trust: as for `localize`.
+
+    Raises:
+        ConfigError: the file, the URL or an override cannot be used.
+        StoreError, ProtocolError: the manifest cannot be fetched, or is not that run's.
+    """
+    if not is_url(run):
+        return localize(load(Path(run), overrides), trust)
+    base, run_id = split_manifest_url(run)
+    check_base(base, f"--run {run}")
+    values: dict[str, Any] = {"run": {"manifest": run, "id": run_id}, "beacon": {"key": ""}}
+    if base:
+        place = {"kind": "https", "url": base}
+        values["store"] = {**place, "meeting": place}
+    return localize(without_file(values, overrides, Path.cwd()), trust)
 
 
 def is_url(text: str) -> bool:
-    """Whether a command line's FILE-or-URL is a URL."""
+    """Return whether a command line's FILE-or-URL is a URL."""
     return text.startswith(("https://", "http://"))
 
 
-def named_run(url: str) -> tuple[str, str]:
-    """The base URL and the run's id that a manifest's URL ends with, as in `BASE/runs/ID`; empty where it does not."""
-    match = _named.fullmatch(url)
+def split_manifest_url(url: str) -> tuple[str, str]:
+    """Return the base URL and the run's id of a manifest's URL `BASE/runs/ID`; two empty texts for any other URL."""
+    match = _manifest_url.fullmatch(url)
     return (match[1], match[2]) if match else ("", "")
 
 
-def localize(config: Config, *, trust: bool) -> tuple[Config, str]:
-    """A configuration whose run manifest is a file: one at a URL is fetched once and kept below the node's state.
+def check_base(base: str, source: str) -> None:
+    """Check that objects can be read below the base of a manifest's URL.
 
     Args:
-        trust: take the server's word for which run it is, where no id is given.
+        source: the option that gave the URL, for the error.
 
-    Returns:
-        The configuration, and the line to print where the server's word was taken; empty otherwise.
+    Raises:
+        ConfigError: they cannot.
+    """
+    if not is_space_url(base):
+        raise ConfigError(f"{source}: {URL_RULE}")
+
+
+def localize(config: Config, trust: Report | None = None) -> Config:
+    """Return a configuration whose run manifest is a file; one at a URL is fetched once and kept in the node's state.
+
+    Args:
+        trust: where no id is given, accepts the run that the server names, and takes a line about that; None refuses.
 
     Raises:
         ConfigError: no id is given, and the server is not to be trusted with it.
-        StoreError, ProtocolError: the manifest is not to be had, or not that run's.
+        StoreError, ProtocolError: the manifest cannot be fetched, or is not that run's.
     """
     url = config.run.manifest
     if not is_url(url):
-        return config, ""
+        return config
     if not urlsplit(url).path.strip("/"):
         raise ConfigError(f"{url}: names a server and no run; a manifest's URL is like {url.rstrip('/')}/runs/ID")
-    run_id = config.run.id or named_run(url)[1]
-    if not run_id and not trust:
+    run_id = config.run.id or split_manifest_url(url)[1]
+    if not run_id and trust is None:
         raise ConfigError(
             f"{url}: which run? give its id with --set run.id=ID, or take this server's word for it with --trust-run"
         )
-    kept = config.at(config.node.state) / "runs" / f"{run_id}.manifest"
-    if run_id and kept.is_file():
-        return _with_manifest(config, kept, run_id), ""
+    directory = config.at(config.node.state) / "runs"
+    file = directory / f"{run_id}.manifest"
+    if run_id and file.is_file():
+        return _with_manifest(config, file, run_id)
     data = trio.run(_fetch, url)
-    signed = creation.open_run(data, bytes.fromhex(run_id) if run_id else None)
-    found = signed.digest.hex()
-    kept = kept.with_name(f"{found}.manifest")
-    kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_whole(kept, data)
-    told = "" if run_id else f"run {found} ({signed.record.name}): on the word of {urlsplit(url).hostname} alone"
-    return _with_manifest(config, kept, found), told
+    manifest = creation.open_run(data, bytes.fromhex(run_id) if run_id else None)
+    fetched_id = manifest.digest.hex()
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = directory / f"{fetched_id}.manifest"
+    write_whole(file, data)
+    if not run_id and trust is not None:
+        trust(f"run {fetched_id} ({manifest.record.name}): on the word of {urlsplit(url).hostname} alone")
+    return _with_manifest(config, file, fetched_id)
 
 
 def _with_manifest(config: Config, file: Path, run_id: str) -> Config:

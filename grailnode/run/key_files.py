@@ -17,7 +17,13 @@ class KeyFileError(UserError):
 
 
 def create(path: Path, secret: bytes | None = None) -> bytes:
-    """Write a new secret (random unless given) with mode 0600; never over another.
+    """Write a new secret key with mode 0600, never over another.
+
+    Args:
+        secret: 32 bytes; None for random ones.
+
+    Returns:
+        The secret.
 
     Raises:
         KeyFileError: there is a file already, or it cannot be written.
@@ -29,7 +35,7 @@ def create(path: Path, secret: bytes | None = None) -> bytes:
         try:
             write_through(descriptor, f"{secret.hex()}\n".encode())
         except BaseException:
-            path.unlink(missing_ok=True)  # else it would be in the way of the next try
+            path.unlink(missing_ok=True)  # a part of a key would be in the way of the next attempt
             raise
         finally:
             os.close(descriptor)
@@ -41,14 +47,14 @@ def create(path: Path, secret: bytes | None = None) -> bytes:
 
 
 def read(path: Path) -> bytes:
-    """The 32 secret bytes of a key file.
+    """Return the 32 secret bytes of a key file.
 
     Raises:
-        KeyFileError: missing, readable by others, or not a key.
+        KeyFileError: it is missing, others may read it, or it is not a key.
     """
     try:
         mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):  # to open a FIFO is to wait for who writes to it
+        if not stat.S_ISREG(mode):  # opening a FIFO would wait for a writer
             raise KeyFileError(f"{path}: not a regular file; put the key itself there")
         text = path.read_text(encoding="ascii").strip()
     except FileNotFoundError:
@@ -66,11 +72,11 @@ def read(path: Path) -> bytes:
     return secret
 
 
-def listed(directory: Path) -> list[Path]:
-    """The key files of a directory, in order; none where there is no directory.
+def list_key_files(directory: Path) -> list[Path]:
+    """Return the key files of a directory in order; none where there is no directory.
 
     Raises:
-        KeyFileError: it cannot be listed.
+        KeyFileError: the directory cannot be listed.
     """
     try:
         return sorted(path for path in directory.iterdir() if path.suffix == SUFFIX)
@@ -81,9 +87,9 @@ def listed(directory: Path) -> list[Path]:
 
 
 def read_or_create(path: Path) -> SigningKey:
-    """The signing key of a file, made if there is none.
+    """Return the signing key of a file, which is created if it is missing.
 
     Raises:
-        KeyFileError: it can be neither read nor made.
+        KeyFileError: it can be neither read nor created.
     """
     return SigningKey(read(path) if path.exists() else create(path))

@@ -1,5 +1,6 @@
-"""What a run's environment needs beside its name, a file of problems and a sandbox: checked before a run is made, found
-before a node joins it, or refused in one line.
+"""What a run's environment requires beside its name: a file of problems, a sandbox.
+
+They are checked before a run is created and before a node joins it; what is missing is reported in one line.
 """
 
 from pathlib import Path
@@ -16,30 +17,30 @@ from protocol.errors import ProtocolError
 from protocol.run import FileRef, RunManifest
 
 DATA: Final = "data.jsonl"
-"""What a run's data file is called, whatever its founder called it."""
+"""The name of a run's data file in the run's directory, whatever the original is called."""
 
-_SHOWN: Final = 40
+_QUOTED_CHARACTERS: Final = 40
 
 
 class RequirementError(UserError):
-    """What an environment needs is not here, or not fit for it: says what, where, and what to do."""
+    """A requirement of an environment that is missing or unfit: says which, where, and what to do."""
 
 
 def check(environment: str, data: Path | None, policy: Policy, max_tokens: int) -> Dataset | None:
-    """Refuse choices that make no run, before it is made.
+    """Check that an environment, a data file and a policy fit each other, before a run is created with them.
 
     Args:
         data: the file of problems; None for none.
         max_tokens: the longest completion.
 
     Returns:
-        The problems of the file.
+        The problems of the file; None without one.
 
     Raises:
-        ProvisionError: an unknown environment, a file too many or too few, or one that this policy cannot be trained
-            on.
+        RequirementError: the environment is unknown, the file is missing or not wanted, or the policy cannot be trained
+            on it.
     """
-    if needed(environment).data != (data is not None):
+    if find(environment).data != (data is not None):
         raise RequirementError(
             f"environment {environment!r} "
             + (
@@ -58,11 +59,11 @@ def check(environment: str, data: Path | None, policy: Policy, max_tokens: int) 
     return problems
 
 
-def needed(environment: str) -> Requirements:
-    """What an environment needs.
+def find(environment: str) -> Requirements:
+    """Return what an environment requires.
 
     Raises:
-        ProvisionError: this program does not know it.
+        RequirementError: this program does not know it.
     """
     try:
         return environments.requirements(environment)
@@ -71,29 +72,32 @@ def needed(environment: str) -> Requirements:
 
 
 def _check_prompts(path: Path, problems: Dataset, policy: Policy, max_tokens: int) -> None:
-    """Refuse prompts that the policy cannot read or has no room for: a miner would only find out in mid-run."""
-    room = policy.config.get("max_position_embeddings")
-    most = min(limits.MAX_PROMPT_TOKENS, room - max_tokens if isinstance(room, int) else limits.MAX_PROMPT_TOKENS)
+    """Refuse prompts that the policy cannot read or has no positions for: else a miner would fail in mid-run."""
+    positions = policy.config.get("max_position_embeddings")
+    longest = limits.MAX_PROMPT_TOKENS
+    if isinstance(positions, int):
+        longest = min(longest, positions - max_tokens)
     unknown = policy.tokenizer.unknown
     for problem in problems.problems:
         tokens = policy.tokenizer.encode(problem.prompt)
-        which = f"{path}: the problem {problem.prompt[:_SHOWN]!r}..."
+        which = f"{path}: the problem {problem.prompt[:_QUOTED_CHARACTERS]!r}..."
         if unknown is not None and unknown in tokens:
             raise RequirementError(
-                f"{which} has characters that the policy's tokenizer does not know; give a policy that reads text: --policy DIR"
+                f"{which} has characters that the policy's tokenizer does not know; give a policy that reads text: "
+                "--policy DIR"
             )
-        if len(tokens) > most:
+        if len(tokens) > longest:
             raise RequirementError(
-                f"{which} is {len(tokens)} tokens long, and with completions of up to {max_tokens} the policy has room for "
-                f"{max(0, most)}; leave it out, or lower --max-tokens"
+                f"{which} is {len(tokens)} tokens long, and with completions of up to {max_tokens} the policy has room "
+                f"for {max(0, longest)}; leave it out, or lower --max-tokens"
             )
 
 
-def reference(data: Path | None) -> FileRef | None:
-    """How a run manifest names a data file.
+def file_reference(data: Path | None) -> FileRef | None:
+    """Return the reference of a data file in a run manifest; None without a file.
 
     Raises:
-        ProvisionError: it cannot be read.
+        RequirementError: the file cannot be read.
     """
     if data is None:
         return None
@@ -101,14 +105,14 @@ def reference(data: Path | None) -> FileRef | None:
     return FileRef(name=DATA, digest=content_digest(content), size=len(content))
 
 
-def published(run: RunManifest, data: Path | None) -> dict[str, bytes]:
-    """The data file that a trainer has to publish, by name; nothing where the run has none.
+def files_to_publish(run: RunManifest, data: Path | None) -> dict[str, bytes]:
+    """Return the data file that a trainer has to publish, by name; empty for a run without one.
 
     Args:
-        data: where the operator says that it lies.
+        data: where the operator says that it is.
 
     Raises:
-        ProvisionError: it is not there, or not the file that the run names.
+        RequirementError: it is missing, or not the file that the run names.
     """
     if run.data is None:
         return {}
@@ -124,13 +128,16 @@ def published(run: RunManifest, data: Path | None) -> dict[str, bytes]:
 
 
 def open_sandbox(run: RunManifest) -> Sandbox | None:
-    """The sandbox that a miner or validator of a run needs, tried out; None where its environment runs no programs.
+    """Open and try the sandbox that a miner or validator of a run needs.
+
+    Returns:
+        The sandbox; None where the run's environment runs no programs.
 
     Raises:
-        SandboxError: it cannot be had here.
-        ProvisionError: this program does not know the environment.
+        SandboxError: this machine cannot provide it.
+        RequirementError: this program does not know the environment.
     """
-    python = needed(run.environment).python
+    python = find(run.environment).python
     return BubblewrapSandbox.open(python) if python else None
 
 

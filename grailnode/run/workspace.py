@@ -1,16 +1,16 @@
 """A run's directory on one machine: run.toml, the signed manifest, keys, store, state, logs."""
 
 import secrets
+import shlex
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from grailnode import UserError
-from grailnode.beacon.public_chains import RELAYS
 from grailnode.calibration import proof_file
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
-from grailnode.run import creation, key_files, requirements
+from grailnode.run import creation, key_files, requirements, run_toml
+from grailnode.run.buckets import Bucket
 from grailnode.run.creation import Choices
 from grailnode.run.files import NewFiles
 from protocol.beacon import ChainInfo, LocalKey
@@ -19,56 +19,6 @@ from protocol.identity.signing import SigningKey
 from protocol.rollout.challenge import stream
 
 MINERS = ("miner-1", "miner-2")
-
-_TEMPLATE = """\
-# A grailnode run on this machine. These, each in a terminal of its own, make the network:
-{starts}
-# Any key can be overridden for one start: --set miner.groups=8
-# Paths are relative to this file. Secrets are not in it: they lie in keys/, readable by their owner alone.
-
-[run]
-manifest = "run.manifest"  # the signed rules that all nodes share
-id = "{run_id}"
-
-[store]
-kind = "local"  # a directory that all nodes of this machine share
-path = "store"
-
-[node]
-keys = "keys"    # one file for each name
-state = "state"  # one directory for each name: never share one between two processes
-logs = "logs"    # one file of JSON lines for each process
-metrics_port = 0 # of 127.0.0.1, for Prometheus; a trainer's processes take the next ones too; 0 for none
-
-[beacon]
-key = "beacon"  # the trainer's node runs this run's local beacon with keys/beacon.key
-
-[engine]
-device = "cpu"      # or "cuda"
-dtype = "float32"   # what BF16 weights are widened to; "bfloat16" on a GPU
-threads = 1         # of torch, for each process
-
-[trainer]
-policy = "genesis"        # the packaged policy, or a directory with a Hugging Face checkpoint
-learning_rate = {learning_rate}
-warmup_steps = {warmup_steps}         # over which the learning rate rises to that
-groups_per_step = {groups_per_step}      # groups of one optimizer step
-steps_per_version = {steps_per_version}     # optimizer steps between two published versions
-max_uses = {max_uses}              # times that a group is trained on
-decay = {decay}               # weight of a group for each version that it is behind
-max_staleness = {max_staleness}         # versions behind after which it is dropped
-anchor_interval = {anchor_interval}      # versions between two full checkpoints
-patch_profile = "compact" # or "fast", or "auto": whichever brings a version to the followers first, as measured
-
-[miner]
-groups = {groups}  # a window, at most what the run allows
-
-[validator]
-evaluation_problems = {evaluation_problems}  # held-out problems solved greedily for every version
-"""
-
-
-_OWN_BEACON = "key = \"beacon\"  # the trainer's node runs this run's local beacon with keys/beacon.key\n"
 
 
 @dataclass(frozen=True)
@@ -91,11 +41,26 @@ class Pace:
     groups: int = 16
     evaluation_problems: int = 256
 
+    def sections(self) -> run_toml.Sections:
+        """Return the values as the sections of run.toml have them."""
+        trainer = ("learning_rate", "warmup_steps", "groups_per_step", "steps_per_version", "max_uses", "decay")
+        return {
+            "trainer": {name: getattr(self, name) for name in (*trainer, "max_staleness", "anchor_interval")},
+            "miner": {"groups": self.groups},
+            "validator": {"evaluation_problems": self.evaluation_problems},
+        }
+
 
 @dataclass(frozen=True)
 class Workspace:
-    """What was made: the directory, run.toml in it, the run's id, and the public keys by name; its problems where they
-    come from a data file; the commands that start its nodes; and the files that were written.
+    """A new run on this machine.
+
+    Attributes:
+        config: run.toml in the directory.
+        keys: the public keys by name.
+        problems: those of the data file; None for an environment without one.
+        start_commands: the commands that start the run's nodes.
+        files: the files that were written.
     """
 
     directory: Path
@@ -103,12 +68,43 @@ class Workspace:
     run_id: bytes
     keys: dict[str, bytes]
     problems: Dataset | None
-    starts: tuple[str, ...]
+    start_commands: tuple[str, ...]
     files: NewFiles
 
 
 class WorkspaceError(UserError):
-    """A run that cannot be made here: says why and what to do."""
+    """A run that cannot be created here: says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class _Names:
+    """The names of the keys of a new run, by role."""
+
+    roots: tuple[str, ...]
+    validators: tuple[str, ...]
+    miners: tuple[str, ...]
+
+    @classmethod
+    def of(cls, choices: Choices, miners: tuple[str, ...]) -> "_Names":
+        roots = tuple(f"root-{number + 1}" for number in range(choices.roots))
+        validators = tuple(f"validator-{number + 1}" for number in range(choices.validators))
+        return cls(
+            roots=("root",) if choices.roots == 1 else roots,
+            validators=("validator", *validators[1:]) if validators else (),
+            miners=miners,
+        )
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return (*self.roots, "trainer", *self.validators, *self.miners)
+
+    def start_commands(self, config: Path) -> tuple[str, ...]:
+        """Return the commands that start the nodes; the first node of a role has the name that is the default."""
+        nodes = [("trainer", "")]
+        for role, names in (("validator", self.validators), ("miner", self.miners)):
+            nodes += [(role, f" --name {name}" if number else "") for number, name in enumerate(names)]
+        run = shlex.quote(str(config))
+        return tuple(f"grailnode --role {role:<9} --run {run}{name}" for role, name in nodes)
 
 
 def create(
@@ -119,104 +115,83 @@ def create(
     policy: Path = PACKAGED_POLICY,
     proof: Path | None = None,
     miners: tuple[str, ...] = MINERS,
-    judges: Sequence[bytes] = (),
     beacon: ChainInfo | None = None,
+    bucket: Bucket | None = None,
     seed: int | None = None,
     begin: float | None = None,
 ) -> Workspace:
-    """Make a run.
+    """Create a run.
 
-    The data file is copied into the directory, so that whatever becomes of the original the run keeps the one that it
-    names.
+    The data file is copied into the directory, so that the run keeps the file that its manifest names, whatever becomes
+    of the original.
 
     Args:
         proof: the file of thresholds that were measured on the policy; None for proof.json in its directory.
-        judges: public keys of validators that other people hold, beside the `choices.validators` whose keys are made
-            here.
-        beacon: the public chain that gives the rounds, and the pace of the windows with them; None for one of the run's
-            own.
+        miners: the names of the miners whose keys are created.
+        beacon: the public chain whose rounds set the pace of the windows; None for a beacon of the run's own.
+        bucket: where the run is stored and its participants meet; None for a directory of this machine.
         seed: keys follow from it, so that a demo can be repeated; None for random ones.
         begin: when window 0 opens, seconds since the Unix epoch; None for now.
 
     Raises:
         WorkspaceError: there is a run already, or no proof.
         ProofFileError: the proof cannot be used, or was measured on another policy.
-        PolicyError, ProvisionError, KeyFileError, OSError: the policy, the data file or the directory cannot be used.
+        PolicyError, RequirementError, KeyFileError, OSError: the policy, the data file or the directory cannot be used.
     """
     config = directory / "run.toml"
     if config.exists():
         raise WorkspaceError(f"{config}: there is a run already; choose another directory")
     problems = requirements.check(choices.environment, choices.data, Policy.load(policy), choices.max_tokens)
-    measured = proof_file.read(_proof_of(policy) if proof is None else proof)
-    roots = ("root",) if choices.roots == 1 else tuple(f"root-{number + 1}" for number in range(choices.roots))
-    validators = tuple(
-        "validator" if number == 0 else f"validator-{number + 1}" for number in range(choices.validators)
-    )
-    names = (*roots, "trainer", *validators, *miners)
-    drawn = {name: _secret(name, seed) for name in names}
-    signing = {name: SigningKey(secret) for name, secret in drawn.items()}
+    thresholds = proof_file.read(_proof_of(policy) if proof is None else proof)
+    names = _Names.of(choices, miners)
+    seeds = {name: _secret(name, seed) for name in names.all}
+    signing = {name: SigningKey(secret) for name, secret in seeds.items()}
+    public = {name: key.public for name, key in signing.items()}
     moment = time.time() if begin is None else begin
     if beacon is None:
-        drawn["beacon"] = _secret("beacon", seed)
-        chain = LocalKey.from_seed(drawn["beacon"]).chain(pace.period_ms, int(moment * 1000))
+        seeds["beacon"] = _secret("beacon", seed)
+        chain = LocalKey.from_seed(seeds["beacon"]).chain(pace.period_ms, int(moment * 1000))
     else:
         chain = beacon
         choices = replace(choices, first_round=chain.round_at(moment) + 1)
-    manifest = creation.draft(
+    authority = creation.first_authority(
         choices,
-        policy,
-        chain,
-        creation.authority(
-            choices,
-            roots=[signing[name].public for name in roots],
-            trainers=[signing["trainer"].public],
-            validators=[*(signing[name].public for name in validators), *judges],
-        ),
-        measured,
+        roots=[public[name] for name in names.roots],
+        trainers=[public["trainer"]],
+        validators=[*(public[name] for name in names.validators), *choices.remote_validators],
     )
-    signed = creation.seal(manifest, *(signing[name] for name in roots[: choices.root_threshold]))
-    starts = _starts(config, validators, miners)
-    values = {**pace.__dict__, "run_id": signed.digest.hex(), "starts": "\n".join(f"#   {start}" for start in starts)}
-    text = _TEMPLATE.format(**values)
-    if beacon is not None:
-        text = text.replace(_OWN_BEACON, _public_beacon(beacon))
-    if policy != PACKAGED_POLICY:
-        text = text.replace('policy = "genesis"', f"policy = {str(policy.absolute())!r}")
-    if choices.data is not None:
-        text = text.replace(
-            "[trainer]\n", f'[trainer]\ndata = "{requirements.DATA}"       # the problems: what the manifest names\n'
-        )
-    with NewFiles() as files:  # nothing is written before everything else has gone well
-        for name, secret in drawn.items():
+    manifest = creation.draft_manifest(choices, policy, chain, authority, thresholds)
+    signers = [signing[name] for name in names.roots[: choices.root_threshold]]
+    run = creation.sign_manifest(manifest, *signers)
+    start_commands = names.start_commands(config)
+    values = _values(run.digest, choices, pace, policy)
+    text = run_toml.for_new_run(values, start_commands, bucket, beacon)
+    with NewFiles() as files:  # nothing is written before everything else has succeeded
+        for name, secret in seeds.items():
             files.create_key(directory / "keys" / f"{name}{key_files.SUFFIX}", secret)
-        files.write(directory / "run.manifest", signed.data)
+        files.write(directory / "run.manifest", run.data)
         if choices.data is not None:
             files.write(directory / requirements.DATA, choices.data.read_bytes())
         files.write(config, text.encode())
-    public = {name: key.public for name, key in signing.items()}
-    return Workspace(directory, config, signed.digest, public, problems, starts, files)
+    return Workspace(directory, config, run.digest, public, problems, start_commands, files)
 
 
-def _starts(config: Path, validators: Sequence[str], miners: Sequence[str]) -> tuple[str, ...]:
-    """The commands that start the nodes whose keys are made; a role's first node has the name that is the default."""
-    nodes = [("trainer", ""), *_named("validator", validators), *_named("miner", miners)]
-    return tuple(f"grailnode --role {role:<9} --run {config}{name}" for role, name in nodes)
-
-
-def _named(role: str, names: Sequence[str]) -> list[tuple[str, str]]:
-    return [(role, f" --name {name}" if place else "") for place, name in enumerate(names)]
-
-
-def _public_beacon(chain: ChainInfo) -> str:
-    relays = "".join(f'    "{relay}",\n' for relay in RELAYS.get(chain.chain_hash, ()))
-    return f'key = ""  # public: {chain.beacon_id}; asked are, one after another,\nrelays = [\n{relays}]\n'
+def _values(run_id: bytes, choices: Choices, pace: Pace, policy: Path) -> run_toml.Sections:
+    """Return the values of run.toml."""
+    values = {section: dict(keys) for section, keys in pace.sections().items()}
+    values["run"] = {"id": run_id.hex()}
+    values["trainer"]["data"] = requirements.DATA if choices.data is not None else None
+    if policy != PACKAGED_POLICY:
+        values["trainer"]["policy"] = str(policy.absolute())
+    return values
 
 
 def _proof_of(policy: Path) -> Path:
     path = policy / proof_file.NAME
     if not path.is_file():
         raise WorkspaceError(
-            f"{path}: not there, and thresholds are measured, not guessed: run `grailnode calibrate --policy {policy}` first"
+            f"{path}: not there, and thresholds are measured, not guessed: run `grailnode calibrate --policy {policy}` "
+            "first"
         )
     return path
 

@@ -18,10 +18,10 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from grailnode.cli.node import _PROCESSES
 from grailnode.config import load
 from grailnode.node.metrics_server import serve_metrics
 from grailnode.node.processes import lock_state, metrics_port
+from grailnode.node.role_processes import PROCESSES, Role
 from tests.deployment.commands import parse
 from tests.support.command_line import run_command
 
@@ -187,8 +187,8 @@ def test_the_network_of_one_host_is_whole(tmp_path: Path):
     assert len(stores) == 1
 
 
-@pytest.mark.parametrize("role", _PROCESSES)
-def test_each_role_has_a_compose_file(role: str):
+@pytest.mark.parametrize("role", PROCESSES)
+def test_each_role_has_a_compose_file(role: Role):
     assert [found for found, _ in roles(DOCKER / f"compose.{role}.yaml")] == [role]
 
 
@@ -240,12 +240,12 @@ def _run_file(directory: Path, text: str = "") -> None:
     (directory / "run.toml").write_text(text)
 
 
-@pytest.mark.parametrize("role", _PROCESSES)
-def test_a_node_is_healthy_while_all_its_processes_live(health: ModuleType, role: str, tmp_path: Path):
+@pytest.mark.parametrize("role", PROCESSES)
+def test_a_node_is_healthy_while_all_its_processes_live(health: ModuleType, role: Role, tmp_path: Path):
     _run_file(tmp_path)
     arguments = ["/sbin/docker-init", "--", "grailnode", f"--role={role}", "--run", "run.toml", "--name", "it"]
-    kinds = [kind for kind in _PROCESSES[role] if kind in health.PROCESSES[role]]
-    assert list(health.PROCESSES[role]) == kinds == list(_PROCESSES[role])
+    kinds = [kind for kind in PROCESSES[role] if kind in health.PROCESSES[role]]
+    assert list(health.PROCESSES[role]) == kinds == list(PROCESSES[role])
     absent = {f"it/{kind}" for kind in kinds}
     assert set(health.absent_processes(arguments, tmp_path)) == absent
     files = []

@@ -190,7 +190,7 @@ def test_the_data_file_is_fetched_like_the_model_and_its_digest_is_checked(
     async def scenario() -> None:
         network = Network(mathematics, policy=tmp_path / "policy")
         run, store, trainer = network.run, network.store, key("trainer").public
-        files = requirements.published(run, mathematics.data)
+        files = requirements.files_to_publish(run, mathematics.data)
         await creation.publish_files(store, trainer, files)
         assert await creation.fetch_data(store, run, [trainer], tmp_path / "data") == network.data
         assert run.data is not None

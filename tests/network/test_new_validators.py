@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from grailnode.run import authority_drafts
+from grailnode.run import authority_changes, authority_drafts
 from grailnode.run.creation import Choices
 from protocol import paths
 from roles.authority_updates import refresh_authority
@@ -27,7 +27,7 @@ def test_a_new_validator_judges_and_then_both_must_accept():
         network = Network(CHOICES)
         async with run_nodes(network) as nursery:
             await network.until_window(3)
-            await revise(network, **authority_drafts.granted(network.run.authority, key(NEW).public, "validator"))
+            await revise(network, **authority_changes.grant(network.run.authority, key(NEW).public, "validator"))
             nursery.start_soon(network.run_validator, NEW)
             await network.until_window(7)
             await revise(network, quorum=2)

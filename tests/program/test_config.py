@@ -1,4 +1,4 @@
-"""run.toml: what it accepts, and what it says about what it does not."""
+"""run.toml: what is accepted, and the messages about what is not."""
 
 from pathlib import Path
 
@@ -14,13 +14,13 @@ SAMPLING = SamplingParams(1.0, 8, 1)
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Path:
+def run_toml(tmp_path: Path) -> Path:
     """The run.toml that `grailnode init` writes."""
     return workspace.create(tmp_path, Choices(), workspace.Pace()).config
 
 
-def test_what_init_writes_is_complete_and_true(written: Path):
-    config = load(written)
+def test_the_file_of_init_is_complete_and_true(run_toml: Path):
+    config = load(run_toml)
     pace = workspace.Pace()
     assert config.at(config.run.manifest).is_file()
     assert config.trainer.learning_rate == pace.learning_rate
@@ -29,18 +29,18 @@ def test_what_init_writes_is_complete_and_true(written: Path):
     assert trainer_settings(config, SAMPLING).publisher.anchor_interval == pace.anchor_interval
 
 
-def test_every_key_can_be_overridden_on_the_command_line(written: Path):
+def test_every_key_can_be_overridden_on_the_command_line(run_toml: Path):
     config = load(
-        written, ["miner.groups=3", "trainer.learning_rate=2e-6", "store.path=elsewhere", "engine.device=cuda"]
+        run_toml, ["miner.groups=3", "trainer.learning_rate=2e-6", "store.path=elsewhere", "engine.device=cuda"]
     )
     assert miner_settings(config).groups == 3
     assert trainer_settings(config, SAMPLING).learner.optimizer.learning_rate == 2e-6
-    assert config.at(config.store.path) == written.parent / "elsewhere"
+    assert config.at(config.store.path) == run_toml.parent / "elsewhere"
     assert config.engine.device == "cuda"
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("[miner]\ngroup = 3\n", "unknown key miner.group; known here: chunk, groups"),
         ("[minre]\n", "unknown key minre; known here: beacon, engine"),
@@ -51,23 +51,34 @@ def test_every_key_can_be_overridden_on_the_command_line(written: Path):
         ("miner = 3\n", "miner: is a section: write [miner], and its keys below it"),
         ("[beacon]\nrelays = 'https://a.example'\n", "beacon.relays: a list is needed: write [ ] around it"),
         ("not toml", "not TOML"),
+        ("[store.meeting]\npth = 'x'\n", "unknown key store.meeting.pth; known here: addressing, attempts"),
+        ("[trainer.canary_store.meeting]\npth = 'x'\n", "canary_store.meeting.pth; known here: addressing, attempts"),
+        ("[trainer.canary_store]\npth = 'x'\n", "canary_store.pth; known here: addressing, attempts"),
+        (f"[store.peers.{'ab' * 32}]\npth = 'x'\n", f"peers.{'ab' * 32}.pth; known here: addressing, attempts"),
     ],
 )
-def test_a_wrong_file_is_told_in_one_line_that_names_the_key(tmp_path: Path, text: str, told: str):
+def test_a_wrong_file_is_reported_in_one_line_that_names_the_key(tmp_path: Path, text: str, message: str):
     file = tmp_path / "run.toml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
         load(file)
-    message = str(caught.value)
-    assert told in message
-    assert str(file) in message
-    assert len(message.splitlines()) == 1
+    line = str(caught.value)
+    assert message in line
+    assert str(file) in line
+    assert len(line.splitlines()) == 1
+
+
+def test_the_keys_of_the_meeting_point_are_not_those_of_the_store(tmp_path: Path):
+    (tmp_path / "run.toml").write_text("[store.meeting]\npth = 'x'\n")
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path)
+    assert "peers" not in str(caught.value)
 
 
 @pytest.mark.parametrize("override", ["miner", "miner.groups", "=3", "miner.=3", "groups=3"])
-def test_a_wrong_override_says_how_to_write_one(written: Path, override: str):
+def test_a_wrong_override_says_how_to_write_one(run_toml: Path, override: str):
     with pytest.raises(ConfigError, match=r"write --set section\.key=value"):
-        load(written, [override])
+        load(run_toml, [override])
 
 
 def test_a_missing_file_says_how_to_get_one(tmp_path: Path):
@@ -75,13 +86,13 @@ def test_a_missing_file_says_how_to_get_one(tmp_path: Path):
         load(tmp_path / "run.toml")
 
 
-def test_the_directory_of_a_run_stands_for_its_file(written: Path):
-    assert load(written.parent) == load(written)
+def test_the_directory_of_a_run_may_be_given_for_its_file(run_toml: Path):
+    assert load(run_toml.parent) == load(run_toml)
 
 
-def test_a_run_is_never_made_over_another(written: Path):
+def test_a_run_is_never_created_over_another(run_toml: Path):
     with pytest.raises(workspace.WorkspaceError, match="there is a run already"):
-        workspace.create(written.parent, Choices(), workspace.Pace())
+        workspace.create(run_toml.parent, Choices(), workspace.Pace())
 
 
 def test_the_same_seed_gives_the_same_keys_and_no_seed_gives_new_ones(tmp_path: Path):

@@ -25,42 +25,39 @@ def files(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("other", "there", "made"),
+    ("format_name", "out", "update"),
     [("trl", "trl", "trl/deltas/step_000007.safetensors"), ("slime", "slime", "slime/weight_v000007")],
 )
-def test_a_patch_goes_there_and_comes_back_bit_for_bit(files: Path, other: str, there: str, made: str):
-    base = str(files / "base.safetensors")
+def test_a_patch_is_converted_and_back_bit_for_bit(files: Path, format_name: str, out: str, update: str):
+    base = ("--base", str(files / "base.safetensors"))
     numbers = ("--version", "7", "--base-version", "6")
-    ended = run_command(
-        "convert", str(files / "update.patch"), str(files / there), "--from", "grailnode", "--to", other,
-        "--base", base, *numbers,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    ended = run_command(
-        "convert", str(files / made), str(files / "back.patch"), "--from", other, "--to", "grailnode", "--base", base
-    )
-    assert ended.returncode == 0, ended.stderr
+    formats = ("--from", "grailnode", "--to", format_name)
+    result = run_command("convert", str(files / "update.patch"), str(files / out), *formats, *base, *numbers)
+    assert result.returncode == 0, result.stderr
+    formats = ("--from", format_name, "--to", "grailnode")
+    result = run_command("convert", str(files / update), str(files / "back.patch"), *formats, *base)
+    assert result.returncode == 0, result.stderr
     weights = patch.apply(
         safetensors.read((files / "base.safetensors").read_bytes()), (files / "back.patch").read_bytes()
     )
     assert digest_weights(weights) == digest_weights(safetensors.read((files / "new.safetensors").read_bytes()))
 
 
-def test_a_patch_without_its_base_or_with_another_is_told_in_a_line(files: Path):
+def test_a_patch_without_its_base_or_with_another_is_an_error_of_one_line(files: Path):
     arguments = ("convert", str(files / "update.patch"), str(files / "out"), "--from", "grailnode", "--to", "trl")
-    ended = run_command(*arguments)
-    assert ended.returncode == 1
-    assert "give --base FILE.safetensors" in ended.stderr
-    ended = run_command(*arguments, "--base", str(files / "new.safetensors"))
-    assert ended.returncode == 1
-    assert len(ended.stderr.splitlines()) == 1
+    result = run_command(*arguments)
+    assert result.returncode == 1
+    assert "give --base FILE.safetensors" in result.stderr
+    result = run_command(*arguments, "--base", str(files / "new.safetensors"))
+    assert result.returncode == 1
+    assert len(result.stderr.splitlines()) == 1
     assert not (files / "out").exists()
 
 
 def test_inspect_shows_every_changed_tensor_and_the_bound(files: Path):
-    ended = run_command("inspect", str(files / "update.patch"), "--base", str(files / "base.safetensors"), "--json")
-    assert ended.returncode == 0, ended.stderr
-    inspected = json.loads(ended.stdout)
+    result = run_command("inspect", str(files / "update.patch"), "--base", str(files / "base.safetensors"), "--json")
+    assert result.returncode == 0, result.stderr
+    inspected = json.loads(result.stdout)
     assert {row["name"] for row in inspected["tensors"]} == {"a", "b"}
     base = safetensors.read((files / "base.safetensors").read_bytes())
     new = safetensors.read((files / "new.safetensors").read_bytes())
@@ -69,8 +66,8 @@ def test_inspect_shows_every_changed_tensor_and_the_bound(files: Path):
     assert all(row["bound"] is not None for row in inspected["tensors"])
     truncated = files / "cut.patch"
     truncated.write_bytes((files / "update.patch").read_bytes()[:20])
-    ended = run_command("inspect", str(truncated))
-    assert ended.returncode == 1
-    assert ended.stderr.startswith(f"grailnode: {truncated}, ")
-    ended = run_command("inspect", str(files / "update.patch"), "--base", str(truncated))
-    assert ended.stderr.startswith(f"grailnode: {truncated}: ")
+    result = run_command("inspect", str(truncated))
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"grailnode: {truncated}, ")
+    result = run_command("inspect", str(files / "update.patch"), "--base", str(truncated))
+    assert result.stderr.startswith(f"grailnode: {truncated}: ")

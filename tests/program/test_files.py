@@ -1,4 +1,4 @@
-"""What commands write on a disk that fills up: whole files or none, and nothing that hinders the next try."""
+"""Commands on a full disk: they write whole files or none, and leave nothing that hinders the next attempt."""
 
 import resource
 from collections.abc import Iterator
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from grailnode.cli.authority_verbs import sign_draft
 from grailnode.cli.main import cli
 from grailnode.node.user_errors import explain
 from grailnode.run import authority_drafts, key_files
@@ -19,8 +18,8 @@ from tests.support.builders.samples import RUN_ID
 
 
 @contextmanager
-def room_for(size: int) -> Iterator[None]:
-    """Within it no file can grow beyond so many bytes, as on a disk that is full."""
+def free_space(size: int) -> Iterator[None]:
+    """Let no file grow beyond so many bytes, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -29,37 +28,42 @@ def room_for(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def listed(directory: Path) -> set[str]:
+def list_files(directory: Path) -> set[str]:
     return {str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file()}
 
 
 def init(directory: Path, *arguments: str) -> str:
-    """What `grailnode init` says when it fails; empty when it does not."""
-    ended = CliRunner().invoke(cli, ["init", str(directory), *arguments])
-    return explain(ended.exception) or "" if ended.exception else ""
+    """Run `grailnode init`, and return its error; empty when it succeeds."""
+    error = CliRunner().invoke(cli, ["init", str(directory), *arguments]).exception
+    return explain(error) or "" if error else ""
+
+
+def sign(draft: Path, key: Path) -> None:
+    """Run `grailnode keys sign`."""
+    CliRunner().invoke(cli, ["keys", "sign", str(draft), str(key)], catch_exceptions=False)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path):
     file = tmp_path / "a.draft"
     write_whole(file, b"old")
-    with room_for(1), pytest.raises(OSError, match="File too large") as caught:
+    with free_space(1), pytest.raises(OSError, match="File too large") as caught:
         write_whole(file, b"newer")
     assert explain(caught.value) == f"{file}: file too large"
     assert file.read_bytes() == b"old"
-    assert listed(tmp_path) == {"a.draft"}
+    assert list_files(tmp_path) == {"a.draft"}
     write_whole(file, b"newer")
     assert file.read_bytes() == b"newer"
 
 
-def test_a_key_that_could_not_be_written_is_not_in_the_way(tmp_path: Path):
+def test_a_key_that_could_not_be_written_does_not_hinder_the_next_attempt(tmp_path: Path):
     path = tmp_path / "miner-1.key"
-    with room_for(10), pytest.raises(key_files.KeyFileError, match=r"miner-1\.key: cannot be written"):
+    with free_space(10), pytest.raises(key_files.KeyFileError, match=r"miner-1\.key: cannot be written"):
         key_files.create(path)
     assert not path.exists()
     key_files.create(path)
 
 
-def test_what_a_failed_command_wrote_is_gone_and_what_was_there_before_is_not(tmp_path: Path):
+def test_a_failed_command_removes_its_new_files_only(tmp_path: Path):
     (tmp_path / "before").write_bytes(b"")
     files = NewFiles()
     with pytest.raises(KeyboardInterrupt), files:
@@ -67,7 +71,7 @@ def test_what_a_failed_command_wrote_is_gone_and_what_was_there_before_is_not(tm
         files.write(tmp_path / "folder" / "new", b"")
         files.create_key(tmp_path / "a.key")
         raise KeyboardInterrupt
-    assert listed(tmp_path) == {"before"}
+    assert list_files(tmp_path) == {"before"}
 
 
 BUCKET = ("--bucket", "s3://mine/place")
@@ -75,7 +79,7 @@ JOIN = (*BUCKET, "--meeting", "s3://met", "--join", f"https://met.s3.us-east-1.a
 
 
 @pytest.mark.parametrize(
-    ("arguments", "room", "named"),
+    ("arguments", "size", "path"),
     [
         ((), 10, "keys/root.key"),
         ((), 512, "run.manifest"),
@@ -84,33 +88,33 @@ JOIN = (*BUCKET, "--meeting", "s3://met", "--join", f"https://met.s3.us-east-1.a
         (JOIN, 200, "run.toml"),
     ],
 )
-def test_an_init_that_had_no_room_works_when_there_is(
-    tmp_path: Path, arguments: tuple[str, ...], room: int, named: str
+def test_an_init_on_a_full_disk_works_when_there_is_space(
+    tmp_path: Path, arguments: tuple[str, ...], size: int, path: str
 ):
-    with room_for(room):
-        told = init(tmp_path, *arguments)
-    assert told.startswith(f"{tmp_path / named}: ")
-    assert "file too large" in told.lower()
-    assert not listed(tmp_path)
+    with free_space(size):
+        error = init(tmp_path, *arguments)
+    assert error.startswith(f"{tmp_path / path}: ")
+    assert "file too large" in error.lower()
+    assert not list_files(tmp_path)
     assert init(tmp_path, *arguments) == ""
-    assert "run.toml" in listed(tmp_path)
+    assert "run.toml" in list_files(tmp_path)
 
 
 @pytest.mark.parametrize("arguments", [BUCKET, JOIN])
 def test_an_init_whose_last_file_fails_leaves_no_run_behind(tmp_path: Path, arguments: tuple[str, ...]):
     (tmp_path / "bucket" / "lifecycle.json").mkdir(parents=True)
     assert init(tmp_path, *arguments).startswith(f"{tmp_path / 'bucket' / 'lifecycle.json'}: ")
-    assert not listed(tmp_path)
+    assert not list_files(tmp_path)
     (tmp_path / "bucket" / "lifecycle.json").rmdir()
     assert init(tmp_path, *arguments) == ""
 
 
-def test_a_draft_survives_a_signature_that_there_is_no_room_for(tmp_path: Path):
+def test_a_draft_survives_a_signature_that_cannot_be_written(tmp_path: Path):
     draft, key = tmp_path / "revision-1.draft", tmp_path / "root.key"
     write_whole(draft, authority_drafts.propose(Revisions(RUN_ID, samples.authority()), "").to_bytes())
     key_files.create(key)
-    with room_for(0), pytest.raises(OSError, match="File too large"):
-        sign_draft(draft, key)
+    with free_space(0), pytest.raises(OSError, match="File too large"):
+        sign(draft, key)
     assert not authority_drafts.read_draft(draft).signatures
-    sign_draft(draft, key)
+    sign(draft, key)
     assert len(authority_drafts.read_draft(draft).signatures) == 1

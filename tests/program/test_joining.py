@@ -1,4 +1,4 @@
-"""A run that is named by a URL: which run it is must be given, or the server's word for it be taken on purpose."""
+"""A run that is named by a URL: the command line gives the run's id, or accepts the server's word for it on purpose."""
 
 import threading
 from collections.abc import Iterator
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from grailnode.cli.node import open_config
 from grailnode.config import ConfigError
 from grailnode.node.processes import make_spectator
 from grailnode.run import workspace
 from grailnode.run.creation import Choices
+from grailnode.run.joining import open_config
 from protocol import paths
 from protocol.errors import ProtocolError
 from roles.ports import NotFoundError
@@ -39,8 +39,8 @@ class Host:
                 self.url = await nursery.start(serve, self._answer)
                 self._ready.set()
 
-    def _answer(self, asked: Asked) -> Reply:
-        return self.files.answer(asked)
+    def _answer(self, request: Asked) -> Reply:
+        return self.files.answer(request)
 
     def stop(self) -> None:
         assert self._token is not None
@@ -56,68 +56,66 @@ def host() -> Iterator[Host]:
 
 
 @pytest.fixture
-def made(tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> workspace.Workspace:
+def run(tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> workspace.Workspace:
     """A run whose manifest is served at /run/runs/ID and at /latest; the node's directory is elsewhere."""
-    made = workspace.create(tmp_path / "founder", Choices(), workspace.Pace())
-    data = (made.directory / "run.manifest").read_bytes()
-    host.files.objects[f"/run/{paths.run(made.run_id)}"] = data
+    run = workspace.create(tmp_path / "founder", Choices(), workspace.Pace())
+    data = (run.directory / "run.manifest").read_bytes()
+    host.files.objects[f"/run/{paths.run(run.run_id)}"] = data
     host.files.objects["/latest"] = data
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    return made
+    return run
 
 
-def test_a_url_that_names_the_run_is_enough(made: workspace.Workspace, host: Host):
-    url = f"{host.url}/run/{paths.run(made.run_id)}"
+def test_a_url_that_names_the_run_is_enough(run: workspace.Workspace, host: Host):
+    url = f"{host.url}/run/{paths.run(run.run_id)}"
     config = open_config(url)
-    assert config.run.id == made.run_id.hex()
-    assert make_spectator(config).run_id == made.run_id
+    assert config.run.id == run.run_id.hex()
+    assert make_spectator(config).run_id == run.run_id
     host.files.objects.clear()
-    again = open_config(url)  # kept here: the server is not needed twice
+    again = open_config(url)  # from the copy in the node's state
     assert Path(again.run.manifest).is_relative_to(Path.cwd())
 
 
-def test_a_server_that_is_busy_for_a_moment_is_asked_again(made: workspace.Workspace, host: Host):
+def test_a_request_to_a_busy_server_is_repeated(run: workspace.Workspace, host: Host, monkeypatch: pytest.MonkeyPatch):
     honest, answers = host.files.answer, iter([Reply(503), Reply(200, b"x", cut=0)])
-    host.files.answer = lambda asked: next(answers, None) or honest(asked)  # type: ignore[method-assign]
-    assert open_config(f"{host.url}/run/{paths.run(made.run_id)}").run.id == made.run_id.hex()
+    monkeypatch.setattr(host.files, "answer", lambda request: next(answers, None) or honest(request))
+    assert open_config(f"{host.url}/run/{paths.run(run.run_id)}").run.id == run.run_id.hex()
     assert next(answers, None) is None
 
 
-def test_a_server_that_shows_another_run_is_refused(made: workspace.Workspace, host: Host, tmp_path: Path):
+def test_a_server_that_shows_another_run_is_refused(run: workspace.Workspace, host: Host, tmp_path: Path):
     other = workspace.create(tmp_path / "other", Choices(name="other"), workspace.Pace())
-    url = f"{host.url}/run/{paths.run(made.run_id)}"
-    host.files.objects[f"/run/{paths.run(made.run_id)}"] = (other.directory / "run.manifest").read_bytes()
+    url = f"{host.url}/run/{paths.run(run.run_id)}"
+    host.files.objects[f"/run/{paths.run(run.run_id)}"] = (other.directory / "run.manifest").read_bytes()
     with pytest.raises(ProtocolError, match=r"is run .*, not "):
         open_config(url)
     for rubbish in (b"", b"rubbish", b"\0" * 1000):
-        host.files.objects[f"/run/{paths.run(made.run_id)}"] = rubbish
+        host.files.objects[f"/run/{paths.run(run.run_id)}"] = rubbish
         with pytest.raises(ProtocolError):
             open_config(url)
     assert not list(Path.cwd().rglob("*.manifest"))
 
 
-def test_a_url_without_a_name_needs_the_id_or_trust(
-    made: workspace.Workspace, host: Host, capsys: pytest.CaptureFixture[str]
-):
+def test_a_url_without_an_id_needs_one_or_trust(run: workspace.Workspace, host: Host):
+    lines: list[str] = []
     url = f"{host.url}/latest"
     with pytest.raises(ConfigError, match=r"which run\? give its id with --set run\.id=ID, or .* --trust-run"):
         open_config(url)
-    pinned = open_config(url, (f"run.id={made.run_id.hex()}",))
-    assert pinned.run.id == made.run_id.hex()
-    assert capsys.readouterr().err == ""
-    trusted = open_config(url, trust=True)
-    assert trusted.run.id == made.run_id.hex()
-    told = capsys.readouterr().err
-    assert made.run_id.hex() in told
-    assert "on the word of 127.0.0.1 alone" in told
-    assert len(told.splitlines()) == 1
+    pinned = open_config(url, (f"run.id={run.run_id.hex()}",))
+    assert pinned.run.id == run.run_id.hex()
+    assert not lines
+    trusted = open_config(url, trust=lines.append)
+    assert trusted.run.id == run.run_id.hex()
+    (line,) = lines
+    assert run.run_id.hex() in line
+    assert "on the word of 127.0.0.1 alone" in line
     with pytest.raises(ProtocolError, match="is run"):
         open_config(url, ("run.id=" + "0" * 64,))
 
 
-def test_what_is_not_there(host: Host, made: workspace.Workspace):
+def test_a_missing_manifest_is_an_error(host: Host, run: workspace.Workspace):
     with pytest.raises(NotFoundError):
         open_config(f"{host.url}/run/{paths.run(b'x' * 32)}")
     with pytest.raises(ConfigError, match="not a base URL"):
-        open_config("http://example.org/latest", trust=True)
+        open_config("http://example.org/latest", trust=print)

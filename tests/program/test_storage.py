@@ -1,4 +1,4 @@
-"""From run.toml to a node's store: which adapter, whose credentials, and what is said when something is missing."""
+"""From run.toml to a node's store: the adapter, the credentials, and the errors when something is missing."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,22 +41,22 @@ def secret_file(directory: Path, text: str = FILE, mode: int = 0o600) -> Path:
 
 
 def test_credentials_of_a_file(tmp_path: Path):
-    found = read_credentials(secret_file(tmp_path), {"AWS_ACCESS_KEY_ID": "other"})
-    assert found is not None
-    assert (found.access_key, found.secret_key, found.session_token) == ("AK", "secret%word", None)
-    assert "secret" not in repr(found)
+    credentials = read_credentials(secret_file(tmp_path), {"AWS_ACCESS_KEY_ID": "other"})
+    assert credentials is not None
+    assert (credentials.access_key, credentials.secret_key, credentials.session_token) == ("AK", "secret%word", None)
+    assert "secret" not in repr(credentials)
 
 
 def test_credentials_of_the_environment():
     values = dict(zip(VARIABLES, ("a", "b", "c"), strict=True))
-    found = read_credentials(None, values)
-    assert found is not None
-    assert (found.access_key, found.secret_key, found.session_token) == ("a", "b", "c")
+    credentials = read_credentials(None, values)
+    assert credentials is not None
+    assert (credentials.access_key, credentials.secret_key, credentials.session_token) == ("a", "b", "c")
     assert read_credentials(None, {}) is None
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o777, 0o620])
-def test_a_file_that_others_may_touch_is_refused(tmp_path: Path, mode: int):
+def test_a_file_that_others_may_read_or_write_is_refused(tmp_path: Path, mode: int):
     with pytest.raises(CredentialsError, match="run `chmod 600"):
         read_credentials(secret_file(tmp_path, mode=mode))
 
@@ -72,14 +72,14 @@ def test_a_file_that_others_may_touch_is_refused(tmp_path: Path, mode: int):
         "\x00",
     ],
 )
-def test_files_that_hold_no_credentials(tmp_path: Path, text: str):
+def test_a_file_without_credentials_is_refused(tmp_path: Path, text: str):
     with pytest.raises(CredentialsError) as caught:
         read_credentials(secret_file(tmp_path, text))
     assert "\n" not in str(caught.value)
     assert "secret%word" not in str(caught.value)
 
 
-def test_half_of_the_credentials(tmp_path: Path):
+def test_incomplete_credentials_are_refused(tmp_path: Path):
     with pytest.raises(CredentialsError, match="AWS_SECRET_ACCESS_KEY is not set"):
         read_credentials(None, {"AWS_ACCESS_KEY_ID": "a"})
     with pytest.raises(CredentialsError, match="no such file"):
@@ -92,13 +92,13 @@ def test_a_bucket_without_credentials_says_where_to_put_them(run_toml: Path):
         make_node(config, "trainer", NodeTelemetry("x"))
 
 
-def test_a_bystander_without_credentials_reads_by_url(run_toml: Path):
+def test_a_spectator_without_credentials_reads_by_url(run_toml: Path):
     config = load(run_toml, ["store.kind=s3", "store.bucket=b", "store.url=http://127.0.0.1:1/b"])
     make_spectator(config)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["store.kind=s3"], 'store: kind "s3" needs a bucket'),
         (["store.kind=https"], 'store: kind "https" needs a url'),
@@ -111,10 +111,10 @@ def test_a_bystander_without_credentials_reads_by_url(run_toml: Path):
         (["run.id=abc"], "run.id"),
     ],
 )
-def test_what_cannot_be_a_store(run_toml: Path, overrides: list[str], told: str):
+def test_a_section_that_describes_no_store_is_refused(run_toml: Path, overrides: list[str], message: str):
     with pytest.raises(ConfigError, match=r"^\S") as caught:
         load(run_toml, overrides)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -127,12 +127,12 @@ def test_relays_are_urls(run_toml: Path):
 
 
 def _apart(run_toml: Path, *more: str) -> Config:
-    """A node with a directory of its own and a meeting point in another."""
+    """Return the configuration of a node with a directory of its own and a meeting point in another."""
     return load(run_toml, ["store.path=mine", "store.url=https://m.example.org", "store.meeting.path=square", *more])
 
 
 def _punctual(config: Config, name: str) -> Node:
-    """A node whose beacon gives every round in time; there is no trainer here that would run one."""
+    """Return a node whose beacon has every round in time, since no trainer runs one here."""
     node = make_node(config, name, NodeTelemetry("x"))
     return replace(node, beacon=PunctualBeacon())
 
@@ -150,11 +150,11 @@ def test_a_node_of_many_buckets_announces_its_own(run_toml: Path):
     trio.run(write)
     directory = run_toml.parent
     assert (directory / "mine" / paths.head(node.key.public)).is_file()
-    announced = (directory / "square" / paths.participant(node.key.public)).read_bytes()
-    assert b"https://m.example.org" in announced
+    announcement = (directory / "square" / paths.participant(node.key.public)).read_bytes()
+    assert b"https://m.example.org" in announcement
 
 
-def test_plain_http_to_this_machine_is_for_those_who_allow_it(run_toml: Path):
+def test_plain_http_to_this_machine_must_be_allowed(run_toml: Path):
     async def read(config: Config) -> None:
         owner = replace(_punctual(config, "miner-2"), space="http://127.0.0.1:1")
         node = make_node(config, "miner-1", NodeTelemetry("x"))

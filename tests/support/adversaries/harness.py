@@ -16,7 +16,7 @@ from torch import Tensor
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import TorchEngine
-from grailnode.run.creation import SCORING, Choices, authority
+from grailnode.run.creation import SCORING, Choices, first_authority
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.beacon import LocalKey
@@ -150,7 +150,7 @@ class Field:
         choices = Choices()
         return RunManifest(
             name="zoo",
-            authority=authority(
+            authority=first_authority(
                 choices,
                 roots=[key("zoo root").public],
                 trainers=[key("zoo trainer").public],

@@ -75,11 +75,11 @@ BEACON_KEY = LocalKey.from_seed(b"simulated beacon")
 
 def draft(choices: creation.Choices, validators: Sequence[str], policy: Path = PACKAGED_POLICY) -> RunManifest:
     """The rules of a simulated run."""
-    return creation.draft(
+    return creation.draft_manifest(
         choices,
         policy,
         BEACON_KEY.chain(PERIOD_MS, int(BEGIN * 1000) + 1000),
-        creation.authority(
+        creation.first_authority(
             choices,
             roots=[key("root").public],
             trainers=[key("trainer").public],
@@ -111,7 +111,7 @@ class Network:
         self.compute = Compute(models.build(self.policy))
         self.validators = [f"validator-{number}" for number in range(validators)]
         manifest = draft(creation.Choices(**{**choices.__dict__, "quorum": quorum}), self.validators, policy)
-        self.signed: Signed[RunManifest] = creation.seal(manifest, key("root"))
+        self.signed: Signed[RunManifest] = creation.sign_manifest(manifest, key("root"))
 
     @property
     def run(self) -> RunManifest:
@@ -151,7 +151,7 @@ class Network:
 
     def amend(self, **changes: Any) -> None:
         """Other rules, before anybody has started."""
-        self.signed = creation.seal(self.run.model_copy(update=changes), key("root"))
+        self.signed = creation.sign_manifest(self.run.model_copy(update=changes), key("root"))
 
     def trainer_settings(self, groups_per_step: int = 4, canaries: int = 0, **publisher: Any) -> TrainerSettings:
         """What the simulated trainer's operator decides."""

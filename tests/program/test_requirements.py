@@ -1,4 +1,4 @@
-"""What a run's environment needs beside its name: every way in which it can be missing or wrong, told in one line."""
+"""What a run's environment requires: every way in which it can be missing or wrong is an error of one line."""
 
 import json
 from pathlib import Path
@@ -32,89 +32,87 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def refused(environment: str, data: Path | None, policy: Policy, max_tokens: int = 64) -> str:
+def error_of(environment: str, data: Path | None, policy: Policy, max_tokens: int = 64) -> str:
     with pytest.raises(RequirementError) as raised:
         requirements.check(environment, data, policy, max_tokens)
     assert "\n" not in str(raised.value)
     return str(raised.value)
 
 
-def test_files_that_ship_with_the_program_serve(reader: Policy, data: Path) -> None:
-    found = requirements.check("math", data, reader, 64)
-    assert found is not None
-    assert len(found.problems) == len(MATH.splitlines())
+def test_the_files_that_ship_with_the_program_are_accepted(reader: Policy, data: Path) -> None:
+    problems = requirements.check("math", data, reader, 64)
+    assert problems is not None
+    assert len(problems.problems) == len(MATH.splitlines())
     data.write_bytes(CODE)
     assert requirements.check("code-3.11", data, reader, 64) is not None
     assert requirements.check("sat", None, reader, 8) is None
 
 
-def test_a_file_too_many_or_too_few(reader: Policy, data: Path) -> None:
-    assert refused("math", None, reader) == "environment 'math' takes its problems from a data file: --data FILE"
-    assert refused("sat", data, reader) == "environment 'sat' takes no data file: drop --data"
-    assert refused("chess", data, reader).startswith("unknown environment 'chess'; there are: addition, ")
+def test_a_missing_or_a_needless_file_is_refused(reader: Policy, data: Path) -> None:
+    assert error_of("math", None, reader) == "environment 'math' takes its problems from a data file: --data FILE"
+    assert error_of("sat", data, reader) == "environment 'sat' takes no data file: drop --data"
+    assert error_of("chess", data, reader).startswith("unknown environment 'chess'; there are: addition, ")
 
 
 def test_files_that_cannot_be_read(reader: Policy, data: Path, tmp_path: Path) -> None:
-    missing = tmp_path / "missing"
-    assert refused("math", missing, reader) == f"{missing}: the data file cannot be read (no such file or directory)"
-    assert refused("math", tmp_path, reader) == f"{tmp_path}: the data file cannot be read (is a directory)"
+    nowhere = tmp_path / "missing"
+    assert error_of("math", nowhere, reader) == f"{nowhere}: the data file cannot be read (no such file or directory)"
+    assert error_of("math", tmp_path, reader) == f"{tmp_path}: the data file cannot be read (is a directory)"
     data.write_bytes(MATH + b"\n{}\n")
-    assert refused("math", data, reader) == f"{data}: line {len(MATH.splitlines()) + 2}: no 'question'"
+    assert error_of("math", data, reader) == f"{data}: line {len(MATH.splitlines()) + 2}: no 'question'"
     with data.open("wb") as file:
         file.truncate(limits.MAX_DATA_BYTES + 1)
-    assert "more than 67108864; leave some problems out" in refused("math", data, reader)
+    assert "more than 67108864; leave some problems out" in error_of("math", data, reader)
 
 
-def test_prompts_that_the_policy_cannot_read_or_has_no_room_for(reader: Policy, data: Path) -> None:
-    assert "has characters that the policy's tokenizer does not know; give a policy that reads text" in refused(
+def test_prompts_that_the_policy_cannot_read_or_has_no_positions_for(reader: Policy, data: Path) -> None:
+    assert "has characters that the policy's tokenizer does not know; give a policy that reads text" in error_of(
         "math", data, Policy.load(PACKAGED_POLICY)
     )
-    assert "and with completions of up to 2000 the policy has room for 48" in refused("math", data, reader, 2000)
-    assert "has room for 0;" in refused("math", data, reader, 5000)
+    assert "and with completions of up to 2000 the policy has room for 48" in error_of("math", data, reader, 2000)
+    assert "has room for 0;" in error_of("math", data, reader, 5000)
     data.write_bytes(MATH + json.dumps({"question": "é?", "answer": "#### 4"}).encode())
-    assert "'é?" in refused("math", data, reader)
+    assert "'é?" in error_of("math", data, reader)
 
 
 def test_a_run_keeps_the_data_file_that_it_names(reader: Policy, data: Path, tmp_path: Path) -> None:
     choices = Choices(environment="math", data=data, max_tokens=64)
-    made = workspace.create(tmp_path / "run", choices, workspace.Pace(), policy=reader.directory)
+    config = workspace.create(tmp_path / "run", choices, workspace.Pace(), policy=reader.directory).config
     data.unlink()
-    run = open_run((made.directory / "run.manifest").read_bytes()).record
-    own = data_file(load(made.config))
-    assert own == made.directory / "data.jsonl"
-    assert requirements.published(run, own) == {"data.jsonl": MATH}
+    run = open_run(config.with_name("run.manifest").read_bytes()).record
+    own = data_file(load(config))
+    assert own == config.with_name("data.jsonl")
+    assert requirements.files_to_publish(run, own) == {"data.jsonl": MATH}
     with pytest.raises(RequirementError, match=r"^this run has a data file, .*: set \[trainer\] data$"):
-        requirements.published(run, None)
+        requirements.files_to_publish(run, None)
     own.write_bytes(MATH + b"\n")
     with pytest.raises(RequirementError, match=r"data\.jsonl: not the data file of this run .*: put the original back"):
-        requirements.published(run, own)
+        requirements.files_to_publish(run, own)
     own.unlink()
     with pytest.raises(RequirementError, match="cannot be read"):
-        requirements.published(run, own)
+        requirements.files_to_publish(run, own)
 
 
-def test_nothing_is_written_for_a_run_that_cannot_be(data: Path, tmp_path: Path) -> None:
+def test_nothing_is_written_for_a_run_that_cannot_be_created(data: Path, tmp_path: Path) -> None:
     with pytest.raises(RequirementError):
         workspace.create(tmp_path / "run", Choices(environment="math", data=data), workspace.Pace())
     assert not (tmp_path / "run").exists()
 
 
-def test_runs_without_data_need_none() -> None:
-    assert requirements.published(run_manifest(), None) == {}
-    assert requirements.reference(None) is None
+def test_runs_without_data_require_none() -> None:
+    assert requirements.files_to_publish(run_manifest(), None) == {}
+    assert requirements.file_reference(None) is None
     assert requirements.open_sandbox(run_manifest(environment="sat")) is None
 
 
-def test_a_sandbox_that_cannot_be_had_refuses_the_run(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_sandbox_refuses_the_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    run = run_manifest(environment="code-3.11", data=requirements.reference(data))
+    run = run_manifest(environment="code-3.11", data=requirements.file_reference(data))
     with pytest.raises(SandboxError, match="no bwrap on the PATH: install bubblewrap"):
         requirements.open_sandbox(run)
 
 
-def test_an_environment_of_a_later_program(data: Path) -> None:
-    later: RunManifest = run_manifest(environment="chess", data=requirements.reference(data))
+def test_an_environment_of_a_later_program_is_unknown(data: Path) -> None:
+    later: RunManifest = run_manifest(environment="chess", data=requirements.file_reference(data))
     with pytest.raises(RequirementError, match=f"unknown environment 'chess'; there are: {environments.names[0]}, "):
         requirements.open_sandbox(later)

@@ -1,0 +1,113 @@
+"""The processes of a trainer, a miner or a validator, and what is checked before they start."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal
+
+import torch
+import trio
+
+from grailnode.config import Config, ConfigError
+from grailnode.node import admission_proof
+from grailnode.node.processes import Kind, Launch, data_file, main, make_canary, make_node
+from grailnode.node.supervisor import ProcessSpec, Supervisor, run_until_interrupted
+from grailnode.node.telemetry import NodeTelemetry
+from grailnode.run import key_files, requirements
+from protocol.errors import AdmissionError
+from roles.authority_updates import refresh_authority
+from roles.node.identity import Node
+
+Role = Literal["trainer", "miner", "validator"]
+Report = Callable[[str], None]
+"""Takes a line for the operator."""
+
+PROCESSES: Final[Mapping[Role, tuple[Kind, ...]]] = {
+    "trainer": ("training", "upload", "download"),
+    "miner": ("miner",),
+    "validator": ("validator",),
+}
+"""The processes that every node of a role has."""
+
+
+def run_role(config: Config, role: Role, name: str, report: Report) -> None:
+    """Run a node until it is interrupted.
+
+    Args:
+        name: of the node.
+
+    Raises:
+        ProcessError: a process keeps failing.
+    """
+    specs = [ProcessSpec(f"{name}/{kind}", main, (Launch(config, kind, name),)) for kind in process_kinds(config, role)]
+    run_until_interrupted(partial(Supervisor(report).keep, specs))
+    report(f"{name}: stopped")
+
+
+def process_kinds(config: Config, role: Role) -> tuple[Kind, ...]:
+    """Return the kinds of processes of a node."""
+    kinds = PROCESSES[role]
+    if role == "trainer" and config.beacon.key:
+        kinds = ("beacon", *kinds)
+    if role == "trainer" and config.trainer.canaries:
+        kinds = (*kinds, "canary")
+    return kinds
+
+
+def check_start(config: Config, role: Role, name: str, report: Report) -> None:
+    """Refuse what cannot work, before any process starts; create the key of a new miner.
+
+    Raises:
+        ConfigError, KeyFileError, RequirementError, SandboxError: the configuration, the key, or what the run requires
+            cannot be used.
+        StoreError, ProtocolError: the run's authority cannot be read.
+    """
+    if config.store.kind == "https":
+        raise ConfigError(
+            f'store.kind: a {role} writes, and "https" only reads; `grailnode init DIR --bucket NAME` shows how to set '
+            "a bucket up"
+        )
+    path = config.at(config.node.keys) / f"{name}{key_files.SUFFIX}"
+    if not path.exists():
+        _create_key(path, role, report)
+    _check_device(config.engine.device)
+    node = make_node(config, name, NodeTelemetry(name))
+    trio.run(refresh_authority, node)
+    keys = {"trainer": node.authority.trainers, "validator": node.authority.validators}
+    if role in keys and node.key.public not in keys[role]:
+        raise key_files.KeyFileError(f"{path}: not a {role} key of this run; use --name for the node whose key is")
+    if role == "trainer" and config.trainer.canaries:
+        _check_canary(make_canary(config, name, NodeTelemetry(name)))
+    if role == "trainer":
+        requirements.find(node.run.environment)
+        requirements.files_to_publish(node.run, data_file(config))
+    if role != "trainer" or config.trainer.canaries:
+        requirements.open_sandbox(node.run)
+
+
+def _create_key(path: Path, role: Role, report: Report) -> None:
+    if role != "miner":
+        raise key_files.KeyFileError(
+            f"{path}: no such key; use --name for the node whose key is here, or restore its key"
+        )
+    report(f"{path}: made, a new key: {key_files.read_or_create(path).public.hex()}")
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # an unknown name, or a torch built without the device
+        raise ConfigError(f"engine.device: torch cannot use {name!r} here ({str(error).splitlines()[0]})") from None
+
+
+def _check_canary(node: Node) -> None:
+    """Refuse to start with a canary that validators would ignore."""
+    trio.run(refresh_authority, node)
+    try:
+        trio.run(admission_proof.check_admitted, node)
+    except (AdmissionError, key_files.KeyFileError) as error:
+        public = node.key.public.hex()
+        raise ConfigError(
+            f"trainer.canaries: this run admits by {node.authority.admission.policy}, and its canary {public} is not "
+            f"admitted ({error}); run `grailnode admit {public}`, or set trainer.canaries = 0"
+        ) from None

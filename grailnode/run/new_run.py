@@ -1,0 +1,247 @@
+"""What `grailnode init` does: create a run on this machine or in a bucket, or prepare a node of somebody else's run."""
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from grailnode.beacon import public_chains
+from grailnode.engine.policy import PACKAGED_POLICY
+from grailnode.run import creation, joining, key_files, requirements, run_toml, workspace
+from grailnode.run.buckets import Bucket, BucketError, BucketUse, Document, Provider, documents, parse_bucket
+from grailnode.run.creation import Choices
+from grailnode.run.files import NewFiles
+from grailnode.run.workspace import MINERS, Pace, Workspace, WorkspaceError
+from protocol import paths
+from protocol.beacon import ChainInfo
+from protocol.errors import SignatureError
+from protocol.identity.authority import OPEN, Admission
+from protocol.identity.signing import SigningKey, check_public_key
+
+BUCKET_DIRECTORY: Final = "bucket"
+"""The directory beside run.toml with the documents that a bucket needs."""
+
+_MAX_TITLE: Final = 64
+_PUBLIC_WINDOW_SECONDS: Final = 60.0
+_aws_region: Final = re.compile(r"\.s3\.([a-z0-9-]+)\.amazonaws\.com")
+
+
+@dataclass(frozen=True)
+class InitOptions:
+    """The options of `grailnode init`, under the names of its parameters.
+
+    Attributes:
+        title: of the run; None for the directory's name.
+        policy: a checkpoint directory; None for the packaged genesis.
+        max_tokens: the longest completion; None for the environment's.
+        proof: as for `workspace.create`.
+        bucket: where this run or node writes; None for a directory of this machine.
+        url: where everybody reads the bucket; empty for the service's own URL.
+        readers: principals that may read the bucket; everybody where there are none.
+        days: after which objects of settled windows are deleted from the bucket.
+        join: the URL of the manifest of the run to join; None to create one.
+        meeting: the bucket where the participants of the run to join meet.
+        name: of the node that joins.
+        threshold: root keys that must sign; None for 2, or for the only one.
+        validators: how many keys of validators are created; validator_keys: public keys of others, in hexadecimal.
+        window: seconds; None for the demo's, or a minute with a public beacon.
+        work: bits of the proof of work of an open run's miner.
+    """
+
+    directory: Path
+    title: str | None
+    policy: Path | None
+    environment: str
+    data: Path | None
+    max_tokens: int | None
+    proof: Path | None
+    bucket: str | None
+    provider: Provider
+    region: str
+    url: str
+    readers: tuple[str, ...]
+    days: int
+    join: str | None
+    meeting: str | None
+    name: str
+    roots: int
+    threshold: int | None
+    validators: int
+    validator_keys: tuple[str, ...]
+    quorum: int
+    window: float | None
+    beacon: Literal["own", "quicknet"]
+    admission: Literal["open", "allowlist", "invite"]
+    work: int
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """A run that was created: its choices, and for one in a bucket what that needs and the manifest's public URL."""
+
+    workspace: Workspace
+    choices: Choices
+    documents: tuple[Document, ...] = ()
+    url: str = ""
+
+
+@dataclass(frozen=True)
+class NewMember:
+    """A node that can join a run: its public key, and what its bucket needs."""
+
+    key: bytes
+    documents: tuple[Document, ...]
+
+
+def create_run(options: InitOptions) -> NewRun:
+    """Create a run, in a bucket where one is named.
+
+    Raises:
+        WorkspaceError, BucketError: the options contradict each other or cannot be used.
+        ProofFileError, PolicyError, RequirementError, KeyFileError, OSError: as for `workspace.create`.
+    """
+    bucket = None if options.bucket is None else _bucket(options, options.bucket)
+    chain = None if options.beacon == "own" else public_chains.CHAINS[options.beacon]
+    choices = _choices(options, chain)
+    seconds = options.window
+    new_workspace = workspace.create(
+        options.directory,
+        choices,
+        Pace() if seconds is None else Pace(period_ms=round(seconds * 1000 / choices.rounds)),
+        policy=options.policy or PACKAGED_POLICY,
+        proof=options.proof,
+        miners=MINERS if options.admission == "open" else (),  # others would have to be admitted before they start
+        beacon=chain,
+        bucket=bucket,
+    )
+    if bucket is None:
+        return NewRun(new_workspace, choices)
+    writers = tuple(key for name, key in new_workspace.keys.items() if not name.startswith("root"))
+    manifest = creation.open_run((new_workspace.directory / "run.manifest").read_bytes()).record
+    use = BucketUse(writers, options.readers, manifest.beacon.chain_hash.hex(), options.days)
+    with new_workspace.files as files:
+        texts = _write_documents(files, options.directory, bucket, use)
+    return NewRun(new_workspace, choices, texts, f"{bucket.url}/{paths.run(new_workspace.run_id)}")
+
+
+def join_run(options: InitOptions, manifest: str, meeting: str) -> NewMember:
+    """Prepare a directory for a node of somebody else's run: run.toml, and the node's key unless it is there already.
+
+    Args:
+        manifest: the URL of the run's manifest.
+        meeting: the bucket where the run's participants meet.
+
+    Raises:
+        ConfigError, BucketError: a URL or a bucket cannot be used, or there is a run already.
+        KeyFileError, OSError: a file can be neither read nor written.
+    """
+    own = _bucket(options, options.bucket or "")
+    meeting_bucket, run_id = _meeting_bucket(options, manifest, meeting)
+    config = options.directory / "run.toml"
+    if config.exists():
+        raise BucketError(f"{config}: there is a run already; choose another directory")
+    with NewFiles() as files:
+        path = options.directory / "keys" / f"{options.name}{key_files.SUFFIX}"
+        key = SigningKey(key_files.read(path) if path.exists() else files.create_key(path)).public
+        files.write(config, run_toml.for_member(manifest, run_id, own, meeting_bucket).encode())
+        use = BucketUse((key,), options.readers, days=options.days)
+        texts = _write_documents(files, options.directory, own, use)
+    return NewMember(key, texts)
+
+
+def _bucket(options: InitOptions, text: str) -> Bucket:
+    return parse_bucket(text, options.provider, options.region, options.url)
+
+
+def _meeting_bucket(options: InitOptions, manifest: str, meeting: str) -> tuple[Bucket, str]:
+    """Return the bucket where the participants of a run meet, and the run's id."""
+    base, run_id = joining.split_manifest_url(manifest)
+    if not base:
+        raise BucketError(f"{manifest}: which run? a manifest's URL ends with /runs/ID, ID being 64 hexadecimal digits")
+    joining.check_base(base, f"--join {manifest}")
+    provider: Provider = "aws" if "://" not in meeting or meeting.startswith("s3://") else options.provider
+    region = _aws_region.search(base)  # the meeting point may be in another region than this node's bucket
+    return replace(parse_bucket(meeting, provider, region[1] if region else options.region, base), url=base), run_id
+
+
+def _write_documents(files: NewFiles, directory: Path, bucket: Bucket, use: BucketUse) -> tuple[Document, ...]:
+    texts = documents(bucket, use)
+    for document in texts:
+        files.write(directory / BUCKET_DIRECTORY / document.name, document.text.encode())
+    return tuple(texts)
+
+
+def _choices(options: InitOptions, chain: ChainInfo | None) -> Choices:
+    """Return the choices of a run from the options.
+
+    Args:
+        chain: the public beacon; None for one of the run's own.
+
+    Raises:
+        WorkspaceError: the options contradict each other.
+        RequirementError: the environment is unknown.
+    """
+    remote_validators = _validator_keys(options.validator_keys)
+    validators = options.validators + len(remote_validators)
+    if not validators:
+        raise WorkspaceError("a run without validators; name one with --validator, or raise --validators")
+    threshold = min(2, options.roots) if options.threshold is None else options.threshold
+    if threshold > options.roots:
+        raise WorkspaceError(f"{threshold} of {options.roots} root keys can never sign; lower --threshold")
+    if options.quorum > validators:
+        raise WorkspaceError(
+            f"{options.quorum} of {validators} validators can never accept; lower --quorum, or name more with "
+            "--validator"
+        )
+    choices = Choices(
+        name=_title(options),
+        environment=options.environment,
+        data=options.data,
+        max_tokens=options.max_tokens or requirements.find(options.environment).tokens,
+        roots=options.roots,
+        root_threshold=threshold,
+        validators=options.validators,
+        remote_validators=remote_validators,
+        quorum=options.quorum,
+        admission=_admission(options),
+    )
+    if chain is None:
+        return choices
+    try:
+        return choices.in_rounds(public_chains.rounds_of(chain, options.window or _PUBLIC_WINDOW_SECONDS))
+    except ValueError as error:
+        raise WorkspaceError(f"{error}; raise --window") from None
+
+
+def _title(options: InitOptions) -> str:
+    """Return the run's title; the directory's name without what a manifest cannot have in it."""
+    if options.title is None:
+        name = options.directory.resolve().name
+        return "".join(character for character in name if character.isprintable())[:_MAX_TITLE] or "run"
+    if not options.title or len(options.title) > _MAX_TITLE or not options.title.isprintable():
+        raise WorkspaceError(f"--title {options.title!r}: give 1 to {_MAX_TITLE} printable characters")
+    return options.title
+
+
+def _admission(options: InitOptions) -> Admission:
+    credential = "work" if options.work else ""
+    return OPEN.model_copy(update={"policy": options.admission, "credential": credential, "difficulty": options.work})
+
+
+def _validator_keys(texts: tuple[str, ...]) -> tuple[bytes, ...]:
+    """Return the public keys of validators whose secret keys other people hold.
+
+    Raises:
+        WorkspaceError: a text is no public key, or is given twice.
+    """
+    keys: list[bytes] = []
+    for text in texts:
+        try:
+            key = bytes.fromhex(text)
+            check_public_key(key)
+        except (ValueError, SignatureError):
+            raise WorkspaceError(f"--validator {text}: not a public key (64 hexadecimal digits)") from None
+        if key in keys:
+            raise WorkspaceError(f"--validator {text}: named twice")
+        keys.append(key)
+    return tuple(keys)

@@ -1,0 +1,187 @@
+"""The text of run.toml, with comments for the operator, as `grailnode init` writes it.
+
+The templates are TOML. Values are set in them with tomlkit, which keeps the comments and quotes strings correctly.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import tomlkit
+from tomlkit import TOMLDocument
+from tomlkit.items import AbstractTable
+
+from grailnode.beacon.public_chains import RELAYS
+from grailnode.run.buckets import Bucket
+from protocol.beacon import ChainInfo
+
+Value = str | int | float | None
+"""Of a key; None leaves the key out of the file."""
+
+Sections = Mapping[str, Mapping[str, Value]]
+"""Values by section and key."""
+
+_HEADER: Final = """\
+A grailnode run on this machine. These, each in a terminal of its own, make the network:
+{starts}
+Any key can be overridden for one start: --set miner.groups=8
+Paths are relative to this file. Secrets are not in it: they are in keys/, readable by their owner alone.
+"""
+
+_RUN: Final = """
+[run]
+manifest = "run.manifest"  # the signed rules that all nodes share
+id = ""
+"""
+
+_LOCAL_STORE: Final = """
+[store]
+kind = "local"  # a directory that all nodes of this machine share
+path = "store"
+"""
+
+_BUCKET_STORE: Final = """
+[store]
+kind = "s3"
+bucket = ""
+endpoint = ""
+region = ""
+prefix = ""
+addressing = "auto"
+credentials = "s3.credentials"  # mode 0600; without this key: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY
+url = ""  # where everybody reads what this node writes
+
+[store.meeting]  # where participants announce themselves
+kind = "s3"
+bucket = ""
+endpoint = ""
+region = ""
+prefix = ""
+addressing = "auto"
+credentials = "s3.credentials"
+url = ""
+"""
+
+_SETTINGS: Final = """
+[node]
+keys = "keys"    # one file for each name
+state = "state"  # one directory for each name: never share one between two processes
+logs = "logs"    # one file of JSON lines for each process
+metrics_port = 0 # of 127.0.0.1, for Prometheus; a trainer's processes take the next ports too; 0 for none
+
+[beacon]
+key = "beacon"  # the trainer's node runs this run's local beacon with keys/beacon.key
+relays = []
+
+[engine]
+device = "cpu"      # or "cuda"
+dtype = "float32"   # what BF16 weights are widened to; "bfloat16" on a GPU
+threads = 1         # of torch, for each process
+
+[trainer]
+data = "data.jsonl"       # the problems, as named in the manifest
+policy = "genesis"        # the packaged policy, or a directory with a Hugging Face checkpoint
+learning_rate = 7e-6
+warmup_steps = 10         # over which the learning rate rises to that
+groups_per_step = 16      # groups of one optimizer step
+steps_per_version = 1     # optimizer steps between two published versions
+max_uses = 1              # times that a group is trained on
+decay = 0.7               # weight of a group for each version that it is behind
+max_staleness = 16        # versions behind after which it is dropped
+anchor_interval = 25      # versions between two full checkpoints
+patch_profile = "compact" # or "fast", or "auto": whichever brings a version to the followers first, as measured
+
+[miner]
+groups = 16  # a window, at most what the run allows
+
+[validator]
+evaluation_problems = 256  # held-out problems solved greedily for every version
+"""
+
+_REMOTE_RUN: Final = """\
+[run]
+manifest = ""
+id = ""
+"""
+
+_REMOTE_BEACON: Final = """
+[beacon]
+key = ""  # somebody else runs it; for a public one, relays = ["https://..."] names other relays
+"""
+
+
+def for_new_run(values: Sections, starts: Sequence[str], bucket: Bucket | None, beacon: ChainInfo | None) -> str:
+    """Return the run.toml of a run that is created here.
+
+    Args:
+        values: what differs from the templates.
+        starts: the commands that start the nodes.
+        bucket: where the run is stored and its participants meet; None for a directory of this machine.
+        beacon: the public beacon; None for one of the run's own.
+    """
+    header = _HEADER.format(starts="\n".join(f"  {start}" for start in starts))
+    comments = "".join(f"# {line}\n" for line in header.splitlines())
+    store = _LOCAL_STORE if bucket is None else _BUCKET_STORE
+    document = tomlkit.parse(comments + _RUN + store + _SETTINGS)
+    if bucket is not None:
+        _set_buckets(document, bucket, bucket, meeting_credentials="s3.credentials")
+    if beacon is None:
+        _table(document, "beacon").remove("relays")
+    else:
+        _set_public_beacon(_table(document, "beacon"), beacon)
+    for section, keys in values.items():
+        _set(_table(document, section), keys)
+    return document.as_string()
+
+
+def for_member(manifest: str, run_id: str, bucket: Bucket, meeting: Bucket) -> str:
+    """Return the run.toml of a node that joins somebody else's run.
+
+    Args:
+        manifest: the URL of the run's manifest.
+        bucket: where the node writes.
+        meeting: where participants announce themselves; the node has credentials of its own for it.
+    """
+    document = tomlkit.parse(_REMOTE_RUN + _BUCKET_STORE + _REMOTE_BEACON)
+    _set(_table(document, "run"), {"manifest": manifest, "id": run_id})
+    _set_buckets(document, bucket, meeting, meeting_credentials="meeting.credentials")
+    return document.as_string()
+
+
+def _table(parent: TOMLDocument | AbstractTable, name: str) -> AbstractTable:
+    table = parent[name]
+    assert isinstance(table, AbstractTable)
+    return table
+
+
+def _set(table: AbstractTable, values: Mapping[str, Value]) -> None:
+    for key, value in values.items():
+        if value is None:
+            table.remove(key)
+        else:
+            table[key] = value
+
+
+def _set_buckets(document: TOMLDocument, own: Bucket, meeting: Bucket, *, meeting_credentials: str) -> None:
+    store = _table(document, "store")
+    _set(store, _place(own))
+    _set(_table(store, "meeting"), {**_place(meeting), "credentials": meeting_credentials})
+
+
+def _place(bucket: Bucket) -> dict[str, Value]:
+    return {
+        "bucket": bucket.name,
+        "endpoint": bucket.endpoint or None,
+        "region": bucket.region,
+        "prefix": bucket.prefix or None,
+        "addressing": "path" if bucket.provider == "minio" else "auto",
+        "url": bucket.url,
+    }
+
+
+def _set_public_beacon(table: AbstractTable, chain: ChainInfo) -> None:
+    key = tomlkit.string("")
+    key.trivia.comment = f"# public: {chain.beacon_id}; its relays, in the order in which they are asked:"
+    table["key"] = key
+    relays = tomlkit.array()
+    relays.extend(RELAYS.get(chain.chain_hash, ()))
+    table["relays"] = relays.multiline(True)

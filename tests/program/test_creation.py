@@ -1,0 +1,198 @@
+"""`grailnode init`: the title of a run, its beacon, its validators, and who is told to start."""
+
+import shutil
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from grailnode.config import load
+from grailnode.engine.policy import PACKAGED_POLICY
+from grailnode.node.stores import Storage
+from grailnode.node.telemetry import NodeTelemetry
+from grailnode.run import workspace
+from grailnode.run.creation import Choices, open_run
+from protocol.beacon import quicknet
+from protocol.identity.signing import SigningKey
+from protocol.run import RunManifest
+from tests.support.command_line import run_command
+
+STRANGER = SigningKey(b"s" * 32).public.hex()
+OTHER = SigningKey(b"o" * 32).public.hex()
+
+
+def rules(directory: Path) -> RunManifest:
+    return open_run((directory / "run.manifest").read_bytes()).record
+
+
+class TestPublicBeacon:
+    def test_the_chain_is_pinned_and_windows_are_counted_in_its_rounds(self, tmp_path: Path):
+        before = time.time()
+        result = run_command("init", str(tmp_path), "--beacon", "quicknet")
+        assert result.returncode == 0, result.stderr
+        run = rules(tmp_path)
+        assert run.beacon == quicknet
+        schedule = run.schedule
+        assert (schedule.rounds, schedule.commit_rounds, schedule.audit_rounds) == (20, 12, 15)  # a minute
+        assert (schedule.seal_rounds, schedule.verdict_rounds) == (40, 60)
+        assert before < run.opening_time(0) <= time.time() + 3  # window 0 opens with the next round
+
+    def test_the_run_has_its_relays_and_no_key_of_it(self, tmp_path: Path):
+        assert run_command("init", str(tmp_path), "--beacon", "quicknet").returncode == 0
+        assert not (tmp_path / "keys" / "beacon.key").exists()
+        section = tomllib.loads((tmp_path / "run.toml").read_text())["beacon"]
+        assert section["key"] == ""
+        assert len(section["relays"]) >= 3
+
+    def test_a_member_knows_its_relays_and_may_name_others(self, tmp_path: Path):
+        config = workspace.create(tmp_path, Choices().in_rounds(20), workspace.Pace(), beacon=quicknet).config
+        text = config.read_text()
+        config.write_text(text[: text.index("relays = [")] + text[text.index("]\n", text.index("relays = [")) + 2 :])
+
+        def names(*overrides: str, chain: bytes = quicknet.chain_hash) -> list[str]:
+            storage = Storage(load(config, overrides), NodeTelemetry("test"))
+            return [relay.name for relay in storage.relays(chain)]
+
+        assert len(names()) >= 3
+        assert len({name.split("/")[2] for name in names()}) == len(names())
+        assert names('beacon.relays=["https://relay.example.org"]') == ["https://relay.example.org"]
+        assert names(chain=bytes(32)) == []  # a run's own: its store has the rounds
+
+    def test_a_window_shorter_than_three_rounds_is_refused_in_one_line(self, tmp_path: Path):
+        result = run_command("init", str(tmp_path), "--beacon", "quicknet", "--window", "5")
+        assert result.returncode == 1
+        assert result.stderr == "grailnode: a window is at least 3 rounds, 9 s here; raise --window\n"
+        assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize("rounds", [3, 4, 5, 7, 8, 20, 1200])
+    def test_a_schedule_keeps_its_order_and_its_proportions(self, rounds: int):
+        scaled = Choices().in_rounds(rounds)
+        moments = (scaled.commit_rounds, scaled.audit_rounds, scaled.seal_rounds, scaled.verdict_rounds)
+        assert list(moments) == sorted(set(moments))
+        assert scaled.audit_rounds <= rounds
+        for ours, theirs in zip(moments, (5, 6, 16, 24), strict=True):
+            assert abs(ours / rounds - theirs / 8) <= 1 / rounds
+
+
+class TestValidators:
+    def test_keys_of_others_are_named_and_not_created(self, tmp_path: Path):
+        result = run_command("init", str(tmp_path), "--validator", STRANGER, "--validator", OTHER, "--quorum", "3")
+        assert result.returncode == 0, result.stderr
+        own = SigningKey(bytes.fromhex((tmp_path / "keys" / "validator.key").read_text())).public
+        assert rules(tmp_path).authority.validators == (own, bytes.fromhex(STRANGER), bytes.fromhex(OTHER))
+        assert rules(tmp_path).authority.quorum == 3
+        assert {file.name for file in (tmp_path / "keys").glob("validator*")} == {"validator.key"}
+
+    def test_each_whose_key_is_here_has_a_start_command(self, tmp_path: Path):
+        result = run_command("init", str(tmp_path), "--validators", "2", "--quorum", "2")
+        starts = [line.strip() for line in result.stdout.splitlines() if "--role validator" in line]
+        assert [start.partition("run.toml")[2] for start in starts] == ["", " --name validator-2"]
+        assert all(start in (tmp_path / "run.toml").read_text() for start in starts)
+
+    def test_all_of_them_may_be_somebody_elses(self, tmp_path: Path):
+        result = run_command("init", str(tmp_path), "--validators", "0", "--validator", STRANGER)
+        assert result.returncode == 0, result.stderr
+        assert rules(tmp_path).authority.validators == (bytes.fromhex(STRANGER),)
+        assert "--role validator" not in result.stdout
+        assert STRANGER in result.stdout
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("--validator", "no key"), "--validator no key: not a public key"),
+            (("--validator", STRANGER[:-2]), "not a public key"),
+            (("--validator", "00" * 32), "not a public key"),  # of small order
+            (("--validator", STRANGER, "--validator", STRANGER), "named twice"),
+            (("--validators", "0"), "without validators"),
+            (("--validator", STRANGER, "--quorum", "3"), "3 of 2 validators can never accept"),
+            (("--roots", "2", "--threshold", "3"), "3 of 2 root keys can never sign"),
+        ],
+    )
+    def test_an_impossible_set_of_keys_is_refused(self, tmp_path: Path, arguments: tuple[str, ...], message: str):
+        result = run_command("init", str(tmp_path), *arguments)
+        assert result.returncode == 1
+        assert message in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+        assert not list(tmp_path.iterdir())
+
+    def test_a_member_keeps_a_key_that_it_has(self, tmp_path: Path):
+        new_key = run_command("keys", "new", str(tmp_path / "keys" / "validator-2.key"))
+        public = new_key.stdout.split()[-1]
+        result = run_command(
+            *(
+                "init",
+                str(tmp_path),
+                "--bucket",
+                "judge",
+                "--url",
+                "https://judge.example.org",
+                "--name",
+                "validator-2",
+            ),
+            *("--join", f"https://founder.example.org/runs/{'0' * 64}", "--meeting", "founder"),
+        )
+        assert result.returncode == 0, result.stderr
+        assert f"validator-2 is {public}" in result.stdout
+
+
+class TestMiners:
+    def test_those_of_an_open_run_have_start_commands(self, tmp_path: Path):
+        result = run_command("init", str(tmp_path))
+        assert result.stdout.count("--role miner") == 2
+        assert (tmp_path / "run.toml").read_text().count("--role miner") == 2
+
+    @pytest.mark.parametrize("admission", ["invite", "allowlist"])
+    def test_none_is_created_where_miners_must_be_admitted(self, tmp_path: Path, admission: str):
+        result = run_command("init", str(tmp_path), "--admission", admission)
+        assert result.returncode == 0, result.stderr
+        assert "--role miner" not in result.stdout
+        assert "`grailnode admit PUBLICKEY`" in result.stdout
+        assert "--role miner" not in (tmp_path / "run.toml").read_text()
+        assert not list((tmp_path / "keys").glob("miner*"))
+
+
+class TestTitle:
+    def test_it_is_the_directorys_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        assert run_command("init", str(tmp_path / "my-run")).returncode == 0
+        assert rules(tmp_path / "my-run").name == "my-run"
+        (tmp_path / "other\n run").mkdir()
+        monkeypatch.chdir(tmp_path / "other\n run")
+        assert run_command("init", ".").returncode == 0
+        assert rules(Path()).name == "other run"
+        assert load(Path()).at("keys").is_dir()
+
+    def test_it_may_be_given(self, tmp_path: Path):
+        assert run_command("init", str(tmp_path), "--title", "addition, again").returncode == 0
+        assert rules(tmp_path).name == "addition, again"
+
+    @pytest.mark.parametrize("title", ["", "a" * 65, "two\nlines"])
+    def test_it_is_a_short_line(self, tmp_path: Path, title: str):
+        result = run_command("init", str(tmp_path), "--title", title)
+        assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
+        assert result.stderr.startswith("grailnode: --title ")
+
+
+class TestRunToml:
+    def test_values_are_quoted(self, tmp_path: Path):
+        directory = tmp_path / 'it\'s "here"'
+        shutil.copytree(PACKAGED_POLICY, directory)
+        assert run_command("init", str(tmp_path / "run"), "--policy", str(directory)).returncode == 0
+        assert load(tmp_path / "run").trainer.policy == str(directory)
+
+    def test_comments_are_aligned_and_unchanged(self, tmp_path: Path):
+        assert run_command("init", str(tmp_path / "local")).returncode == 0
+        assert run_command("init", str(tmp_path / "bucket"), "--bucket", "mine", "--beacon", "quicknet").returncode == 0
+        local, bucket = ((tmp_path / name / "run.toml").read_text().splitlines() for name in ("local", "bucket"))
+        for line in (
+            'manifest = "run.manifest"  # the signed rules that all nodes share',
+            "warmup_steps = 10         # over which the learning rate rises to that",
+            "groups = 16  # a window, at most what the run allows",
+        ):
+            assert line in local
+            assert line in bucket
+        assert 'kind = "local"  # a directory that all nodes of this machine share' in local
+        url = "https://mine.s3.us-east-1.amazonaws.com"
+        assert f'url = "{url}"  # where everybody reads what this node writes' in bucket
+        assert "[store.meeting]  # where participants announce themselves" in bucket
+        assert not [line for line in local + bucket if line.startswith(("data =", "endpoint =", "prefix ="))]
