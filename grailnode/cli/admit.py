@@ -14,7 +14,7 @@ from grailnode.run.authority_drafts import RevisionError
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command: the miner's public key or key file, and for an invitation, its days and who signs."""
+    """The options of the command: the miner's key, and for an invitation, its days and the key file that signs it."""
 
     key: str
     run: str
@@ -25,8 +25,15 @@ class Options:
 @click.command()
 @click.argument("key")
 @run_option
-@click.option("--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="That an invitation counts.")
-@click.option("--key", "inviter", type=FILE, help="Who invites. Default: a root or inviter key in the run's keys/.")
+@click.option(
+    "--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="Days for which an invitation is valid."
+)
+@click.option(
+    "--key",
+    "inviter",
+    type=FILE,
+    help="Key file that signs an invitation. Default: a root or inviter key in the run's keys/.",
+)
 def admit(**parameters: Any) -> None:
     """Let KEY (64 hexadecimal digits) mine: list it, or print an invitation, as the run's admission policy asks."""
     admit_miner(Options(**parameters))

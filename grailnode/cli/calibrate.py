@@ -3,30 +3,28 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import click
 import torch
 import trio
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from grailnode.calibration import prompts, proof_file
 from grailnode.calibration.pairs import CalibrationTask
 from grailnode.calibration.procedure import CalibrationJob
 from grailnode.calibration.procedure import calibrate as run_calibration
-from grailnode.calibration.proof_file import PairRow, Proof
-from grailnode.calibration.thresholds import WIDEST_MARGIN, CalibrationError, ThresholdDemands
+from grailnode.calibration.proof_file import PairRow
+from grailnode.calibration.thresholds import CalibrationError, ThresholdDemands
 from grailnode.calibration.variants import DType, Pair, Variant, select
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.run import requirements
 from grailnode.run.creation import Choices
 from grailnode.run.files import write_whole
+from grailnode.ui.terminal import pairs_table, threshold_lines
 from protocol.rollout.sampling import SamplingParams
 from protocol.rollout.sketch import SketchKind
-
-_UNKNOWN_TAIL: Final = " (too few tokens to tell how far the noise of the widest pair reaches: measure more --rollouts)"
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Options:
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="A Hugging Face checkpoint directory. Default: the packaged genesis.",
 )
-@click.option("--environment", default="addition", show_default=True, help="Whose prompts are completed.")
+@click.option("--environment", default="addition", show_default=True, help="The task whose prompts are completed.")
 @click.option(
     "--data",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -67,13 +65,15 @@ class Options:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help='Prompts instead of the environment\'s: JSON Lines, each {"prompt": "..."}.',
 )
-@click.option("--rollouts", type=click.IntRange(1, 10_000_000), default=1000, show_default=True, help="Of each pair.")
+@click.option(
+    "--rollouts", type=click.IntRange(1, 10_000_000), default=1000, show_default=True, help="Rollouts of each pair."
+)
 @click.option(
     "--pairs", default="run", show_default=True, help="run: one dtype; all: several as well; or names, with commas."
 )
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True)
-@click.option("--device", default="cpu", show_default=True, help="Of torch.")
-@click.option("--temperature", type=click.FloatRange(0.0, min_open=True), default=None, help="The run's. Default: 1.")
+@click.option("--device", default="cpu", show_default=True, help="The torch device.")
+@click.option("--temperature", type=click.FloatRange(0.0, min_open=True), default=None, help="Of the run. Default: 1.")
 @click.option(
     "--max-tokens", type=click.IntRange(1), default=None, help="The run's longest completion. Default: the task's."
 )
@@ -90,9 +90,11 @@ class Options:
     type=click.FloatRange(1.0),
     default=4.0,
     show_default=True,
-    help="How much more than the worst measured pair an honest machine may be off.",
+    help="How many times more than the worst measured pair an honest machine may differ.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of prompts, noise and projections.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of prompts, noise and projections."
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -101,7 +103,7 @@ class Options:
 def calibrate(**parameters: Any) -> None:
     """Measure how far honest nodes differ on a policy; write the thresholds of the check to proof.json.
 
-    Refuses when a copy with 4-bit weights could not be told from honest work.
+    Fails if a copy with 4-bit weights cannot be distinguished from honest work.
     """
     options = Options(**parameters)
     torch.set_num_threads(1)
@@ -110,8 +112,8 @@ def calibrate(**parameters: Any) -> None:
         raise CalibrationError(f"{out}: no such directory to write it to")
     job = make_job(options)
     with _Progress() as progress:
-        proof = trio.run(run_calibration, job, progress.progress, progress.pairs)
-    for line in summary(proof):
+        proof = trio.run(run_calibration, job, progress.show_rollouts, progress.show_pairs)
+    for line in threshold_lines(proof):
         click.echo(line)
     write_whole(out, proof.to_json().encode())
     click.echo(f"written: {out}")
@@ -133,7 +135,7 @@ class _Progress:
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def progress(self, what: str, done: int, total: int) -> None:
+    def show_rollouts(self, what: str, done: int, total: int) -> None:
         """Show how many rollouts of a pair are done."""
         if what not in self._tasks:
             self._tasks[what] = self._bars.add_task(what, total=total)
@@ -141,7 +143,7 @@ class _Progress:
         if self._bars.disable and done == total:
             click.echo(f"{what}: {total} rollouts", err=True)
 
-    def pairs(self, rows: Sequence[PairRow]) -> None:
+    def show_pairs(self, rows: Sequence[PairRow]) -> None:
         """Print the honest distribution."""
         self._bars.stop()
         Console().print(pairs_table(rows))
@@ -199,44 +201,3 @@ def _pairs(names: str, base: Variant, policy: Policy) -> tuple[Pair, ...]:
         return select(names, base, policy)
     except ValueError as error:
         raise CalibrationError(f"--pairs: {error}") from error
-
-
-def pairs_table(rows: Sequence[PairRow]) -> Table:
-    """Return the honest distribution of both statistics, a row for each pair."""
-    caption = "distances in sketch units; margins and shifts in logits / temperature"
-    table = Table(title="Honest distribution", caption=caption, box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("pair", no_wrap=True)
-    for title in ("tokens", "states", "distance\n99.9%", "\nmax", "\nmissed", "margin\nmax", "\nmissed", "shift\nmax"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            row.name,
-            str(row.tokens),
-            str(row.positions),
-            *(f"{value:g}" for value in row.distances[2:]),
-            f"{row.sketch_misses:.3%}",
-            f"{row.margins[2]:.2g}",
-            f"{row.margin_misses:.3%}",
-            f"{row.largest_shift:.2g}",
-        )
-    return table
-
-
-def summary(proof: Proof) -> list[str]:
-    """Return the thresholds and what they refuse, in lines."""
-    spec = proof.thresholds
-    certainty = f"with {spec.confidence:.0%} confidence, were misses {proof.measured.headroom:g} times as frequent"
-    tail = _UNKNOWN_TAIL if spec.margin_limit == WIDEST_MARGIN else ""
-    lines = [
-        f"sketch ({spec.sketch}): a position misses beyond {spec.sketch_tolerance}, at a rate of at most "
-        f"{spec.sketch_rate:.2g} ({certainty}); median of a group at most {spec.sketch_median}",
-        f"sampling: a token misses beyond a margin of {spec.margin:.2g}, at a rate of at most {spec.margin_rate:.2g} "
-        f"({certainty}); none beyond {spec.margin_limit:.3g}{tail}",
-        f"one test refuses honest work with probability {spec.level:g}; measured on {spec.positions} positions",
-    ]
-    lines += [
-        f"refused of a {copy.bits}-bit copy ({copy.pair}, {copy.tokens} tokens): {copy.rollouts:.1%} of rollouts, "
-        f"{copy.groups:.1%} of groups, {copy.windows:.1%} of windows of {proof.measured.window} groups"
-        for copy in proof.measured.copies
-    ]
-    return lines

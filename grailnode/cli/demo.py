@@ -36,7 +36,7 @@ class Options:
     default=DEFAULT_WINDOWS,
     help="How many windows. Default: 3 minutes' worth.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of all keys, hence of prompts and noise.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all keys, and so of prompts and noise.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),

@@ -47,12 +47,18 @@ _BUCKET_OPTIONS: Final = {"provider", "region", "url", "readers", "days", "join"
     "--url", default="", help="Where everybody reads the bucket. Default: the service's own URL; R2 has none."
 )
 @click.option("--reader", "readers", multiple=True, help="A principal that may read; without any, everybody may.")
-@click.option("--days", type=click.IntRange(1), default=7, show_default=True, help="That settled windows are kept.")
+@click.option(
+    "--days",
+    type=click.IntRange(1),
+    default=7,
+    show_default=True,
+    help="Days for which objects of closed windows are kept.",
+)
 @click.option("--join", metavar="URL", help="Take part in the run whose manifest is there, instead of making one.")
 @click.option("--meeting", help="With --join: the bucket in which participants announce themselves.")
 @click.option("--name", default="miner-1", show_default=True, help="With --join: the node's name.")
 @click.option("--roots", type=click.IntRange(1, 16), default=1, show_default=True, help="Root keys; 3 for a real run.")
-@click.option("--threshold", type=click.IntRange(1, 16), help="Root keys that must sign. Default: 2, where there are.")
+@click.option("--threshold", type=click.IntRange(1, 16), help="Root keys that must sign. Default: 2, or 1 of 1.")
 @click.option(
     "--validators", type=click.IntRange(0, 16), default=1, show_default=True, help="Keys of validators to make."
 )
@@ -75,11 +81,15 @@ _BUCKET_OPTIONS: Final = {"provider", "region", "url", "readers", "days", "join"
     type=click.Choice(["own", "quicknet"]),
     default="own",
     show_default=True,
-    help="Whose randomness: the run's own trainer's, or drand's, which nobody foresees.",
+    help="Source of randomness: the run's own trainer, or drand, which nobody can predict.",
 )
 @click.option("--admission", type=click.Choice(["open", "allowlist", "invite"]), default="open", show_default=True)
 @click.option(
-    "--work", type=click.IntRange(0, 64), default=0, show_default=True, help="Bits an open run's miner works."
+    "--work",
+    type=click.IntRange(0, 64),
+    default=0,
+    show_default=True,
+    help="Bits of proof of work that an open run's miner does.",
 )
 def init(**parameters: Any) -> None:
     """Make a run in DIRECTORY: a commented run.toml, its keys, and the signed manifest.
@@ -127,7 +137,7 @@ def _print_run(options: InitOptions, run: NewRun) -> None:
     if options.admission != "open":
         click.echo("miners must be admitted first: `grailnode admit PUBLICKEY`")
     for key in choices.remote_validators:
-        click.echo(f"validator {key.hex()} is somebody else's: it joins")
+        click.echo(f"validator {key.hex()} is run by somebody else: it joins with `grailnode init --join`")
     _print_documents(options.directory, run.documents)
     if run.url:
         click.echo(f"\nothers join by {run.url}")

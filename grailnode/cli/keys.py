@@ -16,8 +16,8 @@ from protocol.identity.signing import SigningKey
 def keys() -> None:
     """Make, show, grant, replace and revoke keys.
 
-    Root keys decide. Those in the run's keys/ sign at once; for others a draft is written, which `grailnode keys sign`
-    signs wherever a root key is kept, offline too, and `grailnode keys publish` publishes.
+    Root keys sign every change. Those in the run's keys/ sign at once; for others a draft is written, which
+    `grailnode keys sign` signs wherever a root key is kept, offline too, and `grailnode keys publish` publishes.
     """
 
 
@@ -45,7 +45,7 @@ def show(run: str) -> None:
 @click.argument("name")
 @run_option
 def rotate(name: str, run: str) -> None:
-    """Put a new key in the place of NAME's, which is revoked."""
+    """Replace the key of NAME by a new one, and revoke the old one."""
     config, node = open_authority(run)
     rotation = authority_changes.rotate_key(node.revisions, config.at(config.node.keys), name)
     file, new_file = rotation.file, rotation.new_file
@@ -59,7 +59,7 @@ def rotate(name: str, run: str) -> None:
 @run_option
 @click.option("--role", type=click.Choice(["validator", "inviter"]), default="validator", show_default=True)
 def grant(key: str, run: str, role: str) -> None:
-    """Make KEY (64 hexadecimal digits, or a key file) a validator of the run, or one who may invite miners."""
+    """Make KEY (64 hexadecimal digits, or a key file) a validator of the run, or an inviter of miners."""
     config, node = open_authority(run)
     public = authority_changes.parse_public_key(key)
     submit(config, node, authority_changes.grant_role(node.revisions, public, role))
@@ -69,7 +69,7 @@ def grant(key: str, run: str, role: str) -> None:
 @click.argument("validators", type=click.IntRange(1))
 @run_option
 def quorum(validators: int, run: str) -> None:
-    """Have so many VALIDATORS accept a group before the trainer learns from it."""
+    """Set how many VALIDATORS must accept a group before the trainer learns from it."""
     config, node = open_authority(run)
     submit(config, node, authority_changes.change_quorum(node.revisions, validators))
 
@@ -77,7 +77,9 @@ def quorum(validators: int, run: str) -> None:
 @keys.command()
 @click.argument("key")
 @run_option
-@click.option("--rewind", type=click.IntRange(0), help="The last version that counts of a chain a thief went on with.")
+@click.option(
+    "--rewind", type=click.IntRange(0), help="The last version that counts, where a thief has continued the chain."
+)
 def revoke(key: str, run: str, rewind: int | None) -> None:
     """Take every role from KEY (64 hexadecimal digits, or a key file), and refuse it from now on."""
     config, node = open_authority(run)
@@ -111,7 +113,7 @@ def publish_command(draft: Path, run: str) -> None:
     _, node = open_authority(run)
     content, others = authority_drafts.keep_root_signatures(authority_drafts.read_draft(draft), node.authority)
     for key in others:
-        click.echo(f"{draft}: the signature of {key.hex()} is left out: no root key of this run", err=True)
+        click.echo(f"{draft}: the signature of {key.hex()} is left out: it is no root key of this run", err=True)
     shortfall = authority_drafts.missing_signatures(content, node.revisions)
     if shortfall:
         raise RevisionError(f"{draft}: {shortfall}; `grailnode keys sign {draft} KEYFILE`")

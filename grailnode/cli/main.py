@@ -82,7 +82,7 @@ def _module(name: str) -> ModuleType:
 @click.option("--run", metavar="FILE-or-URL", help="The run.toml of the run, or the URL of its manifest (.../runs/ID).")
 @click.option("--name", help="The node's name: its key and state. Default: the role (for a miner, miner-1).")
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a key of run.toml.")
-@click.option("--trust-run", is_flag=True, help="Take a URL's word for which run it is, where no id is given.")
+@click.option("--trust-run", is_flag=True, help="Accept the run that a URL's server names, where no id is given.")
 @click.pass_context
 def cli(context: click.Context, /, role: str | None, run: str | None, **parameters: Any) -> None:
     """Trainer, miner and validator for decentralized RL post-training.

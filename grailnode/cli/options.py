@@ -35,7 +35,7 @@ class RunOptions:
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of `RunOptions` to a command."""
     for option in (
-        click.option("--trust-run", is_flag=True, help="Take a URL's word for which run it is."),
+        click.option("--trust-run", is_flag=True, help="Accept the run that a URL's server names."),
         click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a key."),
         click.option("--run", required=True, metavar="FILE-or-URL", help="The run.toml, or the manifest's URL."),
     ):

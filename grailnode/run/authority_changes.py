@@ -147,8 +147,8 @@ async def rewind_point(objects: ObjectStore, version: int) -> ChainPoint:
         raise RevisionError(f"--rewind {version}: this machine's trainer did not publish it; it knows {versions}")
     if version < history.published_version:
         raise RevisionError(
-            f"--rewind {version}: this machine's trainer has published version {history.published_version} itself, and takes "
-            f"nothing back; --rewind {history.published_version} takes back what others published with its key"
+            f"--rewind {version}: this machine's trainer has published version {history.published_version} itself, and cannot "
+            f"take its own versions back; --rewind {history.published_version} takes back what others published with its key"
         )
     return ChainPoint(version=version, digest=history.manifests[version].digest)
 
@@ -239,7 +239,7 @@ def grant(authority: Authority, key: bytes, role: str) -> dict[str, Any]:
         raise RevisionError(f"{key.hex()} is revoked in this run for good; make another key")
     admission = authority.admission
     if key in (authority.validators if role == "validator" else admission.inviters):
-        raise RevisionError(f"{key.hex()} is of the {role}s already")
+        raise RevisionError(f"{key.hex()} has the role {role} already")
     if role == "validator":
         return {"validators": (*authority.validators, key)}
     return {"admission": admission.model_copy(update={"inviters": tuple(sorted({*admission.inviters, key}))})}

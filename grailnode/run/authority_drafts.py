@@ -80,7 +80,7 @@ def propose(revisions: Revisions, note: str, rewind: ChainPoint | None = None, *
         )
     except ValidationError as error:
         faults = "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors())
-        raise RevisionError(f"no such authority can be: {faults}") from error
+        raise RevisionError(f"the change makes an impossible authority: {faults}") from error
     return Draft(body=revision.to_bytes(), signatures=())
 
 

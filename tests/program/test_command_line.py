@@ -139,21 +139,26 @@ def test_a_validator_is_granted_later_and_the_quorum_rises(tmp_path: Path):
     assert "validators, 2 of which must accept" in result.stdout
     assert f"validator-2      {public} validator" in run_command("keys", "show", *run).stdout
     again = run_command("keys", "grant", public, *run)
-    assert (again.returncode, again.stderr) == (1, f"grailnode: {public} is of the validators already\n")
+    assert (again.returncode, again.stderr) == (1, f"grailnode: {public} has the role validator already\n")
 
 
 def test_help_needs_no_run():
-    assert "grailnode demo" in run_command("--help").stdout
+    assert "grailnode demo" in run_program("--help").stdout
     assert "3 minutes" in run_command("demo", "--help").stdout
 
 
-def test_a_program_of_its_own_ends_with_the_exit_codes():
-    wrong_option = run_program("demo", "--windows", "0")
-    assert wrong_option.returncode == 2
-    assert "0 is not in the range" in wrong_option.stderr
-    failure = run_program("verify", "--run", "/nowhere/run.toml")
-    assert failure.returncode == 1
-    assert failure.stderr == "grailnode: /nowhere/run.toml: no such file; `grailnode init DIR` writes one\n"
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--role", "miner"), 2, "--role needs --run FILE"),
+        (("verify", "--run", "/nowhere/run.toml"), 1, "no such file; `grailnode init DIR` writes one"),
+    ],
+)
+def test_a_process_exits_with_the_code_and_the_line_of_its_command(arguments: tuple[str, ...], code: int, message: str):
+    result = run_program(*arguments)
+    assert result.returncode == code, result.stderr
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_the_list_of_commands_imports_none_of_them():

@@ -1,5 +1,5 @@
 """A run in a terminal: the live view, plain lines for a log file, the pages of `status` and `demo`, and the tables of
-`verify --rollout` and `inspect`.
+`verify --rollout`, `inspect` and `calibrate`.
 """
 
 from types import TracebackType
@@ -9,6 +9,7 @@ from rich.console import Console
 
 from grailnode.observe.state import NetworkState
 from grailnode.ui.terminal.live import LiveView
+from grailnode.ui.terminal.pairs_table import pairs_table, threshold_lines
 from grailnode.ui.terminal.patch_table import patch_table
 from grailnode.ui.terminal.plain import PlainView
 from grailnode.ui.terminal.recheck_table import recheck_table
@@ -20,10 +21,12 @@ __all__ = [
     "PlainView",
     "View",
     "open_view",
+    "pairs_table",
     "patch_table",
     "recheck_table",
     "render_status",
     "render_summary",
+    "threshold_lines",
 ]
 
 

@@ -1,0 +1,52 @@
+"""What `grailnode calibrate` prints: the honest distribution as a table, and the thresholds in lines."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from rich.table import Table
+
+from grailnode.calibration.proof_file import PairRow, Proof
+from grailnode.calibration.thresholds import WIDEST_MARGIN
+
+_UNKNOWN_TAIL: Final = " (too few tokens to tell how far the noise of the widest pair reaches: measure more --rollouts)"
+
+
+def pairs_table(rows: Sequence[PairRow]) -> Table:
+    """Return the honest distribution of both statistics, a row for each pair."""
+    caption = "distances in sketch units; margins and shifts in logits / temperature"
+    table = Table(title="Honest distribution", caption=caption, box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("pair", no_wrap=True)
+    for title in ("tokens", "states", "distance\n99.9%", "\nmax", "\nmissed", "margin\nmax", "\nmissed", "shift\nmax"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.name,
+            str(row.tokens),
+            str(row.positions),
+            *(f"{value:g}" for value in row.distances[2:]),
+            f"{row.sketch_misses:.3%}",
+            f"{row.margins[2]:.2g}",
+            f"{row.margin_misses:.3%}",
+            f"{row.largest_shift:.2g}",
+        )
+    return table
+
+
+def threshold_lines(proof: Proof) -> list[str]:
+    """Return the thresholds and what they refuse, in lines."""
+    spec = proof.thresholds
+    certainty = f"with {spec.confidence:.0%} confidence, were misses {proof.measured.headroom:g} times as frequent"
+    tail = _UNKNOWN_TAIL if spec.margin_limit == WIDEST_MARGIN else ""
+    lines = [
+        f"sketch ({spec.sketch}): a position misses beyond {spec.sketch_tolerance}, at a rate of at most "
+        f"{spec.sketch_rate:.2g} ({certainty}); median of a group at most {spec.sketch_median}",
+        f"sampling: a token misses beyond a margin of {spec.margin:.2g}, at a rate of at most {spec.margin_rate:.2g} "
+        f"({certainty}); none beyond {spec.margin_limit:.3g}{tail}",
+        f"one test refuses honest work with probability {spec.level:g}; measured on {spec.positions} positions",
+    ]
+    lines += [
+        f"refused of a {copy.bits}-bit copy ({copy.pair}, {copy.tokens} tokens): {copy.rollouts:.1%} of rollouts, "
+        f"{copy.groups:.1%} of groups, {copy.windows:.1%} of windows of {proof.measured.window} groups"
+        for copy in proof.measured.copies
+    ]
+    return lines
