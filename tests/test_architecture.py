@@ -162,3 +162,23 @@ def test_two_rooms_never_share_a_file_name() -> None:
 @pytest.mark.parametrize("path", FILES, ids=IDS)
 def test_the_product_imports_no_test(path: Path) -> None:
     assert not [target for target, _ in imports(path) if target.split(".")[0] in ("tests", "bench")]
+
+
+OPENERS = {"open_signed", "open_announced"}
+MAY_OPEN = {  # the modules outside of protocol/ that check signatures themselves, and why
+    "roles.records",  # the one door for other participants' records
+    "roles.trainer.publish.fencing",  # any head under its own key counts, one of another run too
+    "roles.trainer.publish.history",  # its own manifests, in its own state
+    "grailnode.run.creation",  # the run manifest, from which everything else is checked
+    "grailnode.store.decorators.space_directory",  # it finds the stores that the door reads from
+}
+
+
+def test_signed_records_come_in_through_one_door() -> None:
+    openers = {
+        module_name(path)
+        for path in FILES
+        if not within(module_name(path), "protocol")
+        and OPENERS & {target.rpartition(".")[2] for target, _ in imports(path)}
+    }
+    assert openers == MAY_OPEN
