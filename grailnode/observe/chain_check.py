@@ -45,7 +45,7 @@ async def follow_chain(node: Node, say: Callable[[str], None]) -> AsyncIterator[
             head = chain.accept_head(data, node.clock.now())
         except ExpiredError as error:
             say(f"note: {error}, as after the end of a run")
-            head = chain.accept_head(data, node.clock.now(), even_expired=True)
+            head = chain.accept_head(data, node.clock.now(), allow_expired=True)
     for version, digest in chain.missing_manifests():
         path = paths.manifest(trainer, version, digest)
         data = await fetch_envelope(node, Manifest, path)

@@ -133,7 +133,7 @@ class Observer:
             self._chain.accept_head(data, node.clock.now())
         except ExpiredError as error:
             self._alarm(f"{error}; this is how the run was left")
-            self._chain.accept_head(data, node.clock.now(), even_expired=True)
+            self._chain.accept_head(data, node.clock.now(), allow_expired=True)
         for version, digest in self._chain.missing_manifests():
             path = paths.manifest(trainer, version, digest)
             self._chain.accept_manifest(version, await fetch_envelope(node, Manifest, path))

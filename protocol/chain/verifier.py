@@ -94,13 +94,13 @@ class ChainVerifier:
         """The newest accepted head; None before the first."""
         return self._head
 
-    def accept_head(self, data: bytes, now: float, *, even_expired: bool = False) -> Head:
+    def accept_head(self, data: bytes, now: float, *, allow_expired: bool = False) -> Head:
         """Check a head and make it the current one.
 
         Args:
             data: hostile bytes.
             now: seconds since the Unix epoch.
-            even_expired: whether to accept an expired head; only to inspect a run that has ended, never to act on it.
+            allow_expired: whether to accept an expired head; only to inspect a run that has ended, never to act on it.
 
         Raises:
             LimitError, MalformedError, SignatureError: the bytes are no head that a trainer of this run signed.
@@ -120,7 +120,7 @@ class ChainVerifier:
                 f"{self._revisions.number}; storage hides the others",
                 "head",
             )
-        if not even_expired:
+        if not allow_expired:
             check_expiry(head, now)
         if head.expires_ms > (now + self._run.head_ttl) * 1000.0 + limits.MAX_CLOCK_SKEW_MS:
             raise ChainError(f"valid for more than the {self._run.head_ttl} s that the run allows", "head")

@@ -43,9 +43,10 @@ class Node:
         shared_revisions: the revisions of another `Node` object of this process, to share them; without it, the
             history begins with the run manifest's authority.
         revisions: the history of the authority, kept up to date by roles/authority_updates.py.
-        time: what is proven about the time. Before this node signs anything, or closes it for ever, the time is proven.
-        alarms: alarms that this node has not published yet; backoff: participants that it need not look at yet;
-            announcements: those whose signatures it has checked.
+        time: what is proven about the time. This node signs nothing, and closes no window for ever, before the time is
+            proven.
+        alarms: those that this node has not published yet; backoff: participants that it need not read yet;
+            announcements: those whose signature it has checked.
     """
 
     run_id: bytes
@@ -112,7 +113,7 @@ class Node:
 
         Raises:
             BeaconError: the round is no longer due, since this machine's clock was ahead; or later rounds are out, and
-                this one is not to be had.
+                this one is not available.
         """
         while True:
             try:

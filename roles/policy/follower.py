@@ -109,15 +109,15 @@ class Follower:
         node: whose store and state to use.
         chain: the chain that is trusted so far.
         keep: how many versions of weights to keep in memory, the newest included.
-        even_expired: whether to follow a head that has expired: for looking at a run that has ended, never for acting
+        allow_expired: whether to follow a head that has expired: for looking at a run that has ended, never for acting
             on it.
     """
 
-    def __init__(self, node: Node, chain: ChainVerifier, keep: int, *, even_expired: bool = False) -> None:
+    def __init__(self, node: Node, chain: ChainVerifier, keep: int, *, allow_expired: bool = False) -> None:
         self._node = node
         self._chain = chain
         self._keep = keep
-        self._even_expired = even_expired
+        self._allow_expired = allow_expired
         self._trainer = node.authority.trainers[0]
         self._weights: dict[int, VerifiedWeights] = {}  # by version
         # By version and digest: after a rewind a version has another patch.
@@ -127,7 +127,7 @@ class Follower:
         self._rebuild_scope = trio.CancelScope()
 
     @classmethod
-    async def open(cls, node: Node, keep: int = 1, *, even_expired: bool = False) -> "Follower":
+    async def open(cls, node: Node, keep: int = 1, *, allow_expired: bool = False) -> "Follower":
         """Return a follower that begins with the trust in this node's state.
 
         Raises:
@@ -138,7 +138,7 @@ class Follower:
         except NotFoundError:
             trust = None
         verifier = ChainVerifier(node.run_id, node.run, trust, node.revisions)
-        return cls(node, verifier, keep, even_expired=even_expired)
+        return cls(node, verifier, keep, allow_expired=allow_expired)
 
     @property
     def chain(self) -> ChainVerifier:
@@ -157,7 +157,7 @@ class Follower:
             GapError: no version of the chain serves it yet, or not every manifest has been fetched.
             ExpiredError: the head has expired since it was followed: storage may be hiding a newer one.
         """
-        if self._chain.head is not None and not self._even_expired:
+        if self._chain.head is not None and not self._allow_expired:
             check_expiry(self._chain.head, self._node.clock.now())
         return self._chain.version_for(window)
 
@@ -210,7 +210,7 @@ class Follower:
 
     def _accept_head(self, chain: ChainVerifier, data: bytes) -> None:
         try:
-            chain.accept_head(data, self._node.clock.now(), even_expired=self._even_expired)
+            chain.accept_head(data, self._node.clock.now(), allow_expired=self._allow_expired)
         except ForkError as error:
             self._report_fork(claimed_signers(data, Head), error)
             raise

@@ -1,7 +1,7 @@
 """Re-audit: after a rejection, judge the groups of the miner's earlier windows that nobody had audited.
 
 Groups that can still be fetched are judged by the rules of their window, together with the judgements of that time.
-Groups that cannot lose the credit that they had without an audit.
+Groups that can no longer be fetched lose the credit that they had without an audit.
 """
 
 from collections.abc import Callable

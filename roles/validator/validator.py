@@ -122,7 +122,7 @@ class Validator:
                 node.telemetry.event("window-abandoned", window=window, error="it is in the ledger already")
                 return
             if await node.time.has_come(schedule.verdict(window)):
-                node.telemetry.event("window-abandoned", window=window, error="nobody waits for its verdicts any more")
+                node.telemetry.event("window-abandoned", window=window, error="its verdicts are no longer waited for")
                 return
             weights = await self._follower.rebuild(self._follower.version_for(window))
             opening = await node.randomness(schedule.opening(window))
