@@ -1,6 +1,6 @@
 """Opening a run that a command line names by its run.toml or by the URL of its manifest.
 
-A manifest at a URL is fetched over HTTPS, checked, and kept among the node's state.
+A manifest at a URL is fetched over HTTPS, checked, and kept in the node's state.
 """
 
 import random
