@@ -15,7 +15,7 @@ from bench.proofs.keys import MAX_TOKENS
 from grailnode.calibration import proof_file
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.pairs import CalibrationTask, measure_pair
-from grailnode.calibration.thresholds import refused
+from grailnode.calibration.thresholds import is_refused
 from grailnode.calibration.variants import Variant, run_pairs
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments
@@ -63,7 +63,7 @@ async def table(windows: int) -> None:
         alone = accepted = 0
         for start in range(0, len(found), _WINDOW):
             window = found[start : start + _WINDOW]
-            passed = sum(not refused(evidence, proof) for evidence in window)
+            passed = sum(not is_refused(evidence, proof) for evidence in window)
             alone += passed
             accepted += passed * (
                 window_surprisal([evidence.counts for evidence in window], proof) <= surprisal_threshold(proof)

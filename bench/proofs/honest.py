@@ -9,7 +9,7 @@ import numpy as np
 
 from bench.proofs.setting import TEST_SEED, Profile, Setting
 from grailnode.calibration.pairs import GroupMeasurement
-from grailnode.calibration.thresholds import beyond, refused
+from grailnode.calibration.thresholds import beyond, is_refused
 from grailnode.calibration.variants import Pair
 from protocol.judging.evidence import history_surprisal, surprisal_threshold, window_surprisal
 from protocol.run import ProofSpec
@@ -29,7 +29,7 @@ def refusals(groups: list[GroupMeasurement], spec: ProofSpec) -> tuple[int, int,
         )
     counts = [evidence.counts for evidence in weighed]
     late = sum(history_surprisal(counts[: end + 1], spec) > surprisal_threshold(spec) for end in range(len(counts)))
-    return sum(refused(evidence, spec) for evidence in weighed), windows, late
+    return sum(is_refused(evidence, spec) for evidence in weighed), windows, late
 
 
 def describe(spec: ProofSpec) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from bench.proofs.setting import TEST_SEED, Setting
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.pairs import GroupMeasurement
-from grailnode.calibration.thresholds import beyond, refused
+from grailnode.calibration.thresholds import beyond, is_refused
 from protocol.judging.evidence import Counts, history_surprisal, surprisal_threshold, window_surprisal
 from protocol.rollout import challenge, sampling
 from protocol.run import ProofSpec
@@ -61,7 +61,7 @@ def detected_after(groups: list[GroupMeasurement], spec: ProofSpec, *, apart: bo
             evidence = weighed[index]
             counts.append(evidence.counts)
             together = history_surprisal(counts, spec) if apart else window_surprisal(counts, spec)
-            if refused(evidence, spec) or together > surprisal_threshold(spec):
+            if is_refused(evidence, spec) or together > surprisal_threshold(spec):
                 needed.append(sum(count.tokens for count in counts))
                 break
     return float(np.median(needed)) if len(needed) > _ORDERS // 2 else None
@@ -81,7 +81,7 @@ async def table(setting: Setting, groups: int, calibration: int) -> None:
         line = f"{label:26} {changed_share(setting.weights, copy):8.4f} "
         line += f"{beyond(distances, specs[0].sketch_tolerance).mean():9.5f} {(margins > 0).mean():9.5f}"
         for spec in specs:
-            share = np.mean([refused(group.weigh(spec), spec) for group in seen])
+            share = np.mean([is_refused(group.weigh(spec), spec) for group in seen])
             together, apart = (detected_after(seen, spec, apart=apart) for apart in (False, True))
             line += f"  {share:15.2f} {_tokens(together):>7} {_tokens(apart):>7}"
         print(line, flush=True)

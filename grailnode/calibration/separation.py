@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from grailnode.calibration.pairs import GroupMeasurement
-from grailnode.calibration.thresholds import WIDEST_SKETCH, CalibrationError, Honest, beyond, refused
+from grailnode.calibration.thresholds import WIDEST_SKETCH, CalibrationError, Honest, beyond, is_refused
 from protocol.judging.evidence import compute_evidence, surprisal_threshold, window_surprisal
 from protocol.run import ProofSpec
 
@@ -49,14 +49,16 @@ def power(bits: int, pair: str, groups: Sequence[GroupMeasurement], spec: ProofS
         window: audited groups of a window.
     """
     weighed = [group.weigh(spec) for group in groups]
-    refusals = np.array([refused(evidence, spec) for evidence in weighed])
+    refusals = np.array([is_refused(evidence, spec) for evidence in weighed])
     selections = np.random.default_rng(0).integers(0, len(weighed), (_WINDOWS, window))
     windows = 0
     for members in selections:
         counts = [weighed[i].counts for i in members]
         windows += bool(refusals[members].any()) or window_surprisal(counts, spec) > surprisal_threshold(spec)
     without_median = spec.model_copy(update={"sketch_median": WIDEST_SKETCH})
-    rollouts = [refused(compute_evidence(*part, spec), without_median) for group in groups for part in _rollouts(group)]
+    rollouts = [
+        is_refused(compute_evidence(*part, spec), without_median) for group in groups for part in _rollouts(group)
+    ]
     return DetectionPower(
         bits=bits,
         pair=pair,
@@ -76,10 +78,11 @@ def _rollouts(group: GroupMeasurement) -> list[tuple[np.ndarray, np.ndarray, lis
 
 
 def check(powers: Sequence[DetectionPower], honest: Honest, spec: ProofSpec, window: int) -> None:
-    """Insist that a copy of DUE_BITS is told apart.
+    """Check that a copy of REQUIRED_BITS is refused.
 
     Raises:
-        TooWideError: it is not, by one of the pairs; says which statistic of which honest pair is in the way.
+        TooWideError: one of the pairs does not refuse it; the message names the honest pairs with the widest
+        statistics.
     """
     weak = min((item for item in powers if item.bits == REQUIRED_BITS), key=lambda item: item.windows)
     if weak.windows >= REQUIRED_POWER:

@@ -222,6 +222,6 @@ def surprisals(spec: ProofSpec, honest: Honest, window: int) -> tuple[float, flo
     return sketch, margin
 
 
-def refused(evidence: Evidence, spec: ProofSpec) -> bool:
+def is_refused(evidence: Evidence, spec: ProofSpec) -> bool:
     """Return whether a validator refuses a group for the evidence of its prefill."""
     return evidence.wrong_sketch(spec) or evidence.wrong_sampling(spec)

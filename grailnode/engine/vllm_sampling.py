@@ -26,7 +26,7 @@ class SeededRequest:
     """The sampling of one request.
 
     Attributes:
-        seed: 16 bytes; temperature: divides the logits; filters: tokens that may be drawn.
+        seed: 16 bytes; temperature: divides the logits; filters: tokens that may be sampled.
         generated: token ids of the completion so far: vLLM's own list, to which vLLM appends.
     """
 

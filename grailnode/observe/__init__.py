@@ -1,3 +1,3 @@
-"""What a stranger can check from public objects alone: the state of a run, its chain, a ledger, one judgement. Imports
-engine.
+"""Reads and checks a run as any stranger can, from public objects alone: its state, its chain, a ledger, one judgement.
+Imports engine.
 """

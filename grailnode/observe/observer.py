@@ -1,4 +1,4 @@
-"""Reads the state of a run (grailnode/observe/state.py) from public objects alone, and checks every one of them."""
+"""Reads the state of a run (grailnode/observe/state.py) from public objects alone, and checks each of them."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -90,21 +90,21 @@ class Observer:
         An object that cannot be read now is read later. A bad object becomes an alarm, and hides no other object.
         """
         self._storage_alarm = ""
-        await self._leniently(self._read_chain)
-        await self._leniently(self._read_names)
+        await self._try_read(self._read_chain)
+        await self._try_read(self._read_names)
         now = self._node.window() if self._last_window is None else min(self._node.window(), self._last_window)
         for validator in self._node.authority.validators:
             for window in range(self._next_window, now + 1):
                 if (window, validator) in self._summaries:
                     continue
-                if not await self._leniently(partial(self._read_window, window, validator)):
+                if not await self._try_read(partial(self._read_window, window, validator)):
                     break  # a space that does not answer is read again at the next refresh
         for trainer in self._node.authority.trainers:
-            await self._leniently(partial(self._read_reports, trainer))
+            await self._try_read(partial(self._read_reports, trainer))
         open_for = -(-self._node.run.schedule.verdict_rounds // self._node.run.schedule.rounds)
         self._next_window = max(self._next_window, now - open_for)
 
-    async def _leniently(self, read: Callable[[], Awaitable[None]]) -> bool:
+    async def _try_read(self, read: Callable[[], Awaitable[None]]) -> bool:
         """Read something; turn errors into alarms, and return whether storage answered."""
         try:
             await read()
@@ -132,7 +132,7 @@ class Observer:
         try:
             self._chain.accept_head(data, node.clock.now())
         except ExpiredError as error:
-            self._alarm(f"{error}; this is how the run was left")
+            self._alarm(f"{error}; the run has ended, or its trainer has stopped")
             self._chain.accept_head(data, node.clock.now(), allow_expired=True)
         for version, digest in self._chain.missing_manifests():
             path = paths.manifest(trainer, version, digest)
@@ -171,9 +171,9 @@ class Observer:
                 f"window {report.window}: {len(item.accepting)} of {len(item.accepting) + len(item.rejecting)} "
                 f"validators accept group {item.index} of miner {item.miner.hex()[:8]}"
             )
-        for deception in report.canary_failures:
-            verb = "accepted a false" if deception.accepted else "rejected a true"
-            self._alarm(f"window {report.window}: validator {deception.validator.hex()[:8]} {verb} canary")
+        for failure in report.canary_failures:
+            verb = "accepted a false" if failure.accepted else "rejected a true"
+            self._alarm(f"window {report.window}: validator {failure.validator.hex()[:8]} {verb} canary")
 
     def state(self, nodes: tuple[NodeRow, ...] = ()) -> NetworkState:
         """Return the state as of the last refresh.

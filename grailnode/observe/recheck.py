@@ -89,7 +89,7 @@ async def recheck(node: Node, task: Task, compute: Compute, reference: GroupRefe
 
     Raises:
         StoreError: an object cannot be fetched.
-        ProtocolError: an object is not what it should be.
+        ProtocolError: an object is malformed, or is not the one that belongs at its path.
         EngineError: the policy cannot be computed.
     """
     miner = await _find_miner(node, reference)

@@ -44,7 +44,7 @@ def part_text(part: int, whole: int) -> str:
 
 
 def byte_part_text(part: int, whole: int) -> str:
-    """Write a size and what part of another it is: '19.2 KB = 1/83 of 1.6 MB'; the size alone if the other is zero."""
+    """Write a size and its part of another: '19.2 KB = 1/83 of 1.6 MB'; the size alone if the other is zero."""
     return f"{byte_text(part)} = {part_text(part, whole)} of {byte_text(whole)}" if whole else byte_text(part)
 
 

@@ -1,4 +1,4 @@
-"""What is computed from a series over windows or versions, in which None stands for a missing measurement."""
+"""Changes, means and last values of series over windows or versions; None stands for a missing measurement."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

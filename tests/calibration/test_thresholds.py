@@ -13,8 +13,8 @@ from grailnode.calibration.thresholds import (
     Honest,
     ThresholdDemands,
     choose_thresholds,
+    is_refused,
     margin_limit,
-    refused,
     relative_entropy,
     surprisals,
 )
@@ -87,7 +87,7 @@ def test_clustered_misses_raise_the_rate() -> None:
 def test_more_groups_of_the_same_distribution_are_accepted(miss: float) -> None:
     spec = thresholds({"pair": groups(200, miss=miss, distance=2, tip=1e-3, margin=1e-6)})
     later = groups(400, miss=miss, distance=2, tip=1e-3, margin=1e-6, seed=1)
-    assert not any(refused(g.weigh(spec), spec) for g in later)
+    assert not any(is_refused(g.weigh(spec), spec) for g in later)
 
 
 def test_the_limit_lies_beyond_honest_shifts() -> None:

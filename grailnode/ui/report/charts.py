@@ -6,11 +6,11 @@ from grailnode.ui.findings import Findings
 from grailnode.ui.formatting import byte_part_text, byte_text, share_text
 from grailnode.ui.report.axes import byte_axis, count_axis, share_axis, sparsity_axis
 from grailnode.ui.report.markup import Child, Markup, element
-from grailnode.ui.report.plot import BOTTOM, LEFT, RIGHT, TOP, PlotSeries, drawing, grid, level, line, nothing
+from grailnode.ui.report.plot import BOTTOM, LEFT, RIGHT, TOP, PlotSeries, drawing, empty_message, grid, level, line
 from grailnode.ui.report_data import DemoReport
 from grailnode.ui.series import Change, without_gaps
 
-NOTHING: Final = "nothing was measured"
+NOT_MEASURED: Final = "nothing was measured"
 
 
 def learning(report: DemoReport, findings: Findings) -> Markup:
@@ -35,7 +35,7 @@ def learning(report: DemoReport, findings: Findings) -> Markup:
     changes = [_change_text(change) for change in (findings.pass_at_1, findings.reward)]
     title = "Held-out pass@1 and reward over windows"
     description = f"Held-out pass@1 {changes[0]}. Mean reward of accepted rollouts {changes[1]}."
-    body = [line(item, x, y) for item in reversed(series)] if values else [nothing(NOTHING)]
+    body = [line(item, x, y) for item in reversed(series)] if values else [empty_message(NOT_MEASURED)]
     return figure(
         "Learning",
         drawing("learning", title, description, grid(x, y, "window"), *body),
@@ -57,7 +57,7 @@ def patches(report: DemoReport, findings: Findings) -> Markup:
     typical = "none was published"
     if findings.patch_bytes is not None:
         typical = f"median {byte_part_text(findings.patch_bytes, report.full_bytes)}"
-    body = [line(series, x, y) if sizes else nothing("no patch was published")]
+    body = [line(series, x, y) if sizes else empty_message("no patch was published")]
     if report.full_bytes:
         body.append(level(report.full_bytes, f"full checkpoint {byte_text(report.full_bytes)}", y))
     return figure(
@@ -92,7 +92,7 @@ def sparsity(report: DemoReport, findings: Findings) -> Markup:
             "Share of weights that each version leaves unchanged, bit for bit",
             f"Sparsity: {mean}.",
             grid(x, y, "policy version"),
-            line(series, x, y) if values else nothing("no version changed anything yet"),
+            line(series, x, y) if values else empty_message("no version changed anything yet"),
         ),
         legend(("first", "unchanged BF16 weights", mean)),
     )
@@ -113,4 +113,4 @@ def legend(*entries: tuple[str, str, str]) -> Markup:
 
 
 def _change_text(change: Change | None) -> str:
-    return change.ends_text if change else NOTHING
+    return change.ends_text if change else NOT_MEASURED

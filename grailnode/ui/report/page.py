@@ -106,10 +106,10 @@ def _tiles(report: DemoReport, findings: Findings) -> Markup:
     return element("ul", *items, class_="tiles")
 
 
-def _change_tile(name: str, change: Change | None, what: str) -> tuple[str, str, str]:
+def _change_tile(name: str, change: Change | None, note: str) -> tuple[str, str, str]:
     if change is None:
         return name, "-", "not measured"
-    return name, change.ends_text, f"{change.gain_text}, {what}"
+    return name, change.ends_text, f"{change.gain_text}, {note}"
 
 
 def _how(report: DemoReport) -> Markup:
@@ -156,5 +156,5 @@ def _command(line: str) -> Markup:
     return element("pre", join([element("span", word) for word in line.split()], " "))
 
 
-def _number(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+def _number(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -106,7 +106,7 @@ def level(value: float, label: str, y: Axis) -> Markup:
     )
 
 
-def nothing(words: str) -> Markup:
+def empty_message(words: str) -> Markup:
     """Write a message into the middle of an empty plot."""
     middle_x, middle_y = (LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2
     return join([element("text", words, class_="name", x=middle_x, y=middle_y, text_anchor="middle")])

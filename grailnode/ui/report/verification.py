@@ -6,7 +6,7 @@ from grailnode.ui.findings import Findings
 from grailnode.ui.formatting import clean
 from grailnode.ui.report.charts import figure, legend
 from grailnode.ui.report.markup import Markup, element
-from grailnode.ui.report.plot import HEIGHT, RIGHT, drawing, nothing
+from grailnode.ui.report.plot import HEIGHT, RIGHT, drawing, empty_message
 from grailnode.ui.report_data import DemoReport, MinerGroups
 from grailnode.ui.tallies import Tally, by_count
 
@@ -23,7 +23,9 @@ def groups(report: DemoReport, findings: Findings) -> Markup:
     largest, rest = ranked[:MOST_MINERS], ranked[MOST_MINERS:]
     css = {reason: f"r{min(place, COLOURS)}" for place, (reason, _) in enumerate(by_count(findings.groups.reasons))}
     widest = max((_whole(miner) for miner in largest), default=0)
-    body = [_row(miner, place, widest, css) for place, miner in enumerate(largest)] or [nothing("no miner took part")]
+    body = [_row(miner, place, widest, css) for place, miner in enumerate(largest)] or [
+        empty_message("no miner took part")
+    ]
     height = max(_EDGE + _ROW * len(largest), HEIGHT if not largest else 0.0)
     more = element("p", f"and {len(rest)} smaller miners, in the table below", class_="aside") if rest else None
     return figure(

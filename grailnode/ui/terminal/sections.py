@@ -26,7 +26,7 @@ def line(*parts: str | tuple[str, str] | Text) -> Text:
 
 
 def heading(title: str, state: NetworkState, width: int) -> Group:
-    """Return two lines: what runs for how long, and how far it is."""
+    """Return two lines: the run and its duration, and its progress."""
     version = f"v{state.versions[-1].version}" if state.versions else ""
     name = clean(state.run_name, 24)
     begin = line(("grailnode", "bold"), f" {clean(title, 24)}", f"  run {name}" if name != title else "  run ")

@@ -116,10 +116,10 @@ def _ranked(rows: Sequence[MinerRow], most: int) -> Sequence[MinerRow]:
     return sorted(rows, key=lambda row: (-row.score, -row.submitted, row.key))[: max(most - 1, 0)]
 
 
-def _with_rest(table: Table, rest: int, what: str) -> RenderableType:
+def _with_rest(table: Table, rest: int, noun: str) -> RenderableType:
     if rest <= 0:
         return table
-    words = f"and {rest:,} more {what}{'s' if rest > 1 else ''}"
+    words = f"and {rest:,} more {noun}{'s' if rest > 1 else ''}"
     return Group(table, Text(words, style="dim", no_wrap=True, overflow="ellipsis"))
 
 
