@@ -42,10 +42,10 @@ def corpus() -> dict[str, tuple[Weights, bytes]]:
     cases: dict[str, tuple[Weights, Weights, str]] = {
         "compact": ({"a": old, "b": old.clone()}, {"a": new, "b": old.clone()}, "compact"),
         "fast": ({"a": old}, {"a": new}, "fast"),
-        "stored": ({"a": noise[0]}, {"a": noise[1]}, "compact"),
+        "raw_step_planes": ({"a": noise[0]}, {"a": noise[1]}, "compact"),
         "values": ({"a": masters}, {"a": torch.zeros_like(masters)}, "compact"),
         "steps": ({"a": masters}, {"a": newer}, "fast"),
-        "few": ({"a": old}, {"a": torch.where(torch.arange(64) < 63, old, new)}, "compact"),
+        "small_changes": ({"a": old}, {"a": torch.where(torch.arange(64) < 63, old, new)}, "compact"),
         "bytes": ({"a": masters.to(torch.float8_e4m3fn)}, {"a": newer.to(torch.float8_e4m3fn)}, "compact"),
     }
     return {name: (a, patch.encode(a, b, profile=profile)) for name, (a, b, profile) in cases.items()}

@@ -1,8 +1,8 @@
 """Public randomness: drand's `bls-unchained-g1-rfc9380` scheme, as its quicknet runs it (docs/spec/beacon.md).
 
 A round's signature is a BLS12-381 signature on G1 (48 bytes) under a public key on G2 (96 bytes) of SHA-256(round as
-big-endian u64); its randomness is SHA-256(signature). A local chain differs only in its key and its clock, and therefore
-in its chain hash; `verify_round` checks both.
+big-endian u64); its randomness is SHA-256(signature). A local chain differs only in its key and its clock, and
+therefore in its chain hash; `verify_round` checks both.
 
 An answer is checked in this order: size, JSON, fields, the requested round, the signature's encoding and subgroup, the
 pairing. The answer's own `randomness` field is not read.
@@ -244,8 +244,8 @@ def open_round(chain: ChainInfo, round_number: int, data: bytes) -> bytes:
 class LocalKey:
     """The secret key of a beacon that one machine runs. Whoever has it knows every round in advance.
 
-    A round is a signature of its number alone, so two chains with one key have the same randomness: each run needs a key
-    of its own.
+    A round is a signature of its number alone, so two chains with one key have the same randomness: each run needs a
+    key of its own.
     """
 
     secret: int = field(repr=False)

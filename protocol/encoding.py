@@ -1,9 +1,9 @@
 """Canonical msgpack, and records: signed or hashed objects as frozen dataclass-like models (docs/spec/encoding.md).
 
 One value has one encoding: shortest integers, map keys sorted by code point, floats as finite float64, no extension
-types. Decoding checks the size; walks the bytes and counts values, depth and lengths before it builds anything; decodes;
-and encodes the result again. Bytes that differ from this encoding are refused, so a digest or a signature identifies one
-value only.
+types. Decoding checks the size; walks the bytes and counts values, depth and lengths before it builds anything;
+decodes; and encodes the result again. Bytes that differ from this encoding are refused, so a digest or a signature
+identifies one value only.
 """
 
 from typing import Annotated, Any, ClassVar, Final, Self

@@ -1,4 +1,4 @@
-"""The specification names every field of every record, so that the two cannot drift apart in silence."""
+"""The specification and the code have the same records, fields and limits."""
 
 import importlib
 import pkgutil
@@ -24,13 +24,13 @@ def _records() -> list[type[Record]]:
     for package in (protocol, roles):
         for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
             importlib.import_module(module.name)
-    found: list[type[Record]] = []
-    waiting: list[type[Record]] = [Record]
-    while waiting:
-        below = waiting.pop().__subclasses__()
-        found += below
-        waiting += below
-    return sorted(found, key=lambda record: record.__name__)
+    records: list[type[Record]] = []
+    queue: list[type[Record]] = [Record]
+    while queue:
+        subclasses = queue.pop().__subclasses__()
+        records += subclasses
+        queue += subclasses
+    return sorted(records, key=lambda record: record.__name__)
 
 
 RECORDS = [
@@ -42,7 +42,7 @@ SPECIFIED = [record for record in RECORDS if record.__module__.startswith("proto
 
 
 def _tables(kind: str) -> list[str]:
-    """The tables headed by a kind, over all pages: their rows as one text each."""
+    """Return the rows of each table with this kind in its header, over all pages."""
     pattern = re.compile(rf"^\| `{re.escape(kind)}` \|.*\n\|---.*\n((?:\|.*\n)+)", re.MULTILINE)
     return [match.group(1) for page in PAGES.values() for match in pattern.finditer(page)]
 
@@ -50,12 +50,12 @@ def _tables(kind: str) -> list[str]:
 @pytest.mark.parametrize("record", SPECIFIED, ids=lambda record: record.__name__)
 def test_a_record_has_its_fields_in_the_specification(record: type[Record]) -> None:
     rows = "".join(_tables(record.kind)) or "".join(PAGES.values())
-    named = set(re.findall(r"`([a-z_0-9]+)`", rows))
-    assert set(record.model_fields) <= named
+    names = set(re.findall(r"`([a-z_0-9]+)`", rows))
+    assert set(record.model_fields) <= names
 
 
 @pytest.mark.parametrize("record", SPECIFIED, ids=lambda record: record.__name__)
-def test_a_table_names_no_field_that_is_gone(record: type[Record]) -> None:
+def test_a_table_has_no_field_that_the_record_lacks(record: type[Record]) -> None:
     fields = {
         field for rows in _tables(record.kind) for field in re.findall(r"^\| `([a-z_0-9]+)` \|", rows, re.MULTILINE)
     }
@@ -68,16 +68,16 @@ def test_kinds_are_unique() -> None:
     assert all(re.fullmatch(r"[a-z-]{1,32}", kind) for kind in kinds)
 
 
-def test_every_limit_that_the_specification_names_exists() -> None:
-    named = {name for page in PAGES.values() for name in re.findall(r"`(MAX_[A-Z_]+)`", page)}
-    assert named <= set(vars(limits))
+def test_every_limit_in_the_specification_exists() -> None:
+    names = {name for page in PAGES.values() for name in re.findall(r"`(MAX_[A-Z_]+)`", page)}
+    assert names <= set(vars(limits))
 
 
-def test_every_page_is_listed() -> None:
-    listed = set(re.findall(r"\]\(([a-z]+)\.md\)", PAGES["README"]))
-    assert set(PAGES) - {"README"} <= listed
+def test_the_readme_lists_every_page() -> None:
+    links = set(re.findall(r"\]\(([a-z]+)\.md\)", PAGES["README"]))
+    assert set(PAGES) - {"README"} <= links
 
 
-def test_the_table_of_the_noise_is_the_one_that_the_page_names() -> None:
+def test_the_noise_table_has_the_digest_in_the_specification() -> None:
     table = _table(torch.device("cpu")).to(torch.int32)
     assert blake3(table.numpy().astype("<i4").tobytes()).hexdigest() in PAGES["sampling"]

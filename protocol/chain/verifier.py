@@ -61,8 +61,8 @@ class Plan:
 class ChainVerifier:
     """The verified chain of one run.
 
-    Use: `accept_head`, then fetch each of `missing_manifests` and `accept_manifest` it, then `plan`. The caller persists
-    `trust` before it uses a plan.
+    Use: `accept_head`, then fetch each of `missing_manifests` and `accept_manifest` it, then `plan`. The caller
+    persists `trust` before it uses a plan.
 
     Args:
         trust: what this node trusted before; None for a new node.

@@ -1,4 +1,4 @@
-"""The environments (tasks) that a run manifest can name. A new environment is a module with a class and an entry here."""
+"""The environments (tasks) that a run manifest can name. A new one is a module with a class and an entry here."""
 
 from dataclasses import dataclass
 from typing import Final

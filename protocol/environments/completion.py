@@ -24,7 +24,8 @@ class Completion:
         thinks: whether there is text between thinking tags, before the solution.
         solution: the text in the last solution block; None if there is no block.
         blocks: number of solution blocks.
-        trailing: number of characters behind the last solution block, without spaces at the end; 0 if there is no block.
+        trailing: number of characters behind the last solution block, without spaces at the end; 0 if there is no
+            block.
     """
 
     thinks: bool

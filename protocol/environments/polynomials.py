@@ -1,9 +1,9 @@
 """Exact values of answers: sums of rational multiples of square roots and symbols such as pi
 (docs/spec/environments.md).
 
-1/sqrt(2) and sqrt(2)/2 are the same value, and so are (x+1)^2 and 1+2x+x^2. There is no floating-point arithmetic and no
-search, and every size is bounded, so that all nodes agree and the time is bounded. An expression that exceeds a bound
-has no value.
+1/sqrt(2) and sqrt(2)/2 are the same value, and so are (x+1)^2 and 1+2x+x^2. There is no floating-point arithmetic and
+no search, and every size is bounded, so that all nodes agree and the time is bounded. An expression that exceeds a
+bound has no value.
 """
 
 import math

@@ -48,7 +48,8 @@ def read(fields: Fields) -> Problem:
     tests = _texts(fields, "test_list")
     if not 1 <= len(tests) <= MAX_TESTS:
         raise MalformedError(f"{len(tests)} tests, not 1 to {MAX_TESTS}")
-    prompt = f"{task}\nYour code should pass tests such as:\n{tests[0]}\n\n{INSTRUCTION} The solution is Python code alone.\n"
+    instruction = f"{INSTRUCTION} The solution is Python code alone."
+    prompt = f"{task}\nYour code should pass tests such as:\n{tests[0]}\n\n{instruction}\n"
     return Problem(prompt, json.dumps([code, setup.strip(), tests]))
 
 

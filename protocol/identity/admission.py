@@ -64,7 +64,7 @@ class Credential(Protocol):
 
 
 def work_digest(run_id: bytes, key: bytes, work: ProofOfWorkSolution) -> bytes:
-    """Return the SHA-256 (32 bytes) that a proof of work is measured by; it covers the run, the key and the solution."""
+    """Return the SHA-256 (32 bytes) of run, key and solution, by which a proof of work is measured."""
     tail = work.expires_ms.to_bytes(8, "little") + work.nonce.to_bytes(8, "little")
     return hashlib.sha256(_WORK_DOMAIN + run_id + key + tail).digest()
 

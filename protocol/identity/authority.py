@@ -165,7 +165,7 @@ class Revisions:
 
     @property
     def rewind(self) -> tuple[int, ChainPoint] | None:
-        """The number of the newest revision that rewinds the chain, and the point to which it does; None if none does."""
+        """The number and the rewind of the newest revision that rewinds the chain; None if there is none."""
         return self._rewind
 
     def check(self, number: int, data: bytes) -> Signed[Revision]:

@@ -1,4 +1,4 @@
-"""Announcements of participants (docs/spec/paths.md), and the form of the URLs of their spaces (docs/spec/spaces.md)."""
+"""Announcements of participants (docs/spec/paths.md), and the form of their spaces' URLs (docs/spec/spaces.md)."""
 
 from typing import Annotated, ClassVar, Final, Literal
 

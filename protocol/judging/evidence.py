@@ -197,8 +197,8 @@ def window_surprisal(groups: Iterable[Counts], proof: ProofSpec) -> float:
 
 
 def history_surprisal(windows: Iterable[Counts], proof: ProofSpec) -> float:
-    """Return the surprisal of a miner's windows together, in decades. It shows a cheat that is so small, or in windows so
-    short, that no single window shows it.
+    """Return the surprisal of a miner's windows together, in decades. It shows a cheat that is so small, or in windows
+    so short, that no single window shows it.
 
     The result is log10 of R, the Shiryaev-Roberts statistic (Shiryaev 1963, Roberts 1966): the evidence that since some
     window the odds of a miss have been a multiple of the honest ones. R is the mean over k = 1..10 of R_k, where

@@ -266,8 +266,8 @@ def shares(balances: Mapping[bytes, float], scoring: ScoringSpec) -> dict[bytes,
 
 
 def scores(ledger: Sequence[Summary], scoring: ScoringSpec) -> tuple[tuple[bytes, float], ...]:
-    """Compute the `scores` of a ledger's newest summary: (miner, share) of each miner that earns something, ascending by
-    miner.
+    """Compute the `scores` of a ledger's newest summary: (miner, share) of each miner that earns something, ascending
+    by miner.
 
     If more than MAX_PARTICIPANTS miners earn something, those with the largest shares are listed; of equal shares, the
     lower key comes first.
@@ -281,7 +281,7 @@ def scores(ledger: Sequence[Summary], scoring: ScoringSpec) -> tuple[tuple[bytes
 
 
 def clean_windows(ledger: Iterable[Summary]) -> dict[bytes, int]:
-    """Count, for each miner, the windows since its last rejection in which groups were audited and all were accepted."""
+    """Count each miner's windows since its last rejection in which groups were audited and all were accepted."""
     counts: dict[bytes, int] = {}
     for summary in ledger:
         for row in summary.rows:
@@ -290,7 +290,7 @@ def clean_windows(ledger: Iterable[Summary]) -> dict[bytes, int]:
 
 
 def histories(ledger: Iterable[Summary]) -> dict[bytes, list[Counts]]:
-    """Collect, for each miner, the counts of its accepted groups in each window since its last rejection, oldest first."""
+    """Collect the counts of each miner's accepted groups, by window since its last rejection, oldest first."""
     counts: dict[bytes, list[Counts]] = {}
     for summary in ledger:
         for row in summary.rows:

@@ -155,8 +155,8 @@ class ReauditVerdict(Verdict):
 def joint_rejection(judgements: Iterable[Judgement], history: Sequence[Counts], proof: ProofSpec) -> Reason | None:
     """Return the reason to reject all groups of a window because of what they show together, or None.
 
-    Groups that were rejected by themselves count too if their statistics were computed, so that a cheat's one group that
-    passes by chance is rejected together with the others.
+    Groups that were rejected by themselves count too if their statistics were computed, so that a cheat's one group
+    that passes by chance is rejected together with the others.
 
     Args:
         history: for each of the miner's earlier windows since its last rejection, oldest first, the counts of its

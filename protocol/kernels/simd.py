@@ -20,7 +20,8 @@ PREFETCH_DISTANCE: Final = 1024
 """Elements between the current one and the one to prefetch."""
 
 MAX_CLASSES: Final = 13
-"""Classes that `count_classes` counts; each costs a hundredth of a nanosecond for each element, even if it is unused."""
+"""Classes that `count_classes` counts; each costs a hundredth of a nanosecond for each element, even if it is unused.
+"""
 
 _byte: Final = ir.IntType(8)
 _index: Final = ir.IntType(32)

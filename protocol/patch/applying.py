@@ -1,8 +1,8 @@
 """Apply a patch to weights, into new tensors or in place (docs/spec/patch.md, section 5).
 
 Order of checks: the table against the limits, the table against the given tensors (names, dtypes, shapes), the digest
-of the base if it is given, each frame as it is decoded, the digest of each changed tensor, the digest of the result. The
-digest of the result covers every element, changed or not, so a wrong base cannot pass.
+of the base if it is given, each frame as it is decoded, the digest of each changed tensor, the digest of the result.
+The digest of the result covers every element, changed or not, so a wrong base cannot pass.
 """
 
 from collections.abc import Callable, Iterable

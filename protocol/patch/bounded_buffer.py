@@ -37,7 +37,7 @@ class BoundedBuffer:
         self.size = end
 
     def frame(self, head: bytes | bytearray = b"", begin: int = 0) -> memoryview:
-        """Return `head` and the contents from offset `begin` on; `head` overwrites the bytes directly before `begin`."""
+        """Return `head` and the contents from offset `begin` on; `head` overwrites the bytes just before it."""
         start = begin - len(head)
         self._buffer[start:begin] = np.frombuffer(head, np.uint8)
         return self._buffer[start : self.size].data

@@ -94,8 +94,8 @@ def encode_with_digests(
         profile: "compact", "fast", or "auto" for the one that brings these weights to a follower first.
         conditions: the measurements for "auto".
         base_digests: BLAKE3 of each old tensor; None to compute them, which reads the old tensors once more.
-        digests: BLAKE3 of each new tensor, computed by the caller from these tensors; None to compute the digests of the
-            changed tensors, which reads them once more.
+        digests: BLAKE3 of each new tensor, computed by the caller from these tensors; None to compute the digests of
+            the changed tensors, which reads them once more.
         threads: how many tensors to encode at the same time; each thread needs a `Scratch` of memory.
 
     Raises:

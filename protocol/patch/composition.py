@@ -39,8 +39,8 @@ def invert(newer: Weights, patch: bytes) -> bytes:
 
     Raises:
         MalformedError, LimitError: the bytes are no patch, or exceed a limit.
-        PatchError: the patch does not give `newer`, or contains a tensor as value planes, which do not contain the older
-            values.
+        PatchError: the patch does not give `newer`, or contains a tensor as value planes, which do not contain the
+            older values.
     """
     header = read_header(patch, len(newer))
     table = check_fit(newer, header.rows)

@@ -1,9 +1,10 @@
-"""The container of a patch: preamble, table, frames (docs/spec/patch.md, section 2). Reader and writer mirror each other.
+"""The container of a patch: preamble, table, frames (docs/spec/patch.md, section 2). Reader and writer mirror each
+other.
 
 The whole table is checked before any frame is read: names are in strictly ascending order (so none occurs twice), sizes
 are within protocol/limits.py, no frame has more bytes than its tensor could need, and the frames end where the patch
-ends. A row is parsed from the table's bytes whenever it is needed, because the row objects of a hostile table would take
-ten times its bytes.
+ends. A row is parsed from the table's bytes whenever it is needed, because the row objects of a hostile table would
+take ten times its bytes.
 """
 
 import math

@@ -148,8 +148,8 @@ def _array(rows: list[tuple[int, ...]], symbols: int) -> NDArray[np.uint32]:
 
 
 def form_of(layout: Layout, first: int, classes: int) -> NDArray[np.uint64]:
-    """Return the constants by which kernels classify elements: shift and mask of the exponent, the exponent of the first
-    class, the number of the last class, the number of classes: uint64[5].
+    """Return the constants by which kernels classify elements: shift and mask of the exponent, the exponent of the
+    first class, the number of the last class, the number of classes: uint64[5].
     """
     return np.array((layout.group_shift, layout.exponents - 1, first, max(classes, 1) - 1, classes), dtype=np.uint64)
 

@@ -1,12 +1,12 @@
 """Dense frames: planes of bytes, each element's most significant byte first, in one zstd frame (docs/spec/patch.md,
 section 4).
 
-Step planes contain the zigzag of the step from the previous value, modulo the dtype's width, so that small updates leave
-the upper planes zero. XOR planes contain the bits that differ, for changes that are no steps (a flipped sign). Value
-planes contain the new bit patterns, for tensors that do not resemble their previous values.
+Step planes contain the zigzag of the step from the previous value, modulo the dtype's width, so that small updates
+leave the upper planes zero. XOR planes contain the bits that differ, for changes that are no steps (a flipped sign).
+Value planes contain the new bit patterns, for tensors that do not resemble their previous values.
 
-Both directions work block by block: in addition to the frame, an encoder needs the memory of one block, a decoder that of
-the planes and one block.
+Both directions work block by block: in addition to the frame, an encoder needs the memory of one block, a decoder that
+of the planes and one block.
 """
 
 from collections.abc import Iterator

@@ -19,12 +19,14 @@ PROBE_ELEMENTS: Final = 1024
 """Elements of each block on which the dense modes are tried before the whole tensor."""
 
 PROBE_MARGIN: Final = 1.25
-"""A dense mode is tried on the whole tensor if its frame of the probe promises less than this many times the best size."""
+"""A dense mode is tried on the whole tensor if its frame of the probe promises less than this many times the best size.
+"""
 
 ZSTD_LEVEL: Final = 1  # on step planes, level 3 was slower and its frames were larger
 
 MIN_FRAME_BYTES: Final = 12
-"""The smallest frame of the sparse and dense modes: a sparse frame has two coder states, a dense frame a zstd header."""
+"""The smallest frame of the sparse and dense modes: a sparse frame has two coder states, a dense frame a zstd header.
+"""
 
 CLASSES_SUFFICE_RATIO: Final = 16
 """If a frame with classes is so many times smaller than its tensor, no frame without classes is tried."""
@@ -61,8 +63,8 @@ def _dense_modes(old: Bits, new: Bits, layout: Layout, changes: int, best: int) 
 
 
 class _SmallestFrame:
-    """The smallest frame of a tensor so far. To save memory, a frame of more than half its tensor is dropped while others
-    are tried, and encoded again at the end.
+    """The smallest frame of a tensor so far. To save memory, a frame of more than half its tensor is dropped while
+    others are tried, and encoded again at the end.
 
     Attributes:
         below: size that the next frame must stay below, in bytes.

@@ -50,7 +50,8 @@ def apply_rows(rows: torch.Tensor, patch: bytes, name: str, first_row: int, tota
 
 
 def apply_tensors(tensors: Weights, patch: bytes) -> dict[str, torch.Tensor]:
-    """Apply a patch to some tensors of the weights, for a node that has only these, as in pipeline or expert parallelism.
+    """Apply a patch to some tensors of the weights, for a node that has only these, as in pipeline or expert
+    parallelism.
 
     Args:
         tensors: whole tensors of the weights that the patch is for.

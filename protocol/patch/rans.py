@@ -1,9 +1,9 @@
 """The entropy coder: rANS with fixed tables (docs/spec/patch.md, section 3).
 
 A state is a number from 2^32 to 2^48 - 1. A symbol that has `width` of the 4096 slots, beginning with slot `begin`,
-changes the state x to (x // width) * 4096 + begin + x % width. To keep the state in its range, the encoder moves 16 bits
-from it to the output, and the decoder moves them back. The encoder goes from the last symbol to the first and writes
-from the end, so that the decoder reads forwards.
+changes the state x to (x // width) * 4096 + begin + x % width. To keep the state in its range, the encoder moves 16
+bits from it to the output, and the decoder moves them back. The encoder goes from the last symbol to the first and
+writes from the end, so that the decoder reads forwards.
 
 numba caches a compiled kernel until the file of that kernel changes. Other files inline the functions of this one, so
 delete `__pycache__` after a change of a formula here.
@@ -50,7 +50,7 @@ STEP_SYMBOLS: Final = 123
 
 @cache
 def _roots() -> tuple[int, ...]:
-    """Return 2^(-1/2), 2^(-1/4), ..., scaled by 2^64 and rounded down, one for each bit of a fraction of a half-life."""
+    """Return floor(2^64 * 2^(-2^-j)) for j = 1, 2, ..., one for each bit of a fraction of a half-life."""
     roots, root = [], 1 << 127
     for _ in range(HALF_LIFE_BITS):
         root = isqrt(root << 128)
@@ -95,8 +95,8 @@ def step_widths(weights: tuple[int, ...]) -> tuple[int, ...]:
 
 @cache
 def decoder_row(widths: tuple[int, ...]) -> NDArray[np.uint32]:
-    """Build a row of a decoder table: for every slot its symbol's width, its place within the symbol (shifted left by 12)
-    and the symbol (shifted left by 24): uint32 [SLOTS].
+    """Build a row of a decoder table: for every slot its symbol's width, its place within the symbol (shifted left by
+    12) and the symbol (shifted left by 24): uint32 [SLOTS].
     """
     width = np.array(widths, np.uint32)
     symbols = np.repeat(np.arange(len(widths), dtype=np.uint32), widths)
@@ -167,14 +167,14 @@ def symbol_of(size: Any) -> Any:
 
 @kernel()
 def key_of(bits: Any, order: Any) -> Any:
-    """Return the key of a bit pattern (values.to_keys), by the constants of values.Layout.order and without a branch."""
+    """Return the key of a bit pattern (values.to_keys) by the constants of Layout.order, without a branch."""
     negative = U(I(bits << order[0]) >> I(63))
     return bits ^ order[1] ^ (negative & order[2])
 
 
 @kernel()
 def bits_at(key: Any, order: Any) -> Any:
-    """Return the bit pattern of a key, by the constants of values.Layout.order and without a branch."""
+    """Return the bit pattern of a key by the constants of Layout.order, without a branch."""
     positive = U(I(key << order[0]) >> I(63))
     return key ^ order[1] ^ order[2] ^ (positive & order[2])
 

@@ -24,7 +24,8 @@ from protocol.patch.values import Bits, Layout
 
 CHUNK_ELEMENTS: Final = 1 << 21
 PIECE_ELEMENTS: Final = 1 << 17
-"""Elements of a chunk that are decoded at a time, so that the caller's next step finds them in the processor's cache."""
+"""Elements of a chunk that are decoded at a time, so that the caller's next step finds them in the processor's cache.
+"""
 
 MAX_MODEL_BYTES: Final = 2 + GROUPS * (3 + STEP_SYMBOLS)
 MAX_DIRECTORY_BYTES: Final = 4 * (GROUPS + 2)  # of one chunk
@@ -391,6 +392,8 @@ def _check(status: int, chunk: Chunk) -> None:
 
 
 def warm_up() -> None:
-    """Compile the kernels for BF16, which takes seconds the first time on a machine; later they are loaded from a cache."""
+    """Compile the kernels for BF16, which takes seconds the first time on a machine; later they are loaded from a
+    cache.
+    """
     coders_for(2)
     decoders_for(2)

@@ -1,7 +1,7 @@
 """The challenge: seeds, sketch projections and audits, derived from public randomness (docs/spec/window.md).
 
-Every value is derived by BLAKE3 in key-derivation mode, with a context of its own, over length-prefixed parts. So no two
-uses can be confused, and the miner can choose nothing.
+Every value is derived by BLAKE3 in key-derivation mode, with a context of its own, over length-prefixed parts. So no
+two uses can be confused, and the miner can choose nothing.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """The best score of a position, and the sum for its log-probability, compiled for a CPU.
 
 Scores are computed with the integers and float32 sums of protocol/rollout/sampling.py and have the same bits. Every
-token of the vocabulary is hashed, 64 tokens at a time (protocol/kernels/logit_simd.py). The noise table is read only for
-tokens whose hash may give them the best score, which are very few.
+token of the vocabulary is hashed, 64 tokens at a time (protocol/kernels/logit_simd.py). The noise table is read only
+for tokens whose hash may give them the best score, which are very few.
 """
 
 from typing import Any
@@ -123,7 +123,8 @@ def best_scores(
 
 @kernel("float32[:, ::1]", "float32[::1]", "float32[::1]", "float32[::1]")
 def exponential_sums(scaled: Any, scratch: Any, largest: Any, sums: Any) -> None:
-    """Compute the largest value of each row, and the sum of exp(value - largest). A row with a NaN has a NaN as its sum.
+    """Compute the largest value of each row, and the sum of exp(value - largest). A row with a NaN has a NaN as its
+    sum.
 
     Args:
         scaled: float32 [N, V].

@@ -190,8 +190,8 @@ def batch_margins(
 ) -> Tensor:
     """Compute how far the score of each token falls short of the best score; 0 for the right token.
 
-    Only the MAX_CONTENDERS most likely tokens are considered. If a less likely token has the best score, the margin is too
-    small. This is as rare as those tokens are improbable, and it never rejects honest work.
+    Only the MAX_CONTENDERS most likely tokens are considered. If a less likely token has the best score, the margin is
+    too small. This is as rare as those tokens are improbable, and it never rejects honest work.
 
     With filters, only tokens that pass them in every honest computation are considered, and a token that passes in none
     has an infinite margin. A margin that holds for an uncertainty of `slack` but not of `limit` counts at most as a

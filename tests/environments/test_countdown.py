@@ -1,4 +1,4 @@
-"""Countdown: the parser's grammar, and what is paid."""
+"""Countdown: the grammar of completions, and rewards."""
 
 import itertools
 

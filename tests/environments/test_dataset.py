@@ -1,6 +1,4 @@
-"""Data files: what is read from one, which lines are held out, and what is refused with its line
-(docs/spec/environments.md).
-"""
+"""Data files: their problems, the held-out lines, and errors with line numbers (docs/spec/environments.md)."""
 
 import hashlib
 import json
@@ -20,7 +18,7 @@ MANY = b"".join(line(f"What is {number} and 1?") for number in range(40))
 
 
 @pytest.mark.parametrize(("name", "data"), [("math", MATH), ("code-3.11", CODE), ("math", MANY)])
-def test_every_line_is_on_one_side_and_the_side_follows_from_its_text_alone(name: str, data: bytes) -> None:
+def test_the_side_of_a_line_depends_on_its_text_alone(name: str, data: bytes) -> None:
     whole = environments.dataset(name, data)
     lines = [text for text in data.split(b"\n") if text]
     assert len(whole.training_problems) + len(whole.held_out_problems) == len(lines)
@@ -29,14 +27,14 @@ def test_every_line_is_on_one_side_and_the_side_follows_from_its_text_alone(name
         assert hashlib.sha256(f"held-out\0{name[:4]} {words}".encode()).digest()[0] < 26
         fields = json.loads(lines[number - 1])
         assert next(fields[form] for form in ("problem", "question", "text") if form in fields) in problem.prompt
-    turned = environments.dataset(name, b"\n".join(reversed(lines)))
-    assert {problem.prompt for problem in turned.held_out_problems} == {
+    reverse = environments.dataset(name, b"\n".join(reversed(lines)))
+    assert {problem.prompt for problem in reverse.held_out_problems} == {
         problem.prompt for problem in whole.held_out_problems
     }
-    assert {len(lines) + 1 - number for number in turned.held_out_lines} == set(whole.held_out_lines)
+    assert {len(lines) + 1 - number for number in reverse.held_out_lines} == set(whole.held_out_lines)
 
 
-def test_empty_lines_and_repeated_problems_hold_no_problem_and_lines_keep_their_numbers() -> None:
+def test_empty_lines_and_repeated_problems_are_ignored_and_lines_keep_their_numbers() -> None:
     plain = environments.dataset("math", MANY)
     spaced = environments.dataset("math", b"\n \n" + MANY.replace(b"\n", b"\r\n\n") + MANY)
     assert spaced.problems == plain.problems
@@ -44,7 +42,7 @@ def test_empty_lines_and_repeated_problems_hold_no_problem_and_lines_keep_their_
 
 
 @pytest.mark.parametrize(
-    ("tail", "said"),
+    ("tail", "message"),
     [
         (b"{", "line 43: not JSON in UTF-8"),
         (b"\xff", "line 43: not JSON in UTF-8"),
@@ -56,10 +54,10 @@ def test_empty_lines_and_repeated_problems_hold_no_problem_and_lines_keep_their_
         (b'{"question": "\\ud800", "answer": "#### 4"}', "line 43: 'question' holds a lone surrogate"),
     ],
 )
-def test_a_line_that_cannot_be_read_is_named(tail: bytes, said: str) -> None:
+def test_an_invalid_line_is_refused_with_its_number(tail: bytes, message: str) -> None:
     with pytest.raises(MalformedError) as raised:
         environments.dataset("math", MANY + b"\n \n" + tail + b"\n" + MANY)
-    assert str(raised.value) == said
+    assert str(raised.value) == message
 
 
 def test_limits() -> None:
@@ -73,12 +71,12 @@ def test_limits() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\n\n", line("one alone")])
-def test_both_sets_must_hold_something(data: bytes) -> None:
+def test_both_sets_need_a_problem(data: bytes) -> None:
     with pytest.raises(MalformedError, match=r"data: no (training|held-out) problem among [01]: add some"):
         environments.dataset("math", data)
 
 
 @pytest.mark.parametrize("name", environments.names)
-def test_an_environment_without_data(name: str) -> None:
+def test_an_environment_without_data_has_no_dataset(name: str) -> None:
     with pytest.raises(ValueError, match="takes no data file"):
         environments.dataset(name, MANY)

@@ -1,4 +1,4 @@
-"""Mathematics: when answers are the same, and what is paid."""
+"""Mathematics: the equivalence of answers, and rewards."""
 
 import importlib
 import json
@@ -82,44 +82,44 @@ OTHER = [
 
 
 @pytest.mark.parametrize(("gold", "answer"), SAME)
-def test_the_same_answer(gold: str, answer: str) -> None:
+def test_equivalent_answers(gold: str, answer: str) -> None:
     assert equivalent(gold, answer)
     assert equivalent(answer, gold)
 
 
 @pytest.mark.parametrize(("gold", "answer"), OTHER)
-def test_another_answer(gold: str, answer: str) -> None:
+def test_different_answers(gold: str, answer: str) -> None:
     assert not equivalent(gold, answer)
     assert not equivalent(answer, gold)
 
 
 @pytest.mark.parametrize(("gold", "answer"), SAME)
-def test_a_computer_algebra_system_finds_them_the_same(gold: str, answer: str) -> None:
-    """Another judge that nobody here wrote, where it is installed."""
+def test_a_computer_algebra_system_agrees(gold: str, answer: str) -> None:
+    """An independent library agrees, if it is installed."""
     library = pytest.importorskip("math_verify", reason="math-verify is not installed")
     if (
         gold in ("50", "1227", r"\text{(B)}", r"\text{Wednesday}", r"\{1,2\}", "-2, 7")
         or "pmatrix" in gold
         or answer in ("5.", "18 dollars")
     ):
-        pytest.skip("forms that it reads in another way")
-    left, right = (library.parse(f"\\boxed{{{text.strip('$')}}}") for text in (gold, answer))
-    assert library.verify(left, right)
+        pytest.skip("the library reads this form differently")
+    first, second = (library.parse(f"\\boxed{{{text.strip('$')}}}") for text in (gold, answer))
+    assert library.verify(first, second)
 
 
 @given(st.text(r"0123456789+-*/^(){}[],.\ xπ") | st.text(), st.text(r"0123456789+-*/^(){}[],.\ xπ"))
-def test_sameness_is_symmetric_and_sure_of_itself(left: str, right: str) -> None:
-    assert equivalent(left, left)
-    assert equivalent(left, right) == equivalent(right, left)
+def test_equivalence_is_reflexive_and_symmetric(first: str, second: str) -> None:
+    assert equivalent(first, first)
+    assert equivalent(first, second) == equivalent(second, first)
 
 
 @given(st.fractions(), st.integers(1, 50))
-def test_a_fraction_is_itself_in_any_terms(value: object, factor: int) -> None:
+def test_a_fraction_equals_its_expanded_form(value: object, factor: int) -> None:
     from fractions import Fraction
 
     assert isinstance(value, Fraction)
     top, bottom = value.numerator * factor, value.denominator * factor
-    if max(len(str(abs(top) + 1)), len(str(bottom))) <= MAX_DIGITS:  # longer ones are no numbers to us
+    if max(len(str(abs(top) + 1)), len(str(bottom))) <= MAX_DIGITS:  # longer numbers have no value
         assert equivalent(f"\\frac{{{value.numerator}}}{{{value.denominator}}}", f"{top}/{bottom}")
         assert not equivalent(f"\\frac{{{value.numerator}}}{{{value.denominator}}}", f"{top + 1}/{bottom}")
 
@@ -139,8 +139,8 @@ def test_a_fraction_is_itself_in_any_terms(value: object, factor: int) -> None:
         r"\text{" * 80,
     ],
 )
-def test_costly_answers_are_other_answers(costly: str) -> None:
-    """Unbounded work on these would run past the suite's time limit."""
+def test_costly_answers_have_no_value(costly: str) -> None:
+    """Unbounded work on one of these would exceed the suite's time limit."""
     assert not equivalent("7", costly)
 
 
@@ -184,7 +184,7 @@ def test_reward(completion: str, reward: float) -> None:
     assert ENVIRONMENT.reward(PROBLEM, completion) == pytest.approx(reward, abs=1e-12)
 
 
-def test_the_solutions_that_ship_earn_everything() -> None:
+def test_the_solutions_of_the_data_file_earn_the_full_reward() -> None:
     for line in MATH.decode().splitlines():
         fields = json.loads(line)
         gold = last_boxed(fields["solution"]) if "solution" in fields else fields["answer"].rpartition("####")[2]
@@ -211,7 +211,7 @@ def test_the_solutions_that_ship_earn_everything() -> None:
         (b'{"problem": "' + b"a" * 300_000 + b'"}', "line 2: 300015 bytes, more than 262144"),
     ],
 )
-def test_a_bad_line_is_named(line: bytes, what: str) -> None:
+def test_an_invalid_line_is_refused_with_its_number(line: bytes, what: str) -> None:
     with pytest.raises(MalformedError) as caught:
         Mathematics(MATH.splitlines()[0] + b"\n" + line)
     assert str(caught.value) == what
@@ -225,7 +225,7 @@ def test_both_sets_need_a_problem() -> None:
 
 
 @given(st.binary())
-def test_any_bytes_are_a_data_file_or_refused(data: bytes) -> None:
+def test_arbitrary_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(MalformedError):
         Mathematics(data)
 
@@ -240,8 +240,8 @@ def test_another_spelling_of_a_problem_stays_on_its_side() -> None:
     assert both.problems == ENVIRONMENT.problems
 
 
-def test_the_library_is_no_part_of_the_reward() -> None:
-    """docs/adr/0301: what is installed beside the program must not change what it pays."""
+def test_rewards_use_no_computer_algebra_library() -> None:
+    """The installed libraries must not change rewards (docs/adr/0301)."""
     for name in ("answers", "expressions", "polynomials", "mathematics"):
         module = importlib.import_module(f"protocol.environments.{name}")
         assert not {"sympy", "math_verify", "latex2sympy2_extended"} & set(vars(module))

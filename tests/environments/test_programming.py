@@ -1,4 +1,4 @@
-"""Programming: what is taken from a completion, and what is paid. Programs are not run here: see tests/sandbox/."""
+"""Programming: the program in a completion, and rewards. These tests run no programs; tests/sandbox/ does."""
 
 import json
 
@@ -41,7 +41,7 @@ def test_reward(completion: str, passes: int, compiles: bool, reward: float) -> 
         (f"<solution>{'x' * (MAX_PROGRAM_CHARS + 1)}</solution>", 0.1),
     ],
 )
-def test_what_is_no_program_is_not_run(completion: str, reward: float) -> None:
+def test_a_completion_without_a_program_runs_nothing(completion: str, reward: float) -> None:
     sandbox = Accepting()
     environment = Programming(CODE, sandbox)
     assert environment.reward(environment.held_out_problem(0), completion) == reward
@@ -73,7 +73,7 @@ def test_the_prompt_shows_one_test_and_no_solution() -> None:
         ({"prompt": "a", "code": "", "test_list": ["1"] * 65}, "65 tests, not 1 to 64"),
     ],
 )
-def test_a_bad_line_is_named(fields: dict[str, object], what: str) -> None:
+def test_an_invalid_line_is_refused_with_its_number(fields: dict[str, object], what: str) -> None:
     with pytest.raises(MalformedError) as caught:
         Programming(json.dumps(fields).encode(), Accepting())
     assert str(caught.value) == f"line 1: {what}"

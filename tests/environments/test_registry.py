@@ -1,4 +1,4 @@
-"""What every environment promises (protocol/environments/base.py)."""
+"""The contract of every environment (protocol/environments/base.py)."""
 
 import pytest
 from hypothesis import given
@@ -22,19 +22,19 @@ def make(name: str) -> Environment:
     return environments.get(name, data, Accepting(needs.python) if needs.python else None)
 
 
-def test_unknown_name_lists_the_known() -> None:
+def test_an_unknown_name_is_refused_with_a_list_of_all_names() -> None:
     with pytest.raises(ValueError, match=r"addition, countdown, sat, code-3\.11"):
         environments.get("chess")
 
 
-def test_what_an_environment_needs() -> None:
+def test_requirements() -> None:
     assert environments.requirements("sat") == Requirements(tokens=8)
     assert environments.requirements("math") == Requirements(data=True)
     assert environments.requirements("code-3.12") == Requirements(data=True, python="3.12")
 
 
 @every
-def test_exact_rewards_are_known_by_name(name: str) -> None:
+def test_is_exact_agrees_with_the_environment(name: str) -> None:
     assert environments.is_exact(name) == make(name).exact == (not environments.requirements(name).python)
 
 
@@ -48,7 +48,7 @@ def test_held_out_problems_differ_up_to_their_number(name: str) -> None:
         assert environment.held_out_problem(size) == environment.held_out_problem(0)
 
 
-def test_what_is_missing_or_useless_is_said() -> None:
+def test_missing_and_useless_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="'math' needs a data file"):
         environments.get("math")
     with pytest.raises(ValueError, match="'sat' takes no data file"):
@@ -59,13 +59,13 @@ def test_what_is_missing_or_useless_is_said() -> None:
 
 
 @every
-def test_name_is_its_own(name: str) -> None:
+def test_an_environment_has_the_name_by_which_it_is_created(name: str) -> None:
     assert make(name).name == name
 
 
 @every
 @given(seed=st.binary(min_size=16, max_size=32))
-def test_seed_fixes_the_problem(name: str, seed: bytes) -> None:
+def test_a_seed_determines_the_problem(name: str, seed: bytes) -> None:
     assert make(name).problem(seed) == make(name).problem(seed)
 
 
@@ -80,7 +80,7 @@ def test_held_out_is_disjoint_from_training(name: str) -> None:
 
 @every
 @given(completion=st.text() | MARKUP | st.text("0123456789+-*/() ="), seed=st.binary(min_size=16, max_size=16))
-def test_any_text_earns_between_zero_and_one(name: str, completion: str, seed: bytes) -> None:
+def test_the_reward_of_any_text_is_between_zero_and_one(name: str, completion: str, seed: bytes) -> None:
     environment = make(name)
     for text in (completion, f"<solution>{completion}</solution>"):
         reward = environment.reward(environment.problem(seed), text)
@@ -93,7 +93,7 @@ def test_any_text_earns_between_zero_and_one(name: str, completion: str, seed: b
     "piece", ["<think>", "<solution>", "\\boxed{", "((", "{", "9^{", "\\frac", "\\text{", "1,", "\ud800", "\0"]
 )
 def test_long_texts_do_not_take_long(name: str, piece: str) -> None:
-    """Quadratic or deeper work on these would run past the suite's time limit."""
+    """Quadratic or slower work on one of these would exceed the suite's time limit."""
     environment = make(name)
     text = piece * (1_000_000 // len(piece))
     for completion in (text, f"<solution>{text}</solution>", f"<think>a</think><solution>{piece * 200}</solution>"):

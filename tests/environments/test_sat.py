@@ -1,4 +1,4 @@
-"""3-SAT: what is drawn, and what is paid."""
+"""3-SAT: problems and rewards."""
 
 import itertools
 
@@ -33,14 +33,14 @@ def test_reward(completion: str, reward: float) -> None:
     assert ENVIRONMENT.reward(PROBLEM, completion) == reward
 
 
-def test_same_problems_for_ever() -> None:
-    """Every node of every release has to see these."""
+def test_problems_are_pinned() -> None:
+    """The problems of a seed must never change, in any release."""
     assert ENVIRONMENT.problem(bytes(16)).prompt == PINNED
     assert ENVIRONMENT.held_out_problem(0).prompt == PINNED_HELD_OUT
 
 
 @pytest.mark.parametrize("index", range(60))
-def test_every_problem_has_a_solution_and_most_texts_are_none(index: int) -> None:
+def test_every_problem_has_a_solution_and_most_assignments_are_none(index: int) -> None:
     problem = ENVIRONMENT.held_out_problem(index)
     variables = max(int(digit) for digit in problem.reference if digit.isdigit())
     assert 4 <= variables <= 8

@@ -1,5 +1,5 @@
-"""The sparse coder of docs/spec/patch.md, section 3, in plain Python integers: slow and obvious. Kernels are compared
-with it.
+"""A second implementation of the sparse encoder (docs/spec/patch.md, section 3) in plain Python integers: slow and
+simple. The kernels are compared with it.
 """
 
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ from protocol.patch.values import Layout
 
 HALF_LIFE = 1 << 20
 SLOTS = 1 << 12
-LEAST = 1 << 32
+MIN_STATE = 1 << 32
 PRECISE = 512
 
 
 def roots() -> list[int]:
-    """floor(2^64 * 2^(-2^-j)) for j from 1 to 20."""
+    """Compute floor(2^64 * 2^(-2^-j)) for j from 1 to 20."""
     precise, result = 1 << PRECISE, []
     root = precise // 2
     for _ in range(20):
@@ -26,8 +26,8 @@ def roots() -> list[int]:
 ROOTS = roots()
 
 
-def surviving(ticks: int) -> int:
-    """Of 2^32 waits, those longer than so many ticks."""
+def survivors(ticks: int) -> int:
+    """Compute how many of 2^32 gaps are longer than `ticks`."""
     value = 1 << 64
     for j, root in enumerate(ROOTS, 1):
         if ticks >> (20 - j) & 1:
@@ -36,53 +36,45 @@ def surviving(ticks: int) -> int:
 
 
 def bucket_bits(weight: int) -> int:
-    """The largest k that keeps 2^k elements at 6 * 2^16 ticks or less, or 0."""
+    """Return the largest k for which 2^k elements have at most 6 * 2^16 ticks, or 0."""
     return max([k for k in range(20) if weight << k <= 6 << 16], default=0)
 
 
 def gap_widths(weight: int) -> list[int]:
-    """Slots of each bucket and of all beyond."""
+    """Return the slots of each bucket, and last those of all longer gaps."""
     span = weight << bucket_bits(weight)
     buckets = max(1, min(31, 12 * HALF_LIFE // span))
     edges = [0]
     for i in range(1, buckets + 1):
-        wanted = SLOTS - surviving(i * span) // (1 << 20)
-        edges.append(max(edges[-1] + 1, min(wanted, SLOTS - 1 - buckets + i)))
+        edge = SLOTS - survivors(i * span) // (1 << 20)
+        edges.append(max(edges[-1] + 1, min(edge, SLOTS - 1 - buckets + i)))
     edges.append(SLOTS)
     return [edges[i + 1] - edges[i] for i in range(buckets + 1)]
 
 
 def step_widths(weights: list[int]) -> list[int]:
-    """Slots of each symbol, in proportion."""
+    """Return the slots of each symbol, in proportion to the weights."""
     widths = [1 + weight * (SLOTS - len(weights)) // sum(weights) for weight in weights]
     widths[weights.index(max(weights))] += SLOTS - sum(widths)
     return widths
 
 
-def order(bits: int, layout: Layout) -> int:
-    """A pattern's place."""
+def key_of(bits: int, layout: Layout) -> int:
+    """Return the key of a bit pattern."""
     top = 1 << (layout.bits - 1)
     if layout.is_float:
         return (2 * top - 1) - bits if bits & top else bits + top
     return bits ^ top if layout.is_signed else bits
 
 
-def pattern(key: int, layout: Layout) -> int:
-    """The pattern at a place."""
-    top = 1 << (layout.bits - 1)
-    if layout.is_float:
-        return key - top if key & top else (2 * top - 1) - key
-    return key ^ top if layout.is_signed else key
-
-
 def class_of(bits: int, layout: Layout, first: int, classes: int) -> int:
-    """The class of a pattern, from 0."""
+    """Return the class of a bit pattern, from 0."""
     exponent = (bits >> layout.mantissa) % layout.exponents
     return min(max(exponent - first, 0), classes - 1)
 
 
 def symbol_of(size: int) -> tuple[int, int]:
-    """A size's symbol, and how many bits it leaves open."""
+    """Return the symbol of a size, and how many of the size's low bits the symbol does not determine."""
     length = size.bit_length() - 1
     if length < 2:
         return size - 1, 0
@@ -91,7 +83,7 @@ def symbol_of(size: int) -> tuple[int, int]:
 
 @dataclass
 class Group:
-    """Listed changes, or a class: its tables, and its changes as (gap, down, size)."""
+    """The listed changes, or those of one class: the weights of its tables, and its changes as (gap, down, size)."""
 
     weight: int
     steps: list[int]
@@ -100,9 +92,9 @@ class Group:
 
 @dataclass
 class Stack:
-    """The encoder's two states and the words that it has written, from the last to the first."""
+    """The encoder's two states, and the words that it has written, from the last to the first."""
 
-    states: dict[str, int] = field(default_factory=lambda: {"gap": LEAST, "step": LEAST})
+    states: dict[str, int] = field(default_factory=lambda: {"gap": MIN_STATE, "step": MIN_STATE})
     words: list[int] = field(default_factory=list)
 
     def push(self, name: str, widths: list[int], symbol: int) -> None:
@@ -128,7 +120,7 @@ def find_changes(old: list[int], new: list[int], layout: Layout, first: int, gro
         leaves = classes and class_of(after, layout, first, classes) != own - 1
         group = 0 if leaves else own
         if before != after:
-            step = order(after, layout) - order(before, layout)
+            step = key_of(after, layout) - key_of(before, layout)
             groups[group].changes.append((gaps[group], int(step < 0), abs(step)))
             gaps[group] = 0
         elif own:
@@ -138,7 +130,7 @@ def find_changes(old: list[int], new: list[int], layout: Layout, first: int, gro
 
 
 def encode_chunk(groups: list[Group]) -> tuple[list[int], bytes]:
-    """The words and the raw bits of a chunk whose changes are found."""
+    """Encode the changes of a chunk; return its words and its raw bits."""
     stack, raw = Stack(), []
     for group in groups:
         bucket = bucket_bits(group.weight)

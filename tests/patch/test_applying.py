@@ -1,4 +1,7 @@
-"""In place, in parts, back and several at once: all of it the same weights, and refusal leaves them untouched."""
+"""Application in place, in parts and while streaming, and inversion and squashing, all give the same weights.
+
+A refused patch leaves the weights unchanged.
+"""
 
 from itertools import pairwise
 
@@ -13,7 +16,7 @@ from tests.patch.weights import pairs, rounded_update, same_bits
 
 
 def versions(count: int, shape: tuple[int, int] = (96, 160)) -> list[dict[str, torch.Tensor]]:
-    """Weights of `count` versions: a tensor that always changes, one that never does, one of FP32, one that is reset."""
+    """Return weights of `count` versions: a tensor that always changes, one that never does, and one of FP32."""
     random = torch.Generator().manual_seed(9)
     masters = torch.randn(shape, generator=random) * 0.0147
     single = torch.randn(50, generator=random)
@@ -38,14 +41,14 @@ def test_in_place_equals_apply():
 def test_a_refused_patch_leaves_the_weights_untouched():
     old, new = versions(2)
     data = bytearray(patch.encode(old, new))
-    data[-1] ^= 1  # in the last tensor's frame: the first ones decode
+    data[-1] ^= 1  # this is in the last tensor's frame, so the other frames decode
     weights = {name: tensor.clone() for name, tensor in old.items()}
     with pytest.raises(ProtocolError):
         patch.apply_in_place(weights, bytes(data))
     assert same_bits(weights, old)
 
 
-def test_tied_tensors_in_place_are_our_own_fault():
+def test_tied_tensors_cannot_be_patched_in_place():
     old, new = rounded_update(8, 64, 1.0, seed=1)
     weights = {"a": old, "b": old}
     with pytest.raises(ValueError, match="share memory"):
@@ -64,7 +67,7 @@ def test_a_wrong_base_is_refused_wherever_it_differs(element):
             patch.apply(wrong, data)
 
 
-def test_a_known_digest_refuses_a_wrong_base_at_once():
+def test_a_wrong_base_is_refused_by_its_digests():
     first, second, third = versions(3)
     digests = patch.encode_with_digests(first, second).digests
     data = patch.encode(first, third)
@@ -88,15 +91,15 @@ def test_wrong_shape_dtype_and_names_are_refused():
 
 @pytest.mark.parametrize("profile", ["compact", "fast"])
 @pytest.mark.parametrize("count", [2, 5])
-def test_squash_equals_turn_by_turn(profile, count):
+def test_squash_equals_the_patches_one_after_another(profile, count):
     chain = versions(count)
     patches = [patch.encode(a, b, profile=profile) for a, b in pairwise(chain)]
-    squashed = patch.squash(chain[0], patches)
-    assert same_bits(patch.apply(chain[0], squashed), chain[-1])
-    assert squashed == patch.encode(chain[0], chain[-1], profile=profile)
+    result = patch.squash(chain[0], patches)
+    assert same_bits(patch.apply(chain[0], result), chain[-1])
+    assert result == patch.encode(chain[0], chain[-1], profile=profile)
 
 
-def test_squash_refuses_patches_that_do_not_follow_each_other():
+def test_squash_refuses_patches_that_are_not_consecutive():
     first, second, third = versions(3)
     with pytest.raises(PatchError):
         patch.squash(first, [patch.encode(second, third)])
@@ -105,12 +108,12 @@ def test_squash_refuses_patches_that_do_not_follow_each_other():
 
 
 @pytest.mark.parametrize("profile", ["compact", "fast"])
-def test_invert_steps_back(profile):
+def test_the_inverse_gives_the_old_weights(profile):
     old, new = versions(2)
     data = patch.encode(old, new, profile=profile)
-    back = patch.invert(new, data)
-    assert same_bits(patch.apply(new, back), old)
-    assert back == patch.encode(new, old, profile=profile)
+    inverse = patch.invert(new, data)
+    assert same_bits(patch.apply(new, inverse), old)
+    assert inverse == patch.encode(new, old, profile=profile)
     with pytest.raises(PatchError):
         patch.invert(old, data)
 
@@ -127,23 +130,23 @@ def test_invert_of_any_bits(pair, profile):
         assert same_bits(patch.apply(new, patch.invert(new, data)), old)
 
 
-def test_every_way_to_send_a_tensor_but_whole_leads_back():
+def test_every_mode_but_value_planes_can_be_inverted():
     old, new = rounded_update(64, 96, 1.0, seed=3)
     noise = torch.randint(-(2**15), 2**15, old.shape, dtype=torch.int16, generator=torch.Generator().manual_seed(4))
-    ways = {
+    updates = {
         patch.Mode.SPARSE: (old, new),
         patch.Mode.STEP_PLANES: (torch.zeros_like(old), (old.float() * 1e-3).bfloat16()),
         patch.Mode.XOR_PLANES: (old, -old),
         patch.Mode.RAW_STEP_PLANES: (old, noise.view(torch.bfloat16)),
         patch.Mode.SMALL_CHANGES: (old, torch.where(torch.arange(96) < 95, old, new)),
     }
-    for mode, (before, after) in ways.items():
+    for mode, (before, after) in updates.items():
         data = patch.encode({"w": before}, {"w": after})
         assert patch.summary(data).rows[0].mode == mode
         assert same_bits(patch.apply({"w": after}, patch.invert({"w": after}, data)), {"w": before})
 
 
-def test_a_tensor_that_was_reset_has_no_way_back_and_the_error_says_which():
+def test_value_planes_cannot_be_inverted_and_the_error_names_the_tensor():
     old, new = rounded_update(64, 96, 1.0, seed=3)
     data = patch.encode({"a": old, "b": old}, {"a": new, "b": torch.zeros_like(old)})
     with pytest.raises(PatchError, match=r"b: the patch has only the tensor's new values; .* older anchor"):
@@ -151,7 +154,7 @@ def test_a_tensor_that_was_reset_has_no_way_back_and_the_error_says_which():
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1000, 1 << 20])
-def test_streaming_gives_tensors_as_they_arrive(piece):
+def test_streaming_completes_tensors_as_they_arrive(piece):
     old, new = versions(2)
     data = patch.encode(old, new)
     stream = patch.StreamingApply(old)
@@ -175,7 +178,7 @@ def test_streaming_refuses_too_few_and_too_many_bytes():
 
 @pytest.mark.parametrize("share", [1.0, 1e6])
 @pytest.mark.parametrize("profile", ["compact", "fast"])
-def test_row_ranges_equal_the_rows_of_the_whole(share, profile):
+def test_apply_rows_equals_the_rows_of_the_whole_tensor(share, profile):
     old, new = rounded_update(2048, 2048, share, seed=8)
     data = patch.encode({"w": old}, {"w": new}, profile=profile)
     edges = patch.row_edges((2048, 2048))
@@ -197,7 +200,7 @@ def test_truncation_is_malformed_at_every_length():
             patch.apply(old, data[:length])
 
 
-def test_a_node_that_holds_some_tensors_applies_these():
+def test_apply_tensors_changes_only_these_tensors():
     old, new = rounded_update(64, 96, 1.0, seed=11)
     before, after = {"a": old, "b": old, "c": old}, {"a": new, "b": old, "c": -old}
     data = patch.encode(before, after)

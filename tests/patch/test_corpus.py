@@ -1,5 +1,5 @@
-"""The kept corpus: broken patches, one for each way that a parser refused one (`python -m bench.fuzz --keep`),
-replayed.
+"""Every parser handles the corpus of malformed patches, which has one for each way in which a parser refused one
+(`python -m bench.fuzz --keep`).
 """
 
 from pathlib import Path
@@ -22,12 +22,12 @@ def test_every_parser_answers_with_a_value_or_a_protocol_error(case):
     before, files = digest_weights(weights), sorted(case.glob("*.patch"))
     assert len(files) >= 5
     for file in files:
-        broken = file.read_bytes()
+        data = file.read_bytes()
         with pytest.raises(ProtocolError):
-            patch.apply(weights, broken)
+            patch.apply(weights, data)
         for parse in parsers(weights, weights).values():
             try:
-                parse(broken)
+                parse(data)
             except ProtocolError:
                 continue
     assert digest_weights(weights) == before

@@ -1,4 +1,4 @@
-"""Each tensor takes its cheapest way, and no patch is larger than it must be."""
+"""Each tensor is encoded in its smallest mode, and profiles are chosen by time."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,8 @@ PREAMBLE_AND_TABLE = 160
 LAYOUT = layout_of(torch.bfloat16)
 
 
-def encoded(old: torch.Tensor, new: torch.Tensor, profile: str = "compact") -> tuple[Mode, int]:
+def encode_tensor(old: torch.Tensor, new: torch.Tensor, profile: str = "compact") -> tuple[Mode, int]:
+    """Encode a tensor, check the round trip, and return the mode and the bytes of the patch."""
     data = patch.encode({"w": old}, {"w": new}, profile=profile)
     assert same_bits(patch.apply({"w": old}, data), {"w": new})
     return patch.summary(data).rows[0].mode, len(data)
@@ -24,13 +25,13 @@ def encoded(old: torch.Tensor, new: torch.Tensor, profile: str = "compact") -> t
 
 def test_a_small_update_is_sparse():
     old, new = rounded_update(256, 512, 1.0, seed=1)
-    assert encoded(old, new)[0] == Mode.SPARSE
+    assert encode_tensor(old, new)[0] == Mode.SPARSE
 
 
 @pytest.mark.parametrize("profile", ["compact", "fast"])
 def test_a_tensor_that_was_reset_to_zeros_costs_almost_nothing(profile):
     old, _ = rounded_update(256, 512, 1.0, seed=2)
-    assert encoded(old, torch.zeros_like(old), profile)[1] < 400
+    assert encode_tensor(old, torch.zeros_like(old), profile)[1] < 400
 
 
 @pytest.mark.parametrize("profile", ["compact", "fast"])
@@ -38,23 +39,23 @@ def test_noise_is_never_larger_than_the_tensor(profile):
     random = torch.Generator().manual_seed(3)
     old, new = (torch.randint(-(2**15), 2**15, (300, 300), dtype=torch.int16, generator=random) for _ in range(2))
     old, new = old.view(torch.bfloat16), new.view(torch.bfloat16)
-    assert encoded(old, new, profile)[1] <= old.nbytes + PREAMBLE_AND_TABLE
+    assert encode_tensor(old, new, profile)[1] <= old.nbytes + PREAMBLE_AND_TABLE
 
 
 def test_rows_of_an_embedding_cost_no_more_than_their_steps():
     old, _ = rounded_update(2048, 128, 1.0, seed=4)
     new = old.clone()
     new[::97] = (new[::97].float() * 1.01).bfloat16()
-    assert encoded(old, new)[1] < 2 * new[::97].numel() + 600
+    assert encode_tensor(old, new)[1] < 2 * new[::97].numel() + 600
 
 
 @pytest.mark.parametrize("spacing", [23, 37, 64, 97])
-def test_rows_that_a_probe_may_meet_or_miss_are_sent_as_planes(spacing):
-    """Step planes of few changed rows are a third of a sparse frame, wherever the rows stand."""
+def test_a_few_changed_rows_are_sent_as_step_planes(spacing):
+    """Step planes of a few changed rows are a third of a sparse frame, wherever the rows are."""
     old, _ = rounded_update(1024, 1024, 1.0, seed=7)
     new = old.clone()
     new[::spacing] = (new[::spacing].float() * 1.01).bfloat16()
-    assert encoded(old, new)[0] == Mode.STEP_PLANES
+    assert encode_tensor(old, new)[0] == Mode.STEP_PLANES
 
 
 def frame_of(old: torch.Tensor, new: torch.Tensor) -> tuple[Mode, int]:
@@ -62,7 +63,7 @@ def frame_of(old: torch.Tensor, new: torch.Tensor) -> tuple[Mode, int]:
     return row.mode, row.size
 
 
-def test_one_change_costs_no_more_than_its_place_and_its_step():
+def test_one_change_takes_only_the_bytes_of_its_gap_and_its_step():
     old, _ = rounded_update(1024, 1024, 1.0, seed=8)
     bits = old.clone().view(torch.int16)
     bits[777, 77] += 1
@@ -70,14 +71,15 @@ def test_one_change_costs_no_more_than_its_place_and_its_step():
 
 
 @pytest.mark.parametrize("changes", [1, 2, 12, 31, 32, 33, 40])
-def test_no_way_is_shorter_than_the_one_taken(changes):
+def test_the_smallest_frame_is_chosen(changes):
     old, _ = rounded_update(64, 64, 1.0, seed=9)
     bits = old.clone().view(torch.int16)
     bits.view(-1)[:: 4096 // changes][:changes] += 1
     new = bits.view(torch.bfloat16)
-    few = encode_small_changes(bits_of(old), bits_of(new), np.flatnonzero(bits_of(old) != bits_of(new)), LAYOUT, 8192)
+    places = np.flatnonzero(bits_of(old) != bits_of(new))
+    small = encode_small_changes(bits_of(old), bits_of(new), places, LAYOUT, 8192)
     _, sparse = encode_sparse(bits_of(old), bits_of(new), (64, 64), LAYOUT, Scratch(), 8192, classes=True)
-    assert frame_of(old, new)[1] == (min(len(few), len(sparse)) if changes <= MAX_SMALL_CHANGES else len(sparse))
+    assert frame_of(old, new)[1] == (min(len(small), len(sparse)) if changes <= MAX_SMALL_CHANGES else len(sparse))
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32])
@@ -86,7 +88,7 @@ def test_a_tensor_of_one_element_costs_no_more_than_the_element(dtype):
     assert frame_of(old, new)[1] <= old.nbytes
 
 
-def test_a_tensor_of_one_value_costs_no_more_than_zstd_takes():
+def test_a_tensor_of_one_value_costs_no_more_than_with_zstd():
     old, _ = rounded_update(1024, 1024, 1.0, seed=10)
     new = torch.zeros_like(old)
     assert frame_of(old, new)[1] <= len(
@@ -96,14 +98,14 @@ def test_a_tensor_of_one_value_costs_no_more_than_zstd_takes():
 
 def test_experts_without_a_change_cost_a_few_bytes():
     old, new = rounded_update(64, 64, 1.0, seed=5)
-    few = {f"model.layers.{i}.mlp.experts.{j}.up_proj.weight": old for i in range(4) for j in range(4)}
+    fewer = {f"model.layers.{i}.mlp.experts.{j}.up_proj.weight": old for i in range(4) for j in range(4)}
     many = {f"model.layers.{i}.mlp.experts.{j}.up_proj.weight": old for i in range(16) for j in range(64)}
     name = "model.layers.1.mlp.experts.1.up_proj.weight"
-    extra = len(patch.encode(many, many | {name: new})) - len(patch.encode(few, few | {name: new}))
-    assert extra / (len(many) - len(few)) < 8
+    extra = len(patch.encode(many, many | {name: new})) - len(patch.encode(fewer, fewer | {name: new}))
+    assert extra / (len(many) - len(fewer)) < 8
 
 
-def test_compact_is_smaller_than_fast_and_both_say_the_same():
+def test_compact_is_smaller_than_fast_and_both_give_the_same_weights():
     old, new = rounded_update(512, 1024, 1.0, seed=6)
     compact, fast = (patch.encode({"w": old}, {"w": new}, profile=profile) for profile in ("compact", "fast"))
     assert len(compact) < 0.85 * len(fast)
@@ -111,7 +113,7 @@ def test_compact_is_smaller_than_fast_and_both_say_the_same():
     assert patch.summary(compact).result == patch.summary(fast).result
 
 
-def test_auto_weighs_bytes_against_time():
+def test_auto_chooses_the_fastest_profile_of_a_link():
     rates = {"compact": patch.Rates(2e9, 2e9, 0.0045), "fast": patch.Rates(4e9, 4e9, 0.0062)}
     slow_link, fast_link, slowest = (
         patch.choose_profile(14_000_000_000, patch.LinkConditions(link / 8, rates)) for link in (400e6, 100e9, 10e6)

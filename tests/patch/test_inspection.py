@@ -1,4 +1,4 @@
-"""What people see of a patch."""
+"""The inspection of a patch: its statistics, its table for people, and the bound."""
 
 import io
 import json
@@ -15,52 +15,60 @@ from protocol.patch.inspection import bound_bits
 from tests.patch.weights import rounded_update
 
 
-def test_inspection_counts_what_changed():
+def test_inspection_counts_the_changes():
     old, new = rounded_update(256, 512, 1.0, seed=1)
     before, after = {"a": old, "b": old, "c": old[0]}, {"a": new, "b": old, "c": -old[0]}
     data = patch.encode(before, after)
-    found = inspect_patch(data, before)
-    assert found.changed == patch.summary(data).changed
-    assert [row.codec for row in found.tensors] == ["sparse", "unchanged", "xor_planes"]
-    assert found.tensors[0].classes > 3
-    assert found.tensors[0].bound == pytest.approx(bound_bits(old, new))
-    assert found.tensors[0].bits_per_change > bound_bits(old, new)
+    report = inspect_patch(data, before)
+    assert report.changed == patch.summary(data).changed
+    assert [row.codec for row in report.tensors] == ["sparse", "unchanged", "xor_planes"]
+    assert report.tensors[0].classes > 3
+    assert report.tensors[0].bound == pytest.approx(bound_bits(old, new))
+    assert report.tensors[0].bits_per_change > bound_bits(old, new)
     assert inspect_patch(data).tensors[0].bound is None
-    plain = json.loads(json.dumps(found.to_json()))
+    plain = json.loads(json.dumps(report.to_json()))
     assert plain["tensors"][1]["changed"] == 0
     assert plain["profile"] == "compact"
     assert plain["bits_per_change"] > plain["bound"] > 0
     assert sum(plain["tensors"][0]["sections"].values()) < plain["tensors"][0]["nbytes"]
 
 
-def test_inspection_tells_whether_there_is_a_way_back():
+def test_inspection_shows_whether_a_patch_is_invertible():
     old, new = rounded_update(64, 512, 1.0, seed=1)
     before, after = {"a": old, "b": old}, {"a": new, "b": torch.zeros_like(old)}
-    found = inspect_patch(patch.encode(before, after))
-    assert [row.invertible for row in found.tensors] == [True, False]
-    assert not found.invertible
+    report = inspect_patch(patch.encode(before, after))
+    assert [row.invertible for row in report.tensors] == [True, False]
+    assert not report.invertible
     assert inspect_patch(patch.encode(before, {"a": new, "b": old})).invertible
 
 
-@pytest.mark.parametrize("known", [False, True], ids=["patch alone", "with base weights"])
-def test_the_table_fits_a_terminal(known: bool):
+@pytest.mark.parametrize("with_base", [False, True], ids=["patch alone", "with base weights"])
+def test_the_table_fits_a_terminal(with_base: bool):
     old, new = rounded_update(512, 2048, 5.0, seed=2)
     name = "model.layers.10.post_attention_layernorm.weight"
     out = io.StringIO()
-    table = patch_table(inspect_patch(patch.encode({name: old}, {name: new}), {name: old} if known else None))
+    table = patch_table(inspect_patch(patch.encode({name: old}, {name: new}), {name: old} if with_base else None))
     Console(file=out, width=80).print(table)
-    for word in ("compact patch", "sparse", "density", "512x2048", "bits", "changed", *(["bound"] if known else [])):
+    for word in (
+        "compact patch",
+        "sparse",
+        "density",
+        "512x2048",
+        "bits",
+        "changed",
+        *(["bound"] if with_base else []),
+    ):
         assert word in out.getvalue()
     assert "…" not in out.getvalue()
 
 
-def test_other_weights_than_the_patch_applies_to_are_named():
+def test_inspection_refuses_other_base_weights():
     old, new = rounded_update(64, 64, 5.0, seed=2)
     with pytest.raises(PatchError, match=r"base weights: are .{16}, and the patch applies to"):
         inspect_patch(patch.encode({"a": old}, {"a": new}), {"a": new})
 
 
-def test_what_is_no_patch_is_malformed():
+def test_inspection_of_other_bytes_is_malformed():
     with pytest.raises(MalformedError):
         inspect_patch(b"no patch")
 
@@ -69,5 +77,5 @@ def test_the_bound_of_a_known_distribution():
     old = torch.full((1024,), 1.5, dtype=torch.bfloat16)
     new = old.clone()
     new.view(torch.int16)[::2] += 1
-    assert bound_bits(old, new) == pytest.approx(2.0)  # one bit an element, and every step the same
+    assert bound_bits(old, new) == pytest.approx(2.0)  # one bit for each element, and every step is the same
     assert bound_bits(old, old) == 0.0

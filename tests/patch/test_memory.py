@@ -1,5 +1,6 @@
-"""What hostile bytes may take before they are refused, and what honest work takes: measured by the kernel, in a forked
-child.
+"""The memory that hostile bytes take before they are refused, and that honest work takes.
+
+It is measured by the operating system's kernel, in a forked child process.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,7 @@ MOST = 64 * limits.MIB
 WEIGHTS = {"w": torch.zeros(4096, dtype=torch.bfloat16)}
 TENSOR = varint(1) + b"w" + bytes((0, 1)) + varint(4096)
 CHECK = bytes(8)
-SPARSE, PLANES, VALUES, STORED = 1, 2, 3, 5
+SPARSE, PLANES, VALUES, RAW_PLANES = 1, 2, 3, 5
 
 
 def container(rows: bytes, count: int, frames: bytes = b"") -> bytes:
@@ -29,81 +30,81 @@ def container(rows: bytes, count: int, frames: bytes = b"") -> bytes:
     return PREAMBLE.pack(b"GRP1", 0, len(packed), bytes(32), bytes(32)) + packed + frames
 
 
-def one(mode: int, frame: bytes, changed: int = 4096, size: int | None = None) -> bytes:
-    row = TENSOR + bytes((mode,)) + varint(changed) + varint(len(frame) if size is None else size) + CHECK
+def one(mode: int, frame: bytes, changes: int = 4096, size: int | None = None) -> bytes:
+    row = TENSOR + bytes((mode,)) + varint(changes) + varint(len(frame) if size is None else size) + CHECK
     return container(row, 1, frame)
 
 
-def declaring(size: int) -> bytes:
-    """A zstd frame that says that it holds `size` bytes, and does not."""
+def false_frame(size: int) -> bytes:
+    """Return a zstd frame that declares `size` bytes and does not contain them."""
     return zstandard.FRAME_HEADER + bytes((0b11100000,)) + size.to_bytes(8, "little") + bytes.fromhex("030000")
 
 
 def wide_window() -> bytes:
-    """A frame of the right size that asks for the largest window allowed."""
+    """Return a zstd frame of the right size that requires the largest window allowed."""
     parameters = zstandard.ZstdCompressionParameters(window_log=27, compression_level=1, write_content_size=True)
     return zstandard.ZstdCompressor(compression_params=parameters).compress(bytes(8192))
 
 
 def rows(count: int, name: str, shape: bytes, mode: bytes) -> bytes:
-    """Different rows; a name with one character outside the BMP takes four times its bytes as a string."""
+    """Return different rows. A name with a character outside the BMP takes four times its bytes as a string."""
     width = limits.MAX_PATCH_HEADER_BYTES // limits.MAX_TENSORS - len(shape) - len(mode) - 4
     names = (f"{number:06x}{name}".encode()[:width] for number in range(count))
     return b"".join(varint(len(text)) + text + bytes((0,)) + shape + mode for text in names)
 
 
 def bomb(nbytes: int) -> bytes:
-    """A table of zeros: no names, no dimensions, every name the same."""
+    """Return a patch whose table is all zeros: every name is empty, and no tensor has dimensions."""
     packed = compress(varint(limits.MAX_TENSORS) + bytes(nbytes))
     return PREAMBLE.pack(b"GRP1", 0, len(packed), bytes(32), bytes(32)) + packed
 
 
 def fits(work: Callable[[], object], most: int) -> bool:
-    """Whether one of three runs stays below `most`: what else becomes resident while one runs only adds."""
+    """Return whether one of three runs stays below `most` bytes, because other activity can only add to a peak."""
     peaks: list[int] = []
     while len(peaks) < 3:
         peaks.append(peak_extra(work))
         if peaks[-1] < most:
             return True
-    print(f"peaks {peaks}, allowed {most}")
+    print(f"peaks {peaks}, limit {most}")
     return False
 
 
-LISTED = bytes((0, 0, 100, 1, 1, 1))  # a model without classes
+NO_CLASSES = bytes((0, 0, 100, 1, 1, 1))  # a model without classes
 EIGHT_DIMENSIONS = bytes((8,)) + varint(0) + 7 * varint(limits.MAX_ELEMENTS)
 WHALE = "y" * 90 + "\U0001f40b"
-CHANGED = bytes((SPARSE,)) + varint(1) + varint(1) + CHECK
+ONE_CHANGE = bytes((SPARSE,)) + varint(1) + varint(1) + CHECK
 
 HOSTILE: dict[str, Callable[[], bytes]] = {
     "2^62 elements": lambda: container(varint(1) + b"w" + bytes((0, 1)) + varint(1 << 62), 1),
     "eight dimensions of 2^40": lambda: container(varint(1) + b"w" + bytes((0, 8)) + 8 * varint(1 << 40), 1),
     "many tensors of many dimensions": lambda: container(rows(4096, "x", EIGHT_DIMENSIONS, b"\0"), 4096),
     "as many tensors as a table may have": lambda: container(
-        rows(limits.MAX_TENSORS, WHALE, bytes((1, 1)), CHANGED), limits.MAX_TENSORS
+        rows(limits.MAX_TENSORS, WHALE, bytes((1, 1)), ONE_CHANGE), limits.MAX_TENSORS
     ),
     "more tensors than a table may have": lambda: container(b"", 1 << 40),
     "a table that unpacks to more than it may": lambda: bomb(limits.MAX_PATCH_HEADER_BYTES + 1),
     "a table that unpacks to all that it may": lambda: bomb(limits.MAX_PATCH_HEADER_BYTES - 8),
     "a table that declares 2^62 bytes": lambda: (
-        PREAMBLE.pack(b"GRP1", 0, 16, bytes(32), bytes(32)) + declaring(1 << 62)
+        PREAMBLE.pack(b"GRP1", 0, 16, bytes(32), bytes(32)) + false_frame(1 << 62)
     ),
     "one tensor twice": lambda: container((TENSOR + b"\0") * 2, 2),
     "one tensor as often as a table may hold": lambda: container(
         (TENSOR + b"\0") * limits.MAX_TENSORS, limits.MAX_TENSORS
     ),
-    "a frame of 2^36 bytes": lambda: one(STORED, b"", size=1 << 36),
-    "more changes than elements": lambda: one(SPARSE, b"", changed=4097),
-    "planes of 2^62 bytes": lambda: one(PLANES, declaring(1 << 62)),
+    "a frame of 2^36 bytes": lambda: one(RAW_PLANES, b"", size=1 << 36),
+    "more changes than elements": lambda: one(SPARSE, b"", changes=4097),
+    "planes of 2^62 bytes": lambda: one(PLANES, false_frame(1 << 62)),
     "planes that unpack to 1 GiB": lambda: one(VALUES, zstandard.ZstdCompressor(1).compress(bytes(1 << 30))[:8192]),
     "planes of the right size with more behind it": lambda: one(
-        PLANES, declaring(8192) + compress(bytes(1 << 24))[:8000]
+        PLANES, false_frame(8192) + compress(bytes(1 << 24))[:8000]
     ),
     "planes with a window of 128 MiB": lambda: one(VALUES, wide_window()),
-    "stored bytes that are too few": lambda: one(STORED, bytes(8191)),
-    "4096 changes listed, sections of 4 GiB": lambda: one(SPARSE, LISTED + varint(4096) + 2 * varint(1 << 32)),
+    "raw planes with too few bytes": lambda: one(RAW_PLANES, bytes(8191)),
+    "4096 changes listed, sections of 4 GiB": lambda: one(SPARSE, NO_CLASSES + varint(4096) + 2 * varint(1 << 32)),
     "13 classes and no more": lambda: one(SPARSE, bytes((13, 100)) + bytes(64)),
-    "counts that do not add up": lambda: one(SPARSE, LISTED + varint(1) + 2 * varint(0)),
-    "every element changed, no code": lambda: one(SPARSE, LISTED + varint(4096) + 2 * varint(0)),
+    "counts that do not add up": lambda: one(SPARSE, NO_CLASSES + varint(1) + 2 * varint(0)),
+    "every element changed, no code": lambda: one(SPARSE, NO_CLASSES + varint(4096) + 2 * varint(0)),
 }
 
 PARSERS: dict[str, Callable[[bytes], object]] = {
@@ -136,8 +137,8 @@ def test_hostile_bytes_take_little_memory(case):
     assert not WEIGHTS["w"].any()
 
 
-def test_a_measured_peak_is_what_the_work_took():
-    """The measure itself: it would be no use if it could not see an allocation."""
+def test_the_measurement_sees_an_allocation():
+    """The measurement itself must see an allocation."""
     assert 99 * limits.MIB < peak_extra(lambda: torch.ones(100 * limits.MIB, dtype=torch.uint8)) < 110 * limits.MIB
     assert peak_extra(lambda: None) < limits.MIB
 
@@ -150,20 +151,20 @@ UPDATES = {
     "step planes": (torch.zeros_like(OLD), (OLD.float() * 1e-3).bfloat16()),
     "value planes": (OLD, torch.zeros_like(OLD)),
     "XOR planes": (OLD, -OLD),
-    "stored": (OLD, NOISE.view(torch.bfloat16)),
+    "raw planes": (OLD, NOISE.view(torch.bfloat16)),
 }
 SCRATCH = 28 * limits.MIB  # of an encoder, whatever the tensor's size
-BLOCKS = 6 * limits.MIB  # of a decoder, what its allocator keeps included
+BLOCKS = 6 * limits.MIB  # of a decoder, including memory that its allocator does not return
 
 
 @pytest.mark.parametrize("case", sorted(UPDATES))
-def test_beside_their_results_encoding_and_applying_take_two_tensors_and_scratch(case):
+def test_encoding_and_applying_take_the_memory_of_two_tensors_and_scratch(case):
     before, after = ({"w": tensor} for tensor in UPDATES[case])
     digests = patch.encode_with_digests(before, before).digests
     data = patch.encode(before, after)
     nbytes = OLD.nbytes
 
-    def streamed():
+    def apply_stream():
         stream = patch.StreamingApply(before, digests=digests)
         for start in range(0, len(data), 1 << 16):
             stream.feed(data[start : start + (1 << 16)])
@@ -172,14 +173,14 @@ def test_beside_their_results_encoding_and_applying_take_two_tensors_and_scratch
     encoding = 2 * nbytes + SCRATCH + len(data)
     assert fits(lambda: patch.encode_with_digests(before, after, base_digests=digests), encoding)
     assert fits(lambda: patch.apply_with_digests(before, data, digests=digests), (1 + 2) * nbytes + BLOCKS)
-    assert fits(streamed, (1 + 2) * nbytes + BLOCKS)
+    assert fits(apply_stream, (1 + 2) * nbytes + BLOCKS)
     in_place = 2 * nbytes + BLOCKS
     assert fits(lambda: patch.apply_in_place_with_digests(dict(before), data, digests=digests), in_place)
 
 
-@pytest.mark.parametrize("case", ["step planes", "stored"])
-def test_beside_the_patch_encoding_a_large_tensor_takes_two_of_it_at_most(case):
-    """Where every element changes: what is tried, what is found and what is scratch, together."""
+@pytest.mark.parametrize("case", ["step planes", "raw planes"])
+def test_encoding_a_large_tensor_takes_the_memory_of_two(case):
+    """Every element changes, so this covers all modes that are tried, the changes, and the scratch memory."""
     before, after = ({"w": tensor.repeat(8, 1)} for tensor in UPDATES[case])
     digests = patch.encode_with_digests(before, before).digests
     data = patch.encode(before, after)

@@ -1,4 +1,4 @@
-"""Other people's formats round-trip bit for bit and refuse what does not fit."""
+"""The formats of other projects: conversions round-trip bit for bit, and deltas for other weights are refused."""
 
 import json
 from contextlib import suppress
@@ -35,7 +35,7 @@ def test_trl_deltas_and_anchors(pair):
     assert same_bits(read.weights, new)
 
 
-def test_trl_tensors_and_metadata_are_theirs(pair):
+def test_trl_tensors_and_metadata_have_their_form(pair):
     old, new = pair
     _, data = write_trl(new, 3, old)
     tensors = safetensors.torch.load(data)
@@ -47,7 +47,7 @@ def test_trl_tensors_and_metadata_are_theirs(pair):
     assert int(header["total_changed_elements"]) == patch.summary(patch.encode(old, new)).changed
 
 
-def test_trl_deltas_that_do_not_fit(pair):
+def test_trl_deltas_for_other_weights_are_refused(pair):
     old, new = pair
     _, delta = write_trl(new, 3, old)
     with pytest.raises(PatchError, match="needs the weights"):
@@ -89,7 +89,7 @@ def test_slime_on_a_wrong_base_is_refused(pair):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_damaged_files_are_refused(pair, seed):
+def test_damaged_files_raise_only_protocol_errors(pair, seed):
     old, new = pair
     random = torch.Generator().manual_seed(seed)
     _, delta = write_trl(new, 3, old)
@@ -97,11 +97,11 @@ def test_damaged_files_are_refused(pair, seed):
     for _ in range(60):
         at = int(torch.randint(0, 1 << 30, (), generator=random))
         for name in (INDEX, SHARD):
-            broken = bytearray(files[name])
-            broken[at % len(broken)] ^= 1 << (at >> 20) % 8
+            mutant = bytearray(files[name])
+            mutant[at % len(mutant)] ^= 1 << (at >> 20) % 8
             with suppress(ProtocolError):
-                read_slime(files | {name: bytes(broken)}, old)
-        broken = bytearray(delta)
-        broken[at % len(broken)] ^= 1 << (at >> 20) % 8
+                read_slime(files | {name: bytes(mutant)}, old)
+        mutant = bytearray(delta)
+        mutant[at % len(mutant)] ^= 1 << (at >> 20) % 8
         with suppress(ProtocolError):
-            read_trl(bytes(broken), old)
+            read_trl(bytes(mutant), old)

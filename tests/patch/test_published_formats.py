@@ -1,4 +1,4 @@
-"""What the bench compares with does what it says: each format brings back every bit, of one tensor and of several."""
+"""The published formats with which the bench compares restore every bit, of one tensor and of several."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def test_published_formats_restore_every_bit(form):
     assert len(form.encode(old, old, columns)) <= len(data)
 
 
-def test_hf_xet_sends_new_chunks_alone():
+def test_hf_xet_sends_only_new_chunks():
     pytest.importorskip("hf_xet")
     from tests.support.patch_formats.xet import deduplicated
 

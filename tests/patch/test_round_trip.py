@@ -1,4 +1,4 @@
-"""Whatever the bits, the follower ends with the trainer's."""
+"""A patch gives the trainer's weights bit for bit, whatever their values are."""
 
 import hypothesis
 import numpy as np
@@ -16,7 +16,7 @@ ALL_ORDERS = settings(max_examples=150, deadline=None, suppress_health_check=lis
 
 @ALL_ORDERS
 @given(pairs(), st.sampled_from(("compact", "fast")))
-def test_apply_restores_every_bit(pair, profile):
+def test_apply_gives_every_bit(pair, profile):
     old, new = pair
     data = patch.encode({"w": old}, {"w": new}, profile=profile)
     assert same_bits(patch.apply({"w": old}, data), {"w": new})
@@ -29,16 +29,16 @@ def test_weights_of_several_tensors(tensors):
     new = {f"layer.{i}": pair[1] for i, pair in enumerate(tensors)}
     data = patch.encode(old, new)
     summary = patch.summary(data)
-    changed = sum(int((a.view(-1).view(torch.uint8) != b.view(-1).view(torch.uint8)).any()) for a, b in tensors)
-    assert sum(row.mode != patch.Mode.UNCHANGED for row in summary.rows) == changed
+    changed_tensors = sum(int((a.view(-1).view(torch.uint8) != b.view(-1).view(torch.uint8)).any()) for a, b in tensors)
+    assert sum(row.mode != patch.Mode.UNCHANGED for row in summary.rows) == changed_tensors
     assert summary.elements == sum(tensor.numel() for tensor in old.values())
     assert (summary.base, summary.result) == (digest_weights(old), digest_weights(new))
     assert same_bits(patch.apply(old, data), new)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_pattern_to_every_other(dtype):
-    """8 bits: all pairs. 16 and 32 bits: all 16-bit patterns, shuffled."""
+def test_patches_between_all_bit_patterns(dtype):
+    """With 8 bits, all pairs of patterns are tested; with 16 and 32 bits, all 16-bit patterns in random pairs."""
     random = np.random.default_rng(1)
     if dtype.itemsize == 1:
         old, new = (grid.reshape(-1) for grid in np.meshgrid(np.arange(256), np.arange(256)))
@@ -77,23 +77,23 @@ def test_unchanged_tensors_are_shared_and_nothing_is_mutated():
     assert same_bits(weights, copy)
 
 
-def test_digests_are_handed_through():
+def test_digests_are_used_and_returned():
     old, new = rounded_update(64, 64, 1.0, seed=6)
-    known = {"a": tensor_digest(old), "b": tensor_digest(old)}
-    encoded = patch.encode_with_digests({"a": old, "b": old}, {"a": new, "b": old}, base_digests=known)
-    applied = patch.apply_with_digests({"a": old, "b": old}, encoded.patch, digests=known, threads=2)
-    assert encoded.digests == applied.digests == {"a": tensor_digest(new), "b": tensor_digest(old)}
+    digests = {"a": tensor_digest(old), "b": tensor_digest(old)}
+    encoded = patch.encode_with_digests({"a": old, "b": old}, {"a": new, "b": old}, base_digests=digests)
+    result = patch.apply_with_digests({"a": old, "b": old}, encoded.patch, digests=digests, threads=2)
+    assert encoded.digests == result.digests == {"a": tensor_digest(new), "b": tensor_digest(old)}
     assert encoded.patch == patch.encode({"a": old, "b": old}, {"a": new, "b": old})
 
 
-def test_threads_do_not_change_a_byte():
+def test_the_number_of_threads_does_not_change_the_patch():
     pairs_ = [rounded_update(100, 100, 1.0, seed=seed) for seed in range(6)]
     old = {str(i): pair[0] for i, pair in enumerate(pairs_)}
     new = {str(i): pair[1] for i, pair in enumerate(pairs_)}
     assert patch.encode_with_digests(old, new, threads=3).patch == patch.encode(old, new)
 
 
-def test_weights_that_differ_in_form_are_our_own_fault():
+def test_weights_with_different_tensors_are_a_value_error():
     with pytest.raises(ValueError, match="same tensors"):
         patch.encode({"a": torch.zeros(2)}, {"b": torch.zeros(2)})
     with pytest.raises(ValueError, match="dtypes and shapes"):
@@ -102,8 +102,8 @@ def test_weights_that_differ_in_form_are_our_own_fault():
 
 def test_memory_that_is_not_aligned():
     old, new = rounded_update(33, 65, 1.0, seed=7)
-    shifted = torch.frombuffer(bytearray(b"\0" + old.view(torch.uint8).numpy().tobytes()), dtype=torch.uint8)[1:]
-    odd = {"w": shifted.view(torch.bfloat16).reshape(old.shape)} if shifted.data_ptr() % 2 == 0 else {"w": old}
+    unaligned = torch.frombuffer(bytearray(b"\0" + old.view(torch.uint8).numpy().tobytes()), dtype=torch.uint8)[1:]
+    odd = {"w": unaligned.view(torch.bfloat16).reshape(old.shape)} if unaligned.data_ptr() % 2 == 0 else {"w": old}
     assert same_bits(patch.apply(odd, patch.encode(odd, {"w": new})), {"w": new})
     tail_old, tail_new = old.reshape(-1)[3:].clone()[1:], new.reshape(-1)[3:].clone()[1:]
     data = patch.encode({"w": tail_old}, {"w": tail_new})

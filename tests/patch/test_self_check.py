@@ -1,4 +1,4 @@
-"""The trainer's check of its own patch: every patch that does not lead to the new weights is refused."""
+"""The trainer's check of its own patch: every patch that does not give the new weights is refused."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ def digests_of(weights: Weights) -> dict[str, bytes]:
 
 @pytest.fixture
 def update() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Old and new weights: one tensor that changes, one that does not."""
+    """Return old and new weights: one tensor changes, and one does not."""
     old, new = rounded_update(64, 64, 1.0, seed=5)
     return {"a": old, "b": old.clone()}, {"a": new, "b": old.clone()}
 
@@ -28,7 +28,7 @@ def check(old: Weights, new: Weights, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("profile", ["compact", "fast"])
-def test_a_true_patch_passes(update, profile):
+def test_a_correct_patch_passes(update, profile):
     old, new = update
     check(old, new, patch.encode(old, new, profile=profile))
     check(old, old, patch.encode(old, old, profile=profile))
@@ -42,8 +42,8 @@ def test_patches_between_other_weights_are_refused(update):
             check(old, new, patch.encode(before, after))
 
 
-def test_a_frame_that_leads_elsewhere_is_refused_though_its_table_promises_the_new_weights(update):
-    """A fault of the encoder: table and header name the new weights, the frame holds others."""
+def test_a_frame_of_other_weights_is_refused_though_its_digests_are_those_of_the_new_weights(update):
+    """An encoder with a fault might write digests of the new weights, but frames of other weights."""
     old, new = update
     other = new | {"a": new["a"].flip(0)}
     wrong = patch.encode(old, other)
@@ -60,7 +60,7 @@ def test_a_frame_that_leads_elsewhere_is_refused_though_its_table_promises_the_n
         check(old, new, data)
 
 
-def test_a_tensor_left_out_is_refused(update):
+def test_a_missing_change_is_refused(update):
     old, new = update
     header = read_header(patch.encode(old, new))
     rows = [TensorRow(row.name, row.dtype, row.shape, Mode.UNCHANGED, 0, 0, b"") for row in header.rows]
@@ -69,11 +69,11 @@ def test_a_tensor_left_out_is_refused(update):
         check(old, new, data)
 
 
-def test_it_accepts_exactly_what_a_follower_accepts(update):
+def test_the_check_accepts_exactly_the_patches_that_a_follower_accepts(update):
     old, new = update
-    data, base_digests = patch.encode(old, new), digests_of(old)
+    data, digests = patch.encode(old, new), digests_of(old)
 
-    def accepts(read: Callable[[bytes], object], patch_bytes: bytes) -> bool:
+    def is_accepted(read: Callable[[bytes], object], patch_bytes: bytes) -> bool:
         try:
             read(patch_bytes)
         except ProtocolError:
@@ -82,18 +82,18 @@ def test_it_accepts_exactly_what_a_follower_accepts(update):
 
     verdicts = []
     for place in range(len(data)):
-        damaged_patch = bytearray(data)
-        damaged_patch[place] ^= 1
-        followed = accepts(lambda data: patch.apply_with_digests(old, data, digests=base_digests), bytes(damaged_patch))
-        assert accepts(lambda data: check(old, new, data), bytes(damaged_patch)) == followed, f"byte {place}"
-        verdicts.append(followed)
+        mutant = bytearray(data)
+        mutant[place] ^= 1
+        applies = is_accepted(lambda data: patch.apply_with_digests(old, data, digests=digests), bytes(mutant))
+        assert is_accepted(lambda data: check(old, new, data), bytes(mutant)) == applies, f"byte {place}"
+        verdicts.append(applies)
     assert not all(verdicts)
 
 
-def test_digests_of_other_tensors_are_our_own_fault(update):
+def test_digests_of_other_tensors_are_a_value_error(update):
     old, new = update
-    base_digests = digests_of(old)
+    digests = digests_of(old)
     with pytest.raises(ValueError, match="a digest of another tensor"):
-        patch.encode_with_digests(old, new, base_digests=base_digests, digests=base_digests)
+        patch.encode_with_digests(old, new, base_digests=digests, digests=digests)
     with pytest.raises(ValueError, match="a digest of another tensor"):
-        patch.encode_with_digests(old, new, base_digests=base_digests, digests=digests_of(new) | {"b": bytes(32)})
+        patch.encode_with_digests(old, new, base_digests=digests, digests=digests_of(new) | {"b": bytes(32)})

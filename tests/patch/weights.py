@@ -1,4 +1,4 @@
-"""Weights for the patch tests: any bit pattern of any dtype that travels."""
+"""Weights for the patch tests: any bit pattern of any dtype that weights may have."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ DTYPES = sorted(type_names, key=str)
 
 
 def from_bits(values: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor of the given bit patterns."""
+    """Build a tensor from bit patterns."""
     if values.size == 0:
         return torch.empty(shape, dtype=dtype)
     width = dtype.itemsize
@@ -21,7 +21,7 @@ def from_bits(values: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) ->
 
 
 def same_bits(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
-    """Whether two weights are the same, bit for bit."""
+    """Return whether two weights are the same, bit for bit."""
     return a.keys() == b.keys() and all(
         a[name].dtype == b[name].dtype
         and a[name].shape == b[name].shape
@@ -33,7 +33,9 @@ def same_bits(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> b
 def rounded_update(
     rows: int, columns: int, share: float, seed: int, dtype: torch.dtype = torch.bfloat16
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Masters before and after a small update, rounded to `dtype`: about `share` percent of BF16 elements change."""
+    """Return masters before and after a small update, rounded to `dtype`; about `share` percent of BF16 elements
+    change.
+    """
     random = torch.Generator().manual_seed(seed)
     masters = torch.randn((rows, columns), generator=random) * 0.0147
     update = torch.randn((rows, columns), generator=random) * 1.2e-6 * share
@@ -50,7 +52,7 @@ SPECIAL = {
 
 @st.composite
 def pairs(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
-    """Old and new tensor of one dtype and shape, over all bit patterns, from equal to entirely different."""
+    """Draw an old and a new tensor of one dtype and shape with any bit patterns, from equal to entirely different."""
     dtype = draw(st.sampled_from(DTYPES))
     shape = tuple(draw(st.lists(st.integers(0, 24), max_size=3)))
     width = dtype.itemsize
@@ -59,8 +61,8 @@ def pairs(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
     patterns = random.integers(0, 1 << (8 * width), size, dtype=np.uint64)
     special = random.random(size) < draw(st.sampled_from((0.0, 0.3)))
     patterns[special] = random.choice(np.array(SPECIAL[width], dtype=np.uint64), int(special.sum()))
-    changed = random.random(size) < draw(st.sampled_from((0.0, 0.01, 0.3, 1.0)))
+    mask = random.random(size) < draw(st.sampled_from((0.0, 0.01, 0.3, 1.0)))
     reach = draw(st.sampled_from((1, 3, 1 << (8 * width - 1))))
     steps = random.integers(-reach, reach, size, endpoint=True)
-    new = np.where(changed, patterns.astype(np.int64) + steps, patterns.astype(np.int64)) & ((1 << (8 * width)) - 1)
+    new = np.where(mask, patterns.astype(np.int64) + steps, patterns.astype(np.int64)) & ((1 << (8 * width)) - 1)
     return from_bits(patterns, dtype, shape), from_bits(new, dtype, shape)

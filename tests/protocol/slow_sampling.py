@@ -1,4 +1,4 @@
-"""docs/spec/sampling.md a second time, in plain Python integers: slow and obvious."""
+"""A second implementation of docs/spec/sampling.md in plain Python integers: slow and simple."""
 
 import math
 from functools import cache
@@ -30,14 +30,14 @@ def entry(row: int, index: int) -> int:
 
 
 def units(h: int) -> int:
-    """The noise of a word, in units of 2**-19."""
+    """Return the noise of a word, in units of 2**-19."""
     row = int(h >= 1 << 31)
     n = 2 * (WORD - h if row else h) + 1
     octave = n.bit_length() - 1
     f = (n << (52 - octave)) - (1 << 52)
     index, fraction = octave * 256 + (f >> 44), (f >> 24) & 0xFFFFF
-    left, right = entry(row, index), entry(row, index + 1)
-    return left + (right - left) * fraction // (1 << 20)
+    low, high = entry(row, index), entry(row, index + 1)
+    return low + (high - low) * fraction // (1 << 20)
 
 
 def noise(seed: bytes, position: int, token: int) -> float:

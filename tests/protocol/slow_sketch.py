@@ -1,4 +1,4 @@
-"""docs/spec/sketch.md a second time, in float64 and one position at a time: slow and obvious."""
+"""A second implementation of docs/spec/sketch.md in float64, one position at a time: slow and simple."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ Array = NDArray[np.float64]
 
 
 def values(kind: str, hidden: Array, seed: bytes) -> Array:
-    """float64 [T, 4]: the values of a sketch before they are rounded and clamped; `hidden` is float64 [T, D]."""
+    """Compute the unrounded and unclamped values of a sketch: float64 [T, 4] from `hidden`, float64 [T, D]."""
     return np.array([_projection(row, seed) if kind == "projection" else _top_k(row, seed) for row in hidden])
 
 

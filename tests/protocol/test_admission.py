@@ -1,4 +1,4 @@
-"""Admission: who may mine under each policy, and what is refused before anything is paid for it."""
+"""Admission: which announcements each policy accepts, and which keys are refused before anything is fetched."""
 
 from typing import Any, ClassVar
 
@@ -36,9 +36,9 @@ def check_refusal(gate: AdmissionGate, announcement: Announcement, match: str) -
 
 def test_open_to_all_but_the_revoked() -> None:
     gate().admit(samples.announcement(), NOW)
-    closed = gate(revoked=(MINER.public,))
-    assert not closed.may_fetch(MINER.public, "miner")
-    check_refusal(closed, samples.announcement(), "may not be a miner")
+    other = gate(revoked=(MINER.public,))
+    assert not other.may_fetch(MINER.public, "miner")
+    check_refusal(other, samples.announcement(), "may not be a miner")
 
 
 @pytest.mark.parametrize(
@@ -51,22 +51,22 @@ def test_open_to_all_but_the_revoked() -> None:
         ({"key": VALIDATOR.public, "role": "trainer"}, "may not be a trainer"),
     ],
 )
-def test_what_nobody_may_announce(changes: dict[str, Any], match: str) -> None:
+def test_announcements_that_are_always_refused(changes: dict[str, Any], match: str) -> None:
     check_refusal(gate(), samples.announcement(**changes), match)
 
 
 def test_trainers_and_validators_need_no_admission() -> None:
-    closed = gate(policy="allowlist")
-    closed.admit(samples.announcement(key=TRAINER.public, role="trainer"), NOW)
-    closed.admit(samples.announcement(key=VALIDATOR.public, role="validator"), NOW)
+    allowlist = gate(policy="allowlist")
+    allowlist.admit(samples.announcement(key=TRAINER.public, role="trainer"), NOW)
+    allowlist.admit(samples.announcement(key=VALIDATOR.public, role="validator"), NOW)
 
 
-def test_an_allowlist() -> None:
-    listed = gate(policy="allowlist", allowed=(MINER.public,))
-    listed.admit(samples.announcement(), NOW)
-    assert listed.may_fetch(MINER.public, "miner")
-    assert not listed.may_fetch(STRANGER.public, "miner")  # nothing of it is even fetched
-    check_refusal(listed, samples.announcement(key=STRANGER.public), "may not be a miner")
+def test_an_allowlist_admits_only_its_keys() -> None:
+    allowlist = gate(policy="allowlist", allowed=(MINER.public,))
+    allowlist.admit(samples.announcement(), NOW)
+    assert allowlist.may_fetch(MINER.public, "miner")
+    assert not allowlist.may_fetch(STRANGER.public, "miner")  # its announcement is not even fetched
+    check_refusal(allowlist, samples.announcement(key=STRANGER.public), "may not be a miner")
 
 
 def invitation(*keys: SigningKey, **changes: Any) -> Announcement:
@@ -74,10 +74,10 @@ def invitation(*keys: SigningKey, **changes: Any) -> Announcement:
     return samples.announcement(proof=sign(Invite(**(fields | changes)), *keys))
 
 
-def test_an_invitation_by_an_inviter_or_a_root() -> None:
-    asked = gate(policy="invite", inviters=(INVITER.public,))
+def test_an_invitation_by_an_inviter_or_a_root_is_accepted() -> None:
+    invite_only = gate(policy="invite", inviters=(INVITER.public,))
     for key in (INVITER, ROOT):
-        asked.admit(invitation(key), NOW)
+        invite_only.admit(invitation(key), NOW)
 
 
 @pytest.mark.parametrize(
@@ -94,35 +94,35 @@ def test_an_invitation_by_an_inviter_or_a_root() -> None:
         (invitation(INVITER, expires_ms=50), "expired"),
     ],
 )
-def test_invitations_that_do_not_count(announcement: Announcement, match: str) -> None:
+def test_invalid_invitations_are_refused(announcement: Announcement, match: str) -> None:
     check_refusal(gate(policy="invite", inviters=(INVITER.public,)), announcement, match)
 
 
-def worked(difficulty: int = 8, expires_ms: int = 60, key: bytes = MINER.public) -> Announcement:
+def announcement_with_work(difficulty: int = 8, expires_ms: int = 60, key: bytes = MINER.public) -> Announcement:
     work = do_work(RUN_ID, key, difficulty, expires_ms)
     return samples.announcement(proof=work.to_bytes())
 
 
-def test_a_proof_of_work() -> None:
-    asked = gate(credential="work", difficulty=8)
-    asked.admit(worked(), NOW)
-    asked.admit(worked(9), NOW)
+def test_a_proof_of_work_is_accepted() -> None:
+    work_gate = gate(credential="work", difficulty=8)
+    work_gate.admit(announcement_with_work(), NOW)
+    work_gate.admit(announcement_with_work(9), NOW)
 
 
 @pytest.mark.parametrize(
     ("announcement", "match"),
     [
-        (worked(expires_ms=50), "expired"),
-        (worked(0, expires_ms=60 + limits.MAX_WORK_MS), "too far"),
-        (worked(key=STRANGER.public), "zero bits"),
-        (worked(0), "zero bits"),
+        (announcement_with_work(expires_ms=50), "expired"),
+        (announcement_with_work(0, expires_ms=60 + limits.MAX_WORK_MS), "too far"),
+        (announcement_with_work(key=STRANGER.public), "zero bits"),
+        (announcement_with_work(0), "zero bits"),
     ],
 )
-def test_work_that_does_not_count(announcement: Announcement, match: str) -> None:
+def test_insufficient_work_is_refused(announcement: Announcement, match: str) -> None:
     check_refusal(gate(credential="work", difficulty=20), announcement, match)
 
 
-def test_work_that_is_none() -> None:
+def test_malformed_work_is_refused() -> None:
     for proof in (b"", b"\xc1", bytes(1024)):
         with pytest.raises(MalformedError):
             gate(credential="work", difficulty=1).admit(samples.announcement(proof=proof), NOW)
@@ -141,7 +141,7 @@ def test_work_is_bound_to_run_key_and_time() -> None:
 
 
 class Stake:
-    """A credential of another kind: the proof names an account that holds enough."""
+    """Another credential: the proof is the name of an account with enough funds."""
 
     accounts: ClassVar[dict[bytes, int]] = {b"rich": 100, b"poor": 1}
 
@@ -165,7 +165,7 @@ def test_an_announcement_cannot_carry_more_proof_than_allowed() -> None:
         )
 
 
-def test_the_lottery_favours_no_key_for_long() -> None:
+def test_the_lottery_favours_no_key() -> None:
     keys = [samples.digest(str(number)) for number in range(200)]
     first = [min(keys, key=lambda key: lottery(salt.to_bytes(4, "big"), key)) for salt in range(50)]
     assert len(set(first)) > 30

@@ -1,8 +1,8 @@
-"""Every bit of every signed object flipped, every field of it altered: refused, and for the reason that fits the place.
+"""A signed object is refused if any bit is flipped or any field is altered, with the error that fits the place.
 
-In what the signature covers, and in the signature itself, it is the signature that does not hold; in the wrapping
-around them the envelope is malformed. Nothing inside is parsed before its signature holds. A group is covered by its
-digest in the commitment.
+An alteration of the signature or of the signed bytes makes the signature invalid; an alteration elsewhere makes the
+envelope malformed. No body is parsed before its signature was verified. A group is covered by its digest in the
+commitment.
 """
 
 from collections.abc import Iterator
@@ -19,42 +19,42 @@ from protocol.rollout.batch import Commitment, Group, assemble, open_group
 from tests.support.builders import samples
 from tests.support.builders.samples import MINER, VALIDATOR
 
-SIGNED = [record for record in samples.every_record() if not isinstance(record, Envelope | Group | Trust)]
-IDS = [f"{record.kind}-{index}" for index, record in enumerate(SIGNED)]
+RECORDS = [record for record in samples.every_record() if not isinstance(record, Envelope | Group | Trust)]
+IDS = [f"{record.kind}-{index}" for index, record in enumerate(RECORDS)]
 OTHER = "ABCDEFGHIJ"
 
 
 def refusal(data: bytes, record: Record) -> ProtocolError:
-    """Why an envelope is refused."""
+    """Return the error with which an envelope is refused."""
     with pytest.raises(ProtocolError) as caught:
         open_signed(data, type(record), [MINER.public])
     return caught.value
 
 
-def flipped(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Each single bit turned round, with the place of its byte."""
-    bent = bytearray(data)
-    for place in range(len(data)):
+def bit_flips(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield a copy with each single bit flipped, with the offset of its byte."""
+    altered = bytearray(data)
+    for offset in range(len(data)):
         for bit in range(8):
-            bent[place] ^= 1 << bit
-            yield place, bytes(bent)
-            bent[place] ^= 1 << bit
+            altered[offset] ^= 1 << bit
+            yield offset, bytes(altered)
+            altered[offset] ^= 1 << bit
 
 
-@pytest.mark.parametrize("record", SIGNED, ids=IDS)
+@pytest.mark.parametrize("record", RECORDS, ids=IDS)
 def test_every_flipped_bit_of_a_signed_object(record: Record) -> None:
     data = sign(record, MINER)
     fields = unpack(data)
-    covered = [fields["body"], *fields["signatures"][0].values()]
-    spans = [range(start, start + len(part)) for part in covered for start in (data.rindex(part),)]
-    for place, bent in flipped(data):
-        error = refusal(bent, record)
-        inside = any(place in span for span in spans)
-        assert isinstance(error, SignatureError if inside else MalformedError | LimitError), (place, error)
+    parts = [fields["body"], *fields["signatures"][0].values()]
+    spans = [range(start, start + len(part)) for part in parts for start in (data.rindex(part),)]
+    for offset, altered in bit_flips(data):
+        error = refusal(altered, record)
+        inside = any(offset in span for span in spans)
+        assert isinstance(error, SignatureError if inside else MalformedError | LimitError), (offset, error)
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Every value within an object that holds no others, with the way to it."""
+    """Yield every value of an object that contains no other values, with the path to it."""
     if isinstance(value, dict):
         for name, item in value.items():
             yield from leaves(item, (*path, name))
@@ -66,7 +66,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, 
 
 
 def other(value: Any) -> Any:
-    """Another value of the same type."""
+    """Return another value of the same type."""
     match value:
         case bool():
             return not value
@@ -84,30 +84,30 @@ def other(value: Any) -> Any:
             return (0,)
 
 
-def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    """The object with another value at the end of a way."""
+def replace(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """Return a copy of the object with another value at a path."""
     if not path:
         return new
     if isinstance(value, dict):
-        return value | {path[0]: replaced(value[path[0]], path[1:], new)}
-    return tuple(replaced(item, path[1:], new) if index == path[0] else item for index, item in enumerate(value))
+        return value | {path[0]: replace(value[path[0]], path[1:], new)}
+    return tuple(replace(item, path[1:], new) if index == path[0] else item for index, item in enumerate(value))
 
 
-@pytest.mark.parametrize("record", SIGNED, ids=IDS)
+@pytest.mark.parametrize("record", RECORDS, ids=IDS)
 def test_every_altered_field_of_a_signed_object(record: Record) -> None:
     envelope = unpack(sign(record, MINER))
     body = unpack(envelope["body"])
-    seen = set()
+    fields = set()
     for path, value in leaves(body):
-        altered = pack(replaced(body, path, other(value)))
+        altered = pack(replace(body, path, other(value)))
         assert altered != envelope["body"], path
         assert isinstance(refusal(pack(envelope | {"body": altered}), record), SignatureError), path
-        seen.add(path[0])
-    assert seen == body.keys()
+        fields.add(path[0])
+    assert fields == body.keys()
 
 
-@pytest.mark.parametrize("record", SIGNED, ids=IDS)
-def test_fields_that_are_missing_or_unknown_are_malformed_though_they_are_signed(record: Record) -> None:
+@pytest.mark.parametrize("record", RECORDS, ids=IDS)
+def test_missing_and_unknown_fields_of_a_signed_object_are_malformed(record: Record) -> None:
     body = unpack(record.to_bytes())
     shorter = [{name: value for name, value in body.items() if name != left_out} for left_out in body]
     for fields in (*shorter, body | {"zzz": 1}):
@@ -118,8 +118,8 @@ def test_fields_that_are_missing_or_unknown_are_malformed_though_they_are_signed
         assert isinstance(error, MalformedError), fields.keys()
 
 
-@pytest.mark.parametrize("record", SIGNED, ids=IDS)
-def test_a_stranger_may_have_signed_it_as_well_as_he_likes(record: Record) -> None:
+@pytest.mark.parametrize("record", RECORDS, ids=IDS)
+def test_an_object_signed_by_another_key_is_refused(record: Record) -> None:
     assert isinstance(refusal(sign(record, VALIDATOR), record), SignatureError)
 
 
@@ -127,10 +127,10 @@ BATCH, COMMITMENT = assemble([samples.group(0), samples.group(1)])
 FRAMES = [BATCH[offset : offset + size] for offset, size in map(COMMITMENT.extent, range(2))]
 
 
-def test_every_flipped_bit_of_a_group_misses_the_digest_that_was_committed_to() -> None:
-    for _, bent in flipped(FRAMES[1]):
+def test_every_flipped_bit_of_a_group_is_refused_by_its_digest() -> None:
+    for _, altered in bit_flips(FRAMES[1]):
         with pytest.raises(MalformedError, match="not the bytes that were committed to"):
-            open_group(bent, COMMITMENT, 1)
+            open_group(altered, COMMITMENT, 1)
 
 
 def test_a_group_belongs_to_one_commitment_and_one_place_in_it() -> None:
@@ -144,23 +144,23 @@ def test_a_group_belongs_to_one_commitment_and_one_place_in_it() -> None:
         "index": group.index + 1,
     }
     for name, value in changes.items():
-        stray = group.model_copy(update={name: value})
-        frame = stray.to_frame()
+        other_group = group.model_copy(update={name: value})
+        frame = other_group.to_frame()
         groups = (COMMITMENT.groups[0], (content_digest(frame), len(frame)))
-        promised = COMMITMENT.model_copy(update={"groups": groups})
+        other_commitment = COMMITMENT.model_copy(update={"groups": groups})
         with pytest.raises(MalformedError, match="does not belong to its commitment"):
-            open_group(frame, promised, 1)
+            open_group(frame, other_commitment, 1)
     assert changes.keys() | {"prompt", "rollouts"} == Group.model_fields.keys()
 
 
-def test_every_altered_field_of_a_commitment_is_another_promise() -> None:
+def test_a_group_does_not_open_with_an_altered_commitment() -> None:
     body = unpack(COMMITMENT.to_bytes())
     for path, value in leaves(body):
         try:
-            promised = Commitment.from_bytes(pack(replaced(body, path, other(value))))
+            other_commitment = Commitment.from_bytes(pack(replace(body, path, other(value))))
         except MalformedError:
             continue
         if path[0] in {"batch", "groups"} and path != ("groups", 1, 0):
-            continue  # where to find the bytes, and how many they are: digests decide what they are
+            continue  # these say where the bytes are and how many; only the digest says which bytes
         with pytest.raises(MalformedError):
-            open_group(FRAMES[1], promised, 1)
+            open_group(FRAMES[1], other_commitment, 1)

@@ -1,4 +1,4 @@
-"""Authorities and their revisions: who may replace whom, and what is refused."""
+"""Authorities and their revisions: valid signatures, numbers and links, forks, revocations and rewinds."""
 
 from typing import Any
 
@@ -19,13 +19,13 @@ THREE = {"roots": (A.public, B.public, C.public), "root_threshold": 2}
 
 
 def of(*keys: SigningKey, **changes: Any) -> Authority:
-    """An authority with two of three roots, or with the keys given as roots, two of which must sign."""
+    """Return an authority in which two roots must sign; its roots are `keys`, or A, B and C."""
     roots = {"roots": tuple(key.public for key in keys), "root_threshold": 2} if keys else THREE
     return authority(**(roots | changes))
 
 
-def known(*revisions: Revision) -> Revisions:
-    """What a node knows that has obeyed some revisions of the three roots."""
+def revisions_of(*revisions: Revision) -> Revisions:
+    """Return the revisions of a node that has adopted some, each signed by A and B."""
     node = Revisions(RUN_ID, of())
     for item in revisions:
         node.adopt(node.check(item.number, sign(item, A, B)))
@@ -33,7 +33,7 @@ def known(*revisions: Revision) -> Revisions:
 
 
 def after(node: Revisions, **changes: Any) -> Revision:
-    """The next revision."""
+    """Build the next revision."""
     return revision(node.number + 1, node.digest, **({"authority": of()} | changes))
 
 
@@ -57,7 +57,7 @@ def after(node: Revisions, **changes: Any) -> Revision:
     ],
     ids=str,
 )
-def test_an_authority_that_cannot_be(changes: dict[str, Any]) -> None:
+def test_invalid_authorities(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         authority(**changes)
 
@@ -75,39 +75,39 @@ def test_an_authority_that_cannot_be(changes: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_an_admission_that_cannot_be(changes: dict[str, Any]) -> None:
+def test_invalid_admission_rules(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         samples.admission(**changes)
 
 
 @pytest.mark.parametrize("role", ["roots", "trainers", "validators"])
 @pytest.mark.parametrize("key", [bytes(32), b"\xff" * 32])
-def test_unsound_keys(role: str, key: bytes) -> None:
+def test_unsound_keys_are_refused(role: str, key: bytes) -> None:
     authority().check_keys()
     with pytest.raises(SignatureError):
         authority(**{role: (key,)}).check_keys()
-    node = known()
+    node = revisions_of()
     with pytest.raises(SignatureError):
         node.check(1, sign(after(node, authority=of(**({role: (key,)} | {"root_threshold": 1}))), A, B))
 
 
 def test_any_two_of_three_roots_replace_the_authority() -> None:
     for signers in ((A, B), (B, C), (C, A), (A, B, C)):
-        node = known()
+        node = revisions_of()
         node.adopt(node.check(1, sign(after(node, authority=of(trainers=(MINER.public,))), *signers)))
         assert (node.number, node.current.trainers) == (1, (MINER.public,))
 
 
 @pytest.mark.parametrize("signers", [(A,), (TRAINER, VALIDATOR), (A, TRAINER), (A, B, TRAINER), (D, TRAINER)], ids=str)
-def test_who_may_not(signers: tuple[SigningKey, ...]) -> None:
-    node = known()
+def test_a_revision_without_enough_roots_or_with_another_signer_is_refused(signers: tuple[SigningKey, ...]) -> None:
+    node = revisions_of()
     with pytest.raises(SignatureError):
         node.check(1, sign(after(node), *signers))
     assert node.number == 0
 
 
-def test_one_broken_signature_spoils_it() -> None:
-    node = known()
+def test_a_revision_with_one_invalid_signature_is_refused() -> None:
+    node = revisions_of()
     envelope = Envelope.from_bytes(sign(after(node), A, B, C))
     last = envelope.signatures[-1].model_copy(update={"value": bytes(64)})
     with pytest.raises(SignatureError):
@@ -117,7 +117,7 @@ def test_one_broken_signature_spoils_it() -> None:
 def test_roots_rotate_with_the_signatures_of_both_sides() -> None:
     rotated = of(B, C, D)
     for signers, holds in (((A, B), False), ((B, C), True), ((C, D), False), ((A, B, C), True), ((A, B, D), True)):
-        node = known()
+        node = revisions_of()
         data = sign(after(node, authority=rotated), *signers)
         if holds:
             node.adopt(node.check(1, data))
@@ -130,8 +130,8 @@ def test_roots_rotate_with_the_signatures_of_both_sides() -> None:
         node.check(3, sign(after(node, authority=rotated), A, B))  # A was a root once
 
 
-def test_a_lower_threshold_needs_the_old_one() -> None:
-    node = known()
+def test_a_lower_threshold_needs_as_many_signatures_as_before() -> None:
+    node = revisions_of()
     weaker = after(node, authority=of(root_threshold=1))
     with pytest.raises(SignatureError):
         node.check(1, sign(weaker, A))
@@ -140,13 +140,13 @@ def test_a_lower_threshold_needs_the_old_one() -> None:
 
 
 def test_numbers_and_links() -> None:
-    first = after(known(), note="one")
-    second = after(known(first), note="two")
-    node = known(first)
+    first = after(revisions_of(), note="one")
+    second = after(revisions_of(first), note="two")
+    node = revisions_of(first)
     with pytest.raises(RollbackError):
         node.check(2, sign(first, A, B))
     with pytest.raises(GapError):
-        known().check(1, sign(second, A, B))
+        revisions_of().check(1, sign(second, A, B))
     with pytest.raises(ForkError):
         node.check(2, sign(second.model_copy(update={"previous": RUN_ID}), A, B))
     with pytest.raises(ChainError):
@@ -157,17 +157,17 @@ def test_numbers_and_links() -> None:
         node.adopt(node.check(1, sign(first, A, B)))
 
 
-def test_a_second_history_is_a_fork_whoever_comes_first() -> None:
-    first, other = after(known(), note="one"), after(known(), note="other")
-    node = known(first)
-    node.check(1, sign(first, B, C))  # other signatures on the same words
+def test_another_revision_of_the_same_number_is_a_fork() -> None:
+    first, other = after(revisions_of(), note="one"), after(revisions_of(), note="other")
+    node = revisions_of(first)
+    node.check(1, sign(first, B, C))  # other signatures on the same body
     with pytest.raises(ForkError):
         node.check(1, sign(other, A, B))
     assert node.number == 1
 
 
 def chain_of(node: Revisions, key: SigningKey, **changes: Any) -> tuple[ChainVerifier, bytes, bytes]:
-    """A verifier under an authority, and a head of one version and its manifest, signed by a key."""
+    """Return a verifier with an authority, and a head with the manifest of its one version, signed by a key."""
     manifest = samples.manifest()
     head = samples.head(manifests=(content_digest(manifest.to_bytes()),), **changes)
     return (
@@ -177,13 +177,13 @@ def chain_of(node: Revisions, key: SigningKey, **changes: Any) -> tuple[ChainVer
     )
 
 
-def test_a_revoked_trainer_is_refused_and_what_was_verified_stays() -> None:
-    node = known()
+def test_a_revoked_trainer_is_refused_and_verified_manifests_stay() -> None:
+    node = revisions_of()
     verifier, head, manifest = chain_of(node, TRAINER)
     verifier.accept_head(head, 1000.0)
     verifier.accept_manifest(0, manifest)
-    changed = after(node, authority=of(trainers=(MINER.public,), revoked=(TRAINER.public,)))
-    node.adopt(node.check(1, sign(changed, A, B)))
+    replacement = after(node, authority=of(trainers=(MINER.public,), revoked=(TRAINER.public,)))
+    node.adopt(node.check(1, sign(replacement, A, B)))
     with pytest.raises(SignatureError):
         verifier.accept_head(head, 1000.0)
     with pytest.raises(SignatureError):
@@ -191,11 +191,11 @@ def test_a_revoked_trainer_is_refused_and_what_was_verified_stays() -> None:
     assert verifier.version_for(5) == 0
     _, head, _ = chain_of(node, MINER, epoch=2, revision=1)
     verifier.accept_head(head, 1000.0)
-    assert not verifier.missing_manifests()  # signed again by the new key, the manifest has the same name
+    assert not verifier.missing_manifests()  # a manifest that the new key signs again has the same digest
 
 
 def test_a_head_of_a_revision_that_storage_hides_is_refused() -> None:
-    node = known()
+    node = revisions_of()
     verifier, head, _ = chain_of(node, TRAINER, revision=1)
     with pytest.raises(GapError, match="revision 1"):
         verifier.accept_head(head, 1000.0)
@@ -204,8 +204,8 @@ def test_a_head_of_a_revision_that_storage_hides_is_refused() -> None:
 
 
 @pytest.mark.parametrize("stolen", [{"epoch": (1 << 53) - 1}, {"epoch": 1}], ids=["epoch", "version"])
-def test_a_rewind_ends_what_a_thief_fast_forwarded(stolen: dict[str, int]) -> None:
-    node = known()
+def test_a_rewind_undoes_what_a_stolen_key_published(stolen: dict[str, int]) -> None:
+    node = revisions_of()
     verifier, head, manifest = chain_of(node, TRAINER)
     verifier.accept_head(head, 1000.0)
     verifier.accept_manifest(0, manifest)
@@ -217,25 +217,25 @@ def test_a_rewind_ends_what_a_thief_fast_forwarded(stolen: dict[str, int]) -> No
     verifier.accept_manifest(1, sign(forged, TRAINER))
     assert verifier.trust is not None and verifier.trust.version == 1
     point = ChainPoint(version=0, digest=good.digest)
-    changed = after(node, authority=of(trainers=(MINER.public,)), rewind=point)
-    node.adopt(node.check(1, sign(changed, A, B)))
+    replacement = after(node, authority=of(trainers=(MINER.public,)), rewind=point)
+    node.adopt(node.check(1, sign(replacement, A, B)))
     _, head, _ = chain_of(node, MINER, epoch=2, revision=1)
     verifier.accept_head(head, 1000.0)
     assert verifier.trust == good.model_copy(update={"epoch": 2, "revision": 1})
     _, stale, _ = chain_of(node, MINER, epoch=1, revision=1)
-    with pytest.raises(RollbackError):  # rewound once, not for ever
+    with pytest.raises(RollbackError):  # a rewind is applied once
         verifier.accept_head(stale, 1000.0)
 
 
-def test_a_head_that_counts_for_ever_is_refused() -> None:
-    verifier, _, _ = chain_of(known(), TRAINER)
-    _, head, _ = chain_of(known(), TRAINER, expires_ms=(1 << 53) - 1)
+def test_a_head_that_is_valid_for_too_long_is_refused() -> None:
+    verifier, _, _ = chain_of(revisions_of(), TRAINER)
+    _, head, _ = chain_of(revisions_of(), TRAINER, expires_ms=(1 << 53) - 1)
     with pytest.raises(ChainError, match="valid for more"):
         verifier.accept_head(head, 1000.0)
 
 
-def test_revisions_survive_no_rubbish() -> None:
-    node = known()
+def test_bytes_that_are_no_revision_are_refused() -> None:
+    node = revisions_of()
     for rubbish in (b"", b"\xc1", bytes(10_000_000), sign(samples.head(), A, B), sign(after(node), A, B)[:-1]):
         with pytest.raises(ProtocolError):
             node.check(1, rubbish)

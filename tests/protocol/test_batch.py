@@ -1,4 +1,4 @@
-"""Groups and batches: what was promised is what is opened."""
+"""Groups and batches: a group is opened only if its bytes are those of the commitment."""
 
 from typing import Any
 
@@ -31,13 +31,13 @@ def commitment_to(*frames: bytes) -> Commitment:
 
 
 @given(TOKENS)
-def test_tokens_come_back(tokens: list[int]) -> None:
+def test_tokens_round_trip(tokens: list[int]) -> None:
     assert unpack_tokens(pack_tokens(tokens)) == tuple(tokens)
     assert pack_tokens([1, 256]) == b"\x01\0\0\0\0\x01\0\0"
 
 
 @given(TOKENS, st.lists(st.tuples(TOKENS, st.floats(-1e6, 1e6)), min_size=1, max_size=5))
-def test_a_frame_comes_back(prompt: list[int], rollouts: list[tuple[list[int], float]]) -> None:
+def test_a_frame_round_trips(prompt: list[int], rollouts: list[tuple[list[int], float]]) -> None:
     group = samples.group(
         prompt=pack_tokens(prompt),
         rollouts=tuple(
@@ -61,16 +61,16 @@ def test_extents_cut_the_batch_into_its_frames() -> None:
         assert open_group(batch[offset : offset + size], commitment, index) == group
 
 
-def test_each_bit_of_a_frame_counts() -> None:
+def test_a_frame_with_any_flipped_bit_is_refused() -> None:
     batch, commitment = assemble([samples.group()])
     for bit in range(len(batch) * 8):
-        bent = bytearray(batch)
-        bent[bit // 8] ^= 1 << (bit % 8)
+        altered = bytearray(batch)
+        altered[bit // 8] ^= 1 << (bit % 8)
         with pytest.raises(MalformedError, match="not the bytes that were committed to"):
-            open_group(bytes(bent), commitment, 0)
+            open_group(bytes(altered), commitment, 0)
 
 
-STRANGERS = {
+OTHER_FIELDS = {
     "run": samples.digest("other run"),
     "window": 8,
     "version": 4,
@@ -79,14 +79,14 @@ STRANGERS = {
 }
 
 
-@pytest.mark.parametrize("field", STRANGERS)
+@pytest.mark.parametrize("field", OTHER_FIELDS)
 def test_a_group_of_another_place_is_refused(field: str) -> None:
-    frame = samples.group().model_copy(update={field: STRANGERS[field]}).to_frame()
+    frame = samples.group().model_copy(update={field: OTHER_FIELDS[field]}).to_frame()
     with pytest.raises(MalformedError, match="does not belong"):
         open_group(frame, commitment_to(frame), 0)
 
 
-PROMISED = {
+NO_GROUPS = {
     "no frame": (b"hello", MalformedError, "zstd"),
     "a frame of something else": (compress(pack(("a", 1))), MalformedError, "group"),
     "a frame of no msgpack": (compress(b"\xc1"), MalformedError, "float32|extension"),
@@ -101,14 +101,14 @@ PROMISED = {
 }
 
 
-@pytest.mark.parametrize(("frame", "error", "cause"), PROMISED.values(), ids=PROMISED.keys())
-def test_promised_bytes_that_are_no_group(frame: bytes, error: type[ProtocolError], cause: str) -> None:
+@pytest.mark.parametrize(("frame", "error", "cause"), NO_GROUPS.values(), ids=NO_GROUPS.keys())
+def test_committed_bytes_that_are_no_group_are_refused(frame: bytes, error: type[ProtocolError], cause: str) -> None:
     with pytest.raises(error, match=cause):
         open_group(frame, commitment_to(frame), 0)
 
 
-def test_another_way_to_compress_is_another_group() -> None:
-    """Digests are of frames: the miner's compressor is its own affair."""
+def test_a_frame_may_be_compressed_in_any_way() -> None:
+    """A digest is that of the frame, so a miner may compress in any way."""
     data = samples.group().to_bytes()
     other = compress(data, level=19)
     assert open_group(other, commitment_to(other), 0) == samples.group()
@@ -125,7 +125,7 @@ def test_another_way_to_compress_is_another_group() -> None:
         {"reward": float("nan")},
     ],
 )
-def test_a_rollout_that_cannot_be(changes: dict[str, Any]) -> None:
+def test_invalid_rollouts(changes: dict[str, Any]) -> None:
     fields: dict[str, Any] = {"completion": b"", "sketch": b"", "reward": 0.0}
     with pytest.raises(ValidationError):
         Rollout(**(fields | changes))
@@ -134,12 +134,12 @@ def test_a_rollout_that_cannot_be(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "changes", [{"rollouts": ()}, {"prompt": b"abc"}, {"index": limits.MAX_GROUPS}, {"window": -1}, {"miner": b"short"}]
 )
-def test_a_group_that_cannot_be(changes: dict[str, Any]) -> None:
+def test_invalid_groups(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         samples.group(**changes)
 
 
-def test_a_commitment_to_more_than_a_batch_may_hold() -> None:
+def test_a_commitment_to_more_than_the_batch_limit_is_invalid() -> None:
     fields = commitment_to(b"frame").model_dump()
     entry = (samples.digest("frame"), limits.MAX_GROUP_BYTES)
     with pytest.raises(ValidationError, match="a batch of"):
@@ -153,12 +153,12 @@ def test_the_largest_commitment_can_be_written() -> None:
     Commitment(**(fields | {"groups": (entry,) * limits.MAX_GROUPS})).to_bytes()
 
 
-def test_work_is_the_same_under_any_name() -> None:
+def test_the_work_digest_depends_on_tokens_only() -> None:
     group = samples.group()
-    copied = group.model_copy(update={"miner": samples.VALIDATOR.public, "window": 9, "index": 5})
-    assert copied.work_digest() == group.work_digest()
+    copy = group.model_copy(update={"miner": samples.VALIDATOR.public, "window": 9, "index": 5})
+    assert copy.work_digest() == group.work_digest()
     first, second = group.rollouts
-    moved = first.model_copy(update={"completion": first.completion + second.completion[:4]})
-    rest = second.model_copy(update={"completion": second.completion[4:]})
-    assert group.model_copy(update={"rollouts": (moved, rest)}).work_digest() != group.work_digest()
+    longer = first.model_copy(update={"completion": first.completion + second.completion[:4]})
+    shorter = second.model_copy(update={"completion": second.completion[4:]})
+    assert group.model_copy(update={"rollouts": (longer, shorter)}).work_digest() != group.work_digest()
     assert group.model_copy(update={"rollouts": (second, first)}).work_digest() != group.work_digest()

@@ -1,4 +1,4 @@
-"""The binomial test against arithmetic that is obviously right."""
+"""Binomial tails and confidence bounds, compared with exact rational arithmetic."""
 
 from fractions import Fraction
 from math import comb
@@ -26,14 +26,16 @@ def test_the_tail_is_the_sum_of_its_terms(data: st.DataObject):
     )
 
 
-def test_far_tails_keep_their_digits():
+def test_far_tails_are_accurate():
     assert binomial_tail(4, 4, 1e-3) == pytest.approx(1e-12, rel=1e-12)
     assert binomial_tail(1, 1_000_000, 1e-9) == pytest.approx(0.0009995001666, rel=1e-9)
     assert binomial_tail(50_000, 50_000, 0.5) == 0.0  # below the smallest float
 
 
 @given(st.integers(1, 5000), st.floats(0.5, 0.9999), st.data())
-def test_the_bound_is_where_so_few_events_become_unlikely(trials: int, confidence: float, data: st.DataObject):
+def test_so_few_events_have_the_complementary_probability_at_the_bound(
+    trials: int, confidence: float, data: st.DataObject
+):
     events = data.draw(st.integers(0, trials - 1))
     bound = rate_bound(events, trials, confidence)
     assert events / trials <= bound <= 1
@@ -45,6 +47,6 @@ def test_rule_of_three():
 
 
 @pytest.mark.parametrize(("events", "trials", "rate"), [(-1, 3, 0.5), (4, 3, 0.5), (1, 3, 1.5), (1, 3, -0.1)])
-def test_nonsense_is_refused(events: int, trials: int, rate: float):
+def test_invalid_arguments_are_refused(events: int, trials: int, rate: float):
     with pytest.raises(ValueError, match="no probability"):
         binomial_tail(events, trials, rate)

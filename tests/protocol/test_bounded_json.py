@@ -1,4 +1,4 @@
-"""JSON that wants to end the process gets an error instead, whatever recursion limit a library has set."""
+"""Deeply nested JSON gives an error instead of a crash, whatever recursion limit a library has set."""
 
 import json
 import sys
@@ -39,7 +39,7 @@ def test_brackets_in_strings_do_not_count():
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b'"', b'"\\', b"{'a': 1}", "[1]".encode("utf-16"), b"1" * 5000])
-def test_what_is_no_json_is_refused(data: bytes):
+def test_invalid_json_is_refused(data: bytes):
     with pytest.raises(MalformedError, match="not JSON"):
         parse(data)
 

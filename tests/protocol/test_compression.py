@@ -1,4 +1,4 @@
-"""zstd frames that say what they hold, and hold what they say."""
+"""zstd frames: they must declare their size and contain exactly so many bytes."""
 
 import struct
 import tracemalloc
@@ -23,7 +23,7 @@ def crafted(declared: int, blocks: int, *, window: int = 7, last: bool = True) -
 
 
 @given(st.binary(max_size=2000))
-def test_content_comes_back(data: bytes) -> None:
+def test_content_round_trips(data: bytes) -> None:
     assert decompress(compress(data), LIMIT) == data
 
 
@@ -34,13 +34,13 @@ def test_the_limit_is_exact() -> None:
         decompress(frame, 99)
 
 
-def test_a_crafted_frame_can_be_right() -> None:
+def test_a_crafted_frame_can_be_valid() -> None:
     assert decompress(crafted(2 * 131072, 2), LIMIT) == bytes(2 * 131072)
 
 
 @pytest.mark.parametrize("last", [True, False])
-def test_blocks_that_hold_more_than_declared_are_not_unpacked(last: bool) -> None:
-    """80 KB that would become 2.5 GB: the declared size passes every check."""
+def test_blocks_with_more_than_the_declared_size_are_not_decompressed(last: bool) -> None:
+    """80 KB would become 2.5 GB, though the declared size is within the limit."""
     tracemalloc.start()
     try:
         with pytest.raises(MalformedError):

@@ -1,4 +1,4 @@
-"""Weight digests: of every bit, name, dtype and shape, and of nothing else."""
+"""Weight digests: they depend on every bit, name, dtype and shape, and on nothing else."""
 
 import hashlib
 
@@ -19,7 +19,7 @@ def test_the_order_of_the_mapping_does_not_matter() -> None:
     assert digest_weights(dict(reversed(weights.items()))) == digest_weights(weights)
 
 
-def test_by_hand() -> None:
+def test_digests_follow_their_definition() -> None:
     tensor = torch.tensor([1.0, -2.0], dtype=torch.bfloat16)
     inner = blake3(bytes.fromhex("803f00c0")).digest()
     assert tensor_digest(tensor) == inner
@@ -27,15 +27,15 @@ def test_by_hand() -> None:
 
 
 @given(st.binary(min_size=8, max_size=8), st.integers(0, 63))
-def test_every_bit_counts(data: bytes, bit: int) -> None:
-    """Whatever the bits are as numbers: -0.0, NaN payloads, infinities."""
+def test_every_bit_changes_the_digest(data: bytes, bit: int) -> None:
+    """This includes the bits of -0.0, NaN payloads and infinities."""
     flipped = bytearray(data)
     flipped[bit // 8] ^= 1 << (bit % 8)
     for dtype in type_names:
-        left = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype)
-        right = torch.frombuffer(flipped, dtype=torch.uint8).view(dtype)
-        assert raw_bytes(left).tobytes() == data
-        assert digest_weights({"w": left}) != digest_weights({"w": right})
+        tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype)
+        other = torch.frombuffer(flipped, dtype=torch.uint8).view(dtype)
+        assert raw_bytes(tensor).tobytes() == data
+        assert digest_weights({"w": tensor}) != digest_weights({"w": other})
 
 
 def test_zeros_have_signs_and_nans_have_payloads() -> None:
@@ -45,7 +45,7 @@ def test_zeros_have_signs_and_nans_have_payloads() -> None:
     assert tensor_digest(torch.tensor([0.0])) != tensor_digest(torch.tensor([-0.0]))
 
 
-def test_name_dtype_and_shape_count() -> None:
+def test_name_dtype_and_shape_change_the_digest() -> None:
     tensor = torch.zeros(4, dtype=torch.int16)
     variants = [
         {"a": tensor},
@@ -64,7 +64,7 @@ def test_odd_shapes_have_digests(shape: tuple[int, ...]) -> None:
     assert tensor_digest(tensor) == blake3(bytes(4 * tensor.numel())).digest()
 
 
-def test_a_large_tensor_is_hashed_alike_on_several_threads() -> None:
+def test_several_threads_give_the_same_digest() -> None:
     tensor = torch.arange(1 << 19, dtype=torch.int32)
     assert tensor_digest(tensor) == blake3(tensor.numpy().tobytes()).digest()
 
@@ -73,7 +73,7 @@ def test_files_are_named_by_sha_256() -> None:
     assert content_digest(b"abc") == hashlib.sha256(b"abc").digest()
 
 
-def test_what_has_no_digest() -> None:
+def test_invalid_tensors_have_no_digest() -> None:
     with pytest.raises(ValueError, match="contiguous"):
         tensor_digest(torch.zeros(2, 3).T)
     with pytest.raises(ValueError, match="one digest for each tensor"):

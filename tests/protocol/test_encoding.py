@@ -1,4 +1,4 @@
-"""Canonical msgpack: one value, one encoding, and every other one refused."""
+"""Canonical msgpack: every value has one encoding, and every other encoding is refused."""
 
 import contextlib
 import math
@@ -35,26 +35,26 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 IDS = [f"{type(record).__name__}-{place}" for place, record in enumerate(samples.every_record())]
 
 
-def same(left: object, right: object) -> bool:
-    """Equality that tells 1 from 1.0 and True, and 0.0 from -0.0."""
-    if type(left) is not type(right):
+def same(a: object, b: object) -> bool:
+    """Return whether two values are equal, where 1, 1.0 and True differ, and 0.0 and -0.0 differ."""
+    if type(a) is not type(b):
         return False
-    if isinstance(left, tuple) and isinstance(right, tuple):
-        return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
-    if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(same(left[name], right[name]) for name in left)
-    if isinstance(left, float) and isinstance(right, float):
-        return struct.pack("<d", left) == struct.pack("<d", right)
-    return left == right
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(same(a, b) for a, b in zip(a, b, strict=True))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
+    if isinstance(a, float) and isinstance(b, float):
+        return struct.pack("<d", a) == struct.pack("<d", b)
+    return a == b
 
 
 @given(VALUES)
-def test_a_value_comes_back_as_it_was(value: Any) -> None:
+def test_a_value_round_trips(value: Any) -> None:
     assert same(unpack(pack(value)), value)
 
 
 @given(VALUES)
-def test_its_bytes_are_the_only_ones(value: Any) -> None:
+def test_the_encoding_of_a_decoded_value_is_the_same(value: Any) -> None:
     data = pack(value)
     assert pack(unpack(data)) == data
 
@@ -104,7 +104,7 @@ NOT_CANONICAL = {
 
 
 @pytest.mark.parametrize("data", NOT_CANONICAL.values(), ids=NOT_CANONICAL.keys())
-def test_another_encoding_is_malformed(data: bytes) -> None:
+def test_other_encodings_are_malformed(data: bytes) -> None:
     with pytest.raises(MalformedError):
         unpack(data)
 
@@ -122,7 +122,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("data", BOMBS.values(), ids=BOMBS.keys())
-def test_a_bomb_is_refused_before_it_is_built(data: bytes) -> None:
+def test_a_bomb_is_refused_before_its_value_is_built(data: bytes) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(ProtocolError):
@@ -141,7 +141,7 @@ def test_sixteen_deep_is_the_deepest() -> None:
         pack((value,))
 
 
-def test_what_is_larger_than_asked_for_is_refused() -> None:
+def test_the_limits_of_a_caller_hold() -> None:
     with pytest.raises(LimitError):
         unpack(pack(b"12345"), max_bytes=6)
     with pytest.raises(LimitError):
@@ -152,7 +152,7 @@ def test_what_is_larger_than_asked_for_is_refused() -> None:
 @pytest.mark.parametrize(
     "value", [math.nan, math.inf, -math.inf, {1: 2}, {b"a": 1}, object(), bytearray(b"a"), 1 << 64, "\ud800"]
 )
-def test_what_has_no_encoding_is_not_packed(value: object) -> None:
+def test_values_without_an_encoding_are_not_packed(value: object) -> None:
     with pytest.raises(MalformedError):
         pack(value)
 
@@ -173,12 +173,12 @@ def test_any_bytes_give_a_value_or_a_protocol_error(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("record", samples.every_record(), ids=IDS)
-def test_a_record_comes_back_as_it_was(record: Record) -> None:
+def test_a_record_round_trips(record: Record) -> None:
     assert type(record).from_bytes(record.to_bytes()) == record
 
 
 @pytest.mark.parametrize("record", samples.every_record(), ids=IDS)
-def test_a_record_is_complete_and_has_nothing_else(record: Record) -> None:
+def test_missing_and_unknown_fields_are_malformed(record: Record) -> None:
     fields = unpack(record.to_bytes())
     for name in fields:
         with pytest.raises(MalformedError):
@@ -192,7 +192,7 @@ WRONG_TYPES: tuple[object, ...] = (None, True, 0, 1, -1, 1.0, "1", b"1", (), {},
 
 @pytest.mark.parametrize("record", samples.every_record(), ids=IDS)
 def test_no_field_takes_a_value_of_another_type(record: Record) -> None:
-    """What is accepted encodes as it was read: nothing is converted on the way."""
+    """An accepted record encodes to the bytes that were read: no value is converted."""
     fields = unpack(record.to_bytes())
     for name, value in fields.items():
         for other in WRONG_TYPES:
@@ -221,7 +221,7 @@ def test_an_error_names_the_field_and_stays_short() -> None:
     assert str(error.value).isprintable()
 
 
-def test_a_record_that_no_reader_would_take_is_not_written() -> None:
+def test_a_record_over_its_size_limit_is_not_written() -> None:
     with pytest.raises(LimitError):
         samples.verdict(
             *(samples.judgement(index, tokens=1 << 21, logprobs=bytes(1 << 23)) for index in range(9))

@@ -1,4 +1,4 @@
-"""Evidence: honest noise at its rate passes, and a cheat shows in the scope where it hides."""
+"""Evidence: honest noise at its bounded rate passes, and a cheat is detected in the scope where it hides."""
 
 import numpy as np
 import pytest
@@ -27,29 +27,29 @@ N = ROLLOUTS * TOKENS
 
 
 def honest(seed: int, rate: float = 1e-3) -> tuple[np.ndarray, np.ndarray]:
-    """Distances and margins with misses at the rate that the run allows."""
+    """Return distances and margins with misses at the run's rates."""
     rng = np.random.default_rng(seed)
     return np.where(rng.random(N) < rate, 3, 1), np.where(rng.random(N) < rate, 0.1, 0.001)
 
 
-def refused(evidence: Evidence) -> tuple[bool, bool]:
+def rejections(evidence: Evidence) -> tuple[bool, bool]:
     return evidence.wrong_sketch(PROOF), evidence.wrong_sampling(PROOF)
 
 
 def test_honest_work_at_the_full_rate_passes():
     groups = [compute_evidence(*honest(seed), LENGTHS, PROOF) for seed in range(200)]
-    assert not any(any(refused(group)) for group in groups)
+    assert not any(any(rejections(group)) for group in groups)
     assert sum(group.sketch_misses for group in groups) > 100  # there was noise
     assert window_surprisal([group.counts for group in groups], PROOF) < surprisal_threshold(PROOF)
 
 
-def test_one_rollout_of_eight():
+def test_a_cheat_in_one_rollout_of_eight_is_detected():
     distances, margins = honest(0)
     margins[3 * TOKENS : 3 * TOKENS + 10] = 0.1
-    assert refused(compute_evidence(distances, margins, LENGTHS, PROOF)) == (False, True)
+    assert rejections(compute_evidence(distances, margins, LENGTHS, PROOF)) == (False, True)
 
 
-def test_a_cheat_that_begins_late_shows_in_the_last_quarter():
+def test_a_cheat_that_begins_late_is_detected_in_the_last_quarter():
     distances, margins = np.ones(N, dtype=int), np.zeros(N)
     last = np.arange(N) % TOKENS >= 3 * TOKENS // 4
     places = np.flatnonzero(last)[::50]  # two in each rollout: few of a rollout, few of the group
@@ -62,25 +62,25 @@ def test_a_cheat_that_begins_late_shows_in_the_last_quarter():
     assert evidence.sketch_surprisal > without_quarters
 
 
-def test_a_thin_cheat_shows_in_the_window_and_nowhere_else():
+def test_a_sparse_cheat_is_detected_only_in_the_window():
     distances, margins = np.ones(N, dtype=int), np.zeros(N)
     margins[::400] = 0.1
     group = compute_evidence(distances, margins, LENGTHS, PROOF)
-    assert refused(group) == (False, False)
+    assert rejections(group) == (False, False)
     assert window_surprisal([group.counts] * 16, PROOF) > surprisal_threshold(PROOF)
 
 
-def test_one_token_beyond_the_limit_is_enough():
+def test_one_token_beyond_the_limit_is_rejected():
     distances, margins = honest(1)
     margins[77] = 0.6
-    assert refused(compute_evidence(distances, margins, LENGTHS, PROOF)) == (False, True)
+    assert rejections(compute_evidence(distances, margins, LENGTHS, PROOF)) == (False, True)
     margins[77] = np.nan
     assert compute_evidence(distances, margins, LENGTHS, PROOF).worst_margin == MAX_MARGIN
 
 
-def test_the_median():
+def test_a_median_above_its_threshold_is_rejected():
     _, margins = honest(2)
-    assert refused(compute_evidence(np.full(N, 2), margins, LENGTHS, PROOF)) == (
+    assert rejections(compute_evidence(np.full(N, 2), margins, LENGTHS, PROOF)) == (
         True,
         False,
     )  # all within the tolerance
@@ -90,39 +90,39 @@ def test_uneven_and_empty_rollouts():
     lengths = [1, 0, 7, 3]
     evidence = compute_evidence(np.full(11, 9), np.full(11, np.inf), lengths, PROOF)
     assert (evidence.tokens, evidence.sketch_misses, evidence.margin_misses) == (11, 11, 11)
-    assert refused(evidence) == (True, True)
+    assert rejections(evidence) == (True, True)
     assert compute_evidence(np.zeros(0), np.zeros(0), [0, 0], PROOF) == Evidence()
-    assert refused(Evidence()) == (False, False)
+    assert rejections(Evidence()) == (False, False)
 
 
-def test_positions_behind_the_same_tokens_are_repeated():
+def test_positions_with_the_same_tokens_before_them_are_repeated():
     completions = [(5, 6, 7), (5, 6, 8, 9), (6, 6), (), (5, 6, 8, 1), (5, 6, 7)]
-    kept = [[0, 0, 0], [1, 1, 1, 0], [1, 0], [], [1, 1, 1, 1], [1, 1, 1]]
-    assert repeated_positions(completions).tolist() == [bool(flag) for flags in kept for flag in flags]
+    masks = [[0, 0, 0], [1, 1, 1, 0], [1, 0], [], [1, 1, 1, 1], [1, 1, 1]]
+    assert repeated_positions(completions).tolist() == [bool(flag) for mask in masks for flag in mask]
     assert repeated_positions([]).tolist() == []
 
 
-def test_one_miss_in_a_shared_beginning_counts_once():
-    """All rollouts begin alike, and the honest noise of that one state is in each of them."""
+def test_a_miss_in_a_common_prefix_counts_once():
+    """All rollouts begin with the same tokens, so the same state with the same honest noise occurs in each of them."""
     distances, margins = np.zeros(80, dtype=np.int16), np.zeros(80)
     distances[::10] = 9
     repeats = np.zeros(80, dtype=bool)
     repeats[10::10] = True
-    assert refused(compute_evidence(distances, margins, [10] * 8, PROOF)) == (True, False)
+    assert rejections(compute_evidence(distances, margins, [10] * 8, PROOF)) == (True, False)
     evidence = compute_evidence(distances, margins, [10] * 8, PROOF, repeats)
-    assert refused(evidence) == (False, False)
+    assert rejections(evidence) == (False, False)
     assert evidence.sketch_misses == 1
-    margins[10::10] = 0.1  # a token's noise is its own rollout's
+    margins[10::10] = 0.1  # the sampling noise of each rollout is independent
     assert compute_evidence(distances, margins, [10] * 8, PROOF, repeats).margin_misses == 7
 
 
-def test_a_rollout_that_says_nothing_new():
+def test_a_rollout_of_repeated_positions_only():
     evidence = compute_evidence(np.array([9, 9]), np.zeros(2), [1, 1], PROOF, np.array([False, True]))
     assert (evidence.tokens, evidence.sketch_misses, evidence.sketch_median) == (2, 1, 9.0)
 
 
 @given(st.integers(0, 500), st.integers(1, 500), st.floats(1e-6, 0.5))
-def test_surprise_grows_with_the_misses(misses: int, trials: int, rate: float):
+def test_surprisal_increases_with_the_misses(misses: int, trials: int, rate: float):
     misses = min(misses, trials)
     assert 0.0 <= surprisal(max(0, misses - 1), trials, rate) <= surprisal(misses, trials, rate) <= MAX_SURPRISAL
 
@@ -130,7 +130,7 @@ def test_surprise_grows_with_the_misses(misses: int, trials: int, rate: float):
 @pytest.mark.parametrize(
     "changes", [{"margin_limit": 0.01}, {"audit_floor_ppm": 300_000}, {"sketch_rate": 0.0}, {"level": 0.5}]
 )
-def test_thresholds_that_contradict_each_other(changes: dict[str, float]):
+def test_contradictory_thresholds_are_invalid(changes: dict[str, float]):
     with pytest.raises(ValueError):
         ProofSpec(**(PROOF.model_dump() | changes))
 
@@ -139,13 +139,13 @@ TINY = 24  # tokens of a window of one group of three-token answers
 
 
 def windows(seed: int, count: int, rate: float) -> list[Counts]:
-    """Tiny windows whose tokens miss their margin at a rate."""
+    """Return tiny windows with margin misses at a rate."""
     misses = np.random.default_rng(seed).binomial(TINY, rate, count)
-    return [Counts(TINY, TINY, 0, int(missed)) for missed in misses]
+    return [Counts(TINY, TINY, 0, int(number)) for number in misses]
 
 
-def first_refused(history: list[Counts]) -> int | None:
-    """The number of the window after which the history refuses."""
+def first_rejection(history: list[Counts]) -> int | None:
+    """Return the number of windows after which the history is rejected, or None if it never is."""
     return next(
         (n for n in range(1, len(history) + 1) if history_surprisal(history[:n], PROOF) > surprisal_threshold(PROOF)),
         None,
@@ -153,46 +153,46 @@ def first_refused(history: list[Counts]) -> int | None:
 
 
 def test_a_history_of_honest_windows_passes_at_the_full_rate():
-    assert all(first_refused(windows(seed, 60, PROOF.margin_rate)) is None for seed in range(10))
+    assert all(first_rejection(windows(seed, 60, PROOF.margin_rate)) is None for seed in range(10))
 
 
-def test_a_history_refuses_what_no_tiny_window_shows():
+def test_a_history_detects_a_cheat_that_no_tiny_window_shows():
     for seed in range(10):
         history = windows(seed, 32, 0.03)
         assert sum(window_surprisal([window], PROOF) > surprisal_threshold(PROOF) for window in history) == 0
-        assert first_refused(history) is not None
+        assert first_rejection(history) is not None
 
 
-def test_good_windows_first_do_not_pay_for_bad_ones_later():
+def test_good_windows_do_not_offset_later_bad_ones():
     bad = windows(0, 32, 0.05)
-    assert (first_refused(windows(1, 100, 0.0) + bad) or 0) - 100 <= (first_refused(bad) or 0) + 3
+    assert (first_rejection(windows(1, 100, 0.0) + bad) or 0) - 100 <= (first_rejection(bad) or 0) + 3
 
 
-def test_a_history_exceeds_a_bar_no_more_often_than_as_many_tests():
-    """Doob: in n windows of honest work R exceeds 1 / level with a probability of at most n * level, looked at after
-    each.
+def test_the_false_rejection_rate_of_a_history_is_bounded():
+    """By Doob's inequality, R exceeds 1 / level after any of n windows of honest work with a probability of at most
+    n * level.
     """
     level, n, miners = 0.005, 20, 150
-    exceeded = 0
+    rejections = 0
     for seed in range(miners):
         history = windows(seed, n, PROOF.margin_rate)
-        exceeded += any(history_surprisal(history[:end], PROOF) > -np.log10(level) for end in range(1, n + 1))
-    assert exceeded <= miners * n * level
+        rejections += any(history_surprisal(history[:end], PROOF) > -np.log10(level) for end in range(1, n + 1))
+    assert rejections <= miners * n * level
 
 
-def test_a_history_is_what_its_formula_says():
+def test_the_surprisal_of_a_history_follows_its_formula():
     history, p = [Counts(40, 30, 1, 2), Counts(0, 0, 0, 0), Counts(24, 9, 0, 3)], PROOF.margin_rate
-    found = np.zeros(10)
+    R = np.zeros(10)
     k = np.arange(1, 11)
     for t, x in ((40, 2), (24, 3)):
-        found = (1.0 + found) * 2.0 ** (k * x) / (1.0 + p * (2.0**k - 1.0)) ** t
-    assert history_surprisal(history, PROOF) == pytest.approx(np.log10(found.mean()))
+        R = (1.0 + R) * 2.0 ** (k * x) / (1.0 + p * (2.0**k - 1.0)) ** t
+    assert history_surprisal(history, PROOF) == pytest.approx(np.log10(R.mean()))
     assert history_surprisal([], PROOF) == 0.0
     assert history_surprisal([Counts(10**6, 10**6, 10**6, 10**6)], PROOF) == MAX_SURPRISAL
 
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=9), st.floats(1e-9, 0.999))
-def test_any_history_has_a_surprise(trials: list[tuple[int, int]], rate: float) -> None:
+def test_any_history_has_a_surprisal(trials: list[tuple[int, int]], rate: float) -> None:
     proof = PROOF.model_copy(update={"margin_rate": rate, "sketch_rate": rate})
     history = [Counts(max(pair), max(pair), min(pair), min(pair)) for pair in trials]
     assert 0.0 <= history_surprisal(history, proof) <= MAX_SURPRISAL

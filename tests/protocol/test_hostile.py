@@ -1,4 +1,4 @@
-"""Every parser of protocol/ takes any bytes and gives a value or a ProtocolError."""
+"""Every parser of protocol/ accepts any bytes and returns a value or raises a ProtocolError."""
 
 import contextlib
 import json
@@ -70,7 +70,7 @@ SEEDS = [
 ]
 
 
-def survives(parser: Parser, data: bytes) -> None:
+def check_parser(parser: Parser, data: bytes) -> None:
     try:
         parser(data)
     except ProtocolError as error:
@@ -79,47 +79,47 @@ def survives(parser: Parser, data: bytes) -> None:
 
 
 def mutations(data: bytes, rng: random.Random, count: int) -> Iterator[bytes]:
-    """Flipped, cut, doubled, replaced and spliced bytes; lengths blown up."""
+    """Yield altered copies: flipped, replaced, deleted, doubled and inserted bytes, and truncations."""
     for _ in range(count):
-        bent = bytearray(data)
+        altered = bytearray(data)
         for _ in range(rng.choice((1, 1, 2, 4))):
-            place = rng.randrange(len(bent) + 1)
+            place = rng.randrange(len(altered) + 1)
             match rng.randrange(6):
-                case 0 if bent:
-                    bent[place % len(bent)] ^= 1 << rng.randrange(8)
-                case 1 if bent:
-                    bent[place % len(bent)] = rng.choice(
+                case 0 if altered:
+                    altered[place % len(altered)] ^= 1 << rng.randrange(8)
+                case 1 if altered:
+                    altered[place % len(altered)] = rng.choice(
                         (0, 0x7F, 0x80, 0x90, 0xC1, 0xC4, 0xC6, 0xCA, 0xCF, 0xDB, 0xDD, 0xDF, 0xFF)
                     )
                 case 2:
-                    del bent[place : place + rng.randrange(1, 9)]
+                    del altered[place : place + rng.randrange(1, 9)]
                 case 3:
-                    bent[place:place] = bent[place : place + rng.randrange(1, 40)]
+                    altered[place:place] = altered[place : place + rng.randrange(1, 40)]
                 case 4:
-                    bent[place:place] = rng.randbytes(rng.randrange(1, 9))
+                    altered[place:place] = rng.randbytes(rng.randrange(1, 9))
                 case _:
-                    bent = bent[:place]
-        yield bytes(bent)
+                    altered = altered[:place]
+        yield bytes(altered)
 
 
 @pytest.mark.parametrize("name", PARSERS)
 @given(data=st.binary(max_size=300))
 def test_any_bytes(name: str, data: bytes) -> None:
-    survives(PARSERS[name], data)
+    check_parser(PARSERS[name], data)
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_bent_objects(name: str) -> None:
+def test_altered_objects(name: str) -> None:
     rng = random.Random(name)
     for seed in SEEDS:
         for data in mutations(seed, rng, 40):
-            survives(PARSERS[name], data)
+            check_parser(PARSERS[name], data)
 
 
 def test_a_batch_is_no_group() -> None:
     batch, commitment = assemble([samples.group(0), samples.group(1)])
     for data in mutations(batch, random.Random(0), 200):
-        survives(lambda frame: open_group(frame, commitment, 1), data)
+        check_parser(lambda frame: open_group(frame, commitment, 1), data)
 
 
 @given(st.text(max_size=100))
@@ -146,4 +146,4 @@ HEADERS = st.recursive(
 @given(HEADERS, st.binary(max_size=16))
 def test_any_safetensors_header(header: object, body: bytes) -> None:
     text = json.dumps(header).encode()
-    survives(safetensors.read, struct.pack("<Q", len(text)) + text + body)
+    check_parser(safetensors.read, struct.pack("<Q", len(text)) + text + body)

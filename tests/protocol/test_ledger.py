@@ -1,4 +1,4 @@
-"""The ledger: rows that add up, and scores that no splitting, dropping or throwing away of keys improves."""
+"""The ledger: rows add up, and nobody improves a score by splitting work over keys, stopping early or changing keys."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ STEADY = ScoringSpec(exponent=2.0, penalty=10.0, shortfall=1.0, deposit=0.0, cap
 
 
 def worth(*summaries: Summary, scoring: ScoringSpec = STEADY) -> float:
-    """What miner A is worth, rounded: the half-life is very long."""
+    """Return the balance of miner A, rounded because the half-life is finite."""
     return round(balances(summaries, scoring)[A.public], 2)
 
 
@@ -47,7 +47,7 @@ def worth(*summaries: Summary, scoring: ScoringSpec = STEADY) -> float:
         {"margin_misses": 21},
     ],
 )
-def test_a_row_that_does_not_add_up(changes: dict[str, Any]) -> None:
+def test_invalid_rows(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         row(**changes)
 
@@ -66,42 +66,42 @@ def test_a_row_that_does_not_add_up(changes: dict[str, Any]) -> None:
         {"alarms": ("\u202e",)},
     ],
 )
-def test_a_summary_that_cannot_be(changes: dict[str, Any]) -> None:
+def test_invalid_summaries(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         summary(**changes)
 
 
-def test_more_solved_than_there_were() -> None:
+def test_an_evaluation_with_more_solved_problems_than_problems_is_invalid() -> None:
     with pytest.raises(ValidationError):
         Evaluation(version=1, problems=3, solved=4)
 
 
 def test_the_row_of_a_verdict() -> None:
-    found = LedgerRow.of(verdict(judgement(0), judgement(1), rejected(2)))
-    assert (found.pledged, found.submitted, found.audited, found.accepted, found.rejected) == (16, 16, 3, 2, 1)
+    result = LedgerRow.of(verdict(judgement(0), judgement(1), rejected(2)))
+    assert (result.pledged, result.submitted, result.audited, result.accepted, result.rejected) == (16, 16, 3, 2, 1)
     assert LedgerRow.undelivered(A.public, 4).submitted == 0
 
 
-def test_groups_that_were_not_audited_count_while_nothing_speaks_against_their_miner() -> None:
+def test_unaudited_groups_count_unless_the_window_has_a_rejection_or_an_amendment() -> None:
     assert worth(summary(row())) == 16
     assert worth(summary(row(audited=4, accepted=3, rejected=1))) == 3 - 10
-    looked_back = (Amendment(window=5, miner=A.public, verdict=b"", accepted=8, rejected=0),)
-    assert worth(summary(row(), window=5), summary(window=7, amendments=looked_back)) == 12
-    gone = (Amendment(window=5, miner=A.public, verdict=b"", accepted=0, rejected=0),)
-    assert worth(summary(row(), window=5), summary(window=7, amendments=gone)) == 4
+    good = (Amendment(window=5, miner=A.public, verdict=b"", accepted=8, rejected=0),)
+    assert worth(summary(row(), window=5), summary(window=7, amendments=good)) == 12
+    unavailable = (Amendment(window=5, miner=A.public, verdict=b"", accepted=0, rejected=0),)
+    assert worth(summary(row(), window=5), summary(window=7, amendments=unavailable)) == 4
     false = (Amendment(window=5, miner=A.public, verdict=b"", accepted=10, rejected=2),)
     assert worth(summary(row(), window=5), summary(window=7, amendments=false)) == 14 - 20
 
 
 def test_stopping_early_never_pays() -> None:
-    """Whoever sees what a window brings and delivers less than pledged is worth less than with any honest delivery."""
+    """A miner that delivers fewer groups than pledged after it has seen the window has a lower balance."""
     for submitted in range(1, 16):
         fewer = row(submitted=submitted, audited=submitted, accepted=submitted)
         assert worth(summary(fewer)) == submitted - (16 - submitted)
     assert worth(summary(LedgerRow.undelivered(A.public, 16))) == -16
 
 
-def test_worth_decays_and_ends() -> None:
+def test_balances_decay_and_end() -> None:
     ledger = (summary(row(), window=0), summary(window=50))
     assert worth(*ledger, scoring=SCORING) == 8.0
     assert balances((summary(row(), window=0), summary(window=100)), SCORING) == {}
@@ -109,12 +109,12 @@ def test_worth_decays_and_ends() -> None:
 
 
 @given(st.dictionaries(st.binary(min_size=1, max_size=2), WORTH, max_size=6))
-def test_shares_sum_to_one_at_most_and_none_exceeds_the_cap(values: dict[bytes, float]) -> None:
-    found = shares(values, SCORING)
-    assert found.keys() == values.keys()
-    assert all(0.0 <= share <= SCORING.cap for share in found.values())
-    assert sum(found.values()) <= 1.0 + 1e-9
-    assert (sum(found.values()) > 0) == any(value > SCORING.deposit for value in values.values())
+def test_shares_sum_to_at_most_one_and_none_exceeds_the_cap(values: dict[bytes, float]) -> None:
+    result = shares(values, SCORING)
+    assert result.keys() == values.keys()
+    assert all(0.0 <= share <= SCORING.cap for share in result.values())
+    assert sum(result.values()) <= 1.0 + 1e-9
+    assert (sum(result.values()) > 0) == any(value > SCORING.deposit for value in values.values())
 
 
 @given(st.floats(0, 1e4), st.floats(0, 1e4), st.floats(0, 1e4), st.floats(1.0, 8.0), st.floats(0, 100))
@@ -128,26 +128,26 @@ def test_splitting_honest_work_over_two_keys_never_earns_more(
 
 
 @given(st.integers(1, 4096), st.integers(0, 100), st.integers(1, 4096))
-def test_a_rejection_never_pays(accepted: int, rejections: int, others: int) -> None:
-    def share(refused: int) -> float:
-        worth = {b"a": accepted - SCORING.penalty * refused, b"o": float(others)}
-        return shares(worth, SCORING)[b"a"]
+def test_a_rejection_never_pays(acceptances: int, rejections: int, others: int) -> None:
+    def share(rejections: int) -> float:
+        balances = {b"a": acceptances - SCORING.penalty * rejections, b"o": float(others)}
+        return shares(balances, SCORING)[b"a"]
 
     assert share(rejections + 1) <= share(rejections)
 
 
-def test_a_key_earns_nothing_before_it_is_worth_the_deposit() -> None:
+def test_a_key_earns_nothing_until_its_balance_exceeds_the_deposit() -> None:
     assert shares({b"new": SCORING.deposit, b"old": 100.0}, SCORING)[b"new"] == 0.0
 
 
 def test_scores_are_in_order_and_capped() -> None:
     entry = summary(row(A), row(B), row(C, submitted=4))
-    found = scores((entry,), SCORING)
-    assert [miner for miner, _ in found] == sorted(key.public for key in (A, B))
-    assert dict(found) == {A.public: 0.5, B.public: 0.5}  # and C earns nothing
+    result = scores((entry,), SCORING)
+    assert [miner for miner, _ in result] == sorted(key.public for key in (A, B))
+    assert dict(result) == {A.public: 0.5, B.public: 0.5}  # and C earns nothing
 
 
-def test_clean_windows_begin_again_after_a_rejection() -> None:
+def test_the_count_of_clean_windows_restarts_after_a_rejection() -> None:
     entries = [summary(row(), window=window) for window in range(5)]
     assert clean_windows(entries) == {A.public: 5}
     entries.append(summary(row(accepted=3, rejected=1), window=5))
@@ -157,7 +157,7 @@ def test_clean_windows_begin_again_after_a_rejection() -> None:
     entries.append(
         summary(window=7, amendments=(Amendment(window=2, miner=A.public, verdict=b"", accepted=0, rejected=1),))
     )
-    assert clean_windows(entries)[A.public] == 1  # the rejection that was the reason to look back did that
+    assert clean_windows(entries)[A.public] == 1  # the rejection that caused the re-audit was counted before
 
 
 def test_the_audited_share_falls_to_the_floor() -> None:
@@ -167,22 +167,22 @@ def test_the_audited_share_falls_to_the_floor() -> None:
     ]
 
 
-def test_a_row_counts_what_the_accepted_groups_showed() -> None:
+def test_a_row_has_the_counts_of_the_accepted_groups() -> None:
     first = judgement(0, tokens=5, positions=3, sketch_misses=1, margin_misses=2)
-    found = LedgerRow.of(verdict(first, judgement(1, positions=2), rejected(2)))
-    assert found.counts == Counts(tokens=10, positions=5, sketch_misses=1, margin_misses=2)
+    result = LedgerRow.of(verdict(first, judgement(1, positions=2), rejected(2)))
+    assert result.counts == Counts(tokens=10, positions=5, sketch_misses=1, margin_misses=2)
     assert LedgerRow.undelivered(A.public, 3).counts == Counts()
 
 
-def test_a_history_begins_anew_with_a_rejection() -> None:
+def test_a_history_restarts_after_a_rejection() -> None:
     good, bad = row(A), row(A, accepted=3, rejected=1)
-    unseen = row(A, audited=0, accepted=0, tokens=0, positions=0, sketch_misses=0)
+    unaudited = row(A, audited=0, accepted=0, tokens=0, positions=0, sketch_misses=0)
     ledger = [
         summary(good, row(B), window=1),
         summary(bad, window=2),
         summary(good, window=3),
-        summary(unseen, window=4),
+        summary(unaudited, window=4),
     ]
     assert histories(ledger) == {A.public: [good.counts], B.public: [row(B).counts]}
-    found_false = Amendment(window=3, miner=A.public, verdict=bytes(32), accepted=0, rejected=1)
-    assert histories([*ledger, summary(window=5, amendments=(found_false,))]) == histories(ledger)
+    amendment = Amendment(window=3, miner=A.public, verdict=bytes(32), accepted=0, rejected=1)
+    assert histories([*ledger, summary(window=5, amendments=(amendment,))]) == histories(ledger)

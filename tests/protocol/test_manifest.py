@@ -1,4 +1,4 @@
-"""What a head or a manifest may say of itself."""
+"""The checks that a head or a manifest passes by itself."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def test_the_longest_head_can_be_written() -> None:
         {"epoch": -1},
     ],
 )
-def test_a_head_that_cannot_be(changes: dict[str, Any]) -> None:
+def test_invalid_heads(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         samples.head(**changes)
 
@@ -50,19 +50,19 @@ def test_a_head_that_cannot_be(changes: dict[str, Any]) -> None:
         {"tensors": (("é" * 300, "F32", ()),)},
     ],
 )
-def test_a_manifest_that_cannot_be(changes: dict[str, Any]) -> None:
+def test_invalid_manifests(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         samples.manifest(**changes)
 
 
 @pytest.mark.parametrize("changes", [{"previous": b""}, {"previous": b"short"}, {"patch": None}])
-def test_a_later_manifest_that_cannot_be(changes: dict[str, Any]) -> None:
+def test_invalid_later_manifests(changes: dict[str, Any]) -> None:
     fields = samples.manifest(1, samples.digest("manifest 0")).model_dump()
     with pytest.raises(ValidationError):
         Manifest(**(fields | changes))
 
 
-def test_tables() -> None:
+def test_check_table() -> None:
     weights = samples.weights()
     manifest = samples.manifest(tensors=tensor_table(weights))
     manifest.check_table(weights)

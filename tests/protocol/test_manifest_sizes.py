@@ -1,4 +1,4 @@
-"""A manifest names no objects larger than its tensors can need: readers fetch, and keep, as much as it says."""
+"""A manifest cannot refer to objects larger than its tensors need, because readers download and store their sizes."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def anchor(*sizes: int) -> dict[str, Any]:
         patch(PATCH) | anchor(WEIGHTS + HEADER),
     ],
 )
-def test_objects_as_large_as_their_tensors_can_need(changes: dict[str, Any]) -> None:
+def test_objects_up_to_the_size_of_their_tensors_are_accepted(changes: dict[str, Any]) -> None:
     manifest = samples.manifest(1, samples.digest("manifest 0"), **changes)
     assert Manifest.from_bytes(manifest.to_bytes()) == manifest
 
@@ -52,7 +52,7 @@ def test_objects_as_large_as_their_tensors_can_need(changes: dict[str, Any]) -> 
         patch(1) | anchor(WEIGHTS + HEADER + 1),
     ],
 )
-def test_objects_larger_than_their_tensors_can_need(changes: dict[str, Any]) -> None:
+def test_objects_larger_than_their_tensors_are_refused(changes: dict[str, Any]) -> None:
     honest = samples.manifest(1, samples.digest("manifest 0"))
     with pytest.raises(ValidationError, match="larger than its tensors"):
         Manifest(**(dict(honest) | changes))
@@ -60,6 +60,6 @@ def test_objects_larger_than_their_tensors_can_need(changes: dict[str, Any]) -> 
         Manifest.from_bytes(honest.model_copy(update=changes).to_bytes())
 
 
-def test_a_first_version_with_an_anchor_larger_than_its_tensors() -> None:
+def test_a_first_anchor_larger_than_its_tensors_is_refused() -> None:
     with pytest.raises(ValidationError, match="the anchor is larger than its tensors"):
         samples.manifest(**anchor(WEIGHTS + HEADER + 1))

@@ -1,4 +1,4 @@
-"""Paths: in order, apart from one another, and read back exactly."""
+"""Paths: they are distinct, sort by window, and can be parsed."""
 
 import re
 
@@ -39,7 +39,7 @@ def test_no_path_is_a_directory_of_another() -> None:
     assert not [(a, b) for a in ALL for b in ALL if b.startswith(a + "/")]
 
 
-def test_prefixes_hold_their_objects() -> None:
+def test_paths_begin_with_their_prefixes() -> None:
     assert paths.participant(KEY).startswith(paths.participants())
     assert paths.manifest(KEY, 3, digest("m")).startswith(paths.manifests(KEY))
     assert paths.patch(KEY, digest("p")).startswith(paths.patches(KEY))
@@ -51,12 +51,12 @@ def test_prefixes_hold_their_objects() -> None:
 
 
 @given(st.integers(0, (1 << 33) - 1), st.integers(0, (1 << 33) - 1))
-def test_paths_sort_as_windows_do(left: int, right: int) -> None:
-    assert (paths.commitment(KEY, left) < paths.commitment(KEY, right)) == (left < right)
+def test_paths_sort_by_window(first: int, second: int) -> None:
+    assert (paths.commitment(KEY, first) < paths.commitment(KEY, second)) == (first < second)
 
 
 @given(st.integers(0, (1 << 33) - 1), st.binary(min_size=32, max_size=32))
-def test_window_and_key_come_back(window: int, key: bytes) -> None:
+def test_window_and_key_are_parsed(window: int, key: bytes) -> None:
     path = paths.verdict(VALIDATOR.public, window, key)
     assert paths.window_of(path) == window
     assert paths.key_at_end(path) == key

@@ -1,4 +1,4 @@
-"""Run manifests: rules that contradict themselves are no rules."""
+"""Run manifests and announcements: contradictory or invalid fields are refused."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ from tests.support.builders import samples
 from tests.support.builders.samples import MINER, ROOT, run_manifest
 
 
-def test_a_manifest_comes_back_and_its_name_is_stable() -> None:
+def test_a_manifest_round_trips_and_its_digest_is_stable() -> None:
     manifest = run_manifest()
     assert RunManifest.from_bytes(manifest.to_bytes()) == manifest
-    signed = open_signed(sign(manifest, ROOT), RunManifest, manifest.authority.roots)
-    assert open_signed(sign(manifest, ROOT, MINER), RunManifest, [ROOT.public, MINER.public]).digest == signed.digest
+    verified = open_signed(sign(manifest, ROOT), RunManifest, manifest.authority.roots)
+    assert open_signed(sign(manifest, ROOT, MINER), RunManifest, [ROOT.public, MINER.public]).digest == verified.digest
 
 
 @pytest.mark.parametrize(
@@ -33,18 +33,18 @@ def test_a_manifest_comes_back_and_its_name_is_stable() -> None:
     ],
     ids=str,
 )
-def test_a_run_that_cannot_be(changes: dict[str, Any]) -> None:
+def test_invalid_runs(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         run_manifest(**changes)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a\\b", "a" * 101, "a\n", "é", "a\0"])
-def test_file_names_that_lead_elsewhere(name: str) -> None:
+def test_file_names_that_leave_their_folder_are_refused(name: str) -> None:
     with pytest.raises(ValidationError):
         FileRef(name=name, digest=samples.digest("x"), size=1)
 
 
-def test_two_files_of_one_name() -> None:
+def test_two_files_of_one_name_are_refused() -> None:
     ref = FileRef(name="config.json", digest=samples.digest("x"), size=1)
     with pytest.raises(ValidationError):
         ModelSpec(files=(ref, ref), genesis=samples.digest("g"))
@@ -53,7 +53,7 @@ def test_two_files_of_one_name() -> None:
 DATA = FileRef(name="data.jsonl", digest=samples.digest("data"), size=limits.MAX_DATA_BYTES)
 
 
-def test_a_run_has_a_data_file_where_its_environment_reads_one() -> None:
+def test_a_run_has_a_data_file_if_its_environment_reads_one() -> None:
     for name in environments.data_names:
         assert RunManifest.from_bytes(run_manifest(environment=name, data=DATA).to_bytes()).data == DATA
         with pytest.raises(ValidationError, match="no data file for one that does"):
@@ -64,11 +64,11 @@ def test_a_run_has_a_data_file_where_its_environment_reads_one() -> None:
 
 
 @pytest.mark.parametrize("data", [None, DATA])
-def test_an_environment_of_a_later_program_is_left_to_it(data: FileRef | None) -> None:
+def test_an_unsupported_environment_is_not_checked(data: FileRef | None) -> None:
     assert run_manifest(environment="chess", data=data).data == data
 
 
-def test_sampling_as_the_engine_takes_it() -> None:
+def test_sampling_parameters() -> None:
     assert run_manifest().sampling.params() == SamplingParams(1.0, 8, 1)
 
 
@@ -91,7 +91,7 @@ def test_times_of_a_window() -> None:
         {"proof": bytes(1025)},
     ],
 )
-def test_an_announcement_that_cannot_be(changes: dict[str, Any]) -> None:
+def test_invalid_announcements(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         samples.announcement(**changes)
     assert Announcement.from_bytes(samples.announcement().to_bytes()) == samples.announcement()
@@ -110,9 +110,9 @@ def test_an_announcement_that_cannot_be(changes: dict[str, Any]) -> None:
         "http://localhost/bucket",
     ],
 )
-def test_where_a_space_may_be(space: str) -> None:
-    announced = samples.announcement(space=space)
-    assert Announcement.from_bytes(announced.to_bytes()).space == space
+def test_valid_space_urls(space: str) -> None:
+    announcement = samples.announcement(space=space)
+    assert Announcement.from_bytes(announcement.to_bytes()).space == space
 
 
 @pytest.mark.parametrize(
@@ -150,6 +150,6 @@ def test_where_a_space_may_be(space: str) -> None:
         "https://" + "a" * 64 + ".org",
     ],
 )
-def test_where_a_space_cannot_be(space: str) -> None:
+def test_invalid_space_urls(space: str) -> None:
     with pytest.raises(ValidationError):
         samples.announcement(space=space)

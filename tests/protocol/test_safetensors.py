@@ -1,4 +1,4 @@
-"""Anchors: what other tools write is read, what they would choke on is refused."""
+"""Safetensors files: files of other tools are read, and malformed files are refused."""
 
 import json
 import struct
@@ -31,7 +31,7 @@ SHAPES = st.lists(st.integers(0, 4), max_size=4)
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(type_names)), SHAPES), min_size=1, max_size=6), st.randoms())
-def test_tensors_come_back_bit_by_bit(specs: list[tuple[torch.dtype, list[int]]], rng: Any) -> None:
+def test_tensors_round_trip(specs: list[tuple[torch.dtype, list[int]]], rng: Any) -> None:
     weights = {}
     for place, (dtype, shape) in enumerate(specs):
         count = torch.Size(shape).numel() * dtype.itemsize
@@ -124,7 +124,7 @@ def test_hostile_files(data: bytes, error: type[ProtocolError]) -> None:
 
 
 def test_any_order_in_the_header() -> None:
-    """The format orders data, not names; empty tensors may lie anywhere between."""
+    """The format orders the data and not the names; empty tensors may lie anywhere between others."""
     header = {"b": entry("I8", [1], 1, 2), "z": entry("F32", [0], 1, 1), "a": entry("I8", [1], 0, 1)}
     assert {name: tensor.tolist() for name, tensor in read(file(header, b"\x01\x02")).items()} == {
         "a": [1],
@@ -147,7 +147,7 @@ ENTRIES = st.fixed_dictionaries(
 
 
 @given(st.dictionaries(st.sampled_from("abc"), ENTRIES, max_size=3), st.binary(max_size=12))
-def test_whatever_is_read_the_published_library_reads_alike(header: dict[str, object], body: bytes) -> None:
+def test_the_published_library_reads_every_accepted_file_alike(header: dict[str, object], body: bytes) -> None:
     data = file(header, body)
     try:
         ours = read(data)
@@ -157,7 +157,7 @@ def test_whatever_is_read_the_published_library_reads_alike(header: dict[str, ob
     assert digest_weights(ours) == digest_weights(theirs)
 
 
-def test_shards_hold_every_tensor_once_in_order() -> None:
+def test_shards_contain_every_tensor_once_in_order() -> None:
     weights = {f"{place:02d}": torch.zeros(place, dtype=torch.uint8) for place in range(20)}
     names = shards(weights, 30)
     assert [name for shard in names for name in shard] == sorted(weights)

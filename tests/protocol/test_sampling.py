@@ -1,4 +1,4 @@
-"""Seed-bound sampling: the same bits everywhere, the policy's own distribution, and a check that knows both."""
+"""Seed-bound sampling: it gives the same bits everywhere, samples the policy's distribution, and can be checked."""
 
 import math
 import random
@@ -61,8 +61,8 @@ def test_noise_is_near_the_exact_quantile_everywhere() -> None:
     assert (sampling.gumbel(words).double() - exact).abs().max() < 4e-6
 
 
-def test_the_table_does_not_hang_on_the_last_bits_of_a_logarithm() -> None:
-    """No entry lies near the middle of two integers, so libraries that differ in the last place round alike."""
+def test_the_table_does_not_depend_on_the_last_bits_of_a_logarithm() -> None:
+    """No entry lies near the middle between two integers, so libraries whose logarithms differ slightly round alike."""
     for index in range(32 * 256 + 1):
         u = min(math.ldexp(1 + index % 256 / 256, index // 256 - 33), 0.5)
         for value in (-math.log(-math.log(u)) * 2**19, -math.log(-math.log1p(-u)) * 2**19):
@@ -82,8 +82,8 @@ def test_words_are_uniform() -> None:
     words = sampling.hash_words(sampling.seed_words([SEED])[0], torch.arange(64), torch.arange(4096)).reshape(-1)
     for byte in (words >> 24, words & 0xFF):
         counts = torch.bincount(byte, minlength=256).double()
-        expected = len(words) / 256
-        assert ((counts - expected) ** 2 / expected).sum() < 346
+        expected_counts = len(words) / 256
+        assert ((counts - expected_counts) ** 2 / expected_counts).sum() < 346
 
 
 def test_positions_and_seeds_are_independent() -> None:
@@ -108,13 +108,13 @@ def test_choose_samples_the_softmax(temperature: float) -> None:
     """Chi-square over 8 tokens in 40,000 draws: 7 degrees of freedom, 0.9999 quantile 29.9."""
     logits = torch.tensor([2.0, 1.0, 0.5, 0.0, 0.0, -0.5, -1.0, -2.0])
     words = sampling.seed_words(seeds(40, f"temperature {temperature}"))[:, None, :].expand(40, 1000, 4)
-    chosen = sampling.choose(logits.expand(40, 1000, 8), words, torch.arange(1000).expand(40, 1000), temperature)
-    counts = torch.bincount(chosen.reshape(-1), minlength=8).double()
-    expected = torch.softmax(logits.double() / temperature, dim=0) * 40_000
-    assert ((counts - expected) ** 2 / expected).sum() < 29.9
+    tokens = sampling.choose(logits.expand(40, 1000, 8), words, torch.arange(1000).expand(40, 1000), temperature)
+    counts = torch.bincount(tokens.reshape(-1), minlength=8).double()
+    expected_counts = torch.softmax(logits.double() / temperature, dim=0) * 40_000
+    assert ((counts - expected_counts) ** 2 / expected_counts).sum() < 29.9
 
 
-def test_what_was_chosen_has_no_margin_and_what_was_not_has_one() -> None:
+def test_only_the_chosen_tokens_have_margin_0() -> None:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(50, 200, generator=generator) * 3
     words = sampling.seed_words([SEED]).expand(50, 4)
@@ -127,24 +127,24 @@ def test_what_was_chosen_has_no_margin_and_what_was_not_has_one() -> None:
 
 @pytest.mark.parametrize("vocabulary", [2, 300, sampling.MAX_CONTENDERS, 3000])
 @pytest.mark.parametrize("sharpness", [0.0, 1.0, 20.0])
-def test_the_check_draws_noise_for_rivals_only_and_finds_the_same(vocabulary: int, sharpness: float) -> None:
-    """Against noise for every token: equal where all are rivals, never larger where some are not."""
+def test_the_check_considers_only_contenders(vocabulary: int, sharpness: float) -> None:
+    """Compared with the noise of every token, margins are equal if all tokens are contenders, and never larger."""
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(40, vocabulary, generator=generator) * sharpness
     tokens = torch.randint(0, vocabulary, (40,), generator=generator)
     tokens[::3] = logits[::3].argmax(dim=-1)
-    found = sampling.batch_margins(logits, tokens, seeds(3), [13, 0, 27], 0.8)
+    result = sampling.batch_margins(logits, tokens, seeds(3), [13, 0, 27], 0.8)
     positions = torch.tensor([*range(13), *range(27)])
     words = sampling.seed_words([seeds(3)[0]] * 13 + [seeds(3)[2]] * 27)
     scores = logits / 0.8 + sampling.noise(words, positions, vocabulary)
     full = scores.max(dim=-1).values - scores.gather(-1, tokens[:, None]).squeeze(-1)
-    assert (found >= 0).all()
-    assert (found <= full).all()
+    assert (result >= 0).all()
+    assert (result <= full).all()
     if vocabulary <= sampling.MAX_CONTENDERS:
-        assert torch.equal(found, full)
+        assert torch.equal(result, full)
 
 
-def test_no_noise_is_larger_than_the_largest() -> None:
+def test_largest_noise_bounds_the_noise() -> None:
     assert sampling.gumbel(torch.tensor([(1 << 32) - 1])).item() <= sampling.LARGEST_NOISE
 
 
@@ -158,12 +158,12 @@ def test_a_token_does_not_depend_on_its_batch() -> None:
             assert sampling.choose(logits[row, t], words[row], positions[t], 1.0) == together[row, t]
 
 
-def test_the_vocabulary_may_be_cut_without_changing_what_is_left() -> None:
+def test_a_smaller_vocabulary_has_the_same_noise() -> None:
     words = sampling.seed_words([SEED])[0]
     assert torch.equal(sampling.noise(words, torch.tensor(3), 100)[:40], sampling.noise(words, torch.tensor(3), 40))
 
 
-def test_threads_change_nothing() -> None:
+def test_the_number_of_threads_does_not_change_the_noise() -> None:
     words, positions = sampling.seed_words(seeds(8)), torch.arange(8)
     before = torch.get_num_threads()
     try:
@@ -187,8 +187,8 @@ def test_equal_scores_give_the_smallest_id() -> None:
 
 def test_log_probabilities_are_those_of_the_softmax() -> None:
     logits = torch.tensor([[0.0, math.log(3.0)], [0.0, 0.0]])
-    found = sampling.log_probabilities(logits, torch.tensor([1, 0]), 1.0)
-    assert torch.allclose(found, torch.tensor([math.log(0.75), math.log(0.5)]))
+    result = sampling.log_probabilities(logits, torch.tensor([1, 0]), 1.0)
+    assert torch.allclose(result, torch.tensor([math.log(0.75), math.log(0.5)]))
 
 
 def test_no_tokens() -> None:

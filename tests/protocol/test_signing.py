@@ -1,4 +1,4 @@
-"""Envelopes: who signed what, and nothing else counts."""
+"""Envelopes: only records with valid signatures by permitted keys are opened."""
 
 import pytest
 from cryptography.exceptions import InvalidSignature
@@ -76,13 +76,13 @@ def test_every_truncation_is_refused() -> None:
             open_signed(data[:size], Announcement, [MINER.public])
 
 
-def test_what_a_record_is_named_by() -> None:
-    signed = open_signed(sign(samples.head(), TRAINER), Head, [TRAINER.public])
-    assert signed.digest == content_digest(samples.head().to_bytes())
-    assert signed.signers == (TRAINER.public,)
-    twice = open_signed(sign(samples.head(), TRAINER, ROOT), Head, [TRAINER.public, ROOT.public])
-    assert twice.digest == signed.digest
-    assert twice.data != signed.data
+def test_the_digest_does_not_depend_on_the_signatures() -> None:
+    one_signature = open_signed(sign(samples.head(), TRAINER), Head, [TRAINER.public])
+    assert one_signature.digest == content_digest(samples.head().to_bytes())
+    assert one_signature.signers == (TRAINER.public,)
+    two_signatures = open_signed(sign(samples.head(), TRAINER, ROOT), Head, [TRAINER.public, ROOT.public])
+    assert two_signatures.digest == one_signature.digest
+    assert two_signatures.data != one_signature.data
 
 
 @pytest.mark.parametrize("key", SMALL_ORDER.values(), ids=SMALL_ORDER.keys())
@@ -104,8 +104,8 @@ def test_a_key_of_another_length_is_refused(size: int) -> None:
         check_public_key(bytes(size))
 
 
-def test_the_library_takes_one_signature_for_many_messages_under_a_key_of_small_order() -> None:
-    """Why check_public_key is there. With A of order 1 the equation R = [S]B - [k]A does not depend on the message."""
+def test_the_library_accepts_one_signature_for_many_messages_under_a_key_of_small_order() -> None:
+    """This is why check_public_key exists: with A of order 1, the equation R = [S]B - [k]A ignores the message."""
     identity = SMALL_ORDER["order 1"]
     signature = identity + bytes(32)  # R the identity, S = 0
     library = Ed25519PublicKey.from_public_bytes(identity)
@@ -117,8 +117,8 @@ def test_the_library_takes_one_signature_for_many_messages_under_a_key_of_small_
         open_signed(forged, Announcement, [identity])
 
 
-def test_the_library_takes_a_key_that_is_not_canonical() -> None:
-    """p + 1 is another spelling of 1: two keys for one point."""
+def test_the_library_accepts_a_key_that_is_not_canonical() -> None:
+    """p + 1 is another encoding of 1, so that one point would have two keys."""
     library = Ed25519PublicKey.from_public_bytes(NOT_CANONICAL["p + 1"])
     library.verify(SMALL_ORDER["order 1"] + bytes(32), b"any message")
 
@@ -128,9 +128,9 @@ def test_a_signature_with_s_beyond_the_order_is_refused() -> None:
     data = unpack(sign(samples.announcement(), MINER))
     value = data["signatures"][0]["value"]
     larger = int.from_bytes(value[32:], "little") + order
-    bent = pack(data | {"signatures": ({"key": MINER.public, "value": value[:32] + larger.to_bytes(32, "little")},)})
+    altered = pack(data | {"signatures": ({"key": MINER.public, "value": value[:32] + larger.to_bytes(32, "little")},)})
     with pytest.raises(SignatureError):
-        open_signed(bent, Announcement, [MINER.public])
+        open_signed(altered, Announcement, [MINER.public])
 
 
 def test_a_point_that_is_not_on_the_curve_verifies_nothing() -> None:
@@ -142,7 +142,7 @@ def test_a_point_that_is_not_on_the_curve_verifies_nothing() -> None:
         open_announced(forged, Announcement)
 
 
-def test_the_kind_keeps_signatures_apart() -> None:
+def test_a_signature_holds_for_one_kind_only() -> None:
     body = Trust(run=samples.RUN_ID, epoch=0, version=0, digest=samples.digest("x"), revision=0).to_bytes()
     value = MINER.sign(b"grailnode/1\x00announcement\x00" + body)
     with pytest.raises(SignatureError):
@@ -160,12 +160,12 @@ def test_another_kind_is_refused() -> None:
         open_signed(sign(samples.head(), TRAINER), Announcement, [TRAINER.public])
 
 
-def test_a_stranger_may_not_sign() -> None:
+def test_a_signature_by_another_key_is_refused() -> None:
     with pytest.raises(SignatureError):
         open_signed(sign(samples.head(), MINER), Head, [TRAINER.public])
 
 
-def test_a_stranger_beside_an_allowed_key_spoils_the_envelope() -> None:
+def test_an_envelope_with_an_additional_signature_by_another_key_is_refused() -> None:
     with pytest.raises(SignatureError):
         open_signed(sign(samples.head(), TRAINER, MINER), Head, [TRAINER.public])
 
@@ -174,13 +174,15 @@ def test_a_stranger_beside_an_allowed_key_spoils_the_envelope() -> None:
     ("signers", "holds"), [((TRAINER,), False), ((TRAINER, ROOT), True), ((TRAINER, ROOT, VALIDATOR), True)]
 )
 def test_a_threshold(signers: tuple[SigningKey, ...], holds: bool) -> None:
-    allowed = [TRAINER.public, ROOT.public, VALIDATOR.public]
+    permitted_keys = [TRAINER.public, ROOT.public, VALIDATOR.public]
     data = sign(samples.head(), *signers)
     if holds:
-        assert open_signed(data, Head, allowed, threshold=2).signers == tuple(sorted(key.public for key in signers))
+        assert open_signed(data, Head, permitted_keys, threshold=2).signers == tuple(
+            sorted(key.public for key in signers)
+        )
     else:
         with pytest.raises(SignatureError):
-            open_signed(data, Head, allowed, threshold=2)
+            open_signed(data, Head, permitted_keys, threshold=2)
 
 
 def test_one_key_does_not_count_twice() -> None:
@@ -189,15 +191,15 @@ def test_one_key_does_not_count_twice() -> None:
         open_signed(pack(data | {"signatures": data["signatures"] * 2}), Head, [TRAINER.public], threshold=2)
 
 
-def test_one_broken_signature_of_two_spoils_the_envelope() -> None:
+def test_an_envelope_with_one_invalid_signature_of_two_is_refused() -> None:
     data = unpack(sign(samples.head(), TRAINER, ROOT))
     first, second = data["signatures"]
-    bent = pack(data | {"signatures": (first, second | {"value": first["value"]})})
+    altered = pack(data | {"signatures": (first, second | {"value": first["value"]})})
     with pytest.raises(SignatureError):
-        open_signed(bent, Head, [TRAINER.public, ROOT.public])
+        open_signed(altered, Head, [TRAINER.public, ROOT.public])
 
 
-def test_signatures_stand_in_one_order() -> None:
+def test_signatures_must_ascend_by_key() -> None:
     data = unpack(sign(samples.head(), TRAINER, ROOT))
     with pytest.raises(MalformedError, match="ascending"):
         open_signed(pack(data | {"signatures": data["signatures"][::-1]}), Head, [TRAINER.public, ROOT.public])
@@ -228,17 +230,17 @@ def test_each_altered_field_of_a_body_is_refused() -> None:
             open_signed(pack(envelope | {"body": pack(fields | {name: value})}), Announcement, [MINER.public])
 
 
-def test_the_body_is_parsed_only_when_it_is_signed() -> None:
-    broken = Envelope(body=b"\xc1", of="announcement", signatures=(Signature(key=MINER.public, value=bytes(64)),))
+def test_the_body_is_parsed_after_the_signatures_were_verified() -> None:
+    forgery = Envelope(body=b"\xc1", of="announcement", signatures=(Signature(key=MINER.public, value=bytes(64)),))
     with pytest.raises(SignatureError):
-        open_signed(broken.to_bytes(), Announcement, [MINER.public])
+        open_signed(forgery.to_bytes(), Announcement, [MINER.public])
     value = MINER.sign(b"grailnode/1\x00announcement\x00\xc1")
-    signed = Envelope(body=b"\xc1", of="announcement", signatures=(Signature(key=MINER.public, value=value),))
+    envelope = Envelope(body=b"\xc1", of="announcement", signatures=(Signature(key=MINER.public, value=value),))
     with pytest.raises(MalformedError):
-        open_signed(signed.to_bytes(), Announcement, [MINER.public])
+        open_signed(envelope.to_bytes(), Announcement, [MINER.public])
 
 
-def test_size_is_looked_at_first() -> None:
+def test_the_size_is_checked_first() -> None:
     data = bytes(limits.MAX_ANNOUNCEMENT_BYTES + limits.MAX_ENVELOPE_BYTES + 1)
     with pytest.raises(LimitError):
         open_signed(data, Announcement, [])
@@ -246,13 +248,13 @@ def test_size_is_looked_at_first() -> None:
         open_announced(data, Announcement)
 
 
-def test_the_most_signatures_fit_what_an_envelope_may_add() -> None:
+def test_the_maximum_number_of_signatures_fits_the_envelope_limit() -> None:
     keys = [samples.key(f"signer {index}") for index in range(limits.MAX_SIGNATURES)]
     data = sign(samples.head(), *keys)
     assert len(data) - len(samples.head().to_bytes()) <= limits.MAX_ENVELOPE_BYTES
 
 
-def test_an_announced_record_tells_who_signed_it() -> None:
+def test_open_announced_returns_the_signers() -> None:
     assert open_announced(sign(samples.announcement(), MINER), Announcement).signers == (MINER.public,)
 
 

@@ -1,4 +1,4 @@
-"""Sketches: honest noise passes, and nothing that was made without the hidden states does."""
+"""Sketches: honest noise passes, and sketches that were computed without the hidden states do not."""
 
 import numpy as np
 import pytest
@@ -32,9 +32,9 @@ def test_four_bytes_a_token(kind: SketchKind) -> None:
 def test_honest_noise_passes(kind: SketchKind) -> None:
     hidden = states()
     noisy = hidden * (1 + 1e-3 * torch.randn(T, D, generator=torch.Generator().manual_seed(9)))
-    found = distances(commit(kind, noisy, SEED), commit(kind, hidden, SEED))
-    assert (found <= 2).mean() > (0.99 if kind == "projection" else 0.85)
-    assert np.median(found) <= 2
+    differences = distances(commit(kind, noisy, SEED), commit(kind, hidden, SEED))
+    assert (differences <= 2).mean() > (0.99 if kind == "projection" else 0.85)
+    assert np.median(differences) <= 2
 
 
 @kinds
@@ -44,7 +44,7 @@ def test_the_scale_of_a_state_does_not_matter(kind: SketchKind) -> None:
 
 
 @kinds
-def test_the_length_of_a_batch_does_not_matter_beyond_rounding(kind: SketchKind) -> None:
+def test_the_size_of_a_batch_changes_only_the_rounding(kind: SketchKind) -> None:
     alone = b"".join(commit(kind, row, SEED) for row in states()[:, None])
     assert distances(alone, commit(kind, states(), SEED)).max() <= 1
 
@@ -67,15 +67,15 @@ def test_cheap_imitations_fail(kind: SketchKind) -> None:
 
 @kinds
 def test_coefficients_belong_to_dimensions(kind: SketchKind) -> None:
-    """The same values in other dimensions give another sketch: by rank they would give the same."""
+    """The same values in other dimensions give another sketch; coefficients by rank would give the same one."""
     rolled = states().roll(1, dims=1)
     assert (distances(commit(kind, rolled, SEED), commit(kind, states(), SEED)) <= 2).mean() < 0.02
 
 
 @kinds
-def test_signs_count(kind: SketchKind) -> None:
-    left = np.frombuffer(commit(kind, states(), SEED), dtype=np.int8)
-    assert (np.frombuffer(commit(kind, -states(), SEED), dtype=np.int8) == -left).all()
+def test_the_opposite_state_has_the_opposite_sketch(kind: SketchKind) -> None:
+    values = np.frombuffer(commit(kind, states(), SEED), dtype=np.int8)
+    assert (np.frombuffer(commit(kind, -states(), SEED), dtype=np.int8) == -values).all()
 
 
 @kinds
@@ -89,13 +89,13 @@ def test_values_spread_over_thirty_two_units(kind: SketchKind) -> None:
 def test_the_slow_implementation_gives_the_same_values(kind: SketchKind) -> None:
     hidden = states(tokens=20)
     exact = np.clip(slow_sketch.values(kind, hidden.double().numpy(), SEED), -127, 127)
-    found = np.frombuffer(commit(kind, hidden, SEED), dtype=np.int8).reshape(-1, 4)
-    assert np.abs(found - exact).max() < 0.51
+    values = np.frombuffer(commit(kind, hidden, SEED), dtype=np.int8).reshape(-1, 4)
+    assert np.abs(values - exact).max() < 0.51
 
 
 @kinds
 def test_values_saturate(kind: SketchKind) -> None:
-    """States along one projection's signs would reach 32 sqrt(D) = 362."""
+    """A state in the direction of one projection's signs would have the value 32 sqrt(D) = 362."""
     signs = np.unpackbits(np.frombuffer(stream(SEED, "projection", 4 * D // 8), dtype=np.uint8)).reshape(D, 4)
     hidden = torch.from_numpy(signs[:, 0].astype(np.float32) * 2 - 1)[None]
     values = np.frombuffer(commit(kind, hidden, SEED), dtype=np.int8)
@@ -113,21 +113,21 @@ def test_odd_states_have_a_sketch(kind: SketchKind, value: float) -> None:
 
 
 @kinds
-def test_few_dimensions(kind: SketchKind) -> None:
+def test_a_state_may_have_few_dimensions(kind: SketchKind) -> None:
     assert len(commit(kind, states()[:, :5], SEED)) == 4 * T
 
 
 def test_distances() -> None:
     true = np.array([[0, 0, 0, 0], [10, 0, 0, 0], [0, 0, 0, -127]], dtype=np.int8).tobytes()
-    claimed = np.array([[0, 2, -2, 0], [10, 0, 3, 0], [0, 0, 0, 127]], dtype=np.int8).tobytes()
-    assert distances(claimed, true).tolist() == [2, 3, 254]
+    other = np.array([[0, 2, -2, 0], [10, 0, 3, 0], [0, 0, 0, 127]], dtype=np.int8).tobytes()
+    assert distances(other, true).tolist() == [2, 3, 254]
     assert distances(b"", b"").size == 0
 
 
 @given(st.binary(min_size=16, max_size=16), st.binary(min_size=16, max_size=16))
-def test_distances_do_not_wrap_around(left: bytes, right: bytes) -> None:
-    signed = [[byte - 256 if byte > 127 else byte for byte in data] for data in (left, right)]
-    assert distances(left, right).max() == max(abs(a - b) for a, b in zip(*signed, strict=True))
+def test_distances_do_not_wrap_around(first: bytes, second: bytes) -> None:
+    values = [[byte - 256 if byte > 127 else byte for byte in data] for data in (first, second)]
+    assert distances(first, second).max() == max(abs(a - b) for a, b in zip(*values, strict=True))
 
 
 @pytest.mark.parametrize("size", [0, 3, 5, 8])

@@ -1,4 +1,4 @@
-"""The golden vectors hold, and are what the code makes."""
+"""The golden vectors agree with the code, and the code generates them."""
 
 import json
 from collections.abc import Callable
@@ -54,11 +54,11 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "two of two": lambda data: open_signed(data, Head, [KEYS["trainer"].public, KEYS["root"].public], 2),
     **{kind.kind: kind.from_bytes for kind in KINDS},
 }
-PARSED = [(page, item) for page, items in VECTORS.items() for item in items if "parser" in item]
+PARSER_CASES = [(page, item) for page, items in VECTORS.items() for item in items if "parser" in item]
 
 
-def picked(page: str, *fields: str) -> list[dict[str, Any]]:
-    """The cases of a page that have all of these fields."""
+def cases(page: str, *fields: str) -> list[dict[str, Any]]:
+    """Return the cases of a page that have all of these fields."""
     return [item for item in VECTORS[page] if set(fields) <= item.keys()]
 
 
@@ -66,37 +66,37 @@ def name_of(item: dict[str, Any]) -> str:
     return str(item["name"])
 
 
-def test_they_are_what_the_code_makes() -> None:
-    assert regenerate.differing() == []
+def test_the_code_generates_the_vectors() -> None:
+    assert regenerate.outdated_pages() == []
     assert set(VECTORS) == set(build.PAGES)
 
 
-@pytest.mark.parametrize(("page", "item"), PARSED, ids=[f"{page}: {item['name']}" for page, item in PARSED])
-def test_parsed(page: str, item: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("page", "item"), PARSER_CASES, ids=[f"{page}: {item['name']}" for page, item in PARSER_CASES])
+def test_parsers(page: str, item: dict[str, Any]) -> None:
     data, parse = bytes.fromhex(item["data"]), PARSERS[item["parser"]]
     if "error" in item:
         with pytest.raises(errors.ProtocolError) as caught:
             parse(data)
         assert type(caught.value).__name__ == item["error"]
         return
-    found = parse(data)
-    if isinstance(found, Record) and item["parser"] != "frame":
-        assert found.to_bytes() == data
+    value = parse(data)
+    if isinstance(value, Record) and item["parser"] != "frame":
+        assert value.to_bytes() == data
     if item["parser"] == "value":
-        assert pack(found) == data
+        assert pack(value) == data
 
 
-@pytest.mark.parametrize("item", picked("authority", "revision"), ids=name_of)
+@pytest.mark.parametrize("item", cases("authority", "revision"), ids=name_of)
 def test_revisions(item: dict[str, Any]) -> None:
-    founding = case("authority", "founding")
-    known = Revisions(bytes.fromhex(founding["run_id"]), Authority.from_bytes(bytes.fromhex(founding["authority"])))
-    for number, data in enumerate(item["known"], 1):
-        known.adopt(known.check(number, bytes.fromhex(data)))
+    initial = case("authority", "initial authority")
+    revisions = Revisions(bytes.fromhex(initial["run_id"]), Authority.from_bytes(bytes.fromhex(initial["authority"])))
+    for number, data in enumerate(item["previous"], 1):
+        revisions.adopt(revisions.check(number, bytes.fromhex(data)))
     if item["error"] is None:
-        assert known.check(item["number"], bytes.fromhex(item["revision"])).record.number == item["number"]
+        assert revisions.check(item["number"], bytes.fromhex(item["revision"])).record.number == item["number"]
         return
     with pytest.raises(errors.ProtocolError) as caught:
-        known.check(item["number"], bytes.fromhex(item["revision"]))
+        revisions.check(item["number"], bytes.fromhex(item["revision"]))
     assert type(caught.value).__name__ == item["error"]
 
 
@@ -116,7 +116,7 @@ def test_keys() -> None:
 def test_rounds_of_windows() -> None:
     fields = case("window", "schedule")
     plan = Schedule(**{name: value for name, value in fields.items() if name != "name"})
-    for item in picked("window", "rounds", "window"):
+    for item in cases("window", "rounds", "window"):
         window = item["window"]
         moments = (plan.opening, plan.deadline, plan.audit, plan.seal, plan.verdict)
         assert item["rounds"] == [moment(window) for moment in moments]
@@ -136,13 +136,13 @@ def test_seeds() -> None:
     rollouts = case("window", "rollout seeds")
     seed = bytes.fromhex(rollouts["group_seed"])
     assert [challenge.rollout_seed(seed, index).hex() for index in range(3)] == rollouts["seeds"]
-    for item in picked("window", "stream"):
+    for item in cases("window", "stream"):
         assert challenge.stream(bytes.fromhex(item["seed"]), item["name"], 40).hex() == item["stream"]
 
 
-@pytest.mark.parametrize("item", picked("window", "picked"), ids=name_of)
+@pytest.mark.parametrize("item", cases("window", "audit"), ids=name_of)
 def test_audits(item: dict[str, Any]) -> None:
-    found = challenge.audit_indices(
+    indices = challenge.audit_indices(
         bytes.fromhex(item["run"]),
         item["window"],
         bytes.fromhex(item["randomness"]),
@@ -150,19 +150,19 @@ def test_audits(item: dict[str, Any]) -> None:
         groups=item["groups"],
         share_ppm=item["share_ppm"],
     )
-    assert list(found) == item["picked"]
+    assert list(indices) == item["audit"]
 
 
 def test_noise_by_the_slow_implementation() -> None:
     words = case("sampling", "noise of words")
     assert [slow_sampling.units(word) for word in words["words"]] == words["units"]
-    for item in picked("sampling", "position"):
+    for item in cases("sampling", "position"):
         seed = bytes.fromhex(item["seed"])
         assert [slow_sampling.word(seed, item["position"], token) for token in item["tokens"]] == item["words"]
         assert [slow_sampling.units(word) for word in item["words"]] == item["units"]
 
 
-@pytest.mark.parametrize("item", picked("sampling", "temperature"), ids=name_of)
+@pytest.mark.parametrize("item", cases("sampling", "temperature"), ids=name_of)
 def test_tokens(item: dict[str, Any]) -> None:
     seed = bytes.fromhex(item["seed"])
     for t, row in enumerate(item["logits"]):
@@ -172,20 +172,20 @@ def test_tokens(item: dict[str, Any]) -> None:
     assert (sampling.batch_margins(logits, tokens, [seed], [len(tokens)], item["temperature"]) == 0).all()
 
 
-@pytest.mark.parametrize("item", picked("sketch", "hidden"), ids=name_of)
+@pytest.mark.parametrize("item", cases("sketch", "hidden"), ids=name_of)
 def test_sketches(item: dict[str, Any]) -> None:
     hidden, seed = torch.tensor(item["hidden"], dtype=torch.float64), bytes.fromhex(item["seed"])
-    found = sketch.commit(item["kind"], hidden.float(), seed)
-    assert found.hex() == item["sketch"]
+    data = sketch.commit(item["kind"], hidden.float(), seed)
+    assert data.hex() == item["sketch"]
     exact = slow_sketch.values(item["kind"], hidden.numpy(), seed)
     assert np.abs(exact % 1 - 0.5).min() > 1e-3  # float32 rounds like real numbers, on every machine
-    assert np.array_equal(np.frombuffer(found, dtype=np.int8).reshape(-1, 4), np.clip(np.round(exact), -127, 127))
+    assert np.array_equal(np.frombuffer(data, dtype=np.int8).reshape(-1, 4), np.clip(np.round(exact), -127, 127))
 
 
-@pytest.mark.parametrize("item", picked("sketch", "distances"), ids=name_of)
+@pytest.mark.parametrize("item", cases("sketch", "distances"), ids=name_of)
 def test_distances(item: dict[str, Any]) -> None:
-    found = sketch.distances(bytes.fromhex(item["claimed"]), bytes.fromhex(item["recomputed"]))
-    assert found.tolist() == item["distances"]
+    distances = sketch.distances(bytes.fromhex(item["other"]), bytes.fromhex(item["recomputed"]))
+    assert distances.tolist() == item["distances"]
 
 
 def test_batch() -> None:
@@ -197,7 +197,7 @@ def test_batch() -> None:
     assert Group.from_bytes(bytes.fromhex(group["data"])).work_digest().hex() == group["work"]
 
 
-def followed() -> ChainVerifier:
+def follow_chain() -> ChainVerifier:
     item = case("chain", "chain")
     run = RunManifest.from_bytes(bytes.fromhex(item["run"]))
     node = ChainVerifier(bytes.fromhex(item["run_id"]), run)
@@ -208,12 +208,12 @@ def followed() -> ChainVerifier:
 
 
 def test_the_chain_is_followed() -> None:
-    assert followed().trust == Trust.from_bytes(bytes.fromhex(case("chain", "chain")["trust"]))
+    assert follow_chain().trust == Trust.from_bytes(bytes.fromhex(case("chain", "chain")["trust"]))
 
 
-@pytest.mark.parametrize("item", picked("chain", "next_head"), ids=name_of)
+@pytest.mark.parametrize("item", cases("chain", "next_head"), ids=name_of)
 def test_the_next_head(item: dict[str, Any]) -> None:
-    node, data = followed(), bytes.fromhex(item["next_head"])
+    node, data = follow_chain(), bytes.fromhex(item["next_head"])
     if item["error"] is None:
         node.accept_head(data, 1000.0)
         return
@@ -222,7 +222,7 @@ def test_the_next_head(item: dict[str, Any]) -> None:
     assert type(caught.value).__name__ == item["error"]
 
 
-@pytest.mark.parametrize("item", picked("chain", "tensors"), ids=name_of)
+@pytest.mark.parametrize("item", cases("chain", "tensors"), ids=name_of)
 def test_weights(item: dict[str, Any]) -> None:
     weights = {}
     for name, dtype, shape, data, digest in item["tensors"]:
@@ -236,6 +236,6 @@ def test_scores() -> None:
     item = case("ledger", "scores")
     ledger = [Summary.from_bytes(bytes.fromhex(entry)) for entry in item["ledger"]]
     scoring = ScoringSpec(**item["scoring"])
-    worth = {miner.hex(): value for miner, value in balances(ledger, scoring).items()}
-    assert worth == pytest.approx(dict(item["balances"]))
+    balances_by_miner = {miner.hex(): value for miner, value in balances(ledger, scoring).items()}
+    assert balances_by_miner == pytest.approx(dict(item["balances"]))
     assert {miner.hex(): share for miner, share in scores(ledger, scoring)} == pytest.approx(dict(item["scores"]))

@@ -1,4 +1,4 @@
-"""Verdicts that count once."""
+"""Verdicts: valid judgements, and the joint rejection of a window's groups."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.support.builders.samples import judgement, rejected, run_manifest, ve
 PROOF = run_manifest().proof  # rates 1e-3, level 1e-9
 
 
-def test_accepted_is_the_absence_of_a_reason() -> None:
+def test_a_judgement_without_a_reason_accepts() -> None:
     assert judgement().accepted
     assert not any(rejected(reason=reason.value).accepted for reason in Reason)
 
@@ -33,19 +33,19 @@ def test_accepted_is_the_absence_of_a_reason() -> None:
         {"index": 1 << 20},
     ],
 )
-def test_a_judgement_that_cannot_be(changes: dict[str, Any]) -> None:
+def test_invalid_judgements(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         judgement(**changes)
 
 
 @pytest.mark.parametrize("indices", [(0, 0), (1, 0), (3, 16), (16,)])
-def test_a_group_is_judged_once_and_was_submitted(indices: tuple[int, ...]) -> None:
-    """A validator that names a group twice would be a quorum of two."""
+def test_a_verdict_judges_submitted_groups_once(indices: tuple[int, ...]) -> None:
+    """Two judgements on one group would count as those of two validators."""
     with pytest.raises(ValidationError):
         verdict(*map(judgement, indices))
 
 
-def test_log_probabilities_are_cut_by_rollout() -> None:
+def test_log_probabilities_are_split_by_rollout() -> None:
     data = np.arange(5, dtype="<f4").tobytes()
     assert [part.tolist() for part in unpack_logprobs(data, [2, 0, 3])] == [[0, 1], [], [2, 3, 4]]
     assert unpack_logprobs(b"", []) == []
@@ -54,22 +54,20 @@ def test_log_probabilities_are_cut_by_rollout() -> None:
 
 
 @pytest.mark.parametrize(
-    ("refused", "reason"),
+    ("rejection", "reason"),
     [
-        (rejected(1), Reason.WINDOW),  # a lucky group falls with what another policy made
-        (rejected(1, sketch_misses=1), None),  # its median is too large; its misses are what honest work may show
+        (rejected(1), Reason.WINDOW),  # a group that passes by chance is rejected with those of another policy
+        (rejected(1, sketch_misses=1), None),  # its median is too large, but honest work may have as many misses
         (rejected(1, "wrong-reward", sketch_misses=0, sketch_median=0.0), None),
         (rejected(1, "wrong-prompt", positions=0, sketch_misses=0, sketch_median=0.0), None),
     ],
 )
-def test_what_is_refused_by_itself_counts_where_its_statistics_were_reached(
-    refused: Judgement, reason: Reason | None
-) -> None:
-    assert joint_rejection([judgement(0), refused], [], PROOF) == reason
-    assert joint_rejection([refused], [], PROOF) is None  # nothing to take back
+def test_a_rejected_group_counts_if_its_statistics_were_computed(rejection: Judgement, reason: Reason | None) -> None:
+    assert joint_rejection([judgement(0), rejection], [], PROOF) == reason
+    assert joint_rejection([rejection], [], PROOF) is None  # there is no accepted group
 
 
-def test_groups_that_no_statistic_was_reached_of_dilute_nothing() -> None:
-    found = [judgement(0, sketch_misses=2), judgement(1, sketch_misses=2)]
-    unread = [rejected(2, "bad-tokens", tokens=10**6, positions=0, sketch_misses=0)]
-    assert joint_rejection(found, [], PROOF) == joint_rejection([*found, *unread], [], PROOF) == Reason.WINDOW
+def test_groups_without_statistics_do_not_dilute_the_others() -> None:
+    groups = [judgement(0, sketch_misses=2), judgement(1, sketch_misses=2)]
+    unchecked = [rejected(2, "bad-tokens", tokens=10**6, positions=0, sketch_misses=0)]
+    assert joint_rejection(groups, [], PROOF) == joint_rejection([*groups, *unchecked], [], PROOF) == Reason.WINDOW

@@ -1,4 +1,4 @@
-"""The chain verifier against a storage that shows whatever it likes."""
+"""The chain verifier: it follows valid heads and manifests, and refuses what hostile storage may serve instead."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ NOW = 1000.0
 
 @dataclass
 class Trainer:
-    """Publishes versions as told, without asking whether they make sense."""
+    """A trainer that publishes any versions, valid or not."""
 
     key: SigningKey = TRAINER
     manifests: list[Manifest] = field(default_factory=list)
@@ -45,9 +45,9 @@ class Trainer:
         return sign(self.manifests[version], self.key)
 
     def head(self, newest: int | None = None, base: int = 0, **changes: Any) -> bytes:
-        listed = self.manifests[base : len(self.manifests) if newest is None else newest + 1]
+        manifests = self.manifests[base : len(self.manifests) if newest is None else newest + 1]
         fields: dict[str, Any] = {
-            "manifests": tuple(content_digest(manifest.to_bytes()) for manifest in listed),
+            "manifests": tuple(content_digest(manifest.to_bytes()) for manifest in manifests),
             "base": base,
             "anchors": (base,),
             "oldest_patch": base + 1,
@@ -77,7 +77,7 @@ def steps(plan: Plan) -> tuple[int | None, list[int]]:
     return plan.anchor.version if plan.anchor else None, [manifest.version for manifest in plan.patches]
 
 
-def test_following_from_nothing() -> None:
+def test_a_new_node_follows_a_chain() -> None:
     node, trainer = verifier(), chain(4)
     node.accept_head(trainer.head(), NOW)
     assert [version for version, _ in node.missing_manifests()] == [0, 1, 2, 3]
@@ -99,7 +99,7 @@ def test_fast_and_slow_path() -> None:
     assert steps(node.slow_plan(4)) == (0, [1, 2, 3, 4])
 
 
-def test_the_newest_anchor_that_helps() -> None:
+def test_the_slow_path_begins_at_the_newest_anchor() -> None:
     trainer = chain(2)
     trainer.add(anchor=samples.manifest().anchor).add().add(anchor=samples.manifest().anchor).add()
     node = follow(verifier(), trainer, trainer.head(anchors=(0, 2, 4)))
@@ -108,17 +108,17 @@ def test_the_newest_anchor_that_helps() -> None:
     assert steps(node.plan(0, 5)) == (None, [1, 2, 3, 4, 5])
 
 
-def test_an_anchor_that_is_promised_but_not_complete_is_not_used() -> None:
+def test_an_incomplete_anchor_is_not_used() -> None:
     trainer = chain(2).add(anchor=samples.manifest().anchor)
     assert steps(follow(verifier(), trainer).plan(None, 2)) == (0, [1, 2])
 
 
-def test_an_anchor_that_its_manifest_does_not_have_is_not_used() -> None:
+def test_an_anchor_that_is_not_in_its_manifest_is_not_used() -> None:
     trainer = chain(3)
     assert steps(follow(verifier(), trainer, trainer.head(anchors=(0, 2))).plan(None, 2)) == (0, [1, 2])
 
 
-def test_a_version_without_a_patch() -> None:
+def test_plans_around_a_version_without_a_patch() -> None:
     trainer = chain(2).add(patch=None, anchor=samples.manifest().anchor).add()
     node = follow(verifier(), trainer, trainer.head(anchors=(0, 2)))
     assert steps(node.plan(1, 3)) == (2, [3])
@@ -130,7 +130,7 @@ def test_a_version_without_a_patch() -> None:
     assert steps(gap.plan(0, 1)) == (None, [1])
 
 
-def test_patches_that_are_no_longer_kept() -> None:
+def test_plans_without_deleted_patches() -> None:
     trainer = chain(3).add(anchor=samples.manifest().anchor).add().add()
     node = follow(verifier(), trainer, trainer.head(anchors=(0, 3), oldest_patch=4))
     assert steps(node.plan(2, 5)) == (3, [4, 5])
@@ -141,12 +141,12 @@ def test_patches_that_are_no_longer_kept() -> None:
 
 
 @pytest.mark.parametrize("target", [-1, 6, 1 << 40])
-def test_a_version_that_is_not_there(target: int) -> None:
+def test_a_version_outside_the_chain_is_a_gap(target: int) -> None:
     with pytest.raises(GapError):
         follow(verifier(), chain(5)).plan(2, target)
 
 
-def test_nothing_is_planned_without_a_head() -> None:
+def test_a_verifier_without_a_head_has_no_plan() -> None:
     with pytest.raises(GapError):
         verifier().plan(None, 0)
     with pytest.raises(GapError):
@@ -155,7 +155,7 @@ def test_nothing_is_planned_without_a_head() -> None:
         verifier().manifest(0)
 
 
-def test_growth() -> None:
+def test_a_node_follows_new_versions() -> None:
     trainer = chain(3)
     node = follow(verifier(), trainer)
     follow(node, trainer.add().add())
@@ -179,15 +179,15 @@ def test_an_older_epoch_is_refused_even_with_a_newer_version() -> None:
         node.accept_head(trainer.add().head(epoch=4), NOW)
 
 
-def test_a_newer_epoch_does_not_excuse_an_older_version() -> None:
+def test_an_older_version_is_refused_even_with_a_newer_epoch() -> None:
     trainer = chain(3)
     node = follow(verifier(), trainer)
     with pytest.raises(RollbackError):
         node.accept_head(trainer.head(1, epoch=9), NOW)
 
 
-def test_an_epoch_counts_from_the_head_on_that_shows_it() -> None:
-    """A takeover without a new version: from now on the old publisher's heads are old."""
+def test_an_epoch_holds_from_the_first_head_that_has_it() -> None:
+    """After a takeover without a new version, heads of the old epoch are refused."""
     trainer = chain(3)
     node = follow(verifier(), trainer)
     node.accept_head(trainer.head(epoch=2), NOW)
@@ -197,7 +197,7 @@ def test_an_epoch_counts_from_the_head_on_that_shows_it() -> None:
         node.accept_head(trainer.head(epoch=1), NOW)
 
 
-def test_a_restarted_node_goes_on_from_its_trust() -> None:
+def test_a_restarted_node_continues_from_its_trust() -> None:
     trainer = chain(4)
     trust = follow(verifier(), trainer).trust
     with pytest.raises(RollbackError):
@@ -205,8 +205,8 @@ def test_a_restarted_node_goes_on_from_its_trust() -> None:
     assert follow(verifier(trust), trainer.add()).trust != trust
 
 
-def test_a_node_goes_back_behind_no_head_that_it_follows() -> None:
-    """Also while the manifests of the newer head have not come: its trust is older than either head."""
+def test_a_node_refuses_heads_older_than_its_current_head() -> None:
+    """This holds even while manifests of the newer head are missing, when the trust is older than both heads."""
     trainer = chain(8)
     node = follow(verifier(), trainer, trainer.head(2))
     node.accept_head(trainer.head(7), NOW)
@@ -218,29 +218,29 @@ def test_a_node_goes_back_behind_no_head_that_it_follows() -> None:
 
 
 def test_another_manifest_for_a_known_version_is_a_fork() -> None:
-    liar = chain(2).add(optimizer_step=99).add()
+    other_trainer = chain(2).add(optimizer_step=99).add()
     node = follow(verifier(), chain(3))
     with pytest.raises(ForkError):
-        node.accept_head(liar.head(), NOW)
+        node.accept_head(other_trainer.head(), NOW)
     with pytest.raises(ForkError):
-        verifier(node.trust).accept_head(liar.head(), NOW)
+        verifier(node.trust).accept_head(other_trainer.head(), NOW)
 
 
-def test_two_heads_for_one_version_are_a_fork_before_any_manifest_came() -> None:
+def test_two_heads_with_different_manifests_for_one_version_are_a_fork() -> None:
     node = verifier()
     node.accept_head(chain(3).head(), NOW)
     with pytest.raises(ForkError):
         node.accept_head(chain(2).add(optimizer_step=99).head(), NOW)
 
 
-def test_the_same_head_again() -> None:
+def test_a_renewed_head_is_accepted() -> None:
     trainer = chain(3)
     node = follow(verifier(), trainer)
     node.accept_head(trainer.head(expires_ms=4_500_000), NOW)
     assert node.missing_manifests() == []
 
 
-def test_expiry() -> None:
+def test_expired_heads_are_refused() -> None:
     trainer = chain(1)
     verifier().accept_head(trainer.head(expires_ms=1_000_001), NOW)
     for expires_ms in (0, 999_999, 1_000_000):
@@ -248,7 +248,7 @@ def test_expiry() -> None:
             verifier().accept_head(trainer.head(expires_ms=expires_ms), NOW)
 
 
-def test_what_is_refused_changes_nothing() -> None:
+def test_a_refused_head_changes_nothing() -> None:
     trainer = chain(3)
     node = follow(verifier(), trainer)
     before = (node.head, node.trust, list(node.manifests()))
@@ -268,12 +268,12 @@ def test_what_is_refused_changes_nothing() -> None:
     ],
     ids=["another run", "a stranger's", "a manifest", "cut off"],
 )
-def test_what_is_no_head(head: Callable[[], bytes], error: type[ProtocolError]) -> None:
+def test_invalid_heads_are_refused(head: Callable[[], bytes], error: type[ProtocolError]) -> None:
     with pytest.raises(error):
         verifier().accept_head(head(), NOW)
 
 
-def test_trust_of_another_run_is_our_own_mistake() -> None:
+def test_trust_of_another_run_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="another run"):
         verifier(Trust(run=samples.digest("other"), epoch=0, version=0, digest=samples.digest("x"), revision=0))
 
@@ -292,10 +292,10 @@ def test_trust_of_another_run_is_our_own_mistake() -> None:
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (2, 1, 0)], ids=str)
-def test_a_manifest_that_does_not_continue_the_chain(
+def test_a_manifest_that_does_not_continue_the_chain_is_refused(
     change: dict[str, Any], error: type[ProtocolError], order: tuple[int, ...]
 ) -> None:
-    """The head lists it, the trainer signed it, and in whatever order it comes it is not followed."""
+    """Such a manifest is refused in whatever order it arrives, though the head lists it and the trainer signed it."""
     trainer = chain(2)
     trainer.manifests.append(
         samples.manifest(2, content_digest(trainer.manifests[1].to_bytes())).model_copy(update=change)
@@ -309,7 +309,7 @@ def test_a_manifest_that_does_not_continue_the_chain(
     assert len(list(node.manifests())) < 3
 
 
-def test_a_manifest_that_the_head_does_not_list() -> None:
+def test_a_manifest_that_the_head_does_not_list_is_refused() -> None:
     node = verifier()
     node.accept_head(chain(2).head(), NOW)
     with pytest.raises(ChainError, match="not the one that the head lists"):
@@ -318,7 +318,7 @@ def test_a_manifest_that_the_head_does_not_list() -> None:
         node.accept_manifest(2, chain(3).data(2))
 
 
-def test_a_manifest_of_a_stranger() -> None:
+def test_a_manifest_signed_by_another_key_is_refused() -> None:
     stranger = Trainer(MINER).add()
     node = verifier()
     node.accept_head(chain(1).head(), NOW)
@@ -326,7 +326,7 @@ def test_a_manifest_of_a_stranger() -> None:
         node.accept_manifest(0, stranger.data(0))
 
 
-def test_another_genesis() -> None:
+def test_another_genesis_is_refused() -> None:
     trainer = Trainer().add(weights=samples.digest("other weights"))
     node = verifier()
     node.accept_head(trainer.head(), NOW)
@@ -334,7 +334,7 @@ def test_another_genesis() -> None:
         node.accept_manifest(0, trainer.data(0))
 
 
-def test_any_order_of_manifests() -> None:
+def test_manifests_are_accepted_in_any_order() -> None:
     trainer, node = chain(4), verifier()
     node.accept_head(trainer.head(), NOW)
     for version in (2, 0, 3, 1):
@@ -344,7 +344,7 @@ def test_any_order_of_manifests() -> None:
     assert node.trust.version == 3
 
 
-def test_manifests_behind_the_base_are_forgotten() -> None:
+def test_manifests_older_than_the_base_are_forgotten() -> None:
     trainer = chain(3).add(anchor=samples.manifest().anchor)
     node = follow(verifier(), trainer)
     node.accept_head(trainer.head(base=3), NOW)
@@ -354,13 +354,13 @@ def test_manifests_behind_the_base_are_forgotten() -> None:
     assert steps(node.plan(None, 3)) == (3, [])
 
 
-def test_a_newcomer_begins_at_the_base() -> None:
+def test_a_new_node_begins_at_the_base() -> None:
     trainer = chain(3).add(anchor=samples.manifest().anchor).add()
     node = follow(verifier(), trainer, trainer.head(base=3))
     assert steps(node.plan(None, 4)) == (3, [4])
 
 
-def test_which_version_serves_a_window() -> None:
+def test_the_version_of_a_window() -> None:
     trainer = Trainer()
     for first_window in (0, 4, 4, 9):
         trainer.add(first_window=first_window)
@@ -370,8 +370,8 @@ def test_which_version_serves_a_window() -> None:
         node.version_for(-1)
 
 
-def test_a_node_that_has_not_seen_every_manifest_does_not_know_the_version() -> None:
-    """It would judge honest work of the newer version by the older one."""
+def test_a_node_with_missing_manifests_does_not_know_the_version_of_a_window() -> None:
+    """Otherwise it would judge honest work of the newer version by the older one."""
     trainer = chain(3)
     node = follow(verifier(), trainer, trainer.head(1))
     node.accept_head(trainer.head(), NOW)
@@ -381,7 +381,7 @@ def test_a_node_that_has_not_seen_every_manifest_does_not_know_the_version() -> 
     assert node.version_for(5) == 2
 
 
-def test_a_long_chain() -> None:
+def test_a_plan_for_a_long_chain() -> None:
     versions = 300
     trainer = chain(versions)
     node = follow(verifier(), trainer)
@@ -389,8 +389,8 @@ def test_a_long_chain() -> None:
 
 
 @given(st.data())
-def test_a_plan_leads_where_it_says(data: st.DataObject) -> None:
-    """Random histories: every step of a plan is a kept patch onto the version before it, or there is a GapError."""
+def test_a_plan_leads_to_its_target(data: st.DataObject) -> None:
+    """For any history, every step of a plan is a patch in storage from the version before, or there is a gap."""
     versions = data.draw(st.integers(1, 12))
     trainer = Trainer()
     for version in range(versions):
@@ -401,23 +401,25 @@ def test_a_plan_leads_where_it_says(data: st.DataObject) -> None:
     anchors = tuple(sorted(data.draw(st.sets(st.integers(base, versions - 1), min_size=1))))
     oldest_patch = data.draw(st.integers(anchors[0], versions))
     node = follow(verifier(), trainer, trainer.head(base=base, anchors=anchors, oldest_patch=oldest_patch))
-    held = data.draw(st.none() | st.integers(0, versions - 1))
+    current = data.draw(st.none() | st.integers(0, versions - 1))
     target = data.draw(st.integers(0, versions))
     usable = {anchor for anchor in anchors if trainer.manifests[anchor].anchor}
-    patched = {v for v in range(base, versions) if v >= oldest_patch and trainer.manifests[v].patch is not None}
-    starts = usable if held is None else usable | {held}
-    possible = any(start <= target and set(range(start + 1, target + 1)) <= patched for start in starts)
+    versions_with_patch = {
+        v for v in range(base, versions) if v >= oldest_patch and trainer.manifests[v].patch is not None
+    }
+    starts = usable if current is None else usable | {current}
+    possible = any(start <= target and set(range(start + 1, target + 1)) <= versions_with_patch for start in starts)
     try:
-        plan = node.plan(held, target)
+        plan = node.plan(current, target)
     except GapError:
         assert not possible
         return
     assert possible
-    at = held if plan.anchor is None else plan.anchor.version
+    at = current if plan.anchor is None else plan.anchor.version
     assert plan.anchor is None or at in usable
     for manifest in plan.patches:
         assert at is not None
         assert manifest.version == at + 1
-        assert manifest.version in patched
+        assert manifest.version in versions_with_patch
         at += 1
     assert at == target

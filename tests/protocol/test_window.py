@@ -1,4 +1,4 @@
-"""Window arithmetic and what randomness decides."""
+"""Window arithmetic, and the challenges that are derived from randomness."""
 
 import itertools
 from typing import Any
@@ -16,7 +16,7 @@ RANDOMNESS = digest("randomness")
 
 
 @given(st.integers(0, (1 << 33) - 1), st.integers(0, 9))
-def test_a_round_lies_in_the_window_that_it_opened(window: int, offset: int) -> None:
+def test_a_round_belongs_to_the_window_that_it_opened(window: int, offset: int) -> None:
     assert schedule().window_at(schedule().opening(window) + offset) == window
 
 
@@ -45,12 +45,12 @@ def test_the_rounds_of_a_window() -> None:
         {"rounds": True},
     ],
 )
-def test_a_schedule_that_cannot_be(changes: dict[str, int]) -> None:
+def test_invalid_schedules(changes: dict[str, int]) -> None:
     with pytest.raises(ValidationError):
         schedule(**changes)
 
 
-def test_a_seed_by_hand() -> None:
+def test_a_seed_follows_its_definition() -> None:
     parts = (RUN_ID, (5).to_bytes(8, "little"), RANDOMNESS, MINER.public, (2).to_bytes(8, "little"))
     message = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
     assert (
@@ -59,32 +59,34 @@ def test_a_seed_by_hand() -> None:
     )
 
 
-def test_no_two_uses_share_a_value() -> None:
-    runs, windows, draws, miners = (
+def test_derived_values_are_distinct() -> None:
+    runs, windows, randomness_values, miners = (
         (RUN_ID, digest("other run")),
         (0, 1),
         (RANDOMNESS, digest("r")),
         (MINER.public, TRAINER.public),
     )
-    groups = [challenge.group_seed(*parts) for parts in itertools.product(runs, windows, draws, miners, range(5))]
+    groups = [
+        challenge.group_seed(*parts) for parts in itertools.product(runs, windows, randomness_values, miners, range(5))
+    ]
     rollouts = [challenge.rollout_seed(group, index) for group in groups for index in range(4)]
-    sketches = [challenge.sketch_seed(*parts) for parts in itertools.product(runs, windows, draws)]
+    sketches = [challenge.sketch_seed(*parts) for parts in itertools.product(runs, windows, randomness_values)]
     streams = [challenge.stream(seed, context, 32) for seed in sketches for context in ("projection", "topk")]
     values = [value[:16] for value in groups + rollouts + sketches + streams]
     assert len(set(values)) == len(values)
 
 
-def test_a_stream_begins_alike_whatever_its_length() -> None:
+def test_a_longer_stream_begins_with_the_shorter_one() -> None:
     assert challenge.stream(RANDOMNESS, "topk", 100)[:10] == challenge.stream(RANDOMNESS, "topk", 10)
 
 
 @given(st.integers(0, 200), st.integers(1, 1_000_000), st.binary(min_size=32, max_size=32))
-def test_how_many_are_audited(groups: int, share: int, randomness: bytes) -> None:
-    picked = challenge.audit_indices(RUN_ID, 1, randomness, MINER.public, groups=groups, share_ppm=share)
-    assert list(picked) == sorted(set(picked))
-    assert all(0 <= index < groups for index in picked)
+def test_the_number_of_audited_groups(groups: int, share: int, randomness: bytes) -> None:
+    indices = challenge.audit_indices(RUN_ID, 1, randomness, MINER.public, groups=groups, share_ppm=share)
+    assert list(indices) == sorted(set(indices))
+    assert all(0 <= index < groups for index in indices)
     exact = -(-groups * share // 1_000_000)
-    assert len(picked) == min(groups, max(1, exact))
+    assert len(indices) == min(groups, max(1, exact))
 
 
 def test_every_group_is_audited_equally_often() -> None:
@@ -97,7 +99,7 @@ def test_every_group_is_audited_equally_often() -> None:
     assert sum((count - 500) ** 2 / 500 for count in counts) < 44.3
 
 
-def test_an_audit_depends_on_everything() -> None:
+def test_an_audit_depends_on_every_input() -> None:
     base: dict[str, Any] = {"run": RUN_ID, "window": 1, "randomness": RANDOMNESS, "miner": MINER.public}
     changes: list[dict[str, Any]] = [
         {},

@@ -1,8 +1,8 @@
-"""What the golden vectors hold, page by page of docs/spec. Everything is made from fixed seeds and keys.
+"""The golden vectors of docs/spec, page by page, generated from fixed seeds and keys.
 
-A case has a name. Where it has `parser` and `data`, the bytes (hex) go to that parser: it gives a value that encodes to
-the same bytes, or raises exactly the class that `error` names. All other cases give inputs, and the values that must
-come of them.
+Every case has a name. If it has `parser` and `data`, this parser reads the bytes (hex): it returns a value that encodes
+to the same bytes, or raises exactly the class in `error`. All other cases contain inputs and the values that they must
+give.
 """
 
 from collections.abc import Callable
@@ -63,10 +63,10 @@ def encoding() -> list[Case]:
             for place, record in enumerate(samples.every_record())
         ),
         *(bad(name, "value", data, error) for name, (data, error) in hostile.items()),
-        bad("an integer where a float is due", "rollout", pack(rollout | {"reward": 1}), MALFORMED),
-        bad("a string where bytes are due", "rollout", pack(rollout | {"sketch": "12345678"}), MALFORMED),
-        bad("a field more", "rollout", pack(rollout | {"more": None}), MALFORMED),
-        bad("a field less", "rollout", pack({"completion": b"", "sketch": b""}), MALFORMED),
+        bad("an integer instead of a float", "rollout", pack(rollout | {"reward": 1}), MALFORMED),
+        bad("a string instead of bytes", "rollout", pack(rollout | {"sketch": "12345678"}), MALFORMED),
+        bad("an unknown field", "rollout", pack(rollout | {"more": None}), MALFORMED),
+        bad("a missing field", "rollout", pack({"completion": b"", "sketch": b""}), MALFORMED),
     ]
 
 
@@ -75,7 +75,9 @@ def _nested(depth: int) -> tuple[Any, ...]:
 
 
 def signing() -> list[Case]:
-    """`signed`: an announcement's envelope, signed by the miner. `two of two`: a head by trainer and root, both needed."""
+    """Build envelopes. The parser `signed` opens an announcement that the miner must have signed; `two of two` opens a
+    head that trainer and root must have signed.
+    """
     data = sign(samples.announcement(), MINER)
     envelope = unpack(data)
     body = unpack(envelope["body"])
@@ -100,10 +102,10 @@ def signing() -> list[Case]:
             MALFORMED,
         ),
         bad("a signature twice", "two of two", pack(both | {"signatures": both["signatures"][:1] * 2}), MALFORMED),
-        bad("by a stranger", "signed", sign(samples.announcement(), VALIDATOR), SIGNATURE),
-        bad("by a stranger, too", "signed", sign(samples.announcement(), MINER, VALIDATOR), SIGNATURE),
+        bad("by another key", "signed", sign(samples.announcement(), VALIDATOR), SIGNATURE),
+        bad("additionally by another key", "signed", sign(samples.announcement(), MINER, VALIDATOR), SIGNATURE),
         bad("of another kind", "signed", sign(samples.head(), MINER), MALFORMED),
-        bad("called another kind", "signed", pack(envelope | {"of": "head"}), MALFORMED),
+        bad("labelled as another kind", "signed", pack(envelope | {"of": "head"}), MALFORMED),
         bad("without a signature", "signed", pack(envelope | {"signatures": ()}), MALFORMED),
         *(
             bad(f"{name} altered", "signed", pack(envelope | {"body": pack(body | {name: value})}), SIGNATURE)
@@ -134,9 +136,9 @@ def _keys() -> list[tuple[str, bytes, Any]]:
 
 
 def window() -> list[Case]:
-    plan, draw, miner = samples.schedule(), samples.digest("randomness"), MINER.public
-    seed = challenge.group_seed(RUN_ID, 7, draw, miner, 3)
-    inputs = {"run": RUN_ID.hex(), "window": 7, "randomness": draw.hex(), "miner": miner.hex()}
+    plan, randomness, miner = samples.schedule(), samples.digest("randomness"), MINER.public
+    seed = challenge.group_seed(RUN_ID, 7, randomness, miner, 3)
+    inputs = {"run": RUN_ID.hex(), "window": 7, "randomness": randomness.hex(), "miner": miner.hex()}
     return [
         {"name": "schedule", **plan.model_dump()},
         *(
@@ -163,9 +165,9 @@ def window() -> list[Case]:
             "group_seed": seed.hex(),
             "seeds": [challenge.rollout_seed(seed, i).hex() for i in range(3)],
         },
-        {"name": "sketch seed", **inputs, "seed": challenge.sketch_seed(RUN_ID, 7, draw).hex()},
+        {"name": "sketch seed", **inputs, "seed": challenge.sketch_seed(RUN_ID, 7, randomness).hex()},
         *(
-            {"name": context, "seed": draw.hex(), "stream": challenge.stream(draw, context, 40).hex()}
+            {"name": context, "seed": randomness.hex(), "stream": challenge.stream(randomness, context, 40).hex()}
             for context in ("projection", "topk")
         ),
         *(
@@ -174,7 +176,7 @@ def window() -> list[Case]:
                 **inputs,
                 "groups": groups,
                 "share_ppm": share,
-                "picked": list(challenge.audit_indices(RUN_ID, 7, draw, miner, groups=groups, share_ppm=share)),
+                "audit": list(challenge.audit_indices(RUN_ID, 7, randomness, miner, groups=groups, share_ppm=share)),
             }
             for groups, share in ((0, 1), (1, 1), (10, 250_000), (10, 1_000_000), (4096, 2_000))
         ),
@@ -182,16 +184,16 @@ def window() -> list[Case]:
 
 
 def chain() -> list[Case]:
-    """A chain of three versions and what follows each head; heads and manifests as envelopes, followed at 1,000 s."""
+    """Build a chain of three versions, and heads that may follow its head, as envelopes that are read at 1,000 s."""
     manifests: list[Manifest] = []
     for version in range(3):
         previous = content_digest(manifests[-1].to_bytes()) if manifests else b""
         manifests.append(samples.manifest(version, previous))
     other = samples.manifest(2, manifests[2].previous, optimizer_step=99)
 
-    def head(listed: list[Manifest], **changes: Any) -> str:
-        names = tuple(content_digest(manifest.to_bytes()) for manifest in listed)
-        return sign(samples.head(manifests=names, **changes), TRAINER).hex()
+    def head(manifests: list[Manifest], **changes: Any) -> str:
+        digests = tuple(content_digest(manifest.to_bytes()) for manifest in manifests)
+        return sign(samples.head(manifests=digests, **changes), TRAINER).hex()
 
     trust = Trust(run=RUN_ID, epoch=1, version=2, digest=content_digest(manifests[2].to_bytes()), revision=0)
     steps = [
@@ -203,9 +205,9 @@ def chain() -> list[Case]:
         ("another manifest", head([*manifests[:2], other]), "ForkError"),
         ("expired", head(manifests, expires_ms=1_000_000), "ExpiredError"),
         ("valid for too long", head(manifests, expires_ms=4_900_001), "ChainError"),
-        ("under a revision unknown here", head(manifests, revision=1), "GapError"),
+        ("under a missing revision", head(manifests, revision=1), "GapError"),
         ("of another run", head(manifests, run=samples.digest("other")), "ChainError"),
-        ("by a stranger", sign(samples.head(), MINER).hex(), SIGNATURE),
+        ("by another key", sign(samples.head(), MINER).hex(), SIGNATURE),
     ]
     tables = [samples.weights(), {"zeros": torch.tensor([0.0, -0.0])}]
     head_fields = unpack(samples.head().to_bytes())
@@ -259,7 +261,7 @@ def verdict() -> list[Case]:
         bad("a group that was not submitted", "verdict", pack(fields | {"submitted": 3}), MALFORMED),
         bad("no such reason", "judgement", pack(second | {"reason": "because"}), MALFORMED),
         bad("rewards of a rejected group", "judgement", pack(second | {"rewards": (0.5,)}), MALFORMED),
-        bad("a log-probability too few", "judgement", pack(first | {"logprobs": bytes(16)}), MALFORMED),
+        bad("one log-probability missing", "judgement", pack(first | {"logprobs": bytes(16)}), MALFORMED),
     ]
 
 
@@ -301,7 +303,7 @@ def ledger() -> list[Case]:
             "name": "scores",
             "scoring": samples.SCORING.model_dump(),
             "ledger": [entry.to_bytes().hex() for entry in entries],
-            "balances": [[miner.hex(), worth] for miner, worth in sorted(balances(entries, samples.SCORING).items())],
+            "balances": [[miner.hex(), value] for miner, value in sorted(balances(entries, samples.SCORING).items())],
             "scores": [[miner.hex(), share] for miner, share in scores(entries, samples.SCORING)],
         },
     ]

@@ -1,4 +1,4 @@
-"""The golden vectors of docs/spec/authority.md: revisions after a run manifest of two roots, and proofs of work."""
+"""The golden vectors of docs/spec/authority.md: revisions of an authority with two roots, and proofs of work."""
 
 from typing import Any
 
@@ -14,23 +14,23 @@ NEW = {"roots": (SECOND.public, THIRD.public), "root_threshold": 2}
 
 
 def page() -> list[dict[str, Any]]:
-    """`revision` cases are read where revision `number` is due, after `known` were obeyed."""
+    """Build the cases. A case's `revision` is read at the path of revision `number`, after those in `previous`."""
     first = samples.revision(authority=samples.authority(**OLD, revoked=(MINER.public,)))
     name = content_digest(first.to_bytes())
     second = samples.revision(2, name, authority=samples.authority(**NEW), note="new roots")
     one = sign(first, ROOT, SECOND).hex()
 
-    def case(title: str, data: bytes, error: str | None = None, number: int = 1, *known: str) -> dict[str, Any]:
-        return {"name": title, "number": number, "known": known, "revision": data.hex(), "error": error}
+    def case(title: str, data: bytes, error: str | None = None, number: int = 1, *previous: str) -> dict[str, Any]:
+        return {"name": title, "number": number, "previous": previous, "revision": data.hex(), "error": error}
 
     twin = first.model_copy(update={"note": "another"})
     work = do_work(RUN_ID, MINER.public, 8, 99)
     return [
-        {"name": "founding", "run_id": RUN_ID.hex(), "authority": samples.authority(**OLD).to_bytes().hex()},
+        {"name": "initial authority", "run_id": RUN_ID.hex(), "authority": samples.authority(**OLD).to_bytes().hex()},
         case("the first", bytes.fromhex(one)),
         case("by one root of two", sign(first, ROOT), "SignatureError"),
-        case("by a root and a stranger", sign(first, ROOT, TRAINER), "SignatureError"),
-        case("by both roots and a stranger", sign(first, ROOT, SECOND, TRAINER), "SignatureError"),
+        case("by a root and another key", sign(first, ROOT, TRAINER), "SignatureError"),
+        case("by both roots and another key", sign(first, ROOT, SECOND, TRAINER), "SignatureError"),
         case("new roots, signed by old and new", sign(second, ROOT, SECOND, THIRD), None, 2, one),
         case("new roots that did not sign", sign(second, ROOT, SECOND), "SignatureError", 2, one),
         case("new roots that signed alone", sign(second, SECOND, THIRD), "SignatureError", 2, one),

@@ -10,11 +10,11 @@ from protocol.rollout import sampling, sketch
 from protocol.rollout.batch import Commitment
 from tests.support.builders import samples
 from tests.support.builders.samples import MINER, RUN_ID
-from tests.vectors.cases import LIMIT, MALFORMED, Case, bad, good, stored_frame
+from tests.vectors.cases import LIMIT, MALFORMED, Case, bad, good, uncompressed_frame
 
 
 def sampling_page() -> list[Case]:
-    """Noise in units of 2^-19."""
+    """Build cases of hashes, of noise in units of 2^-19, and of sampled tokens."""
 
     def units(noise: torch.Tensor) -> list[int]:
         return [int(value) for value in (noise.double() / sampling.NOISE_UNIT).tolist()]
@@ -26,21 +26,21 @@ def sampling_page() -> list[Case]:
     tokens = torch.tensor([0, 1, 2, 31999, 151_935])
     for name, seed in (("zeros", bytes(16)), ("ascending", bytes(range(16))), ("ones", b"\xff" * 16)):
         for position in (0, 1, 131_071):
-            found = sampling.hash_words(sampling.seed_words([seed])[0], torch.tensor(position), tokens)
+            words_of_tokens = sampling.hash_words(sampling.seed_words([seed])[0], torch.tensor(position), tokens)
             cases.append(
                 {
                     "name": f"seed of {name}, token {position}",
                     "seed": seed.hex(),
                     "position": position,
                     "tokens": tokens.tolist(),
-                    "words": found.tolist(),
-                    "units": units(sampling.gumbel(found)),
+                    "words": words_of_tokens.tolist(),
+                    "units": units(sampling.gumbel(words_of_tokens)),
                 }
             )
     seed = bytes(range(16))
     logits = [[float((token * 7 + t * 3) % 11) / 4 for token in range(12)] for t in range(6)]
     for temperature in (0.5, 1.0, 2.0):
-        chosen = sampling.choose(
+        sampled_tokens = sampling.choose(
             torch.tensor(logits), sampling.seed_words([seed]).expand(6, 4), torch.arange(6), temperature
         )
         cases.append(
@@ -49,14 +49,16 @@ def sampling_page() -> list[Case]:
                 "seed": seed.hex(),
                 "logits": logits,
                 "temperature": temperature,
-                "tokens": chosen.tolist(),
+                "tokens": sampled_tokens.tolist(),
             }
         )
     return cases
 
 
 def sketch_page() -> list[Case]:
-    """States of small integers of distinct size, so that the largest are the same everywhere."""
+    """Build cases of sketches. The states are small integers of distinct magnitudes, so that all machines agree about
+    the largest.
+    """
     states = [[(d * (t + 2) * 7 % 53) * (-1) ** (d * d // 3) for d in range(1, 53)] for t in range(4)]
     cases: list[Case] = []
     kinds: tuple[sketch.SketchKind, ...] = ("projection", "topk")
@@ -74,22 +76,24 @@ def sketch_page() -> list[Case]:
                 }
             )
     pairs = ((bytes(8), bytes([0, 2, 254, 0, 0, 0, 0, 3])), (bytes([127] * 4), bytes([129] * 4)), (b"", b""))
-    for place, (claimed, recomputed) in enumerate(pairs):
+    for place, (other, recomputed) in enumerate(pairs):
         cases.append(
             {
                 "name": f"distances {place}",
-                "claimed": claimed.hex(),
+                "other": other.hex(),
                 "recomputed": recomputed.hex(),
-                "distances": sketch.distances(claimed, recomputed).tolist(),
+                "distances": sketch.distances(other, recomputed).tolist(),
             }
         )
     return cases
 
 
 def rollout() -> list[Case]:
-    """`commitment`: to the frames of groups 0 and 1, stored without compression. `group 0`: opened by it."""
+    """Build cases of groups and frames, which are not compressed. The case `commitment` is that to groups 0 and 1; the
+    parser `group 0` opens a frame as its first group.
+    """
     groups = [samples.group(0), samples.group(1)]
-    frames = [stored_frame(group.to_bytes()) for group in groups]
+    frames = [uncompressed_frame(group.to_bytes()) for group in groups]
     batch = b"".join(frames)
     commitment = Commitment(
         run=RUN_ID,
@@ -101,7 +105,7 @@ def rollout() -> list[Case]:
     )
     data = groups[0].to_bytes()
     fields = unpack(data)
-    bent = [fields["rollouts"][0] | {"sketch": bytes(8)}, *fields["rollouts"][1:]]
+    altered_rollouts = [fields["rollouts"][0] | {"sketch": bytes(8)}, *fields["rollouts"][1:]]
     return [
         good("group", "group", data, work=groups[0].work_digest().hex()),
         good("frame", "frame", frames[0], digest=content_digest(frames[0]).hex()),
@@ -111,13 +115,13 @@ def rollout() -> list[Case]:
         bad("a frame with a bit flipped", "group 0", frames[0][:-1] + bytes([frames[0][-1] ^ 1]), MALFORMED),
         bad("two frames", "frame", batch, MALFORMED),
         bad("half a frame", "frame", frames[0][:-10], MALFORMED),
-        bad("a frame that declares too little", "frame", stored_frame(data, len(data) - 1), MALFORMED),
-        bad("a frame that declares too much", "frame", stored_frame(data, len(data) + 1), MALFORMED),
-        bad("a frame that declares 4 GiB", "frame", stored_frame(data, (1 << 32) - 1), LIMIT),
+        bad("a frame that declares too little", "frame", uncompressed_frame(data, len(data) - 1), MALFORMED),
+        bad("a frame that declares too much", "frame", uncompressed_frame(data, len(data) + 1), MALFORMED),
+        bad("a frame that declares 4 GiB", "frame", uncompressed_frame(data, (1 << 32) - 1), LIMIT),
         bad("a skippable frame", "frame", struct.pack("<II", 0x184D2A50, 4) + b"abcd", MALFORMED),
-        bad("a frame of no group", "frame", stored_frame(pack(None)), MALFORMED),
-        bad("a frame of too many values", "frame", stored_frame(pack((None,) * 4096)), LIMIT),
-        bad("a sketch too short", "group", pack(fields | {"rollouts": bent}), MALFORMED),
+        bad("a frame of no group", "frame", uncompressed_frame(pack(None)), MALFORMED),
+        bad("a frame of too many values", "frame", uncompressed_frame(pack((None,) * 4096)), LIMIT),
+        bad("a sketch too short", "group", pack(fields | {"rollouts": altered_rollouts}), MALFORMED),
         bad("half a token", "group", pack(fields | {"prompt": b"abcde"}), MALFORMED),
         bad("no rollouts", "group", pack(fields | {"rollouts": ()}), MALFORMED),
     ]

@@ -1,9 +1,9 @@
-"""Write the golden vectors, or check that they are what this code writes.
+"""Write the golden vectors of docs/spec/patch.md, or check that they are up to date.
 
     python -m tests.vectors.patch.generate [--check]
 
-`golden.json` holds weights (hex of each tensor's bytes) and the patch between them; `hostile.json` holds patches for
-the first golden base and the class of failure that each must cause.
+`golden.json` contains weights (hex of each tensor's bytes) and the patch between them; `hostile.json` contains patches
+for the first golden base, and the class of error that each must cause.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def _plain(weights: dict[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def golden() -> list[dict[str, Any]]:
-    """Cases over dtypes, profiles and modes."""
+    """Build cases of all dtypes, profiles and modes."""
     cases = [
         ("bf16 compact", _weights(1, torch.bfloat16, 2e-6), "compact"),
         ("bf16 fast", _weights(1, torch.bfloat16, 2e-6), "fast"),
@@ -53,7 +53,7 @@ def golden() -> list[dict[str, Any]]:
         ("f32 compact", _weights(4, torch.float32, 1e-7), "compact"),
         ("f8_e4m3 compact", _weights(5, torch.float8_e4m3fn, 1e-4), "compact"),
         ("f8_e5m2 fast", _weights(6, torch.float8_e5m2, 1e-4), "fast"),
-        ("few", _weights(7, torch.bfloat16, 2e-7), "compact"),
+        ("small changes", _weights(7, torch.bfloat16, 2e-7), "compact"),
     ]
     return [
         {"name": name, "profile": profile, "old": _plain(old), "new": _plain(new),
@@ -79,42 +79,46 @@ def _set(data: bytes, offset: int, value: int) -> bytes:
 
 
 def hostile() -> list[dict[str, str]]:
-    """Ways to lie about the first golden case."""
+    """Build false variants of the first golden case."""
     old, new = _weights(1, torch.bfloat16, 2e-6)
     data = patch.encode(old, new)
     table, frames = _table(data), read_header(data).frames_begin
     name = bytes((8,)) + b"a.weight"
     shape = name + bytes((0, 2)) + varint(24) + varint(40)
     other = patch.encode(new, old)
+
+    def shaped(dtype_and_shape: bytes) -> bytes:
+        return _with_table(data, table.replace(shape, name + dtype_and_shape))
+
     cases = [
         ("cut off in the preamble", data[:40], "MalformedError"),
         ("cut off in the table", data[: frames - 3], "MalformedError"),
         ("cut off in a frame", data[:-5], "MalformedError"),
         ("a byte behind the end", data + b"\0", "MalformedError"),
         ("another magic", b"GRP2" + data[4:], "MalformedError"),
-        ("2^62 elements", _with_table(data, table.replace(shape, name + bytes((0, 1)) + varint(1 << 62))), "LimitError"),
-        ("another dtype", _with_table(data, table.replace(shape, name + bytes((1, 2)) + varint(24) + varint(40))), "PatchError"),
-        ("another shape", _with_table(data, table.replace(shape, name + bytes((0, 2)) + varint(40) + varint(24))), "PatchError"),
+        ("2^62 elements", shaped(bytes((0, 1)) + varint(1 << 62)), "LimitError"),
+        ("another dtype", shaped(bytes((1, 2)) + varint(24) + varint(40)), "PatchError"),
+        ("another shape", shaped(bytes((0, 2)) + varint(40) + varint(24)), "PatchError"),
         ("a tensor twice", _with_table(data, table.replace(name, bytes((6,)) + b"b.bias")), "MalformedError"),
-        ("a tensor that the weights lack", _with_table(data, table.replace(b"b.bias", b"b.bias"[:-1] + b"t")), "PatchError"),
+        ("a tensor that the weights lack", _with_table(data, table.replace(b"b.bias", b"b.biat")), "PatchError"),
         ("the wrong base", other, "PatchError"),
         ("14 classes", _set(data, frames, 14), "MalformedError"),
-        ("classes of exponents that there are not", _set(data, frames + 1, 255), "MalformedError"),
+        ("classes of exponents that do not exist", _set(data, frames + 1, 255), "MalformedError"),
         ("a weight out of range", _set(data, frames + 2, 255), "MalformedError"),
         ("no symbol for a step", _set(data, frames + 3, 0), "MalformedError"),
         ("a flipped bit in a section", _set(data, frames + 40, data[frames + 40] ^ 4), "ProtocolError"),
         ("a table that is not zstd", _set(data, PREAMBLE.size, 0), "MalformedError"),
-    ]  # fmt: skip
-    return [{"name": name, "patch": broken.hex(), "error": error} for name, broken, error in cases]
+    ]
+    return [{"name": name, "patch": variant.hex(), "error": error} for name, variant, error in cases]
 
 
 def files() -> dict[str, str]:
-    """The content of every vector file."""
+    """Return the contents of every vector file."""
     return {f"{make.__name__}.json": json.dumps(make(), indent=1) + "\n" for make in (golden, hostile)}
 
 
 def main() -> None:
-    """Write or check."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
@@ -122,7 +126,7 @@ def main() -> None:
         if not check:
             (HERE / name).write_text(content)
         elif (HERE / name).read_text() != content:
-            raise SystemExit(f"{name} is not what this code writes")
+            raise SystemExit(f"{name} differs from what this code generates")
 
 
 if __name__ == "__main__":
