@@ -145,10 +145,11 @@ async def rewind_point(objects: ObjectStore, version: int) -> ChainPoint:
     if version not in history.manifests:
         versions = ", ".join(map(str, sorted(history.manifests))) or "none"
         raise RevisionError(f"--rewind {version}: this machine's trainer did not publish it; it knows {versions}")
-    if version < history.published_version:
+    newest = history.published_version
+    if version < newest:
         raise RevisionError(
-            f"--rewind {version}: this machine's trainer has published version {history.published_version} itself, and cannot "
-            f"take its own versions back; --rewind {history.published_version} takes back what others published with its key"
+            f"--rewind {version}: this machine's trainer has published version {newest} itself, and cannot take its "
+            f"own versions back; --rewind {newest} takes back what others published with its key"
         )
     return ChainPoint(version=version, digest=history.manifests[version].digest)
 
