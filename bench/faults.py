@@ -26,7 +26,7 @@ from pathlib import Path
 import trio
 
 from grailnode.store.s3.s3_session import S3Credentials, S3Location, S3Session
-from tests.support.faults.http_scenarios import HTTP_TROUBLES, HttpOutcome, live_over_http
+from tests.support.faults.http_scenarios import HTTP_FAULTS, HttpOutcome, run_http_scenario
 from tests.support.servers.rclone import serving
 from tests.support.simulation.scenarios import TROUBLES
 from tests.support.simulation.sweep import Outcome, outcome_in, quiet
@@ -59,11 +59,12 @@ def row(case: Case, found: Outcome) -> str:
     return f"{' + '.join(case):62} {found.faults:6} {found.versions:8} {found.collected:9}  {outcome}; said: {told}"
 
 
-def http_row(case: Case, found: HttpOutcome) -> str:
+def http_row(case: Case, outcome: HttpOutcome) -> str:
     """A line of the second table."""
-    said = f"; e.g. {found.told[0].split(': ', 1)[-1][:90]}" if found.told else ""
-    outcome = "; ".join(found.violations) or "recovered"
-    return f"{' + '.join(case):62} {found.struck:6} {len(found.told):8} {found.refused:9}  {outcome}{said}"
+    example = f"; e.g. {outcome.errors[0].split(': ', 1)[-1][:90]}" if outcome.errors else ""
+    result = "; ".join(outcome.violations) or "recovered"
+    counts = f"{outcome.fault_count:6} {len(outcome.errors):8} {outcome.wrong_reads:9}"
+    return f"{' + '.join(case):62} {counts}  {result}{example}"
 
 
 def simulated(pairs: int, processes: int) -> int:
@@ -86,7 +87,7 @@ def simulated(pairs: int, processes: int) -> int:
 
 async def over_http(pairs: int, url: str) -> int:
     """The second table; how many cases violated anything."""
-    todo = cases(HTTP_TROUBLES, pairs)
+    todo = cases(HTTP_FAULTS, pairs)
     location = S3Location("troubles", url, addressing="path")
     session = S3Session(location, _CREDENTIALS)
     session.client.create_bucket(Bucket=location.bucket)
@@ -98,7 +99,7 @@ async def over_http(pairs: int, url: str) -> int:
     async def live() -> None:
         nonlocal violated
         for number, case in turns:
-            found = await live_over_http(location, _CREDENTIALS, case)
+            found = await run_http_scenario(location, _CREDENTIALS, case)
             violated += bool(found.violations)
             if len(case) == 1 or found.violations:
                 print(http_row(case, found), flush=True)
@@ -108,7 +109,7 @@ async def over_http(pairs: int, url: str) -> int:
     async with trio.open_nursery() as nursery:
         for _ in range(_LIVES_AT_ONCE):
             nursery.start_soon(live)
-    alone = len(HTTP_TROUBLES)
+    alone = len(HTTP_FAULTS)
     print(f"{alone} troubles over HTTP alone and {len(todo) - alone} pairs: {violated} with violations", flush=True)
     return violated
 

@@ -1,7 +1,7 @@
 """An hour of real processes over storage that fails: `python -m bench.soak --minutes 60 --out DIR`.
 
 A trainer, two miners and two validators, each with a bucket of its own, on `rclone serve s3` behind
-tests/support/faults/fault_proxy.py: one request in twenty meets a fault. Every two minutes something is killed with
+tests/support/faults/stream_fault_proxy.py: one request in twenty meets a fault. Every two minutes something is killed with
 SIGKILL: one of the trainer's processes, or a whole node with its supervisor, which is then started again as an init
 system would. The second miner and the second validator are never killed, so that their lives are as long as the bench.
 
@@ -99,7 +99,7 @@ class Site:
 @contextmanager
 def proxy(ports: Sequence[int], servers: Sequence[str], share: float, out: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """The bad wire, with a port before each server; what it counted is in a file after the block."""
-    command = [sys.executable, "-m", "tests.support.faults.fault_proxy", "--share", str(share)]
+    command = [sys.executable, "-m", "tests.support.faults.stream_fault_proxy", "--share", str(share)]
     for port, server in zip(ports, servers, strict=True):
         command += ["--port", f"{port}={urlsplit(server).netloc}"]
     with out.open("w") as told:

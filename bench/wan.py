@@ -2,7 +2,7 @@
 
 Storage (two `rclone serve s3`: one to write with credentials, one to read without), a trainer, two miners and two
 validators, each in a network namespace of its own (bench/namespaces.py), each link limited to the rate both ways.
-Between a node and its link stands tests/support/faults/fault_proxy.py, for latency and faults. What the nodes run is
+Between a node and its link stands tests/support/faults/stream_fault_proxy.py, for latency and faults. What the nodes run is
 the trainer's real publisher and the real follower (bench/wan_nodes.py), each writing to its own bucket and reading the
 others' over HTTP.
 
@@ -182,7 +182,15 @@ def open_links(
         stack.enter_context(serving(directory / "buckets", *options, address=HUB, within=net.within()))
         for options in (SIGNED, _UNTAGGED)
     ]
-    proxy = [sys.executable, "-m", "tests.support.faults.fault_proxy", "--latency", str(latency), "--share", str(share)]
+    proxy = [
+        sys.executable,
+        "-m",
+        "tests.support.faults.stream_fault_proxy",
+        "--latency",
+        str(latency),
+        "--share",
+        str(share),
+    ]
     for near, server in zip(NEAR, servers, strict=True):
         proxy += ["--port", f"{near}={server.removeprefix('http://')}"]
     for name in ROLES:

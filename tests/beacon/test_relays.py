@@ -1,4 +1,4 @@
-"""Getting rounds from relays that are late, silent or false, and publishing a local chain, on a clock that jumps."""
+"""RelayBeacon with relays that are late, silent or false, and publishing a local chain, on a clock that jumps."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ TRUTH = [open_round(CHAIN, number, KEY.answer(number)) for number in range(1, 12
 
 
 class MockTime:
-    """The Clock port on trio's own clock, which tests let jump; round 1 is due at its start."""
+    """Implements the Clock port on trio's clock, which jumps in tests. Round 1 is due when it starts."""
 
     def now(self) -> float:
         return EPOCH + trio.current_time()
@@ -56,7 +56,7 @@ ENDLESS = dict.fromkeys(range(1, 12), bytes(1_000_000))
 
 class TestRelays:
     @pytest.mark.trio
-    async def test_a_round_is_not_had_before_it_is_due(self, autojump_clock, clock):
+    async def test_a_round_is_not_returned_before_it_is_due(self, autojump_clock, clock):
         beacon = RelayBeacon([relay_of(HONEST)], CHAIN, clock)
         assert await beacon.randomness(9) == TRUTH[8]
         assert trio.current_time() == pytest.approx(2.0)
@@ -65,7 +65,7 @@ class TestRelays:
     @pytest.mark.parametrize(
         "bad", [LIAR, OTHER_ROUND, GARBAGE, ENDLESS, {}], ids=["liar", "other", "garbage", "endless", "empty"]
     )
-    async def test_one_good_relay_is_enough(self, autojump_clock, clock, bad):
+    async def test_one_honest_relay_is_enough(self, autojump_clock, clock, bad):
         relays = [relay_of(bad), relay_of(bad), relay_of(HONEST)]
         assert await RelayBeacon(relays, CHAIN, clock).randomness(1) == TRUTH[0]
         assert trio.current_time() == pytest.approx(0.0)
@@ -86,7 +86,7 @@ class TestRelays:
         assert trio.current_time() == pytest.approx(RelayTimeouts().head_start)
 
     @pytest.mark.trio
-    async def test_without_a_true_answer_there_is_none(self, autojump_clock, clock):
+    async def test_without_a_valid_answer_the_beacon_fails(self, autojump_clock, clock):
         silent = FaultyStore(MemoryStore(), random.Random(1), {Fault.HANG: 1.0})
         cut = FaultyStore(MemoryStore(), random.Random(1))
         cut.link = Link.NO_REQUESTS
@@ -95,49 +95,49 @@ class TestRelays:
         with pytest.raises(BeaconError) as caught:
             await beacon.randomness(5)
         assert trio.current_time() == pytest.approx(31.0)
-        for said in ("round 5", "liar: false answer", "silent: no answer", "cut: ", "empty: round not there yet"):
-            assert said in str(caught.value)
+        for cause in ("round 5", "liar: false answer", "silent: no answer", "cut: ", "empty: round not there yet"):
+            assert cause in str(caught.value)
 
     @pytest.mark.trio
-    async def test_a_late_round_is_waited_for(self, autojump_clock, clock, memory):
+    async def test_a_late_round_is_awaited(self, autojump_clock, clock, memory):
         beacon = StoreBeacon(memory, CHAIN, clock)
-        got: list[bytes] = []
+        answers: list[bytes] = []
 
         async def wait() -> None:
-            got.append(await beacon.randomness(1))
+            answers.append(await beacon.randomness(1))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait)
             await trio.sleep(20.0)
-            assert got == []
+            assert answers == []
             await memory.put(CHAIN.path(1), KEY.answer(1))
-        assert got == [TRUTH[0]]
+        assert answers == [TRUTH[0]]
         assert trio.current_time() < 20.0 + 2 * RelayTimeouts().longest_pause
 
     @pytest.mark.trio
-    async def test_a_round_once_had_is_remembered(self, autojump_clock, clock, memory):
+    async def test_a_verified_round_is_cached(self, autojump_clock, clock, memory):
         await memory.put(CHAIN.path(1), KEY.answer(1))
         beacon = StoreBeacon(memory, CHAIN, clock)
         assert await beacon.randomness(1) == TRUTH[0]
         await memory.delete(CHAIN.path(1))
         assert await beacon.randomness(1) == TRUTH[0]
 
-    def test_nobody_to_ask(self):
+    def test_a_beacon_needs_a_relay(self):
         with pytest.raises(ValueError, match="at least one relay"):
             RelayBeacon([], CHAIN, MockTime())
 
     @pytest.mark.trio
     async def test_a_static_file_server_is_a_relay(self, nursery):
-        served = FileServer()
-        served.objects = {f"/{CHAIN.path(number)}": answer for number, answer in HONEST.items()}
-        url = await nursery.start(serve, served.answer)
+        server = FileServer()
+        server.objects = {f"/{CHAIN.path(number)}": answer for number, answer in HONEST.items()}
+        url = await nursery.start(serve, server.answer)
         async with open_client() as client:
             relays = [Relay("file server", HttpsStore(url, client, plain_http=True))]
-            assert await RelayBeacon(relays, CHAIN, Yesterday()).randomness(4) == TRUTH[3]
+            assert await RelayBeacon(relays, CHAIN, LateClock()).randomness(4) == TRUTH[3]
 
 
-class Yesterday(MockTime):
-    """Every round is due already."""
+class LateClock(MockTime):
+    """A clock for which every round is due."""
 
     async def sleep_until(self, moment: float) -> None:
         await trio.lowlevel.checkpoint()
@@ -148,7 +148,7 @@ def relay_of(answers: dict[int, bytes], name: str = "relay") -> Relay:
 
 
 class _Answers(MemoryStore):
-    """A store that holds answers from the start."""
+    """A store that has answers from the beginning."""
 
     def __init__(self, answers: dict[int, bytes]) -> None:
         super().__init__()
@@ -172,15 +172,15 @@ class TestPublishing:
         assert sorted(await paths(memory, "")) == sorted(CHAIN.path(number) for number in (18, 19, 20, 21))
 
     @pytest.mark.trio
-    async def test_after_a_restart_the_newest_comes_first_and_only_what_matters(self, autojump_clock, clock, memory):
+    async def test_after_a_restart_the_newest_rounds_are_published_first(self, autojump_clock, clock, memory):
         order: list[int] = []
 
-        class Watched(MemoryStore):
+        class RecordingStore(MemoryStore):
             async def put(self, path: str, data: bytes) -> None:
                 order.append(int(path.rpartition("/")[2]))
                 await super().put(path, data)
 
-        store = Watched()
+        store = RecordingStore()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: publish_rounds(KEY, CHAIN, store, clock, keep=6))
             await trio.sleep(1.1)
@@ -205,7 +205,7 @@ class TestPublishing:
         assert await paths(memory, "") == [chain.path(1)]
 
     @pytest.mark.trio
-    async def test_a_store_that_fails_delays_rounds_and_loses_none(self, autojump_clock, clock, memory, nursery):
+    async def test_a_failing_store_delays_rounds_but_loses_none(self, autojump_clock, clock, memory, nursery):
         rates = {Fault.ERROR: 0.2, Fault.LOST_ANSWER: 0.1, Fault.DELAY: 0.1, Fault.LIST_BROKEN: 0.3}
         faulty = FaultyStore(memory, random.Random(11), rates, delay=0.2)
         nursery.start_soon(lambda: publish_rounds(KEY, CHAIN, faulty, clock, keep=200))
@@ -219,7 +219,7 @@ class TestPublishing:
         assert faulty.trace
 
     @pytest.mark.trio
-    async def test_foreign_names_are_left_alone(self, autojump_clock, clock, memory, nursery):
+    async def test_objects_with_other_names_are_not_removed(self, autojump_clock, clock, memory, nursery):
         foreign = [f"{CHAIN.rounds_prefix}{name}" for name in ("latest", "007", "-3", "٣", "1" * 60, "1.json")]
         for path in foreign:
             await memory.put(path, b"")
@@ -228,7 +228,7 @@ class TestPublishing:
         assert set(foreign) < set(await paths(memory, ""))
 
     @pytest.mark.trio
-    async def test_a_key_of_another_chain_is_our_own_fault(self, autojump_clock, clock, memory):
+    async def test_a_key_of_another_chain_raises_a_value_error(self, autojump_clock, clock, memory):
         other = LocalKey.from_seed(b"another seed, for tests")
         with pytest.raises(ValueError, match="does not sign"):
             await publish_rounds(other, CHAIN, memory, clock, keep=4)

@@ -1,4 +1,4 @@
-"""Whether a command line is one of the program's: its verbs, options and settings exist and their values can be."""
+"""Checks that a command line is valid for the program: its verbs, options and settings exist and have valid values."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,20 +14,20 @@ Parsed = tuple[str, dict[str, object]]
 
 
 def parse(arguments: Sequence[str], *, whole: bool = True) -> list[Parsed]:
-    """The commands of a command line from the outermost on, each with its values; nothing is run.
+    """Parse a command line without running it, and return its commands with their values, the outermost first.
 
     Args:
-        whole: whether all that the command needs has to be there.
+        whole: whether required options must be present.
 
     Raises:
-        AssertionError: the program would refuse it.
+        AssertionError: the program would refuse the command line.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             click.Path, "convert", lambda self, value, param, ctx: Path(str(value))
         )  # files of other machines
         try:
-            found = list(_contexts(list(arguments)))
+            commands = list(_contexts(list(arguments)))
         except click.exceptions.Exit:
             return []  # --help
         except click.MissingParameter as error:
@@ -35,14 +35,14 @@ def parse(arguments: Sequence[str], *, whole: bool = True) -> list[Parsed]:
             return []
         except click.ClickException as error:
             raise AssertionError(f"grailnode {' '.join(arguments)}: {error.format_message()}") from None
-    for _, values in found:
+    for _, values in commands:
         overrides = cast("tuple[str, ...]", values.get("overrides", ()))
         try:
             without_file({}, overrides, Path())
         except ConfigError as error:
-            # One setting may need another, which run.toml has; an unknown key or an impossible value never helps.
+            # a setting may need another one that run.toml has; unknown keys and invalid values are never right
             assert "needs a" in str(error) or "says where they read" in str(error), str(error)
-    return found
+    return commands
 
 
 def _contexts(arguments: list[str]) -> Iterator[Parsed]:

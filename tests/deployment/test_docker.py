@@ -1,6 +1,4 @@
-"""The images and compose files, as far as one can tell without a Docker engine: what they say is looked at, nothing is
-built.
-"""
+"""The Dockerfiles, compose files, locks and health check, as far as they can be tested without a Docker engine."""
 
 import importlib.util
 import re
@@ -35,22 +33,22 @@ Instruction = tuple[str, str]
 
 
 def instructions(file: Path) -> list[Instruction]:
-    """A Dockerfile's instructions in order, comments left out and continued lines joined."""
+    """Return the instructions of a Dockerfile in order, without comments, with continued lines joined."""
     lines = [line for line in file.read_text().splitlines() if not line.lstrip().startswith("#")]
-    joined = "\n".join(lines).replace("\\\n", " ")
+    text = "\n".join(lines).replace("\\\n", " ")
     return [
-        (verb.upper(), rest.strip()) for verb, _, rest in (line.partition(" ") for line in joined.split("\n") if line)
+        (verb.upper(), rest.strip()) for verb, _, rest in (line.partition(" ") for line in text.split("\n") if line)
     ]
 
 
 def last_stage(file: Path) -> list[Instruction]:
-    found = instructions(file)
-    return found[max(place for place, (verb, _) in enumerate(found) if verb == "FROM") :]
+    all_stages = instructions(file)
+    return all_stages[max(place for place, (verb, _) in enumerate(all_stages) if verb == "FROM") :]
 
 
-def faults(found: list[Instruction]) -> Iterator[str]:
-    """What nobody wants in a Dockerfile."""
-    for verb, rest in found:
+def faults(dockerfile: list[Instruction]) -> Iterator[str]:
+    """Yield a line for each bad practice in a Dockerfile."""
+    for verb, rest in dockerfile:
         if verb == "FROM" and not re.fullmatch(r"[a-z0-9./-]+:(?!latest\b)[\w.-]*\d[\w.-]*( AS \w+)?", rest):
             yield f"a base without a version: {rest}"
         if verb == "ADD":
@@ -66,7 +64,7 @@ def faults(found: list[Instruction]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
-def test_an_image_has_what_it_should_and_nothing_else(file: Path):
+def test_a_dockerfile_has_no_faults(file: Path):
     assert list(faults(instructions(file))) == []
     final = last_stage(file)
     verbs = [verb for verb, _ in final]
@@ -89,30 +87,30 @@ def test_an_image_has_what_it_should_and_nothing_else(file: Path):
         ("ENV AWS_SECRET_ACCESS_KEY=x", "secret"),
     ],
 )
-def test_the_lint_finds_faults(text: str, fault: str, tmp_path: Path):
+def test_faults_of_dockerfiles_are_detected(text: str, fault: str, tmp_path: Path):
     (tmp_path / "Dockerfile").write_text(text)
-    assert any(fault in found for found in faults(instructions(tmp_path / "Dockerfile")))
+    assert any(fault in line for line in faults(instructions(tmp_path / "Dockerfile")))
 
 
-def test_what_is_copied_is_there_and_is_sent_to_the_builder():
-    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+def test_copied_files_exist_and_are_in_the_build_context():
+    patterns = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     for file in DOCKERFILES:
         for verb, rest in instructions(file):
             if verb != "COPY" or "--from=" in rest:
                 continue
             for source in [part for part in rest.split() if not part.startswith("--")][:-1]:
                 assert (ROOT / source).exists(), f"{file.name}: {source}"
-                sent = any(Path(source).match(pattern) or pattern == f"{source}/**" for pattern in allowed)
-                assert sent, f".dockerignore keeps {source} back"
+                is_included = any(Path(source).match(pattern) or pattern == f"{source}/**" for pattern in patterns)
+                assert is_included, f".dockerignore excludes {source}"
 
 
 def services(file: Path) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text())["services"]
-    return found
+    by_name: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text())["services"]
+    return by_name
 
 
 def substituted(text: str) -> str:
-    """A compose file's `${NAME:-default}` replaced by the default, and `${NAME:?message}` by a folder."""
+    """Replace `${NAME:-default}` of a compose file by the default, and `${NAME:?message}` by a folder."""
     return re.sub(r"\$\{\w+:\?[^}]*\}", "/given", re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text))
 
 
@@ -124,7 +122,7 @@ ALL_SERVICES = [
 
 
 @pytest.mark.parametrize(("file", "name", "service"), ALL_SERVICES)
-def test_a_service_is_pinned_confined_and_speaks_the_programs_language(file: Path, name: str, service: dict[str, Any]):
+def test_a_service_is_pinned_and_confined_and_its_command_is_valid(file: Path, name: str, service: dict[str, Any]):
     image = substituted(service["image"])
     assert re.fullmatch(r"[a-z0-9/]+:[\w.-]+", image)
     assert not image.endswith(":latest")
@@ -150,21 +148,21 @@ def test_a_service_is_pinned_confined_and_speaks_the_programs_language(file: Pat
 
 
 def roles(file: Path) -> list[tuple[str, str]]:
-    found = []
+    pairs = []
     for service in services(file).values():
         if service["image"].startswith("grailnode:") and "entrypoint" not in service:
             ((_, values), *_) = parse([substituted(argument) for argument in service["command"]])
             if values["role"]:
-                found.append((str(values["role"]), str(values["name"] or values["role"])))
-    return sorted(found)
+                pairs.append((str(values["role"]), str(values["name"] or values["role"])))
+    return sorted(pairs)
 
 
-def test_the_network_of_one_host_is_whole(tmp_path: Path):
-    """Its nodes are those whose keys `init` makes, and all of them are led to one bucket."""
+def test_the_compose_network_is_complete(tmp_path: Path):
+    """Its nodes are those whose keys `init` creates, and all of them use one bucket."""
     file = DOCKER / "compose.yaml"
     command = shlex.split(services(file)["run"]["command"][0].partition("||")[2])
-    made = run_command(*command[1:], cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
+    result = run_command(*command[1:], cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
     directory = tmp_path / command[command.index("init") + 1]
     assert roles(file) == [
         ("miner", "miner-1"),
@@ -174,9 +172,9 @@ def test_the_network_of_one_host_is_whole(tmp_path: Path):
         ("validator", "validator-2"),
     ]
     assert {name for _, name in roles(file)} <= {path.stem for path in (directory / "keys").iterdir()}
-    shown = run_command("keys", "show", "--run", str(directory / "run.toml"))
-    held = {line.split()[0]: line.split()[-1] for line in shown.stdout.splitlines()[1:]}
-    assert held["validator"] == held["validator-2"] == "validator"
+    key_table = run_command("keys", "show", "--run", str(directory / "run.toml"))
+    roles_by_name = {line.split()[0]: line.split()[-1] for line in key_table.stdout.splitlines()[1:]}
+    assert roles_by_name["validator"] == roles_by_name["validator-2"] == "validator"
     stores = set()
     for service in services(file).values():
         arguments = service.get("command", [])
@@ -193,7 +191,7 @@ def test_each_role_has_a_compose_file(role: Role):
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
-def test_a_lock_satisfies_what_the_project_asks_for(lock: Path):
+def test_a_lock_satisfies_the_dependencies_of_the_project(lock: Path):
     lines = [line for line in lock.read_text().splitlines() if not line.startswith("#")]
     pinned: dict[str, str] = {}
     for line in lines:
@@ -203,8 +201,8 @@ def test_a_lock_satisfies_what_the_project_asks_for(lock: Path):
     assert len(pinned) == len(lines)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for text in project["dependencies"]:
-        wanted = Requirement(text)
-        assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), text
+        requirement = Requirement(text)
+        assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), text
     assert "index-url" not in lock.read_text()
     assert ("+cpu" in pinned["torch"]) == (lock.stem == "cpu")
 
@@ -257,7 +255,7 @@ def test_a_node_is_healthy_while_all_its_processes_live(health: ModuleType, role
     assert health.absent_processes(arguments, tmp_path) == [f"it/{kinds[0]}"]
 
 
-def test_where_there_are_metrics_a_process_must_answer(health: ModuleType, tmp_path: Path):
+def test_a_process_with_a_metrics_port_must_answer(health: ModuleType, tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     _run_file(tmp_path, f"[node]\nmetrics_port = {port}\n")
@@ -276,8 +274,8 @@ def test_where_there_are_metrics_a_process_must_answer(health: ModuleType, tmp_p
                 nursery.start_soon(serve_metrics, port, bytes)
                 while not await trio.to_thread.run_sync(health.answers, port):
                     await trio.sleep(0.01)
-                found: list[str] = await trio.to_thread.run_sync(health.absent_processes, arguments, tmp_path)
+                absent: list[str] = await trio.to_thread.run_sync(health.absent_processes, arguments, tmp_path)
                 nursery.cancel_scope.cancel()
-            return found
+            return absent
 
         assert trio.run(ask) == []

@@ -15,7 +15,7 @@ from grailnode.run.joining import open_config
 from protocol import paths
 from protocol.errors import ProtocolError
 from roles.ports import NotFoundError
-from tests.support.servers.loopback import Asked, Reply, serve
+from tests.support.servers.loopback import HttpRequest, Reply, serve
 from tests.support.servers.served_files import FileServer
 
 
@@ -39,7 +39,7 @@ class Host:
                 self.url = await nursery.start(serve, self._answer)
                 self._ready.set()
 
-    def _answer(self, request: Asked) -> Reply:
+    def _answer(self, request: HttpRequest) -> Reply:
         return self.files.answer(request)
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""A real sandbox, where this machine can make one."""
+"""A real sandbox. Tests that need it are skipped where this machine cannot create one."""
 
 import sys
 

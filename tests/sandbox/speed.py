@@ -1,4 +1,4 @@
-"""How long a trial takes here: `python -m tests.sandbox.speed`."""
+"""Measure how long a trial takes on this machine: `python -m tests.sandbox.speed`."""
 
 import sys
 import time
@@ -25,9 +25,11 @@ def main() -> None:
     for threads in (1, 2, 4):
         start = time.monotonic()
         with ThreadPoolExecutor(threads) as pool:
-            passed = sum(all(trial.passes) for trial in pool.map(attempt, range(TRIALS)))
-        spent = (time.monotonic() - start) / TRIALS
-        sys.stdout.write(f"{threads} threads: {1000 * spent:.0f} ms a trial, {passed} of {TRIALS} passed\n")
+            passed_count = sum(all(trial.passes) for trial in pool.map(attempt, range(TRIALS)))
+        seconds = (time.monotonic() - start) / TRIALS
+        sys.stdout.write(
+            f"{threads} threads: {1000 * seconds:.0f} ms a trial, {passed_count} of {TRIALS} passed_count\n"
+        )
 
 
 if __name__ == "__main__":

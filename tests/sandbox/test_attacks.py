@@ -1,4 +1,4 @@
-"""Programs that try to break out, to stay, or to pass without an answer."""
+"""Programs that try to leave the sandbox, to outlive the trial, or to pass tests without a correct answer."""
 
 import os
 import time
@@ -10,7 +10,7 @@ from grailnode.sandbox import BubblewrapSandbox
 from protocol.environments.base import ProgramLimits, ProgramTests, SandboxError
 from tests.sandbox.conftest import OWN
 
-TRIED = """
+PRELUDE = """
 def tried(*attempts):
     out = []
     for name, attempt in attempts:
@@ -22,23 +22,25 @@ def tried(*attempts):
 """
 
 
-def got(sandbox: BubblewrapSandbox, body: str) -> bool:
-    """Whether the solution's attack() came back empty-handed, and alive."""
+def has_gain(sandbox: BubblewrapSandbox, body: str) -> bool:
+    """Return whether attack() of a solution reports something it should not be able to do, or does not return."""
     task = ProgramTests("def attack(): pass", "", ("assert attack() == []",))
-    return sandbox.attempt(task, TRIED + body).passes != (True,)
+    return sandbox.attempt(task, PRELUDE + body).passes != (True,)
 
 
-def test_the_measure_itself(sandbox: BubblewrapSandbox) -> None:
-    assert got(sandbox, "def attack(): return tried(('works', lambda: 1))")
-    assert not got(sandbox, "def attack(): return tried(('fails', lambda: open('/nowhere')))")
+def test_the_gains_function_detects_a_gain(sandbox: BubblewrapSandbox) -> None:
+    assert has_gain(sandbox, "def attack(): return tried(('works', lambda: 1))")
+    assert not has_gain(sandbox, "def attack(): return tried(('fails', lambda: open('/nowhere')))")
 
 
-NOTHING_GAINED = {
+ATTACKS_WITHOUT_GAIN = {
     "fork bomb": """
 import _thread, os, subprocess, threading
 def attack(): return tried(
-    ('fork', os.fork), ('vfork', lambda: subprocess.run(['/bin/true'])), ('spawn', lambda: os.posix_spawn('/bin/true', [], {})),
-    ('thread', lambda: _thread.start_new_thread(print, ())), ('threading', lambda: threading.Thread(target=print).start()))
+    ('fork', os.fork), ('vfork', lambda: subprocess.run(['/bin/true'])),
+    ('spawn', lambda: os.posix_spawn('/bin/true', [], {})),
+    ('thread', lambda: _thread.start_new_thread(print, ())),
+    ('threading', lambda: threading.Thread(target=print).start()))
 """,
     "memory": """
 import mmap, os
@@ -82,7 +84,8 @@ def put(p):
     with open(p, 'w') as f: f.write('x')
 def attack(): return tried(*[(p, lambda p=p: put(p)) for p in (
     '/x', '/app/x', '/app/grailnode/sandbox/inside/tester.py', os.__file__, '/usr/lib/x', '/etc/x', '/lib/x')],
-    ('mkdir', lambda: os.mkdir('/y')), ('remove', lambda: os.remove(os.__file__)), ('chmod', lambda: os.chmod(os.__file__, 0o777)))
+    ('mkdir', lambda: os.mkdir('/y')), ('remove', lambda: os.remove(os.__file__)),
+    ('chmod', lambda: os.chmod(os.__file__, 0o777)))
 """,
     "links": """
 import os
@@ -111,28 +114,29 @@ libc = ctypes.CDLL(None, use_errno=True)
 def call(*numbers):
     if libc.syscall(*numbers) < 0: raise OSError(ctypes.get_errno(), 'refused')
 def attack(): return tried(
-    ('unshare', lambda: call(272, 0x10000000)), ('ptrace', lambda: call(101, 16, 1, 0, 0)), ('bpf', lambda: call(321, 0, 0, 0)),
-    ('mount', lambda: call(165, 0, 0, 0, 0, 0)), ('io_uring', lambda: call(425, 1, 0)), ('setuid', lambda: os.setuid(0)),
+    ('unshare', lambda: call(272, 0x10000000)), ('ptrace', lambda: call(101, 16, 1, 0, 0)),
+    ('bpf', lambda: call(321, 0, 0, 0)), ('mount', lambda: call(165, 0, 0, 0, 0, 0)),
+    ('io_uring', lambda: call(425, 1, 0)), ('setuid', lambda: os.setuid(0)),
     ('keyring', lambda: call(250, 0, -3, 0, 0, 0)),
     ('clone', lambda: call(56, 17, 0, 0, 0, 0)), ('clone3', lambda: call(435, 0, 0)))
 """,
 }
 
 
-@pytest.mark.parametrize("attack", NOTHING_GAINED)
-def test_nothing_is_gained(sandbox: BubblewrapSandbox, attack: str) -> None:
+@pytest.mark.parametrize("attack", ATTACKS_WITHOUT_GAIN)
+def test_an_attack_gains_nothing(sandbox: BubblewrapSandbox, attack: str) -> None:
     if attack == "the kernel" and os.uname().machine != "x86_64":
         pytest.skip("the numbers of these calls are x86-64's")
-    assert not got(sandbox, NOTHING_GAINED[attack])
+    assert not has_gain(sandbox, ATTACKS_WITHOUT_GAIN[attack])
 
 
-def test_secrets_of_the_node_stay_its_own(
+def test_a_solution_cannot_read_secrets_of_the_node(
     sandbox: BubblewrapSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRAILNODE_SECRET", "sesame")
     key = tmp_path / "miner.key"
     key.write_text("sesame")
-    assert not got(
+    assert not has_gain(
         sandbox,
         f"""
 import os
@@ -147,14 +151,19 @@ def attack(): return tried(
     )
 
 
-PASSES_NOTHING = {
+ATTACKS_ON_TESTS = {
     "exit at once": "import os\nos._exit(0)",
     "exit in the call": "import os\ndef f(x): os._exit(0)",
     "sys.exit": "import sys\nsys.exit(0)",
     "crash": "import ctypes\nctypes.string_at(0)",
     "equal to all": "class A(int):\n    __eq__ = lambda s, o: True\n    __hash__ = int.__hash__\ndef f(x): return A()",
     "equal to all in a list": "class A(list):\n    __eq__ = lambda s, o: True\ndef f(x): return A()",
-    "other built-ins": "import builtins\nbuiltins.AssertionError = ValueError\nbuiltins.abs = lambda x: 0\ndef f(x): return 0",
+    "other built-ins": """
+import builtins
+builtins.AssertionError = ValueError
+builtins.abs = lambda x: 0
+def f(x): return 0
+""",
     "other wire": """
 from grailnode.sandbox.inside import wire
 wire.receive = lambda channel: (b'k', ['f', [1], {}])
@@ -209,20 +218,22 @@ def f(x):
 }
 
 
-@pytest.mark.parametrize("attack", PASSES_NOTHING)
-def test_nothing_is_passed_without_an_answer(sandbox: BubblewrapSandbox, attack: str) -> None:
+@pytest.mark.parametrize("attack", ATTACKS_ON_TESTS)
+def test_no_test_passes_without_a_correct_answer(sandbox: BubblewrapSandbox, attack: str) -> None:
     tests = ("marker_of_the_tests = 1\nassert f(1) == 1001", "assert abs(f(2)) == 1002", "assert f(3) in [1003]")
-    assert not any(sandbox.attempt(ProgramTests("def f(x): return 1000 + x", "", tests), PASSES_NOTHING[attack]).passes)
+    assert not any(
+        sandbox.attempt(ProgramTests("def f(x): return 1000 + x", "", tests), ATTACKS_ON_TESTS[attack]).passes
+    )
 
 
 @pytest.fixture(scope="module")
 def strict(sandbox: BubblewrapSandbox) -> BubblewrapSandbox:
-    """A sandbox with little time; the number of files marks its processes."""
+    """A sandbox with short limits. Its limit of files identifies its processes."""
     assert sandbox.python
     return BubblewrapSandbox.open(OWN, ProgramLimits(cpu_seconds=1, wall_seconds=8.0, files=53))
 
 
-ENDLESS = {
+ENDLESS_PROGRAMS = {
     "loop": "while True: pass",
     "loop in the call": "def f():\n    while True: pass",
     "one long instruction": "def f(): return 7 ** (7 ** 20) % 10",
@@ -249,13 +260,19 @@ def f():
             try: os.write(fd, b'x' * (1 << 20))
             except OSError: pass
 """,
-    "detached": "import ctypes, os\nctypes.CDLL(None).prctl(1, 0)\ntry: os.setsid()\nexcept OSError: pass\nwhile True: pass",
+    "detached": """
+import ctypes, os
+ctypes.CDLL(None).prctl(1, 0)
+try: os.setsid()
+except OSError: pass
+while True: pass
+""",
 }
 
 
-@pytest.mark.parametrize("attack", ENDLESS)
-def test_it_ends_and_nothing_stays(strict: BubblewrapSandbox, attack: str) -> None:
-    trial = strict.attempt(ProgramTests("def f(): return 5", "", ("assert f() == 5",)), ENDLESS[attack])
+@pytest.mark.parametrize("attack", ENDLESS_PROGRAMS)
+def test_an_endless_program_is_stopped_and_leaves_no_process(strict: BubblewrapSandbox, attack: str) -> None:
+    trial = strict.attempt(ProgramTests("def f(): return 5", "", ("assert f() == 5",)), ENDLESS_PROGRAMS[attack])
     assert trial.compiles
     assert trial.passes == (False,)
     for _ in range(200):
@@ -266,8 +283,8 @@ def test_it_ends_and_nothing_stays(strict: BubblewrapSandbox, attack: str) -> No
 
 
 def _processes_of(sandbox: BubblewrapSandbox) -> list[str]:
-    """Command lines of living processes that this process started for a sandbox with 53 files."""
-    found = []
+    """Return the command lines of living processes of a sandbox with a limit of 53 files."""
+    command_lines = []
     for directory in Path("/proc").iterdir():
         if directory.name.isdigit():
             try:
@@ -275,11 +292,11 @@ def _processes_of(sandbox: BubblewrapSandbox) -> list[str]:
             except OSError:
                 continue
             if b"grailnode.sandbox.inside" in line and line.endswith(b"\x0053\x00"):
-                found.append(line.decode(errors="replace"))
-    return found
+                command_lines.append(line.decode(errors="replace"))
+    return command_lines
 
 
-def test_a_sandbox_that_breaks_later_judges_nothing(sandbox: BubblewrapSandbox) -> None:
-    broken = BubblewrapSandbox("/bin/false", sandbox._interpreter, ProgramLimits())
+def test_a_sandbox_that_breaks_later_raises_an_error(sandbox: BubblewrapSandbox) -> None:
+    unusable = BubblewrapSandbox("/bin/false", sandbox._interpreter, ProgramLimits())
     with pytest.raises(SandboxError, match="did not start"):
-        broken.attempt(ProgramTests("def f(): pass", "", ("f()",)), "def f(): pass")
+        unusable.attempt(ProgramTests("def f(): pass", "", ("f()",)), "def f(): pass")

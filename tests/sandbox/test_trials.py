@@ -1,4 +1,4 @@
-"""What a trial says of programs that do not attack."""
+"""Outcomes of trials of programs that do not attack the sandbox."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_every_task_that_ships_is_solved_by_its_own_reference(sandbox: Bubblewra
 
 
 @pytest.mark.parametrize(
-    ("solution", "compiled", "passed"),
+    ("solution", "compiles", "passes"),
     [
         ("def double(x): return x + x", True, (True, True)),
         ("double = lambda x: 2 * x", True, (True, True)),
@@ -42,10 +42,12 @@ def test_every_task_that_ships_is_solved_by_its_own_reference(sandbox: Bubblewra
         ),
     ],
 )
-def test_trial(sandbox: BubblewrapSandbox, solution: str, compiled: bool, passed: tuple[bool, ...]) -> None:
+def test_outcomes_of_a_trial(
+    sandbox: BubblewrapSandbox, solution: str, compiles: bool, passes: tuple[bool, ...]
+) -> None:
     trial = sandbox.attempt(DOUBLE, solution)
-    assert trial.compiles == compiled
-    assert trial.passes == passed
+    assert trial.compiles == compiles
+    assert trial.passes == passes
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,7 @@ def test_trial(sandbox: BubblewrapSandbox, solution: str, compiled: bool, passed
         "[], [[(1,), {2}], frozenset({3})], {}, {(1, 2): [3]}, range(3, 9, 2)",
     ],
 )
-def test_plain_values_pass_both_ways(sandbox: BubblewrapSandbox, value: str) -> None:
+def test_plain_values_are_passed_in_both_directions(sandbox: BubblewrapSandbox, value: str) -> None:
     task = ProgramTests(
         "def same(*x): return x", "", (f"assert same({value}) == ({value})", "assert type(same(True)[0]) is bool")
     )
@@ -64,26 +66,26 @@ def test_plain_values_pass_both_ways(sandbox: BubblewrapSandbox, value: str) -> 
 
 
 @pytest.mark.parametrize("value", ["object()", "(x for x in 'a')", "[0] * 200_000", "'a' * 2_000_000", "nest()"])
-def test_other_values_fail_their_test_alone(sandbox: BubblewrapSandbox, value: str) -> None:
+def test_a_value_that_is_not_plain_fails_only_its_own_test(sandbox: BubblewrapSandbox, value: str) -> None:
     task = ProgramTests("def f(x): pass", "", ("f(0)\nassert f(0) is not 5", "assert f(1) == 1"))
     solution = f"def nest():\n    a = []\n    a.append(a)\n    return a\ndef f(x): return x or {value}"
     assert sandbox.attempt(task, solution).passes == (False, True)
 
 
-def test_a_name_of_python_s_own_is_the_solution_s_where_the_reference_defines_it(sandbox: BubblewrapSandbox) -> None:
+def test_a_solution_can_define_the_name_of_a_builtin(sandbox: BubblewrapSandbox) -> None:
     task = ProgramTests("def sum(a, b): return a - b", "", ("assert sum(5, 3) == 2",))
     assert sandbox.attempt(task, "def sum(a, b): return a - b").passes == (True,)
 
 
-def test_chance_and_hashes_are_the_same_every_time(sandbox: BubblewrapSandbox) -> None:
+def test_random_numbers_and_hashes_are_deterministic(sandbox: BubblewrapSandbox) -> None:
     solution = "import random\ndef f(): return random.random(), hash('text'), list({'a', 'b', 'c', 'd'})"
     first = ProgramTests("def f(): pass", "", ("assert f() == 0", "raise ValueError(f())"))
-    seen = []
+    outcomes = []
     for _ in range(3):
         for digit in range(10):
             task = ProgramTests(
                 "def f(): pass", "", (f"assert int(f()[0] * 10) == {digit}", f"assert f()[1] % 10 == {digit}")
             )
-            seen.append(sandbox.attempt(task, solution).passes)
+            outcomes.append(sandbox.attempt(task, solution).passes)
     assert sandbox.attempt(first, solution).passes == (False, False)
-    assert seen[:10] == seen[10:20] == seen[20:]
+    assert outcomes[:10] == outcomes[10:20] == outcomes[20:]

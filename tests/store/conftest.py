@@ -1,4 +1,4 @@
-"""Real S3 services on loopback: rclone as a program of its own, moto inside this process."""
+"""Real S3 services on loopback: rclone in a process of its own, moto in this process."""
 
 import secrets
 from collections.abc import Iterator
@@ -49,5 +49,5 @@ def moto() -> Iterator[str]:
 
 @pytest.fixture
 def moto_bucket(moto: str) -> Bucket:
-    # moto's own answer to a put reads what another put to the same key may have closed: one connection keeps it sane
+    # one connection, because moto's response to a put reads an object that a concurrent put to the key may have closed
     return _new_bucket(moto, connections=1)

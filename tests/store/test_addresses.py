@@ -1,4 +1,4 @@
-"""Hosts that strangers name: only public addresses are connected to, whatever the name resolves to."""
+"""Connections to hosts that strangers name: only to public addresses, whatever the name resolves to."""
 
 import pytest
 import trio
@@ -32,14 +32,14 @@ def test_addresses_that_are_not_public(address: str):
 
 
 class Resolver(trio.abc.HostnameResolver):
-    """A resolver that lies: its answers come in turn, the last one for ever."""
+    """A hostile resolver: it gives its answers in order, and repeats the last one."""
 
     def __init__(self, *answers: str) -> None:
         self.answers = list(answers)
-        self.asked = 0
+        self.query_count = 0
 
     async def getaddrinfo(self, host, port, family=0, type=0, proto=0, flags=0):  # noqa: A002
-        self.asked += 1
+        self.query_count += 1
         address = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         return [(trio.socket.AF_INET, trio.socket.SOCK_STREAM, 6, "", (address, port or 0))]
 
@@ -49,7 +49,7 @@ class Resolver(trio.abc.HostnameResolver):
 
 @pytest.mark.trio
 @pytest.mark.parametrize("host", ["bucket.example.org", "127.0.0.1", "localhost", "2130706433", "0x7f.1"])
-async def test_a_host_at_a_private_address_is_refused_before_a_byte_leaves(nursery: trio.Nursery, host: str):
+async def test_a_host_with_a_private_address_is_refused_before_it_is_contacted(nursery: trio.Nursery, host: str):
     server = FileServer()
     server.objects["/o"] = b"secret"
     url = await nursery.start(serve, server.answer)
@@ -59,18 +59,18 @@ async def test_a_host_at_a_private_address_is_refused_before_a_byte_leaves(nurse
         store = HttpsStore(f"http://{host}:{port}", client, plain_http=True)
         with pytest.raises(PermanentError, match="not a public address"):
             await store.get("o", 100)
-    assert server.asked == []
+    assert server.requests == []
 
 
 @pytest.mark.trio
-async def test_a_name_is_resolved_once_so_that_it_cannot_be_rebound():
-    """The first answer is public and nobody is there; a second resolution would say loopback."""
+async def test_a_host_name_is_resolved_once():
+    """The first answer is a public address without a server; a second resolution would give loopback."""
     resolver = Resolver("192.88.99.1", "127.0.0.1")
     trio.socket.set_custom_hostname_resolver(resolver)
     async with open_client(public_only=True, connect=0.2) as client:
         with pytest.raises(StoreError):
             await HttpsStore("http://rebind.example.org:9", client, plain_http=True).get("o", 1)
-    assert resolver.asked == 1
+    assert resolver.query_count == 1
 
 
 @pytest.mark.trio

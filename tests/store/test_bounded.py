@@ -1,4 +1,4 @@
-"""Listings that repeat, stray or never end, before somebody holds them all."""
+"""BoundedStore: listings with duplicates or foreign paths, and listings that never end."""
 
 import random
 
@@ -20,42 +20,42 @@ async def filled(count: int) -> MemoryStore:
     return store
 
 
-async def listed(store: BoundedStore, prefix: str = "a/", after: str = "") -> list[str]:
+async def list_paths(store: BoundedStore, prefix: str = "a/", after: str = "") -> list[str]:
     return [info.path async for info in store.list(prefix, after=after)]
 
 
 @pytest.mark.parametrize("fault", [Fault.LIST_TWICE, Fault.LIST_SHUFFLED])
-def test_what_is_repeated_or_out_of_order_is_given_once_and_nothing_is_lost(fault: Fault):
+def test_duplicates_are_removed_and_nothing_is_lost(fault: Fault):
     async def scenario() -> None:
         faulty = FaultyStore(await filled(50), random.Random(1))
         faulty.plan("list", fault)
-        paths = await listed(BoundedStore(faulty))
+        paths = await list_paths(BoundedStore(faulty))
         assert sorted(paths) == [f"a/{number:03d}" for number in range(50)]
 
     trio.run(scenario, clock=MockClock(autojump_threshold=0))
 
 
-def test_a_listing_that_never_ends_ends_in_one_clear_line():
+def test_an_endless_listing_ends_in_an_error_of_one_line():
     async def scenario() -> None:
         faulty = FaultyStore(await filled(5), random.Random(1))
         faulty.plan("list", Fault.LIST_ENDLESS)
         with pytest.raises(StoreError, match="more than 100 entries"):
-            await listed(BoundedStore(faulty, 100))
-        assert len(await listed(BoundedStore(faulty, 5))) == 5
+            await list_paths(BoundedStore(faulty, 100))
+        assert len(await list_paths(BoundedStore(faulty, 5))) == 5
 
     trio.run(scenario, clock=MockClock(autojump_threshold=0))
 
 
-def test_paths_that_were_not_asked_for_are_left_out():
-    class Straying(MemoryStore):
+def test_foreign_paths_are_left_out():
+    class UnfilteredStore(MemoryStore):
         async def list(self, prefix: str, *, after: str = ""):
             async for info in super().list("", after=""):
                 yield info
 
     async def scenario() -> None:
-        store = Straying()
+        store = UnfilteredStore()
         for path in ("a/1", "a/2", "b/1"):
             await store.put(path, b"x")
-        assert await listed(BoundedStore(store), "a/", after="a/1") == ["a/2"]
+        assert await list_paths(BoundedStore(store), "a/", after="a/1") == ["a/2"]
 
     trio.run(scenario, clock=MockClock(autojump_threshold=0))

@@ -1,6 +1,4 @@
-"""What `grailnode init --bucket` prints: documents that services take, and that allow what a node does and nothing
-more.
-"""
+"""The documents that `grailnode init --bucket` writes: services accept them, and they allow what a node needs only."""
 
 import json
 from collections.abc import Sequence
@@ -31,7 +29,7 @@ BUCKETS = {
 
 
 def allows(policy: dict[str, Any], action: str, resource: str, prefix: str | None = None) -> bool:
-    """Whether a policy lets its holder do this: IAM's rules for Allow statements, ARNs and s3:prefix."""
+    """Return whether a policy allows an action, by IAM's rules for Allow statements, ARNs and s3:prefix."""
     for statement in policy["Statement"]:
         assert statement["Effect"] == "Allow"
         conditions = statement.get("Condition", {}).get("StringLike", {}).get("s3:prefix")
@@ -44,8 +42,8 @@ def allows(policy: dict[str, Any], action: str, resource: str, prefix: str | Non
     return False
 
 
-def by_name(made: Sequence[Document]) -> dict[str, Any]:
-    return {item.name: json.loads(item.text) for item in made if item.name.endswith(".json")}
+def by_name(all_documents: Sequence[Document]) -> dict[str, Any]:
+    return {item.name: json.loads(item.text) for item in all_documents if item.name.endswith(".json")}
 
 
 OWN = [
@@ -80,24 +78,24 @@ def test_readers_read_and_nothing_else(kind: str):
     bucket = BUCKETS[kind]
     root = f"arn:aws:s3:::{bucket.name}"
     public = by_name(documents(bucket, BucketUse((ME,))))["bucket-policy.json"]
-    named = by_name(documents(bucket, BucketUse((ME,), ("arn:aws:iam::1:user/x",))))["bucket-policy.json"]
-    for policy in (public, named):
+    private = by_name(documents(bucket, BucketUse((ME,), ("arn:aws:iam::1:user/x",))))["bucket-policy.json"]
+    for policy in (public, private):
         assert allows(policy, "s3:GetObject", f"{root}/{bucket.prefix}{OWN[0]}")
         for verb in ("PutObject", "DeleteObject", "PutObjectAcl"):
             assert not allows(policy, f"s3:{verb}", f"{root}/{bucket.prefix}{OWN[0]}")
     assert {statement["Principal"] for statement in public["Statement"]} == {"*"}
     assert not allows(public, "s3:ListBucket", root, "")
-    assert [statement["Principal"] for statement in named["Statement"]] == [{"AWS": ["arn:aws:iam::1:user/x"]}] * 2
+    assert [statement["Principal"] for statement in private["Statement"]] == [{"AWS": ["arn:aws:iam::1:user/x"]}] * 2
     if bucket.prefix:
         assert not allows(public, "s3:GetObject", f"{root}/elsewhere")
 
 
 @pytest.mark.parametrize("kind", ["aws", "minio"])
-def test_guests_of_a_meeting_point_announce_and_nothing_else(kind: str):
+def test_guests_of_a_meeting_point_can_only_announce(kind: str):
     bucket = BUCKETS[kind]
-    made = by_name(documents(bucket, BucketUse((ME,), beacon=BEACON)))
+    contents = by_name(documents(bucket, BucketUse((ME,), beacon=BEACON)))
     root = f"arn:aws:s3:::{bucket.name}"
-    guest, writer = made["guest-policy.json"], made["writer-policy.json"]
+    guest, writer = contents["guest-policy.json"], contents["writer-policy.json"]
     assert allows(guest, "s3:PutObject", f"{root}/{paths.participant(OTHER)}")
     assert allows(guest, "s3:ListBucket", root, "participants/")
     for path in (paths.run(OTHER), f"{BEACON}/public/9"):
@@ -111,28 +109,34 @@ def test_guests_of_a_meeting_point_announce_and_nothing_else(kind: str):
 
 
 def test_a_token_of_r2_is_for_one_bucket_and_guests_credentials_for_one_prefix():
-    made = by_name(documents(BUCKETS["r2"], BucketUse((ME,), beacon=BEACON)))
-    (policy,) = made["writer-token.json"]["policies"]
+    contents = by_name(documents(BUCKETS["r2"], BucketUse((ME,), beacon=BEACON)))
+    (policy,) = contents["writer-token.json"]["policies"]
     assert policy["resources"] == {"com.cloudflare.edge.r2.bucket.account_default_mine": "*"}
     assert [group["name"] for group in policy["permission_groups"]] == ["Workers R2 Storage Bucket Item Write"]
-    assert made["guest-credentials.json"]["prefixes"] == ["runs-of-mine/participants/"]
+    assert contents["guest-credentials.json"]["prefixes"] == ["runs-of-mine/participants/"]
 
 
 @pytest.mark.parametrize("kind", list(BUCKETS))
-def test_what_is_settled_goes_and_what_is_needed_stays(kind: str):
+def test_objects_of_closed_windows_expire_and_others_do_not(kind: str):
     bucket = BUCKETS[kind]
     rules = by_name(documents(bucket, BucketUse((ME, OTHER), days=9)))["lifecycle.json"]["Rules"]
     expiring = {rule["Filter"]["Prefix"]: rule["Expiration"]["Days"] for rule in rules if "Expiration" in rule}
-    gone = [
+    closed_window_paths = [
         paths.commitment(ME, 1),
         paths.batch(OTHER, 1, ME),
         paths.verdict(ME, 1, OTHER),
         paths.seal(ME, 1),
         paths.witness(ME, 1),
     ]
-    kept = [paths.head(ME), paths.manifest(ME, 1, ME), paths.patch(ME, ME), paths.anchor(ME, ME), paths.summary(ME, 1)]
-    assert all(any((bucket.prefix + path).startswith(prefix) for prefix in expiring) for path in gone)
-    assert not any((bucket.prefix + path).startswith(prefix) for prefix in expiring for path in kept)
+    permanent_paths = [
+        paths.head(ME),
+        paths.manifest(ME, 1, ME),
+        paths.patch(ME, ME),
+        paths.anchor(ME, ME),
+        paths.summary(ME, 1),
+    ]
+    assert all(any((bucket.prefix + path).startswith(prefix) for prefix in expiring) for path in closed_window_paths)
+    assert not any((bucket.prefix + path).startswith(prefix) for prefix in expiring for path in permanent_paths)
     assert set(expiring.values()) == {9}
     aborts = [rule["AbortIncompleteMultipartUpload"] for rule in rules if "AbortIncompleteMultipartUpload" in rule]
     assert aborts == ([] if kind == "minio" else [{"DaysAfterInitiation": 1}])
@@ -144,8 +148,8 @@ def test_pages_in_browsers_may_read_ranges(kind: str):
     texts = {item.name: item.text for item in documents(BUCKETS[kind], BucketUse((ME,)))}
     if "cors.xml" in texts:
         (rule,) = ElementTree.fromstring(texts["cors.xml"])
-        found = {child.tag: [item.text for item in rule.findall(child.tag)] for child in rule}
-        methods, exposed = found["AllowedMethod"], found["ExposeHeader"]
+        cors = {child.tag: [item.text for item in rule.findall(child.tag)] for child in rule}
+        methods, exposed = cors["AllowedMethod"], cors["ExposeHeader"]
     else:
         (document,) = json.loads(texts["cors.json"])["CORSRules"]
         methods, exposed = document["AllowedMethods"], document["ExposeHeaders"]
@@ -158,19 +162,19 @@ def test_a_service_takes_the_documents(moto_bucket):
     from grailnode.store.s3.s3_session import S3Session
 
     location, credentials = moto_bucket
-    made = by_name(documents(parse_bucket(location.bucket, "aws"), BucketUse((ME,), beacon=BEACON)))
+    contents = by_name(documents(parse_bucket(location.bucket, "aws"), BucketUse((ME,), beacon=BEACON)))
     session = S3Session(location, credentials)
     client, name = session.client, location.bucket
-    client.put_bucket_policy(Bucket=name, Policy=json.dumps(made["bucket-policy.json"]))
-    client.put_bucket_cors(Bucket=name, CORSConfiguration=made["cors.json"])
-    client.put_bucket_lifecycle_configuration(Bucket=name, LifecycleConfiguration=made["lifecycle.json"])
-    kept = client.get_bucket_lifecycle_configuration(Bucket=name)["Rules"]
-    assert len(kept) == len(made["lifecycle.json"]["Rules"])
+    client.put_bucket_policy(Bucket=name, Policy=json.dumps(contents["bucket-policy.json"]))
+    client.put_bucket_cors(Bucket=name, CORSConfiguration=contents["cors.json"])
+    client.put_bucket_lifecycle_configuration(Bucket=name, LifecycleConfiguration=contents["lifecycle.json"])
+    rules = client.get_bucket_lifecycle_configuration(Bucket=name)["Rules"]
+    assert len(rules) == len(contents["lifecycle.json"]["Rules"])
     session.close()
 
 
 @pytest.mark.parametrize(
-    ("text", "provider", "told"),
+    ("text", "provider", "message"),
     [
         ("Mine", "aws", "not a bucket's name"),
         ("mine/../x", "aws", "not a bucket's name"),
@@ -182,23 +186,23 @@ def test_a_service_takes_the_documents(moto_bucket):
         (R2, "r2", "give --url"),
     ],
 )
-def test_buckets_that_cannot_be(text: str, provider: Any, told: str):
+def test_invalid_buckets_are_refused(text: str, provider: Any, message: str):
     with pytest.raises(BucketError) as caught:
         parse_bucket(text, provider)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("region", ['x"y', "eu west", "eu\n", "../x"])
-def test_a_region_that_run_toml_cannot_say_is_refused(region: str):
+def test_an_invalid_region_is_refused(region: str):
     with pytest.raises(BucketError, match=r"--region .*: give letters, digits and '-'"):
         parse_bucket("mine", "aws", region)
 
 
 def test_init_writes_a_run_that_lives_in_the_bucket(tmp_path: Path):
     run = tmp_path / "run"
-    ended = CliRunner().invoke(cli, ["init", str(run), "--bucket", "s3://mine/place", "--region", "eu-west-1"])
-    assert ended.exit_code == 0, ended.output
+    result = CliRunner().invoke(cli, ["init", str(run), "--bucket", "s3://mine/place", "--region", "eu-west-1"])
+    assert result.exit_code == 0, result.output
     config = load(run / "run.toml")
     assert (config.store.kind, config.store.bucket, config.store.prefix) == ("s3", "mine", "place/")
     assert config.store.url == "https://mine.s3.eu-west-1.amazonaws.com/place"
@@ -206,20 +210,20 @@ def test_init_writes_a_run_that_lives_in_the_bucket(tmp_path: Path):
     assert config.store.meeting.bucket == "mine"
     assert config.store.credentials == Path("s3.credentials")
     signed = open_run((run / "run.manifest").read_bytes())
-    assert f"https://mine.s3.eu-west-1.amazonaws.com/place/{paths.run(signed.digest)}" in ended.output
+    assert f"https://mine.s3.eu-west-1.amazonaws.com/place/{paths.run(signed.digest)}" in result.output
     writer = json.loads((run / "bucket" / "writer-policy.json").read_text())
     trainer = signed.record.authority.trainers[0]
     root = "arn:aws:s3:::mine/place"
     assert allows(writer, "s3:PutObject", f"{root}/{paths.head(trainer)}")
     assert allows(writer, "s3:PutObject", f"{root}/{signed.record.beacon.path(1)}")
 
-    joined = tmp_path / "joined"
+    second_run = tmp_path / "second"
     url = f"{config.store.url}/{paths.run(signed.digest)}"
-    ended = CliRunner().invoke(
-        cli, ["init", str(joined), "--bucket", "s3://theirs", "--join", url, "--meeting", "s3://mine/place"]
+    result = CliRunner().invoke(
+        cli, ["init", str(second_run), "--bucket", "s3://theirs", "--join", url, "--meeting", "s3://mine/place"]
     )
-    assert ended.exit_code == 0, ended.output
-    config = load(joined / "run.toml")
+    assert result.exit_code == 0, result.output
+    config = load(second_run / "run.toml")
     assert (config.run.manifest, config.run.id) == (url, signed.digest.hex())
     assert (config.store.bucket, config.store.url) == ("theirs", "https://theirs.s3.us-east-1.amazonaws.com")
     assert config.store.meeting is not None
@@ -227,17 +231,17 @@ def test_init_writes_a_run_that_lives_in_the_bucket(tmp_path: Path):
     assert (config.store.meeting.region, config.store.meeting.prefix) == ("eu-west-1", "place/")
     assert config.store.meeting.url == "https://mine.s3.eu-west-1.amazonaws.com/place"
     assert config.beacon.key == ""
-    assert (joined / "keys" / "miner-1.key").stat().st_mode & 0o777 == 0o600
+    assert (second_run / "keys" / "miner-1.key").stat().st_mode & 0o777 == 0o600
 
 
-def test_nothing_is_made_for_a_bucket_that_cannot_be(tmp_path: Path):
-    ended = CliRunner().invoke(cli, ["init", str(tmp_path / "run"), "--bucket", "NOT A BUCKET"])
-    assert ended.exit_code != 0
+def test_an_invalid_bucket_creates_nothing(tmp_path: Path):
+    result = CliRunner().invoke(cli, ["init", str(tmp_path / "run"), "--bucket", "NOT A BUCKET"])
+    assert result.exit_code != 0
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("url", ["https://pub-Founder.r2.dev", "http://pub-1.r2.dev", "https://user:word@pub-1.r2.dev"])
-def test_a_public_address_that_no_node_would_take_is_refused_before_anything_is_made(url: str):
+def test_an_invalid_public_address_is_refused_before_anything_is_created(url: str):
     with pytest.raises(BucketError, match="--url: give https://host") as caught:
         parse_bucket(R2, "r2", url=url)
     assert "word" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Retries, limits, counts, prefixes and read-only views, on a clock that jumps."""
+"""RetryingStore, LimitedStore, MeteredStore, PrefixedStore and ReadOnlyStore, on a clock that jumps."""
 
 import random
 
@@ -37,7 +37,7 @@ def retrying(faulty: FaultyStore) -> RetryingStore:
 class TestRetrying:
     @pytest.mark.trio
     @pytest.mark.parametrize("fault", [Fault.ERROR, Fault.LOST_ANSWER])
-    async def test_a_passing_failure_is_not_noticed(self, faulty, retrying, fault, autojump_clock):
+    async def test_a_transient_failure_is_retried(self, faulty, retrying, fault, autojump_clock):
         for _ in range(3):
             faulty.plan("put", fault)
         await retrying.put("a", b"x")
@@ -51,7 +51,7 @@ class TestRetrying:
         assert 3.5 <= trio.current_time() <= 7.0  # 1 + 2 + 4 seconds, each cut to 50 to 100 percent
 
     @pytest.mark.trio
-    async def test_the_same_seed_pauses_the_same(self, memory, autojump_clock):
+    async def test_pauses_are_deterministic(self, memory, autojump_clock):
         async def seconds(seed: int) -> float:
             faulty, start = FaultyStore(memory, random.Random(0)), trio.current_time()
             for _ in range(3):
@@ -63,21 +63,21 @@ class TestRetrying:
         assert await seconds(1) == await seconds(1) != await seconds(2)
 
     @pytest.mark.trio
-    async def test_a_lasting_failure_is_told_with_its_cause(self, faulty, retrying, autojump_clock):
+    async def test_a_permanent_failure_is_raised_with_its_cause(self, faulty, retrying, autojump_clock):
         faulty.link = Link.NO_REQUESTS
         with pytest.raises(StoreError, match=r"a: no connection.*\(tried 4 times\)") as caught:
             await retrying.put("a", b"x")
         assert isinstance(caught.value.__cause__, StoreError)
 
     @pytest.mark.trio
-    async def test_a_store_that_hangs_meets_the_deadline(self, faulty, retrying, autojump_clock):
+    async def test_a_hanging_store_ends_at_the_deadline(self, faulty, retrying, autojump_clock):
         faulty.plan("get", Fault.HANG)
         with pytest.raises(StoreError, match="no answer within 60 s"):
             await retrying.get("a", 1)
         assert trio.current_time() == pytest.approx(60.0)
 
     @pytest.mark.trio
-    async def test_an_answer_is_not_asked_for_again(self, memory, faulty, retrying, autojump_clock):
+    async def test_final_errors_are_not_retried(self, memory, faulty, retrying, autojump_clock):
         await memory.put("a", b"long")
         with pytest.raises(NotFoundError):
             await retrying.get("b", 1)
@@ -88,19 +88,19 @@ class TestRetrying:
         assert trio.current_time() == 0.0
 
     @pytest.mark.trio
-    async def test_a_listing_goes_on_where_it_broke_off(self, memory, faulty, retrying, autojump_clock):
-        expected = [f"x/{number:02}" for number in range(40)]
-        for path in expected:
+    async def test_a_listing_continues_after_a_failure(self, memory, faulty, retrying, autojump_clock):
+        expected_paths = [f"x/{number:02}" for number in range(40)]
+        for path in expected_paths:
             await memory.put(path, b"")
         for _ in range(3):
             faulty.plan("list", Fault.LIST_BROKEN)
-        assert await paths(retrying, "x/") == expected
+        assert await paths(retrying, "x/") == expected_paths
         assert len(faulty.trace) == 3
 
 
 class TestLimited:
     @pytest.mark.trio
-    async def test_requests_beyond_the_burst_wait_for_their_turn(self, memory, autojump_clock):
+    async def test_requests_beyond_the_burst_are_delayed(self, memory, autojump_clock):
         store = LimitedStore(memory, RequestLimits(10, rate=2.0, burst=3, max_put_bytes=10, max_get_bytes=10))
         times = []
         for _ in range(6):
@@ -113,20 +113,20 @@ class TestLimited:
         assert trio.current_time() == pytest.approx(102.0)
 
     @pytest.mark.trio
-    async def test_no_more_than_so_many_at_once(self, memory, autojump_clock):
+    async def test_concurrent_operations_are_limited(self, memory, autojump_clock):
         slow = FaultyStore(memory, random.Random(1), {Fault.DELAY: 1.0}, delay=1.0)
-        running = most = 0
+        active = most = 0
 
-        class Watched(PrefixedStore):
+        class CountingStore(PrefixedStore):
             async def put(self, path: str, data: bytes) -> None:
-                nonlocal running, most
-                running += 1
-                most = max(most, running)
+                nonlocal active, most
+                active += 1
+                most = max(most, active)
                 await super().put(path, data)
-                running -= 1
+                active -= 1
 
         store = LimitedStore(
-            Watched(slow, "p/"), RequestLimits(3, rate=1e6, burst=100, max_put_bytes=10, max_get_bytes=10)
+            CountingStore(slow, "p/"), RequestLimits(3, rate=1e6, burst=100, max_put_bytes=10, max_get_bytes=10)
         )
         async with trio.open_nursery() as nursery:
             for number in range(12):
@@ -144,7 +144,7 @@ class TestLimited:
         assert await store.get("a", 100, offset=2, size=2) == b"34"
 
     @pytest.mark.trio
-    async def test_a_listing_does_not_hold_its_slot_while_its_reader_works(self, memory, autojump_clock):
+    async def test_a_listing_releases_its_slot_while_its_reader_works(self, memory, autojump_clock):
         store = LimitedStore(memory, RequestLimits(1, rate=1e6, burst=99, max_put_bytes=4, max_get_bytes=4))
         for name in "abc":
             await store.put(name, b"")
@@ -186,7 +186,7 @@ class TestMetered:
 
 class TestPrefixed:
     @pytest.mark.trio
-    async def test_nothing_outside_the_prefix_is_seen_or_touched(self, memory):
+    async def test_objects_outside_the_prefix_are_neither_read_nor_written(self, memory):
         await memory.put("one/a", b"1")
         await memory.put("one-more/a", b"2")
         await memory.put("two/a", b"3")
@@ -204,7 +204,7 @@ class TestPrefixed:
 
 
 @pytest.mark.trio
-async def test_a_read_only_store_reads_and_refuses_the_rest(memory):
+async def test_a_read_only_store_reads_and_refuses_writes(memory):
     await memory.put("a", b"x")
     store = ReadOnlyStore(memory)
     assert await store.get("a", 1) == b"x"

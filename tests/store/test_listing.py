@@ -1,4 +1,4 @@
-"""Listing a public bucket over plain HTTPS: real pages, and what hostile servers answer instead."""
+"""Listing a public bucket over HTTPS: real pages, and responses of hostile servers."""
 
 from collections.abc import AsyncIterator
 
@@ -11,7 +11,7 @@ from grailnode.store.https.listing import ListingError, read_page
 from grailnode.store.permanent_error import PermanentError
 from grailnode.store.s3.s3_store import S3Store
 from roles.ports import StoreError
-from tests.support.servers.loopback import Asked, Reply, serve
+from tests.support.servers.loopback import HttpRequest, Reply, serve
 
 HEAD = '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
 
@@ -29,7 +29,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def listed(url: str, client: httpx.AsyncClient, prefix: str = "p/", after: str = "") -> list[str]:
+async def list_paths(url: str, client: httpx.AsyncClient, prefix: str = "p/", after: str = "") -> list[str]:
     store = HttpsStore(url, client, plain_http=True)
     return [info.path async for info in store.list(prefix, after=after)]
 
@@ -40,28 +40,28 @@ async def test_a_real_bucket_is_listed_page_by_page(moto_bucket, client, monkeyp
     monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "10")
     location, credentials = moto_bucket
     store = S3Store(location, credentials)
-    wanted = [f"p/{number:04d} &é" for number in range(25)]
-    for path in [*wanted, "q/other"]:
+    expected_paths = [f"p/{number:04d} &é" for number in range(25)]
+    for path in [*expected_paths, "q/other"]:
         await store.put(path, b"abc")
     base = f"{location.endpoint}/{location.bucket}"
-    assert await listed(base, client) == wanted
-    assert await listed(base, client, after=wanted[12]) == wanted[13:]
+    assert await list_paths(base, client) == expected_paths
+    assert await list_paths(base, client, after=expected_paths[12]) == expected_paths[13:]
     store.close()
 
 
 @pytest.mark.trio
-async def test_pages_are_asked_for_by_token_and_strange_keys_left_out(client, nursery: trio.Nursery):
-    asked: list[str] = []
+async def test_pages_are_requested_by_token_and_foreign_keys_left_out(client, nursery: trio.Nursery):
+    targets: list[str] = []
 
-    def answer(request: Asked) -> Reply:
-        asked.append(request.target)
-        first = len(asked) == 1
+    def answer(request: HttpRequest) -> Reply:
+        targets.append(request.target)
+        first = len(targets) == 1
         return Reply(200, page("p/../a", "p/a", "p/b", "q", token="t/&amp;1") if first else page("r", "s"))
 
     url = await nursery.start(serve, answer)
-    assert await listed(url, client) == ["p/a", "p/b"]
-    assert asked[0] == "/?list-type=2&prefix=p%2F"
-    assert asked[1].endswith("continuation-token=t%2F%261")
+    assert await list_paths(url, client) == ["p/a", "p/b"]
+    assert targets[0] == "/?list-type=2&prefix=p%2F"
+    assert targets[1].endswith("continuation-token=t%2F%261")
 
 
 @pytest.mark.trio
@@ -82,26 +82,26 @@ async def test_pages_are_asked_for_by_token_and_strange_keys_left_out(client, nu
         (Reply(200, page() + b" " * (9 << 20)), StoreError, "a page of more than"),
     ],
 )
-async def test_answers_that_are_no_listing(client, nursery: trio.Nursery, reply: Reply, kind, match: str):
+async def test_invalid_listings(client, nursery: trio.Nursery, reply: Reply, kind, match: str):
     url = await nursery.start(serve, lambda _: reply)
     with pytest.raises(kind, match=match) as caught:
-        await listed(url, client)
+        await list_paths(url, client)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.trio
 @pytest.mark.parametrize("key", ["q/{:06d}", "p/../{:06d}"], ids=["of others", "of no object"])
-async def test_an_endless_listing_of_what_was_not_asked_for(client, nursery: trio.Nursery, key: str):
-    asked: list[str] = []
+async def test_an_endless_listing_of_foreign_keys_ends_in_an_error(client, nursery: trio.Nursery, key: str):
+    targets: list[str] = []
 
-    def answer(request: Asked) -> Reply:
-        asked.append(request.target)
-        return Reply(200, page(key.format(len(asked)), token="more"))
+    def answer(request: HttpRequest) -> Reply:
+        targets.append(request.target)
+        return Reply(200, page(key.format(len(targets)), token="more"))
 
     url = await nursery.start(serve, answer)
     with pytest.raises(StoreError, match="announces more pages"):
-        await listed(url, client)
-    assert len(asked) < 20
+        await list_paths(url, client)
+    assert len(targets) < 20
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What only the local store must do: survive kills, tell disk errors apart, and keep its own files to itself."""
+"""LocalStore: durability when it is killed, errors of the disk, and its own files."""
 
 import errno
 import os
@@ -66,13 +66,13 @@ def temporaries(root: Path) -> list[Path]:
     return sorted((root / ".tmp").iterdir())
 
 
-def test_opening_sweeps_what_the_dead_left_and_nothing_of_the_living(tmp_path: Path):
+def test_opening_removes_temporary_files_of_dead_writers_only(tmp_path: Path):
     LocalStore(tmp_path)
     (tmp_path / ".tmp" / "orphan").write_bytes(b"half of an object")
-    writer = start(HOLD_A_TEMPORARY, tmp_path / ".tmp" / "held")
+    writer = start(HOLD_A_TEMPORARY, tmp_path / ".tmp" / "locked")
     try:
         LocalStore(tmp_path)
-        assert temporaries(tmp_path) == [tmp_path / ".tmp" / "held"]
+        assert temporaries(tmp_path) == [tmp_path / ".tmp" / "locked"]
     finally:
         writer.kill()
         writer.wait()
@@ -86,7 +86,7 @@ def test_a_writer_killed_at_any_time_leaves_a_whole_object(tmp_path: Path):
 
 
 @pytest.mark.trio
-async def test_listings_show_nothing_that_no_put_has_made(tmp_path: Path):
+async def test_listings_leave_out_files_that_no_put_created(tmp_path: Path):
     store = LocalStore(tmp_path)
     await store.put("a/object", b"x")
     (tmp_path / ".tmp" / "temporary").write_bytes(b"")
@@ -125,7 +125,7 @@ async def test_links_and_pipes_are_not_read(tmp_path: Path):
     ],
 )
 @pytest.mark.parametrize("place", ["write", "fsync"])
-async def test_a_disk_error_is_one_clear_line_and_leaves_the_old_object(
+async def test_a_disk_error_is_reported_in_one_line_and_leaves_the_old_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, advice: str, place: str
 ):
     store = LocalStore(tmp_path)
@@ -145,7 +145,7 @@ async def test_a_disk_error_is_one_clear_line_and_leaves_the_old_object(
 
 
 @pytest.mark.trio
-async def test_an_object_is_on_the_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_an_object_is_flushed_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store = LocalStore(tmp_path, inline=True)
     events: list[str] = []
     fsync, rename = os.fsync, Path.rename
@@ -166,7 +166,7 @@ async def test_an_object_is_on_the_disk_before_its_name_is(tmp_path: Path, monke
 
 
 @pytest.mark.trio
-async def test_a_store_whose_directory_vanished_says_so(tmp_path: Path):
+async def test_a_missing_directory_is_reported(tmp_path: Path):
     store = LocalStore(tmp_path / "store")
     (tmp_path / "store" / ".tmp").rmdir()
     (tmp_path / "store").rmdir()
@@ -208,7 +208,7 @@ async def test_a_deletion_is_on_the_disk_when_it_returns(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(os, "fsync", recorded_fsync)
     await store.delete("a/b/one")
-    assert flushed == [("a", "b"), ("a",)]  # the object's folder, then the one from which that folder went
+    assert flushed == [("a", "b"), ("a",)]  # the folder of the object, then its parent, from which it was removed
     flushed.clear()
     await store.delete("a/nothing")
     assert flushed == []

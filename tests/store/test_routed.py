@@ -1,4 +1,4 @@
-"""Many buckets as one store: who is read where, and what a meeting point that lies can do."""
+"""RoutedStore and SpaceDirectory: where each path is read, and what a meeting point that lies can do."""
 
 from collections.abc import AsyncIterator
 
@@ -19,8 +19,8 @@ BEACON = "ab" * 32
 HOUR = 3600.0
 
 
-class Watch:
-    """A clock that stands where a test puts it."""
+class ManualClock:
+    """A clock that tests set."""
 
     moment = 1_000_000.0
 
@@ -31,7 +31,7 @@ class Watch:
         raise AssertionError
 
 
-class Down:
+class UnavailableStore:
     """A store whose service does not answer."""
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
@@ -50,13 +50,13 @@ class Down:
 
 
 class World:
-    """A meeting point, spaces by URL, and one node's view of them."""
+    """A meeting point, spaces by URL, and the routed store of one node."""
 
     def __init__(self, peers: dict[bytes, ObjectStore] | None = None) -> None:
-        self.clock = Watch()
+        self.clock = ManualClock()
         self.own, self.meeting, self.state = MemoryStore(), MemoryStore(), MemoryStore()
         self.spaces: dict[str, ObjectStore] = {}
-        self.opened: list[tuple[str, bytes]] = []
+        self.opened_spaces: list[tuple[str, bytes]] = []
         self.peers = peers or {}
         self.store = self.restart()
 
@@ -68,7 +68,7 @@ class World:
         return self.store
 
     def _open(self, url: str, owner: bytes) -> ObjectStore:
-        self.opened.append((url, owner))
+        self.opened_spaces.append((url, owner))
         return self.spaces[url]
 
     def announcement(self, key: SigningKey, space: str, seconds: float = HOUR, run: bytes = RUN) -> bytes:
@@ -87,7 +87,7 @@ class World:
         await store.put(paths.head(key.public), data)
         self.spaces[url] = store
 
-    async def listed(self) -> list[str]:
+    async def list_participants(self) -> list[str]:
         return [info.path async for info in self.store.list(paths.participants())]
 
 
@@ -97,7 +97,7 @@ def world() -> World:
 
 
 @pytest.mark.trio
-async def test_every_path_is_read_at_its_writers(world: World):
+async def test_every_path_is_read_from_its_writers_store(world: World):
     await world.announce(TRAINER, "https://t.example.org")
     await world.space("https://t.example.org", TRAINER, b"trainer's")
     await world.meeting.put(paths.head(OTHER.public), b"shared")
@@ -105,15 +105,15 @@ async def test_every_path_is_read_at_its_writers(world: World):
     await world.meeting.put(paths.run(RUN), b"rules")
     await world.own.put(paths.head(ME.public), b"mine")
     assert await world.store.get(paths.head(TRAINER.public), 100) == b"trainer's"
-    assert await world.store.get(paths.head(OTHER.public), 100) == b"shared"  # announced nothing
+    assert await world.store.get(paths.head(OTHER.public), 100) == b"shared"  # it has no announcement
     assert await world.store.get(paths.head(ME.public), 100) == b"mine"
     assert await world.store.get(f"{BEACON}/public/7", 100) == b"round"
     assert await world.store.get(paths.run(RUN), 100) == b"rules"
-    assert world.opened == [("https://t.example.org", TRAINER.public)]
+    assert world.opened_spaces == [("https://t.example.org", TRAINER.public)]
 
 
 @pytest.mark.trio
-async def test_a_node_writes_to_its_own_and_to_nobody_elses(world: World):
+async def test_a_node_writes_only_its_own_paths(world: World):
     await world.store.put(paths.commitment(ME.public, 3), b"mine")
     await world.store.put(paths.participant(ME.public), b"me")
     await world.store.put(f"{BEACON}/public/1", b"round")
@@ -127,30 +127,30 @@ async def test_a_node_writes_to_its_own_and_to_nobody_elses(world: World):
 
 
 @pytest.mark.trio
-async def test_what_the_operator_knows_beats_what_is_announced():
-    known = MemoryStore()
-    await known.put(paths.head(TRAINER.public), b"known")
-    world = World({TRAINER.public: known})
+async def test_a_configured_peer_takes_precedence_over_its_announcement():
+    configured = MemoryStore()
+    await configured.put(paths.head(TRAINER.public), b"configured")
+    world = World({TRAINER.public: configured})
     await world.announce(TRAINER, "https://t.example.org")
-    assert await world.store.get(paths.head(TRAINER.public), 100) == b"known"
-    assert world.opened == []
+    assert await world.store.get(paths.head(TRAINER.public), 100) == b"configured"
+    assert world.opened_spaces == []
 
 
 @pytest.mark.trio
-async def test_who_moves_is_followed(world: World):
+async def test_a_moved_space_is_followed(world: World):
     await world.announce(MINER, "https://a.example.org")
     await world.space("https://a.example.org", MINER, b"old")
     await world.space("https://b.example.org", MINER, b"new")
     assert await world.store.get(paths.head(MINER.public), 100) == b"old"
     world.clock.moment += 10
     await world.announce(MINER, "https://b.example.org")
-    assert await world.store.get(paths.head(MINER.public), 100) == b"old"  # not looked up again yet
-    assert await world.store.get(paths.participant(MINER.public), 4096)  # somebody asks who takes part
+    assert await world.store.get(paths.head(MINER.public), 100) == b"old"  # its lookup is still valid
+    assert await world.store.get(paths.participant(MINER.public), 4096)  # a role reads the announcements
     assert await world.store.get(paths.head(MINER.public), 100) == b"new"
 
 
 @pytest.mark.trio
-async def test_a_meeting_point_that_shows_an_old_announcement_sends_nobody_back(world: World):
+async def test_an_old_announcement_does_not_replace_a_newer_one(world: World):
     old = world.announcement(MINER, "https://a.example.org", HOUR)
     await world.announce(MINER, "https://b.example.org", 2 * HOUR)
     await world.space("https://a.example.org", MINER, b"old")
@@ -164,14 +164,14 @@ async def test_a_meeting_point_that_shows_an_old_announcement_sends_nobody_back(
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("meeting", [MemoryStore(), Down()], ids=["forgets", "is down"])
-async def test_who_was_seen_stays_known_until_it_expires_whatever_the_meeting_point_does(world: World, meeting):
+@pytest.mark.parametrize("meeting", [MemoryStore(), UnavailableStore()], ids=["forgets", "is down"])
+async def test_an_announcement_is_remembered_until_it_expires(world: World, meeting):
     await world.announce(MINER, "https://a.example.org", HOUR)
     await world.space("https://a.example.org", MINER, b"there")
-    assert await world.listed() == [paths.participant(MINER.public)]
+    assert await world.list_participants() == [paths.participant(MINER.public)]
     data = await world.store.get(paths.participant(MINER.public), 4096)
     world.restart(meeting)
-    assert await world.listed() == [paths.participant(MINER.public)]
+    assert await world.list_participants() == [paths.participant(MINER.public)]
     assert await world.store.get(paths.participant(MINER.public), 4096) == data
     assert await world.store.get(paths.head(MINER.public), 100) == b"there"
     world.clock.moment += HOUR
@@ -182,7 +182,7 @@ async def test_who_was_seen_stays_known_until_it_expires_whatever_the_meeting_po
 
 
 @pytest.mark.trio
-async def test_what_does_not_count_is_not_remembered(world: World):
+async def test_invalid_announcements_are_not_remembered(world: World):
     path = paths.participant(MINER.public)
     for data in (
         b"",
@@ -193,42 +193,42 @@ async def test_what_does_not_count_is_not_remembered(world: World):
         b"x" * 10_000,
     ):
         await world.meeting.put(path, data)
-        shown = await world.store.get(path, 1 << 20)
-        assert shown in {data, b""}
+        answer = await world.store.get(path, 1 << 20)
+        assert answer in {data, b""}
         assert [info.path async for info in world.state.list(STATE_PREFIX)] == []
     with pytest.raises(NotFoundError):
         await world.store.get("participants/nobody", 100)
 
 
 @pytest.mark.trio
-async def test_a_crowd_displaces_neither_those_seen_first_nor_the_runs_own(world: World):
+async def test_a_full_directory_keeps_the_first_announcements_and_those_of_authority_keys(world: World):
     crowd = [SigningKey(bytes([65 + number]) * 32) for number in range(9)]
     for key in crowd:
         await world.announce(key, "https://crowd.example.org", HOUR)
         await world.store.get(paths.participant(key.public), 4096)
     await world.announce(TRAINER, "https://t.example.org")
     await world.store.get(paths.participant(TRAINER.public), 4096)
-    remembered = {paths.key_at_end(info.path) async for info in world.state.list(STATE_PREFIX)}
-    assert remembered == {TRAINER.public, *(key.public for key in crowd[:4])}
+    remembered_keys = {paths.key_at_end(info.path) async for info in world.state.list(STATE_PREFIX)}
+    assert remembered_keys == {TRAINER.public, *(key.public for key in crowd[:4])}
     world.clock.moment += HOUR
     late = SigningKey(b"z" * 32)
     await world.announce(late, "https://z.example.org")
     await world.store.get(paths.participant(late.public), 4096)
-    remembered = {paths.key_at_end(info.path) async for info in world.state.list(STATE_PREFIX)}
-    assert late.public in remembered
-    assert not remembered & {key.public for key in crowd}
+    remembered_keys = {paths.key_at_end(info.path) async for info in world.state.list(STATE_PREFIX)}
+    assert late.public in remembered_keys
+    assert not remembered_keys & {key.public for key in crowd}
 
 
 @pytest.mark.trio
-async def test_damaged_memory_is_forgotten(world: World):
+async def test_a_damaged_announcement_in_the_state_is_replaced(world: World):
     await world.state.put(STATE_PREFIX + MINER.public.hex(), b"rubbish")
     await world.announce(MINER, "https://a.example.org")
-    assert await world.listed() == [paths.participant(MINER.public)]
+    assert await world.list_participants() == [paths.participant(MINER.public)]
     assert await world.store.get(paths.participant(MINER.public), 4096)
     assert await world.restart().get(paths.participant(MINER.public), 4096)
 
 
 @pytest.mark.trio
-async def test_nobody_can_be_asked_for_everything(world: World):
+async def test_a_prefix_without_a_writer_cannot_be_listed(world: World):
     with pytest.raises(PermanentError, match="cannot be listed as one"):
         [info async for info in world.store.list("")]

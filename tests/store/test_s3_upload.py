@@ -1,4 +1,4 @@
-"""Large objects in parts: whole when they arrive, resumed where they broke, swept where nobody completes them."""
+"""Multipart uploads: they arrive whole, are resumed after failures, and are aborted when nobody completes them."""
 
 import os
 import time
@@ -20,12 +20,13 @@ OBJECT = os.urandom(17 * MIB + 5)
 PARTS = 4
 
 
-class Wire:
-    """Counts a store's requests by operation, and breaks some.
+class RequestFaults:
+    """Counts the requests of a store by operation, and makes some fail.
 
     Attributes:
-        unsent: operations whose requests never leave; for parts, 'UploadPart 3'.
-        unanswered: operations that take effect, but whose answer is lost.
+        count: requests by operation.
+        unsent: operations whose requests are not sent; a single part is 'UploadPart 3'.
+        unanswered: operations that take effect, but whose response is lost.
     """
 
     def __init__(self, store: S3Store) -> None:
@@ -64,36 +65,36 @@ def store(bucket: tuple[S3Location, S3Credentials]) -> Iterator[S3Store]:
 
 @pytest.mark.trio
 async def test_a_large_object_arrives_whole(store):
-    wire = Wire(store)
+    faults = RequestFaults(store)
     await store.put("large/object", OBJECT)
-    assert wire.count["UploadPart"] == PARTS
+    assert faults.count["UploadPart"] == PARTS
     assert await store.get("large/object", len(OBJECT)) == OBJECT
     assert await store.get("large/object", 100, offset=10 * MIB - 3, size=9) == OBJECT[10 * MIB - 3 :][:9]
 
 
 @pytest.mark.trio
 async def test_a_second_attempt_sends_only_what_is_missing(store):
-    wire = Wire(store)
-    wire.unsent = {"UploadPart 3"}
+    faults = RequestFaults(store)
+    faults.unsent = {"UploadPart 3"}
     with pytest.raises(StoreError):
         await store.put("a", OBJECT)
-    wire.unsent, wire.count = {"CompleteMultipartUpload"}, Counter()
+    faults.unsent, faults.count = {"CompleteMultipartUpload"}, Counter()
     with pytest.raises(StoreError):
         await store.put("a", OBJECT)
-    assert wire.count["UploadPart"] == 1
-    wire.unsent, wire.count = set(), Counter()
+    assert faults.count["UploadPart"] == 1
+    faults.unsent, faults.count = set(), Counter()
     await store.put("a", OBJECT)
-    assert wire.count["CreateMultipartUpload"] == wire.count["UploadPart"] == 0
+    assert faults.count["CreateMultipartUpload"] == faults.count["UploadPart"] == 0
     assert await store.get("a", len(OBJECT)) == OBJECT
 
 
 @pytest.mark.trio
-async def test_a_completion_whose_answer_was_lost(store):
-    wire = Wire(store)
-    wire.unanswered = {"CompleteMultipartUpload"}
+async def test_a_put_can_be_repeated_after_the_response_to_its_completion_was_lost(store):
+    faults = RequestFaults(store)
+    faults.unanswered = {"CompleteMultipartUpload"}
     with pytest.raises(StoreError):
         await store.put("a", OBJECT)
-    wire.unanswered = set()
+    faults.unanswered = set()
     assert await store.get("a", len(OBJECT)) == OBJECT
     await store.put("a", OBJECT)
     assert await store.get("a", len(OBJECT)) == OBJECT
@@ -102,14 +103,14 @@ async def test_a_completion_whose_answer_was_lost(store):
 
 @pytest.mark.trio
 async def test_a_new_process_adopts_the_parts_of_one_that_died(store, bucket):
-    Wire(store).unsent = {"UploadPart 2"}
+    RequestFaults(store).unsent = {"UploadPart 2"}
     with pytest.raises(StoreError):
         await store.put("a", OBJECT)
     successor = S3Store(*bucket)
-    wire = Wire(successor)
+    faults = RequestFaults(successor)
     await successor.put("a", OBJECT)
-    assert wire.count["CreateMultipartUpload"] == 0
-    assert wire.count["UploadPart"] == 1
+    assert faults.count["CreateMultipartUpload"] == 0
+    assert faults.count["UploadPart"] == 1
     assert await successor.get("a", len(OBJECT)) == OBJECT
     assert await successor.abort_uploads("", time.time() + 60) == 0
     successor.close()
@@ -117,7 +118,7 @@ async def test_a_new_process_adopts_the_parts_of_one_that_died(store, bucket):
 
 @pytest.mark.trio
 async def test_parts_of_other_bytes_are_not_adopted(store, bucket):
-    Wire(store).unsent = {"UploadPart 2"}
+    RequestFaults(store).unsent = {"UploadPart 2"}
     with pytest.raises(StoreError):
         await store.put("a", OBJECT)
     successor, other = S3Store(*bucket), OBJECT[::-1]
@@ -128,24 +129,24 @@ async def test_parts_of_other_bytes_are_not_adopted(store, bucket):
 
 
 @pytest.mark.trio
-async def test_a_service_that_lists_no_uploads_gets_everything_again(store, bucket):
-    Wire(store).unsent = {"UploadPart 2"}
+async def test_all_parts_are_sent_again_when_the_service_lists_no_uploads(store, bucket):
+    RequestFaults(store).unsent = {"UploadPart 2"}
     with pytest.raises(StoreError):
         await store.put("a", OBJECT)
     successor = S3Store(*bucket)
-    Wire(successor).unsent = {"ListMultipartUploads"}
+    RequestFaults(successor).unsent = {"ListMultipartUploads"}
     await successor.put("a", OBJECT)
     assert await successor.get("a", len(OBJECT)) == OBJECT
     successor.close()
 
 
 @pytest.mark.trio
-async def test_an_upload_that_was_aborted_meanwhile_starts_anew(store, bucket):
-    wire = Wire(store)
-    wire.unsent = {"UploadPart 2"}
+async def test_a_put_starts_again_after_its_upload_was_aborted(store, bucket):
+    faults = RequestFaults(store)
+    faults.unsent = {"UploadPart 2"}
     with pytest.raises(StoreError):
         await store.put("a", OBJECT)
-    wire.unsent = set()
+    faults.unsent = set()
     assert await store.abort_uploads("", time.time() + 60) == 1
     with pytest.raises(StoreError):
         await store.put("a", OBJECT)
@@ -155,7 +156,7 @@ async def test_an_upload_that_was_aborted_meanwhile_starts_anew(store, bucket):
 
 @pytest.mark.trio
 async def test_orphans_are_aborted_when_they_are_old_enough(store):
-    Wire(store).unsent = {"CompleteMultipartUpload"}
+    RequestFaults(store).unsent = {"CompleteMultipartUpload"}
     for path in ("mine/a", "theirs/a"):
         with pytest.raises(StoreError):
             await store.put(path, OBJECT)
@@ -171,6 +172,6 @@ def test_parts_grow_when_there_would_be_too_many():
     assert 400 * GIB / _part_size(400 * GIB, 16 * MIB) <= 10_000
 
 
-def test_parts_smaller_than_s3_takes_are_refused():
+def test_parts_below_5_mib_are_refused():
     with pytest.raises(ValueError, match="5 MiB"):
         S3Location("bucket", part_bytes=MIB)

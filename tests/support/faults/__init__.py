@@ -1,1 +1,1 @@
-"""Stores and servers that fail in chosen ways."""
+"""Stores and proxies that inject chosen faults, and the scenarios that use them."""

@@ -60,7 +60,7 @@ class FaultyStore:
         self._planned.append((operation, fault))
 
     def calm(self) -> None:
-        """No more faults: what hangs ends in an error, what is planned or held back never comes; a cut link stays cut."""
+        """Stop injecting faults: hanging operations fail, planned faults and delayed puts are dropped."""
         self._calm.set()
         self._rates.clear()
         self._planned.clear()

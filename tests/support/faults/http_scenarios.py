@@ -1,6 +1,4 @@
-"""A short life of one writer and reader at a real S3 service behind bad HTTP: what it says, and what is there
-afterwards.
-"""
+"""Scenarios of one node that writes and reads at a real S3 service while HTTP faults occur, and what they leave."""
 
 import hashlib
 import random
@@ -18,79 +16,91 @@ from grailnode.store.s3.s3_store import S3Store
 from protocol.limits import MIB
 from roles.ports import NotFoundError, ObjectInfo, ObjectStore, StoreError
 from tests.support.builders.chains import MINER, make_node, small_run
-from tests.support.faults.http_fault_proxy import FaultProxy, HttpFault, befalls_puts
+from tests.support.faults.exchange_fault_proxy import ExchangeFault, ExchangeFaultProxy, affects_puts
 from tests.support.simulation.network import Log
 
-REFUSED: Final = "a refused connection"
-NO_NAME: Final = "a name that DNS does not know"
-HTTP_TROUBLES: Final = (*(fault.value for fault in HttpFault), REFUSED, NO_NAME)
-"""Everything that can go wrong between a node and an S3 service, by name."""
+CONNECTION_REFUSED: Final = "a refused connection"
+UNKNOWN_HOST: Final = "a name that DNS does not know"
+HTTP_FAULTS: Final = (*(fault.value for fault in ExchangeFault), CONNECTION_REFUSED, UNKNOWN_HOST)
+"""The names of all faults between a node and an S3 service."""
 
-_ENDPOINTS: Final = {REFUSED: "http://127.0.0.1:1", NO_NAME: "http://no-such-host.invalid"}
-_RATE: Final = 0.25  # of each trouble, of the exchanges that it can befall
-_PATIENCE: Final = RetryPolicy(attempts=5, first_pause=0.02, longest_pause=0.1, deadline=20.0)
+_ENDPOINTS: Final = {CONNECTION_REFUSED: "http://127.0.0.1:1", UNKNOWN_HOST: "http://no-such-host.invalid"}
+_RATE: Final = 0.25  # of each fault, in the exchanges that it can affect
+_RETRIES: Final = RetryPolicy(attempts=5, first_pause=0.02, longest_pause=0.1, deadline=20.0)
 _OBJECTS: Final = 12
-_LARGE: Final = 6 * MIB  # goes up in two parts
+_LARGE_BYTES: Final = 6 * MIB  # uploaded in two parts
 _LISTINGS: Final = 10
-_MOST_LISTED: Final = 500
+_MAX_ENTRIES: Final = 500
 
 
 @dataclass
 class HttpOutcome:
-    """What became of one life.
+    """The result of one scenario.
 
     Attributes:
-        struck: exchanges that were bent or broken; told: failures that the node's stores ended in, one line each.
-        refused: answers whose bytes were not those of the digest; violations: what must not happen.
+        fault_count: exchanges with a fault.
+        errors: messages of the operations that failed.
+        wrong_reads: responses whose bytes did not have the digest of the object.
+        violations: descriptions of what must not happen.
     """
 
-    struck: int
-    told: list[str]
-    refused: int
+    fault_count: int
+    errors: list[str]
+    wrong_reads: int
     violations: list[str]
 
 
-class _Elsewhere:
-    """Sends some of the operations to endpoints where nobody is."""
+class _PartlyUnreachableStore:
+    """Sends some operations to endpoints where no server is.
+
+    Attributes:
+        active: whether it does so.
+        fault_count: operations that were sent there.
+    """
 
     def __init__(self, store: ObjectStore, others: list[ObjectStore], rng: random.Random) -> None:
         self._store = store
         self._others = others
         self._rng = rng
-        self.stormy = True
-        self.struck = 0
+        self.active = True
+        self.fault_count = 0
 
-    def _chosen(self) -> ObjectStore:
+    def _choose(self) -> ObjectStore:
         for other in self._others:
-            if self.stormy and self._rng.random() < _RATE:
-                self.struck += 1
+            if self.active and self._rng.random() < _RATE:
+                self.fault_count += 1
                 return other
         return self._store
 
     async def put(self, path: str, data: bytes) -> None:
         """Implements ObjectStore.put."""
-        await self._chosen().put(path, data)
+        await self._choose().put(path, data)
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         """Implements ObjectStore.get."""
-        return await self._chosen().get(path, max_bytes, offset=offset, size=size)
+        return await self._choose().get(path, max_bytes, offset=offset, size=size)
 
     async def delete(self, path: str) -> None:
         """Implements ObjectStore.delete."""
-        await self._chosen().delete(path)
+        await self._choose().delete(path)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
         """Implements ObjectStore.list."""
-        async for info in self._chosen().list(prefix, after=after):
+        async for info in self._choose().list(prefix, after=after):
             yield info
 
 
-async def live_over_http(location: S3Location, credentials: S3Credentials, names: tuple[str, ...]) -> HttpOutcome:
-    """Write, read, list and delete in a bucket while these troubles strike, then look in calm weather."""
+async def run_http_scenario(location: S3Location, credentials: S3Credentials, names: tuple[str, ...]) -> HttpOutcome:
+    """Write, read, list and delete in a bucket while faults occur; then check the bucket without faults.
+
+    Args:
+        location: the bucket, with an endpoint.
+        names: of the faults (HTTP_FAULTS).
+    """
     assert location.endpoint is not None
     seed = int.from_bytes(hashlib.sha256(repr(names).encode()).digest()[:4], "little")
-    faults = [fault for fault in HttpFault if fault.value in names]
-    proxy = FaultProxy(location.endpoint, faults, _RATE, random.Random(seed))
+    faults = [fault for fault in ExchangeFault if fault.value in names]
+    proxy = ExchangeFaultProxy(location.endpoint, faults, _RATE, random.Random(seed))
     async with trio.open_nursery() as nursery:
         url = await nursery.start(proxy.run)
         near = replace(
@@ -102,53 +112,59 @@ async def live_over_http(location: S3Location, credentials: S3Credentials, names
             min_rate=4e6,
             connect_timeout=1.0,
         )
-        with _opened(
-            [near, *(replace(near, endpoint=_ENDPOINTS[n]) for n in names if n in _ENDPOINTS)], credentials
-        ) as all_:
-            elsewhere = _Elsewhere(all_[0], list(all_[1:]), random.Random(seed + 1))
-            retrying = RetryingStore(elsewhere, random.Random(seed + 2), _PATIENCE)
-            store = BoundedStore(retrying, _MOST_LISTED)
-            life = _Life(store, f"life-{seed:08x}/", random.Random(seed + 3), large=any(map(befalls_puts, faults)))
-            await life.storm()
-            proxy.stormy = elsewhere.stormy = False
-            await life.calm()
+        locations = [near, *(replace(near, endpoint=_ENDPOINTS[name]) for name in names if name in _ENDPOINTS)]
+        with _open_stores(locations, credentials) as (first, *others):
+            partly_unreachable = _PartlyUnreachableStore(first, list(others), random.Random(seed + 1))
+            retrying = RetryingStore(partly_unreachable, random.Random(seed + 2), _RETRIES)
+            store = BoundedStore(retrying, _MAX_ENTRIES)
+            client = _Client(
+                store, f"client-{seed:08x}/", random.Random(seed + 3), large=any(map(affects_puts, faults))
+            )
+            await client.use_store()
+            proxy.active = partly_unreachable.active = False
+            await client.check_store()
         nursery.cancel_scope.cancel()
-    return HttpOutcome(proxy.struck + elsewhere.struck, life.told, life.refused, life.violations)
+    fault_count = proxy.fault_count + partly_unreachable.fault_count
+    return HttpOutcome(fault_count, client.errors, client.wrong_reads, client.violations)
 
 
 @contextmanager
-def _opened(locations: list[S3Location], credentials: S3Credentials) -> Iterator[list[S3Store]]:
+def _open_stores(locations: list[S3Location], credentials: S3Credentials) -> Iterator[list[S3Store]]:
     stores = [S3Store(location, credentials) for location in locations]
     yield stores
     for store in stores:
         store.close()
 
 
-class _Life:
-    """One participant's objects, as a node writes and reads them: read back when written, believed by digest alone."""
+class _Client:
+    """Writes and reads objects as a node does: it reads them back, and trusts their digests only.
+
+    Attributes:
+        wrong_reads, violations: as in HttpOutcome.
+    """
 
     def __init__(self, store: ObjectStore, prefix: str, rng: random.Random, *, large: bool) -> None:
         run_id, run = small_run(bytes(32))
-        self._log = Log("life")
+        self._log = Log("client")
         self._node = make_node(run_id, run, store, store, self._log, MINER)  # type: ignore[arg-type]
         self._store = store
         self._prefix = prefix
         self._bodies = {f"{prefix}{number:02}": rng.randbytes(2000 + number) for number in range(_OBJECTS)}
         if large:
-            self._bodies[f"{prefix}large"] = rng.randbytes(_LARGE)
-        self._deleted: set[str] = set()
+            self._bodies[f"{prefix}large"] = rng.randbytes(_LARGE_BYTES)
+        self._deleted_paths: set[str] = set()
         self._head = f"{prefix}head"
-        self.refused = 0
+        self.wrong_reads = 0
         self.violations: list[str] = []
         self._failures: list[str] = []
 
     @property
-    def told(self) -> list[str]:
-        """Every line that an operation ended in."""
+    def errors(self) -> list[str]:
+        """Messages of all operations that failed."""
         return self._failures + [str(fields["error"]) for _, fields in self._log.events if "error" in fields]
 
-    async def storm(self) -> None:
-        """Publish everything, a pointer again and again; then read, list and delete."""
+    async def use_store(self) -> None:
+        """Publish all objects, and a pointer after each; then read, list and delete."""
         for path, data in self._bodies.items():
             await self._node.publish(path, data)
             await self._node.publish(self._head, path.encode())
@@ -158,34 +174,32 @@ class _Life:
             await self._attempt(self._list())
         for path in list(self._bodies)[:3]:
             if await self._attempt(self._store.delete(path)):
-                self._deleted.add(path)
-        for line in self.told:
-            if "\n" in line or not line:
-                self.violations.append(f"not one clear line: {line!r}")
+                self._deleted_paths.add(path)
+        for message in self.errors:
+            if "\n" in message or not message:
+                self.violations.append(f"not one line: {message!r}")
 
-    async def calm(self) -> None:
-        """Everything that was acknowledged and shown is there, the pointer works again, and the listing names all of
-        it.
-        """
-        for path in self._deleted:
-            await self._store.delete(path)  # a duplicate of an older put may have come after the delete
-        there = {path: data for path, data in self._bodies.items() if path not in self._deleted}
-        for path, data in there.items():
+    async def check_store(self) -> None:
+        """Check that all published objects exist, the pointer can be replaced, and the listing is complete."""
+        for path in self._deleted_paths:
+            await self._store.delete(path)  # a duplicate of an older put may have arrived after the delete
+        expected = {path: data for path, data in self._bodies.items() if path not in self._deleted_paths}
+        for path, data in expected.items():
             if await self._store.get(path, len(data)) != data:
                 self.violations.append(f"lost: {path}")
-        await self._node.publish(self._head, b"calm")
-        if await self._store.get(self._head, 100) != b"calm":
+        await self._node.publish(self._head, b"last")
+        if await self._store.get(self._head, 100) != b"last":
             self.violations.append("the pointer is not what was put last")
-        if {*await self._list()} != {*there, self._head}:
+        if {*await self._list()} != {*expected, self._head}:
             self.violations.append("the listing is not what was put")
 
     async def _read(self, path: str) -> None:
-        """Read until the bytes are those of the digest, a few times, as followers do."""
+        """Read an object until its bytes are right, up to three times, as followers do."""
         for _ in range(3):
             try:
                 if await self._store.get(path, len(self._bodies[path])) == self._bodies[path]:
                     return
-                self.refused += 1
+                self.wrong_reads += 1
             except StoreError as error:
                 self._failures.append(str(error))
 

@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 server on loopback whose every answer a test decides, down to where the connection breaks."""
+"""A small HTTP/1.1 server on loopback. A test decides every response, and where the connection breaks."""
 
 import math
 from collections.abc import Awaitable, Callable
@@ -12,8 +12,8 @@ UNSAID = -1
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request: `target` is the raw path and query, header names are in lower case."""
+class HttpRequest:
+    """A request. `target` is the raw path and query; header names are in lower case."""
 
     method: str
     target: str
@@ -23,12 +23,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer.
+    """A response.
 
     Attributes:
-        length: what Content-Length claims; None for the truth, UNSAID for no claim (the body ends with the connection).
-        cut: bytes of the body after which the connection is reset without a word; negative: before any answer.
-        piece, pause: the body is sent in pieces of so many bytes with so many seconds between them.
+        length: the value of Content-Length; None for the true one, UNSAID for no such header (the body then ends with
+            the connection).
+        cut: bytes of the body after which the connection is closed; negative: before the response.
+        piece: bytes of the pieces in which the body is sent.
+        pause: seconds between two pieces.
     """
 
     status: int = 200
@@ -40,11 +42,11 @@ class Reply:
     pause: float = 0.0
 
 
-Answer = Callable[[Asked], Reply | Awaitable[Reply]]
+Answer = Callable[[HttpRequest], Reply | Awaitable[Reply]]
 
 
 async def serve(answer: Answer, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
-    """Serve until cancelled; reports its URL, such as 'http://127.0.0.1:40123'."""
+    """Serve until cancelled. The task status receives the URL, such as 'http://127.0.0.1:40123'."""
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listeners[0].socket.getsockname()[1]
     task_status.started(f"http://127.0.0.1:{port}")
@@ -56,18 +58,18 @@ async def _connection(answer: Answer, stream: trio.SocketStream) -> None:
     try:
         async with stream:
             buffer = b""
-            while asked := await _read(stream, buffer):
-                request, buffer = asked
+            while (message := await _read(stream, buffer)) is not None:
+                request, buffer = message
                 reply = answer(request)
                 if not isinstance(reply, Reply):
                     reply = await reply
                 if not await _send(stream, reply, request.method == "HEAD"):
                     return
     except trio.BrokenResourceError:
-        pass  # the client has had enough
+        pass  # the client has closed the connection
 
 
-async def _read(stream: trio.SocketStream, buffer: bytes) -> tuple[Asked, bytes] | None:
+async def _read(stream: trio.SocketStream, buffer: bytes) -> tuple[HttpRequest, bytes] | None:
     while b"\r\n\r\n" not in buffer:
         piece = await stream.receive_some()
         if not piece:
@@ -82,11 +84,11 @@ async def _read(stream: trio.SocketStream, buffer: bytes) -> tuple[Asked, bytes]
     size = int(headers.get("content-length", "0"))
     while len(buffer) < size:
         buffer += await stream.receive_some()
-    return Asked(method, target, headers, buffer[:size]), buffer[size:]
+    return HttpRequest(method, target, headers, buffer[:size]), buffer[size:]
 
 
 async def _send(stream: trio.SocketStream, reply: Reply, head_only: bool) -> bool:
-    """Whether the connection lives on."""
+    """Send a response, and return whether the connection can be used again."""
     if reply.cut is not None and reply.cut < 0:
         return False
     length = len(reply.body) if reply.length is None else reply.length

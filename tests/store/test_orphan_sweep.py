@@ -1,4 +1,4 @@
-"""What a writer that died left behind in parts is swept when it starts again: its own, and nobody else's."""
+"""sweep_orphans: a writer aborts its own old multipart uploads when it starts, and no others."""
 
 import time
 from pathlib import Path
@@ -23,12 +23,12 @@ DAY = 86_400.0
 
 @pytest.fixture
 def bucket(rclone_bucket: Bucket) -> Bucket:
-    return rclone_bucket  # moto says of every upload that it began in 2010
+    return rclone_bucket  # moto reports 2010 as the start of every upload
 
 
 @pytest.fixture(params=["", "runs/one"], ids=["whole-bucket", "prefix"])
 def config(request, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """A node's run.toml with this bucket as its store."""
+    """The configuration of a node with this bucket as its store."""
     location, _ = bucket
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", CREDENTIALS.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CREDENTIALS.secret_key)
@@ -40,13 +40,13 @@ def config(request, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
 
 
-def left_in_parts(store: S3Store, path: str) -> None:
-    """An upload whose writer dies before it completes it."""
+def leave_unfinished_upload(store: S3Store, path: str) -> None:
+    """Upload the parts of an object, and fail before the completion."""
 
-    def die(event_name: str, **_: object) -> None:
+    def fail(event_name: str, **_: object) -> None:
         raise ConnectionClosedError(endpoint_url="the wire")
 
-    store._session.client.meta.events.register("request-created.s3.CompleteMultipartUpload", die)
+    store._session.client.meta.events.register("request-created.s3.CompleteMultipartUpload", fail)
     with pytest.raises(StoreError):
         trio.run(store.put, path, bytes(17 * MIB))
 
@@ -55,26 +55,26 @@ def test_a_writer_sweeps_its_own_uploads_when_they_are_a_day_old(config: Config,
     store = S3Store(*bucket)
     under = f"{config.store.prefix}/" if config.store.prefix else ""
     for owner in (MINE, THEIRS):
-        left_in_parts(store, f"{under}{owner.hex()}/anchors/a")
+        leave_unfinished_upload(store, f"{under}{owner.hex()}/anchors/a")
     log = Log("miner")
     trio.run(sweep_orphans, config, MINE, log, time.time())
     trio.run(sweep_orphans, config, MINE, log, time.time() + DAY + 60)
     trio.run(sweep_orphans, config, MINE, log, time.time() + DAY + 60)
     assert log.events == [("orphans-swept", {"uploads": count}) for count in (0, 1, 0)]
-    assert trio.run(store.abort_uploads, "", time.time() + 60) == 1  # theirs lay untouched
+    assert trio.run(store.abort_uploads, "", time.time() + 60) == 1  # the other owner's is still there
     store.close()
 
 
-def test_a_service_that_refuses_costs_one_line(config: Config):
-    broken = config.model_copy(update={"store": config.store.model_copy(update={"bucket": "no-such-bucket"})})
+def test_a_service_that_refuses_causes_one_event(config: Config):
+    misconfigured = config.model_copy(update={"store": config.store.model_copy(update={"bucket": "no-such-bucket"})})
     log = Log("miner")
-    trio.run(sweep_orphans, broken, MINE, log, time.time())
+    trio.run(sweep_orphans, misconfigured, MINE, log, time.time())
     [(name, fields)] = log.events
     assert name == "orphan-sweep-failed"
     assert "\n" not in fields["error"]
 
 
-def test_where_objects_are_files_there_is_nothing_to_ask(tmp_path: Path):
+def test_a_local_store_has_no_uploads_to_abort(tmp_path: Path):
     config = load(workspace.create(tmp_path, Choices(), workspace.Pace()).config, [])
     log = Log("miner")
     trio.run(sweep_orphans, config, MINE, log, time.time())

@@ -1,4 +1,4 @@
-"""Random histories: a store answers as a dictionary would."""
+"""Random histories of operations: a store answers as a dictionary would."""
 
 import tempfile
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.support.store_contract import paths
 
 Step = tuple[Any, ...]
 
-# no name here is another's folder: files are 'f..', folders 'd..'
+# file names begin with 'f' and folder names with 'd', so that no path is a folder of another
 folders = st.lists(st.sampled_from(["d", "d-", "d.", "d0", "dé"]), max_size=3)
 files = st.sampled_from(["f", "f-a", "f.a", "f0", "f😀", "fa"])
 object_paths = st.tuples(folders, files).map(lambda parts: "/".join([*parts[0], parts[1]]))
@@ -48,17 +48,17 @@ async def replay(store: ObjectStore, history: list[Step]) -> None:
                 else:
                     assert answer == model[path][offset : None if size is None else offset + size]
             case "list", prefix, after:
-                expected = sorted(path for path in model if path.startswith(prefix) and path > after)
-                assert await paths(store, prefix, after) == expected
+                expected_paths = sorted(path for path in model if path.startswith(prefix) and path > after)
+                assert await paths(store, prefix, after) == expected_paths
 
 
 @given(steps)
-def test_memory(history: list[Step]):
+def test_a_memory_store_answers_like_a_dictionary(history: list[Step]):
     trio.run(replay, MemoryStore(), history)
 
 
 @settings(max_examples=40, deadline=None)
 @given(steps)
-def test_local(history: list[Step]):
+def test_a_local_store_answers_like_a_dictionary(history: list[Step]):
     with tempfile.TemporaryDirectory() as root:
         trio.run(replay, LocalStore(Path(root), inline=True), history)

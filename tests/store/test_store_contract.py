@@ -1,4 +1,4 @@
-"""The contract suite, for every store and for the decorators that must be transparent."""
+"""The contract suite of ObjectStore, for every store and for decorators that must be transparent."""
 
 import random
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ class TestLocal(StoreContract):
 
 
 class TestDecorated(StoreContract):
-    """Every decorator at once, none of them in the way."""
+    """Several decorators at once, which must not change the contract."""
 
     @pytest.fixture
     def store(self) -> ObjectStore:
@@ -81,7 +81,7 @@ class S3Contract(StoreContract):
     @pytest.fixture
     def store(self, bucket) -> Iterator[ObjectStore]:
         store = S3Store(*bucket)
-        # as nodes use it: rclone answers 500 to a put whose folder a deletion has just emptied
+        # as nodes use it, because rclone answers 500 to a put whose folder a deletion has just emptied
         yield RetryingStore(store, random.Random(1), BRIEF)
         store.close()
 
@@ -116,7 +116,7 @@ class TestS3OfMoto(S3Contract):
 
 class TestHttps(ReadContract):
     @pytest.fixture
-    def served(self) -> FileServer:
+    def server(self) -> FileServer:
         return FileServer()
 
     @pytest.fixture
@@ -125,13 +125,13 @@ class TestHttps(ReadContract):
             yield client
 
     @pytest.fixture
-    async def store(self, served: FileServer, client: httpx.AsyncClient, nursery: trio.Nursery) -> ObjectStore:
-        url = await nursery.start(serve, served.answer)
+    async def store(self, server: FileServer, client: httpx.AsyncClient, nursery: trio.Nursery) -> ObjectStore:
+        url = await nursery.start(serve, server.answer)
         return HttpsStore(f"{url}/public", client, plain_http=True)
 
     @pytest.fixture
-    def seed(self, served: FileServer) -> Seed:
+    def seed(self, server: FileServer) -> Seed:
         async def put(path: str, data: bytes) -> None:
-            served.objects[f"/public/{path}"] = data
+            server.objects[f"/public/{path}"] = data
 
         return put

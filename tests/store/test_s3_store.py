@@ -1,4 +1,4 @@
-"""A service that fails, lies or crawls: each ends in one clear StoreError, in bounded time and memory."""
+"""S3Store with a service that fails, lies or is slow: a StoreError of one line, in bounded time and memory."""
 
 import hashlib
 import random
@@ -16,7 +16,7 @@ from grailnode.store.s3.s3_session import S3Credentials, S3Location
 from grailnode.store.s3.s3_store import S3Store
 from protocol.limits import MIB
 from roles.ports import NotFoundError, StoreError, TooLargeError
-from tests.support.servers.loopback import UNSAID, Asked, Reply, serve
+from tests.support.servers.loopback import UNSAID, HttpRequest, Reply, serve
 from tests.support.store_contract import paths
 
 CREDENTIALS = S3Credentials("some-access-key", "some-secret-key", "some-token")
@@ -25,16 +25,20 @@ Serving = Callable[..., "trio.lowlevel.Task"]
 
 
 class Service:
-    """Answers every request with `reply`, or with what `answer` makes of it."""
+    """Answers every request with `reply`, or with the result of `answer`.
+
+    Attributes:
+        requests: all requests so far.
+    """
 
     def __init__(self) -> None:
         self.reply = Reply()
-        self.answer: Callable[[Asked], Reply] | None = None
-        self.asked: list[Asked] = []
+        self.answer: Callable[[HttpRequest], Reply] | None = None
+        self.requests: list[HttpRequest] = []
 
-    def __call__(self, asked: Asked) -> Reply:
-        self.asked.append(asked)
-        return self.answer(asked) if self.answer else self.reply
+    def __call__(self, request: HttpRequest) -> Reply:
+        self.requests.append(request)
+        return self.answer(request) if self.answer else self.reply
 
 
 @pytest.fixture
@@ -97,17 +101,17 @@ async def fails(action, match: str, kind: type[StoreError] = StoreError) -> None
         (418, "x" * 5000, "refused or failed"),
     ],
 )
-async def test_refusals_are_told_in_one_line(store, service, status, code, match):
+async def test_errors_of_the_service_are_reported_in_one_line(store, service, status, code, match):
     service.reply = refusal(status, code)
     await fails(store.put("a", b"x"), match)
     await fails(store.get("a", 1), match)
     await fails(store.delete("a"), match)
     await fails(paths(store, "a"), match)
-    assert all(len(asked.target) < 200 for asked in service.asked)
+    assert all(len(request.target) < 200 for request in service.requests)
 
 
 @pytest.mark.trio
-async def test_an_object_that_is_not_there(store, service):
+async def test_a_missing_object(store, service):
     service.reply = refusal(404, "NoSuchKey")
     await fails(store.get("a", 1), "no such object", NotFoundError)
 
@@ -116,7 +120,7 @@ async def test_an_object_that_is_not_there(store, service):
 @pytest.mark.parametrize(
     "body", [b"", b"<", b"not xml", b"<a/>" * 100, b"\xff\xfe", b'<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>']
 )
-async def test_answers_that_are_no_listing(store, service, body):
+async def test_invalid_listings(store, service, body):
     service.reply = Reply(200, body, {"Content-Type": "application/xml"})
     try:
         assert await paths(store, "a") == []
@@ -178,11 +182,11 @@ async def test_random_answers_never_leak_another_exception(store, service, seed)
 
 
 @pytest.mark.trio
-async def test_nothing_is_asked_twice_by_botocore(store, service):
+async def test_botocore_does_not_retry(store, service):
     service.reply = refusal(500, "InternalError")
     await fails(store.put("a", b"x"), "refused")
     await fails(store.get("a", 1), "refused")
-    assert [asked.method for asked in service.asked] == ["PUT", "GET"]
+    assert [request.method for request in service.requests] == ["PUT", "GET"]
 
 
 @pytest.mark.trio
@@ -193,14 +197,14 @@ async def test_an_object_beyond_the_ceiling_is_not_read(store, service, claims_i
 
 
 @pytest.mark.trio
-async def test_an_object_that_breaks_off(store, service):
+async def test_an_interrupted_response_is_an_error(store, service):
     service.reply = Reply(200, b"x" * 1000, cut=400)
     await fails(store.get("a", 1000), "s3://bucket/a: .")
 
 
 @pytest.mark.trio
 @pytest.mark.parametrize(("piece", "pause"), [(1, 0.02), (500, 60.0)], ids=["crawls", "stops"])
-async def test_an_object_that_never_ends(location, service, piece, pause):
+async def test_a_slow_or_silent_response_ends_at_its_deadline(location, service, piece, pause):
     impatient = S3Location(
         "bucket", location.endpoint, addressing="path", read_timeout=0.3, base_seconds=0.5, min_rate=1e6
     )
@@ -213,7 +217,7 @@ async def test_an_object_that_never_ends(location, service, piece, pause):
 
 
 @pytest.mark.trio
-async def test_another_range_than_was_asked_for(store, service):
+async def test_a_response_with_another_range_is_an_error(store, service):
     for reply in [
         Reply(200, b"0123456789"),
         Reply(206, b"0123", {"Content-Range": "bytes 0-3/10"}),
@@ -228,39 +232,39 @@ async def test_another_range_than_was_asked_for(store, service):
 
 @pytest.mark.trio
 @pytest.mark.parametrize("status", [200, 500])
-async def test_an_endless_answer_that_is_no_object_is_not_read_to_its_end(store, service, monkeypatch, status):
+async def test_a_response_that_is_not_an_object_has_a_maximum_size(store, service, monkeypatch, status):
     monkeypatch.setattr(s3_session, "MAX_RESPONSE_BYTES", 100_000)
     service.reply = Reply(status, b"<ListBucketResult>" + b" " * (4 * MIB), {"Content-Type": "application/xml"})
     await fails(paths(store, "a"), "more than 100000 bytes")
 
 
 @pytest.mark.trio
-async def test_a_listing_that_runs_in_circles(store, service):
+async def test_a_circular_listing_ends_in_an_error(store, service):
     service.reply = listing(["a/1", "a/2"], token="again")
     await fails(paths(store, "a/"), "out of order")
-    assert len(service.asked) == 2
+    assert len(service.requests) == 2
 
 
 @pytest.mark.trio
-async def test_a_listing_that_promises_more_for_ever(store, service):
+async def test_endless_empty_pages_end_in_an_error(store, service):
     service.reply = listing([], token="again")
     await fails(paths(store, "a/"), "announces more pages")
-    assert len(service.asked) <= MAX_EMPTY_PAGES + 2
+    assert len(service.requests) <= MAX_EMPTY_PAGES + 2
 
 
 @pytest.mark.trio
-async def test_an_endless_listing_of_what_was_not_asked_for(store, service):
-    service.answer = lambda asked: listing([f"b/{len(service.asked):06d}"], token="more")
+async def test_an_endless_listing_of_foreign_keys_ends_in_an_error(store, service):
+    service.answer = lambda request: listing([f"b/{len(service.requests):06d}"], token="more")
     await fails(paths(store, "a/"), "announces more pages")
-    assert len(service.asked) <= MAX_EMPTY_PAGES + 2
+    assert len(service.requests) <= MAX_EMPTY_PAGES + 2
 
 
 @pytest.mark.trio
-async def test_what_a_listing_leaves_out(store, service):
+async def test_a_listing_leaves_out_invalid_and_foreign_keys(store, service):
     keys = ["0", "a/", "a/.hidden", "a//b", "a/1", "a/2/../3", "a/4", "b"]
     service.reply = listing(keys)
     assert await paths(store, "a/") == ["a/1", "a/4"]
-    service.reply = listing(["a/1", "a/2", "a/3"])  # a service that ignores where to start
+    service.reply = listing(["a/1", "a/2", "a/3"])  # the service ignores where to begin
     assert await paths(store, "a/", "a/1") == ["a/2", "a/3"]
     service.reply = listing(["a/2", "a/1"])
     with pytest.raises(StoreError, match="out of order"):
@@ -268,13 +272,13 @@ async def test_what_a_listing_leaves_out(store, service):
 
 
 @pytest.mark.trio
-async def test_a_part_without_an_etag(location, service):
+async def test_a_part_without_an_etag_is_an_error(location, service):
     store = S3Store(S3Location("bucket", location.endpoint, addressing="path", part_bytes=5 * MIB), CREDENTIALS)
 
-    def answer(asked: Asked) -> Reply:
-        if "uploadId" in asked.target:
+    def answer(request: HttpRequest) -> Reply:
+        if "uploadId" in request.target:
             return Reply(200)
-        xml = "<R><UploadId>1</UploadId></R>" if asked.method == "POST" else "<R></R>"
+        xml = "<R><UploadId>1</UploadId></R>" if request.method == "POST" else "<R></R>"
         return Reply(200, xml.encode(), {"Content-Type": "application/xml"})
 
     service.answer = answer
@@ -283,15 +287,15 @@ async def test_a_part_without_an_etag(location, service):
 
 
 @pytest.mark.trio
-async def test_an_upload_whose_completion_fails_with_status_200(location, service):
+async def test_a_completion_that_fails_with_status_200_is_an_error(location, service):
     store = S3Store(S3Location("bucket", location.endpoint, addressing="path", part_bytes=5 * MIB), CREDENTIALS)
 
-    def answer(asked: Asked) -> Reply:
-        if asked.method == "PUT":
+    def answer(request: HttpRequest) -> Reply:
+        if request.method == "PUT":
             return Reply(200, b"", {"ETag": '"1"'})
-        if asked.method == "POST" and "uploadId" in asked.target:
+        if request.method == "POST" and "uploadId" in request.target:
             return Reply(200, refusal(200, "InternalError").body, {"Content-Type": "application/xml"})
-        xml = "<R><UploadId>1</UploadId></R>" if asked.method == "POST" else "<R></R>"
+        xml = "<R><UploadId>1</UploadId></R>" if request.method == "POST" else "<R></R>"
         return Reply(200, xml.encode(), {"Content-Type": "application/xml"})
 
     service.answer = answer
@@ -300,7 +304,7 @@ async def test_an_upload_whose_completion_fails_with_status_200(location, servic
 
 
 @pytest.mark.trio
-async def test_nobody_there():
+async def test_an_unreachable_server_is_reported_with_its_url():
     for endpoint in ["http://127.0.0.1:1", "http://no-such-host.invalid"]:
         location = S3Location("bucket", endpoint, addressing="path", connect_timeout=0.5, base_seconds=5.0)
         store = S3Store(location, CREDENTIALS)
@@ -309,7 +313,7 @@ async def test_nobody_there():
 
 
 @pytest.mark.trio
-async def test_a_request_is_signed_by_the_given_keys_and_reads_no_environment(service, location, monkeypatch):
+async def test_a_request_uses_the_given_keys_and_no_environment(service, location, monkeypatch):
     monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of-the-environment")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
@@ -318,11 +322,11 @@ async def test_a_request_is_signed_by_the_given_keys_and_reads_no_environment(se
         store = S3Store(location, credentials)
         await store.put("a", b"x")
         store.close()
-    signed, unsigned = (asked.headers for asked in service.asked)
-    assert "some-access-key" in signed["authorization"]
-    assert signed["x-amz-security-token"] == "some-token"
-    assert "authorization" not in unsigned
-    assert not [name for name in signed if "checksum" in name or name == "expect"]
+    signed_headers, unsigned_headers = (request.headers for request in service.requests)
+    assert "some-access-key" in signed_headers["authorization"]
+    assert signed_headers["x-amz-security-token"] == "some-token"
+    assert "authorization" not in unsigned_headers
+    assert not [name for name in signed_headers if "checksum" in name or name == "expect"]
 
 
 def test_secrets_are_not_printed():
@@ -336,40 +340,41 @@ def _xml(body: str) -> Reply:
 
 @pytest.mark.trio
 async def test_uploads_and_parts_are_adopted_from_every_page_of_their_lists(location, service):
-    """A thousand strangers' uploads before ours, and its parts one to a page."""
+    """Ours is on the second page of uploads, and each of its parts on a page of its own."""
     data = bytes(range(256)) * (12 * MIB // 256)
     pieces = [data[start : start + 5 * MIB] for start in range(0, len(data), 5 * MIB)]
     tags = [hashlib.md5(piece).hexdigest() for piece in pieces]
-    sent: list[str] = []
+    sent_requests: list[str] = []
 
-    def answer(asked: Asked) -> Reply:
-        query = parse_qs(urlsplit(asked.target).query, keep_blank_values=True)
-        if asked.method == "GET" and "uploads" in query:
+    def answer(request: HttpRequest) -> Reply:
+        query = parse_qs(urlsplit(request.target).query, keep_blank_values=True)
+        if request.method == "GET" and "uploads" in query:
             if "key-marker" not in query:
-                other = "<Upload><Key>a-other</Key><UploadId>x</UploadId><Initiated>2026-01-01T00:00:00Z</Initiated></Upload>"
+                begin = "<Initiated>2026-01-01T00:00:00Z</Initiated>"
+                other = f"<Upload><Key>a-other</Key><UploadId>x</UploadId>{begin}</Upload>"
                 marks = "<NextKeyMarker>a-other</NextKeyMarker><NextUploadIdMarker>x</NextUploadIdMarker>"
                 return _xml(f"<IsTruncated>true</IsTruncated>{other}{marks}")
             ours = "<Upload><Key>a</Key><UploadId>ours</UploadId><Initiated>2026-01-01T00:00:00Z</Initiated></Upload>"
             return _xml(f"<IsTruncated>false</IsTruncated>{ours}")
-        if asked.method == "GET" and "uploadId" in query:
+        if request.method == "GET" and "uploadId" in query:
             number = int(query.get("part-number-marker", ["0"])[0]) + 1
             part = f"<Part><PartNumber>{number}</PartNumber><ETag>&quot;{tags[number - 1]}&quot;</ETag></Part>"
             last = number == 2  # the third has not arrived
             mark = "" if last else f"<NextPartNumberMarker>{number}</NextPartNumberMarker>"
             return _xml(f"<IsTruncated>{str(not last).lower()}</IsTruncated>{part}{mark}")
-        sent.append(asked.method + query.get("partNumber", [""])[0])
+        sent_requests.append(request.method + query.get("partNumber", [""])[0])
         return Reply(200, b"<R/>", {"ETag": '"t"', "Content-Type": "application/xml"})
 
     service.answer = answer
     store = S3Store(S3Location("bucket", location.endpoint, addressing="path", part_bytes=5 * MIB), CREDENTIALS)
     await store.put("a", data)
-    assert sent == ["PUT3", "POST"]  # one part, and the completion
+    assert sent_requests == ["PUT3", "POST"]  # one part, and the completion
     store.close()
 
 
 @pytest.mark.trio
-async def test_a_list_of_uploads_that_runs_in_circles(store, service):
+async def test_a_circular_list_of_uploads_ends_in_an_error(store, service):
     marks = "<NextKeyMarker>k</NextKeyMarker><NextUploadIdMarker>u</NextUploadIdMarker>"
     service.reply = _xml(f"<IsTruncated>true</IsTruncated>{marks}")
     await fails(store.abort_uploads("a", 1e12), "does not end")
-    assert len(service.asked) == 2
+    assert len(service.requests) == 2

@@ -1,4 +1,4 @@
-"""Reading over HTTPS from servers that break off, bend, crawl or send elsewhere."""
+"""HttpsStore with servers that break off, falsify responses, are slow, or redirect."""
 
 from collections.abc import AsyncIterator, Callable
 
@@ -10,22 +10,22 @@ from grailnode.store.https.https_store import HttpsStore, TransferLimits, open_c
 from grailnode.store.permanent_error import PermanentError
 from protocol.limits import MIB
 from roles.ports import NotFoundError, StoreError, TooLargeError
-from tests.support.servers.loopback import UNSAID, Asked, Reply, serve
+from tests.support.servers.loopback import UNSAID, HttpRequest, Reply, serve
 from tests.support.servers.served_files import FileServer
 
 OBJECT = bytes(range(256)) * 4000
 
 
 class Server(FileServer):
-    """An honest file server, until a test bends its answers."""
+    """A correct file server, whose responses a test can change with `change`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.objects["/o"] = OBJECT
-        self.bend: Callable[[Asked, Reply], Reply] = lambda _, reply: reply
+        self.change: Callable[[HttpRequest, Reply], Reply] = lambda _, reply: reply
 
-    def answer(self, asked: Asked) -> Reply:
-        return self.bend(asked, super().answer(asked))
+    def answer(self, request: HttpRequest) -> Reply:
+        return self.change(request, super().answer(request))
 
 
 @pytest.fixture
@@ -62,67 +62,67 @@ async def fails(action, match: str, kind: type[StoreError] = StoreError) -> None
 
 
 @pytest.mark.trio
-async def test_a_transfer_goes_on_from_where_it_broke_off(store, server):
-    server.bend = lambda asked, reply: replaced(reply, cut=300_000)
+async def test_a_transfer_that_breaks_off_is_resumed(store, server):
+    server.change = lambda request, reply: replaced(reply, cut=300_000)
     assert await store.get("o", len(OBJECT)) == OBJECT
-    ranges = [asked.headers.get("range") for asked in server.asked]
+    ranges = [request.headers.get("range") for request in server.requests]
     assert ranges[0] is None
     assert len(ranges) == 4
-    assert all(asked.headers["if-range"].startswith('"') for asked in server.asked[1:])
+    assert all(request.headers["if-range"].startswith('"') for request in server.requests[1:])
 
 
 @pytest.mark.trio
-async def test_a_range_goes_on_too(store, server):
-    server.bend = lambda asked, reply: replaced(reply, cut=100_000)
+async def test_the_transfer_of_a_range_is_resumed(store, server):
+    server.change = lambda request, reply: replaced(reply, cut=100_000)
     assert await store.get("o", MIB, offset=1000, size=250_000) == OBJECT[1000:251_000]
-    assert [asked.headers["range"].rpartition("-")[2] for asked in server.asked] == ["250999"] * 3
+    assert [request.headers["range"].rpartition("-")[2] for request in server.requests] == ["250999"] * 3
 
 
 @pytest.mark.trio
 async def test_two_objects_are_never_mixed(store, server):
     other = OBJECT[::-1]
 
-    def bend(asked: Asked, reply: Reply) -> Reply:
-        if len(server.asked) == 1:
+    def change(request: HttpRequest, reply: Reply) -> Reply:
+        if len(server.requests) == 1:
             server.objects["/o"] = other
             return replaced(reply, cut=300_000)
         return reply
 
-    server.bend = bend
+    server.change = change
     assert await store.get("o", len(OBJECT)) == other
 
 
 @pytest.mark.trio
 @pytest.mark.parametrize("etag", [None, 'W/"weak"', "unquoted"])
 async def test_without_a_strong_etag_a_transfer_starts_over(store, server, etag):
-    def bend(asked: Asked, reply: Reply) -> Reply:
+    def change(request: HttpRequest, reply: Reply) -> Reply:
         headers = {name: value for name, value in reply.headers.items() if name != "ETag"}
         if etag:
             headers["ETag"] = etag
-        return replaced(reply, headers=headers, cut=300_000 if len(server.asked) == 1 else None)
+        return replaced(reply, headers=headers, cut=300_000 if len(server.requests) == 1 else None)
 
-    server.bend = bend
+    server.change = change
     assert await store.get("o", len(OBJECT)) == OBJECT
-    assert [asked.headers.get("range") for asked in server.asked] == [None, None]
+    assert [request.headers.get("range") for request in server.requests] == [None, None]
 
 
 @pytest.mark.trio
-async def test_resumptions_end_when_they_get_nowhere(store, server):
-    server.bend = lambda asked, reply: replaced(reply, cut=0)
+async def test_a_transfer_is_resumed_only_while_it_progresses(store, server):
+    server.change = lambda request, reply: replaced(reply, cut=0)
     await fails(store.get("o", len(OBJECT)), "peer closed|disconnected|incomplete")
-    assert len(server.asked) == 1
-    server.bend = lambda asked, reply: replaced(reply, cut=100)
+    assert len(server.requests) == 1
+    server.change = lambda request, reply: replaced(reply, cut=100)
     await fails(store.get("o", len(OBJECT)), "peer closed|disconnected|incomplete")
-    assert len(server.asked) == 1 + 4
+    assert len(server.requests) == 1 + 4
 
 
 @pytest.mark.trio
 @pytest.mark.parametrize("length", [None, UNSAID, 5])
-async def test_more_than_allowed_is_not_read(store, server, length):
+async def test_an_object_beyond_max_bytes_is_refused(store, server, length):
     server.objects["/o"] = bytes(32 * MIB)
-    server.bend = lambda asked, reply: replaced(reply, length=length)
+    server.change = lambda request, reply: replaced(reply, length=length)
     if length == 5:
-        assert await store.get("o", 1000) == bytes(5)  # what follows belongs to no answer
+        assert await store.get("o", 1000) == bytes(5)  # the bytes after Content-Length do not belong to the response
     else:
         await fails(store.get("o", 1000), "1000", TooLargeError)
 
@@ -130,37 +130,37 @@ async def test_more_than_allowed_is_not_read(store, server, length):
 @pytest.mark.trio
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 async def test_redirects_are_not_followed(store, server, url, status):
-    server.bend = lambda asked, reply: Reply(status, b"", {"Location": f"{url}/o"})
+    server.change = lambda request, reply: Reply(status, b"", {"Location": f"{url}/o"})
     await fails(store.get("o", 10), "redirects", PermanentError)
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 @pytest.mark.trio
 @pytest.mark.parametrize(
     ("status", "match"), [(429, "too many requests"), (500, "500"), (503, "unavailable"), (204, "204")]
 )
-async def test_other_answers(store, server, status, match):
-    server.bend = lambda asked, reply: Reply(status, b"")
+async def test_other_statuses_are_errors(store, server, status, match):
+    server.change = lambda request, reply: Reply(status, b"")
     await fails(store.get("o", 10), match)
 
 
 @pytest.mark.trio
 @pytest.mark.parametrize("status", [403, 404, 410])
-async def test_gone(store, server, status):
-    server.bend = lambda asked, reply: Reply(status, b"<html>")
+async def test_a_missing_object_by_status(store, server, status):
+    server.change = lambda request, reply: Reply(status, b"<html>")
     await fails(store.get("o", 10), "no such object", NotFoundError)
 
 
 @pytest.mark.trio
 @pytest.mark.parametrize("content_range", ["", "bytes 1-4/10", "bytes x", "items 2-5/10", "bytes 2-5/10 or so"])
-async def test_another_range_than_was_asked_for(store, server, content_range):
-    server.bend = lambda asked, reply: Reply(206, b"2345", {"Content-Range": content_range})
+async def test_a_response_with_another_range_is_an_error(store, server, content_range):
+    server.change = lambda request, reply: Reply(206, b"2345", {"Content-Range": content_range})
     await fails(store.get("o", 10, offset=2, size=4), "range")
 
 
 @pytest.mark.trio
 async def test_a_server_without_ranges(store, server):
-    server.bend = lambda asked, reply: Reply(200, OBJECT)
+    server.change = lambda request, reply: Reply(200, OBJECT)
     assert await store.get("o", 4, size=4) == OBJECT[:4]
     assert await store.get("o", 0, size=0) == b""
     await fails(store.get("o", 4, offset=2, size=4), "ranges", PermanentError)
@@ -168,60 +168,60 @@ async def test_a_server_without_ranges(store, server):
 
 @pytest.mark.trio
 async def test_a_server_that_sends_more_than_the_range(store, server):
-    server.bend = lambda asked, reply: Reply(206, OBJECT[2:], {"Content-Range": "bytes 2-9999/10000"})
+    server.change = lambda request, reply: Reply(206, OBJECT[2:], {"Content-Range": "bytes 2-9999/10000"})
     assert await store.get("o", 4, offset=2, size=4) == OBJECT[2:6]
 
 
 @pytest.mark.trio
 async def test_compressed_answers_are_refused(store, server):
-    server.bend = lambda asked, reply: replaced(reply, headers={"Content-Encoding": "gzip"})
+    server.change = lambda request, reply: replaced(reply, headers={"Content-Encoding": "gzip"})
     await fails(store.get("o", len(OBJECT)), "compresses")
-    assert server.asked[0].headers["accept-encoding"] == "identity"
+    assert server.requests[0].headers["accept-encoding"] == "identity"
 
 
 @pytest.mark.trio
 @pytest.mark.parametrize("cookie", ["a=b", "٣", "a=٣; Path=/"])
-async def test_cookies_are_neither_kept_nor_deadly(store, server, cookie):
-    server.bend = lambda asked, reply: replaced(reply, headers={"Set-Cookie": cookie})
+async def test_cookies_are_ignored(store, server, cookie):
+    server.change = lambda request, reply: replaced(reply, headers={"Set-Cookie": cookie})
     for _ in range(2):
         assert await store.get("o", len(OBJECT)) == OBJECT
-    assert all("cookie" not in asked.headers for asked in server.asked)
+    assert all("cookie" not in request.headers for request in server.requests)
 
 
 @pytest.mark.trio
-async def test_a_crawling_server_is_left(url, client, server):
+async def test_a_transfer_below_the_minimum_rate_fails(url, client, server):
     store = HttpsStore(url, client, plain_http=True, limits=TransferLimits(grace=0.1, min_rate=1e6))
-    server.bend = lambda asked, reply: replaced(reply, piece=10, pause=0.02)
+    server.change = lambda request, reply: replaced(reply, piece=10, pause=0.02)
     await fails(store.get("o", len(OBJECT)), "slower than")
 
 
 @pytest.mark.trio
 async def test_the_deadline_holds_for_everything(url, client, server):
     store = HttpsStore(url, client, plain_http=True, limits=TransferLimits(deadline=0.1, grace=60.0))
-    server.bend = lambda asked, reply: replaced(reply, piece=1000, pause=0.02)
+    server.change = lambda request, reply: replaced(reply, piece=1000, pause=0.02)
     await fails(store.get("o", len(OBJECT)), "not finished in 0.1 s")
 
 
 @pytest.mark.trio
-async def test_silence_is_an_error(url, server):
+async def test_a_silent_server_is_an_error(url, server):
     async with open_client(connect=2.0, silence=0.1) as client:
         store = HttpsStore(url, client, plain_http=True)
-        server.bend = lambda asked, reply: replaced(reply, piece=1000, pause=60.0)
+        server.change = lambda request, reply: replaced(reply, piece=1000, pause=60.0)
         await fails(store.get("o", len(OBJECT)), "ReadTimeout")
 
 
 @pytest.mark.trio
-async def test_nobody_there(client):
+async def test_an_unreachable_server_is_reported_with_its_url(client):
     for base in ["http://127.0.0.1:1", "http://no-such-host.invalid"]:
         with pytest.raises(StoreError, match=base):
             await HttpsStore(base, client, plain_http=True).get("o", 1)
 
 
 @pytest.mark.trio
-async def test_it_is_for_reading_only(store, server):
+async def test_writes_are_refused(store, server):
     await fails(store.put("a", b""), "reading only", PermanentError)
     await fails(store.delete("a"), "reading only", PermanentError)
-    assert server.asked == []
+    assert server.requests == []
 
 
 @pytest.mark.trio

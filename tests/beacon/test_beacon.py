@@ -1,4 +1,4 @@
-"""Rounds of drand's quicknet and of a local chain: what is taken, what is refused, and when rounds are due."""
+"""protocol.beacon with rounds of drand's quicknet and of a local chain: verification, refusals, and due times."""
 
 import hashlib
 import json
@@ -36,14 +36,14 @@ def answer(**changes: Any) -> bytes:
     return json.dumps({name: value for name, value in fields.items() if value is not ...}).encode()
 
 
-def another_librarys_opinion(public_key: bytes, number: int, signature: bytes) -> bool:
-    """e(signature, G2) == e(H(round), key), by py_ecc."""
+def verifies_by_py_ecc(public_key: bytes, number: int, signature: bytes) -> bool:
+    """Return whether e(signature, G2) == e(H(round), key), computed by py_ecc."""
     message = hashlib.sha256(number.to_bytes(8, "big")).digest()
     sha256: Any = hashlib.sha256  # its annotation names the digest where it takes the function
     point = hash_to_G1(message, b"BLS_SIG_BLS12381G1_XMD:SHA-256_SSWU_RO_NUL_", sha256)
     halves = (int.from_bytes(public_key[:48], "big"), int.from_bytes(public_key[48:], "big"))
-    claimed = pairing(decompress_G2(G2Compressed(halves)), point)
-    return pairing(G2, decompress_G1(G1Compressed(int.from_bytes(signature, "big")))) == claimed
+    right_side = pairing(decompress_G2(G2Compressed(halves)), point)
+    return pairing(G2, decompress_G1(G1Compressed(int.from_bytes(signature, "big")))) == right_side
 
 
 class TestQuicknet:
@@ -58,19 +58,19 @@ class TestQuicknet:
             assert open_round(quicknet, ROUND, answer(randomness=randomness)) == RANDOMNESS
 
     def test_another_library_agrees(self):
-        assert another_librarys_opinion(quicknet.public_key, ROUND, SIGNATURE)
-        assert not another_librarys_opinion(quicknet.public_key, ROUND + 1, SIGNATURE)
+        assert verifies_by_py_ecc(quicknet.public_key, ROUND, SIGNATURE)
+        assert not verifies_by_py_ecc(quicknet.public_key, ROUND + 1, SIGNATURE)
 
 
 class TestLocalChain:
-    def test_its_rounds_pass_the_same_verifier(self):
+    def test_the_rounds_of_a_local_chain_verify(self):
         for number in (1, 2, 1000, limits.MAX_BEACON_ROUND):
             data = KEY.answer(number)
             assert open_round(LOCAL, number, data) == hashlib.sha256(KEY.sign(number)).digest()
             assert json.loads(data)["randomness"] == open_round(LOCAL, number, data).hex()
 
     def test_another_library_agrees(self):
-        assert another_librarys_opinion(LOCAL.public_key, 7, KEY.sign(7))
+        assert verifies_by_py_ecc(LOCAL.public_key, 7, KEY.sign(7))
 
     def test_one_seed_is_one_key(self):
         assert LocalKey.from_seed(b"a seed for tests alone") == KEY != LocalKey.from_seed(b"another seed, for tests")
@@ -79,14 +79,14 @@ class TestLocalChain:
     def test_the_secret_is_not_printed(self):
         assert str(KEY.secret) not in repr(KEY)
 
-    def test_secrets_that_are_none(self):
+    def test_invalid_secrets_are_refused(self):
         for secret in (0, -1, 1 << 255):
             with pytest.raises(ValueError, match="secret"):
                 LocalKey(secret)
         with pytest.raises(ValueError, match="16 bytes"):
             LocalKey.from_seed(b"short")
 
-    def test_chains_that_differ_have_hashes_that_do(self):
+    def test_different_chains_have_different_hashes(self):
         chains = [
             LOCAL,
             KEY.chain(251, 1_700_000_000_123),
@@ -146,7 +146,7 @@ class TestRefusals:
             {"signature": "0x" + SIGNATURE.hex()[2:]},
         ],
     )
-    def test_fields_of_another_form(self, changes):
+    def test_fields_in_another_form_are_refused(self, changes):
         with pytest.raises(MalformedError):
             parse_round(answer(**changes), ROUND)
 
@@ -164,11 +164,11 @@ class TestRefusals:
             b'{"round":1e400}',
         ],
     )
-    def test_what_is_no_answer(self, data):
+    def test_bytes_that_are_not_an_answer_are_refused(self, data):
         with pytest.raises(MalformedError):
             parse_round(data, ROUND)
 
-    def test_caps(self):
+    def test_an_answer_has_a_maximum_size(self):
         with pytest.raises(LimitError):
             parse_round(answer(padding="x" * limits.MAX_BEACON_BYTES), ROUND)
         for data in (b"[" * limits.MAX_BEACON_BYTES, b'{"a":' * 800):
@@ -176,18 +176,18 @@ class TestRefusals:
                 parse_round(data, ROUND)
 
     @given(st.binary(max_size=200) | st.text(max_size=100).map(str.encode))
-    def test_any_bytes_are_refused_in_good_order(self, data):
+    def test_any_bytes_raise_a_protocol_error(self, data):
         with pytest.raises(ProtocolError):
             open_round(quicknet, ROUND, data)
 
     @settings(max_examples=50)
     @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=10), st.lists, max_leaves=5))
-    def test_any_json_in_a_field_is_refused_in_good_order(self, value):
+    def test_any_json_in_a_field_raises_a_protocol_error(self, value):
         for field in ("round", "signature"):
             with pytest.raises(ProtocolError):
                 open_round(quicknet, ROUND, answer(**{field: value}))
 
-    def test_round_numbers_that_are_none_are_our_own_fault(self):
+    def test_invalid_round_numbers_raise_a_value_error(self):
         for number in (0, -1, limits.MAX_BEACON_ROUND + 1):
             with pytest.raises(ValueError, match="beacon rounds"):
                 verify_round(quicknet, number, SIGNATURE)
@@ -196,7 +196,7 @@ class TestRefusals:
 
 
 class TestChainInfo:
-    def test_it_travels(self):
+    def test_a_chain_is_encoded_and_decoded(self):
         assert ChainInfo.from_bytes(quicknet.to_bytes()) == quicknet
         assert ChainInfo.from_bytes(LOCAL.to_bytes()) == LOCAL
 
@@ -225,12 +225,12 @@ class TestChainInfo:
         with pytest.raises(MalformedError):
             ChainInfo.from_bytes(pack({**quicknet.model_dump(), **changes}))
 
-    def test_where_a_relay_serves_a_round(self):
+    def test_the_path_of_a_round(self):
         assert quicknet.path(ROUND) == f"{quicknet.chain_hash.hex()}/public/657413"
 
 
 class TestTime:
-    def test_quicknet(self):
+    def test_times_of_quicknet_rounds(self):
         assert quicknet.round_time(1) == 1692803367.0
         assert quicknet.round_time(ROUND) == 1692803367.0 + 3 * (ROUND - 1)
         assert quicknet.round_at(1692803366.9) == 0

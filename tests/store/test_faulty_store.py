@@ -1,4 +1,4 @@
-"""The adversary must do what its catalogue says, and the same again for the same seed."""
+"""FaultyStore injects the faults that its catalogue lists, and the same ones for the same seed."""
 
 import random
 from collections import Counter
@@ -24,7 +24,7 @@ def faulty(memory: MemoryStore) -> FaultyStore:
     return FaultyStore(memory, random.Random(3), delay=10.0)
 
 
-async def seen(store: ObjectStore, path: str) -> bytes | None:
+async def read(store: ObjectStore, path: str) -> bytes | None:
     try:
         return await store.get(path, 1000)
     except NotFoundError:
@@ -33,7 +33,7 @@ async def seen(store: ObjectStore, path: str) -> bytes | None:
 
 @pytest.mark.trio
 @pytest.mark.parametrize(
-    ("fault", "raises", "stored"),
+    ("fault", "raises", "expected"),
     [
         (Fault.ERROR, True, None),
         (Fault.LOST_ANSWER, True, b"x"),
@@ -41,20 +41,20 @@ async def seen(store: ObjectStore, path: str) -> bytes | None:
         (Fault.DELAY, False, b"x"),
     ],
 )
-async def test_what_a_faulty_put_leaves(memory, faulty, fault, raises, stored, autojump_clock):
+async def test_faults_of_puts(memory, faulty, fault, raises, expected, autojump_clock):
     faulty.plan("put", fault)
     if raises:
         with pytest.raises(StoreError):
             await faulty.put("a", b"x")
     else:
         await faulty.put("a", b"x")
-    assert await seen(memory, "a") == stored
+    assert await read(memory, "a") == expected
     assert (trio.current_time() > 0) == (fault is Fault.DELAY)
 
 
 @pytest.mark.trio
-async def test_a_repeated_put_may_come_back_after_a_newer_one():
-    left = set()
+async def test_a_repeated_put_may_replace_a_newer_one():
+    outcomes = set()
     for seed in range(20):
         memory = MemoryStore()
         faulty = FaultyStore(memory, random.Random(seed))
@@ -62,13 +62,13 @@ async def test_a_repeated_put_may_come_back_after_a_newer_one():
         await faulty.put("head", b"old")
         await faulty.put("head", b"new")
         for _ in range(20):
-            await seen(faulty, "other")
-        left.add(await seen(memory, "head"))
-    assert left == {b"old", b"new"}
+            await read(faulty, "other")
+        outcomes.add(await read(memory, "head"))
+    assert outcomes == {b"old", b"new"}
 
 
 @pytest.mark.trio
-async def test_how_an_answer_is_bent(faulty):
+async def test_faults_of_reads(faulty):
     data = bytes(range(200))
     await faulty.put("a", b"before")
     await faulty.put("a", data)
@@ -76,7 +76,7 @@ async def test_how_an_answer_is_bent(faulty):
     answers = {}
     for fault in [Fault.TRUNCATED, Fault.EXTENDED, Fault.FLIPPED, Fault.STALE, Fault.MISSING, Fault.SWAPPED]:
         faulty.plan("get", fault)
-        answers[fault] = await seen(faulty, "a")
+        answers[fault] = await read(faulty, "a")
     short, long, flipped = (answers[fault] for fault in (Fault.TRUNCATED, Fault.EXTENDED, Fault.FLIPPED))
     assert short is not None and len(short) < 200 and data.startswith(short)
     assert long is not None and len(long) > 200 and long.startswith(data)
@@ -85,21 +85,21 @@ async def test_how_an_answer_is_bent(faulty):
     assert answers[Fault.STALE] == b"before"
     assert answers[Fault.MISSING] is None
     assert answers[Fault.SWAPPED] in {data, b"of b"}
-    assert await seen(faulty, "a") == data
+    assert await read(faulty, "a") == data
 
 
 @pytest.mark.trio
-async def test_a_stale_answer_can_be_what_another_node_wrote(memory):
+async def test_a_stale_read_can_return_the_object_of_another_node(memory):
     past = Past()
     one, other = (FaultyStore(memory, random.Random(seed), past=past) for seed in (1, 2))
     await one.put("head", b"1")
     await one.put("head", b"2")
     other.plan("get", Fault.STALE)
-    assert await seen(other, "head") == b"1"
+    assert await read(other, "head") == b"1"
 
 
 @pytest.mark.trio
-async def test_how_a_listing_is_bent(memory, faulty):
+async def test_faults_of_listings(memory, faulty):
     old = [f"x/{number:02}" for number in range(30)]
     for path in old:
         await memory.put(path, b"")
@@ -126,29 +126,29 @@ async def test_how_a_listing_is_bent(memory, faulty):
 
 
 @pytest.mark.trio
-async def test_links_cut_one_way_or_both(memory, faulty, autojump_clock):
+async def test_a_cut_link_loses_requests_or_responses(memory, faulty, autojump_clock):
     faulty.link = Link.NO_REQUESTS
     with pytest.raises(StoreError):
         await faulty.put("a", b"x")
-    assert await seen(memory, "a") is None
+    assert await read(memory, "a") is None
     faulty.link = Link.NO_ANSWERS
     with pytest.raises(StoreError):
         await faulty.put("a", b"x")
     with pytest.raises(StoreError):
         await faulty.get("a", 1)
     faulty.link = Link.OPEN
-    assert await seen(faulty, "a") == b"x"
+    assert await read(faulty, "a") == b"x"
 
 
 @pytest.mark.trio
-async def test_a_hanging_store_can_be_left(faulty, autojump_clock):
+async def test_a_hanging_operation_can_be_cancelled(faulty, autojump_clock):
     faulty.plan("get", Fault.HANG)
     with trio.move_on_after(5) as scope:
         await faulty.get("a", 1)
     assert scope.cancelled_caught
 
 
-def test_only_what_can_happen_can_be_planned(faulty):
+def test_a_fault_that_cannot_affect_an_operation_is_refused(faulty):
     with pytest.raises(ValueError, match="cannot befall"):
         faulty.plan("put", Fault.TRUNCATED)
     assert set().union(*applicable.values()) == set(Fault)
@@ -160,7 +160,7 @@ async def a_history(seed: int) -> list[tuple[str, str, Fault]]:
     for number in range(200):
         for attempt in (
             store.put(f"a/{number % 7}", b"some bytes"),
-            seen(store, f"a/{number % 5}"),
+            read(store, f"a/{number % 5}"),
             paths(store, "a/"),
         ):
             try:
