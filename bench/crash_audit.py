@@ -151,7 +151,7 @@ def _accounted_for(site: Site) -> Iterator[str]:
             continue
         missing = {j.digest for j in verdict.judgements} - accounts.get((verdict.window, verdict.miner), set())
         if missing:
-            yield f"account: window {verdict.window} of {verdict.miner.hex()[:8]}: nothing said of {len(missing)} groups"
+            yield f"account: window {verdict.window} of {verdict.miner.hex()[:8]}: no outcome of {len(missing)} groups"
 
 
 def _behind(site: Site) -> dict[tuple[int, str], int]:
@@ -177,7 +177,7 @@ def _no_rejections(site: Site) -> Iterator[str]:
             event["reasons"] == Reason.VERSION and not 0 <= behind.get((event["window"], event["miner"]), -1) <= lag
         )
         if event["rejected"] and not excused:
-            yield f"verdict: window {event['window']}: {event['rejected']} groups of an honest miner: {event['reasons']}"
+            yield f"verdict: window {event['window']}: {event['rejected']} honest groups rejected: {event['reasons']}"
     used = {
         outcome.digest
         for file in site.accounts()

@@ -34,7 +34,8 @@ def main() -> None:
     equal = sum(found.get(version) == digest for version, digest in lived.items())
     print(f"{dying.killed.total()} kills in {time.monotonic() - began:.0f} s: {told}")
     print(
-        f"{equal} of {len(lived)} versions have the weights of the trainer that lived, {len(set(lived.values()))} different ones"
+        f"{equal} of {len(lived)} versions have the weights of the trainer that lived, "
+        f"{len(set(lived.values()))} different ones"
     )
     sys.exit(found != lived)
 

@@ -173,7 +173,9 @@ def whole(root: Path, pattern: str) -> list[Path]:
 
 
 def read_on(file: Path, place: int, seen: list[dict[str, Any]]) -> tuple[int, list[dict[str, Any]]]:
-    """A log's events so far, and the byte behind them: those of an earlier look, and what whole lines have come since."""
+    """A log's events so far, and the byte behind them: those of an earlier look, and what whole lines have come
+    since.
+    """
     if not file.exists():
         return place, seen
     with file.open("rb") as lines:

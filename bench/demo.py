@@ -10,7 +10,10 @@ from pathlib import Path
 
 from grailnode.ui.report import DemoReport, MinerGroups, read_report
 
-_HEADER = "seed  windows  versions  pass@1           rise    sparsity  honest accepted  cheat accepted  digests  I/O wait  seconds"
+_HEADER = (
+    "seed  windows  versions  pass@1           rise    sparsity  honest accepted  cheat accepted  "
+    "digests  I/O wait  seconds"
+)
 
 
 def run(seed: int, out: Path) -> DemoReport:

@@ -76,7 +76,9 @@ def parsers(weights: Weights, newer: Weights) -> dict[str, Callable[[bytes], obj
 
 @dataclass
 class Found:
-    """What one worker saw: answers by parser, faults in words, and the first patch of each case and way to refuse it."""
+    """What one worker saw: answers by parser, faults in words, and the first patch of each case and way to refuse
+    it.
+    """
 
     answers: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)

@@ -122,7 +122,9 @@ class Simulation:
         return row | {"version": self._newest_at[-1], "pass_at_1": self.pass_at_1()}
 
     def _learn(self) -> dict[str, float]:
-        """Step while there are groups for it: the last step's figures, and the sparsity of the last version published."""
+        """Step while there are groups for it: the last step's figures, and the sparsity of the last version
+        published.
+        """
         figures: dict[str, float] = {}
         while len(self.replay) >= self.setup.groups_per_step:
             with self.costs.of("training"):

@@ -341,7 +341,8 @@ def main() -> None:
     for alone, crowded in zip(results[0], results[chosen.junk], strict=True):
         junk = crowded["cpu"] - alone["cpu"]
         print(
-            f"{crowded['window']:6.0f}  {crowded['requests'] - before:8.0f}  {crowded['cpu']:5.1f}  {alone['cpu']:12.1f}  "
+            f"{crowded['window']:6.0f}  {crowded['requests'] - before:8.0f}  {crowded['cpu']:5.1f}  "
+            f"{alone['cpu']:12.1f}  "
             f"{junk / crowded['cpu']:24.3f}  {junk / chosen.seconds:13.3f}  {crowded['extra_mib']:9.0f}  "
             f"{crowded['judged']:.0f} of {chosen.honest}"
         )

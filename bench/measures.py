@@ -66,7 +66,9 @@ class Measured:
 
 
 def clock() -> float:
-    """Seconds of wall time; with PATCH_BENCH_CPU set, of the thread's CPU time, which a shared machine disturbs less."""
+    """Seconds of wall time; with PATCH_BENCH_CPU set, of the thread's CPU time, which a shared machine disturbs
+    less.
+    """
     return time.thread_time() if "PATCH_BENCH_CPU" in os.environ else time.perf_counter()
 
 
@@ -81,7 +83,9 @@ def best_of(work: Callable[[], object], repeats: int) -> float:
 
 
 def measure_codec(update: Update, profile: str, repeats: int) -> Measured:
-    """The codec alone: no digests, no new tensors; frames without a container, which counts in the bytes all the same."""
+    """The codec alone: no digests, no new tensors; frames without a container, which counts in the bytes all the
+    same.
+    """
     data = patch.encode(update.old, update.new, profile=profile)
     header = read_header(data)
     parts = [

@@ -132,7 +132,8 @@ def cores(arguments: argparse.Namespace) -> None:
             arguments.repeats,
         )
         print(
-            f"{threads} threads: encode {nbytes / 1e9 / encode:.2f} GB/s, verify and apply {nbytes / 1e9 / apply:.2f} GB/s"
+            f"{threads} threads: encode {nbytes / 1e9 / encode:.2f} GB/s, "
+            f"verify and apply {nbytes / 1e9 / apply:.2f} GB/s"
         )
 
 
@@ -215,7 +216,8 @@ def digest(arguments: argparse.Namespace) -> None:
 
     without, with_digest = (best_of(lambda: decode(hashing=flag), 4 * arguments.repeats) for flag in (False, True))  # noqa: B023
     print(
-        f"decoding {old.nbytes / 1e9 / without:.2f} GB/s, decoding and hashing {old.nbytes / 1e9 / with_digest:.2f} GB/s: the "
+        f"decoding {old.nbytes / 1e9 / without:.2f} GB/s, "
+        f"decoding and hashing {old.nbytes / 1e9 / with_digest:.2f} GB/s: the "
         f"digest of what was just decoded goes at {old.nbytes / 1e9 / (with_digest - without):.2f} GB/s"
     )
 

@@ -1,8 +1,8 @@
 """An hour of real processes over storage that fails: `python -m bench.soak --minutes 60 --out DIR`.
 
 A trainer, two miners and two validators, each with a bucket of its own, on `rclone serve s3` behind
-tests/support/faults/stream_fault_proxy.py: one request in twenty meets a fault. Every two minutes something is killed with
-SIGKILL: one of the trainer's processes, or a whole node with its supervisor, which is then started again as an init
+tests/support/faults/stream_fault_proxy.py: one request in twenty meets a fault. Every two minutes something is killed
+with SIGKILL: one of the trainer's processes, or a whole node with its supervisor, which is then started again as an init
 system would. The second miner and the second validator are never killed, so that their lives are as long as the bench.
 
 Prints memory, descriptors and threads (tests/support/measuring/resources.py) and what bench/crash_audit.py finds; exits
@@ -229,7 +229,8 @@ def progress(site: Site) -> str:
     return (
         f"{len({event['window'] for event in verdicts})} windows judged, {sum(event['accepted'] for event in verdicts)}"
         f" groups accepted and {sum(event['rejected'] for event in verdicts)} rejected in {len(verdicts)} verdicts,"
-        f" {len(site.events('trainer/training', 'step'))} steps, {len(site.events('trainer/upload', 'published'))} versions"
+        f" {len(site.events('trainer/training', 'step'))} steps,"
+        f" {len(site.events('trainer/upload', 'published'))} versions"
     )
 
 

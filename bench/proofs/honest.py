@@ -20,7 +20,9 @@ MOST_BFLOAT16 = 224
 
 
 def refusals(groups: list[GroupMeasurement], spec: ProofSpec) -> tuple[int, int, int]:
-    """Groups refused by themselves, windows that are refused together, and windows of one group that a history refuses."""
+    """Groups refused by themselves, windows that are refused together, and windows of one group that a history
+    refuses.
+    """
     weighed = [group.weigh(spec) for group in groups]
     windows = 0
     for begin in range(0, len(weighed), WINDOW):
@@ -61,7 +63,8 @@ def _share(pair: Pair, groups: int) -> int:
 async def _rows(setting: Setting, profile: Profile, spec: ProofSpec, groups: int) -> None:
     totals = [0, 0, 0, 0, 0]
     print(
-        "pair                      rollouts    tokens  refused: groups windows histories  off sketch  off margin  worst margin"
+        "pair                      rollouts    tokens  refused: groups windows histories  "
+        "off sketch  off margin  worst margin"
     )
     for pair in profile.pairs:
         seen = await setting.observed(pair, _share(pair, groups), TEST_SEED)

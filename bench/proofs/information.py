@@ -149,7 +149,8 @@ def ours(kind: sketch.SketchKind, found: States, projections: int) -> None:
         bits = some.mean(lambda p: worth(p, misses), agree[name], tolerance)
         unseen = float((shares == 0.0).mean())
         print(
-            f"{kind:10} tolerance {tolerance}, {misses} of {length} may miss   {name:9} {bits:6.2f} bits a position; agrees at "
+            f"{kind:10} tolerance {tolerance}, {misses} of {length} may miss   "
+            f"{name:9} {bits:6.2f} bits a position; agrees at "
             f"{shares.mean():.2e} of the positions, never in {projections} projections at {unseen:.2f} of them",
             flush=True,
         )

@@ -99,7 +99,8 @@ async def table(setting: Setting, groups: int, dtype: torch.dtype, length: int |
     }
     seconds = await _least_in_turn(*works.values(), runs=max(2, _TOKENS_IN_ALL // tokens))
     print(
-        f"{tokens} completion tokens, {setting.policy.vocabulary} in the vocabulary, one core, {str(dtype).removeprefix('torch.')}"
+        f"{tokens} completion tokens, {setting.policy.vocabulary} in the vocabulary, one core, "
+        f"{str(dtype).removeprefix('torch.')}"
     )
     for name, least in zip(works, seconds, strict=True):
         print(f"{name:44} {tokens / least:9.0f} tokens/s  {least / tokens * 1e6:7.1f} us a token")
@@ -109,7 +110,8 @@ async def table(setting: Setting, groups: int, dtype: torch.dtype, length: int |
         f"{together / check:.1f} times with {several}; {single / check:.1f} times where only the validator has so many"
     )
     print(
-        f"it takes {check / plain:.3f} times as long as the bare prefill, {check / own:.3f} times as long as the engine's"
+        f"it takes {check / plain:.3f} times as long as the bare prefill, "
+        f"{check / own:.3f} times as long as the engine's"
     )
     await _parts(field, engine, made, tokens)
 

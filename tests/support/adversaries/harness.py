@@ -196,7 +196,9 @@ class Field:
         return Qwen3(config if depth is None else replace(config, num_hidden_layers=depth))
 
     async def engine(self, name: str, make: Callable[[], Weights]) -> Engine:
-        """An engine of some weights, made once for each name. Their number of layers may be another than the policy's."""
+        """An engine of some weights, made once for each name. Their number of layers may be another than the
+        policy's.
+        """
         if name not in self._engines:
             weights = make()
             engine: Engine = TorchEngine(self.model(layers(weights)), run_sync=inline)

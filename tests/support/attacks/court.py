@@ -151,7 +151,9 @@ class Court:
         return found
 
     async def outcomes(self) -> set[str]:
-        """What became of the miner's groups; 'used' ones lie in the learner's inbox, each once, and nothing else does."""
+        """What became of the miner's groups; 'used' ones lie in the learner's inbox, each once, and nothing else
+        does.
+        """
         account = await self.account()
         trained = [group.digest for harvest in await self._harvests() for group in harvest.groups]
         assert sorted(trained) == sorted(digest for digest, outcome in account.items() if outcome == "used")

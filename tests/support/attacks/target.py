@@ -156,7 +156,9 @@ class Target:
         await self.show(self.head(**changes), key, at=key)
 
     def next_revision(self, **changes: Any) -> Revision:
-        """The revision behind those that the node knows; changes are of the authority, `rewind` and `number` excepted."""
+        """The revision behind those that the node knows; changes are of the authority, `rewind` and `number`
+        excepted.
+        """
         known = self.node.revisions
         own = {name: changes.pop(name) for name in ("rewind", "number", "previous", "run", "note") if name in changes}
         authority = Authority(**(dict(known.current) | changes))
@@ -187,7 +189,9 @@ class Target:
         assert await self._good() == before
 
     async def refuses_to_hold(self, match: str) -> None:
-        """The head is followed, but what it leads to is not what was signed: one line, and the last good version stays."""
+        """The head is followed, but what it leads to is not what was signed: one line, and the last good version
+        stays.
+        """
         with suppress(ProtocolError, StoreError):
             await self.follower.refresh()
             await self.follower.prefetch()

@@ -25,7 +25,9 @@ _LOUDNESS = 2.0  # of phrases in that direction; single characters have none
 
 
 def write_speaking_policy(directory: Path, phrases: Sequence[str]) -> Policy:
-    """A policy directory whose completions are mostly made of these phrases (of two characters or more, all different)."""
+    """A policy directory whose completions are mostly made of these phrases (of two characters or more, all
+    different).
+    """
     tokens = (*_SPECIAL, *_CHARACTERS, *phrases)
     tokenizer = Tokenizer(WordLevel({token: index for index, token in enumerate(tokens)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")

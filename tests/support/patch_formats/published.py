@@ -77,7 +77,9 @@ def _changed(old: Bits, new: Bits) -> tuple[NDArray[np.int64], Bits]:
 
 
 def coo(old: Bits, new: Bits, columns: int) -> bytes:
-    """PULSE's delta_coo_downscaled: row gaps u8, column gaps within a row u16 (absolute after a new row), raw values."""
+    """PULSE's delta_coo_downscaled: row gaps u8, column gaps within a row u16 (absolute after a new row), raw
+    values.
+    """
     indices, values = _changed(old, new)
     rows, cols = indices // columns, indices % columns
     row_gaps = np.diff(rows, prepend=0)

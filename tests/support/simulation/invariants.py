@@ -161,7 +161,8 @@ def _honest_work_is_accepted(network: StormyNetwork) -> Iterator[str]:
         if serving - verdict.version > lag:
             refused.discard(Reason.VERSION)
         if refused:
-            yield f"verdict: {miners[verdict.miner]} was refused for {', '.join(sorted(refused))} in window {verdict.window}"
+            reasons = ", ".join(sorted(refused))
+            yield f"verdict: {miners[verdict.miner]} was refused for {reasons} in window {verdict.window}"
 
 
 def _lineage(network: StormyNetwork) -> list[str]:
@@ -191,7 +192,9 @@ def _trained_once(network: StormyNetwork) -> Iterator[str]:
 
 
 def _accounted_for(network: StormyNetwork) -> Iterator[str]:
-    """Whatever was judged and lies in storage when its window closes has one entry in the account, which never changes."""
+    """Whatever was judged and lies in storage when its window closes has one entry in the account, which never
+    changes.
+    """
     accounts: dict[tuple[int, bytes], WindowOutcomes] = {}
     for account in (WindowOutcomes.from_bytes(put.data) for put in network.states["trainer"].under(OUTCOMES)):
         name = f"window {account.window} of {account.miner.hex()[:8]}"
@@ -219,7 +222,7 @@ def _accounted_for(network: StormyNetwork) -> Iterator[str]:
         summaries = network.store.under(paths.summary(verdict.validator, verdict.window))
         late = min((BEGIN + put.moment for put in summaries), default=math.inf) >= due
         if said == "not sealed in time" or (said and late):
-            continue  # the reason why not, told: no seal of it in time, or no summary, without which a verdict says nothing
+            continue  # the log has the reason: no seal in time, or no summary, without which a verdict does not count
         settled = accounts.get((verdict.window, verdict.miner))
         named = {outcome.digest for outcome in settled.outcomes} if settled else set()
         lost = [j.digest.hex()[:16] for j in verdict.judgements if j.digest not in named]
@@ -235,7 +238,7 @@ def _recovered(network: StormyNetwork) -> Iterator[str]:
             yield f"recovery: miner-{number} delivered nothing after the storm"
     for name in network.validators:
         if network.logs[name].named("announcement-refused"):
-            return  # whose announcement came bent is not looked at again for ten seconds and more: longer than this life
+            return  # a refused announcement is not fetched again for ten seconds or more, longer than this test
         if not any(event["window"] >= calm for event in network.logs[name].named("verdict")):
             yield f"recovery: {name} judged nothing after the storm"
     if not any(event["window"] >= calm for event in network.events("trainer/download", "collected")):

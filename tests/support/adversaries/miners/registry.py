@@ -32,7 +32,9 @@ class Animal:
     slight: bool = False
 
     def fits(self, reasons: Collection[str]) -> bool:
-        """Whether a window was refused for what was done in it; a group that passes by itself may fall with the others."""
+        """Whether a window was refused for what was done in it; a group that passes by itself may fall with the
+        others.
+        """
         return not self.due.isdisjoint(reasons) and self.due.issuperset({*reasons} - {Reason.WINDOW.value})
 
     def at(self, field: Field) -> "Specimen":

@@ -36,7 +36,9 @@ async def own_noise(field: Field, mining_window: MiningWindow, indices: Sequence
 
 @animal("best of 8", Reason.SAMPLING)
 async def best_of_8(field: Field, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-    """The due completion or one of seven others: what earns most, the shortest of equals. Four groups are work enough."""
+    """The due completion or one of seven others: what earns most, the shortest of equals. Four groups are work
+    enough.
+    """
     dice, groups = chance(mining_window), []
     for due in assigned(field, mining_window, indices[:4]):
         seeds = [seed for first in due.seeds for seed in (first, *(dice.randbytes(16) for _ in range(7)))]
