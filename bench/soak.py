@@ -2,8 +2,9 @@
 
 A trainer, two miners and two validators, each with a bucket of its own, on `rclone serve s3` behind
 tests/support/faults/stream_fault_proxy.py: one request in twenty meets a fault. Every two minutes something is killed
-with SIGKILL: one of the trainer's processes, or a whole node with its supervisor, which is then started again as an init
-system would. The second miner and the second validator are never killed, so that their lives are as long as the bench.
+with SIGKILL: one of the trainer's processes, or a whole node with its supervisor, which is then started again as an
+init system would. The second miner and the second validator are never killed, so that their lives are as long as the
+bench.
 
 Prints memory, descriptors and threads (tests/support/measuring/resources.py) and what bench/crash_audit.py finds; exits
 with 1 where that is anything. The samples stay in DIR/samples.jsonl.

@@ -3,8 +3,8 @@
 Storage (two `rclone serve s3`: one to write with credentials, one to read without), a trainer, two miners and two
 validators, each in a network namespace of its own (bench/namespaces.py), each link limited to the rate both ways.
 Between a node and its link stands tests/support/faults/stream_fault_proxy.py, for latency and faults. What the nodes
-run is the trainer's real publisher and the real follower (bench/wan_nodes.py), each writing to its own bucket and reading the
-others' over HTTP.
+run is the trainer's real publisher and the real follower (bench/wan_nodes.py), each writing to its own bucket and
+reading the others' over HTTP.
 
 For each rate: everybody fetches the anchor of a policy whose size fits the rate; then patches follow one another, as
 dense as workload A1 of bench/patches.py, each as soon as all hold the one before. *synced* is from the moment that the
