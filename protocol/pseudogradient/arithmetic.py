@@ -1,0 +1,160 @@
+"""The FP32 arithmetic of a round, the same on every machine (docs/spec/pseudogradient.md, section 2).
+
+Each function computes one formula element by element. Every operation in it is rounded once, to nearest, ties to even,
+and subnormal numbers are kept: no operations are fused, reordered or computed with more bits. Sums go in the order that
+the caller gives.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import ContributionError
+from protocol.kernels.jit import kernel
+
+Floats = NDArray[np.float32]
+"""A part's elements, flat: float32."""
+
+LANES: Final = 8
+"""Partial sums of a squared norm; the element with index i of a part is added to the sum i mod LANES."""
+
+F: Any = numba.float32
+D: Any = numba.float64
+
+_FLOATS: Final = "float32[::1]"
+
+
+def _update(base: Any, local: Any, feedback: Any, decay: Any, out: Any) -> Any:
+    for i in range(base.size):
+        out[i] = decay * feedback[i] + (base[i] - local[i])
+    return 0
+
+
+def _add(total: Any, values: Any, weight: Any) -> Any:
+    for i in range(total.size):
+        total[i] = total[i] + weight * values[i]
+    return 0
+
+
+def _divide(total: Any, count: Any) -> Any:
+    for i in range(total.size):
+        total[i] = total[i] / count
+    return 0
+
+
+def _nesterov(base: Any, momentum: Any, mean: Any, decay: Any, rate: Any) -> Any:
+    for i in range(base.size):
+        momentum[i] = decay * momentum[i] + mean[i]
+        base[i] = base[i] - rate * (decay * momentum[i] + mean[i])
+    return 0
+
+
+def _descend(base: Any, mean: Any, rate: Any) -> Any:
+    for i in range(base.size):
+        base[i] = base[i] - rate * mean[i]
+    return 0
+
+
+def _infinite(bits: Any, exponents: Any) -> Any:
+    count = numba.uint32(0)
+    for i in range(bits.size):
+        count += numba.uint32((bits[i] & exponents) == exponents)
+    return numba.int64(count)
+
+
+def _squares(values: Any, sums: Any) -> Any:
+    whole = values.size // 8 * 8
+    for begin in range(0, whole, 8):
+        for lane in range(8):
+            sums[lane] += D(values[begin + lane]) * D(values[begin + lane])
+    for i in range(whole, values.size):
+        sums[i - whole] += D(values[i]) * D(values[i])
+    return 0
+
+
+@cache
+def _compiled(function: Callable[..., Any], *arguments: str) -> Callable[..., Any]:
+    return kernel(*arguments)(function)
+
+
+def pseudo_gradient(base: Floats, local: Floats, feedback: Floats, decay: float) -> Floats:
+    """Return decay * feedback + (base - local): what a site would send if it sent everything.
+
+    Args:
+        base: the shared weights with which the round began: float32 [n].
+        local: the site's weights after its local steps: float32 [n].
+        feedback: the site's error feedback: float32 [n].
+        decay: 1 for PULSELoCo, less for SparseLoCo (beta); rounded to float32.
+    """
+    out = np.empty_like(base)
+    _compiled(_update, _FLOATS, _FLOATS, _FLOATS, "float32", _FLOATS)(base, local, feedback, np.float32(decay), out)
+    return out
+
+
+def add_contribution(total: Floats, values: Floats, weight: float = 1.0) -> None:
+    """Set total to total + weight * values. The caller adds a round's contributions in the manifest's order."""
+    _compiled(_add, _FLOATS, _FLOATS, "float32")(total, values, np.float32(weight))
+
+
+def divide(total: Floats, count: int) -> None:
+    """Set total to total / count, the mean over all contributions; absent entries count as zeros."""
+    _compiled(_divide, _FLOATS, "float32")(total, np.float32(count))
+
+
+def nesterov_step(base: Floats, momentum: Floats, mean: Floats, *, decay: float = 0.9, rate: float = 0.7) -> None:
+    """Make the outer step of DiLoCo and PULSELoCo in place (PULSE, algorithm 2, lines 16 and 17).
+
+    momentum = decay * momentum + mean; base = base - rate * (decay * momentum + mean).
+
+    Raises:
+        ContributionError: the new weights are not finite.
+    """
+    arguments = (_FLOATS, _FLOATS, _FLOATS, "float32", "float32")
+    _compiled(_nesterov, *arguments)(base, momentum, mean, np.float32(decay), np.float32(rate))
+    check_finite(base, "the weights after the outer step")
+
+
+def plain_step(base: Floats, mean: Floats, *, rate: float = 1.0) -> None:
+    """Make the outer step of plain averaging and of SparseLoCo in place: base = base - rate * mean.
+
+    Raises:
+        ContributionError: the new weights are not finite.
+    """
+    _compiled(_descend, _FLOATS, _FLOATS, "float32")(base, mean, np.float32(rate))
+    check_finite(base, "the weights after the outer step")
+
+
+def check_finite(values: Floats, where: str) -> None:
+    """Check that there is no infinity and no NaN.
+
+    Raises:
+        ContributionError: there is one.
+    """
+    count = _compiled(_infinite, "uint32[::1]", "uint32")(values.view(np.uint32), np.uint32(0x7F800000))
+    if count:
+        raise ContributionError(f"{count} values that are not finite", where)
+
+
+class SquaredNorm:
+    """The sum of the squares of a contribution's values in float64, in a fixed order."""
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+
+    def add(self, values: Floats) -> None:
+        """Add a part; absent entries are zeros, which change nothing."""
+        sums = np.zeros(LANES)
+        _compiled(_squares, _FLOATS, "float64[::1]")(values, sums)
+        own = 0.0
+        for lane in sums.tolist():
+            own += lane
+        self._sum += own
+
+    @property
+    def value(self) -> float:
+        """The sum so far."""
+        return self._sum

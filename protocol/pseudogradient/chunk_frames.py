@@ -1,0 +1,163 @@
+"""SparseLoCo's frames: quantized values of the largest entries (docs/spec/pseudogradient.md, section 6)."""
+
+import struct
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import ContributionError, MalformedError
+from protocol.patch.container import Cursor, varint
+from protocol.patch.entropy_decoding import reasons
+from protocol.pseudogradient.arithmetic import Floats
+from protocol.pseudogradient.chunks import LEVELS, Blocks, blocks_of, chunk_coders
+from protocol.pseudogradient.subsets import CHUNK, MAX_NODES, MIN_STATE, slot_tables, subset_coders
+
+SEGMENT_CHUNKS: Final = 256
+"""Chunks that share a stream of words."""
+
+SIGMAS: Final = 6.0
+"""The four bins of the quantizer together are so many standard deviations wide."""
+
+_WHERE: Final = "chunked frame"
+
+
+def entries_of(blocks: Blocks, chosen: int) -> int:
+    """Return how many entries of a tensor are sent."""
+    heights = [min(blocks.height, blocks.rows - top) for top in range(0, blocks.rows, blocks.height)]
+    widths = [min(blocks.width, blocks.columns - left) for left in range(0, blocks.columns, blocks.width)]
+    sizes: dict[int, int] = {}
+    for height in set(heights):
+        for width in set(widths):
+            sizes[height * width] = sizes.get(height * width, 0) + heights.count(height) * widths.count(width)
+    return sum(count * max(1, chosen * size // CHUNK) for size, count in sizes.items())
+
+
+def quantize(values: Floats) -> tuple[NDArray[np.uint8], Floats]:
+    """Quantize values to four levels, as SparseLoCo's published implementation does.
+
+    The bins have a width of 6/4 standard deviations; the third is centred on the mean, and the outer ones are open. A
+    level's value is the mean of its bin's values.
+
+    Returns:
+        The level of each value: uint8 [n], and the value of each level: float32[LEVELS].
+    """
+    mean = float(values.mean(dtype=np.float64))
+    deviation = float(values.std(dtype=np.float64, ddof=1)) if values.size > 1 else 0.0
+    scale = SIGMAS * deviation / LEVELS or 1.0
+    levels = np.clip(np.rint((values - np.float64(mean)) / scale) + LEVELS // 2, 0, LEVELS - 1).astype(np.uint8)
+    sums = np.bincount(levels, values.astype(np.float64), LEVELS)
+    return levels, (sums / np.maximum(1, np.bincount(levels, minlength=LEVELS))).astype(np.float32)
+
+
+def _segments(blocks: Blocks) -> Iterator[NDArray[np.int64]]:
+    """Yield the bounds of each segment (see `chunks.split_chunks`)."""
+    for begin in range(0, blocks.count, SEGMENT_CHUNKS):
+        yield np.array((*blocks.numbers, begin, min(begin + SEGMENT_CHUNKS, blocks.count)), np.int64)
+
+
+def encode_chunks(update: Floats, shapes: Sequence[Sequence[int]], chosen: int) -> tuple[int, bytes]:
+    """Encode a part.
+
+    Args:
+        update: the part, flat: float32 [n]; what is sent is subtracted from it.
+        shapes: of the part's tensors, in their order.
+        chosen: entries of a whole chunk.
+
+    Returns:
+        The number of entries, and the frame.
+    """
+    entries, begin, pieces = 0, 0, []
+    for shape in shapes:
+        size = prod(shape)
+        if size:
+            count, frame = _encode_tensor(update[begin : begin + size], blocks_of(shape), chosen)
+            entries += count
+            pieces.append(frame)
+        begin += size
+    return entries, b"".join(pieces)
+
+
+def _encode_tensor(update: Floats, blocks: Blocks, chosen: int) -> tuple[int, bytes]:
+    kernels, tables, entries = chunk_coders(), slot_tables(chosen), entries_of(blocks, chosen)
+    bitmaps, values = np.zeros((blocks.count, CHUNK // 64), np.uint64), np.empty(entries, np.float32)
+    kernels.select(update, *blocks.numbers, chosen, np.empty(CHUNK, np.uint32), bitmaps, values)
+    levels, lookup = quantize(values)
+    pieces = [lookup.astype("<f4").tobytes()]
+    nodes, done = np.empty(2 * MAX_NODES, np.uint64), np.zeros(1, np.int64)
+    most = min(blocks.count, SEGMENT_CHUNKS)
+    codes = np.empty((most * 12 * chosen, 2), np.uint32)
+    raw = np.empty(most * chosen * 14 // 32 + 4, np.uint32)
+    for bounds in _segments(blocks):
+        filled = np.zeros(3, np.uint64)
+        state = (bitmaps, levels, lookup, nodes, codes, raw, filled, done)
+        symbols = kernels.split_chunks(update, bounds, chosen, tables.offsets, tables.slots, *state)
+        out = np.empty(symbols + 2, np.uint32)
+        words = out[subset_coders().put_symbols(codes[:symbols], out) :].astype("<u4").tobytes()
+        position, pending, fill = (int(number) for number in filled)
+        raw[position] = pending
+        bits = raw[: position + 1].astype("<u4").tobytes()[: (32 * position + fill + 7) // 8]
+        pieces += [varint(len(words) // 4), varint(len(bits)), words, bits]
+    return entries, b"".join(pieces)
+
+
+def decode_chunks(frame: memoryview, shapes: Sequence[Sequence[int]], chosen: int) -> Floats:
+    """Decode a part.
+
+    Args:
+        frame: hostile bytes.
+        shapes, chosen: see `encode_chunks`.
+
+    Returns:
+        The values, zeros where nothing was sent: float32 [n].
+
+    Raises:
+        MalformedError, LimitError, ContributionError: the frame does not have the form in
+            docs/spec/pseudogradient.md.
+    """
+    out = np.zeros(sum(map(prod, shapes)), np.float32)
+    cursor, begin = Cursor(frame, _WHERE), 0
+    for shape in shapes:
+        size = prod(shape)
+        if size:
+            _decode_tensor(cursor, blocks_of(shape), chosen, out[begin : begin + size])
+        begin += size
+    cursor.finish()
+    return out
+
+
+def _decode_tensor(cursor: Cursor, blocks: Blocks, chosen: int, out: Floats) -> None:
+    lookup = np.array(struct.unpack(f"<{LEVELS}f", cursor.take(4 * LEVELS)), np.float32)
+    if not np.isfinite(lookup).all():
+        raise ContributionError("a level that is not finite", _WHERE)
+    tables = slot_tables(chosen)
+    nodes, bitmap = np.empty(2 * MAX_NODES, np.uint64), np.empty(CHUNK // 64, np.uint64)
+    for bounds in _segments(blocks):
+        most = int(bounds[5] - bounds[4]) * chosen
+        count, length = cursor.varint(12 * most + 2), cursor.varint(2 * most + 8)
+        if count < 2:
+            raise MalformedError("a stream without a state", _WHERE)
+        sections = cursor.take(4 * count), cursor.take(length)
+        words, raw = np.zeros(count + 1, np.uint32), np.zeros(length + -length % 4 + 8, np.uint8)
+        words[:count] = np.frombuffer(sections[0], "<u4")
+        raw[:length] = np.frombuffer(sections[1], np.uint8)
+        state = np.array((int(words[0]) << 32 | int(words[1]), 2, 0), np.uint64)
+        if state[0] < MIN_STATE:
+            raise MalformedError("a state that no encoder writes", _WHERE)
+        integers = raw.view("<u4").astype(np.uint32)
+        arguments = (bounds, chosen, tables.offsets, tables.slots, lookup, nodes, words, integers, state, bitmap, out)
+        status = chunk_coders().join_chunks(*arguments)
+        if status:
+            raise ContributionError(reasons[status], _WHERE)
+        _check_end(state, count, raw[:length])
+
+
+def _check_end(state: NDArray[np.uint64], words: int, raw: NDArray[np.uint8]) -> None:
+    """Check that a stream ends in the state in which its encoder began, with nothing left over."""
+    bits = int(state[2])
+    if int(state[0]) != MIN_STATE or int(state[1]) != words or (bits + 7) // 8 != raw.size:
+        raise MalformedError("a stream that ends too early or too late", _WHERE)
+    if bits % 8 and int(raw[-1]) >> (bits % 8):
+        raise MalformedError("bits behind the last value", _WHERE)

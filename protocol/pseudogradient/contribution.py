@@ -1,0 +1,197 @@
+"""Make and read contributions, part by part (docs/spec/pseudogradient.md, sections 1 to 3)."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from protocol.digest import Weights
+from protocol.errors import ContributionError, MalformedError
+from protocol.pseudogradient.arithmetic import (
+    Floats,
+    SquaredNorm,
+    add_contribution,
+    check_finite,
+    divide,
+    pseudo_gradient,
+)
+from protocol.pseudogradient.chunk_frames import decode_chunks, encode_chunks, entries_of
+from protocol.pseudogradient.chunks import blocks_of
+from protocol.pseudogradient.parts import Part, parts_of
+from protocol.pseudogradient.payload import Coding, Head, Kind, read_head, write_head
+from protocol.pseudogradient.sparse_decoding import decode_sparse
+from protocol.pseudogradient.sparse_encoding import Inputs, SparseCoding, SparseEncoder
+
+
+class ContributionEncoder:
+    """The encoder of one contribution. It holds one part at a time; the caller stores the frames.
+
+    Args:
+        coding: of the values.
+        base: digest of the FP32 weights that the contribution starts from: 32 bytes.
+    """
+
+    def __init__(self, coding: Coding, base: bytes) -> None:
+        self._coding, self._base = coding, base
+        self._norm, self._entries, self._sizes = SquaredNorm(), list[int](), list[int]()
+        sparse = coding.kind in (Kind.EXACT, Kind.GRID)
+        self._sparse = SparseEncoder(_sparse(coding)) if sparse else None
+
+    def add(self, part: Part, inputs: Inputs) -> tuple[bytes, Floats]:
+        """Encode the next part.
+
+        Returns:
+            The frame, and the error feedback after sending: float32 [n].
+
+        Raises:
+            ContributionError: the update is not finite.
+        """
+        values = pseudo_gradient(inputs.base, inputs.local, inputs.feedback, inputs.decay)
+        check_finite(values, part.names[0])
+        if self._sparse is not None:
+            residual = np.empty_like(values)
+            entries, frame = self._sparse.encode(inputs, residual)
+            values -= residual  # exact: what is sent and what remains add up to the update
+        elif self._coding.kind == Kind.CHUNKED:
+            residual = values
+            entries, frame = encode_chunks(residual, part.shapes, self._coding.chosen)
+            values = decode_chunks(memoryview(frame), part.shapes, self._coding.chosen)
+        else:
+            entries, frame, residual = values.size, values.astype("<f4").tobytes(), np.zeros_like(values)
+        self._norm.add(values)
+        self._entries.append(entries)
+        self._sizes.append(len(frame))
+        return frame, residual
+
+    def head(self) -> Head:
+        """Return the head, after the last part."""
+        return Head(self._coding, self._base, self._norm.value, tuple(self._entries), tuple(self._sizes))
+
+
+def _sparse(coding: Coding) -> SparseCoding:
+    return SparseCoding(coding.kind == Kind.EXACT, coding.fraction)
+
+
+def decode_part(frame: memoryview, coding: Coding, part: Part, base: Floats, entries: int) -> Floats:
+    """Decode one part; return its values, zeros where nothing was sent: float32 [n].
+
+    Args:
+        frame: hostile bytes.
+        base: the part of the shared weights: float32 [n].
+        entries: the number of entries that the head states.
+
+    Raises:
+        MalformedError, LimitError, ContributionError: the frame breaks docs/spec/pseudogradient.md.
+    """
+    match coding.kind:
+        case Kind.DENSE:
+            if len(frame) != 4 * part.elements:
+                raise MalformedError(f"a dense frame of {len(frame)} bytes", part.names[0])
+            values = np.frombuffer(frame, "<f4").astype(np.float32)
+        case Kind.CHUNKED:
+            expected = sum(entries_of(blocks_of(shape), coding.chosen) for shape in part.shapes if math.prod(shape))
+            if entries != expected:
+                raise ContributionError(f"{entries} entries instead of {expected}", part.names[0])
+            values = decode_chunks(frame, part.shapes, coding.chosen)
+        case _:
+            values = decode_sparse(frame, base, _sparse(coding), entries)
+    check_finite(values, part.names[0])
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """An encoded contribution in memory.
+
+    Attributes:
+        payload: the bytes that are sent.
+        residual: the error feedback once the manifest counts this contribution, by name.
+        head: of the payload.
+    """
+
+    payload: bytes
+    residual: dict[str, torch.Tensor]
+    head: Head
+
+
+def encode(
+    base: Weights, local: Weights, feedback: Weights | None, coding: Coding, digest: bytes, *, decay: float = 1.0
+) -> Contribution:
+    """Encode a contribution of weights that fit in memory. Large ones go part by part: `ContributionEncoder`.
+
+    Args:
+        base: the shared FP32 weights with which the round began.
+        local: the site's FP32 weights after its local steps.
+        feedback: the site's error feedback; None for zeros, and while it is frozen.
+        digest: of `base` (`protocol.digest.digest_weights`).
+        decay: factor of the feedback: 1 for PULSELoCo, 0.95 for SparseLoCo.
+
+    Raises:
+        ContributionError: tensors do not fit each other, or the update is not finite.
+    """
+    encoder, frames, residual = ContributionEncoder(coding, digest), [], dict[str, torch.Tensor]()
+    for part in parts_of({name: tensor.shape for name, tensor in base.items()}):
+        shared = part.gather(base)
+        before = np.zeros_like(shared) if feedback is None else part.gather(feedback)
+        frame, after = encoder.add(part, Inputs(shared, part.gather(local), before, decay))
+        frames.append(frame)
+        residual |= part.scatter(after)
+    head = encoder.head()
+    return Contribution(write_head(head) + b"".join(frames), residual, head)
+
+
+def decode(
+    payload: bytes | memoryview, base: Mapping[str, torch.Tensor], digest: bytes, *, max_norm: float = math.inf
+) -> Iterator[tuple[Part, Floats]]:
+    """Yield the parts of a contribution with their values.
+
+    No value may be used before the last part was yielded: only then has the norm been checked.
+
+    Args:
+        payload: hostile bytes.
+        base: the receiver's FP32 weights.
+        digest: of `base`.
+        max_norm: largest L2 norm of the values that the receiver accepts.
+
+    Raises:
+        MalformedError, LimitError, ContributionError: the payload breaks docs/spec/pseudogradient.md or starts from
+            other weights.
+    """
+    parts = parts_of({name: tensor.shape for name, tensor in base.items()})
+    head = read_head(payload, parts, max_norm=max_norm)
+    check_payload(head, len(payload), digest)
+    norm, whole = SquaredNorm(), memoryview(payload)
+    for part, entries, (begin, end) in zip(parts, head.entries, head.frames, strict=True):
+        values = decode_part(whole[begin:end], head.coding, part, part.gather(base), entries)
+        norm.add(values)
+        if part is parts[-1] and norm.value != head.squared_norm:
+            raise ContributionError("values of another norm than the head states", "contribution")
+        yield part, values
+
+
+def check_payload(head: Head, size: int, digest: bytes) -> None:
+    """Check a payload's size in bytes and the weights that it starts from.
+
+    Raises:
+        MalformedError, ContributionError: the size is not the head's, or the contribution starts from other weights.
+    """
+    if head.base != digest:
+        raise ContributionError("it starts from other weights", "contribution")
+    if size != head.payload_bytes:
+        raise MalformedError(f"{size} bytes instead of {head.payload_bytes}", "contribution")
+
+
+def mean_of(contributions: Sequence[Floats], weights: Sequence[float] | None = None) -> Floats:
+    """Return the mean of one part of several contributions, in their order: float32 [n].
+
+    Args:
+        contributions: the values of each, of the same part; at least one.
+        weights: a factor for each, such as that of a clipped norm; None for ones.
+    """
+    total = np.zeros_like(contributions[0])
+    for values, weight in zip(contributions, weights or [1.0] * len(contributions), strict=True):
+        add_contribution(total, values, weight)
+    divide(total, len(contributions))
+    return total

@@ -1,0 +1,156 @@
+"""The payload of a contribution: a head and a frame for each part (docs/spec/pseudogradient.md, section 1).
+
+The receiver knows the weights that the contribution starts from, so the payload names no tensors. The head is checked
+before any frame is read, and each length before the bytes that it bounds are copied.
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import accumulate, pairwise
+from typing import Final
+
+from protocol import limits
+from protocol.errors import ContributionError, LimitError, MalformedError
+from protocol.patch.container import Cursor, varint
+from protocol.pseudogradient.parts import Part
+from protocol.pseudogradient.subsets import MAX_CHOSEN
+
+MAGIC: Final = b"GRG1"
+_FIXED: Final = struct.Struct("<4sBBHI32sQd")
+_WHERE: Final = "contribution"
+
+MAX_FRACTION: Final = 8
+FRAME_SLACK: Final = 1024
+"""By how many bytes a frame may be larger than its part, for each tensor and each chunk of 2^21 elements."""
+
+
+class Kind(IntEnum):
+    """How values are coded."""
+
+    DENSE = 0
+    EXACT = 1
+    GRID = 2
+    CHUNKED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """The coding of a payload.
+
+    Attributes:
+        kind: of the values.
+        fraction: for GRID, log2 of the grid steps in a BF16 unit in the last place, from 0 to MAX_FRACTION; else 0.
+        chosen: for CHUNKED, the entries of a whole chunk of 4096 elements, from 1 to MAX_CHOSEN; else 0.
+
+    Raises:
+        MalformedError: a field is out of range.
+    """
+
+    kind: Kind
+    fraction: int = 0
+    chosen: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.fraction <= (MAX_FRACTION if self.kind == Kind.GRID else 0):
+            raise MalformedError(f"a fraction of {self.fraction}", _WHERE)
+        if (
+            not (1 if self.kind == Kind.CHUNKED else 0)
+            <= self.chosen
+            <= (MAX_CHOSEN if self.kind == Kind.CHUNKED else 0)
+        ):
+            raise MalformedError(f"{self.chosen} entries of a chunk", _WHERE)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The head of a payload.
+
+    Attributes:
+        coding: of all frames.
+        base: digest of the FP32 weights that the contribution starts from: 32 bytes.
+        squared_norm: sum of the squares of all values (see `arithmetic.SquaredNorm`).
+        entries: number of entries of each part.
+        sizes: bytes of each part's frame.
+    """
+
+    coding: Coding
+    base: bytes
+    squared_norm: float
+    entries: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def frames(self) -> tuple[tuple[int, int], ...]:
+        """The first byte of each frame in the payload, and the one behind its last."""
+        ends = list(accumulate(self.sizes, initial=len(write_head(self))))
+        return tuple(pairwise(ends))
+
+    @property
+    def payload_bytes(self) -> int:
+        """Size of the payload in bytes."""
+        return len(write_head(self)) + sum(self.sizes)
+
+
+def write_head(head: Head) -> bytes:
+    """Serialize a head."""
+    coding = head.coding
+    fixed = _FIXED.pack(
+        MAGIC,
+        coding.kind,
+        coding.fraction,
+        coding.chosen,
+        len(head.sizes),
+        head.base,
+        sum(head.entries),
+        head.squared_norm,
+    )
+    rows = (varint(entries) + varint(size) for entries, size in zip(head.entries, head.sizes, strict=True))
+    return fixed + b"".join(rows)
+
+
+def _read_fixed(cursor: Cursor, parts: int) -> tuple[Coding, bytes, int, float]:
+    magic, kind, fraction, chosen, count, base, total, squared_norm = _FIXED.unpack(cursor.take(_FIXED.size))
+    if magic != MAGIC:
+        raise MalformedError("not a contribution", _WHERE)
+    if kind not in Kind.__members__.values():
+        raise MalformedError(f"no kind of coding has the code {kind}", _WHERE)
+    if count != parts:
+        raise ContributionError(f"{count} parts for weights of {parts}", _WHERE)
+    if not (math.isfinite(squared_norm) and squared_norm >= 0) or math.copysign(1.0, squared_norm) < 0:
+        raise MalformedError("a norm that is no finite number from 0 on", _WHERE)
+    return Coding(Kind(kind), fraction, chosen), base, total, squared_norm
+
+
+def read_head(data: bytes | bytearray | memoryview, parts: Sequence[Part], *, max_norm: float = math.inf) -> Head:
+    """Read a head; the frames need not be there yet.
+
+    Args:
+        data: hostile bytes, at least the head.
+        parts: of the weights that the receiver has.
+        max_norm: largest L2 norm of the values that the receiver accepts.
+
+    Raises:
+        MalformedError, LimitError, ContributionError: the bytes break docs/spec/pseudogradient.md, exceed a limit,
+            contradict themselves, or do not fit the weights.
+    """
+    cursor = Cursor(data, _WHERE)
+    coding, base, total, squared_norm = _read_fixed(cursor, len(parts))
+    if math.sqrt(squared_norm) > max_norm:
+        raise LimitError(
+            f"values of a norm of {math.sqrt(squared_norm):g} where at most {max_norm:g} is allowed", _WHERE
+        )
+    entries, sizes = [], []
+    for part in parts:
+        entries.append(cursor.varint(part.elements))
+        slack = FRAME_SLACK * (len(part.names) + (part.elements >> 21) + 1)
+        sizes.append(cursor.varint(4 * part.elements + slack))
+        if coding.kind == Kind.DENSE and (entries[-1], sizes[-1]) != (part.elements, 4 * part.elements):
+            raise ContributionError("a dense part that is not whole", part.names[0])
+    if sum(entries) != total:
+        raise ContributionError(f"{sum(entries)} entries in the parts where the head says {total}", _WHERE)
+    if sum(sizes) > limits.MAX_CONTRIBUTION_BYTES:
+        raise LimitError(f"frames of {sum(sizes)} bytes", _WHERE)
+    return Head(coding, base, squared_norm, tuple(entries), tuple(sizes))

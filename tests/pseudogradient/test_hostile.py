@@ -1,0 +1,133 @@
+"""Altered contributions are refused with a ProtocolError, or give finite values of the norm that their head states."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from protocol import pseudogradient
+from protocol.errors import ContributionError, LimitError, MalformedError, ProtocolError
+from protocol.pseudogradient import Coding, Head, Kind, parts_of, read_head, write_head
+from tests.pseudogradient.updates import digest, updated, weights
+from tests.support.faults.patch_mutations import mutate
+
+BASE = weights()
+DIGEST = digest(BASE)
+PARTS = parts_of({name: tensor.shape for name, tensor in BASE.items()})
+CODINGS = [Coding(Kind.DENSE), Coding(Kind.EXACT), Coding(Kind.GRID, fraction=3), Coding(Kind.CHUNKED, chosen=128)]
+
+
+def payload(coding: Coding) -> bytes:
+    """Return a contribution of the small weights."""
+    return pseudogradient.encode(BASE, updated(BASE, 3e-5), None, coding, DIGEST).payload
+
+
+def decoded(data: bytes, max_norm: float = math.inf) -> np.ndarray:
+    """Return all values of a contribution."""
+    return np.concatenate([v for _, v in pseudogradient.decode(data, BASE, DIGEST, max_norm=max_norm)])
+
+
+def with_head(data: bytes, alter: Callable[[Head], Head]) -> bytes:
+    """Return a contribution with another head."""
+    head = read_head(data, PARTS)
+    return write_head(alter(head)) + data[len(write_head(head)) :]
+
+
+def replaced(**fields: object) -> Callable[[Head], Head]:
+    """Return a function that replaces fields of a head."""
+    return lambda head: Head(**{name: fields.get(name, getattr(head, name)) for name in Head.__slots__})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("coding", CODINGS, ids=str)
+def test_mutations_anywhere(coding: Coding) -> None:
+    data, random, refused = payload(coding), np.random.default_rng(1), 0
+    before = decoded(data)
+    for _ in range(1500):
+        altered = mutate(data, random)
+        try:
+            values = decoded(altered)
+        except ProtocolError:
+            refused += 1
+            continue
+        assert np.isfinite(values).all()
+        assert float((values.astype(np.float64) ** 2).sum()) == pytest.approx(
+            float((before.astype(np.float64) ** 2).sum())
+        )
+    assert refused > 1000
+
+
+@pytest.mark.parametrize("coding", CODINGS[1:], ids=str)
+def test_mutations_of_the_frames(coding: Coding) -> None:
+    data, random = payload(coding), np.random.default_rng(2)
+    begin = len(write_head(read_head(data, PARTS)))
+    for _ in range(3000):
+        altered = bytearray(data)
+        for _ in range(int(random.integers(1, 4))):
+            altered[int(random.integers(begin, min(len(data), begin + 400)))] = int(random.integers(256))
+        try:
+            decoded(bytes(altered))
+        except ProtocolError:
+            continue
+
+
+@pytest.mark.parametrize("coding", CODINGS, ids=str)
+def test_every_cut(coding: Coding) -> None:
+    data = payload(coding)
+    for size in [*range(0, 120), *range(120, len(data), len(data) // 50)]:
+        with pytest.raises((MalformedError, ContributionError)):
+            decoded(data[:size])
+    with pytest.raises(MalformedError):
+        decoded(data + b"\0")
+
+
+@pytest.mark.parametrize(
+    ("alter", "error", "message"),
+    [
+        (replaced(base=bytes(32)), ContributionError, "other weights"),
+        (replaced(squared_norm=1.0), ContributionError, "another norm"),
+        (replaced(squared_norm=math.inf), MalformedError, "no finite number"),
+        (replaced(squared_norm=math.nan), MalformedError, "no finite number"),
+        (replaced(squared_norm=-1.0), MalformedError, "no finite number"),
+        (replaced(entries=(1,)), ContributionError, "entries"),
+        (replaced(entries=(1 << 40,)), LimitError, "at most"),
+        (replaced(sizes=(1 << 40,)), LimitError, "at most"),
+        (replaced(entries=(1, 1), sizes=(1, 1)), ContributionError, "2 parts for weights of 1"),
+    ],
+)
+def test_heads_that_contradict_themselves_or_the_weights(
+    alter: Callable[[Head], Head], error: type[ProtocolError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        decoded(with_head(payload(Coding(Kind.GRID, fraction=3)), alter))
+
+
+@pytest.mark.parametrize(("offset", "value"), [(0, 0), (4, 4), (5, 9), (6, 1), (7, 1)])
+def test_codings_that_do_not_exist(offset: int, value: int) -> None:
+    data = bytearray(payload(Coding(Kind.GRID, fraction=3)))
+    data[offset] = value
+    with pytest.raises(MalformedError):
+        decoded(bytes(data))
+
+
+def test_a_norm_above_the_limit_is_refused_before_any_frame_is_read() -> None:
+    data = payload(Coding(Kind.DENSE))
+    norm = math.sqrt(read_head(data, PARTS).squared_norm)
+    assert decoded(data, norm * 1.01).size
+    with pytest.raises(LimitError, match="norm"):
+        read_head(data[:200], PARTS, max_norm=norm * 0.99)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_values_that_are_not_finite(value: float) -> None:
+    data = bytearray(payload(Coding(Kind.DENSE)))
+    data[-4:] = np.array([value], "<f4").tobytes()
+    with pytest.raises(ContributionError, match="not finite"):
+        decoded(bytes(data))
+
+
+def test_a_chunked_contribution_with_another_number_of_entries() -> None:
+    data = payload(Coding(Kind.CHUNKED, chosen=128))
+    entries = read_head(data, PARTS).entries[0]
+    with pytest.raises(ContributionError, match="instead of"):
+        decoded(with_head(data, replaced(entries=(entries - 1,))))

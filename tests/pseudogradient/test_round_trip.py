@@ -1,0 +1,129 @@
+"""Every coding gives back what it says it sent, and the rest is the error feedback, exactly."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol import pseudogradient
+from protocol.errors import ContributionError
+from protocol.pseudogradient import Coding, Kind, parts_of
+from tests.pseudogradient.updates import Weights, digest, updated, weights
+
+CODINGS = [
+    Coding(Kind.DENSE),
+    Coding(Kind.EXACT),
+    Coding(Kind.GRID),
+    Coding(Kind.GRID, fraction=3),
+    Coding(Kind.GRID, fraction=8),
+    Coding(Kind.CHUNKED, chosen=1),
+    Coding(Kind.CHUNKED, chosen=128),
+    Coding(Kind.CHUNKED, chosen=1024),
+]
+RATES = [0.0, 1e-9, 1e-6, 1e-4, 1e-1, 1e10]
+
+
+def values_of(payload: bytes, base: Weights) -> Weights:
+    """Return what a receiver decodes, by name."""
+    result: Weights = {}
+    for part, values in pseudogradient.decode(payload, base, digest(base)):
+        result |= part.scatter(values)
+    return result
+
+
+def view(values: np.ndarray) -> np.ndarray:
+    """Return the BF16 bit patterns."""
+    bits = torch.from_numpy(np.asarray(values)).bfloat16().view(torch.int16).numpy()
+    assert isinstance(bits, np.ndarray)
+    return bits
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("coding", CODINGS, ids=str)
+def test_values_and_error_feedback_add_up_to_the_update(coding: Coding, rate: float) -> None:
+    base = weights()
+    local, feedback = updated(base, rate), {name: tensor * 1e-7 for name, tensor in weights(2).items()}
+    contribution = pseudogradient.encode(base, local, feedback, coding, digest(base))
+    decoded = values_of(contribution.payload, base)
+    for name in base:
+        update = feedback[name].numpy() + (base[name].numpy() - local[name].numpy())
+        sent, rest = decoded[name].numpy(), contribution.residual[name].numpy()
+        assert np.array_equal(rest, update - sent)
+        if coding.kind in (Kind.GRID, Kind.EXACT):
+            assert np.array_equal(sent + rest, update)
+    assert sum(contribution.head.entries) >= sum(int((t != 0).sum()) for t in decoded.values())
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_the_gate_sends_each_exact_value_that_changes_the_view_and_no_other(rate: float) -> None:
+    base, coding = weights(), Coding(Kind.EXACT)
+    local = updated(base, rate)
+    contribution = pseudogradient.encode(base, local, None, coding, digest(base))
+    for name, sent in values_of(contribution.payload, base).items():
+        old = base[name].numpy()
+        update = old - local[name].numpy()
+        visible = view(old) != view(old - update)
+        assert np.array_equal(sent.numpy(), np.where(visible, update, np.float32(0)))
+        assert not np.asarray(contribution.residual[name])[visible].any()
+
+
+@pytest.mark.parametrize("fraction", [0, 3, 8])
+@pytest.mark.parametrize("rate", RATES[:-1])
+def test_each_grid_value_that_is_sent_changes_the_view(rate: float, fraction: int) -> None:
+    base, coding = weights(), Coding(Kind.GRID, fraction=fraction)
+    contribution = pseudogradient.encode(base, updated(base, rate), None, coding, digest(base))
+    for name, sent in values_of(contribution.payload, base).items():
+        old, values = base[name].numpy(), sent.numpy()
+        assert ((view(old) != view(old - values)) == (values != 0)).all()
+
+
+def test_error_feedback_makes_small_updates_visible_in_the_end() -> None:
+    base = {"w": torch.full((64, 64), 0.01)}
+    step, feedback, sent = 1e-6, None, 0.0
+    for _ in range(40):
+        local = {"w": base["w"] - step}
+        contribution = pseudogradient.encode(base, local, feedback, Coding(Kind.GRID, fraction=3), digest(base))
+        sent += float(values_of(contribution.payload, base)["w"][0, 0])
+        feedback = contribution.residual
+    applied = float((base["w"] - (base["w"] - step))[0, 0])
+    assert sent == pytest.approx(40 * applied, abs=3e-5)
+
+
+@pytest.mark.parametrize("coding", CODINGS, ids=str)
+def test_contributions_of_large_tensors(coding: Coding) -> None:
+    base = weights(3, {"a": (1100, 1500), "b": (2000, 1300), "c": (5,)})
+    contribution = pseudogradient.encode(base, updated(base, 2e-6), None, coding, digest(base))
+    assert len(parts_of({name: tensor.shape for name, tensor in base.items()})) == 3
+    for name, sent in values_of(contribution.payload, base).items():
+        rest = contribution.residual[name].numpy()
+        assert np.array_equal((base[name].numpy() - updated(base, 2e-6)[name].numpy()) - sent.numpy(), rest)
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(-12, 4), st.sampled_from(CODINGS), st.integers(1, 300), st.integers(1, 300))
+@settings(max_examples=150, deadline=None)
+def test_any_weights_and_any_update(seed: int, size: float, coding: Coding, rows: int, columns: int) -> None:
+    random = np.random.default_rng(seed)
+    scales = np.exp2(random.uniform(-60, 5, (rows, columns)))
+    base = {"w": torch.from_numpy((random.standard_normal((rows, columns)) * scales).astype(np.float32))}
+    local = updated(base, 10.0**size, seed)
+    contribution = pseudogradient.encode(base, local, None, coding, digest(base))
+    sent = values_of(contribution.payload, base)["w"].numpy()
+    assert np.array_equal((base["w"].numpy() - local["w"].numpy()) - sent, contribution.residual["w"].numpy())
+
+
+def test_an_update_that_is_not_finite_is_refused() -> None:
+    base = weights()
+    local = updated(base, 1e-6)
+    local["scale"] = torch.tensor(float("nan"))
+    for coding in CODINGS:
+        with pytest.raises(ContributionError, match="not finite"):
+            pseudogradient.encode(base, local, None, coding, digest(base))
+
+
+def test_tensors_that_do_not_fit_are_refused() -> None:
+    base = weights()
+    for wrong in (torch.zeros(96, 96), base["scale"].double(), torch.zeros(130, 96).T[:, :1]):
+        local = updated(base, 1e-6) | {"scale": wrong}
+        with pytest.raises(ContributionError, match="scale: not a contiguous float32 tensor"):
+            pseudogradient.encode(base, local, None, Coding(Kind.DENSE), digest(base))

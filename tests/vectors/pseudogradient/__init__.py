@@ -1,0 +1,1 @@
+"""Golden vectors of docs/spec/pseudogradient.md."""
