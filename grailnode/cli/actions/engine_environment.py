@@ -1,0 +1,28 @@
+"""What `grailnode engine` does."""
+
+import shlex
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from grailnode.engine.vllm import installation
+from grailnode.engine.vllm.vllm_server import ServerSettings, server_environment, server_flags, write_modules
+
+
+def install(directory: Path, device: Literal["cpu", "cuda"]) -> None:
+    """Make an environment with vLLM, and say what it took and how to use it."""
+    environment = installation.install(directory, device)
+    size, seconds = f"{environment.nbytes / 1e9:.1f} GB", f"{environment.seconds:.0f} s"
+    click.echo(f"{directory}: vLLM {environment.vllm} with torch {environment.torch}, {seconds}, {size}")
+    click.echo(f'use it with [engine] kind = "vllm", python = "{environment.python}" in run.toml')
+
+
+def flags(policy: Path, **choices: Any) -> None:
+    """Print the command that starts a server for a policy."""
+    settings = ServerSettings(Path("python"), policy, Path(), **choices)
+    modules = write_modules(Path.cwd() / "grailnode-vllm")
+    variables = {"PYTHONPATH": str(modules), **server_environment(settings)}
+    words = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", str(policy), *server_flags(settings)]
+    assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+    click.echo(f"{assignments} {shlex.join([*words, '--host', '127.0.0.1'])}")

@@ -1,0 +1,161 @@
+"""What brings a restarted engine back to the version that it served: a checkpoint and the patches after it, on disk.
+
+They are for this machine only. Digests are checked again where they are read, inside of vLLM. So that a restart takes
+no longer after weeks, the patches are applied to the checkpoint from time to time, a tensor at a time.
+"""
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from protocol.digest import Weights, raw_bytes, type_name
+from protocol.patch.applying import apply_frame
+from protocol.patch.container import Mode, read_header, split_frames
+
+MAX_PATCHES: Final = 64
+"""Patches behind a checkpoint before they are applied to it."""
+
+
+@dataclass(frozen=True)
+class RecoveryStep:
+    """A file that brings the engine to a version.
+
+    Attributes:
+        command: of inside/weight_session.py.
+        digest: of the version's weights.
+    """
+
+    command: Literal["stage_weights", "stage_patch"]
+    version: int
+    digest: bytes
+    path: Path
+
+
+class Checkpoints:
+    """The files of one engine; whatever lies in the directory from an earlier process is removed.
+
+    Args:
+        directory: of these files alone.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        for path in (*directory.glob("weights-*"), *directory.glob("patch-*")):
+            path.unlink()
+        self._directory = directory
+        self._steps: list[RecoveryStep] = []
+        self._staged: RecoveryStep | None = None
+        self._number = 0
+
+    @property
+    def serving(self) -> RecoveryStep | None:
+        """The step to the served version; None before the first commit."""
+        return self._steps[-1] if self._steps else None
+
+    def write_weights(self, version: int, weights: Weights) -> Path:
+        """Write whole weights; the file is complete when this returns.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path = self._path("weights", version)
+        save_file({name: tensor.detach() for name, tensor in weights.items()}, path)
+        return path
+
+    def write_patch(self, version: int, patch: bytes) -> Path:
+        """Write a patch.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path = self._path("patch", version)
+        path.write_bytes(patch)
+        return path
+
+    def stage_weights(self, version: int, digest: bytes, path: Path) -> None:
+        """Note that a checkpoint is staged."""
+        self._stage(RecoveryStep("stage_weights", version, digest, path))
+
+    def stage_patch(self, version: int, digest: bytes, path: Path) -> None:
+        """Note that a patch is staged."""
+        self._stage(RecoveryStep("stage_patch", version, digest, path))
+
+    @property
+    def staged(self) -> RecoveryStep | None:
+        """The step that is staged; None if there is none."""
+        return self._staged
+
+    def commit(self) -> None:
+        """Note that the staged version serves; a checkpoint makes what lies before it superfluous."""
+        assert self._staged is not None
+        step, self._staged = self._staged, None
+        if step.command == "stage_weights":
+            for old in self._steps:
+                old.path.unlink(missing_ok=True)
+            self._steps.clear()
+        self._steps.append(step)
+
+    def compact(self) -> None:
+        """Apply the patches to the checkpoint, if there are many.
+
+        Raises:
+            OSError, ProtocolError: a file cannot be read or written; the files stay as they were.
+        """
+        if len(self._steps) <= MAX_PATCHES:
+            return
+        last = self._steps[-1]
+        path = self._path("weights", last.version)
+        _write_patched(path, self._steps[0].path, [step.path.read_bytes() for step in self._steps[1:]])
+        for old in self._steps:
+            old.path.unlink()
+        self._steps = [RecoveryStep("stage_weights", last.version, last.digest, path)]
+
+    def steps(self) -> tuple[RecoveryStep, ...]:
+        """Return the steps to the served version, in order."""
+        return tuple(self._steps)
+
+    def _stage(self, step: RecoveryStep) -> None:
+        if self._staged is not None:
+            self._staged.path.unlink(missing_ok=True)
+        self._staged = step
+
+    def _path(self, kind: str, version: int) -> Path:
+        self._number += 1
+        return self._directory / f"{kind}-{version}-{self._number}"
+
+
+def _write_patched(path: Path, checkpoint: Path, patches: Sequence[bytes]) -> None:
+    """Write the checkpoint that patches lead to, with one tensor in memory."""
+    headers = [read_header(patch) for patch in patches]
+    frames = [
+        {row.name: (row, frame) for row, frame in zip(header.rows, split_frames(patch, header), strict=True)}
+        for header, patch in zip(headers, patches, strict=True)
+    ]
+    with safe_open(checkpoint, framework="pt") as file, path.open("wb") as output:
+        names = sorted(file.keys())
+        table, offset = {}, 0
+        for name in names:
+            part = file.get_slice(name)
+            nbytes = file.get_tensor(name).nbytes
+            table[name] = {
+                "dtype": part.get_dtype(),
+                "shape": part.get_shape(),
+                "data_offsets": [offset, offset + nbytes],
+            }
+            offset += nbytes
+        text = json.dumps(table).encode()
+        output.write(struct.pack("<Q", len(text)) + text)
+        for name in names:
+            tensor: Tensor = file.get_tensor(name)
+            assert type_name(tensor.dtype) == table[name]["dtype"]
+            for rows in frames:
+                row, frame = rows[name]
+                tensor = tensor if row.mode == Mode.UNCHANGED else apply_frame(tensor, row, frame)[0]
+            output.write(raw_bytes(tensor))

@@ -1,0 +1,91 @@
+"""The bodies of requests to vLLM, and the check of their answers against the engine's own records."""
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from grailnode.engine.vllm.vllm_client import BrokenEngineError
+from protocol.rollout.sampling import SamplingParams
+from roles.ports import Generation
+
+Tokens = tuple[int, ...]
+
+ARGUMENT: Final = "grailnode"
+
+
+@dataclass(frozen=True)
+class GenerationCall:
+    """A completion to generate.
+
+    Attributes:
+        request: the id of its record inside of vLLM.
+        seed: 16 bytes; None for the most likely tokens.
+    """
+
+    request: str
+    prompt: Tokens
+    seed: bytes | None
+    params: SamplingParams
+
+
+@dataclass(frozen=True)
+class PrefillCall:
+    """A completion to prefill; it has at least one token."""
+
+    request: str
+    prompt: Tokens
+    completion: Tokens
+
+
+def completion_body(call: GenerationCall) -> dict[str, object]:
+    """Return the body of a request that generates a completion."""
+    params = call.params
+    arguments: dict[str, object] = {"id": call.request}
+    if call.seed is not None:
+        filters = params.filters
+        arguments |= {"seed": call.seed.hex(), "temperature": params.temperature}
+        arguments |= {"top_k": filters.top_k, "top_p": filters.top_p, "min_p": filters.min_p}
+    sampling = {"max_tokens": params.max_tokens, "stop_token_ids": [params.eos], "ignore_eos": True}
+    return _body(call.prompt, sampling, arguments)
+
+
+def prefill_body(call: PrefillCall) -> dict[str, object]:
+    """Return the body of a request that computes the states of a completion; the one token that it samples is dropped.
+
+    The cache of prefixes must not be read, because the states of cached tokens are not computed again.
+    """
+    sampling = {"max_tokens": 1, "ignore_eos": True, "skip_reading_prefix_cache": True}
+    tokens = call.prompt + call.completion[:-1]
+    return _body(tokens, sampling, {"id": call.request, "begin": len(call.prompt) - 1})
+
+
+def _body(tokens: Tokens, sampling: Mapping[str, object], arguments: Mapping[str, object]) -> dict[str, object]:
+    extra = {"temperature": 0, "detokenize": False, "extra_args": {ARGUMENT: arguments}}
+    return {"token_ids": list(tokens), "sampling_params": {**sampling, **extra}}
+
+
+def collect(
+    call: GenerationCall | PrefillCall, tokens: list[int], record: Mapping[str, Any] | None, version: int
+) -> Generation:
+    """Return what the engine recorded for a call, after comparing it with vLLM's answer.
+
+    Raises:
+        BrokenEngineError: nothing was recorded, the tokens differ, or they are not all of the version.
+    """
+    if record is None:
+        raise BrokenEngineError("vLLM answered a request that its worker has no record of")
+    if record["versions"] != [str(version)]:
+        drawn = ", ".join(record["versions"])
+        raise BrokenEngineError(f"a completion was computed by version {drawn}, and version {version} is served")
+    prefill = isinstance(call, PrefillCall)
+    recorded = list(call.completion) if isinstance(call, PrefillCall) else record["tokens"]
+    if not prefill and recorded != tokens:
+        raise BrokenEngineError("vLLM answered other tokens than its worker recorded")
+    flat = torch.frombuffer(bytearray(base64.b64decode(record["states"])), dtype=torch.float32)
+    if not recorded or len(flat) % len(recorded):
+        raise BrokenEngineError(f"vLLM recorded {len(flat)} numbers for the states of {len(recorded)} tokens")
+    likely = () if prefill else tuple(record["log_probabilities"])
+    return Generation(tuple(recorded), flat.view(len(recorded), -1), likely)

@@ -1,0 +1,76 @@
+"""Records hidden states in the serving model: those that tokens are drawn from, and those of whole prefills."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from grailnode.engine.vllm.inside.request_records import RequestArguments, records
+
+
+def install(runner: Any) -> str:
+    """Wrap a model runner, and return its kind: "v1" or "v2".
+
+    `compute_logits` gets exactly the states of the rows that are sampled. A prefill's states are taken where the
+    forward pass ends, because only its last row is sampled; the scheduler may split it into several passes.
+    """
+    model = runner.get_model()
+    compute_logits = model.compute_logits
+
+    def recording_compute_logits(hidden_states: Any, *arguments: Any, **keywords: Any) -> Any:
+        records.sampled_states = hidden_states
+        return compute_logits(hidden_states, *arguments, **keywords)
+
+    model.compute_logits = recording_compute_logits
+    if hasattr(runner, "_model_forward"):
+        _tap_v1(runner)
+        return "v1"
+    _tap_v2(runner)
+    return "v2"
+
+
+def _tap_v1(runner: Any) -> None:
+    from grailnode.engine.vllm.inside.sampling_v1 import rows  # noqa: PLC0415 - only one of the two can be imported
+
+    forward = runner._model_forward
+
+    def recording_forward(*arguments: Any, **keywords: Any) -> Any:
+        output = forward(*arguments, **keywords)
+        prefills = [(row, item.arguments) for row, item in rows.items() if item.arguments.begin is not None]
+        if prefills and isinstance(output, torch.Tensor):
+            starts, computed = runner.query_start_loc.np, runner.input_batch.num_computed_tokens_cpu
+            _record(output, prefills, starts, computed)
+        return output
+
+    runner._model_forward = recording_forward
+
+
+def _tap_v2(runner: Any) -> None:
+    from grailnode.engine.vllm.inside.sampling_v2 import slots  # noqa: PLC0415 - only one of the two can be imported
+
+    sample = runner.sample
+
+    def recording_sample(hidden_states: Any, input_batch: Any, *arguments: Any, **keywords: Any) -> Any:
+        in_batch = ((row, slots.get(slot)) for row, slot in enumerate(input_batch.idx_mapping_np.tolist()))
+        prefills = [(row, item) for row, item in in_batch if item is not None and item.begin is not None]
+        if prefills:
+            _record(hidden_states, prefills, input_batch.query_start_loc_np, input_batch.num_computed_tokens_np)
+        return sample(hidden_states, input_batch, *arguments, **keywords)
+
+    runner.sample = recording_sample
+
+
+def _record(states: torch.Tensor, prefills: Iterable[tuple[int, RequestArguments]], starts: Any, computed: Any) -> None:
+    """Record the states of prefills.
+
+    Args:
+        states: [N, D] of all tokens of the pass, request behind request.
+        prefills: rows of the batch.
+        starts: int [B + 1], where each request begins in `states`; computed: int [B], its tokens of earlier passes.
+    """
+    for row, arguments in prefills:
+        begin, end, position = int(starts[row]), int(starts[row + 1]), int(computed[row])
+        skipped = max(0, (arguments.begin or 0) - position)
+        if skipped < end - begin:
+            part = states[begin + skipped : end].clone()
+            records.record(arguments.request).prefill[position + skipped] = (records.version, part)

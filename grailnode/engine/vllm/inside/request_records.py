@@ -1,0 +1,171 @@
+"""What was sampled for each request: tokens, log-probabilities, hidden states, and the weights that each came from.
+
+A record is written where the token is drawn, under the lock-step of vLLM's worker, so it cannot mix up requests or
+versions: labels in vLLM's answers are what a caller set, but here the version is that of the verified weights in
+memory at the moment of each token. The node takes the records of finished requests, compares their tokens with those of
+vLLM's answer, and throws away a completion whose tokens do not all have one version.
+
+Prompts that are computed in several steps, and requests that vLLM computes again, write a position twice; the last
+write counts, as it does for vLLM.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from protocol.rollout.filters import EVERY_TOKEN, Filters
+from protocol.rollout.sampling import SEED_BYTES
+
+ARGUMENT: Final = "grailnode"
+"""The key of a request's extra arguments (`SamplingParams.extra_args`) under which ours are."""
+
+_KEYS: Final = {"id", "seed", "temperature", "top_k", "top_p", "min_p", "begin"}
+_MAX_RECORDS: Final = 65_536
+"""Records of requests that nobody asks for are dropped after so many newer ones."""
+
+
+@dataclass(frozen=True)
+class RequestArguments:
+    """Our arguments of one request.
+
+    Attributes:
+        request: the id under which its record is asked for.
+        seed: 16 bytes; None for the most likely tokens.
+        temperature: divides the logits; filters: which tokens may be sampled.
+        begin: for a prefill: the position of the first token whose state is recorded; None while sampling.
+    """
+
+    request: str
+    seed: bytes | None = None
+    temperature: float = 1.0
+    filters: Filters = EVERY_TOKEN
+    begin: int | None = None
+
+    @classmethod
+    def parse(cls, extra: Mapping[str, Any] | None) -> "RequestArguments | None":
+        """Parse a request's extra arguments; None if ours are not among them.
+
+        Raises:
+            ValueError: an unknown argument, or one with an invalid value.
+        """
+        values = (extra or {}).get(ARGUMENT)
+        if values is None:
+            return None
+        if not isinstance(values, Mapping) or not isinstance(values.get("id"), str):
+            raise ValueError(f"{ARGUMENT}: an object with an id is needed")
+        if unknown := values.keys() - _KEYS:
+            raise ValueError(f"{ARGUMENT}.{min(unknown)}: no such argument")
+        seed = None if values.get("seed") is None else bytes.fromhex(str(values["seed"]))
+        temperature = float(values.get("temperature", 1.0))
+        if seed is not None and len(seed) != SEED_BYTES:
+            raise ValueError(f"{ARGUMENT}.seed: {2 * SEED_BYTES} hexadecimal digits are needed")
+        if not temperature > 0.0:
+            raise ValueError(f"{ARGUMENT}.temperature: a positive number is needed")
+        filters = Filters(int(values.get("top_k", 0)), float(values.get("top_p", 1.0)), float(values.get("min_p", 0.0)))
+        begin = None if values.get("begin") is None else int(values["begin"])
+        return cls(values["id"], seed, temperature, filters, begin)
+
+
+def validate(sampling_params: Any) -> None:
+    """Refuse a request that cannot be sampled as its arguments ask.
+
+    Args:
+        sampling_params: vLLM's.
+
+    Raises:
+        ValueError: an argument is invalid, or vLLM would add noise or penalties of its own.
+    """
+    if RequestArguments.parse(sampling_params.extra_args) is None:
+        return
+    if sampling_params.temperature != 0:
+        raise ValueError(f"a request with {ARGUMENT} needs temperature 0: the noise is in the logits")
+    penalties = (sampling_params.presence_penalty, sampling_params.frequency_penalty)
+    if any(penalties) or sampling_params.repetition_penalty != 1.0:
+        raise ValueError(f"a request with {ARGUMENT} takes no penalties")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step of the engine computed for the rows of its batch, on the engine's device.
+
+    Attributes:
+        version: of the verified weights; None if they were not verified.
+        states: [B, D], the states from which the tokens were drawn; tokens: int64 [B]; log_probabilities: float32 [B].
+    """
+
+    version: int | None
+    states: Tensor
+    tokens: Tensor
+    log_probabilities: Tensor
+
+
+@dataclass
+class Record:
+    """The record of one request: for each token the step that drew it, and its row in that step.
+
+    Attributes:
+        prefill: for a prefill, by position of the first token: the version and the states [N, D].
+    """
+
+    tokens: list[tuple[Step, int]] = field(default_factory=list)
+    prefill: dict[int, tuple[int | None, Tensor]] = field(default_factory=dict)
+
+    def write(self, position: int, step: Step, row: int) -> None:
+        """Record the token at a position of the completion, in place of any later ones."""
+        del self.tokens[position:]
+        self.tokens.append((step, row))
+
+    def collect(self) -> dict[str, Any]:
+        """Return the record on the host: versions, tokens, log-probabilities, and states float32 [T, D]."""
+        if self.prefill:
+            parts = [self.prefill[position] for position in sorted(self.prefill)]
+            states = torch.cat([part for _, part in parts])
+            return {"versions": sorted({str(version) for version, _ in parts}), "states": _on_host(states)}
+        states = torch.stack([step.states[row] for step, row in self.tokens])
+        return {
+            "versions": sorted({str(step.version) for step, _ in self.tokens}),
+            "tokens": [int(step.tokens[row]) for step, row in self.tokens],
+            "log_probabilities": [float(step.log_probabilities[row]) for step, row in self.tokens],
+            "states": _on_host(states),
+        }
+
+
+class RequestRecords:
+    """The records of a worker's requests by id."""
+
+    def __init__(self) -> None:
+        self._records: OrderedDict[str, Record] = OrderedDict()
+        self.sampled_states: Tensor | None = None
+        """[B, D], the states whose logits the model computed last."""
+        self.version: int | None = None
+        """The version of the verified weights."""
+
+    def record(self, request: str) -> Record:
+        """Return the record of a request; a new one if there is none."""
+        if request not in self._records:
+            self._records[request] = Record()
+            while len(self._records) > _MAX_RECORDS:
+                self._records.popitem(last=False)
+        return self._records[request]
+
+    def take(self, request: str) -> dict[str, Any] | None:
+        """Return a finished request's record and forget it; None if nothing was recorded."""
+        record = self._records.pop(request, None)
+        return None if record is None or not (record.tokens or record.prefill) else record.collect()
+
+    def clear(self) -> None:
+        """Forget all records."""
+        self._records.clear()
+        self.sampled_states = None
+
+
+records: Final = RequestRecords()
+"""The records of this worker: vLLM makes the logits processor and the worker extension, which share them."""
+
+
+def _on_host(states: Tensor) -> Tensor:
+    return states.to("cpu", torch.float32)

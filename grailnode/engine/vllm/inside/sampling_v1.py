@@ -1,0 +1,89 @@
+"""Seed-bound sampling as a logits processor of vLLM's model runner V1 (`vllm.v1.sample.logits_processor`).
+
+Load it with `--logits-processors grailnode.engine.vllm.inside.sampling_v1:SeedBoundSampling`. Requests without our
+argument are not changed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.sample.logits_processor import LogitsProcessor
+
+from grailnode.engine.vllm.inside.request_records import RequestArguments, records, validate
+from grailnode.engine.vllm.inside.row_sampling import SampledRow, draw
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """A request in vLLM's batch.
+
+    Attributes:
+        generated: token ids of its completion so far: vLLM's own list, to which vLLM appends.
+    """
+
+    arguments: RequestArguments
+    generated: Sequence[int]
+
+
+rows: dict[int, BatchRow] = {}
+"""Our requests of this worker's batch by their row; the hidden states of prefills are found by it."""
+
+
+class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
+    """Implements vLLM's `LogitsProcessor`: the largest logit of our requests becomes that of the required token.
+
+    Args:
+        vllm_config, device, is_pin_memory: arguments that vLLM passes; they are not used.
+    """
+
+    def __init__(
+        self, vllm_config: Any = None, device: torch.device | None = None, is_pin_memory: bool = False
+    ) -> None:
+        rows.clear()
+
+    @classmethod
+    def validate_params(cls, sampling_params: Any) -> None:
+        """Refuse a request that cannot be sampled.
+
+        Raises:
+            ValueError: see `validate`.
+        """
+        validate(sampling_params)
+
+    def is_argmax_invariant(self) -> bool:
+        """Return False: this processor changes which token is the most likely one."""
+        return False
+
+    def update_state(self, batch_update: Any) -> None:
+        """Follow the changes of vLLM's batch: rows removed, added and moved, in this order."""
+        if batch_update is None:
+            return
+        for row in batch_update.removed:
+            rows.pop(row, None)
+        for row, params, _, generated in batch_update.added:
+            arguments = RequestArguments.parse(params.extra_args)
+            rows.pop(row, None)
+            if arguments is not None:
+                rows[row] = BatchRow(arguments, generated)
+        for source, target, direction in batch_update.moved:
+            moved, replaced = rows.pop(source, None), rows.pop(target, None)
+            if moved is not None:
+                rows[target] = moved
+            if replaced is not None and direction.name == "SWAP":
+                rows[source] = replaced
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Draw the tokens of our rows.
+
+        Args:
+            logits: float32 [B, V]; changed in place.
+        """
+        sampled = [
+            SampledRow(row, len(item.generated), item.arguments)
+            for row, item in sorted(rows.items())
+            if item.arguments.begin is None
+        ]
+        return draw(logits, sampled, records)

@@ -1,0 +1,61 @@
+"""Seed-bound sampling as a logits processor of vLLM's model runner V2 (`vllm.v1.worker.gpu.sample.logits_processor`).
+
+Load it with `--logits-processors grailnode.engine.vllm.inside.sampling_v2:SeedBoundSampling`. V2 keeps a request in one
+slot from its first to its last token, and tells for each row of logits which slot it belongs to. Speculative decoding
+gives a request several rows; it is refused at start (docs/adr).
+"""
+
+from typing import Any
+
+from torch import Tensor
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
+
+from grailnode.engine.vllm.inside.request_records import RequestArguments, records, validate
+from grailnode.engine.vllm.inside.row_sampling import SampledRow, draw
+
+slots: dict[int, RequestArguments] = {}
+"""Our requests of this worker by their slot; the hidden states of prefills are found by it."""
+
+
+class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
+    """Implements V2's `LogitsProcessor`: the largest logit of our requests becomes that of the required token.
+
+    Args:
+        req_states: the prompt lengths of the slots.
+    """
+
+    def __init__(self, vllm_config: Any, req_states: Any) -> None:
+        self._prompt_lengths = req_states.prompt_len
+        slots.clear()
+
+    @classmethod
+    def validate_params(cls, sampling_params: Any) -> None:
+        """Refuse a request that cannot be sampled.
+
+        Raises:
+            ValueError: see `validate`.
+        """
+        validate(sampling_params)
+
+    def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+        """Take a request into its slot; return whether it is ours."""
+        arguments = RequestArguments.parse(sampling_params.extra_args)
+        slots.pop(req_idx, None)
+        if arguments is not None:
+            slots[req_idx] = arguments
+        return arguments is not None
+
+    def apply(self, logits: Tensor, ctx: Any) -> Tensor:
+        """Draw the tokens of our rows.
+
+        Args:
+            logits: float32 [B, V]; changed in place.
+            ctx: the layout of the batch; without speculative decoding each request has one row.
+        """
+        sampled = []
+        for row, slot in enumerate(ctx.idx_mapping_np.tolist()):
+            arguments = slots.get(slot)
+            if arguments is not None and arguments.begin is None:
+                position = int(ctx.seq_lens_upper_bound_np[row]) - int(self._prompt_lengths.np[slot])
+                sampled.append(SampledRow(row, max(0, position), arguments))
+        return draw(logits, sampled, records)

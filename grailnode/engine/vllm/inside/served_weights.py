@@ -1,0 +1,237 @@
+"""The weights in the memory of the serving model: read back as the checkpoint's tensors, changed in place, rolled back.
+
+States: unverified (after loading, or after a whole checkpoint was written), verified (the digests of all tensors are
+those of a version), poisoned (a change failed half-way and could not be undone). Only verified weights have a version,
+and a completion is a rollout only if every one of its tokens was sampled while the same version was verified.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from grailnode.engine.vllm.inside.tensor_map import Piece, Placement, TensorMap
+from protocol.digest import tensor_digest, weights_digest
+
+_LOW_BITS = 0xFFFF
+
+
+class ServedWeightsError(Exception):
+    """The weights cannot be read, staged or changed; the message says what is wrong."""
+
+
+class PoisonedError(ServedWeightsError):
+    """The weights are damaged, and must be loaded again."""
+
+
+Gather = Callable[[Tensor], None]
+"""Completes a tensor, int16 on the CPU, in place with the parts of all ranks; elements of other ranks are 0."""
+
+
+@dataclass
+class ElementChange:
+    """New values for elements of one parameter. After `swap` it holds the old ones, so that swapping again undoes it.
+
+    Attributes:
+        target: int [S], the parameter's storage.
+        places: int32 or int64 [N], distinct, into the storage.
+        values: int [N] of the target's dtype.
+        overwritten: the old elements while a swap is under way.
+    """
+
+    target: Tensor
+    places: Tensor
+    values: Tensor
+    overwritten: Tensor | None = None
+
+    def swap(self) -> None:
+        """Exchange the elements in the parameter with the values."""
+        self.overwritten = self.target[self.places]
+        self.target[self.places] = self.values
+        self.values, self.overwritten = self.overwritten, None
+
+    def undo(self) -> None:
+        """Bring the old elements back after a swap, or after one that failed."""
+        if self.overwritten is None:
+            self.swap()
+        else:
+            self.target[self.places] = self.overwritten
+
+
+@dataclass
+class StagedVersion:
+    """A version that was checked and can be committed.
+
+    Attributes:
+        version: its number.
+        base: digest of the weights that the changes are for; None for a whole checkpoint, which fits any.
+        digest: of all its weights; digests: BLAKE3 of each tensor.
+        changes: of single elements.
+        tensors: BF16, tensors to be written whole.
+    """
+
+    version: int
+    base: bytes | None
+    digest: bytes
+    digests: dict[str, bytes]
+    changes: list[ElementChange] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def changed_elements(self) -> int:
+        """Number of changed elements on this rank, without those of whole tensors."""
+        return sum(len(change.places) for change in self.changes)
+
+
+class ServedWeights:
+    """The weights of a serving model.
+
+    Args:
+        tensor_map: where each tensor lies.
+        gather: with tensor parallelism, see `Gather`.
+    """
+
+    def __init__(self, tensor_map: TensorMap, gather: Gather | None = None) -> None:
+        self._map = tensor_map
+        self._gather = gather
+        self.version: int | None = None
+        self.digest: bytes | None = None
+        self.digests: dict[str, bytes] = {}
+        self.poisoned = ""
+
+    @property
+    def placements(self) -> Mapping[str, Placement]:
+        """Where each tensor of the checkpoint lies."""
+        return self._map
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor of the checkpoint as it is served: BF16 on the CPU, contiguous.
+
+        Raises:
+            ServedWeightsError: an element that is served in float32 is no BF16 number.
+        """
+        placement = self._map[name]
+        bits = torch.zeros(placement.shape, dtype=torch.int16)
+        for piece in placement.pieces:
+            piece.source_view(bits).copy_(_narrow(piece.view, name))
+        if self._gather is not None:
+            self._gather(bits)
+        return bits.view(torch.bfloat16)
+
+    def verify(self, version: int, digest: bytes, names: Iterable[str] | None = None) -> None:
+        """Read tensors back and compare their digests; the weights are then those of the version.
+
+        Args:
+            digest: of the version's weights.
+            names: the tensors to read, the digests of the others are taken as they are; None for all.
+
+        Raises:
+            ServedWeightsError: the weights are not those of the version. They have no version then.
+        """
+        checked = {name: tensor_digest(self.read(name)) for name in (self._map if names is None else names)}
+        wrong = [name for name, found in checked.items() if self.digests and self.digests.get(name) != found]
+        digests = self.digests | checked
+        if digests.keys() != self._map.keys() or weights_digest(digests, self._described()) != digest:
+            self.version = self.digest = None
+            what = f"differ from version {version}" + (f" in {min(wrong)}" if wrong else "")
+            raise ServedWeightsError(f"the weights read back from the engine {what}")
+        self.version, self.digest, self.digests = version, digest, digests
+
+    def commit(self, staged: StagedVersion) -> None:
+        """Write a staged version into the parameters. The caller has paused the engine.
+
+        A whole checkpoint has no version until it has been verified.
+
+        Raises:
+            ServedWeightsError: it could not be written, and the old version serves.
+            PoisonedError: nor could the old version be restored.
+        """
+        if self.poisoned:
+            raise PoisonedError(self.poisoned)
+        if staged.base is not None and staged.base != self.digest:
+            raise ServedWeightsError(f"version {staged.version} was staged for other weights than those that serve")
+        version, digest, digests = self.version, self.digest, self.digests
+        self.version = self.digest = None  # until all of it is written
+        swapped: list[ElementChange] = []
+        try:
+            for change in staged.changes:
+                swapped.append(change)
+                change.swap()
+            self._write(staged.tensors)
+        except Exception as error:
+            self._undo(swapped, staged, error)
+            self.version, self.digest, self.digests = version, digest, digests
+            raise ServedWeightsError(f"version {staged.version} was not committed, and undone: {error}") from error
+        if staged.tensors:
+            self.digests = {}
+        else:
+            self.version, self.digest, self.digests = staged.version, staged.digest, staged.digests
+
+    def _write(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            bits = tensor.contiguous().view(torch.int16)
+            for piece in self._map[name].pieces:
+                piece.view.copy_(widen(piece.source_view(bits).to(piece.target.device), piece.target.dtype))
+
+    def _undo(self, swapped: list[ElementChange], staged: StagedVersion, error: Exception) -> None:
+        """Bring the old elements back.
+
+        Raises:
+            PoisonedError: that failed too, or whole tensors were being written; the weights are poisoned.
+        """
+        try:
+            if staged.tensors:
+                raise PoisonedError("whole tensors cannot be undone")
+            for change in reversed(swapped):
+                change.undo()
+        except Exception as second:
+            self.poisoned = f"the weights are damaged by a commit that failed ({error}; {second}); reload them"
+            raise PoisonedError(self.poisoned) from second
+
+    def _described(self) -> dict[str, Tensor]:
+        """Return tensors of the checkpoint's dtype and shapes without data."""
+        return {
+            name: torch.empty(placement.shape, dtype=torch.bfloat16, device="meta")
+            for name, placement in self._map.items()
+        }
+
+
+def widen(bits: Tensor, kind: torch.dtype) -> Tensor:
+    """Convert the bits of BF16 numbers to those of the served dtype: int16 as it is, or int32 for float32."""
+    return bits if kind == torch.int16 else bits.to(torch.int32) << 16
+
+
+def _narrow(bits: Tensor, name: str) -> Tensor:
+    """Convert the bits of served numbers to those of BF16 numbers: int16.
+
+    Raises:
+        ServedWeightsError: a float32 number has more digits than BF16.
+    """
+    if bits.dtype == torch.int16:
+        return bits
+    if (bits & _LOW_BITS).any():
+        raise ServedWeightsError(f"{name}: an element that is served is no BF16 number")
+    return (bits >> 16).to(torch.int16)
+
+
+def element_changes(placement: Placement, before: Tensor, after: Tensor) -> list[ElementChange]:
+    """Return the changes from one tensor to another, for the parts of it that lie on this rank.
+
+    Args:
+        before, after: BF16 on the CPU, of the checkpoint's shape.
+    """
+    old, new = before.reshape(-1).view(torch.int16), after.reshape(-1).view(torch.int16)
+    indices = (old != new).nonzero().squeeze(1)
+    values = new[indices]
+    return [_change(piece, indices, values) for piece in placement.pieces]
+
+
+def _change(piece: Piece, indices: Tensor, values: Tensor) -> ElementChange:
+    inside, places = piece.locate(indices)
+    kind = torch.int32 if piece.target.numel() < 1 << 31 else torch.int64
+    own = widen(values[inside], piece.target.dtype)
+    device = piece.target.device
+    if device.type == "cuda":  # copied to the GPU while staging, so that the commit waits for no transfer
+        return ElementChange(piece.target, places.to(device), own.to(device))
+    return ElementChange(piece.target, places.to(kind), own)

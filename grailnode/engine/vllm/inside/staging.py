@@ -1,0 +1,107 @@
+"""Prepares a version beside the one that serves: decode, compare, check (docs/spec/patch.md, section 5).
+
+The engine checks by itself what it will write: the patch is for the weights that it serves, each changed tensor has the
+digest in the patch, and all of them together have the digest that the trainer signed. One tensor is in memory at a
+time; what remains are the places and values of the changed elements.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from grailnode.engine.vllm.inside.served_weights import (
+    ServedWeights,
+    ServedWeightsError,
+    StagedVersion,
+    element_changes,
+)
+from protocol.digest import tensor_digest, weights_digest
+from protocol.errors import PatchError
+from protocol.patch.applying import apply_frame, check_fit
+from protocol.patch.container import Mode, read_header, split_frames
+
+_DENSE = 4  # a tensor of which more than one element in so many changes is written whole, if it may be
+
+Cancelled = Callable[[], bool]
+
+
+class CancelledError(Exception):
+    """Another version is to be staged instead."""
+
+
+def stage_patch(
+    served: ServedWeights, version: int, patch: bytes, digest: bytes, cancelled: Cancelled = lambda: False
+) -> StagedVersion:
+    """Decode a patch against the weights that serve.
+
+    Args:
+        version: that the patch leads to; digest: of that version's weights, as the trainer signed it.
+        patch: hostile bytes.
+
+    Raises:
+        ProtocolError: the patch does not fit the served weights, or does not lead to the signed ones.
+        ServedWeightsError: the served weights are not verified.
+    """
+    if served.digest is None:
+        raise ServedWeightsError("the served weights are not verified; a patch needs a verified version")
+    header = read_header(patch, len(served.placements))
+    if header.base != served.digest or header.result != digest:
+        raise PatchError("made for other weights than these, or not the patch of this version", f"version {version}")
+    staged = StagedVersion(version, served.digest, digest, dict(served.digests))
+    shapes = {name: _without_data(placement.shape) for name, placement in served.placements.items()}
+    for row, frame in zip(check_fit(shapes, header.rows), split_frames(patch, header), strict=True):
+        if cancelled():
+            raise CancelledError
+        if row.mode == Mode.UNCHANGED:
+            continue
+        before = served.read(row.name)
+        after, staged.digests[row.name] = apply_frame(before, row, frame)
+        staged.changes += element_changes(served.placements[row.name], before, after)
+    if weights_digest(staged.digests, shapes) != digest:
+        raise PatchError("the patch does not lead to the weights that the trainer signed", f"version {version}")
+    return staged
+
+
+def stage_weights(
+    served: ServedWeights, version: int, path: Path, digest: bytes, cancelled: Cancelled = lambda: False
+) -> StagedVersion:
+    """Check a whole checkpoint, a safetensors file that the node wrote.
+
+    If verified weights serve and few elements differ, only those are staged, so that the commit can be undone.
+
+    Raises:
+        ServedWeightsError: the file has other tensors than the model, or not the weights of this version.
+    """
+    staged = StagedVersion(version, served.digest, digest, {})
+    dense = served.digest is None
+    with safe_open(path, framework="pt") as file:
+        names = set(file.keys())
+        if names != served.placements.keys():
+            raise ServedWeightsError(f"{min(names ^ served.placements.keys())}: only in the weights or in the model")
+        for name in sorted(names):
+            if cancelled():
+                raise CancelledError
+            tensor = file.get_tensor(name)
+            if tensor.dtype != torch.bfloat16 or tuple(tensor.shape) != served.placements[name].shape:
+                raise ServedWeightsError(f"{name}: {tensor.dtype} {tuple(tensor.shape)} does not fit the model")
+            staged.digests[name] = tensor_digest(tensor)
+            if not dense and staged.digests[name] != served.digests[name]:
+                before = served.read(name)
+                dense = int((before.view(torch.int16) != tensor.view(torch.int16)).sum()) * _DENSE > tensor.numel()
+                staged.changes += element_changes(served.placements[name], before, tensor)
+        if (
+            weights_digest(staged.digests, {name: _without_data(served.placements[name].shape) for name in names})
+            != digest
+        ):
+            raise ServedWeightsError(f"the weights in {path.name} are not those of version {version}")
+        if dense:
+            staged.changes, staged.base = [], None
+            staged.tensors = {name: file.get_tensor(name) for name in sorted(names)}
+    return staged
+
+
+def _without_data(shape: tuple[int, ...]) -> Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="meta")

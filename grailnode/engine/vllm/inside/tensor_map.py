@@ -1,0 +1,209 @@
+"""Finds where each tensor of a checkpoint lies in the parameters of a model that vLLM has loaded.
+
+vLLM fuses parameters (qkv_proj, gate_up_proj), stacks experts, pads the vocabulary and gives each rank its shard, and
+every architecture does so in a loader of its own. Instead of repeating those rules, this runs the model's own loader
+once, with tensors that are never read, and records every copy that it would make: from which elements of which tensor,
+into which elements of which parameter. Nothing is written.
+
+A loader that does anything else with a tensor (quantizes, transposes into a copy, adds) leaves elements without a
+place, and the model is refused with the names of the tensors. A layout that vLLM changed after it had loaded the
+weights is found when the weights are read back and compared with their digests.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class UnsupportedModelError(Exception):
+    """A patch cannot be written into this model; the message names the tensor and the reason."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a checkpoint tensor, and its place in a parameter. Offsets and strides count elements.
+
+    Attributes:
+        shape: of the part.
+        source_offset, source_strides: the part in the checkpoint tensor, which is contiguous.
+        target: the parameter's whole storage, as integers of the parameter's width: [S].
+        target_offset, target_strides: the part in that storage.
+    """
+
+    shape: tuple[int, ...]
+    source_offset: int
+    source_strides: tuple[int, ...]
+    target: Tensor
+    target_offset: int
+    target_strides: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def view(self) -> Tensor:
+        """The part in the parameter's storage, of this shape."""
+        return self.target.as_strided(self.shape, self.target_strides, self.target_offset)
+
+    def source_view(self, tensor: Tensor) -> Tensor:
+        """Return the part in a contiguous tensor of the checkpoint's shape."""
+        return tensor.view(-1).as_strided(self.shape, self.source_strides, self.source_offset)
+
+    def locate(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Find elements of the checkpoint tensor in the parameter.
+
+        Args:
+            indices: int64 [N], places in the flat checkpoint tensor.
+
+        Returns:
+            bool [N], which of them belong to this part, and int64 [M], the places of those in `target`.
+        """
+        rest = indices - self.source_offset
+        inside = rest >= 0
+        places = torch.full_like(indices, self.target_offset)
+        order = sorted(range(len(self.shape)), key=lambda d: -self.source_strides[d])
+        for dimension in order:
+            size, stride = self.shape[dimension], self.source_strides[dimension]
+            if size == 1:
+                continue
+            step = rest // stride
+            inside &= (step >= 0) & (step < size)
+            places += step * self.target_strides[dimension]
+            rest = rest - step * stride
+        inside &= rest == 0
+        return inside, places[inside]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a tensor of the checkpoint lies: its shape, and its parts on this rank."""
+
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of the checkpoint tensor."""
+        return math.prod(self.shape)
+
+
+TensorMap = dict[str, Placement]
+
+_integers = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
+
+
+def integer_storage(tensor: Tensor) -> Tensor:
+    """Return the whole storage of a BF16 or float32 tensor as int16 or int32, flat, sharing its memory.
+
+    Raises:
+        KeyError: the tensor has another dtype.
+    """
+    kind = _integers[tensor.dtype]
+    return torch.empty(0, dtype=kind, device=tensor.device).set_(tensor.untyped_storage())
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the copies out of checkpoint tensors, and suppresses every write into the model's memory."""
+
+    def __init__(self, sources: Mapping[int, str], model: torch.nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._sources = sources
+        tensors = [*model.parameters(), *model.buffers()]
+        self._memory = {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
+        self.pieces: dict[str, list[Piece]] = {}
+        self.faults: dict[str, str] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.is_mutable and args and isinstance(args[0], Tensor) and self._is_model(args[0]):
+            if func is torch.ops.aten.copy_.default:
+                self._record(args[0], args[1])
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+    def _is_model(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._memory
+
+    def _record(self, target: Tensor, source: Tensor) -> None:
+        name = self._sources.get(source.untyped_storage().data_ptr())
+        if name is None:
+            return  # computed from a checkpoint tensor or not: its elements stay without a place
+        if target.dtype not in _integers:
+            self.faults[name] = f"it is served as {target.dtype}; only bfloat16 and float32 can be patched"
+            return
+        source = source.expand(target.shape)
+        self.pieces.setdefault(name, []).append(
+            Piece(
+                tuple(target.shape),
+                int(source.storage_offset()),
+                tuple(source.stride()),
+                integer_storage(target),
+                int(target.storage_offset()),
+                tuple(target.stride()),
+            )
+        )
+
+
+def _unread_tensors(shapes: Shapes) -> Iterator[tuple[str, Tensor]]:
+    """Yield BF16 tensors whose memory is never touched, and so costs nothing."""
+    for name, shape in shapes.items():
+        yield name, torch.empty(shape, dtype=torch.bfloat16, device="cpu")
+
+
+def map_tensors(model: torch.nn.Module, shapes: Shapes, *, whole: bool = True) -> TensorMap:
+    """Find where the tensors of a checkpoint lie in a model.
+
+    Args:
+        model: a model of vLLM, with weights loaded.
+        shapes: of the checkpoint's tensors.
+        whole: whether every element must lie on this rank; False with tensor parallelism.
+
+    Raises:
+        UnsupportedModelError: an element of a tensor has no place, or more than one.
+    """
+    tensors = dict(_unread_tensors(shapes))
+    sources = {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items()}
+    with torch.inference_mode(False), torch.no_grad(), _Recorder(sources, model) as recorder:
+        try:
+            model.load_weights(iter(tensors.items()))  # type: ignore[operator]
+        except Exception as error:  # loaders raise whatever they like for a name or a shape that they do not know
+            raise UnsupportedModelError(f"vLLM's loader refuses the tensors of this policy: {error}") from error
+    if recorder.faults:
+        name = min(recorder.faults)
+        raise UnsupportedModelError(f"{name}: {recorder.faults[name]}")
+    result = {name: Placement(shape, tuple(recorder.pieces.get(name, ()))) for name, shape in shapes.items()}
+    for name, placement in result.items():
+        _check(name, placement, whole)
+    return result
+
+
+def _check(name: str, placement: Placement, whole: bool) -> None:
+    elements = sum(piece.elements for piece in placement.pieces)
+    if whole and elements != placement.elements:
+        raise UnsupportedModelError(
+            f"{name}: vLLM's loader gives a place to {elements} of {placement.elements} elements; this architecture "
+            "or quantization cannot be patched in place"
+        )
+    for piece in placement.pieces:
+        if not _nested(piece.shape, piece.source_strides) or not piece.elements:
+            raise UnsupportedModelError(f"{name}: its elements are repeated or interleaved in the served parameter")
+
+
+def _nested(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether each stride is at least the extent of all smaller ones, so that an index has one place at most."""
+    extent = 0
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size == 1:
+            continue
+        if stride <= extent:
+            return False
+        extent += stride * (size - 1)
+    return True

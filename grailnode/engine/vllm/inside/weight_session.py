@@ -1,0 +1,255 @@
+"""The commands by which a node controls the weights inside of vLLM, each a JSON object in and out.
+
+Long work (decoding a patch, reading all tensors back) runs in a thread beside the serving, and the node asks for its
+state. A commit runs in the worker's own thread, between two steps of the model, so no step sees half of a version.
+"""
+
+import base64
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grailnode.engine.vllm.inside import hidden_taps
+from grailnode.engine.vllm.inside.plain_weights import unpacked
+from grailnode.engine.vllm.inside.request_records import records
+from grailnode.engine.vllm.inside.served_weights import ServedWeights, ServedWeightsError, StagedVersion
+from grailnode.engine.vllm.inside.staging import stage_patch, stage_weights
+from grailnode.engine.vllm.inside.tensor_map import UnsupportedModelError, map_tensors
+from protocol.rollout.sampling import seed_words
+from protocol.rollout.token_choice import choose_with_log_probabilities
+
+Values = dict[str, Any]
+
+
+class Job:
+    """Work in a thread.
+
+    Attributes:
+        result: what it returned, when it is finished; error: what went wrong.
+    """
+
+    def __init__(self, work: Callable[[Callable[[], bool]], Values]) -> None:
+        self._cancelled = threading.Event()
+        self.result: Values | None = None
+        self.error: Exception | None = None
+        self._work = work
+        self._thread = threading.Thread(target=self._run, daemon=True, name="grailnode-job")
+        self._thread.start()
+
+    def _run(self) -> None:
+        start = perf_counter()
+        try:
+            with torch.inference_mode():
+                self.result = self._work(self._cancelled.is_set) | {"seconds": perf_counter() - start}
+        except Exception as error:  # noqa: BLE001 - whatever it is, the node gets it as its answer
+            self.error = error
+
+    def stop(self) -> None:
+        """End the work at its next tensor, and wait for that."""
+        self._cancelled.set()
+        self._thread.join()
+
+    def state(self) -> Values:
+        """Return the result, or that there is none yet.
+
+        Raises:
+            Exception: what the work raised.
+        """
+        if self.error is not None:
+            raise self.error
+        return self.result if self.result is not None else {"running": True}
+
+
+class WeightSession:
+    """The control of one worker's weights.
+
+    Args:
+        worker: vLLM's worker.
+    """
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+        self._runner = worker.model_runner
+        self._kind = hidden_taps.install(self._runner)
+        self._served: ServedWeights | None = None
+        self._staged: StagedVersion | None = None
+        self._job: Job | None = None
+        self._directory = tempfile.TemporaryDirectory(prefix="grailnode-")
+
+    def describe(self) -> Values:
+        """Return what the node checks at start: versions, dtype, limits, and tokens drawn by this process's kernel."""
+        import vllm  # noqa: PLC0415 - the tests of this module run without vLLM
+
+        config = self._worker.vllm_config
+        logits, seed = torch.arange(4096, dtype=torch.float32).remainder(7.0).expand(4, -1), bytes(range(16))
+        device = next(self._runner.get_model().parameters()).device
+        words, positions = seed_words([seed] * 4, device), torch.arange(4, device=device)
+        tokens, _ = choose_with_log_probabilities(logits.contiguous().to(device), words, positions, 1.0)
+        return {
+            "vllm": vllm.__version__,
+            "runner": self._kind,
+            "device": str(device),
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "quantization": config.model_config.quantization,
+            "speculative": config.speculative_config is not None,
+            "sequences": config.scheduler_config.max_num_seqs,
+            "tokens": config.model_config.max_model_len,
+            "ranks": config.parallel_config.world_size,
+            "rank": self._worker.rank,
+            "probe": tokens.tolist(),
+        }
+
+    def map(self, shapes: dict[str, list[int]]) -> Values:
+        """Find the places of a policy's tensors.
+
+        Raises:
+            UnsupportedModelError: not all of them can be patched.
+        """
+        self._stop_job()
+        model = self._runner.get_model()
+        if not unpacked(model):
+            raise UnsupportedModelError("vLLM re-packed weights at load: the plugin of grailnode was not loaded")
+        ranks = self._worker.vllm_config.parallel_config.world_size
+        table = {name: tuple(shape) for name, shape in shapes.items()}
+        gather = _rank_gather() if ranks > 1 else None
+        self._served = ServedWeights(map_tensors(model, table, whole=ranks == 1), gather)
+        records.version = None
+        records.clear()
+        return {"tensors": len(table), "pieces": sum(len(p.pieces) for p in self._served.placements.values())}
+
+    def upload(self, name: str, data: str, first: bool) -> Values:
+        """Append base64 bytes to a temporary file here, for a node that shares no directory with this machine.
+
+        Args:
+            name: of the file, without a directory; every rank has a directory of its own.
+            first: whether the file begins anew.
+        """
+        path = self._path(Path(name).name)
+        with path.open("wb" if first else "ab") as file:
+            file.write(base64.b64decode(data))
+        return {}
+
+    def stage_patch(self, version: int, digest: str, path: str) -> Values:
+        """Begin to stage a patch from a file."""
+        served = self._weights()
+        self._stop_job()
+        self._staged = None
+
+        def work(cancelled: Callable[[], bool]) -> Values:
+            data = self._path(path).read_bytes()
+            self._staged = stage_patch(served, version, data, bytes.fromhex(digest), cancelled)
+            return {"changed": self._staged.changed_elements}
+
+        self._job = Job(work)
+        return {}
+
+    def stage_weights(self, version: int, digest: str, path: str) -> Values:
+        """Begin to stage a whole checkpoint from a safetensors file."""
+        served = self._weights()
+        self._stop_job()
+        self._staged = None
+
+        def work(cancelled: Callable[[], bool]) -> Values:
+            self._staged = stage_weights(served, version, self._path(path), bytes.fromhex(digest), cancelled)
+            return {"changed": self._staged.changed_elements, "whole": bool(self._staged.tensors)}
+
+        self._job = Job(work)
+        return {}
+
+    def verify(self, version: int, digest: str) -> Values:
+        """Begin to read all tensors back."""
+        served = self._weights()
+        self._stop_job()
+
+        def work(cancelled: Callable[[], bool]) -> Values:
+            try:
+                served.verify(version, bytes.fromhex(digest))
+            finally:
+                records.version = served.version
+            return {"tensors": len(served.placements)}
+
+        self._job = Job(work)
+        return {}
+
+    def ping(self) -> Values:
+        """Give a sign of life."""
+        return {}
+
+    def state(self) -> Values:
+        """Return the state of the job that was begun last.
+
+        Raises:
+            Exception: what the job raised.
+        """
+        return self._job.state() if self._job is not None else {}
+
+    def commit(self, version: int) -> Values:
+        """Write the staged version; the node has paused the engine. It can be staged and committed once.
+
+        Raises:
+            ServedWeightsError: it is not staged, or could not be written.
+        """
+        served, staged = self._weights(), self._staged
+        if staged is None or staged.version != version:
+            raise ServedWeightsError(f"version {version} is not staged")
+        start = perf_counter()
+        self._staged = None
+        try:
+            with torch.inference_mode():
+                served.commit(staged)
+        finally:
+            records.version = served.version
+            records.clear()
+        return {"seconds": perf_counter() - start, "verified": served.version == version}
+
+    def take(self, requests: list[str]) -> Values:
+        """Return the records of finished requests, their states as base64 of float32, and forget them."""
+        result: Values = {}
+        for request in requests:
+            record = records.take(request)
+            if record is not None:
+                states = record.pop("states")
+                record["states"] = base64.b64encode(states.contiguous().numpy().tobytes()).decode()
+            result[request] = record
+        return result
+
+    def tensor(self, name: str, path: str | None = None) -> Values:
+        """Return one tensor as it is served: its BF16 bits, in a file or as base64."""
+        bits = self._weights().read(name).view(torch.int16).numpy().tobytes()
+        if path is None:
+            return {"bits": base64.b64encode(bits).decode()}
+        Path(path).write_bytes(bits)
+        return {"path": path}
+
+    def _path(self, name: str) -> Path:
+        """Return a file that was uploaded, by its name, or one of this machine, by its absolute path."""
+        return Path(self._directory.name) / name
+
+    def _weights(self) -> ServedWeights:
+        if self._served is None:
+            raise ServedWeightsError("the tensors of the policy are not mapped yet")
+        return self._served
+
+    def _stop_job(self) -> None:
+        if self._job is not None:
+            self._job.stop()
+            self._job = None
+
+
+def _rank_gather() -> Callable[[Tensor], None]:
+    """Return a function that completes a tensor with the parts of all ranks, over a group of its own."""
+    from torch import distributed  # noqa: PLC0415 - only with tensor parallelism
+
+    group = distributed.new_group(backend="gloo")
+
+    def gather(bits: Tensor) -> None:
+        # an element is 0 on the ranks that do not have it, and equal on all that do
+        distributed.all_reduce(bits.view(-1).view(torch.uint8), distributed.ReduceOp.MAX, group)
+
+    return gather

@@ -1,0 +1,157 @@
+"""HTTP requests to a server of vLLM: completions by one client, control by another.
+
+With one pool of connections, a control call would wait behind hundreds of completions (docs/log.md). Every request has
+a deadline, because a server whose worker hangs still accepts requests.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+import httpx
+import trio
+
+from grailnode.engine.vllm.vllm_server import Server
+from roles.ports import EngineError
+
+_CHUNK_BYTES: Final = 4 << 20
+_POLL_SECONDS: Final = 0.02
+_ATTEMPTS: Final = 5  # a kept connection may have been closed by the server
+
+
+class BrokenEngineError(EngineError):
+    """vLLM does not answer, or not what it was asked for: a restart may help."""
+
+
+class RefusedError(EngineError):
+    """The code inside of vLLM refused a command; vLLM itself goes on.
+
+    Attributes:
+        poisoned: whether its weights are damaged, so that they must be loaded again.
+    """
+
+    def __init__(self, message: str, *, poisoned: bool = False) -> None:
+        super().__init__(message)
+        self.poisoned = poisoned
+
+
+class VllmClient:
+    """A node's connections to one server.
+
+    Args:
+        control_seconds: deadline of a control call.
+        request_seconds: deadline of a completion, which may wait for others before it.
+        connections: completions under way at the same time.
+    """
+
+    def __init__(
+        self, server: Server, *, control_seconds: float = 60.0, request_seconds: float = 3600.0, connections: int = 512
+    ) -> None:
+        self._shares_files = server.shares_files
+        self._control = server.client(control_seconds, 4)
+        self._data = server.client(request_seconds, connections)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        with trio.CancelScope(shield=True):
+            await self._control.aclose()
+            await self._data.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def call(self, command: str, seconds: float | None = None, **arguments: object) -> list[dict[str, Any]]:
+        """Carry out a command of inside/weight_session.py on every rank, and return the answers in order of rank.
+
+        Args:
+            seconds: deadline, if another than that of all control calls.
+
+        Raises:
+            RefusedError: a rank refused it.
+            BrokenEngineError: vLLM does not answer.
+        """
+        body = {"method": "grailnode", "args": [command, json.dumps(arguments)]}
+        answer = await self._post(self._control, "/collective_rpc", body, seconds)
+        results = answer.get("results") if isinstance(answer, dict) else None
+        if not isinstance(results, list) or not results or not all(isinstance(item, dict) for item in results):
+            raise BrokenEngineError(f"{command}: vLLM answered without results; is the worker extension loaded?")
+        for result in results:
+            if "error" in result:
+                raise RefusedError(str(result["error"]), poisoned=result.get("kind") == "PoisonedError")
+        return [result["value"] for result in results]
+
+    async def finish(self, command: str, **arguments: object) -> list[dict[str, Any]]:
+        """Begin the long work of a command, wait until it is finished on every rank, and return the results.
+
+        Raises:
+            RefusedError, BrokenEngineError: as for `call`.
+        """
+        await self.call(command, None, **arguments)
+        while True:
+            states = await self.call("state")
+            if not any(state.get("running") for state in states):
+                return states
+            await trio.sleep(_POLL_SECONDS)
+
+    async def share(self, path: Path) -> str:
+        """Make a file of this machine readable for the server, and return its path there.
+
+        Raises:
+            RefusedError, BrokenEngineError: as for `call`.
+            OSError: the file cannot be read.
+        """
+        if self._shares_files:
+            return str(path)
+        first = True
+        with path.open("rb") as file:
+            while (chunk := file.read(_CHUNK_BYTES)) or first:
+                data = base64.b64encode(chunk).decode()
+                await self.call("upload", name=path.name, data=data, first=first)
+                first = False
+        return path.name
+
+    async def post(self, path: str, **query: str) -> None:
+        """Send a control request without a body, such as /pause.
+
+        Raises:
+            BrokenEngineError: vLLM does not carry it out.
+        """
+        await self._post(self._control, f"{path}?{httpx.QueryParams(query)}" if query else path, None, None)
+
+    async def generate(self, body: Mapping[str, object]) -> tuple[list[int], str]:
+        """Generate one completion; return its token ids, and why it ended.
+
+        Raises:
+            BrokenEngineError: vLLM does not answer.
+            RefusedError: vLLM refuses the request.
+        """
+        answer = await self._post(self._data, "/inference/v1/generate", body, None)
+        try:
+            choice = answer["choices"][0]
+            return [int(token) for token in choice["token_ids"]], str(choice["finish_reason"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise BrokenEngineError(f"vLLM answered a completion without tokens ({error})") from error
+
+    async def _post(self, client: httpx.AsyncClient, path: str, body: object, seconds: float | None) -> Any:
+        timeout = httpx.USE_CLIENT_DEFAULT if seconds is None else httpx.Timeout(seconds)
+        for attempt in range(_ATTEMPTS):
+            try:
+                response = await client.post(path, json=body, timeout=timeout)
+                break
+            except httpx.TimeoutException as error:
+                raise BrokenEngineError(f"vLLM did not answer {path} in time") from error
+            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
+                if attempt + 1 == _ATTEMPTS:
+                    raise BrokenEngineError(f"vLLM ended the connection of {path} ({error})") from error
+            except (httpx.HTTPError, RuntimeError) as error:  # a RuntimeError if another call has closed the client
+                raise BrokenEngineError(f"vLLM cannot be reached ({error or type(error).__name__})") from error
+        if httpx.codes.is_client_error(response.status_code):
+            raise RefusedError(f"vLLM refused {path}: {response.text[:300]}")
+        if not response.is_success:
+            raise BrokenEngineError(f"vLLM failed at {path} with {response.status_code}: {response.text[:300]}")
+        return response.json() if response.content else None

@@ -1,0 +1,305 @@
+"""A server of vLLM: as a child process in an environment of its own, or somewhere else by its URL."""
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+import httpx
+import trio
+
+import grailnode
+import protocol
+from roles.ports import EngineError
+
+_INSIDE: Final = "grailnode.engine.vllm.inside"
+_PLUGIN: Final = "grailnode_inside"
+_POLL_SECONDS: Final = 0.1
+_LOG_LINES: Final = 12
+_KEEP_SECONDS: Final = 3.0  # for which an idle connection is kept; vLLM closes it after 5 s
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """How a server is started.
+
+    Attributes:
+        python: the interpreter of vLLM's environment.
+        model: a policy directory; its weights are not read.
+        directory: for the log and the files that node and engine exchange.
+        device: "cpu" or "cuda"; dtype: "float32" or "bfloat16".
+        runner: vLLM's model runner, "v1" or "v2".
+        max_tokens: of a prompt with its completion, 0 for what the model allows; sequences: at the same time.
+        ranks: of tensor parallelism.
+        start_seconds: how long a start may take.
+        cache_gib: memory for keys and values on a CPU, in GiB; memory_share: of a GPU.
+        flags: further flags of vLLM.
+    """
+
+    python: Path
+    model: Path
+    directory: Path
+    device: str = "cpu"
+    dtype: str = "float32"
+    runner: str = "v1"
+    max_tokens: int = 0
+    sequences: int = 256
+    ranks: int = 1
+    start_seconds: float = 300.0
+    cache_gib: int = 1
+    memory_share: float = 0.85
+    flags: tuple[str, ...] = field(default_factory=tuple)
+
+
+class Server(Protocol):
+    """Where a server of vLLM is, and how to get it going."""
+
+    shares_files: bool
+    """Whether it reads the files of this machine."""
+
+    async def start(self) -> None:
+        """Return when the server answers; start it if it does not run.
+
+        Raises:
+            EngineError: it does not answer within its time.
+        """
+
+    async def stop(self) -> None:
+        """End the server and all its processes, however they are."""
+
+    def client(self, seconds: float, connections: int) -> httpx.AsyncClient:
+        """Return an HTTP client for the server.
+
+        Args:
+            seconds: how long to wait for an answer; connections: at the same time.
+        """
+
+
+def write_modules(directory: Path) -> Path:
+    """Write a directory for PYTHONPATH that has our packages and nothing else of this environment; return it.
+
+    It declares the plugin of vLLM that guards each of its processes.
+    """
+    modules = directory / "modules"
+    shutil.rmtree(modules, ignore_errors=True)
+    information = modules / f"{_PLUGIN}-0.dist-info"
+    information.mkdir(parents=True)
+    for package in (grailnode, protocol):
+        (modules / package.__name__).symlink_to(Path(package.__file__ or "").parent.resolve())
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {_PLUGIN}\nVersion: 0\n")
+    (information / "entry_points.txt").write_text(
+        f"[vllm.general_plugins]\n{_PLUGIN} = {_INSIDE}.process_guard:register\n"
+    )
+    return modules
+
+
+class ChildServer:
+    """A server that this process starts, on a Unix socket that only its user can open.
+
+    Its processes are a group of their own, and the kernel kills them when this process ends (inside/process_guard.py).
+    """
+
+    shares_files = True
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket_directory: tempfile.TemporaryDirectory[str] | None = None
+        self._socket = ""
+
+    @property
+    def process_id(self) -> int | None:
+        """The id of the server's first process, which is that of its group; None if it does not run."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    @property
+    def log(self) -> Path:
+        """The file with the server's output."""
+        return self.settings.directory / "vllm.log"
+
+    async def start(self) -> None:
+        """Implements Server.start."""
+        if self.process_id is None:
+            await self.stop()
+            self._spawn()
+        async with self.client(5.0, 1) as client:
+            with trio.move_on_after(self.settings.start_seconds):
+                while not await _is_healthy(client):
+                    if self.process_id is None:
+                        raise EngineError(f"vLLM ended while it started:\n{self._last_lines()}")
+                    await trio.sleep(_POLL_SECONDS)
+                return
+        raise EngineError(f"vLLM did not answer within {self.settings.start_seconds:g} s:\n{self._last_lines()}")
+
+    async def stop(self) -> None:
+        """Implements Server.stop."""
+        if self._process is None:
+            return
+        with trio.CancelScope(shield=True):
+            with suppress(ProcessLookupError):  # all of them have ended
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await trio.to_thread.run_sync(self._process.wait)
+        self._process = None
+
+    def close(self) -> None:
+        """End the server from outside of an event loop."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def client(self, seconds: float, connections: int) -> httpx.AsyncClient:
+        """Implements Server.client."""
+        limits = httpx.Limits(
+            max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=_KEEP_SECONDS
+        )
+        transport = httpx.AsyncHTTPTransport(uds=self._socket, limits=limits)
+        return httpx.AsyncClient(transport=transport, base_url="http://vllm", timeout=_timeout(seconds))
+
+    def command(self) -> list[str]:
+        """Return the command line of the server."""
+        return [str(self.settings.python), "-m", f"{_INSIDE}.launch", *_flags(self.settings, self._socket)]
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables of the server."""
+        return _environment(self.settings, write_modules(self.settings.directory))
+
+    def _spawn(self) -> None:
+        """Start the process from the thread of the event loop: the death signal is bound to the thread."""
+        settings = self.settings
+        settings.directory.mkdir(parents=True, exist_ok=True)
+        # the path of a Unix socket has at most 107 bytes, which a state directory may exceed
+        self._socket_directory = tempfile.TemporaryDirectory(prefix="grailnode-")
+        self._socket = str(Path(self._socket_directory.name) / secrets.token_hex(4))
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.environment(),
+                cwd=settings.directory,
+                start_new_session=True,
+            )
+
+    def _last_lines(self) -> str:
+        """Return the end of the log, where vLLM says what went wrong."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return "\n".join(line[:300] for line in lines[-_LOG_LINES:])
+
+
+class ExternalServer:
+    """A server that somebody else runs, with the flags of `grailnode engine flags`.
+
+    Args:
+        url: its base URL. Whoever reaches it controls its weights: keep it on this machine or in a trusted network.
+        start_seconds: how long to wait until it answers.
+    """
+
+    shares_files = False
+
+    def __init__(self, url: str, start_seconds: float = 300.0) -> None:
+        self._url = url
+        self._start_seconds = start_seconds
+
+    async def start(self) -> None:
+        """Implements Server.start: the server's operator starts it."""
+        async with self.client(5.0, 1) as client:
+            with trio.move_on_after(self._start_seconds):
+                while not await _is_healthy(client):
+                    await trio.sleep(1.0)
+                return
+        raise EngineError(f"engine.url: {self._url} did not answer within {self._start_seconds:g} s; is vLLM running?")
+
+    async def stop(self) -> None:
+        """Implements Server.stop: the server is not ours to stop; its operator's supervisor restarts it."""
+
+    def client(self, seconds: float, connections: int) -> httpx.AsyncClient:
+        """Implements Server.client."""
+        limits = httpx.Limits(
+            max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=_KEEP_SECONDS
+        )
+        return httpx.AsyncClient(base_url=self._url, timeout=_timeout(seconds), limits=limits, trust_env=False)
+
+
+def server_flags(settings: ServerSettings) -> list[str]:
+    """Return the flags that any server of vLLM needs to be a grailnode engine."""
+    return [
+        *("--load-format", "dummy"),
+        *("--dtype", settings.dtype),
+        *(("--max-model-len", str(settings.max_tokens)) if settings.max_tokens else ()),
+        *("--max-num-seqs", str(settings.sequences)),
+        *("--tensor-parallel-size", str(settings.ranks)),
+        *("--logits-processors", f"{_INSIDE}.sampling_{settings.runner}:SeedBoundSampling"),
+        *("--worker-extension-cls", f"{_INSIDE}.worker_extension.WorkerExtension"),
+        *("--generation-config", "vllm"),
+        *("--hf-overrides", json.dumps(_overrides(settings.model))),
+        "--enable-scale-out",
+        "--skip-tokenizer-init",
+        "--disable-log-stats",
+    ]
+
+
+def server_environment(settings: ServerSettings) -> dict[str, str]:
+    """Return the environment variables that any server of vLLM needs to be a grailnode engine."""
+    return {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "1" if settings.runner == "v2" else "0",
+        "VLLM_PLUGINS": _PLUGIN,
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def _overrides(model: Path) -> dict[str, object]:
+    """Return what vLLM needs in config.json and a policy may lack: the name of its architecture."""
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    if config.get("architectures"):
+        return {}
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: PLC0415 - slow
+
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.get("model_type", ""))
+    return {"architectures": [name]} if isinstance(name, str) else {}
+
+
+def _flags(settings: ServerSettings, socket: str) -> list[str]:
+    flags = ["--model", str(settings.model), "--uds", socket, *server_flags(settings)]
+    if settings.device == "cpu":
+        flags += ["--enforce-eager"]
+    else:
+        flags += ["--gpu-memory-utilization", str(settings.memory_share)]
+    return [*flags, *settings.flags]
+
+
+def _environment(settings: ServerSettings, modules: Path) -> dict[str, str]:
+    """Return the environment of the child: this one's without its Python, and what vLLM needs."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    caches = ("NUMBA_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT")
+    own = {"PYTHONPATH": str(modules), **{name: str(settings.directory / "kernels") for name in caches}}
+    if settings.device == "cpu":
+        own |= {
+            "VLLM_CPU_KVCACHE_SPACE": str(settings.cache_gib),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "TORCHDYNAMO_DISABLE": "1",
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        }
+    return inherited | server_environment(settings) | own
+
+
+async def _is_healthy(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.get("/health")).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def _timeout(seconds: float) -> httpx.Timeout:
+    return httpx.Timeout(seconds, connect=5.0, pool=None)

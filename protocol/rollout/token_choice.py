@@ -1,0 +1,87 @@
+"""The choice of tokens while sampling, with their log-probabilities (docs/spec/sampling.md).
+
+It computes what `choose` and `log_probabilities` of protocol/rollout/sampling.py compute, with compiled
+code: on a CPU by protocol/rollout/gumbel_max.py, which reads the noise table only for the few tokens that may have the
+best score, and on a GPU by protocol/rollout/gumbel_triton.py.
+"""
+
+import functools
+import importlib.util
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protocol.rollout.filters import EVERY_TOKEN, Filters, allowed_tokens
+from protocol.rollout.sampling import choose, log_probabilities, noise_keys, noise_table
+
+
+def choose_with_log_probabilities(
+    logits: Tensor, seeds: Tensor, positions: Tensor, temperature: float, filters: Filters = EVERY_TOKEN
+) -> tuple[Tensor, Tensor]:
+    """Choose the next token of each row, and compute its log-probability under the distribution that is sampled from.
+
+    The tokens have the same bits on every device; the log-probabilities agree to rounding errors.
+
+    Args:
+        logits: float32 [B, V].
+        seeds: int64 [B, 4] from `seed_words`.
+        positions: int64 [B], index of the token in its completion.
+
+    Returns:
+        int64 [B], token ids, and float32 [B].
+    """
+    compiled = logits.dtype == torch.float32 and (logits.device.type == "cpu" or (logits.is_cuda and _has_triton()))
+    if not compiled:
+        tokens = choose(logits, seeds, positions, temperature, filters)
+        return tokens, log_probabilities(logits, tokens, temperature, filters)
+    scaled = logits if temperature == 1.0 else logits / temperature
+    if filters.active:
+        scaled = scaled.masked_fill(~allowed_tokens(scaled, filters), -math.inf)
+    scaled = scaled.contiguous()
+    if logits.is_cuda:
+        tokens = _best_tokens_on_gpu(scaled, seeds, positions)
+        return tokens, log_probabilities(logits, tokens, temperature, filters)
+    largest, log_sums = _exponential_sums(scaled)
+    tokens = _best_tokens(scaled, seeds, positions, largest)
+    for row in (tokens < 0).nonzero().flatten().tolist():  # a policy that computes no finite number
+        tokens[row] = choose(logits[row], seeds[row], positions[row], temperature, filters)
+    return tokens, scaled.gather(-1, tokens[:, None]).squeeze(-1) - largest - log_sums
+
+
+def greedy_with_log_probabilities(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the most likely token of each row and its log-probability: int64 [B] and float32 [B] of logits [B, V]."""
+    tokens = logits.argmax(dim=-1)
+    return tokens, log_probabilities(logits, tokens, 1.0)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    """Return whether Triton can compile for this process's GPU; it comes with torch's builds for CUDA."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def _best_tokens_on_gpu(scaled: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    from protocol.rollout.gumbel_triton import best_tokens  # noqa: PLC0415 - only where there is a GPU
+
+    return best_tokens(scaled, noise_keys(seeds, positions), noise_table(scaled.device))
+
+
+def _exponential_sums(scaled: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest value of each row, and ln(sum of exp(value - largest)): float32 [B] each."""
+    from protocol.rollout.gumbel_max import exponential_sums  # noqa: PLC0415 - numba is imported where it is used
+
+    largest, sums, scratch = torch.empty(len(scaled)), torch.empty(len(scaled)), torch.empty(64)
+    exponential_sums(scaled.numpy(), scratch.numpy(), largest.numpy(), sums.numpy())
+    return largest, sums.log()
+
+
+def _best_tokens(scaled: Tensor, seeds: Tensor, positions: Tensor, largest: Tensor) -> Tensor:
+    from protocol.rollout.gumbel_max import best_tokens  # noqa: PLC0415 - numba is imported where it is used
+
+    tokens = torch.empty(len(scaled), dtype=torch.int64)
+    words = seeds.numpy().astype(np.uint32)
+    table = noise_table(scaled.device).numpy()
+    best_tokens(scaled.numpy(), words, positions.to(torch.int64).numpy(), table, largest.numpy(), tokens.numpy())
+    return tokens

@@ -1,0 +1,241 @@
+"""What every engine must do, whatever computes it (Engine of roles/ports.py).
+
+A subclass gives the fixtures `model`, the architecture, and `new_engine`, which makes engines that serve nothing yet;
+and so runs it all.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from grailnode.engine.causal_model import CausalModel
+from protocol.chain.manifest import Manifest
+from protocol.digest import Weights, digest_weights
+from protocol.patch import encode
+from protocol.rollout.filters import Filters
+from protocol.rollout.sampling import SamplingParams, batch_margins, log_probabilities
+from roles.ports import Engine, EngineError, Request
+from tests.support.builders.policies import NOISE, PARAMS, engine_of, random_weights, requests_of_many_lengths
+
+NewEngine = Callable[[], Engine]
+
+
+async def serving(new_engine: NewEngine, weights: Weights) -> Engine:
+    """Return an engine that serves these weights as version 0."""
+    engine = new_engine()
+    await engine.stage(0, weights)
+    await engine.commit()
+    return engine
+
+
+def manifest(version: int, weights: Weights) -> Manifest:
+    """Return a manifest of which only the digest of the weights matters."""
+    return Manifest.model_construct(version=version, weights=digest_weights(weights))
+
+
+def changed(weights: Weights, seed: int, share: float = 0.05) -> dict[str, torch.Tensor]:
+    """Return weights of which some elements have other bits: negative zeros and NaN payloads among them."""
+    generator = torch.Generator().manual_seed(seed)
+    result = {}
+    for name, tensor in weights.items():
+        bits = tensor.clone().view(torch.int16)
+        mask = torch.rand(bits.shape, generator=generator) < share
+        result[name] = torch.where(mask, bits ^ 1, bits).view(torch.bfloat16)
+    return result
+
+
+class EngineContract:
+    """The contract of Engine.
+
+    Attributes:
+        noise: bound on the differences between two computations of the same value.
+        samples: how many tokens the test of the distribution draws.
+    """
+
+    noise = NOISE
+    samples = 4000
+
+    async def test_a_prefill_agrees_with_generation(self, model: CausalModel, new_engine: NewEngine) -> None:
+        engine = await serving(new_engine, random_weights(model))
+        requests = requests_of_many_lengths()
+        generations = await engine.generate(requests, PARAMS)
+        checked = await engine.forward([r.prompt for r in requests], [g.tokens for g in generations])
+        for request, generation, result in zip(requests, generations, checked, strict=True):
+            tokens = torch.tensor(generation.tokens)
+            margins = batch_margins(result.logits, tokens, [request.seed], [len(tokens)], PARAMS.temperature)
+            assert margins.max() < self.noise
+            assert result.logits.shape == (len(tokens), model.vocabulary)
+            assert result.logits.dtype == result.hidden.dtype == generation.hidden.dtype == torch.float32
+            torch.testing.assert_close(generation.hidden, result.hidden, rtol=0, atol=self.noise)
+            likely = log_probabilities(result.logits, tokens, PARAMS.temperature)
+            torch.testing.assert_close(torch.tensor(generation.logprobs), likely, rtol=0, atol=self.noise)
+
+    async def test_results_do_not_depend_on_the_batch(self, model: CausalModel, new_engine: NewEngine) -> None:
+        engine = await serving(new_engine, random_weights(model))
+        requests = requests_of_many_lengths()
+        together = await engine.generate(requests, PARAMS)
+        for request, generation in zip(requests, together, strict=True):
+            (alone,) = await engine.generate([request], PARAMS)
+            assert alone.tokens == generation.tokens
+            torch.testing.assert_close(alone.hidden, generation.hidden, rtol=0, atol=self.noise)
+        whole = await engine.forward([r.prompt for r in requests], [g.tokens for g in together])
+        for request, generation, result in zip(requests, together, whole, strict=True):
+            (single,) = await engine.forward([request.prompt], [generation.tokens])
+            torch.testing.assert_close(single.logits, result.logits, rtol=0, atol=self.noise)
+
+    async def test_completions_end_at_their_first_eos_or_at_the_limit(
+        self, model: CausalModel, new_engine: NewEngine
+    ) -> None:
+        engine = await serving(new_engine, random_weights(model))
+        hot = SamplingParams(temperature=20.0, max_tokens=40, eos=1)  # nearly uniform: eos comes after about 30 tokens
+        lengths = set()
+        for generation in await engine.generate(requests_of_many_lengths(), hot):
+            assert hot.eos not in generation.tokens[:-1]
+            assert generation.tokens[-1] == hot.eos or len(generation.tokens) == hot.max_tokens
+            assert len(generation.hidden) == len(generation.tokens)
+            lengths.add(len(generation.tokens))
+        assert len(lengths) > 3
+
+    async def test_seeds_determine_the_tokens(self, model: CausalModel, new_engine: NewEngine) -> None:
+        engine = await serving(new_engine, random_weights(model))
+        prompt = (5, 6, 7)
+        same = await engine.generate([Request(prompt, b"a" * 16)] * 2, PARAMS)
+        assert same[0].tokens == same[1].tokens
+        others = await engine.generate([Request(prompt, bytes([i]) * 16) for i in range(16)], PARAMS)
+        assert len({generation.tokens for generation in others}) > 8
+
+    async def test_sampling_follows_the_softmax(self, model: CausalModel, new_engine: NewEngine) -> None:
+        engine = await serving(new_engine, random_weights(model))
+        one = SamplingParams(temperature=1.5, max_tokens=1, eos=1)
+        count = self.samples
+        seeds = [index.to_bytes(16, "little") for index in range(count)]
+        samples = await engine.generate([Request((5, 6, 7), seed) for seed in seeds], one)
+        (result,) = await engine.forward([(5, 6, 7)], [(0,)])
+        probabilities = torch.softmax(result.logits[0] / one.temperature, dim=-1)
+        frequencies = torch.bincount(torch.tensor([g.tokens[0] for g in samples]), minlength=model.vocabulary) / count
+        assert (
+            frequencies - probabilities
+        ).abs().max() < 2 / count**0.5  # four standard deviations of a frequency of one half
+
+    async def test_filtered_tokens_are_never_sampled(self, model: CausalModel, new_engine: NewEngine) -> None:
+        """Only the two most likely tokens occur, even at a high temperature."""
+        engine = await serving(new_engine, random_weights(model))
+        params = SamplingParams(temperature=20.0, max_tokens=4, eos=1, filters=Filters(top_k=2))
+        requests = requests_of_many_lengths()
+        generations = await engine.generate(requests, params)
+        checked = await engine.forward([r.prompt for r in requests], [g.tokens for g in generations])
+        for generation, result in zip(generations, checked, strict=True):
+            sampled_logits = result.logits.gather(-1, torch.tensor(generation.tokens)[:, None])
+            assert (sampled_logits >= result.logits.topk(2, dim=-1).values[:, -1:] - self.noise).all()
+
+    async def test_greedy_takes_the_most_likely(self, model: CausalModel, new_engine: NewEngine) -> None:
+        engine = await serving(new_engine, random_weights(model))
+        prompts = [request.prompt for request in requests_of_many_lengths(8)]
+        for prompt, tokens in zip(prompts, await engine.greedy(prompts, PARAMS), strict=True):
+            (result,) = await engine.forward([prompt], [tokens])
+            best = result.logits.max(dim=-1).values
+            greedy_logits = result.logits.gather(-1, torch.tensor(tokens)[:, None]).squeeze(-1)
+            assert (best - greedy_logits).max() < self.noise
+
+    async def test_no_requests_and_an_empty_completion(self, model: CausalModel, new_engine: NewEngine) -> None:
+        engine = await serving(new_engine, random_weights(model))
+        assert await engine.generate([], PARAMS) == []
+        assert await engine.forward([], []) == []
+        (empty,) = await engine.forward([(5, 6)], [()])
+        assert empty.logits.shape == (0, model.vocabulary)
+
+    async def test_nothing_is_served_before_the_first_commit(self, model: CausalModel, new_engine: NewEngine) -> None:
+        engine = new_engine()
+        await engine.stage(3, random_weights(model))
+        assert engine.version is None
+        with pytest.raises(EngineError, match="no policy"):
+            await engine.generate([Request((5,), bytes(16))], PARAMS)
+        await engine.commit()
+        assert engine.version == 3
+
+    async def test_staging_changes_nothing_until_the_commit(self, model: CausalModel, new_engine: NewEngine) -> None:
+        engine = await serving(new_engine, random_weights(model, 0))
+        request = Request((5, 6, 7, 8), b"s" * 16)
+        (before,) = await engine.generate([request], PARAMS)
+        await engine.stage(1, random_weights(model, 1))
+        (during,) = await engine.generate([request], PARAMS)
+        assert torch.equal(before.hidden, during.hidden)
+        assert engine.version == 0
+        await engine.commit()
+        (after,) = await engine.generate([request], PARAMS)
+        assert not torch.equal(before.hidden[0], after.hidden[0])
+        assert engine.version == 1
+
+    async def test_staging_copies_the_weights(self, model: CausalModel, new_engine: NewEngine) -> None:
+        weights = random_weights(model)
+        engine = await serving(new_engine, weights)
+        request = Request((5, 6, 7, 8), b"s" * 16)
+        (before,) = await engine.generate([request], PARAMS)
+        for tensor in weights.values():
+            tensor.zero_()
+        (after,) = await engine.generate([request], PARAMS)
+        assert torch.equal(before.hidden, after.hidden)
+
+    async def test_a_commit_needs_staged_weights(self, model: CausalModel, new_engine: NewEngine) -> None:
+        engine = await serving(new_engine, random_weights(model))
+        with pytest.raises(EngineError, match="nothing is staged"):
+            await engine.commit()
+        assert engine.version == 0
+
+    @pytest.mark.parametrize("fault", ["missing", "unknown", "shape"])
+    async def test_weights_that_do_not_fit_the_model_are_refused(
+        self, model: CausalModel, new_engine: NewEngine, fault: str
+    ) -> None:
+        engine = await serving(new_engine, random_weights(model))
+        weights: dict[str, Tensor] = random_weights(model)
+        if fault == "missing":
+            del weights["model.norm.weight"]
+        elif fault == "unknown":
+            weights["model.extra.weight"] = torch.zeros(1, dtype=torch.bfloat16)
+        else:
+            weights["model.norm.weight"] = torch.zeros(1, dtype=torch.bfloat16)
+        with pytest.raises(EngineError, match=r"model\."):
+            await engine.stage(1, weights)
+        assert engine.version == 0
+        with pytest.raises(EngineError, match="nothing is staged"):
+            await engine.commit()
+
+    async def test_patches_give_the_rollouts_of_the_whole_weights(
+        self, model: CausalModel, new_engine: NewEngine
+    ) -> None:
+        weights = random_weights(model)
+        engine = await serving(new_engine, weights)
+        requests = requests_of_many_lengths()
+        for version in range(1, 4):
+            target = changed(weights, version)
+            await engine.stage_patch(version, encode(weights, target), manifest(version, target))
+            assert engine.version == version - 1
+            await engine.commit()
+            assert engine.version == version
+            expected = await (await engine_of(model, target)).generate(requests, PARAMS)
+            assert [g.tokens for g in await engine.generate(requests, PARAMS)] == [g.tokens for g in expected]
+            weights = target
+
+    async def test_a_patch_that_does_not_fit_is_refused(self, model: CausalModel, new_engine: NewEngine) -> None:
+        weights, other = random_weights(model), random_weights(model, 1)
+        engine = await serving(new_engine, weights)
+        target = changed(weights, 1)
+        with pytest.raises(EngineError, match="version 1"):
+            await engine.stage_patch(1, encode(other, target), manifest(1, target))
+        with pytest.raises(EngineError, match="version 1"):
+            await engine.stage_patch(1, encode(weights, target), manifest(1, other))
+        with pytest.raises(EngineError, match="nothing is staged"):
+            await engine.commit()
+        assert engine.version == 0
+
+    @pytest.mark.parametrize("bad", [(), (32,), (-1,)])
+    async def test_invalid_prompts_are_refused(
+        self, model: CausalModel, new_engine: NewEngine, bad: tuple[int, ...]
+    ) -> None:
+        engine = await serving(new_engine, random_weights(model))
+        with pytest.raises(ValueError, match=r"token"):
+            await engine.generate([Request(bad, bytes(16))], PARAMS)
+        with pytest.raises(ValueError, match=r"token"):
+            await engine.forward([bad], [(1,)])

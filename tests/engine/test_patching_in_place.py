@@ -1,0 +1,275 @@
+"""Weights are patched in place inside of vLLM: places of tensors, commits, rollbacks. These tests need no vLLM.
+
+The model here has a loader as vLLM's models have: fused projections, experts in a stack, a padded vocabulary.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor
+
+from grailnode.engine.vllm.inside.served_weights import (
+    PoisonedError,
+    ServedWeights,
+    ServedWeightsError,
+    element_changes,
+)
+from grailnode.engine.vllm.inside.staging import stage_patch, stage_weights
+from grailnode.engine.vllm.inside.tensor_map import UnsupportedModelError, map_tensors
+from protocol.digest import digest_weights
+from protocol.errors import PatchError
+from protocol.patch import encode
+
+SHAPES = {
+    "q.weight": (8, 6),
+    "k.weight": (4, 6),
+    "v.weight": (4, 6),
+    "embed.weight": (10, 6),
+    "experts.0.weight": (5, 6),
+    "experts.1.weight": (5, 6),
+    "down.weight": (6, 12),
+    "norm.weight": (6,),
+}
+
+
+class FusedModel(torch.nn.Module):
+    """A model whose loader copies into parts of its parameters.
+
+    Args:
+        rank, ranks: its shard of `down`: columns.
+    """
+
+    def __init__(self, dtype: torch.dtype, rank: int = 0, ranks: int = 1) -> None:
+        super().__init__()
+        self.rank, self.ranks = rank, ranks
+
+        def parameter(*shape: int) -> torch.nn.Parameter:
+            return torch.nn.Parameter(torch.zeros(shape, dtype=dtype), requires_grad=False)
+
+        self.qkv = parameter(16, 6)
+        self.embed = parameter(64, 6)
+        self.experts = parameter(2, 5, 6)
+        self.down = parameter(6, 12 // ranks)
+        self.norm = parameter(6)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy each tensor to its place."""
+        rows = {"q": (0, 8), "k": (8, 4), "v": (12, 4)}
+        for name, tensor in weights:
+            first = name.split(".")[0]
+            if first in rows:
+                self.qkv.data.narrow(0, *rows[first]).copy_(tensor)
+            elif first == "embed":
+                self.embed[: len(tensor)].data.copy_(tensor)
+                self.embed[len(tensor) :].data.fill_(0)
+            elif first == "experts":
+                self.experts.data[int(name.split(".")[1])].copy_(tensor)
+            elif first == "down":
+                width = 12 // self.ranks
+                self.down.data.copy_(tensor.narrow(1, self.rank * width, width))
+            elif first == "norm":
+                self.norm.data.copy_(tensor)
+            else:
+                raise KeyError(name)
+
+
+def weights_of(seed: int) -> dict[str, Tensor]:
+    """Return random bit patterns: NaN payloads, infinities and negative zeros among them."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randint(-(1 << 15), 1 << 15, shape, generator=generator, dtype=torch.int32)
+        .to(torch.int16)
+        .view(torch.bfloat16)
+        for name, shape in SHAPES.items()
+    }
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.int16)
+
+
+def loaded(weights: dict[str, Tensor], dtype: torch.dtype, directory: Path) -> tuple[FusedModel, ServedWeights]:
+    """Return a model that serves weights as version 0."""
+    model = FusedModel(dtype)
+    served = ServedWeights(map_tensors(model, SHAPES))
+    save_file(weights, directory / "weights")
+    served.commit(stage_weights(served, 0, directory / "weights", digest_weights(weights)))
+    served.verify(0, digest_weights(weights))
+    return model, served
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float32], ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    """Return the dtype in which the model serves."""
+    result: torch.dtype = request.param
+    return result
+
+
+def test_every_tensor_is_found_and_nothing_is_written(dtype: torch.dtype) -> None:
+    model = FusedModel(dtype)
+    for parameter in model.parameters():
+        parameter.fill_(7.0)
+    places = map_tensors(model, SHAPES)
+    assert {name: placement.shape for name, placement in places.items()} == SHAPES
+    assert all((parameter == 7.0).all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["unknown.weight", "lm_head.weight"])
+def test_a_tensor_that_the_loader_does_not_know_is_refused(name: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=name):
+        map_tensors(FusedModel(torch.bfloat16), SHAPES | {name: (3, 3)})
+
+
+def test_a_loader_that_computes_is_refused_by_tensor() -> None:
+    class ComputingModel(FusedModel):
+        def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+            super().load_weights((name, tensor + 1 if name == "norm.weight" else tensor) for name, tensor in weights)
+
+    with pytest.raises(UnsupportedModelError, match=r"norm\.weight.*0 of 6"):
+        map_tensors(ComputingModel(torch.bfloat16), SHAPES)
+
+
+def test_quantized_parameters_are_refused_by_name() -> None:
+    model = FusedModel(torch.bfloat16)
+    model.norm = torch.nn.Parameter(torch.zeros(6, dtype=torch.float8_e4m3fn), requires_grad=False)
+    with pytest.raises(UnsupportedModelError, match=r"norm\.weight: it is served as torch\.float8_e4m3fn"):
+        map_tensors(model, SHAPES)
+
+
+def test_weights_come_back_bit_by_bit(dtype: torch.dtype, tmp_path: Path) -> None:
+    weights = weights_of(0)
+    model, served = loaded(weights, dtype, tmp_path)
+    for name, tensor in weights.items():
+        assert torch.equal(bits(served.read(name)), bits(tensor))
+    assert served.version == 0
+    assert not model.embed[10:].any()
+
+
+@given(st.integers(0, 1000), st.floats(0.0, 1.0))
+@settings(max_examples=40)
+def test_a_patch_is_committed_and_undone_bit_by_bit(seed: int, share: float) -> None:
+    weights, other = weights_of(seed), weights_of(seed + 1)
+    generator = torch.Generator().manual_seed(seed)
+    target = {
+        name: torch.where(torch.rand(tensor.shape, generator=generator) < share, bits(other[name]), bits(tensor)).view(
+            torch.bfloat16
+        )
+        for name, tensor in weights.items()
+    }
+    model = FusedModel(torch.float32)
+    served = ServedWeights(map_tensors(model, SHAPES))
+    for name, tensor in weights.items():
+        for piece in served.placements[name].pieces:
+            piece.view.copy_(piece.source_view(bits(tensor)).to(torch.int32) << 16)
+    served.verify(0, digest_weights(weights))
+    served.commit(stage_patch(served, 1, encode(weights, target), digest_weights(target)))
+    assert served.version == 1
+    served.verify(1, digest_weights(target))
+    served.commit(stage_patch(served, 2, encode(target, weights), digest_weights(weights)))
+    served.verify(2, digest_weights(weights))
+
+
+class FailingChange:
+    """A change that fails when it is swapped in; `undo` works or not."""
+
+    def __init__(self, undo_works: bool) -> None:
+        self.places = torch.zeros(0)
+        self._undo_works = undo_works
+
+    def swap(self) -> None:
+        raise RuntimeError("out of memory")
+
+    def undo(self) -> None:
+        if not self._undo_works:
+            raise RuntimeError("out of memory again")
+
+
+def test_a_commit_that_fails_is_undone(dtype: torch.dtype, tmp_path: Path) -> None:
+    weights, target = weights_of(0), weights_of(1)
+    _, served = loaded(weights, dtype, tmp_path)
+    staged = stage_patch(served, 1, encode(weights, target), digest_weights(target))
+    staged.changes.insert(len(staged.changes) // 2, FailingChange(True))  # type: ignore[arg-type]
+    with pytest.raises(ServedWeightsError, match="undone: out of memory"):
+        served.commit(staged)
+    assert served.version == 0
+    served.verify(0, digest_weights(weights))
+    served.commit(stage_patch(served, 1, encode(weights, target), digest_weights(target)))
+    served.verify(1, digest_weights(target))
+
+
+def test_weights_that_cannot_be_restored_are_poisoned(dtype: torch.dtype, tmp_path: Path) -> None:
+    weights, target = weights_of(0), weights_of(1)
+    _, served = loaded(weights, dtype, tmp_path)
+    staged = stage_patch(served, 1, encode(weights, target), digest_weights(target))
+    staged.changes.append(FailingChange(False))  # type: ignore[arg-type]
+    with pytest.raises(PoisonedError, match="reload them"):
+        served.commit(staged)
+    assert served.version is None
+    with pytest.raises(PoisonedError):
+        served.commit(stage_weights(served, 0, tmp_path / "weights", digest_weights(weights)))
+
+
+def test_a_patch_for_other_weights_is_refused(tmp_path: Path) -> None:
+    weights, other, target = weights_of(0), weights_of(1), weights_of(2)
+    _, served = loaded(weights, torch.bfloat16, tmp_path)
+    with pytest.raises(PatchError, match="other weights"):
+        stage_patch(served, 1, encode(other, target), digest_weights(target))
+    with pytest.raises(PatchError, match="not the patch of this version"):
+        stage_patch(served, 1, encode(weights, target), digest_weights(other))
+
+
+def test_weights_that_were_changed_behind_our_back_are_found(dtype: torch.dtype, tmp_path: Path) -> None:
+    weights = weights_of(0)
+    model, served = loaded(weights, dtype, tmp_path)
+    model.qkv.view(torch.int16 if dtype == torch.bfloat16 else torch.int32)[9, 2] ^= 1 << (
+        0 if dtype == torch.bfloat16 else 16
+    )
+    with pytest.raises(ServedWeightsError, match=r"k\.weight"):
+        served.verify(0, digest_weights(weights))
+    assert served.version is None
+
+
+def test_a_float32_parameter_that_is_no_bf16_number_is_found(tmp_path: Path) -> None:
+    weights = weights_of(0)
+    model, served = loaded(weights, torch.float32, tmp_path)
+    model.norm.view(torch.int32)[0] ^= 1
+    with pytest.raises(ServedWeightsError, match=r"norm\.weight: .* no BF16 number"):
+        served.verify(0, digest_weights(weights))
+
+
+def test_whole_weights_that_differ_little_are_staged_as_changes(tmp_path: Path) -> None:
+    weights = weights_of(0)
+    _, served = loaded(weights, torch.bfloat16, tmp_path)
+    target = {name: tensor.clone() for name, tensor in weights.items()}
+    bits(target["q.weight"])[3, 3] ^= 1
+    save_file(target, tmp_path / "next")
+    staged = stage_weights(served, 1, tmp_path / "next", digest_weights(target))
+    assert staged.changed_elements == 1
+    assert not staged.tensors
+    served.commit(staged)
+    served.verify(1, digest_weights(target))
+
+
+def test_two_ranks_have_all_elements_together(tmp_path: Path) -> None:
+    weights, target = weights_of(0), weights_of(1)
+    ranks = [ServedWeights(map_tensors(FusedModel(torch.bfloat16, rank, 2), SHAPES, whole=False)) for rank in (0, 1)]
+
+    def gather(name: str) -> Tensor:
+        """Return the largest byte of any rank: 0 where a rank has no part."""
+        return torch.maximum(*(bits(rank.read(name)).view(torch.uint8) for rank in ranks)).view(torch.bfloat16)
+
+    for served in ranks:
+        for name, tensor in weights.items():
+            for piece in served.placements[name].pieces:
+                piece.view.copy_(piece.source_view(bits(tensor)))
+    assert all(torch.equal(bits(gather(name)), bits(tensor)) for name, tensor in weights.items())
+    for served in ranks:
+        for name, tensor in weights.items():
+            for change in element_changes(served.placements[name], tensor, target[name]):
+                change.swap()
+    assert all(torch.equal(bits(gather(name)), bits(tensor)) for name, tensor in target.items())

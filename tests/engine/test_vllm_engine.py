@@ -1,0 +1,153 @@
+"""The vLLM engine, with the real vLLM: the contract of Engine, equality with the torch engine, patches in place."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from grailnode.engine.causal_model import CausalModel, build
+from grailnode.engine.policy import Policy
+from grailnode.engine.vllm.vllm_engine import VllmEngine
+from protocol.patch import encode
+from protocol.rollout.filters import Filters
+from protocol.rollout.sampling import SamplingParams
+from roles.ports import Engine, EngineError, Request
+from tests.engine.engine_contract import EngineContract, NewEngine, changed, manifest, serving
+from tests.engine.vllm_site import SharedServer, shared_server
+from tests.support.builders.policies import (
+    NOISE,
+    PARAMS,
+    engine_of,
+    random_weights,
+    requests_of_many_lengths,
+    write_policy,
+)
+
+pytestmark = [pytest.mark.trio, pytest.mark.vllm]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    """Return a policy whose heads are as wide as vLLM's attention needs."""
+    return write_policy(tmp_path_factory.mktemp("policy"), head_dim=32)
+
+
+@pytest.fixture(scope="module")
+def model(policy: Policy) -> CausalModel:
+    """Return its architecture."""
+    return build(policy)
+
+
+@pytest.fixture(scope="module")
+def server(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServer]:
+    """Return a server of the policy that all tests share."""
+    server = shared_server(policy.directory, tmp_path_factory.mktemp("server"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+async def new_engine(model: CausalModel, server: SharedServer, tmp_path: Path) -> AsyncIterator[NewEngine]:
+    """Make engines on the shared server; the last one controls it."""
+    engines: list[VllmEngine] = []
+
+    def make() -> VllmEngine:
+        engines.append(VllmEngine(model, server, tmp_path / str(len(engines))))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        await engine.close()
+
+
+class TestVllmEngine(EngineContract):
+    """The contract."""
+
+    samples = 1000
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        PARAMS,
+        SamplingParams(temperature=0.7, max_tokens=20, eos=1),
+        SamplingParams(temperature=5.0, max_tokens=20, eos=1, filters=Filters(top_k=9, top_p=0.9, min_p=0.01)),
+    ],
+    ids=["plain", "temperature", "filters"],
+)
+async def test_rollouts_are_those_of_the_torch_engine(
+    model: CausalModel, new_engine: NewEngine, params: SamplingParams
+) -> None:
+    weights = random_weights(model)
+    reference, engine = await engine_of(model, weights), await serving(new_engine, weights)
+    requests = requests_of_many_lengths(100)
+    for expected, generation in zip(
+        await reference.generate(requests, params), await engine.generate(requests, params), strict=True
+    ):
+        assert generation.tokens == expected.tokens
+        torch.testing.assert_close(generation.hidden, expected.hidden, rtol=0, atol=NOISE)
+        torch.testing.assert_close(
+            torch.tensor(generation.logprobs), torch.tensor(expected.logprobs), rtol=0, atol=NOISE
+        )
+
+
+class TestPatches:
+    """Patches are applied to the weights that serve."""
+
+    async def test_all_bit_patterns_are_read_back(self, model: CausalModel, new_engine: NewEngine) -> None:
+        weights = random_weights(model)
+        engine = await serving(new_engine, weights)
+        target = {name: tensor.clone() for name, tensor in weights.items()}
+        name = "model.layers.1.mlp.up_proj.weight"
+        patterns = torch.tensor([0x8000, 0x7FC1, 0x7F81, 0xFFFF, 0x7F80, 0xFF80, 1], dtype=torch.int32).to(torch.int16)
+        target[name].view(-1)[5 : 5 + len(patterns)] = patterns.view(torch.bfloat16)
+        await engine.stage_patch(1, encode(weights, target), manifest(1, target))
+        await engine.commit()
+        assert isinstance(engine, VllmEngine)
+        await engine.verify()
+        await engine.stage_patch(2, encode(target, weights), manifest(2, weights))
+        await engine.commit()
+        await engine.verify()
+
+    async def test_a_bent_patch_never_serves(self, model: CausalModel, new_engine: NewEngine) -> None:
+        weights = random_weights(model)
+        engine = await serving(new_engine, weights)
+        target = changed(weights, 1)
+        patch = encode(weights, target)
+        generator = torch.Generator().manual_seed(0)
+        requests = requests_of_many_lengths(4)
+        before = [g.tokens for g in await engine.generate(requests, PARAMS)]
+        refused = 0
+        for place in torch.randint(0, len(patch), (40,), generator=generator).tolist():
+            bent = bytearray(patch)
+            bent[place] ^= 1 << (place % 8)
+            try:
+                await engine.stage_patch(1, bytes(bent), manifest(1, target))
+            except EngineError:
+                refused += 1  # otherwise the bit does not matter: the decoded weights have the signed digest
+        assert refused >= 35
+        assert [g.tokens for g in await engine.generate(requests, PARAMS)] == before
+        await engine.stage_patch(1, patch, manifest(1, target))
+        await engine.commit()
+
+    async def test_a_commit_waits_for_the_calls_under_way(self, model: CausalModel, new_engine: NewEngine) -> None:
+        import trio
+
+        weights = random_weights(model)
+        engine, reference = await serving(new_engine, weights), await engine_of(model, weights)
+        target = changed(weights, 1, 0.5)
+        await engine.stage_patch(1, encode(weights, target), manifest(1, target))
+        requests = requests_of_many_lengths(64)
+        long = SamplingParams(temperature=1.0, max_tokens=40, eos=31)
+        results: list[list[tuple[int, ...]]] = []
+
+        async def generate(engine: Engine, requests: list[Request]) -> None:
+            results.append([g.tokens for g in await engine.generate(requests, long)])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(generate, engine, requests)
+            await trio.sleep(0.2)
+            nursery.start_soon(engine.commit)
+        assert results == [[g.tokens for g in await reference.generate(requests, long)]]
+        assert engine.version == 1

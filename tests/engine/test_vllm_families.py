@@ -1,0 +1,122 @@
+"""Policies of several architectures are patched in place in the real vLLM, and read back bit by bit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from grailnode.engine.hf import TransformersModel
+from grailnode.engine.vllm.vllm_engine import VllmEngine
+from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
+from protocol.patch import encode
+from roles.ports import EngineError
+from tests.engine.engine_contract import changed, manifest
+from tests.engine.vllm_site import vllm_python
+from tests.support.builders.policies import PARAMS, engine_of, random_weights, requests_of_many_lengths
+
+pytestmark = [pytest.mark.trio, pytest.mark.vllm, pytest.mark.slow]
+
+SIZES = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen2": {"tie_word_embeddings": True, "head_dim": None, "num_attention_heads": 2},
+    "qwen3": {"tie_word_embeddings": False},
+    "llama": {"tie_word_embeddings": False},
+    "mistral": {"sliding_window": None},
+    "olmo2": {"head_dim": None, "num_attention_heads": 2},
+    "qwen3_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "decoder_sparse_step": 1,
+        "tie_word_embeddings": False,
+    },
+    "gemma3_text": {"query_pre_attn_scalar": 32, "sliding_window": 64},
+}
+
+
+def write_config(directory: Path, family: str, changes: dict[str, Any]) -> PretrainedConfig:
+    """Write the config.json of a small policy."""
+    values = {name: value for name, value in (SIZES | changes).items() if value is not None}
+    config = AutoConfig.for_model(family, **values)
+    mapping: Any = AutoModelForCausalLM._model_mapping
+    config.architectures = [mapping[type(config)].__name__]
+    config.dtype = "bfloat16"
+    config.save_pretrained(directory)
+    return config
+
+
+def engine_in(directory: Path, model: Any, *flags: str, **settings: Any) -> VllmEngine:
+    """Return an engine with a server of its own."""
+    server = ChildServer(ServerSettings(vllm_python(), directory, directory / "server", flags=flags, **settings))
+    return VllmEngine(model, server, directory / "engine")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_family_is_patched_and_generates_as_transformers(family: str, tmp_path: Path) -> None:
+    write_config(tmp_path, family, FAMILIES[family])
+    model = TransformersModel(tmp_path)
+    weights = random_weights(model)
+    target = changed(weights, 1, 0.3)
+    engine = engine_in(tmp_path, model)
+    try:
+        await engine.stage(0, weights)
+        await engine.commit()
+        await engine.stage_patch(1, encode(weights, target), manifest(1, target))
+        await engine.commit()
+        await engine.verify()
+        requests = requests_of_many_lengths()
+        expected = await (await engine_of(model, target)).generate(requests, PARAMS)
+        assert [g.tokens for g in await engine.generate(requests, PARAMS)] == [g.tokens for g in expected]
+    finally:
+        await engine.close()
+
+
+async def test_two_ranks_are_patched_together(tmp_path: Path) -> None:
+    write_config(tmp_path, "qwen3", FAMILIES["qwen3"])
+    model = TransformersModel(tmp_path)
+    weights = random_weights(model)
+    target = changed(weights, 1, 0.3)
+    engine = engine_in(tmp_path, model, ranks=2)
+    try:
+        await engine.stage(0, weights)
+        await engine.commit()
+        await engine.stage_patch(1, encode(weights, target), manifest(1, target))
+        await engine.commit()
+        await engine.verify()
+        requests = requests_of_many_lengths()
+        expected = await (await engine_of(model, target)).generate(requests, PARAMS)
+        assert [g.tokens for g in await engine.generate(requests, PARAMS)] == [g.tokens for g in expected]
+    finally:
+        await engine.close()
+
+
+async def test_a_policy_that_the_architecture_does_not_have_is_refused_at_start(tmp_path: Path) -> None:
+    write_config(tmp_path, "llama", FAMILIES["llama"])
+    model = TransformersModel(tmp_path)
+    weights = random_weights(model) | {"model.layers.0.mlp.extra.weight": torch.zeros(3, 3, dtype=torch.bfloat16)}
+
+    class Larger:
+        def __init__(self) -> None:
+            self.shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+            self.vocabulary = model.vocabulary
+
+    engine = engine_in(tmp_path, Larger())
+    try:
+        with pytest.raises(EngineError, match=r"mlp\.extra"):
+            await engine.stage(0, weights)
+    finally:
+        await engine.close()

@@ -1,0 +1,114 @@
+"""The vLLM engine survives its processes: killed, stopped, and left alone, with the real vLLM."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from grailnode.engine.causal_model import CausalModel, build
+from grailnode.engine.policy import Policy
+from grailnode.engine.vllm.vllm_engine import EngineLimits, VllmEngine
+from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
+from protocol.patch import encode
+from protocol.rollout.sampling import SamplingParams
+from tests.engine.engine_contract import changed, manifest
+from tests.engine.vllm_site import vllm_python
+from tests.support.builders.policies import engine_of, random_weights, requests_of_many_lengths, write_policy
+
+pytestmark = [pytest.mark.trio, pytest.mark.vllm, pytest.mark.slow]
+
+LONG = SamplingParams(temperature=1.0, max_tokens=40, eos=31)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    """Return a policy whose heads are as wide as vLLM's attention needs."""
+    return write_policy(tmp_path_factory.mktemp("policy"), head_dim=32)
+
+
+@pytest.fixture(scope="module")
+def model(policy: Policy) -> CausalModel:
+    """Return its architecture."""
+    return build(policy)
+
+
+@pytest.fixture
+async def engine(policy: Policy, model: CausalModel, tmp_path: Path) -> AsyncIterator[VllmEngine]:
+    """Return an engine with a server of its own."""
+    server = ChildServer(ServerSettings(vllm_python(), policy.directory, tmp_path / "server"))
+    engine = VllmEngine(model, server, tmp_path / "engine", limits=EngineLimits(hang=5.0))
+    yield engine
+    await engine.close()
+    assert not processes_of(tmp_path)
+
+
+def processes_of(directory: Path) -> list[int]:
+    """Return the ids of the processes of the server in a directory, the first one first."""
+    result = []
+    for entry in Path("/proc").iterdir():
+        try:
+            environment, state = (
+                (entry / "environ").read_bytes(),
+                (entry / "stat").read_text().rpartition(")")[2].split(),
+            )
+        except OSError:
+            continue
+        if f"NUMBA_CACHE_DIR={directory}".encode() in environment and state[0] != "Z":
+            result.append((int(state[19]), int(entry.name)))
+    return [number for _, number in sorted(result)]
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("place", [0, -1], ids=["server", "worker"])
+async def test_rollouts_survive_a_process(
+    engine: VllmEngine, model: CausalModel, tmp_path: Path, place: int, fault: signal.Signals
+) -> None:
+    weights = random_weights(model)
+    target = changed(weights, 1)
+    await engine.stage(0, weights)
+    await engine.commit()
+    await engine.stage_patch(1, encode(weights, target), manifest(1, target))
+    await engine.commit()
+    requests = requests_of_many_lengths(200)
+    expected = await (await engine_of(model, target)).generate(requests, LONG)
+    results = []
+
+    async def generate() -> None:
+        results.extend(await engine.generate(requests, LONG))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(generate)
+        await trio.sleep(0.3)
+        assert not results
+        os.kill(processes_of(tmp_path)[place], fault)
+    assert [g.tokens for g in results] == [g.tokens for g in expected]
+    assert engine.version == 1
+    await engine.verify()
+
+
+async def test_no_process_outlives_a_node_that_was_killed(policy: Policy, tmp_path: Path) -> None:
+    program = """
+import sys, trio
+from pathlib import Path
+from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
+async def main():
+    await ChildServer(ServerSettings(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))).start()
+    print("ready", flush=True)
+    await trio.sleep_forever()
+trio.run(main)
+"""
+    directory = tmp_path / "server"
+    arguments = [sys.executable, "-c", program, str(vllm_python()), str(policy.directory), str(directory)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE) as node:
+        assert node.stdout is not None
+        assert await trio.to_thread.run_sync(node.stdout.readline) == b"ready\n"
+        assert len(processes_of(directory)) >= 3
+        node.kill()
+    with trio.fail_after(10):
+        while processes_of(directory):
+            await trio.sleep(0.1)

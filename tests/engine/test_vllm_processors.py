@@ -1,0 +1,149 @@
+"""The logits processors of both model runners have vLLM's interface and draw the required tokens, in vLLM's process."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grailnode.engine.vllm.inside.request_records import RequestArguments, RequestRecords, validate
+from grailnode.engine.vllm.inside.row_sampling import SampledRow, draw
+from grailnode.engine.vllm.vllm_server import write_modules
+from protocol.rollout import sampling
+from protocol.rollout.filters import Filters
+from tests.engine.vllm_site import vllm_python
+
+SEEDS = [bytes([number]) * 16 for number in range(4)]
+
+PROGRAM = """
+import json, sys, torch
+from types import SimpleNamespace
+from vllm import SamplingParams
+from grailnode.engine.vllm.inside.request_records import records
+from protocol.rollout import sampling
+
+def params(number, **extra):
+    arguments = {"id": str(number), "seed": (bytes([number]) * 16).hex(), **extra}
+    return SamplingParams(temperature=0, extra_args={"grailnode": arguments})
+
+def greedy(logits):
+    return logits.argmax(-1).tolist()
+
+logits = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0))
+records.sampled_states = torch.zeros(4, 8)
+if sys.argv[1] == "v1":
+    from vllm.v1.sample.logits_processor import LogitsProcessor
+    from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
+    from grailnode.engine.vllm.inside.sampling_v1 import SeedBoundSampling
+    processor = SeedBoundSampling(None, torch.device("cpu"), False)
+    added = [(row, params(row), [], [7] * (10 + row)) for row in range(4)]
+    processor.update_state(BatchUpdate(4, [], added, [(0, 3, MoveDirectionality.SWAP)]))
+    positions, order = [13, 11, 12, 10], [3, 1, 2, 0]
+    result = processor.apply(logits.clone())
+else:
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
+    from grailnode.engine.vllm.inside.sampling_v2 import SeedBoundSampling
+    import numpy as np
+    lengths = np.array([5, 6, 7, 8, 9])
+    processor = SeedBoundSampling(None, SimpleNamespace(prompt_len=SimpleNamespace(np=lengths)))
+    assert not processor.add_request(4, SamplingParams(temperature=0))
+    for slot in range(4):
+        assert processor.add_request(slot, params(slot))
+    order = [3, 1, 2, 0]
+    positions = [13, 11, 12, 10]
+    seen = np.array([lengths[slot] + position for slot, position in zip(order, positions)])
+    context = SimpleNamespace(idx_mapping_np=np.array(order), seq_lens_upper_bound_np=seen)
+    result = processor.apply(logits.clone(), context)
+assert issubclass(SeedBoundSampling, LogitsProcessor)
+words = sampling.seed_words([bytes([number]) * 16 for number in order])
+expected = sampling.choose(logits, words, torch.tensor(positions), 1.0).tolist()
+try:
+    SeedBoundSampling.validate_params(SamplingParams(temperature=1.0, extra_args={"grailnode": {"id": "x"}}))
+    refused = False
+except ValueError:
+    refused = True
+print(json.dumps([greedy(result), expected, refused]))
+"""
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+def test_a_processor_draws_the_required_tokens(runner: str, tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(write_modules(tmp_path)), "VLLM_NO_USAGE_STATS": "1"}
+    command = [str(vllm_python()), "-c", PROGRAM, runner]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    drawn, expected, refused = json.loads(result.stdout.splitlines()[-1])
+    assert drawn == expected
+    assert refused
+
+
+def test_rows_with_other_temperatures_and_filters_are_drawn_together() -> None:
+    logits = torch.randn(4, 500, generator=torch.Generator().manual_seed(1))
+    kinds = [(1.0, Filters()), (0.5, Filters()), (1.0, Filters(top_k=3)), (1.0, Filters())]
+    rows = [
+        SampledRow(row, 5 + row, RequestArguments(str(row), SEEDS[row], *kinds[row])) for row in range(3)
+    ]  # the last row is not ours
+    records = RequestRecords()
+    records.version, records.sampled_states = 7, torch.arange(8.0).view(4, 2)
+    scores = draw(logits.clone(), rows, records)
+    assert torch.equal(scores[3], logits[3])
+    for row in range(3):
+        words = sampling.seed_words([SEEDS[row]])
+        (expected,) = sampling.choose(logits[row : row + 1], words, torch.tensor([5 + row]), *kinds[row]).tolist()
+        assert scores[row].argmax() == expected
+        record = records.record(str(row)).collect()
+        assert record["tokens"] == [expected]
+        assert record["versions"] == ["7"]
+        assert record["states"].tolist() == [[2.0 * row, 2.0 * row + 1]]
+
+
+def test_a_position_that_is_computed_again_counts_once() -> None:
+    records = RequestRecords()
+    arguments = RequestArguments("a", SEEDS[0])
+    for version, position in ((1, 0), (1, 0), (1, 1), (2, 1)):
+        records.version, records.sampled_states = version, torch.full((1, 2), float(version))
+        draw(torch.randn(1, 50), [SampledRow(0, position, arguments)], records)
+    record = records.take("a")
+    assert record is not None
+    assert len(record["tokens"]) == 2
+    assert record["versions"] == ["1", "2"]
+    assert records.take("a") is None
+
+
+def test_without_the_worker_extension_nothing_is_drawn() -> None:
+    with pytest.raises(RuntimeError, match="worker extension"):
+        draw(torch.zeros(1, 5), [SampledRow(0, 0, RequestArguments("a", SEEDS[0]))], RequestRecords())
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "an object with an id"),
+        ({"id": "a", "sed": "00"}, "sed: no such argument"),
+        ({"id": "a", "seed": "00"}, "32 hexadecimal digits"),
+        ({"id": "a", "seed": "zz"}, "hexadecimal"),
+        ({"id": "a", "temperature": 0.0}, "a positive number"),
+    ],
+)
+def test_bad_arguments_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RequestArguments.parse({"grailnode": values})
+
+
+def test_a_request_with_noise_of_vllm_is_refused() -> None:
+    class Params:
+        extra_args = {"grailnode": {"id": "a"}}  # noqa: RUF012
+        temperature = 0.0
+        presence_penalty = frequency_penalty = 0.0
+        repetition_penalty = 1.0
+
+    validate(Params())
+    for name, value in (("temperature", 1.0), ("presence_penalty", 0.5), ("repetition_penalty", 1.1)):
+        params = Params()
+        setattr(params, name, value)
+        with pytest.raises(ValueError, match=r"grailnode needs|takes no penalties"):
+            validate(params)
