@@ -14,7 +14,7 @@ from protocol import environments
 from protocol.digest import digest_weights
 from protocol.rollout.sampling import SamplingParams
 from roles.ports import Request
-from tests.support.builders.policies import engine_of, finished
+from tests.support.builders.policies import engine_of, run_without_waiting
 
 TINY = genesis.Recipe(
     width=16, layers=1, heads=2, key_value_heads=1, head_size=8, feed_forward=16, steps=30, batch=16, warmup=5
@@ -41,13 +41,13 @@ def test_config_and_tokenizer_are_those_of_the_recipe() -> None:
 def test_the_packaged_policy_is_right_about_half_the_time() -> None:
     """It forgets to carry in most cases, and is right often enough to be reinforced."""
     policy, addition = Policy.load(PACKAGED_POLICY), environments.get("addition")
-    engine = finished(engine_of(build(policy), load_weights(PACKAGED_POLICY)))
+    engine = run_without_waiting(engine_of(build(policy), load_weights(PACKAGED_POLICY)))
     problems = [addition.held_out_problem(index) for index in range(200)]
     prompts = [policy.tokenizer.encode(problem.prompt) for problem in problems]
     params = SamplingParams(1.0, 5, policy.eos)
     requests = [Request(prompt, index.to_bytes(16, "little")) for index, prompt in enumerate(prompts)]
-    sampled = [generation.tokens for generation in finished(engine.generate(requests, params))]
-    for answers, low, high in ((finished(engine.greedy(prompts, params)), 0.2, 0.6), (sampled, 0.35, 0.75)):
+    sampled = [generation.tokens for generation in run_without_waiting(engine.generate(requests, params))]
+    for answers, low, high in ((run_without_waiting(engine.greedy(prompts, params)), 0.2, 0.6), (sampled, 0.35, 0.75)):
         texts = [policy.tokenizer.decode(tokens[:-1]) for tokens in answers]
         accuracy = statistics.fmean(
             addition.reward(problem, text) for problem, text in zip(problems, texts, strict=True)

@@ -1,7 +1,7 @@
 """A training step: how it changes the policy, what it reports, and that it is reproducible."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,10 @@ from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import log_probabilities
 from roles.policy.sequences import pad
 from roles.trainer.learn.learner import Learner, LearnerSettings
-from roles.trainer.learn.loss import LossSettings, advantages
+from roles.trainer.learn.loss.advantages import advantages
+from roles.trainer.learn.loss.loss_names import LossName
+from roles.trainer.learn.loss.policy_loss import LOSSES, LossSettings
+from roles.trainer.learn.loss.surrogates import ClipSettings
 from roles.trainer.learn.optimizer import AdamWSettings
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.learning.groups import group
@@ -101,10 +104,98 @@ def test_a_ratio_above_the_truncation_setting_gives_no_gradient(model: CausalMod
         _with_logprobs(one, [torch.from_numpy(logprobs - 5.0) for logprobs in one.completion_logprobs])
         for one in _groups(model)
     ]
-    settings = dataclasses.replace(SETTINGS, loss=LossSettings(truncation=2.0))
+    settings = dataclasses.replace(SETTINGS, loss=LossSettings(clip=ClipSettings(truncation=2.0)))
     report = Learner(model, random_weights(model), settings).step(groups)
     assert report.clip_fraction == 1.0
     assert report.grad_norm == 0.0
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_gradient_of_each_loss_does_not_depend_on_the_size_of_a_pass(model: CausalModel, name: LossName) -> None:
+    loss = LossSettings(name, kl_coefficient=0.01)
+    norms = []
+    for max_batch_tokens in (1, 8192):
+        settings = dataclasses.replace(SETTINGS, max_batch_tokens=max_batch_tokens, loss=loss, max_tokens=4)
+        norms.append(Learner(model, random_weights(model), settings).step(_groups(model)).grad_norm)
+    assert norms == pytest.approx([norms[0]] * 2, rel=1e-4)
+
+
+class WidthRecorder:
+    """A model that records for how many tokens at once the logits are computed."""
+
+    def __init__(self, model: CausalModel) -> None:
+        self._model = model
+        self.hidden = model.hidden
+        self.widths: list[int] = []
+
+    def logits(self, weights: Mapping[str, torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
+        """Implements PolicyModel.logits."""
+        self.widths.append(len(hidden))
+        return self._model.logits(weights, hidden)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("filters", [Filters(), Filters(top_p=0.9)], ids=["all", "top-p"])
+def test_chunks_of_logits_give_the_same_step(model: CausalModel, name: LossName, filters: Filters) -> None:
+    loss, groups, results = LossSettings(name, kl_coefficient=0.01), _groups(model), []
+    for chunk in (3, 8192):
+        recorder = WidthRecorder(model)
+        settings = dataclasses.replace(SETTINGS, loss=loss, max_tokens=4, logits_chunk=chunk, filters=filters)
+        learner = Learner(recorder, random_weights(model), settings)
+        report = learner.step(groups)
+        first_moments = {k: v for k, v in learner.state().items() if k.startswith("first_moment/")}
+        results.append((report, first_moments))
+        assert max(recorder.widths) == min(chunk, 14)
+    (one, gradients), (other, plain_gradients) = results
+    assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-5)
+    assert one.entropy == pytest.approx(other.entropy, rel=1e-5)
+    assert one.loss == pytest.approx(other.loss, abs=1e-5)
+    for key, gradient in gradients.items():
+        torch.testing.assert_close(gradient, plain_gradients[key], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+def test_recomputed_layers_give_the_same_bits(tmp_path: Path, family: str) -> None:
+    """The one family is computed by this repository's model, the other by transformers."""
+    architecture = {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM"}[family]
+    policy = write_policy(tmp_path, model_type=family, architectures=[architecture])
+    views = []
+    for recompute in (False, True):
+        model = build(policy, recompute=recompute)
+        learner = Learner(model, random_weights(model), SETTINGS)
+        learner.step(_groups(model))
+        views.append(learner.state())
+    assert views[0].keys() == views[1].keys()
+    assert all(torch.equal(tensor, views[1][name]) for name, tensor in views[0].items())
+
+
+def test_the_divergence_grows_from_zero_and_is_held_back_by_its_coefficient(model: CausalModel) -> None:
+    groups, last = _groups(model), []
+    for coefficient in (1e-6, 10.0):
+        settings = dataclasses.replace(SETTINGS, loss=LossSettings(kl_coefficient=coefficient))
+        learner = Learner(model, random_weights(model), settings)
+        reports = [learner.step(groups) for _ in range(5)]
+        assert reports[0].divergence == pytest.approx(0.0, abs=1e-6)
+        last.append(reports[-1].divergence)
+    assert last[0] > last[1] > 0.0
+
+
+def test_overlong_completions_leave_the_step_and_keep_their_part_in_the_advantages(model: CausalModel) -> None:
+    """The third completion has 4 tokens without the end 1: with filtering, the step is that of the other two."""
+    (one,) = [_fresh(model, group("a", completions=((3, 1), (4, 1), (9, 9, 9, 9)), rewards=(1.0, 0.0, 0.0)))]
+    filtering = LossSettings(overlong_filtering=True)
+    settings = dataclasses.replace(SETTINGS, loss=filtering, max_tokens=4, stops=(1,))
+    report = Learner(model, random_weights(model), settings).step([one])
+    assert report.overlong == pytest.approx(1 / 3)
+    assert report.tokens == 4
+    scores = advantages(torch.tensor(one.rewards)).tolist()
+    assert report.loss == pytest.approx(-(2 * scores[0] + 2 * scores[1]) / 4, abs=1e-5)
+    assert Learner(model, random_weights(model), SETTINGS).step([one]).overlong == 0.0
+
+
+def test_a_completion_of_the_longest_length_that_ends_is_not_overlong(model: CausalModel) -> None:
+    settings = dataclasses.replace(SETTINGS, loss=LossSettings(overlong_filtering=True), max_tokens=2, stops=(1,))
+    assert Learner(model, random_weights(model), settings).step([_fresh(model, group("a"))]).overlong == 0.0
 
 
 def test_the_ratio_is_that_of_the_filtered_distribution(model: CausalModel) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from roles.trainer.learn.learning_rate import RateSchedule
 from roles.trainer.learn.optimizer import AdamW, AdamWSettings
 
 
@@ -38,7 +39,7 @@ def test_equals_torch(decay: float, max_norm: float, implementation: str) -> Non
 
 def test_the_first_step_is_the_learning_rate() -> None:
     """m_hat / sqrt(v_hat) is the gradient's sign; with a warm-up of 4 steps, the first step takes a quarter."""
-    own = AdamW({"w": torch.zeros(3)}, AdamWSettings(learning_rate=0.4, warmup_steps=4))
+    own = AdamW({"w": torch.zeros(3)}, AdamWSettings(learning_rate=0.4, schedule=RateSchedule(warmup_steps=4)))
     own.step({"w": torch.tensor([1e-3, -2e-3, 0.0])})
     torch.testing.assert_close(own.masters["w"], torch.tensor([-0.1, 0.1, 0.0]), rtol=1e-3, atol=0)
 

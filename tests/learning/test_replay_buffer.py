@@ -1,6 +1,7 @@
 """The replay buffer: its bounds, its draws, and one outcome for every group."""
 
 import json
+import math
 from collections import Counter
 
 import pytest
@@ -57,6 +58,27 @@ def test_groups_with_equal_rewards_are_not_stored() -> None:
     assert len(buffer) == 0
 
 
+def test_without_dynamic_filtering_groups_with_equal_rewards_are_stored() -> None:
+    buffer = _buffer(dynamic_filtering=False)
+    assert buffer.add(group("a", rewards=(1.0, 1.0))) is BufferOutcome.STORED
+
+
+@given(st.floats(0.05, 1.0), st.integers(0, 8), st.integers(0, 8))
+def test_the_odds_of_two_groups_are_their_staleness_weights(decay: float, first: int, second: int) -> None:
+    """A group of staleness s is drawn first with probability decay**s over the sum of both weights."""
+    draws, expected = 200, decay**first / (decay**first + decay**second)
+    hits = 0
+    buffer = _buffer(decay=decay, max_uses=10**9, max_staleness=8)
+    buffer.add(group("first", version=8 - first))
+    buffer.add(group("second", version=8 - second, prompt=(5, 6)))
+    buffer.advance(8)
+    for _ in range(draws):
+        (drawn,) = buffer.draw(1)
+        hits += drawn.prompt_tokens == (5, 6, 7)
+    deviation = math.sqrt(draws * expected * (1 - expected))
+    assert abs(hits - draws * expected) <= 6 * deviation + 1
+
+
 def test_the_oldest_group_leaves_a_full_buffer() -> None:
     size = group("a").size
     buffer = _buffer(max_bytes=2 * size)
@@ -101,10 +123,10 @@ def test_a_restored_buffer_draws_what_the_saved_one_draws(count: int, draws: int
 
 @pytest.mark.parametrize("name", ["header", "groups", "version"])
 def test_a_damaged_state_is_refused_and_changes_nothing(name: str) -> None:
-    saved, buffer = _buffer(), _buffer()
-    saved.add(group("a"))
+    first_buffer, buffer = _buffer(), _buffer()
+    first_buffer.add(group("a"))
     buffer.add(group("b"))
-    state = saved.state()
+    state = first_buffer.state()
     if name == "version":
         header = json.loads(bytes(state["header"].numpy())) | {"newest_version": "new"}
         state["header"] = torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)
@@ -158,9 +180,9 @@ class BufferMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         """Replace the buffer by one that is restored from its state."""
-        restored = ReplayBuffer(self.settings, seed=99)
-        restored.restore(self.buffer.state())
-        self.buffer = restored
+        new_buffer = ReplayBuffer(self.settings, seed=99)
+        new_buffer.restore(self.buffer.state())
+        self.buffer = new_buffer
 
     @invariant()
     def outcomes_add_up(self) -> None:

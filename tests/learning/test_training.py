@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import trio
-from trio.testing import MockClock
 
 from grailnode.run.creation import Choices
 from grailnode.store.memory import MemoryStore
@@ -14,9 +13,11 @@ from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.optimizer import AdamWSettings
 from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings
 from roles.trainer.learn.training import CHECKPOINT, Training, TrainingSettings
-from roles.trainer.spool import get_snapshot, list_snapshots
+from roles.trainer.spool import INBOX, get_snapshot, list_snapshots
 from tests.learning.groups import group
+from tests.support.builders.verified_batches import verified_batch
 from tests.support.simulation.network import Network
+from tests.support.simulation.virtual_clock import simulate
 
 SETTINGS = LearnerSettings(optimizer=AdamWSettings(learning_rate=1e-3))
 STEP_SECONDS, PUT_SECONDS = 1.0, 1.7
@@ -86,4 +87,37 @@ def test_training_goes_on_while_versions_are_written_and_each_version_is_the_pol
         assert await state.get(CHECKPOINT, 1 << 30)
         assert equal(restarted_learner.bf16_view(), views[restarted_learner.steps])
 
-    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+    simulate(scenario)
+
+
+def test_training_ends_after_its_last_step_and_publishes_that_policy():
+    """With 3 steps and a version every 2, the third step is a version too; what comes in later is deleted."""
+
+    async def scenario() -> None:
+        network = Network(Choices())
+        state = MemoryStore()
+        node = replace(network.node("trainer"), state=state)
+        settings = TrainingSettings(2, 2, training_steps=3)
+
+        async def train(learner: Learner) -> None:
+            buffer = ReplayBuffer(ReplaySettings(1 << 30, 0.7, 1000, 1000), 0)
+            for letter in "ab":
+                buffer.add(group(letter))
+            with trio.move_on_after(20):
+                await Training(node, learner, buffer, lambda: network.weights, settings).run()
+
+        learner = Learner(network.compute.model, network.weights, SETTINGS)
+        await train(learner)
+        assert learner.steps == 3
+        names = await list_snapshots(state)
+        assert names[-1].optimizer_step == 3
+        assert equal(dict(await get_snapshot(state, names[-1])), learner.bf16_view())
+
+        await state.put(f"{INBOX}late", verified_batch(1, 0).to_bytes())
+        resumed = Learner(network.compute.model, network.weights, SETTINGS)
+        await train(resumed)
+        assert resumed.steps == 3
+        assert await list_snapshots(state) == names
+        assert [item.path async for item in state.list(INBOX)] == []
+
+    simulate(scenario)

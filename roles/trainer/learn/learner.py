@@ -8,7 +8,7 @@ serving there; rounding costs 1% of a step.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,8 +17,11 @@ from torch import Tensor
 
 from protocol.rollout.filters import EVERY_TOKEN, Filters
 from protocol.rollout.sampling import log_probabilities
-from roles.policy.sequences import pad, split
-from roles.trainer.learn.loss import LossSettings, advantages, entropy, policy_loss
+from roles.policy.sequences import PaddedBatch, pad, split
+from roles.trainer.learn.loss.advantages import advantages
+from roles.trainer.learn.loss.divergence import entropy
+from roles.trainer.learn.loss.loss_names import AdvantageName
+from roles.trainer.learn.loss.policy_loss import LossSettings, PolicyLoss, policy_loss
 from roles.trainer.learn.optimizer import AdamW, AdamWSettings
 from roles.trainer.learn.snapshot import Snapshot, SnapshotSource
 from roles.trainer.verified_batch import VerifiedGroup
@@ -39,13 +42,18 @@ class LearnerSettings:
     """The constants of a training step.
 
     Attributes:
-        temperature, filters: with which rollouts are sampled.
+        temperature, filters, max_tokens, stops: with which rollouts are sampled; `stops` are the token ids that end a
+            completion.
         max_batch_tokens: padded tokens in one forward and backward pass; gradients add up over passes.
+        logits_chunk: tokens whose logits are in memory at once; a pass with more computes the logits twice.
     """
 
     temperature: float = 1.0
     max_batch_tokens: int = 8192
+    logits_chunk: int = 1024
     filters: Filters = EVERY_TOKEN
+    max_tokens: int = 2048
+    stops: tuple[int, ...] = ()
     loss: LossSettings = field(default_factory=LossSettings)
     optimizer: AdamWSettings = field(default_factory=AdamWSettings)
 
@@ -56,11 +64,14 @@ class StepReport:
 
     Attributes:
         step: optimizer steps so far, this one included.
-        loss: mean over tokens; grad_norm: L2 norm before clipping.
+        loss: as the loss weighs tokens; grad_norm: L2 norm before clipping.
         mean_reward: mean over the rollouts of the step.
-        clip_fraction: share of tokens that gave no gradient because of the clip.
+        clip_fraction: share of tokens whose importance ratio was out of bounds.
         entropy: mean over tokens, nats, before any filter.
-        tokens: completion tokens of the step.
+        divergence: mean over tokens of the divergence from the reference policy, nats; 0 without one.
+        overlong: share of the rollouts that the step left out because they were cut off.
+        tokens: completion tokens that the step learned from.
+        learning_rate: of the step.
     """
 
     step: int
@@ -69,7 +80,10 @@ class StepReport:
     mean_reward: float
     clip_fraction: float
     entropy: float
+    divergence: float
+    overlong: float
     tokens: int
+    learning_rate: float
 
 
 @dataclass(frozen=True)
@@ -109,7 +123,7 @@ class Learner:
 
     Args:
         model: the functions of the weights.
-        weights: the initial weights.
+        weights: the initial weights; the reference policy of a loss with a KL coefficient has them for ever.
         settings: constants.
         device: where it computes.
         dtype: to which the BF16 view is widened for computing; BF16 itself on a GPU.
@@ -130,6 +144,11 @@ class Learner:
         self._optimizer = AdamW(weights, settings.optimizer, device)
         self._views = SnapshotSource(self._optimizer.masters, torch.bfloat16)
         self._states = SnapshotSource(self._optimizer.tensors)
+        self._reference = {  # the weights of the reference policy, if the loss needs one
+            name: tensor.detach().to(device, torch.bfloat16, copy=True)
+            for name, tensor in weights.items()
+            if settings.loss.kl_coefficient
+        }
         self._snapshots: tuple[Snapshot, ...] = ()  # the newest, which may still be copying
 
     @property
@@ -143,19 +162,26 @@ class Learner:
         Raises:
             ValueError: the groups have no tokens, or a gradient is not finite; nothing has changed.
         """
-        samples = [sample for group in groups for sample in _samples(group)]
+        samples = [sample for group in groups for sample in _samples(group, self._settings.loss.advantage_name)]
+        completions = len(samples)
+        if self._settings.loss.overlong_filtering:
+            samples = [sample for sample in samples if not self._is_cut_off(sample.completion)]
         tokens = sum(len(sample.completion) for sample in samples)
         if tokens == 0:
             raise ValueError("no tokens to learn from")
+        token_weights = self._settings.loss.token_weights(
+            [len(s.completion) for s in samples], self._settings.max_tokens
+        )
         weights = {
             name: master.to(torch.bfloat16).to(self._dtype).requires_grad_()
             for name, master in self._optimizer.masters.items()
         }
+        reference = {name: tensor.to(self._dtype) for name, tensor in self._reference.items()}
         sums = [
-            self._backward(weights, [samples[i] for i in batch], tokens)
+            self._backward(weights, reference, [samples[i] for i in batch], [token_weights[i] for i in batch])
             for batch in split([len(s.prompt) + len(s.completion) for s in samples], self._settings.max_batch_tokens)
         ]
-        loss, clipped_tokens, entropy_sum = (math.fsum(column) for column in zip(*sums, strict=True))
+        loss, clipped_tokens, divergence, entropy_sum = (math.fsum(column) for column in zip(*sums, strict=True))
         gradients = {name: _gradient(weight) for name, weight in weights.items()}
         for snapshot in self._snapshots:
             snapshot.wait_before_writing()
@@ -163,27 +189,110 @@ class Learner:
         return StepReport(
             grad_norm=self._optimizer.step(gradients),
             step=self._optimizer.steps,
-            loss=loss / tokens,
+            loss=loss,
             mean_reward=math.fsum(rewards) / len(rewards),
             clip_fraction=clipped_tokens / tokens,
             entropy=entropy_sum / tokens,
+            divergence=divergence / tokens,
+            overlong=1 - len(samples) / completions,
             tokens=tokens,
+            learning_rate=self._optimizer.learning_rate,
         )
 
+    def _is_cut_off(self, completion: tuple[int, ...]) -> bool:
+        """Return whether a completion has the longest length and no end."""
+        return len(completion) >= self._settings.max_tokens and completion[-1] not in self._settings.stops
+
     def _backward(
-        self, weights: Mapping[str, Tensor], samples: Sequence[_Sample], tokens: int
-    ) -> tuple[float, float, float]:
-        """Add a batch's part of the gradient; return the sums over its tokens of loss, clipped tokens and entropy."""
+        self,
+        weights: Mapping[str, Tensor],
+        reference: Mapping[str, Tensor],
+        samples: Sequence[_Sample],
+        token_weights: Sequence[float],
+    ) -> tuple[float, float, float, float]:
+        """Add a batch's part of the gradient.
+
+        Args:
+            reference: the weights of the reference policy; empty for none.
+            token_weights: the weight of each token in the loss, for each sample.
+
+        Returns:
+            The loss, and the sums over tokens of clipped tokens, divergence and entropy.
+        """
         batch = pad([s.prompt for s in samples], [s.completion for s in samples], self._device)
-        states = self._model.hidden(weights, batch.ids, batch.mask)[batch.rows, batch.columns]
+        states = self._states_of(weights, batch)
+        reference_log_probs = None
+        if reference:
+            with torch.no_grad():
+                states_of_reference = self._states_of(reference, batch)
+                reference_log_probs, _ = self._statistics_in_chunks(reference, states_of_reference, batch.targets)
+        device = states.device
+        behaviour = torch.cat([sample.behaviour for sample in samples]).to(device)
+        advantage = torch.tensor([s.advantage for s in samples], device=device)[batch.rows]
+        weight = torch.tensor(token_weights, device=device)[batch.rows]
+
+        def loss_of(log_probs: Tensor) -> PolicyLoss:
+            settings = self._settings.loss
+            return policy_loss(log_probs, behaviour, advantage, batch.rows, weight, settings, reference_log_probs)
+
+        if len(states) <= self._settings.logits_chunk:
+            log_probs, entropies = self._statistics(weights, states, batch.targets)
+            loss = loss_of(log_probs)
+            loss.value.backward()  # type: ignore[no-untyped-call]
+        else:
+            loss, entropies = self._backward_in_chunks(weights, states, batch.targets, loss_of)
+        return float(loss.value.detach()), float(loss.clipped_tokens), loss.divergence, float(entropies.sum())
+
+    def _backward_in_chunks(
+        self, weights: Mapping[str, Tensor], states: Tensor, targets: Tensor, loss_of: Callable[[Tensor], PolicyLoss]
+    ) -> tuple[PolicyLoss, Tensor]:
+        """Add a batch's part of the gradient without the logits of more than a chunk: they are computed twice, first
+        for the loss and then for its gradient.
+
+        Args:
+            states: [N, D] with gradient; targets: int64 [N].
+            loss_of: the loss as a function of the log-probabilities, float32 [N].
+
+        Returns:
+            The loss, and the entropy before each token, float32 [N].
+        """
+        with torch.no_grad():
+            log_probs, entropies = self._statistics_in_chunks(weights, states, targets)
+        log_probs.requires_grad_()
+        loss = loss_of(log_probs)
+        loss.value.backward()  # type: ignore[no-untyped-call]
+        assert log_probs.grad is not None
+        leaves = states.detach().requires_grad_()
+        size = self._settings.logits_chunk
+        chunks = (torch.split(tensor, size) for tensor in (leaves, targets, log_probs.grad))
+        for part, tokens, slope in zip(*chunks, strict=True):
+            self._log_probs(self._model.logits(weights, part), tokens).backward(slope)  # type: ignore[no-untyped-call]
+        states.backward(leaves.grad)  # type: ignore[no-untyped-call]
+        return loss, entropies
+
+    def _states_of(self, weights: Mapping[str, Tensor], batch: PaddedBatch) -> Tensor:
+        """Return the state from which each completion token is drawn: [N, D]."""
+        return self._model.hidden(weights, batch.ids, batch.mask)[batch.rows, batch.columns]
+
+    def _statistics(self, weights: Mapping[str, Tensor], states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the log-probability of each token, with gradient, and the entropy before it: float32 [N] each."""
         logits = self._model.logits(weights, states)
-        log_probs = log_probabilities(logits, batch.targets, self._settings.temperature, self._settings.filters)
-        behaviour = torch.cat([sample.behaviour for sample in samples]).to(log_probs.device)
-        advantage = torch.tensor([s.advantage for s in samples], device=log_probs.device)[batch.rows]
-        loss = policy_loss(log_probs, behaviour, advantage, self._settings.loss)
-        (loss.value / tokens).backward()  # type: ignore[no-untyped-call]
-        entropy_sum = entropy(logits.detach(), self._settings.temperature).sum()
-        return float(loss.value.detach()), float(loss.clipped_tokens), float(entropy_sum)
+        return self._log_probs(logits, targets), entropy(logits.detach(), self._settings.temperature)
+
+    def _statistics_in_chunks(
+        self, weights: Mapping[str, Tensor], states: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the same, with the logits of at most one chunk in memory where no gradient is needed."""
+        size = self._settings.logits_chunk
+        parts = [
+            self._statistics(weights, part, tokens)
+            for part, tokens in zip(states.split(size), targets.split(size), strict=True)  # type: ignore[no-untyped-call]
+        ]
+        log_probs, entropies = zip(*parts, strict=True)
+        return torch.cat(log_probs), torch.cat(entropies)
+
+    def _log_probs(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return log_probabilities(logits, targets, self._settings.temperature, self._settings.filters)
 
     def bf16_view(self) -> dict[str, Tensor]:
         """Return the weights to publish: contiguous BF16 tensors on the CPU, which belong to the caller."""
@@ -210,9 +319,9 @@ class Learner:
         self._optimizer.restore(state)
 
 
-def _samples(group: VerifiedGroup) -> list[_Sample]:
+def _samples(group: VerifiedGroup, advantage_name: AdvantageName) -> list[_Sample]:
     prompt = group.prompt_tokens
-    group_advantages = advantages(torch.tensor(group.rewards, dtype=torch.float32)).tolist()
+    group_advantages = advantages(torch.tensor(group.rewards, dtype=torch.float32), advantage_name).tolist()
     return [
         _Sample(prompt, completion, torch.from_numpy(logprobs.copy()), advantage)
         for completion, logprobs, advantage in zip(

@@ -6,11 +6,13 @@ of them have added up. The sparsity of patches comes from this (PULSE, section A
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
 from torch import Tensor
+
+from roles.trainer.learn.learning_rate import RateSchedule
 
 _FIRST: Final = "first_moment/"
 _SECOND: Final = "second_moment/"
@@ -23,16 +25,16 @@ class AdamWSettings:
     """The constants of AdamW.
 
     Attributes:
-        learning_rate: eta; a weight changes by at most about 1.4 times this in a step.
-        warmup_steps: steps over which eta rises linearly; 0 for none.
-        beta1, beta2: decay of the moments (PULSE, Table 8: 0.9, 0.95).
+        learning_rate: eta at its peak; a weight changes by at most about 1.4 times this in a step.
+        schedule: how eta follows the step.
+        beta1, beta2: decay of the moments (PULSE, Table 8 and F.4: 0.9, and 0.95 in deployment).
         epsilon: added to the root of the second moment.
         weight_decay: decoupled, per step and learning rate.
         max_grad_norm: a gradient with a larger L2 norm is scaled down to this one (PULSE, Table 8: 1.0).
     """
 
     learning_rate: float = 1e-6
-    warmup_steps: int = 0
+    schedule: RateSchedule = field(default_factory=RateSchedule)
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
@@ -59,6 +61,11 @@ class AdamW:
         self._second = {name: torch.zeros_like(master) for name, master in self._masters.items()}
 
     @property
+    def learning_rate(self) -> float:
+        """The learning rate of the last step; 0 before the first."""
+        return self._settings.learning_rate * self._settings.schedule.share(self.steps) if self.steps else 0.0
+
+    @property
     def masters(self) -> Mapping[str, Tensor]:
         """The FP32 weights by name; `step` changes them in place."""
         return self._masters
@@ -78,7 +85,7 @@ class AdamW:
         s = self._settings
         self.steps += 1
         scale = min(1.0, s.max_grad_norm / norm) if norm > 0 else 1.0
-        rate = s.learning_rate * min(1.0, self.steps / s.warmup_steps if s.warmup_steps else 1.0)
+        rate = s.learning_rate * s.schedule.share(self.steps)
         correction1, correction2 = 1 - s.beta1**self.steps, 1 - s.beta2**self.steps
         for name, theta in self._masters.items():
             g = gradients[name] * scale

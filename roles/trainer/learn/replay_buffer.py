@@ -7,6 +7,7 @@ buffer draws what the saved one would have drawn.
 """
 
 import json
+import math
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
@@ -45,12 +46,15 @@ class ReplaySettings:
         decay: weight of one version of staleness, in (0, 1].
         max_staleness: versions behind the newest; older groups leave.
         max_uses: how many times a group is drawn.
+        dynamic_filtering: whether groups whose rewards do not differ are refused (DAPO): they have no advantage, and
+            only take places in a step.
     """
 
     max_bytes: int = 1 << 30
     decay: float = 0.7
     max_staleness: int = 8
     max_uses: int = 1
+    dynamic_filtering: bool = True
 
 
 @dataclass
@@ -119,9 +123,10 @@ class ReplayBuffer:
 
     def draw(self, count: int) -> list[VerifiedGroup]:
         """Draw up to `count` different groups by weight decay**staleness, and count a use of each."""
-        # Efraimidis and Spirakis (2006): the largest u**(1/w) are a weighted draw without replacement.
+        # Efraimidis and Spirakis (2006): the largest u**(1/w) are a weighted draw without replacement. Their logarithms
+        # do not underflow where a small decay makes w tiny.
         keys = {
-            digest: self._random.random() ** (1.0 / self._weight(entry.group.version))
+            digest: _log(self._random.random()) / self._weight(entry.group.version)
             for digest, entry in self._entries.items()
         }
         digests = sorted(keys, key=lambda digest: keys[digest], reverse=True)[:count]
@@ -181,7 +186,9 @@ class ReplayBuffer:
             return BufferOutcome.DUPLICATE
         if self._too_stale(group.version):
             return BufferOutcome.TOO_STALE
-        return BufferOutcome.STORED if group.informative else BufferOutcome.UNINFORMATIVE
+        if self._settings.dynamic_filtering and not group.informative:
+            return BufferOutcome.UNINFORMATIVE
+        return BufferOutcome.STORED
 
     def _too_stale(self, version: int) -> bool:
         return self._newest_version - version > self._settings.max_staleness
@@ -194,6 +201,10 @@ class ReplayBuffer:
         self._size -= group.size
         self._past_versions[digest] = group.version
         self._outcome_counts[outcome] += 1
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0.0 else -math.inf
 
 
 def _bytes_to_tensor(data: bytes) -> Tensor:

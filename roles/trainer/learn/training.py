@@ -6,12 +6,9 @@ A checkpoint is written before the snapshot of the same moment and contains the 
 killed at any instruction comes back as it was.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import safetensors.torch
-import torch
 import trio
 from torch import Tensor
 
@@ -19,23 +16,19 @@ from protocol.digest import Weights, digest_weights
 from protocol.errors import ChainError
 from protocol.limits import MAX_SHARD_BYTES
 from roles.node.identity import Node
-from roles.ports import NotFoundError
+from roles.ports import NotFoundError, StateError
+from roles.trainer.learn.checkpoint_file import CheckpointFile
 from roles.trainer.learn.learner import Checkpoint, Learner, StepReport
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.spool import (
     INBOX,
     SnapshotName,
-    list_snapshots,
-    newest_published_version,
     next_version,
     put_snapshot,
 )
 from roles.trainer.verified_batch import VerifiedBatch
 
 CHECKPOINT = "training/checkpoint"
-_META = "meta"
-_LEARNER = "learner/"
-_REPLAY = "replay/"
 
 
 @dataclass(frozen=True)
@@ -46,11 +39,13 @@ class TrainingSettings:
         groups_per_step: groups of one optimizer step; the loop waits until there are as many.
         steps_per_version: optimizer steps between two published versions.
         poll_seconds: how often to look into the inbox.
+        training_steps: optimizer steps after which training ends; 0 for no end.
     """
 
     groups_per_step: int
     steps_per_version: int
     poll_seconds: float = 0.05
+    training_steps: int = 0
 
 
 @dataclass
@@ -84,12 +79,7 @@ class _VersionFiles:
 
     def checkpoint(self) -> bytes:
         """Wait for the copies, and return the checkpoint as a safetensors file."""
-        meta = bytearray(json.dumps({"version": self.name.version}).encode())
-        return safetensors.torch.save(
-            {_LEARNER + key: tensor for key, tensor in self.learner.state().items()}
-            | {_REPLAY + key: tensor for key, tensor in self.replay.items()}
-            | {_META: torch.frombuffer(meta, dtype=torch.uint8)}
-        )
+        return CheckpointFile(self.name.version, self.learner.state(), self.replay).encode()
 
 
 class Training:
@@ -114,13 +104,14 @@ class Training:
         self._settings = settings
         self._version = -1
         self._version_is_due = False
+        self._handed_steps = 0  # the optimizer steps of the version that the writer got last
         self._new_groups = trio.Event()
         self._consumed_paths: list[str] = []  # since the last version
         self._read_paths: set[str] = set()  # inbox objects that were read and not deleted yet
         self._time = TimeShares()
 
     async def run(self) -> None:
-        """Train for ever.
+        """Train until the last step; then hand over the last version and keep the inbox empty, for ever.
 
         Raises:
             StoreError, ValueError: this node's own state cannot be read or written, or is another model's.
@@ -130,13 +121,27 @@ class Training:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read_inbox)
             nursery.start_soon(self._write, incoming)
-            while True:
+            while not 0 < self._settings.training_steps <= self._learner.steps:
                 await self._wait_for_groups()
                 if not await self._step():
                     continue
                 began = trio.current_time()
                 self._hand_over(outgoing)
                 self._time.hand_over += trio.current_time() - began
+            await self._end(outgoing)
+
+    async def _end(self, outgoing: "trio.MemorySendChannel[_VersionFiles]") -> None:
+        """Hand over the policy of the last step, then delete what still comes in: nothing will learn from it."""
+        while self._handed_steps < self._learner.steps:
+            self._version_is_due = True
+            self._hand_over(outgoing)
+            await trio.sleep(self._settings.poll_seconds)
+        self._node.telemetry.event("training-ended", step=self._learner.steps, version=self._version)
+        while True:
+            paths, self._consumed_paths = self._consumed_paths, []
+            for path in paths:
+                await self._node.state.delete(path)
+            await trio.sleep(self._settings.poll_seconds)
 
     async def _wait_for_groups(self) -> None:
         began = trio.current_time()
@@ -164,6 +169,9 @@ class Training:
             reward=report.mean_reward,
             entropy=report.entropy,
             clipped=report.clip_fraction,
+            divergence=report.divergence,
+            overlong=report.overlong,
+            learning_rate=report.learning_rate,
             buffered=len(self._buffer),
             data_wait_fraction=data,
             io_wait_fraction=hand_over,
@@ -181,6 +189,7 @@ class Training:
         checkpoint = self._learner.begin_checkpoint()
         outgoing.send_nowait(_VersionFiles(name, checkpoint, self._buffer.state(), tuple(self._consumed_paths)))
         self._version, self._version_is_due, self._consumed_paths = name.version, False, []
+        self._handed_steps = name.optimizer_step
 
     async def _write(self, incoming: "trio.MemoryReceiveChannel[_VersionFiles]") -> None:
         """Make each version durable: its checkpoint, then its snapshot; then delete what the checkpoint contains from
@@ -224,24 +233,42 @@ class Training:
         return weights
 
     async def _restore(self) -> None:
-        """Go on from the checkpoint, or from genesis if there is none."""
+        """Go on from the checkpoint, or from genesis if there is none.
+
+        Raises:
+            StateError: the checkpoint is missing, older than a version that was made after it, or another model's.
+        """
         node = self._node
+        newest = await next_version(node.state) - 1
         try:
             data = await node.state.get(CHECKPOINT, MAX_SHARD_BYTES)
         except NotFoundError:
-            if await next_version(node.state) == 0:
+            if newest > 0:
+                raise _unusable(f"missing, but version {newest} was made from it") from None
+            if newest < 0:
                 await put_snapshot(node.state, SnapshotName(0, 0), self._checked_genesis())
-            self._version = await next_version(node.state) - 1
+            self._version = 0
             self._buffer.advance(self._version)
             return
-        state = safetensors.torch.load(data)
-        version = int(json.loads(bytes(state.pop(_META).numpy()))["version"])
-        self._learner.restore({k.removeprefix(_LEARNER): v for k, v in state.items() if k.startswith(_LEARNER)})
-        self._buffer.restore({k.removeprefix(_REPLAY): v for k, v in state.items() if k.startswith(_REPLAY)})
-        queued_versions = [name.version for name in await list_snapshots(node.state)]
-        if version not in queued_versions and await newest_published_version(node.state) < version:
+        checkpoint = CheckpointFile.decode(data)
+        if checkpoint.version < newest:
+            raise _unusable(f"of version {checkpoint.version}, but version {newest} was made after it")
+        try:
+            self._learner.restore(checkpoint.learner)
+        except ValueError as error:
+            raise _unusable(str(error)) from error
+        if checkpoint.replay:
+            self._buffer.restore(checkpoint.replay)
+        if newest < checkpoint.version:
             # killed between the checkpoint and its snapshot: the restored masters give the very same view
-            await put_snapshot(node.state, SnapshotName(version, self._learner.steps), self._learner.bf16_view())
-        self._version = await next_version(node.state) - 1
-        self._buffer.advance(max(version, self._version))
+            await put_snapshot(
+                node.state, SnapshotName(checkpoint.version, self._learner.steps), self._learner.bf16_view()
+            )
+        self._handed_steps = self._learner.steps
+        self._version = checkpoint.version
+        self._buffer.advance(self._version)
         node.telemetry.event("resumed", version=self._version, step=self._learner.steps, groups=len(self._buffer))
+
+
+def _unusable(what: str) -> StateError:
+    return StateError(f"{CHECKPOINT} of this node's state", what)

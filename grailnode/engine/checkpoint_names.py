@@ -1,0 +1,110 @@
+"""The names of a model's tensors: those of its files, and those of transformers' modules.
+
+A run's weights have the names of the checkpoint's files, as vLLM expects them. For some families transformers' modules
+have other names, and one tensor for all experts of a layer. Here the files' tensors become the modules'.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class _Experts:
+    """How the files of a family name the experts of a layer.
+
+    Attributes:
+        block: the name of the layer's part that has router and experts; the modules call it "mlp".
+        gate, up, down: the names of an expert's three matrices.
+    """
+
+    block: str
+    gate: str
+    up: str
+    down: str
+
+
+_ONE_BY_ONE: Final = _Experts("mlp", "gate_proj", "up_proj", "down_proj")
+_EXPERTS: Final = {
+    "qwen2_moe": _ONE_BY_ONE,
+    "qwen3_moe": _ONE_BY_ONE,
+    "olmoe": _ONE_BY_ONE,
+    "mixtral": _Experts("block_sparse_moe", "w1", "w3", "w2"),
+}
+_HEADS: Final = {"gpt_neox": "embed_out.weight"}
+"""The name of the output projection in the files, where it is not the module's."""
+
+_fused: Final = re.compile(r"(?P<block>.*\.mlp\.)experts\.(?P<part>gate_up_proj|down_proj)")
+
+
+class CheckpointNames:
+    """The names of one model.
+
+    Args:
+        family: `model_type` of config.json.
+        shapes: of the modules' parameters, by name.
+    """
+
+    def __init__(self, family: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._experts = _EXPERTS.get(family)
+        self._head = _HEADS.get(family)
+        self._parts = {name: self._files_of(name, shape) for name, shape in shapes.items()}
+        self._last: tuple[Mapping[str, Tensor], dict[str, Tensor]] | None = None
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        """The shapes of the files' tensors, by name."""
+        for name, files in self._parts.items():
+            self.shapes |= dict.fromkeys(files, self._file_shape(name, shapes[name]))
+
+    def module_weights(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the modules' tensors from the files' tensors; gradients flow to these.
+
+        Fused experts are copies. Without gradients, the copies of the last weights are kept for the next call.
+        """
+        if self._experts is None and self._head is None:
+            return weights
+        if self._last is not None and self._last[0] is weights:
+            return self._last[1]
+        result = {name: _module_tensor(name, [weights[file] for file in files]) for name, files in self._parts.items()}
+        self._last = None if torch.is_grad_enabled() else (weights, result)
+        return result
+
+    def file_of(self, name: str) -> str:
+        """Return the name in the files of a parameter that is one tensor there."""
+        return self._parts[name][0]
+
+    def _files_of(self, name: str, shape: tuple[int, ...]) -> list[str]:
+        """Return the names of the tensors that make a parameter: all gates before all ups, expert after expert."""
+        if self._head is not None and name == "lm_head.weight":
+            return [self._head]
+        experts = self._experts
+        if experts is None:
+            return [name]
+        block = name.replace(".mlp.", f".{experts.block}.", 1)
+        fused = _fused.fullmatch(name)
+        if fused is None:
+            return [block]
+        prefix = fused["block"].replace(".mlp.", f".{experts.block}.", 1)
+        matrices = (experts.down,) if fused["part"] == "down_proj" else (experts.gate, experts.up)
+        return [f"{prefix}experts.{index}.{matrix}.weight" for matrix in matrices for index in range(shape[0])]
+
+    def _file_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if self._experts is None or _fused.fullmatch(name) is None:
+            return shape
+        _, rows, columns = shape
+        return (rows // 2, columns) if name.endswith("gate_up_proj") else (rows, columns)
+
+
+def _module_tensor(name: str, tensors: list[Tensor]) -> Tensor:
+    """Return a parameter from its files' tensors: itself, [E, D, F] from E matrices, or [E, 2F, D] from E gates [F, D]
+    and E ups [F, D].
+    """
+    if len(tensors) == 1 and "experts." not in name:
+        return tensors[0]
+    if not name.endswith("gate_up_proj"):
+        return torch.stack(tensors)
+    half = len(tensors) // 2
+    return torch.cat([torch.stack(tensors[:half]), torch.stack(tensors[half:])], dim=1)

@@ -1,0 +1,137 @@
+"""`grailnode rollouts`: the rollouts of a window, their rewards and the validators' reasons, from public objects."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from protocol import paths
+from protocol.errors import ProtocolError
+from protocol.judging.verdict import Judgement, Verdict
+from protocol.rollout.batch import Commitment, open_group
+from roles.node.identity import Node
+from roles.participants import list_announced_keys
+from roles.ports import NotFoundError, StoreError
+from roles.records import fetch_record
+
+
+class Decoder(Protocol):
+    """Converts token ids to text."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens by name."""
+
+
+@dataclass(frozen=True)
+class PublishedRollout:
+    """One rollout as the storage shows it.
+
+    Attributes:
+        miner: its public key; window, group, index: the rollout's place.
+        version: of the policy that generated it.
+        reward: as a validator computed it; the miner's claim where no validator accepted the group.
+        reasons: why validators rejected the group, each once; empty if none did.
+        accepted: how many validators accepted the group.
+        judged: how many validators judged it.
+    """
+
+    miner: bytes
+    window: int
+    group: int
+    index: int
+    version: int
+    prompt: str
+    completion: str
+    tokens: int
+    reward: float
+    reasons: tuple[str, ...]
+    accepted: int
+    judged: int
+
+    @property
+    def place(self) -> str:
+        """MINER/WINDOW/GROUP, as `grailnode verify --rollout` takes it."""
+        return f"{self.miner.hex()[:16]}/{self.window}/{self.group}"
+
+    @property
+    def status(self) -> str:
+        """What the validators said about the rollout's group, in words."""
+        if self.reasons:
+            return f"rejected: {', '.join(self.reasons)}"
+        return f"accepted by {self.accepted}" if self.judged else "not audited"
+
+
+@dataclass(frozen=True)
+class ReadWindow:
+    """The rollouts of a window, and which miners' work could not be read and why."""
+
+    rollouts: tuple[PublishedRollout, ...]
+    unread: tuple[str, ...]
+
+
+async def read_rollouts(node: Node, decoder: Decoder, window: int, miner: str = "") -> ReadWindow:
+    """Read the rollouts that miners delivered for a window.
+
+    Args:
+        decoder: the run's tokenizer.
+        miner: only those whose keys, in lower-case hex, begin with this.
+
+    Raises:
+        StoreError: the storage does not answer.
+    """
+    rollouts: list[PublishedRollout] = []
+    unread: list[str] = []
+    for key in sorted(await list_announced_keys(node)):
+        if not key.hex().startswith(miner):
+            continue
+        try:
+            rollouts += await _read_miner(node, decoder, window, key)
+        except NotFoundError:
+            continue  # no work in this window, or it was deleted since
+        except (StoreError, ProtocolError) as error:
+            unread.append(f"{key.hex()[:16]}: {error}")
+    return ReadWindow(tuple(rollouts), tuple(unread))
+
+
+async def _read_miner(node: Node, decoder: Decoder, window: int, miner: bytes) -> list[PublishedRollout]:
+    signed = await fetch_record(node, Commitment, paths.commitment(miner, window))
+    commitment = signed.record
+    judgements = await _judgements(node, signed.digest, window, miner)
+    path = paths.batch(miner, window, commitment.batch)
+    rollouts = []
+    for place in range(len(commitment.groups)):
+        offset, size = commitment.extent(place)
+        frame = await node.store.get(path, size, offset=offset, size=size)
+        group = open_group(frame, commitment, place, node.run.group_bytes)
+        own = [judgement for judgement in judgements if judgement.index == place]
+        rewards = next((judgement.rewards for judgement in own if judgement.accepted), None)
+        for index, rollout in enumerate(group.rollouts):
+            rollouts.append(
+                PublishedRollout(
+                    miner=miner,
+                    window=window,
+                    group=place,
+                    index=index,
+                    version=group.version,
+                    prompt=decoder.decode(group.prompt_tokens),
+                    completion=decoder.decode(rollout.tokens),
+                    tokens=len(rollout.tokens),
+                    reward=rollout.reward if rewards is None or index >= len(rewards) else rewards[index],
+                    reasons=tuple(dict.fromkeys(judgement.reason for judgement in own if not judgement.accepted)),
+                    accepted=sum(judgement.accepted for judgement in own),
+                    judged=len(own),
+                )
+            )
+    return rollouts
+
+
+async def _judgements(node: Node, commitment: bytes, window: int, miner: bytes) -> list[Judgement]:
+    """Return the validators' judgements on the groups of a commitment; those that cannot be read are left out."""
+    judgements: list[Judgement] = []
+    for validator in node.authority.validators:
+        try:
+            verdict = (await fetch_record(node, Verdict, paths.verdict(validator, window, miner))).record
+        except (StoreError, ProtocolError):
+            continue
+        if verdict.commitment == commitment:
+            judgements += verdict.judgements
+    return judgements

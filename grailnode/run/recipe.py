@@ -1,0 +1,76 @@
+"""A recipe: a TOML file with the constants of a run, for `grailnode init --recipe FILE`.
+
+Its section [rules] has what all nodes must agree on, which `init` signs in the manifest; its other sections go to
+run.toml as they are. docs/training.md explains each key, docs/examples has recipes.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from grailnode.config import (
+    EngineSection,
+    MinerSection,
+    Section,
+    TrainerSection,
+    ValidatorSection,
+    read_toml,
+    validate,
+)
+from grailnode.run.run_toml import Sections
+from protocol.limits import MAX_COMPLETION_TOKENS, MAX_GROUP_SIZE, MAX_GROUPS
+
+
+class RulesSection(Section):
+    """What all nodes of a run must agree on; an option of `init` of the same name replaces a key.
+
+    None for `max_tokens` is the environment's own length.
+    """
+
+    environment: str = "addition"
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_COMPLETION_TOKENS)] | None = None
+    temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
+    top_k: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    group_size: Annotated[int, Field(ge=2, le=MAX_GROUP_SIZE)] = 8
+    groups: Annotated[int, Field(ge=1, le=MAX_GROUPS)] = 16
+
+
+class Recipe(Section):
+    """A recipe's sections; those beside `rules` are sections of run.toml."""
+
+    rules: RulesSection = RulesSection()
+    engine: EngineSection = EngineSection()
+    trainer: TrainerSection = TrainerSection()
+    miner: MinerSection = MinerSection()
+    validator: ValidatorSection = ValidatorSection()
+
+    def sections(self) -> Sections:
+        """Return what the recipe says, by section of run.toml and key."""
+        return self.model_dump(mode="json", exclude={"rules"}, exclude_unset=True)
+
+
+def read_recipe(path: Path | None) -> Recipe:
+    """Read a recipe; None for the defaults.
+
+    Raises:
+        ConfigError: the file is missing, is not TOML, or has an unknown key or a value that is not allowed.
+    """
+    return Recipe() if path is None else validate(Recipe, read_toml(path), str(path))
+
+
+def with_options(rules: RulesSection, options: dict[str, Any]) -> RulesSection:
+    """Return rules with what the command line says instead.
+
+    Args:
+        options: by name; None where the command line does not say it, and names that are no rules are ignored.
+
+    Raises:
+        ConfigError: a value is not allowed.
+    """
+    changes = {
+        name: value for name, value in options.items() if name in RulesSection.model_fields and value is not None
+    }
+    return validate(RulesSection, rules.model_dump() | changes, "init")

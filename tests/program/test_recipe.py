@@ -1,0 +1,123 @@
+"""Recipes: the constants of a run in one file, the paper's among them."""
+
+import math
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from grailnode.config import ConfigError, load
+from grailnode.node.settings import trainer_settings
+from grailnode.run.creation import open_run
+from grailnode.run.recipe import read_recipe, with_options
+from tests.support.processes.command_line import run_command
+
+PAPER = Path(__file__).parents[2] / "docs" / "examples" / "qwen2.5-1.5b-math.toml"
+TABLE_8 = {  # and appendices F.4 and G.4 of arXiv 2602.03839; learning rate and beta2 are those of the deployment
+    "rules.group_size": 16,
+    "rules.max_tokens": 2048,
+    "rules.environment": "math",
+    "engine.dtype": "bfloat16",
+    "trainer.loss": "grpo",
+    "trainer.advantage": "standardized",
+    "trainer.clip_low": 0.2,
+    "trainer.clip_high": 0.28,
+    "trainer.truncation": math.inf,
+    "trainer.kl_coefficient": 0.0,
+    "trainer.groups_per_step": 32,
+    "trainer.training_steps": 400,
+    "trainer.learning_rate": 1e-6,
+    "trainer.schedule": "constant",
+    "trainer.warmup_steps": 20,
+    "trainer.beta1": 0.9,
+    "trainer.beta2": 0.95,
+    "trainer.weight_decay": 0.0,
+    "trainer.max_grad_norm": 1.0,
+}
+OPEN_IN_THE_PAPER = {
+    "rules.groups": 32,
+    "rules.temperature": 1.0,
+    "rules.top_k": 0,
+    "rules.top_p": 1.0,
+    "rules.min_p": 0.0,
+    "engine.device": "cuda",
+    "trainer.overlong_filtering": False,
+    "trainer.dynamic_filtering": True,
+    "trainer.steps_per_version": 1,
+    "trainer.max_uses": 1,
+    "trainer.decay": 0.7,
+    "trainer.max_staleness": 8,
+    "miner.groups": 32,
+}
+
+
+def test_the_example_has_the_constants_of_the_paper_and_says_nothing_else():
+    recipe = read_recipe(PAPER).model_dump(mode="python", exclude_unset=True)
+    values = {f"{section}.{key}": value for section, keys in recipe.items() for key, value in keys.items()}
+    assert values == TABLE_8 | OPEN_IN_THE_PAPER
+
+
+def _write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_init_signs_the_rules_and_writes_the_other_sections(tmp_path: Path):
+    recipe = _write(
+        tmp_path / "recipe.toml",
+        '[rules]\ngroup_size = 12\ntop_p = 0.9\n[trainer]\nloss = "gspo"\nclip_low = 3e-4\nclip_high = 4e-4\n'
+        'truncation = inf\nkl_coefficient = 0.1\nadvantage = "centered"\nbeta2 = 0.99\nschedule = "cosine"\n'
+        "training_steps = 50\nwarmup_steps = 5\nfinal_share = 0.1\nweight_decay = 0.01\n[miner]\ngroups = 3\n",
+    )
+    result = run_command("init", str(tmp_path / "run"), "--recipe", str(recipe), "--group-size", "4", "--min-p", "0.05")
+    assert result.returncode == 0, result.stderr
+    run = open_run((tmp_path / "run" / "run.manifest").read_bytes()).record
+    assert (run.group_size, run.groups) == (4, 16)
+    assert (run.sampling.top_k, run.sampling.top_p, run.sampling.min_p) == (0, 0.9, 0.05)
+    config = load(tmp_path / "run")
+    assert config.miner.groups == 3
+    settings = trainer_settings(config, run.sampling.params())
+    loss, optimizer = settings.learner.loss, settings.learner.optimizer
+    assert (loss.name, loss.clip.clip_low, loss.clip.clip_high, loss.clip.truncation) == ("gspo", 3e-4, 4e-4, math.inf)
+    assert (loss.kl_coefficient, loss.advantage_name) == (0.1, "centered")
+    assert (optimizer.beta2, optimizer.weight_decay) == (0.99, 0.01)
+    assert [optimizer.schedule.share(step) for step in (5, 50)] == pytest.approx([1.0, 0.1])
+    assert settings.training.training_steps == 50
+    assert settings.learner.filters.top_p == 0.9
+    assert settings.learner.max_tokens == run.sampling.max_tokens
+    assert settings.learner.stops == (run.sampling.eos,)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[rules]\ngroupsize = 4\n", "unknown key rules.groupsize; known here: environment, group_size"),
+        ("[store]\n", "unknown key store"),
+        ("[rules]\ntemperature = 0\n", "rules.temperature"),
+        ('[trainer]\nschedule = "linear"\n', "needs training_steps above warmup_steps = 10"),
+        ("[trainer]\ntruncation = 1.2\n", "truncation must be above 1 + clip_high"),
+        ("[rules\n", "not TOML"),
+    ],
+)
+def test_a_recipe_that_cannot_be_used_is_refused_with_the_key(tmp_path: Path, text: str, message: str):
+    path = _write(tmp_path / "recipe.toml", text)
+    with pytest.raises(ConfigError, match=r"recipe\.toml") as caught:
+        read_recipe(path)
+    assert message in str(caught.value)
+
+
+def test_a_missing_recipe_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="no such file"):
+        read_recipe(tmp_path / "recipe.toml")
+
+
+def test_an_option_replaces_a_rule_and_is_checked_with_the_others():
+    rules = with_options(read_recipe(PAPER).rules, {"group_size": 4, "top_p": None, "title": "no rule"})
+    assert (rules.group_size, rules.top_p) == (4, 1.0)
+    with pytest.raises(ConfigError, match="group_size"):
+        with_options(rules, {"group_size": 1})
+
+
+def test_a_new_run_says_which_loss_it_has(tmp_path: Path):
+    assert run_command("init", str(tmp_path)).returncode == 0
+    assert tomllib.loads((tmp_path / "run.toml").read_text())["trainer"]["loss"] == "token-mean"
