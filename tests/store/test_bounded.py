@@ -3,14 +3,13 @@
 import random
 
 import pytest
-import trio
-from trio.testing import MockClock
 
 from grailnode.store.decorators.bounded import BoundedStore
 from grailnode.store.memory import MemoryStore
 from roles.ports import StoreError
 from tests.support.faults.faulty_store import FaultyStore
 from tests.support.faults.store_faults import Fault
+from tests.support.simulation.virtual_clock import simulate
 
 
 async def filled(count: int) -> MemoryStore:
@@ -32,7 +31,7 @@ def test_duplicates_are_removed_and_nothing_is_lost(fault: Fault):
         paths = await list_paths(BoundedStore(faulty))
         assert sorted(paths) == [f"a/{number:03d}" for number in range(50)]
 
-    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+    simulate(scenario)
 
 
 def test_an_endless_listing_ends_in_an_error_of_one_line():
@@ -43,7 +42,7 @@ def test_an_endless_listing_ends_in_an_error_of_one_line():
             await list_paths(BoundedStore(faulty, 100))
         assert len(await list_paths(BoundedStore(faulty, 5))) == 5
 
-    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+    simulate(scenario)
 
 
 def test_foreign_paths_are_left_out():
@@ -58,4 +57,4 @@ def test_foreign_paths_are_left_out():
             await store.put(path, b"x")
         assert await list_paths(BoundedStore(store), "a/", after="a/1") == ["a/2"]
 
-    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+    simulate(scenario)

@@ -187,10 +187,10 @@ def test_a_service_takes_the_documents(moto_bucket):
     ],
 )
 def test_invalid_buckets_are_refused(text: str, provider: Any, message: str):
-    with pytest.raises(BucketError) as caught:
+    with pytest.raises(BucketError) as error_info:
         parse_bucket(text, provider)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert message in str(error_info.value)
+    assert "\n" not in str(error_info.value)
 
 
 @pytest.mark.parametrize("region", ['x"y', "eu west", "eu\n", "../x"])
@@ -210,6 +210,11 @@ def test_init_writes_a_run_that_lives_in_the_bucket(tmp_path: Path):
     assert config.store.meeting.bucket == "mine"
     assert config.store.credentials == Path("s3.credentials")
     signed = open_run((run / "run.manifest").read_bytes())
+    assert len(result.output.splitlines()) <= 15, "what matters would scroll away"
+    commands = (run / "bucket" / "commands.sh").read_text()
+    assert f"less {run}/bucket/commands.sh" in result.output
+    assert all(file.name in commands for file in (run / "bucket").iterdir() if file.name != "commands.sh")
+    assert f"grailnode --role trainer   --run {run}/run.toml" in result.output
     assert f"https://mine.s3.eu-west-1.amazonaws.com/place/{paths.run(signed.digest)}" in result.output
     writer = json.loads((run / "bucket" / "writer-policy.json").read_text())
     trainer = signed.record.authority.trainers[0]
@@ -223,6 +228,8 @@ def test_init_writes_a_run_that_lives_in_the_bucket(tmp_path: Path):
         cli, ["init", str(second_run), "--bucket", "s3://theirs", "--join", url, "--meeting", "s3://mine/place"]
     )
     assert result.exit_code == 0, result.output
+    assert f"editor {second_run}/meeting.credentials" in result.output
+    assert f"grailnode --role ROLE --run {second_run}/run.toml --name miner-1" in result.output
     config = load(second_run / "run.toml")
     assert (config.run.manifest, config.run.id) == (url, signed.digest.hex())
     assert (config.store.bucket, config.store.url) == ("theirs", "https://theirs.s3.us-east-1.amazonaws.com")
@@ -242,6 +249,6 @@ def test_an_invalid_bucket_creates_nothing(tmp_path: Path):
 
 @pytest.mark.parametrize("url", ["https://pub-Founder.r2.dev", "http://pub-1.r2.dev", "https://user:word@pub-1.r2.dev"])
 def test_an_invalid_public_address_is_refused_before_anything_is_created(url: str):
-    with pytest.raises(BucketError, match="--url: give https://host") as caught:
+    with pytest.raises(BucketError, match="--url: give https://host") as error_info:
         parse_bucket(R2, "r2", url=url)
-    assert "word" not in str(caught.value)
+    assert "word" not in str(error_info.value)

@@ -105,14 +105,14 @@ async def test_an_interrupted_download_is_resumed(source: CountingStore, cache: 
     for cut in (5 * PIECE, 11 * PIECE):
         source.cut_after = cut
         store = CachedStore(
-            source, cache, lambda _, arrived, total: reports.append((arrived, total)), piece_bytes=PIECE
+            source, cache, lambda _, byte_count, total: reports.append((byte_count, total)), piece_bytes=PIECE
         )
         with pytest.raises(StoreError, match="reset"):
             await store.get(path_of(data), len(data))
     source.cut_after = None
     assert await CachedStore(source, cache, piece_bytes=PIECE).get(path_of(data), len(data)) == data
     assert source.sent_bytes == len(data)  # no byte was fetched twice
-    arrived_bytes = [arrived for arrived, _ in reports]
+    arrived_bytes = [byte_count for byte_count, _ in reports]
     assert arrived_bytes == sorted(arrived_bytes)
     assert {total for _, total in reports} == {len(data)}
 

@@ -15,8 +15,8 @@ from grailnode.store.permanent_error import PermanentError
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from tests.support.faults.faulty_store import FaultyStore
 from tests.support.faults.store_faults import Fault, Link
+from tests.support.measuring.store_listing import paths
 from tests.support.measuring.store_tally import Tally, TallyMeter
-from tests.support.store_contract import paths
 
 
 @pytest.fixture
@@ -65,9 +65,9 @@ class TestRetrying:
     @pytest.mark.trio
     async def test_a_permanent_failure_is_raised_with_its_cause(self, faulty, retrying, autojump_clock):
         faulty.link = Link.NO_REQUESTS
-        with pytest.raises(StoreError, match=r"a: no connection.*\(tried 4 times\)") as caught:
+        with pytest.raises(StoreError, match=r"a: no connection.*\(tried 4 times\)") as error_info:
             await retrying.put("a", b"x")
-        assert isinstance(caught.value.__cause__, StoreError)
+        assert isinstance(error_info.value.__cause__, StoreError)
 
     @pytest.mark.trio
     async def test_a_hanging_store_ends_at_the_deadline(self, faulty, retrying, autojump_clock):

@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from tests.store.conftest import Bucket
+from tests.store.s3_buckets import Bucket
 from tests.support.faults.http_scenarios import HTTP_FAULTS, HttpOutcome, run_http_scenario
 
 

@@ -16,10 +16,10 @@ from tests.support.servers.loopback import HttpRequest, Reply, serve
 HEAD = '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
 
 
-def page(*keys: str, token: str = "", truncated: bool = False) -> bytes:
+def page(*keys: str, token: str = "", is_truncated: bool = False) -> bytes:
     contents = "".join(f"<Contents><Key>{key}</Key><Size>3</Size></Contents>" for key in keys)
     more = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
-    flag = str(truncated or bool(token)).lower()
+    flag = str(is_truncated or bool(token)).lower()
     return f"{HEAD}<IsTruncated>{flag}</IsTruncated>{contents}{more}</ListBucketResult>".encode()
 
 
@@ -78,15 +78,15 @@ async def test_pages_are_requested_by_token_and_foreign_keys_left_out(client, nu
         (Reply(200, page("p/a", "p/a")), StoreError, "out of order"),
         (Reply(200, page("p/a", token="again")), StoreError, "out of order"),
         (Reply(200, page(token="again")), StoreError, "announces more pages"),
-        (Reply(200, page("p/a", truncated=True)), StoreError, "announces more pages"),
+        (Reply(200, page("p/a", is_truncated=True)), StoreError, "announces more pages"),
         (Reply(200, page() + b" " * (9 << 20)), StoreError, "a page of more than"),
     ],
 )
 async def test_invalid_listings(client, nursery: trio.Nursery, reply: Reply, kind, match: str):
     url = await nursery.start(serve, lambda _: reply)
-    with pytest.raises(kind, match=match) as caught:
+    with pytest.raises(kind, match=match) as error_info:
         await list_paths(url, client)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error_info.value)
 
 
 @pytest.mark.trio

@@ -10,7 +10,7 @@ import pytest
 
 from grailnode.store.local import LocalStore
 from roles.ports import NotFoundError, StoreError
-from tests.support.store_contract import paths
+from tests.support.measuring.store_listing import paths
 
 HOLD_A_TEMPORARY = """
 import sys, time
@@ -136,10 +136,10 @@ async def test_a_disk_error_is_reported_in_one_line_and_leaves_the_old_object(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, place, fail)
-        with pytest.raises(StoreError, match=advice) as caught:
+        with pytest.raises(StoreError, match=advice) as error_info:
             await store.put("a/b", b"new")
-    assert str(caught.value).startswith(f"{tmp_path}/a/b: ")
-    assert "\n" not in str(caught.value)
+    assert str(error_info.value).startswith(f"{tmp_path}/a/b: ")
+    assert "\n" not in str(error_info.value)
     assert await store.get("a/b", 10) == b"old"
     assert temporaries(tmp_path) == []
 

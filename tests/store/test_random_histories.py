@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
 from roles.ports import NotFoundError, ObjectStore
-from tests.support.store_contract import paths
+from tests.support.measuring.store_listing import paths
 
 Step = tuple[Any, ...]
 

@@ -16,8 +16,8 @@ from grailnode.store.s3.s3_session import S3Credentials, S3Location
 from grailnode.store.s3.s3_store import S3Store
 from protocol.limits import MIB
 from roles.ports import NotFoundError, StoreError, TooLargeError
+from tests.support.measuring.store_listing import paths
 from tests.support.servers.loopback import UNSAID, HttpRequest, Reply, serve
-from tests.support.store_contract import paths
 
 CREDENTIALS = S3Credentials("some-access-key", "some-secret-key", "some-token")
 
@@ -67,17 +67,17 @@ def refusal(status: int, code: str) -> Reply:
 def listing(keys: list[str], token: str | None = None) -> Reply:
     items = "".join(f"<Contents><Key>{key}</Key><Size>1</Size></Contents>" for key in keys)
     more = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
-    truncated = "true" if token else "false"
-    xml = f"<ListBucketResult>{items}<IsTruncated>{truncated}</IsTruncated>{more}</ListBucketResult>"
+    is_truncated = "true" if token else "false"
+    xml = f"<ListBucketResult>{items}<IsTruncated>{is_truncated}</IsTruncated>{more}</ListBucketResult>"
     return Reply(200, xml.encode(), {"Content-Type": "application/xml"})
 
 
 async def fails(action, match: str, kind: type[StoreError] = StoreError) -> None:
-    with pytest.raises(kind, match=match) as caught:
+    with pytest.raises(kind, match=match) as error_info:
         await action
-    assert "\n" not in str(caught.value)
-    assert "some-secret-key" not in str(caught.value)
-    assert str(caught.value).startswith("s3://bucket/")
+    assert "\n" not in str(error_info.value)
+    assert "some-secret-key" not in str(error_info.value)
+    assert str(error_info.value).startswith("s3://bucket/")
 
 
 @pytest.mark.trio

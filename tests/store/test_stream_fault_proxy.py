@@ -68,7 +68,7 @@ async def test_errors_without_effect_do_not_reach_the_server(kind: StreamFault, 
         (StreamFault.LOST_REQUEST, httpx.TransportError, False),
         (StreamFault.LOST_ANSWER, httpx.TransportError, True),
         (StreamFault.RESET, httpx.TransportError, True),
-        (StreamFault.TRUNCATED, httpx.RemoteProtocolError, True),
+        (StreamFault.TRUNCATION, httpx.RemoteProtocolError, True),
         (StreamFault.HANG, httpx.ReadTimeout, False),
     ],
 )
@@ -81,7 +81,7 @@ async def test_faults_that_lose_the_response(kind: StreamFault, raised: type[Exc
 
 @pytest.mark.trio
 async def test_a_flipped_bit_changes_one_bit_of_the_body() -> None:
-    async with proxied_client(always(StreamFault.FLIPPED)) as (client, _):
+    async with proxied_client(always(StreamFault.BIT_FLIP)) as (client, _):
         body = (await client.get("/c")).content
         assert [(a ^ b).bit_count() for a, b in zip(body, BODY, strict=True) if a != b] == [1]
 
@@ -99,8 +99,8 @@ def test_faults_have_the_given_share_and_are_deterministic() -> None:
 
 @pytest.mark.trio
 async def test_latency_delays_each_connection_and_each_request() -> None:
-    began = trio.current_time()
+    start_time = trio.current_time()
     async with proxied_client(NetworkConditions(latency=0.02)) as (client, _):
         for _ in range(3):
             await client.head("/c")
-    assert trio.current_time() - began >= 4 * 0.02
+    assert trio.current_time() - start_time >= 4 * 0.02

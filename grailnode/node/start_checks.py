@@ -1,0 +1,110 @@
+"""What a node checks at its start, before it pledges anything or promises to judge.
+
+A node that cannot work should say so in one line while its operator watches, and not after hours in which others
+waited for it. It writes an object of its own space, reads it back, also by the URL that it announces, and deletes it;
+it looks at the meeting point, at its own invitation, and at the free space of its disk.
+"""
+
+import secrets
+import shutil
+from pathlib import Path
+from typing import Final
+
+from grailnode import UserError
+from grailnode.node import admission_credential
+from grailnode.run.key_files import KeyFileError
+from protocol import paths
+from protocol.errors import AdmissionError
+from roles.node.identity import Node
+from roles.ports import NotFoundError, ObjectStore, StoreError
+
+_PROBE_BYTES: Final = 32
+_MIN_FREE_BYTES: Final = 256 << 20
+
+
+class StartError(UserError):
+    """A node that cannot work as it is configured; the message says what to change."""
+
+
+async def check_space(node: Node, announced: ObjectStore | None) -> None:
+    """Write, read back and delete an object of the node's own space.
+
+    Args:
+        announced: the node's space as strangers read it, by the URL that it announces; None where all participants
+            share one store.
+
+    Raises:
+        StartError: one of these does not work.
+    """
+    path, content = paths.probe(node.key.public, secrets.token_hex(8)), secrets.token_bytes(_PROBE_BYTES)
+    try:
+        await node.store.put(path, content)
+        if await node.store.get(path, _PROBE_BYTES) != content:
+            raise StartError(f"{path}: storage shows other bytes than this node wrote there")
+    except StoreError as error:
+        raise StartError(f"this node cannot write to its own space and read it: {error}") from error
+    try:
+        if announced is not None:
+            await _check_announced(node, announced, path, content)
+    finally:
+        try:
+            await node.store.delete(path)
+        except StoreError as error:
+            raise StartError(f"this node cannot delete objects of its own space: {error}") from error
+
+
+async def _check_announced(node: Node, announced: ObjectStore, path: str, content: bytes) -> None:
+    try:
+        shown = await announced.get(path, _PROBE_BYTES)
+    except StoreError as error:
+        missing = isinstance(error, NotFoundError)
+        hint = "is it this bucket's public URL?" if missing else "may everybody read the bucket?"
+        raise StartError(
+            f"store.url {node.space}: others cannot read there what this node writes ({error}); {hint}"
+        ) from error
+    if shown != content:
+        raise StartError(f"store.url {node.space}: shows other bytes than this node wrote; is it this bucket's URL?")
+
+
+async def check_meeting_point(node: Node) -> None:
+    """Look at the place where participants announce themselves.
+
+    Raises:
+        StartError: it cannot be listed.
+    """
+    try:
+        async for _ in node.store.list(paths.participants()):
+            break
+    except StoreError as error:
+        raise StartError(f"this node cannot see the run's participants at the meeting point: {error}") from error
+
+
+async def check_admission(node: Node) -> None:
+    """Check that validators will consider this miner: by its invitation, or by the run's list of miners.
+
+    Raises:
+        StartError: they will not.
+    """
+    try:
+        await admission_credential.check_admitted(node)
+    except (AdmissionError, KeyFileError) as error:
+        key = node.key.public.hex()
+        raise StartError(
+            f"this run admits miners by {node.authority.admission.policy}, and does not admit this one ({error}); its "
+            f"founder runs `grailnode admit {key}`"
+        ) from error
+
+
+def check_disk(directory: Path) -> None:
+    """Check that the disk of the node's state has room at all.
+
+    Raises:
+        StartError: it has not.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    free = shutil.disk_usage(directory).free
+    if free < _MIN_FREE_BYTES:
+        raise StartError(
+            f"{directory}: {free >> 20} MiB are free where a node needs at least {_MIN_FREE_BYTES >> 20}; free space, "
+            "or move node.state"
+        )

@@ -1,0 +1,113 @@
+"""`grailnode repair`: rebuild what a node's state has lost, from storage and from what is left (docs/state.md).
+
+All of it is rebuilt in memory first. If a part cannot be rebuilt, nothing is written.
+"""
+
+import trio
+
+from grailnode.config import Config
+from grailnode.node.node_makers import canary_state_name, make_canary, make_node, state_directory
+from grailnode.node.state_locks import lock_whole_state
+from grailnode.node.telemetry import NodeTelemetry
+from grailnode.store.state.draft import StateDraft
+from grailnode.store.state.kinds import REMAKEABLE
+from protocol import paths
+from protocol.errors import ProtocolError
+from protocol.rollout.batch import Commitment
+from roles.authority_updates import AUTHORITY, refresh_authority
+from roles.node.identity import Node
+from roles.policy.follower import TRUST_PATH
+from roles.policy.trust_repair import repair_trust
+from roles.ports import LineReporter, NotFoundError, RepairError, TooLargeError
+from roles.records import fetch_record
+from roles.trainer.collect.collector_repair import repair_collector
+from roles.trainer.learn.checkpoint_repair import repair_checkpoint
+from roles.trainer.publish.chain_repair import ChainRepair
+from roles.validator.ledger_repair import LedgerRepair
+from roles.validator.ledger_state import Ledger
+
+
+def repair_node(config: Config, name: str, say: LineReporter) -> None:
+    """Rebuild the state of a stopped node, and that of its canary.
+
+    Raises:
+        StateInUseError: the node runs.
+        RepairError: something that is lost cannot be rebuilt; the state is as it was.
+        StoreError, ProtocolError, StateError: storage or the state cannot be read or written.
+    """
+    with lock_whole_state(state_directory(config, name)):
+        trio.run(repair_state, make_node(config, name, NodeTelemetry(name), repairing=True), say)
+        if config.trainer.canaries and state_directory(config, canary_state_name(config, name)).is_dir():
+            trio.run(repair_state, make_canary(config, name, NodeTelemetry(name), repairing=True), say)
+
+
+async def repair_state(node: Node, say: LineReporter) -> None:
+    """Rebuild what the state of a node has lost.
+
+    Args:
+        node: its state is a draft, which is written at the end.
+
+    Raises:
+        RepairError: something that is lost cannot be rebuilt; the state is as it was.
+        StoreError, ProtocolError, StateError: storage or the state cannot be read or written.
+    """
+    draft = node.state
+    assert isinstance(draft, StateDraft)
+    lost = await draft.scan()
+    for path, what in lost.items():
+        say(f"{path}: {what}")
+    await _repair_authority(node, set(lost), say)
+    if node.key.public in node.authority.trainers:
+        chain = ChainRepair(node, lost.keys(), say)
+        if await chain.is_needed():
+            await chain.run()
+        await repair_checkpoint(draft, say)
+        await repair_collector(draft, lost.keys(), say)
+    elif node.key.public in node.authority.validators:
+        await LedgerRepair(node, lost.keys(), say).run()
+    if TRUST_PATH in lost:
+        say(await repair_trust(node, *await _newest_use(node)))
+    for path in lost:
+        if path.startswith(REMAKEABLE):
+            say(f"{path}: is made again")
+    await draft.commit()
+    say(f"{node.name}: its state is whole")
+
+
+async def _repair_authority(node: Node, lost_paths: set[str], say: LineReporter) -> None:
+    """Fetch the revisions of the authority again, from the first that is lost.
+
+    Raises:
+        RepairError: not all that this node had are found.
+    """
+    lost = sorted(path for path in lost_paths if path.startswith(AUTHORITY))
+    if lost:
+        own_paths = sorted([*lost, *[item.path async for item in node.state.list(AUTHORITY)]])
+        for path in own_paths[own_paths.index(lost[0]) :]:
+            await node.state.delete(path)
+    await refresh_authority(node)
+    if lost:
+        newest = int(own_paths[-1].removeprefix(AUTHORITY))
+        if node.revisions.number < newest:
+            raise RepairError(
+                f"{own_paths[-1]}: storage shows revision {node.revisions.number} only, and a node must not go back; "
+                "try again when the meeting point answers"
+            )
+        say(f"{lost[0]}: fetched again, up to revision {node.revisions.number}")
+
+
+async def _newest_use(node: Node) -> tuple[int, bytes | None]:
+    """Return the newest version that a node is known to have used, and the digest of its weights if that is known.
+
+    A validator's ledger names it, and so does a miner's newest commitment in its own space; -1 for a new node.
+    """
+    entries = (await Ledger.open(node.state, node.run.scoring)).entries()
+    if entries:
+        return entries[-1].version, entries[-1].weights
+    commitments = [item.path async for item in node.store.list(paths.kind_prefix(node.key.public, "commitments"))]
+    for path in reversed(commitments):
+        try:
+            return (await fetch_record(node, Commitment, path)).record.version, None
+        except (NotFoundError, TooLargeError, ProtocolError):
+            continue  # of another run, or bytes of somebody else
+    return -1, None

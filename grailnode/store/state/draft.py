@@ -1,0 +1,85 @@
+"""A state as it will be after a repair: nothing is written before everything that was lost has been rebuilt."""
+
+from collections.abc import AsyncIterator
+
+import trio
+
+from grailnode.store.ranges import slice_object
+from grailnode.store.state.state_store import StateStore
+from roles.ports import NotFoundError, ObjectInfo
+
+
+class StateDraft:
+    """Implements ObjectStore over a state without the objects that it has lost. Changes stay in memory.
+
+    Args:
+        state: opened for a repair.
+    """
+
+    def __init__(self, state: StateStore) -> None:
+        self._state = state
+        self._intact_paths: set[str] = set()
+        self._lost_paths: frozenset[str] = frozenset()
+        self._changes: dict[str, bytes | None] = {}  # None: deleted
+
+    async def scan(self) -> dict[str, str]:
+        """Read the state; return by path what is wrong with each object that is lost.
+
+        Raises:
+            IntactStateError: an object is of another run, or of another version of this program.
+            StoreError: a file cannot be read now.
+        """
+        results = await self._state.scan()
+        self._intact_paths = {path for path, error in results.items() if error is None}
+        self._lost_paths = frozenset(results.keys() - self._intact_paths)
+        return {path: error.what for path, error in results.items() if error is not None}
+
+    async def commit(self) -> None:
+        """Write the changes, and remove what was lost.
+
+        A repair that is killed meanwhile can be started again: what was lost is removed last.
+
+        Raises:
+            StateError, StoreError: the state cannot be written.
+        """
+        for path, data in self._changes.items():
+            if data is not None:
+                if path in self._lost_paths:
+                    await self._state.forget(path)
+                await self._state.put(path, data)
+        for path, data in self._changes.items():
+            if data is None:
+                await self._state.forget(path)
+        for path in sorted(self._lost_paths - self._changes.keys()):
+            await self._state.forget(path)
+
+    async def put(self, path: str, data: bytes) -> None:
+        """Implements ObjectStore.put."""
+        await trio.lowlevel.checkpoint()
+        self._changes[path] = data
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        """Implements ObjectStore.get."""
+        await trio.lowlevel.checkpoint()
+        if path not in self._paths():
+            raise NotFoundError(f"{path}: no such object")
+        data = self._changes.get(path)
+        if data is None:
+            return await self._state.get(path, max_bytes, offset=offset, size=size)
+        return slice_object(data, path, max_bytes, offset, size)
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Implements ObjectStore.list. Sizes are not known and 0."""
+        await trio.lowlevel.checkpoint()
+        for path in sorted(self._paths()):
+            if path.startswith(prefix) and path > after:
+                yield ObjectInfo(path, 0)
+
+    async def delete(self, path: str) -> None:
+        """Implements ObjectStore.delete."""
+        await trio.lowlevel.checkpoint()
+        self._changes[path] = None
+
+    def _paths(self) -> set[str]:
+        deleted = {path for path, data in self._changes.items() if data is None}
+        return (self._intact_paths | self._changes.keys()) - deleted

@@ -1,0 +1,146 @@
+"""The envelope around each object of a node's state: its name, length and digest (docs/state.md).
+
+    magic            8 bytes
+    form             4 bytes, little-endian: the version of the form of this state
+    length of path   4 bytes
+    length of data   8 bytes
+    run              32 bytes: the run's id
+    digest of data   32 bytes: BLAKE3
+    path             UTF-8
+    digest           32 bytes: BLAKE3 of everything before it
+    data
+
+Every form has the same envelope. The digest of the envelope is checked first, so that a damaged form number is not
+mistaken for another version of the program.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from blake3 import blake3
+
+FORM: Final = 1
+"""The version of the form of the state: of its paths, and of the objects at them."""
+
+_MAGIC: Final = b"grailst\n"
+_fixed: Final = struct.Struct("<8sIIQ32s32s")
+_DIGEST_BYTES: Final = 32
+_INLINE_BYTES: Final = 1 << 20  # larger data are hashed on several threads
+
+
+class EnvelopeError(Exception):
+    """A file is not the object that it should be; the text says why."""
+
+
+class ForeignError(EnvelopeError):
+    """A file is whole, but it is of another run, or of another version of this program."""
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What an envelope says.
+
+    Attributes:
+        path: of the object; length: of its data, in bytes.
+        run: id of the run; digest: BLAKE3 of the data.
+    """
+
+    path: str
+    run: bytes
+    length: int
+    digest: bytes
+
+    def check_place(self, path: str, run: bytes) -> None:
+        """Compare the envelope with the place where its file is.
+
+        Args:
+            path: of the object that the file should hold; run: id of the run that it should be of.
+
+        Raises:
+            EnvelopeError: it holds another object; ForeignError: one of another run.
+        """
+        if self.path != path:
+            raise EnvelopeError(f"holds another object, {self.path}")
+        if self.run != run:
+            raise ForeignError(f"is of another run, {self.run.hex()}")
+
+    def check_data(self, data: bytes) -> None:
+        """Compare data with the envelope.
+
+        Raises:
+            EnvelopeError: they are not those that were written.
+        """
+        self.check_digest(data_digest(data))
+
+    def check_digest(self, digest: bytes) -> None:
+        """Compare the BLAKE3 of data with the envelope.
+
+        Raises:
+            EnvelopeError: they are not those that were written.
+        """
+        if digest != self.digest:
+            raise EnvelopeError("damaged: its content does not have the digest that was written with it")
+
+
+def header_size(path: str) -> int:
+    """Return the bytes of the envelope before the data of an object."""
+    return _fixed.size + len(path.encode()) + _DIGEST_BYTES
+
+
+def data_digest(data: bytes) -> bytes:
+    """Return the BLAKE3 of data (32 bytes); large data are hashed on several threads."""
+    return blake3(max_threads=blake3.AUTO if len(data) > _INLINE_BYTES else 1).update(data).digest()
+
+
+def encode(path: str, run: bytes, data: bytes) -> bytes:
+    """Return the envelope of an object, to be written before its data."""
+    name = path.encode()
+    head = _fixed.pack(_MAGIC, FORM, len(name), len(data), run, data_digest(data)) + name
+    return head + blake3(head).digest()
+
+
+def decode(head: bytes, file_size: int) -> Envelope:
+    """Return what the envelope of a file says, checked against itself and the size of the file.
+
+    Args:
+        head: the beginning of the file: all of its envelope, or all of the file if it is shorter.
+        file_size: bytes of the file.
+
+    Raises:
+        EnvelopeError: the file does not hold an object whole.
+        ForeignError: another version of this program wrote it.
+    """
+    if not file_size:
+        raise EnvelopeError("empty")
+    if not head.startswith(_MAGIC):
+        raise EnvelopeError(
+            "has no envelope: its beginning is damaged, or another version of this program wrote it, whose state this "
+            "one does not read"
+        )
+    if len(head) < _fixed.size:
+        raise EnvelopeError(f"cut off after {file_size} bytes")
+    _, form, name_length, length, run, digest = _fixed.unpack_from(head)
+    end = _fixed.size + name_length
+    if head[end : end + _DIGEST_BYTES] != blake3(head[:end]).digest():
+        raise EnvelopeError("damaged in its envelope, cut off there, or the file of another object")
+    if form != FORM:
+        raise ForeignError(
+            f"of form {form}, which another version of this program wrote; this one reads form {FORM}, so start the "
+            "version that wrote it"
+        )
+    if end + _DIGEST_BYTES + length != file_size:
+        raise EnvelopeError(f"{file_size} bytes long instead of {end + _DIGEST_BYTES + length}")
+    return Envelope(head[_fixed.size : end].decode(), run, length, digest)
+
+
+def open_file(contents: bytes) -> bytes:
+    """Return the data of a whole file, checked against its envelope, whichever object it is.
+
+    Raises:
+        EnvelopeError: it does not hold an object whole.
+    """
+    envelope = decode(contents, len(contents))
+    data = contents[len(contents) - envelope.length :]
+    envelope.check_data(data)
+    return data

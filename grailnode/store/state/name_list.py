@@ -1,0 +1,251 @@
+"""The list of the names in a node's state, so that an object which disappears is noticed (docs/state.md).
+
+A file of lines, to which every process of the node appends: "+path" after an object was stored, "-path" before one is
+deleted. Each line begins with a checksum. A line that is damaged, as a power failure may leave it, is ignored. So an
+object may be there and not in the list, which does no harm; an object that is in the list and not there is lost.
+"""
+
+import errno
+import fcntl
+import os
+import secrets
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from blake3 import blake3
+
+from grailnode.store.disk import sync_folder, write_through
+from grailnode.store.state.envelope import FORM
+
+NAME: Final = ".names"
+_LOCK: Final = ".names.lock"
+_CHECKSUM_BYTES: Final = 4
+_MIN_LINES: Final = 1000  # a shorter list is never rewritten
+
+
+class NameListError(Exception):
+    """The list cannot be used; the text says why."""
+
+
+class ForeignListError(NameListError):
+    """The list is whole, but it is of another run, or of another version of this program."""
+
+
+class NameList:
+    """The list of one state. Several processes, and the threads of each, may share it.
+
+    Args:
+        root: the directory of the state.
+        title: what the first line says of the state: its form and its run.
+    """
+
+    def __init__(self, root: Path, title: str) -> None:
+        self._root = root
+        self._path, self._lock = root / NAME, root / _LOCK
+        self._title = title
+        self._first_line: bytes | None = None  # of the file as it was read; each rewriting has another
+        self._names: dict[str, set[str]] = {}  # by folder
+        self._lines = 0  # that were read
+        self._position = 0  # in the file, up to which it was read
+
+    def open(self, is_new: Callable[[], bool]) -> None:
+        """Read the list. It is written anew when most of its lines are about deleted objects.
+
+        Args:
+            is_new: whether there are no objects, so that a list that is missing is created.
+
+        Raises:
+            NameListError: it is missing, empty, or another node's.
+            OSError: the disk refused.
+        """
+        with self._locked():
+            if not os.path.lexists(self._path) and is_new():
+                self._write(())
+            self._refresh()
+            names = [name for folder in self._names.values() for name in folder]
+            if self._lines > max(_MIN_LINES, 4 * len(names)):
+                self._write(names)
+
+    def rewrite(self, names: Collection[str]) -> None:
+        """Replace the list.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        with self._locked():
+            self._write(names)
+
+    def names(self, prefix: str = "") -> set[str]:
+        """Return the names in the list that begin with a prefix.
+
+        Raises:
+            NameListError, OSError: as for `open`.
+        """
+        with self._locked():
+            self._refresh()
+            folders = [folder for folder in self._names if folder.startswith(prefix) or prefix.startswith(folder)]
+            return {name for folder in folders for name in self._names[folder] if name.startswith(prefix)}
+
+    def contains(self, name: str) -> bool:
+        """Return whether a name is in the list.
+
+        Raises:
+            NameListError, OSError: as for `open`.
+        """
+        with self._locked():
+            self._refresh()
+            return name in self._names.get(_folder(name), ())
+
+    def add(self, name: str) -> None:
+        """Add the name of an object that was stored. The line is not flushed: after a power failure it may be lost.
+
+        Raises:
+            NameListError, OSError: as for `open`.
+        """
+        with self._locked():
+            if name not in self._names.get(_folder(name), ()):
+                self._append("+", name)
+
+    def remove(self, name: str) -> None:
+        """Remove the name of an object that is about to be deleted. This is on the disk when it returns.
+
+        Raises:
+            NameListError, OSError: as for `open`.
+        """
+        with self._locked():
+            self._refresh()
+            if name in self._names.get(_folder(name), ()):
+                self._append("-", name, flush=True)
+
+    def _append(self, sign: str, name: str, *, flush: bool = False) -> None:
+        line = _line(sign + name)
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            written = os.write(descriptor, line)
+            if written != len(line):
+                os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+            if flush:
+                os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+        self._apply(sign + name)
+
+    def _apply(self, entry: str) -> None:
+        sign, name = entry[:1], entry[1:]
+        folder = self._names.setdefault(_folder(name), set())
+        if sign == "+":
+            folder.add(name)
+        elif sign == "-":
+            folder.discard(name)
+
+    def _refresh(self) -> None:
+        """Read the lines that were appended since the last time, by whatever process."""
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            raise NameListError("missing") from None
+        with os.fdopen(descriptor, "rb") as file:
+            first_line = file.readline()
+            if first_line != self._first_line:
+                _check_first_line(first_line, self._title)
+                self._first_line, self._names, self._lines, self._position = first_line, {}, 0, len(first_line)
+            file.seek(self._position)
+            data = file.read()
+        complete = data[: data.rfind(b"\n") + 1]
+        self._position += len(complete)
+        for line in complete.splitlines():
+            self._lines += 1
+            entry = _parse(line)
+            if entry is not None:
+                self._apply(entry)
+
+    def _write(self, names: Collection[str]) -> None:
+        write(self._path, self._title, names)
+        self._refresh()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep the other threads and processes of the node away from the list."""
+        try:
+            descriptor = os.open(self._lock, os.O_RDONLY | os.O_CLOEXEC)  # a read-only disk can be read
+        except FileNotFoundError:
+            descriptor = os.open(self._lock, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def title(run_id: bytes) -> str:
+    """Return what the first line of the list of a run's state says."""
+    return f"grailnode state {FORM} {run_id.hex()}"
+
+
+def parse(data: bytes, title: str) -> set[str]:
+    """Return the names in the contents of a whole list.
+
+    Raises:
+        NameListError: it is empty, damaged in its first line, or another node's.
+    """
+    names: set[str] = set()
+    first_line, *lines = data.splitlines(keepends=True) or [b""]
+    _check_first_line(first_line, title)
+    for line in lines:
+        entry = _parse(line) or ""
+        if entry.startswith("+"):
+            names.add(entry[1:])
+        elif entry.startswith("-"):
+            names.discard(entry[1:])
+    return names
+
+
+def write(path: Path, title: str, names: Collection[str]) -> None:
+    """Write a list anew, whole or not at all.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    temporary = path.with_name(f"{path.name}.new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        first_line = _line(f"{title} {secrets.token_hex(8)}")
+        write_through(descriptor, first_line, b"".join(_line("+" + name) for name in sorted(names)))
+    finally:
+        os.close(descriptor)
+    if path.is_dir():
+        path.rmdir()
+    temporary.rename(path)
+    sync_folder(path.parent)
+
+
+def _check_first_line(line: bytes, title: str) -> None:
+    entry = _parse(line)
+    if entry is None:
+        raise NameListError("damaged in its first line" if line else "empty")
+    if entry.rpartition(" ")[0] != title:
+        raise ForeignListError("of another run, or of another version of this program")
+
+
+def _folder(name: str) -> str:
+    """Return the part of a name up to its last '/'."""
+    return name[: name.rfind("/") + 1]
+
+
+def _line(entry: str) -> bytes:
+    data = entry.encode()
+    return blake3(data).digest()[:_CHECKSUM_BYTES].hex().encode() + b" " + data + b"\n"
+
+
+def _parse(line: bytes) -> str | None:
+    """Return the entry of a line; None for a damaged one."""
+    checksum, _, data = line.rstrip(b"\n").partition(b" ")
+    if checksum != blake3(data).digest()[:_CHECKSUM_BYTES].hex().encode():
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None

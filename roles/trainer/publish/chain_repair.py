@@ -1,0 +1,209 @@
+"""Rebuilds the publisher's record from the chain that it has published (docs/state.md).
+
+Storage shows what followers trust, so the record continues there: head, manifests, weights. Nothing is continued that
+is behind what this state is known to have published, because the followers would see two histories.
+"""
+
+from collections.abc import Set
+from contextlib import suppress
+
+from protocol import limits, paths
+from protocol.chain import safetensors
+from protocol.chain.manifest import Head, Manifest
+from protocol.chain.verifier import ChainVerifier
+from protocol.digest import digest_weights
+from protocol.errors import error_context
+from protocol.identity.signing import Signed
+from roles.node.identity import Node
+from roles.policy.follower import TRUST_PATH, Follower
+from roles.ports import LineReporter, NotFoundError, RepairError
+from roles.records import fetch_envelope
+from roles.trainer.publish.fencing import read_own_head
+from roles.trainer.publish.history import (
+    ANCHORS,
+    EPOCH,
+    FIRST_PATCH,
+    MANIFESTS,
+    RETIRED,
+    SHARDS,
+    WRITER,
+    History,
+    read_manifests,
+    shard_path,
+)
+from roles.trainer.spool import CHAIN, OUTBOX, PUBLISHED_WEIGHTS, get_snapshot, list_snapshots
+
+
+class ChainRepair:
+    """The repair of one publisher's record.
+
+    Args:
+        node: whose state has lost some objects, or is older than what it published.
+        lost_paths: the paths of these objects.
+    """
+
+    def __init__(self, node: Node, lost_paths: Set[str], say: LineReporter) -> None:
+        self._node = node
+        self._lost_paths = lost_paths
+        self._say = say
+        self._local: dict[int, Signed[Manifest]] = {}  # the manifests that the state still has
+
+    async def is_needed(self) -> bool:
+        """Return whether the record has lost something, or does not know the version that storage shows.
+
+        Raises:
+            StoreError, ProtocolError: storage or the state cannot be read.
+        """
+        if any(path.startswith((CHAIN, OUTBOX)) for path in self._lost_paths):
+            return True
+        head = await self._read_head()
+        if head is None:
+            return False
+        history = await History.open(self._node.state)
+        own_manifest = history.manifests.get(head.version)
+        return (
+            head.version > history.published_version + 1
+            or own_manifest is None
+            or own_manifest.digest != head.digest(head.version)
+        )
+
+    async def run(self) -> None:
+        """Rebuild chain and outbox in the node's state.
+
+        Raises:
+            RepairError: storage is behind this state, or shows another history.
+            StoreError, ProtocolError: storage or the state cannot be read, or storage shows no valid chain.
+        """
+        state = self._node.state
+        self._local = await read_manifests(state)
+        known_version = await self._known_version()
+        head = await self._read_head()
+        if head is None:
+            if known_version >= 0:
+                raise RepairError(
+                    f"{CHAIN}: storage shows no head, but this node has published version {known_version}; restore the "
+                    "storage first"
+                )
+            await self._begin_anew()
+            return
+        if head.version < known_version:
+            raise RepairError(
+                f"{CHAIN}: storage shows version {head.version}, but this node has published version {known_version}; "
+                "restore the storage first"
+            )
+        manifests = await self._fetch_manifests(head)
+        weights = await self._rebuild_weights(head)
+        await self._repair_outbox(head.version)
+        await self._write(head, manifests, weights)
+        self._say(f"{CHAIN}: continues version {head.version}, the newest that storage shows")
+
+    async def _known_version(self) -> int:
+        """Return the newest version that this state is known to have published; -1 for none."""
+        names = [path for path in self._lost_paths if path.startswith(PUBLISHED_WEIGHTS)]
+        names += [item.path async for item in self._node.state.list(PUBLISHED_WEIGHTS)]
+        return max((int(name.removeprefix(PUBLISHED_WEIGHTS)) for name in names), default=-1)
+
+    async def _read_head(self) -> Head | None:
+        signed = await read_own_head(self._node)
+        if signed is None:
+            return None
+        if signed.record.run != self._node.run_id:
+            raise RepairError(f"{CHAIN}: storage shows the head of another run")
+        return signed.record
+
+    async def _begin_anew(self) -> None:
+        """Drop everything that was made of a chain of which nothing was shown to anybody."""
+        state = self._node.state
+        for prefix in (CHAIN, OUTBOX):
+            for path in [item.path async for item in state.list(prefix)]:
+                await state.delete(path)
+        self._say(f"{CHAIN}: nothing was published; it begins with the genesis weights")
+
+    async def _fetch_manifests(self, head: Head) -> dict[int, tuple[Manifest, bytes]]:
+        """Return the manifests that the head lists, verified, and their signed bytes, by version.
+
+        Raises:
+            RepairError: this state has signed another manifest for one of the versions.
+        """
+        node, key = self._node, self._node.key.public
+        chain = ChainVerifier(node.run_id, node.run, revisions=node.revisions)
+        chain.accept_head(await fetch_envelope(node, Head, paths.head(key)), node.clock.now(), allow_expired=True)
+        manifests: dict[int, tuple[Manifest, bytes]] = {}
+        for version, digest in chain.missing_manifests():
+            local = self._local.get(version)
+            if local is not None and local.digest != digest:
+                raise RepairError(
+                    f"{MANIFESTS}{version:010d}: storage shows another manifest than this state has signed; another "
+                    "trainer uses this key: revoke it (docs/operate.md)"
+                )
+            path = paths.manifest(key, version, digest)
+            data = await fetch_envelope(node, Manifest, path)
+            with error_context(path):
+                manifests[version] = chain.accept_manifest(version, data), data
+        return manifests
+
+    async def _rebuild_weights(self, head: Head) -> bytes:
+        """Return the weights of the newest version as a file: from the state, or else from storage."""
+        node, path = self._node, f"{PUBLISHED_WEIGHTS}{head.version:010d}"
+        with suppress(NotFoundError):
+            return await node.state.get(path, limits.MAX_SHARD_BYTES)
+        follower = await Follower.open(node, allow_expired=True)
+        await follower.refresh()
+        await node.state.delete(TRUST_PATH)  # a publisher has none
+        if follower.chain.head is None or follower.chain.head.version != head.version:
+            raise RepairError(f"{path}: storage shows the chain of another trainer as the newest")
+        verified = await follower.rebuild(head.version)
+        self._say(f"{path}: rebuilt from storage")
+        return safetensors.write(verified.weights)
+
+    async def _repair_outbox(self, published_version: int) -> None:
+        """Keep the snapshots that follow the published version without a gap, and a signed manifest that fits."""
+        state, expected = self._node.state, published_version + 1
+        for name in await list_snapshots(state):
+            if name.version == expected:
+                expected += 1
+                continue
+            await state.delete(name.path)
+            if name.version > published_version:
+                self._say(f"{name.path}: dropped, since the version before it is lost")
+        promised = self._local.get(published_version + 1)
+        if promised is None:
+            return
+        for name in await list_snapshots(state):
+            if name.version == published_version + 1:
+                weights = await get_snapshot(state, name)
+                if digest_weights(weights) == promised.record.weights:
+                    return
+        del self._local[published_version + 1]
+        self._say(f"{MANIFESTS}{published_version + 1:010d}: was signed and not shown to anybody; it is made again")
+
+    async def _write(self, head: Head, manifests: dict[int, tuple[Manifest, bytes]], weights: bytes) -> None:
+        """Write the record anew."""
+        state = self._node.state
+        shards = {item.path async for item in state.list(SHARDS)}
+        epoch = head.epoch
+        with suppress(NotFoundError):
+            epoch = max(epoch, int(await state.get(EPOCH, 32)))
+        promised = self._local.get(head.version + 1)
+        objects: dict[str, bytes] = {
+            EPOCH: str(epoch).encode(),
+            WRITER: self._node.key.public,
+            FIRST_PATCH: str(head.oldest_patch).encode(),
+            f"{PUBLISHED_WEIGHTS}{head.version:010d}": weights,
+        }
+        if promised is not None:
+            manifests[head.version + 1] = promised.record, promised.data
+        for version, (manifest, data) in manifests.items():
+            objects[f"{MANIFESTS}{version:010d}"] = data
+            own_shards = {shard_path(version, ref) for ref in manifest.anchor}
+            if version in head.anchors:
+                objects[f"{ANCHORS}{version:010d}"] = b""
+            elif manifest.anchor and own_shards <= shards:
+                objects |= {path: await state.get(path, limits.MAX_SHARD_BYTES) for path in own_shards}
+            elif manifest.anchor:
+                objects[f"{ANCHORS}{version:010d}"] = RETIRED
+        for path in [item.path async for item in state.list(CHAIN)]:
+            if path not in objects:
+                await state.delete(path)
+        for path, data in objects.items():
+            await state.put(path, data)

@@ -1,0 +1,139 @@
+"""Backup, damage, repair and restore of a real trainer: it ends with one line, and goes on after a repair."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes.command_line import CommandResult, run_command
+from tests.support.processes.programs import eventually, run_program
+from tests.support.processes.stepwise_trainer import StepwiseTrainer, make_run
+
+BEFORE, AFTER = 2, 4  # versions
+
+
+def objects(root: Path) -> dict[str, bytes]:
+    """Return the files of a state's objects."""
+    files = (file for file in root.rglob("*") if file.is_file())
+    return {str(file.relative_to(root)): file.read_bytes() for file in files if not file.name.startswith(".names")}
+
+
+class Site:
+    """The directory of a run with a trainer alone."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = make_run(directory)
+        self.objects = self.directory / "state" / "trainer" / "objects"
+        self._options = ("--run", str(self.directory / "run.toml"), "--name", "trainer")
+
+    def command(self, *arguments: str) -> CommandResult:
+        """Run a command about the trainer's state."""
+        return run_command(*arguments, *self._options)
+
+    def refusal(self) -> str:
+        """Start the trainer, which refuses its state; return its lines."""
+        result = run_program("--role", "trainer", *self._options)
+        assert result.returncode == 1
+        assert "Traceback" not in result.stderr
+        assert "starting it again" not in result.stderr
+        return result.stderr
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """A stopped trainer with some versions; its backups are `one` and `two`, before and after the last of them."""
+    site = Site(tmp_path_factory.mktemp("site") / "run")
+    StepwiseTrainer(site.directory).publish_versions(BEFORE - 1)
+    assert site.command("backup", str(site.directory / "one")).returncode == 0
+    StepwiseTrainer(site.directory).publish_versions(BEFORE, first=BEFORE - 1)
+    assert site.command("backup", str(site.directory / "two")).returncode == 0
+    return site
+
+
+@pytest.fixture
+def site(trained: Site, tmp_path: Path) -> Site:
+    copy = Site.__new__(Site)
+    copy.__dict__.update(trained.__dict__)
+    copy.directory = tmp_path / "run"
+    shutil.copytree(trained.directory, copy.directory)
+    copy.objects = copy.directory / "state" / "trainer" / "objects"
+    copy._options = ("--run", str(copy.directory / "run.toml"), "--name", "trainer")
+    return copy
+
+
+@pytest.mark.parametrize("path", ["training/checkpoint", "chain/epoch", "chain/weights/*"])
+def test_a_damaged_state_ends_a_trainer_in_one_line_until_it_is_repaired(site: Site, path: str):
+    file = max(site.objects.glob(path))  # a kill may leave the weights of an older version beside the newest
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    lines = [line for line in site.refusal().splitlines() if "`grailnode repair`" in line]
+    assert len(lines) == 1
+    assert str(file) in lines[0]
+
+    result = site.command("repair")
+    assert result.returncode == 0
+    assert result.stdout.splitlines()[-1] == "trainer: its state is whole"
+    StepwiseTrainer(site.directory).publish_versions(AFTER, first=BEFORE)
+
+
+def test_a_damaged_state_is_not_backed_up(site: Site):
+    (site.objects / "chain" / "epoch").write_bytes(b"")
+    result = site.command("backup", str(site.directory / "three"))
+    assert result.returncode == 1
+    assert f"{site.objects / 'chain' / 'epoch'}: empty; only a whole state is copied" in result.stderr
+    assert site.command("restore", str(site.directory / "three")).returncode == 1
+
+
+def test_the_newest_backup_is_gone_on_with(site: Site):
+    shutil.rmtree(site.objects)
+    assert site.command("restore", str(site.directory / "two")).returncode == 0
+    assert objects(site.objects) == objects(site.directory / "two" / "trainer" / "objects")
+    StepwiseTrainer(site.directory).publish_versions(AFTER, first=BEFORE)
+
+
+def test_an_old_backup_is_refused_until_it_is_repaired(site: Site):
+    shutil.rmtree(site.objects)
+    assert site.command("restore", str(site.directory / "one")).returncode == 0
+    assert "which this node's state did not publish" in site.refusal()
+    result = site.command("repair")
+    assert result.returncode == 0
+    assert f"chain/: continues version {BEFORE}, the newest that storage shows" in result.stdout
+    StepwiseTrainer(site.directory).publish_versions(AFTER, first=BEFORE)
+
+
+def test_a_backup_is_not_restored_over_a_state_nor_damaged(site: Site):
+    result = site.command("restore", str(site.directory / "two"))
+    assert result.returncode == 1
+    assert f"{site.objects}: there is a state already; move it away first" in result.stderr
+    shutil.rmtree(site.objects)
+    file = site.directory / "two" / "trainer" / "objects" / "training" / "checkpoint"
+    file.write_bytes(file.read_bytes()[:-1])
+    result = site.command("restore", str(site.directory / "two"))
+    assert result.returncode == 1
+    assert str(file) in result.stderr
+    assert not site.objects.exists()
+
+
+def test_neither_backup_nor_repair_touches_the_state_of_a_running_node(site: Site):
+    log = site.directory / "logs" / "trainer-upload.jsonl"
+    starts = log.read_text().count('"started"')
+    trainer = StepwiseTrainer(site.directory)
+    two, three = str(site.directory / "two"), str(site.directory / "three")
+    try:
+        eventually(lambda: log.read_text().count('"started"') > starts, "the trainer's start")
+        for arguments in (("backup", three), ("repair",), ("restore", two)):
+            result = site.command(*arguments)
+            assert result.returncode == 1
+            assert "in use by another" in result.stderr
+    finally:
+        trainer.end()
+
+
+def test_a_backup_needs_a_new_directory_and_a_state(site: Site):
+    result = site.command("backup", str(site.directory / "two"))
+    assert result.returncode == 1
+    assert "is not empty" in result.stderr
+    shutil.rmtree(site.objects)
+    result = site.command("backup", str(site.directory / "three"))
+    assert "no such state; is --name the name of the node?" in result.stderr

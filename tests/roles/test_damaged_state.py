@@ -1,0 +1,102 @@
+"""A node whose own state was damaged goes on rightly or ends with one clear line. It never publishes from it, and never
+ends in a traceback.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.simulation.damaged_states import (
+    DAMAGES,
+    MOMENTS,
+    Damage,
+    Kept,
+    Outcome,
+    bend,
+    files_by_kind,
+    outcome,
+    repair,
+    stopped_network,
+)
+from tests.support.simulation.disk_network import DiskNetwork
+from tests.support.simulation.virtual_clock import simulate
+
+BITS = 3
+MAY_GO_ON = {".names", "outcomes", "pending"}
+"""Kinds with which a node may go on: damaged lines of the list of names do no harm while the files are there, a pending
+window has no content, and the outcomes of a closed window are not read.
+"""
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory: pytest.TempPathFactory) -> list[DiskNetwork]:
+    """Networks that were stopped, one at each moment."""
+    root = tmp_path_factory.mktemp("states")
+    return [simulate(stopped_network, root / str(number), moment) for number, moment in enumerate(MOMENTS)]
+
+
+@pytest.fixture(scope="module")
+def files(networks: list[DiskNetwork]) -> dict[tuple[str, str], Kept]:
+    return {(kept.node, kept.kind): kept for kept in files_by_kind(networks)}
+
+
+KINDS = [
+    *(("trainer", f"chain/{kind}") for kind in ("anchors", "manifests", "shards", "weights")),
+    *(("trainer", kind) for kind in (".names", "authority", "chain", "collector-progress", "inbox", "intents")),
+    *(("trainer", kind) for kind in ("outbox", "outcomes", "training")),
+    *(("validator-0", kind) for kind in (".names", "authority", "ledger", "pending", "sealed", "trust", "witness")),
+    *(("miner-1", kind) for kind in (".names", "authority", "trust")),
+]
+
+
+def test_the_states_have_an_object_of_every_kind(files: dict[tuple[str, str], Kept]):
+    assert sorted(files) == sorted(KINDS)
+
+
+async def damaged(kept: Kept, root: Path, damage: Damage) -> Outcome:
+    network = kept.network.copy(root)
+    damage(root / kept.node / kept.path)
+    return await outcome(network, kept.node)
+
+
+@pytest.mark.parametrize("node, kind", KINDS)
+def test_a_damaged_file_is_named_in_one_line_or_made_again(
+    files: dict[tuple[str, str], Kept], tmp_path: Path, node: str, kind: str
+):
+    kept = files[node, kind]
+    damages = DAMAGES | {f"bit {place}": bend(place) for place in range(BITS)}
+    for number, (name, damage) in enumerate(damages.items()):
+        result = simulate(damaged, kept, tmp_path / str(number), damage)
+        assert result.fault is None, f"{name}: {result.fault}"
+        if result.line is not None:
+            assert kept.path in result.line, f"{name}: {result.line}"
+            assert "`grailnode repair`" in result.line
+        else:
+            assert kind in MAY_GO_ON, name
+
+
+@pytest.mark.parametrize("node, kind", KINDS)
+def test_a_repaired_state_is_gone_on_with(files: dict[tuple[str, str], Kept], tmp_path: Path, node: str, kind: str):
+    kept = files[node, kind]
+
+    async def scenario(root: Path, damage: Damage) -> Outcome:
+        network = kept.network.copy(root)
+        damage(root / kept.node / kept.path)
+        lines = await repair(network, node)
+        print(*lines, sep="\n")
+        assert kind == ".names" or any(line.startswith(kept.path) for line in lines)
+        return await outcome(network, node)
+
+    for name, damage in DAMAGES.items():
+        assert simulate(scenario, tmp_path / name, damage) == Outcome()
+
+
+def test_whole_states_are_gone_on_with(networks: list[DiskNetwork], tmp_path: Path):
+    for number, network in enumerate(networks):
+        for name in ("trainer", "validator-0", "miner-1"):
+            copy = tmp_path / f"{number}-{name}"
+
+            async def go_on(network=network, copy=copy, name=name) -> Outcome:
+                return await outcome(network.copy(copy), name)
+
+            assert simulate(go_on) == Outcome()

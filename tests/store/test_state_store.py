@@ -1,0 +1,256 @@
+"""The store of a node's own state: whatever the disk does to a file, it is noticed, and the line names the file."""
+
+import errno
+import os
+import random
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from grailnode.store.state import envelope
+from grailnode.store.state.name_list import NAME
+from grailnode.store.state.state_store import IntactStateError, StateStore
+from roles.ports import NotFoundError, StateError
+
+RUN, OTHER_RUN = bytes(32), bytes(31) + b"\x01"
+DATA = random.Random(0).randbytes(300)
+
+
+def store(root: Path) -> StateStore:
+    return StateStore(root, RUN, inline=True)
+
+
+async def paths(state: StateStore, prefix: str = "") -> list[str]:
+    return [item.path async for item in state.list(prefix)]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """The file of an object that holds DATA."""
+    trio.run(store(tmp_path).put, "ledger/5", DATA)
+    return tmp_path / "ledger/5"
+
+
+def refusal(root: Path, path: str = "ledger/5") -> str:
+    """The line with which an object is refused."""
+    with pytest.raises(StateError) as error:
+        trio.run(store(root).get, path, 1000)
+    line = str(error.value)
+    assert line.startswith(str(root / path))
+    assert "\n" not in line
+    if isinstance(error.value, IntactStateError):
+        return line
+    assert "it holds a window of this validator's ledger" in line
+    assert line.endswith("run `grailnode repair` (docs/state.md)")
+    return line
+
+
+def test_every_bent_bit_is_refused(file: Path, tmp_path: Path):
+    whole = file.read_bytes()
+    for place in range(8 * len(whole)):
+        bent = bytearray(whole)
+        bent[place // 8] ^= 1 << place % 8
+        file.write_bytes(bent)
+        refusal(tmp_path)
+
+
+def test_every_cut_is_refused(file: Path, tmp_path: Path):
+    whole = file.read_bytes()
+    for size in range(len(whole)):
+        file.write_bytes(whole[:size])
+        refusal(tmp_path)
+    file.write_bytes(whole + b"\0")
+    assert f"{len(whole) + 1} bytes long instead of {len(whole)}" in refusal(tmp_path)
+
+
+ChangeFile = Callable[[Path], object]
+
+
+def _replace_by_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def _replace_by_link(file: Path) -> None:
+    file.rename(file.with_suffix(".away"))
+    file.symlink_to(file.with_suffix(".away"))
+
+
+@pytest.mark.parametrize(
+    "change, what",
+    [
+        (lambda file: file.write_bytes(b""), "empty"),
+        (lambda file: file.write_bytes(bytes(file.stat().st_size)), "has no envelope"),
+        (lambda file: file.write_bytes(DATA), "has no envelope"),
+        (Path.unlink, "missing"),
+        (_replace_by_folder, "not a regular file"),
+        (_replace_by_link, "a symbolic link"),
+    ],
+    ids=["empty", "zeros", "without envelope", "missing", "folder", "link"],
+)
+def test_the_line_says_what_is_wrong(file: Path, tmp_path: Path, change: ChangeFile, what: str):
+    change(file)
+    assert f"{file}: {what}" in refusal(tmp_path)
+
+
+def test_a_file_of_another_object_form_or_run_is_refused(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async def scenario() -> None:
+        await store(tmp_path).put("ledger/4", DATA)
+        file.write_bytes((tmp_path / "ledger/4").read_bytes())
+
+    trio.run(scenario)
+    assert "holds another object, ledger/4" in refusal(tmp_path)
+    file.write_bytes(envelope.encode("ledger/5", OTHER_RUN, DATA) + DATA)
+    assert f"is of another run, {OTHER_RUN.hex()}" in refusal(tmp_path)
+    monkeypatch.setattr(envelope, "FORM", 2)
+    contents = envelope.encode("ledger/5", RUN, DATA) + DATA
+    monkeypatch.undo()
+    file.write_bytes(contents)
+    assert "of form 2, which another version of this program wrote; this one reads form 1" in refusal(tmp_path)
+
+
+def test_a_missing_object_is_noticed_by_listing_and_after_a_restart(tmp_path: Path):
+    async def scenario() -> None:
+        state = store(tmp_path)
+        for number in range(3):
+            await state.put(f"ledger/{number}", DATA)
+        await state.put("outbox/1", DATA)
+        (tmp_path / "ledger/2").unlink()
+        for other in (state, store(tmp_path)):
+            with pytest.raises(StateError, match=re.escape(f"{tmp_path}/ledger/2: missing")):
+                await paths(other, "ledger/")
+            assert await paths(other, "outbox/") == ["outbox/1"]
+        (tmp_path / "ledger/0").unlink()
+        with pytest.raises(StateError, match=re.escape("ledger/0: missing (and 1 more)")):
+            await paths(state)
+
+    trio.run(scenario)
+
+
+def test_what_one_process_deletes_or_stores_another_does_not_miss(tmp_path: Path):
+    async def scenario() -> None:
+        one, other = store(tmp_path), store(tmp_path)
+        for number in range(100):
+            await one.put(f"inbox/{number}", DATA)
+            assert await paths(other, "inbox/") == [f"inbox/{number}"]
+            await other.delete(f"inbox/{number}")
+            assert await paths(one) == []
+            with pytest.raises(NotFoundError):
+                await one.get(f"inbox/{number}", 1000)
+
+    trio.run(scenario)
+
+
+def test_threads_that_store_delete_and_list_at_once_miss_nothing(tmp_path: Path):
+    async def scenario() -> None:
+        one, other = StateStore(tmp_path, RUN), StateStore(tmp_path, RUN)
+
+        async def write(task: int) -> None:
+            for number in range(20):
+                await one.put(f"inbox/{task}-{number}", DATA)
+                await other.delete(f"inbox/{task}-{number}")
+
+        async with trio.open_nursery() as nursery:
+            async with trio.open_nursery() as writers:
+                for task in range(4):
+                    writers.start_soon(write, task)
+                for state in (one, other):
+                    nursery.start_soon(_list_for_ever, state)
+            nursery.cancel_scope.cancel()
+        assert await paths(store(tmp_path)) == []
+
+    trio.run(scenario)
+
+
+async def _list_for_ever(state: StateStore) -> None:
+    while True:
+        await paths(state, "inbox/")
+
+
+def test_damaged_lines_of_the_list_of_names_do_no_harm_while_the_files_are_there(tmp_path: Path):
+    async def scenario() -> None:
+        for number in range(4):
+            await store(tmp_path).put(f"ledger/{number}", DATA)
+        whole = (tmp_path / NAME).read_bytes()
+        title = whole.index(b"\n") + 1
+        for place in range(8 * title, 8 * len(whole)):
+            bent = bytearray(whole)
+            bent[place // 8] ^= 1 << place % 8
+            (tmp_path / NAME).write_bytes(bent)
+            assert len(await paths(store(tmp_path), "ledger/")) == 4
+        for size in range(title, len(whole)):
+            (tmp_path / NAME).write_bytes(whole[:size])
+            assert len(await paths(store(tmp_path), "ledger/")) == 4
+
+    trio.run(scenario)
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda file: file.write_bytes(b""), _replace_by_folder])
+def test_a_state_without_its_list_of_names_is_refused_until_it_is_repaired(
+    file: Path, tmp_path: Path, change: ChangeFile
+):
+    change(tmp_path / NAME)
+    with pytest.raises(StateError, match=re.escape(f"{tmp_path / NAME}: ")):
+        store(tmp_path)
+    repaired = StateStore(tmp_path, RUN, inline=True, repairing=True)
+    assert trio.run(repaired.scan) == {"ledger/5": None}
+    assert trio.run(store(tmp_path).get, "ledger/5", 1000) == DATA
+
+
+def test_a_repair_touches_neither_the_state_of_another_run_nor_one_that_it_may_not_read(file: Path, tmp_path: Path):
+    with pytest.raises(IntactStateError, match="of another run"):
+        StateStore(tmp_path, OTHER_RUN, inline=True, repairing=True)
+    (tmp_path / NAME).unlink()
+    with pytest.raises(IntactStateError, match="is of another run"):
+        trio.run(StateStore(tmp_path, OTHER_RUN, inline=True, repairing=True).scan)
+
+
+def test_a_file_that_this_user_may_not_read_is_refused(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    open_file = os.open
+
+    def refuse(path: Path, *arguments: int) -> int:
+        if path == file:
+            raise PermissionError(errno.EACCES, "permission denied", str(path))
+        return open_file(path, *arguments)
+
+    monkeypatch.setattr(os, "open", refuse)  # root may read every file
+    for read in (partial(store(tmp_path).get, "ledger/5", 1000), StateStore(tmp_path, RUN, repairing=True).scan):
+        with pytest.raises(IntactStateError, match=f"{file}: permission denied; give it to the user who runs the node"):
+            trio.run(read)
+
+
+def test_the_list_of_names_of_another_run_is_refused(file: Path, tmp_path: Path):
+    with pytest.raises(StateError, match="of another run"):
+        StateStore(tmp_path, OTHER_RUN, inline=True)
+
+
+def test_the_list_of_names_stays_short(tmp_path: Path):
+    async def scenario() -> None:
+        state = store(tmp_path)
+        for number in range(800):
+            await state.put(f"pending/{number}", b"")
+            await state.delete(f"pending/{number}")
+        await state.put("trust", DATA)
+        before = (tmp_path / NAME).stat().st_size
+        state = store(tmp_path)
+        assert (tmp_path / NAME).stat().st_size < before / 100
+        assert await paths(state) == ["trust"]
+
+    trio.run(scenario)
+
+
+def test_what_a_node_makes_again_by_itself_may_be_missing(tmp_path: Path):
+    async def scenario() -> None:
+        state = store(tmp_path)
+        for path in ("proof-of-work", "announcements/x"):
+            await state.put(path, DATA)
+            (tmp_path / path).unlink()
+            with pytest.raises(NotFoundError):
+                await state.get(path, 1000)
+        assert await paths(state) == []
+
+    trio.run(scenario)
