@@ -1,1 +1,1 @@
-"""Measurements behind the choices in docs/: run as `python -m bench.NAME`."""
+"""Benchmarks behind the figures and choices in docs/: each runs as `python -m bench.NAME` and has `--help`."""

@@ -1,4 +1,4 @@
-"""What must always hold, asked of a network of real processes: of its objects, and of what its processes have said."""
+"""Checks of the invariants of a network of real processes, from its stored objects and its processes' logs."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
@@ -8,8 +8,9 @@ from typing import Any, Protocol
 import trio
 
 from grailnode.config import Config
-from grailnode.node.processes import make_spectator
+from grailnode.node.node_makers import make_spectator
 from grailnode.observe.chain_check import verify_chain
+from grailnode.store.state.envelope import open_file
 from protocol.chain.manifest import Manifest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import open_announced
@@ -18,14 +19,16 @@ from protocol.rollout.batch import Commitment
 from roles.ports import StoreError
 from roles.trainer.verified_batch import USED, WindowOutcomes
 
-_KEPT_WINDOWS = 900  # a trainer forgets accounts after 1,000
+_RETAINED_WINDOWS = 900  # a trainer deletes outcomes after 1,000 windows
 
 
-class Site(Protocol):
-    """A network to be judged; its trainer's node is named 'trainer'.
+class AuditedNetwork(Protocol):
+    """A network whose history is checked; its trainer's node is named 'trainer'.
 
     Attributes:
-        config: a bystander's view of the run; processes: all whose logs count; validators: those that judge.
+        config: configuration of a spectator of the run.
+        processes: names of all processes whose logs count.
+        validators: names of the validators' processes.
     """
 
     @property
@@ -36,157 +39,168 @@ class Site(Protocol):
     def validators(self) -> Collection[str]: ...
 
     def events(self, process: str, name: str = "") -> list[dict[str, Any]]:
-        """What a process has said, of one name or in all."""
+        """Return the events that a process has logged, those of one name or all."""
 
     def objects(self, kind: str) -> list[Path]:
-        """The files of all whole objects of a kind ('manifests', 'verdicts', ...), in anybody's space."""
+        """Return the files of all complete objects of a kind ('manifests', 'verdicts', ...) in all spaces."""
 
-    def accounts(self) -> list[Path]:
-        """The files in which the trainer keeps what became of groups."""
+    def outcome_log_files(self) -> list[Path]:
+        """Return the files in which the trainer records the outcomes of groups."""
 
 
-def audit(site: Site) -> list[str]:
-    """Everything that should never have happened, one line each."""
+def find_violations(network: AuditedNetwork) -> list[str]:
+    """Return a line for each violation of an invariant."""
     return [
-        *_bit_identical(site),
-        *_chain_holds(site),
-        *_gapless(site),
-        *_verified_and_once(site),
-        *_accounted_for(site),
-        *_no_rejections(site),
+        *_different_weights(network),
+        *_broken_chain(network),
+        *_missing_versions(network),
+        *_unverified_or_repeated_training(network),
+        *_missing_outcomes(network),
+        *_wrong_rejections(network),
     ]
 
 
-def _bit_identical(site: Site) -> Iterator[str]:
+def _different_weights(network: AuditedNetwork) -> Iterator[str]:
     digests: dict[int, set[str]] = defaultdict(set)
-    for process in site.processes:
-        for event in site.events(process, "serving"):
+    for process in network.processes:
+        for event in network.events(process, "serving"):
             digests[event["version"]].add(event["weights"])
-    for version, found in digests.items():
-        if len(found) > 1:
-            yield f"weights: version {version} was served with {len(found)} contents"
+    for version, digests_of_version in digests.items():
+        if len(digests_of_version) > 1:
+            yield f"weights: version {version} was served with {len(digests_of_version)} contents"
 
 
-def _chain_holds(site: Site) -> Iterator[str]:
+def _broken_chain(network: AuditedNetwork) -> Iterator[str]:
     async def check() -> None:
-        await verify_chain(make_spectator(site.config), lambda line: None)
+        await verify_chain(make_spectator(network.config), lambda line: None)
 
     for attempt in range(3):
         try:
             trio.run(check)
         except (ProtocolError, StoreError) as error:
-            if attempt == 2:  # the first times retention may have raced this reader, which is slow to start
+            if attempt == 2:  # before, retention may have deleted what this reader, which starts slowly, was to read
                 yield f"chain: {error}"
         else:
             return
 
 
-def _gapless(site: Site) -> Iterator[str]:
-    versions = [event["version"] for event in site.events("trainer/upload", "published")]
+def _missing_versions(network: AuditedNetwork) -> Iterator[str]:
+    versions = [event["version"] for event in network.events("trainer/upload", "published")]
     if versions != sorted(set(versions)):
         yield "chain: a version was published twice, or out of order"
     manifests: dict[str, set[str]] = defaultdict(set)
-    for file in site.objects("manifests"):
+    for file in network.objects("manifests"):
         number, _, digest = file.name.partition("-")
         manifests[number].add(digest)
-    for number, found in manifests.items():
-        if len(found) > 1:
-            yield f"chain: version {int(number)} has {len(found)} manifests"
-    kept = sorted(int(number) for number in manifests)
-    if kept and kept != list(range(kept[0], kept[-1] + 1)):
+    for number, digests_of_manifest in manifests.items():
+        if len(digests_of_manifest) > 1:
+            yield f"chain: version {int(number)} has {len(digests_of_manifest)} manifests"
+    numbers = sorted(int(number) for number in manifests)
+    if numbers and numbers != list(range(numbers[0], numbers[-1] + 1)):
         yield "chain: a manifest between the oldest and the newest is missing"
 
 
-def _lineage(site: Site) -> list[str]:
-    """The groups of the steps behind the newest weights, in order."""
+def _trained_groups(network: AuditedNetwork) -> list[str]:
+    """Return the digests of the groups of all steps that led to the newest weights, in order."""
     steps: list[list[str]] = []
-    for event in site.events("trainer/training"):
+    for event in network.events("trainer/training"):
         if event["event"] == "resumed":
             del steps[event["step"] :]
         elif event["event"] == "step":
             del steps[event["step"] - 1 :]
             steps.append(event["groups"].split(","))
-    return [group for step in steps for group in step]
+    return [digest for step in steps for digest in step]
 
 
-def _verdicts(site: Site) -> list[tuple[float, Verdict]]:
-    """When each came into storage, and what it says."""
+def _verdicts(network: AuditedNetwork) -> list[tuple[float, Verdict]]:
+    """Return each stored verdict with the time at which it was stored, in seconds since the epoch."""
     return [
-        (file.stat().st_ctime, open_announced(file.read_bytes(), Verdict).record) for file in site.objects("verdicts")
+        (file.stat().st_ctime, open_announced(file.read_bytes(), Verdict).record)
+        for file in network.objects("verdicts")
     ]
 
 
-def _verified_and_once(site: Site) -> Iterator[str]:
-    trained = Counter(_lineage(site))  # before the verdicts: the network lives on while it is judged
-    accepted = {
+def _unverified_or_repeated_training(network: AuditedNetwork) -> Iterator[str]:
+    training_counts = Counter(_trained_groups(network))  # read before the verdicts, since the network still runs
+    accepted_digests = {
         judgement.digest.hex()[:16]
-        for _, verdict in _verdicts(site)
+        for _, verdict in _verdicts(network)
         for judgement in verdict.judgements
         if judgement.accepted
     }
-    for group, times in trained.items():
-        if times > 1:
-            yield f"training: group {group} was trained on {times} times"
-        if group not in accepted:
-            yield f"training: group {group} was trained on, and no validator accepts it"
+    for digest, count in training_counts.items():
+        if count > 1:
+            yield f"training: group {digest} was trained on {count} times"
+        if digest not in accepted_digests:
+            yield f"training: group {digest} was trained on, and no validator accepts it"
 
 
-def _accounted_for(site: Site) -> Iterator[str]:
-    """Every judged group of a window that is over has an outcome, unless the trainer has said why it heard no
-    validator.
+def _missing_outcomes(network: AuditedNetwork) -> Iterator[str]:
+    """Check that every judged group of a complete window has an outcome.
+
+    A validator that the trainer has excluded in that window, with a logged reason, does not count.
     """
-    spectator = make_spectator(site.config)
+    spectator = make_spectator(network.config)
     schedule, now = spectator.run.schedule, spectator.window()
-    over = now - 2 - -(-schedule.verdict_rounds // schedule.rounds)
-    accounts = {}
-    for file in site.accounts():
-        account = WindowOutcomes.from_bytes(file.read_bytes())
-        accounts[account.window, account.miner] = {outcome.digest for outcome in account.outcomes}
-    forgotten = now - _KEPT_WINDOWS  # by the time, as the trainer does: the newest account may be much older
-    unheard = {(event["window"], event["validator"]) for event in site.events("trainer/download", "validator-excluded")}
-    for moment, verdict in _verdicts(site):
-        if moment >= spectator.run.beacon.round_time(schedule.verdict(verdict.window)):
-            continue  # nobody waited for it any more
-        if not forgotten < verdict.window <= over or (verdict.window, verdict.validator.hex()[:8]) in unheard:
+    last_complete_window = now - 2 - -(-schedule.verdict_rounds // schedule.rounds)
+    digests_by_case = {}
+    for file in network.outcome_log_files():
+        outcomes = WindowOutcomes.from_bytes(open_file(file.read_bytes()))
+        digests_by_case[outcomes.window, outcomes.miner] = {outcome.digest for outcome in outcomes.outcomes}
+    # The trainer deletes outcomes by time as well; its newest log may be much older than this.
+    oldest_window = now - _RETAINED_WINDOWS
+    exclusions = {
+        (event["window"], event["validator"]) for event in network.events("trainer/download", "validator-excluded")
+    }
+    for storage_time, verdict in _verdicts(network):
+        if storage_time >= spectator.run.beacon.round_time(schedule.verdict(verdict.window)):
+            continue  # the verdict came too late to count
+        if not oldest_window < verdict.window <= last_complete_window:
             continue
-        missing = {j.digest for j in verdict.judgements} - accounts.get((verdict.window, verdict.miner), set())
-        if missing:
-            yield f"account: window {verdict.window} of {verdict.miner.hex()[:8]}: no outcome of {len(missing)} groups"
+        if (verdict.window, verdict.validator.hex()[:8]) in exclusions:
+            continue
+        digests = {judgement.digest for judgement in verdict.judgements}
+        count = len(digests - digests_by_case.get((verdict.window, verdict.miner), set()))
+        if count:
+            yield f"outcomes: window {verdict.window} of {verdict.miner.hex()[:8]}: {count} groups have no outcome"
 
 
-def _behind(site: Site) -> dict[tuple[int, str], int]:
-    """By how many versions the work of a window and miner was behind the one that served, as far as storage still
-    tells.
+def _version_lags(network: AuditedNetwork) -> dict[tuple[int, str], int]:
+    """Return by how many versions each commitment was behind the serving version, by window and miner.
+
+    A window is missing whose manifests have been deleted.
     """
-    manifests = [open_announced(file.read_bytes(), Manifest).record for file in site.objects("manifests")]
-    found = {}
-    for file in site.objects("commitments"):
-        claimed = open_announced(file.read_bytes(), Commitment).record
-        serving = [manifest.version for manifest in manifests if manifest.first_window <= claimed.window]
-        if serving:
-            found[claimed.window, claimed.miner.hex()[:8]] = max(serving) - claimed.version
-    return found
+    manifests = [open_announced(file.read_bytes(), Manifest).record for file in network.objects("manifests")]
+    lags = {}
+    for file in network.objects("commitments"):
+        commitment = open_announced(file.read_bytes(), Commitment).record
+        versions = [manifest.version for manifest in manifests if manifest.first_window <= commitment.window]
+        if versions:
+            lags[commitment.window, commitment.miner.hex()[:8]] = max(versions) - commitment.version
+    return lags
 
 
-def _no_rejections(site: Site) -> Iterator[str]:
-    """Everybody here is honest: whoever was not too far behind is accepted, and what is used was promised."""
-    behind = _behind(site)
-    lag = make_spectator(site.config).run.schedule.max_lag
-    for event in (event for validator in site.validators for event in site.events(validator, "verdict")):
-        excused = (
-            event["reasons"] == Reason.VERSION and not 0 <= behind.get((event["window"], event["miner"]), -1) <= lag
+def _wrong_rejections(network: AuditedNetwork) -> Iterator[str]:
+    """Check that work within the allowed lag is accepted, since every miner is honest, and that used groups were
+    committed.
+    """
+    lags = _version_lags(network)
+    max_lag = make_spectator(network.config).run.schedule.max_lag
+    for event in (event for validator in network.validators for event in network.events(validator, "verdict")):
+        is_too_old = (
+            event["reasons"] == Reason.VERSION and not 0 <= lags.get((event["window"], event["miner"]), -1) <= max_lag
         )
-        if event["rejected"] and not excused:
+        if event["rejected"] and not is_too_old:
             yield f"verdict: window {event['window']}: {event['rejected']} honest groups rejected: {event['reasons']}"
-    used = {
+    used_digests = {
         outcome.digest
-        for file in site.accounts()
-        for outcome in WindowOutcomes.from_bytes(file.read_bytes()).outcomes
+        for file in network.outcome_log_files()
+        for outcome in WindowOutcomes.from_bytes(open_file(file.read_bytes())).outcomes
         if outcome.status == USED
     }
-    promised = set()
-    for file in site.objects("commitments"):
+    committed_digests = set()
+    for file in network.objects("commitments"):
         commitment = open_announced(file.read_bytes(), Commitment).record
-        promised |= {digest for digest, *_ in commitment.groups}
-    for digest in used - promised:
-        yield f"account: group {digest.hex()[:16]} was used, and nobody promised it"
+        committed_digests |= {digest for digest, *_ in commitment.groups}
+    for digest in used_digests - committed_digests:
+        yield f"outcomes: group {digest.hex()[:16]} was used, and no commitment has it"

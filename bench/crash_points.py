@@ -1,7 +1,7 @@
-"""Where a process can be killed: named points, and the hooks that a bench's own process installs to be killed there.
+"""Named points at which a process can be killed, and the hooks with which a process of a benchmark kills itself there.
 
-The program has no hooks. A process under test is `node_process.main` with its stores wrapped, and with the few
-functions that write to the disk or step the optimizer replaced, by `arm`.
+The program itself has no hooks. A process under test runs `grailnode.node.processes.main`, in which `install_hook` has
+wrapped the stores, or replaced one of the few functions that write to the disk or step the optimizer.
 """
 
 import os
@@ -11,28 +11,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from grailnode.node import processes
-from grailnode.node.processes import Kind, Launch
+from grailnode.node import node_makers, processes
+from grailnode.node.process_kinds import Kind
+from grailnode.node.processes import Launch
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.store import disk, local
 from roles.node.identity import Node
 from roles.trainer.learn.learner import Learner
-from tests.support.faults.tripwire import TrippingStore, Tripwire
+from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
 
 Where = Literal["store", "state", "disk", "step"]
 
 
 @dataclass(frozen=True)
 class Point:
-    """A moment of a process's life.
+    """A point in the work of a process.
 
     Attributes:
-        kind: of the process.
+        kind: kind of the process.
         where: the shared store, the node's own state, the disk below both, or the optimizer.
-        operation: of the store; at the disk, the function.
-        pattern: what the path contains (a regular expression); at the disk, of any path.
-        after: once it took effect, instead of before.
-        at_start: it comes once in a life, before the process is at work.
+        operation: operation of the store; for the disk, the function.
+        pattern: regular expression that the path matches; unused for the disk.
+        after: True if the point is behind the operation, False if it is before.
+        at_start: True if the process reaches the point once, before it has logged its ready event.
     """
 
     name: str
@@ -44,10 +45,10 @@ class Point:
     at_start: bool = False
 
 
-def _around(
+def _before_and_after(
     name: str, kind: Kind, where: Where, operation: str, pattern: str, *, at_start: bool = False
 ) -> list[Point]:
-    """Just before and just after."""
+    """Return the two points just before and just after an operation."""
     return [
         Point(f"before {name}", kind, where, operation, pattern, False, at_start),
         Point(f"after {name}", kind, where, operation, pattern, True, at_start),
@@ -55,160 +56,162 @@ def _around(
 
 
 POINTS: Final = (
-    *_around("the optimizer step", "training", "step", "step", ""),
-    *_around("the checkpoint", "training", "state", "put", "^training/checkpoint"),
-    *_around("the snapshot is handed over", "training", "state", "put", "^outbox/"),
-    *_around("a read batch is deleted", "training", "state", "delete", "^inbox/"),
-    *_around("the epoch is noted", "upload", "state", "put", "^chain/epoch", at_start=True),
-    *_around("the manifest is promised", "upload", "state", "put", "^chain/manifests/"),
-    *_around("the patch put", "upload", "store", "put", "/patches/"),
-    *_around("the manifest put", "upload", "store", "put", "/manifests/"),
-    *_around("the head put", "upload", "store", "put", "/head$"),
-    *_around("the version is noted", "upload", "state", "put", "^chain/weights/"),
-    *_around("the old version is dropped", "upload", "state", "delete", "^chain/weights/"),
-    *_around("the snapshot is deleted", "upload", "state", "delete", "^outbox/"),
-    *_around("an anchor's shard is kept", "upload", "state", "put", "^chain/shards/"),
-    *_around("an anchor's shard put", "upload", "store", "put", "/anchors/"),
-    *_around("the anchor is noted", "upload", "state", "put", "^chain/anchors/"),
-    *_around("a kept shard is deleted", "upload", "state", "delete", "^chain/shards/"),
-    *_around("retention deletes an object", "upload", "store", "delete", ""),
-    *_around("an intent is written", "download", "state", "put", "^intents/"),
-    *_around("an intent is deleted", "download", "state", "delete", "^intents/"),
-    *_around("the collector's progress", "download", "state", "put", "^collector-progress$"),
-    *_around("a verified batch put", "download", "state", "put", "^inbox/"),
-    *_around("the outcome log", "download", "state", "put", "^outcomes/"),
-    *_around("the ledger append", "validator", "state", "put", "^ledger/"),
-    *_around("the seal put (commit)", "validator", "store", "put", "/seals/"),
-    *_around("the verdict put (reveal)", "validator", "store", "put", "/verdicts/"),
-    *_around("the witness put", "validator", "store", "put", "/witnesses/"),
-    *_around("the summary put", "validator", "store", "put", "/summaries/"),
-    *_around("the batch put", "miner", "store", "put", "/batches/"),
-    *_around("the commitment put", "miner", "store", "put", "/commitments/"),
-    *_around("the announcement put", "miner", "store", "put", "^participants/"),
-    *_around("the trust is noted", "miner", "state", "put", "^trust"),
-    Point("in the middle of a temporary file", "upload", "disk", "write", "", after=False),
-    Point("before fsync", "upload", "disk", "fsync", "", after=False),
+    *_before_and_after("the optimizer step", "training", "step", "step", ""),
+    *_before_and_after("writing the checkpoint", "training", "state", "put", "^training/checkpoint"),
+    *_before_and_after("handing over the snapshot", "training", "state", "put", "^outbox/"),
+    *_before_and_after("deleting a batch from the inbox", "training", "state", "delete", "^inbox/"),
+    *_before_and_after("recording the epoch", "upload", "state", "put", "^chain/epoch", at_start=True),
+    *_before_and_after("recording the manifest", "upload", "state", "put", "^chain/manifests/"),
+    *_before_and_after("uploading the patch", "upload", "store", "put", "/patches/"),
+    *_before_and_after("uploading the manifest", "upload", "store", "put", "/manifests/"),
+    *_before_and_after("uploading the head", "upload", "store", "put", "/head$"),
+    *_before_and_after("recording the version", "upload", "state", "put", "^chain/weights/"),
+    *_before_and_after("deleting the old version", "upload", "state", "delete", "^chain/weights/"),
+    *_before_and_after("deleting the snapshot", "upload", "state", "delete", "^outbox/"),
+    *_before_and_after("recording an anchor's shard", "upload", "state", "put", "^chain/shards/"),
+    *_before_and_after("uploading an anchor's shard", "upload", "store", "put", "/anchors/"),
+    *_before_and_after("recording the anchor", "upload", "state", "put", "^chain/anchors/"),
+    *_before_and_after("deleting a recorded shard", "upload", "state", "delete", "^chain/shards/"),
+    *_before_and_after("deleting an old object from storage", "upload", "store", "delete", ""),
+    *_before_and_after("writing an intent", "download", "state", "put", "^intents/"),
+    *_before_and_after("deleting an intent", "download", "state", "delete", "^intents/"),
+    *_before_and_after("recording the collector's progress", "download", "state", "put", "^collector-progress$"),
+    *_before_and_after("writing a verified batch", "download", "state", "put", "^inbox/"),
+    *_before_and_after("writing the outcomes", "download", "state", "put", "^outcomes/"),
+    *_before_and_after("appending to the ledger", "validator", "state", "put", "^ledger/"),
+    *_before_and_after("uploading the seal (commit)", "validator", "store", "put", "/seals/"),
+    *_before_and_after("uploading the verdict (reveal)", "validator", "store", "put", "/verdicts/"),
+    *_before_and_after("uploading the witness", "validator", "store", "put", "/witnesses/"),
+    *_before_and_after("uploading the summary", "validator", "store", "put", "/summaries/"),
+    *_before_and_after("uploading the batch", "miner", "store", "put", "/batches/"),
+    *_before_and_after("uploading the commitment", "miner", "store", "put", "/commitments/"),
+    *_before_and_after("uploading the announcement", "miner", "store", "put", "^participants/"),
+    *_before_and_after("recording the trust", "miner", "state", "put", "^trust"),
+    Point("while writing a temporary file", "upload", "disk", "write", "", after=False),
+    Point("before fsync of the file", "upload", "disk", "fsync", "", after=False),
     Point("between fsync and rename", "upload", "disk", "fsync", "", after=True),
-    Point("between rename and the folder's fsync", "upload", "disk", "folder", "", after=False),
-    Point("after the folder's fsync", "upload", "disk", "folder", "", after=True),
-    Point("in the middle of a checkpoint's file", "training", "disk", "write", "", after=False),
-    Point("in the middle of a ledger's file", "validator", "disk", "write", "", after=False),
+    Point("between rename and fsync of the folder", "upload", "disk", "folder", "", after=False),
+    Point("after fsync of the folder", "upload", "disk", "folder", "", after=True),
+    Point("while writing a checkpoint's file", "training", "disk", "write", "", after=False),
+    Point("while writing a ledger's file", "validator", "disk", "write", "", after=False),
 )
 
 
 @dataclass(frozen=True)
-class Trap:
-    """A point, and how often it passes unharmed before it kills; None where the process lives.
+class KillPlan:
+    """When a process kills itself.
 
     Attributes:
-        sign: the event by which the process is known to be at work; passes count from there on, except for points at
-            the start.
+        point: the point at which it does so; None if it never does.
+        passes: how often the process passes the point before.
+        ready_event: name of the event that the process logs once it works. Passes are counted from then on, except
+            those of points at the start.
     """
 
     point: Point | None = None
     passes: int = 0
-    sign: str = ""
+    ready_event: str = ""
 
 
-class _Armed:
-    """Whether passes count yet, and how many are left."""
+class _KillCounter:
+    """Counts the passes of a point."""
 
-    def __init__(self, trap: Trap, point: Point) -> None:
-        self.left = trap.passes
-        self.awake = point.at_start
-        if not self.awake:
-            self._wake_at(trap.sign)
+    def __init__(self, plan: KillPlan, point: Point) -> None:
+        self._remaining_passes = plan.passes
+        self._is_counting = point.at_start
+        if not self._is_counting:
+            self._count_after(plan.ready_event)
 
-    def falls(self) -> bool:
-        """Count a pass; whether it is the deadly one."""
-        if not self.awake:
+    def is_due(self) -> bool:
+        """Count a pass and return whether the process must die in this one."""
+        if not self._is_counting:
             return False
-        self.left -= 1
-        return self.left == -1
+        self._remaining_passes -= 1
+        return self._remaining_passes == -1
 
-    def _wake_at(self, sign: str) -> None:
+    def _count_after(self, ready_event: str) -> None:
         event = NodeTelemetry.event
 
-        def heard(telemetry: NodeTelemetry, name: str, **fields: Any) -> None:
-            event(telemetry, name, **fields)
-            self.awake = self.awake or name == sign
+        def record_event(telemetry: NodeTelemetry, name: str, **attributes: Any) -> None:
+            event(telemetry, name, **attributes)
+            self._is_counting = self._is_counting or name == ready_event
 
-        setattr(NodeTelemetry, "event", heard)  # noqa: B010
+        setattr(NodeTelemetry, "event", record_event)  # noqa: B010
 
 
-def kill_myself() -> None:
-    """kill -9."""
+def kill_this_process() -> None:
+    """Kill this process with SIGKILL."""
     os.kill(os.getpid(), signal.SIGKILL)
     signal.pause()
 
 
-def main(launch: Launch, trap: Trap) -> None:
-    """A node's process that dies at a point."""
-    if trap.point is not None:
-        arm(trap.point, _Armed(trap, trap.point))
+def main(launch: Launch, plan: KillPlan) -> None:
+    """Run a node's process that kills itself as planned."""
+    if plan.point is not None:
+        install_hook(plan.point, _KillCounter(plan, plan.point))
     processes.main(launch)
 
 
-def arm(point: Point, armed: _Armed) -> None:
-    """Install the hook of a point in this process, for good."""
+def install_hook(point: Point, counter: _KillCounter) -> None:
+    """Install the hook of a point in this process; nothing removes it."""
     if point.where == "step":
-        _replace(Learner, "step", point, armed)
+        _replace(Learner, "step", point, counter)
     elif point.where == "disk":
-        _arm_disk(point, armed)
+        _hook_disk(point, counter)
     else:
-        _arm_stores(point, armed)
+        _hook_stores(point, counter)
 
 
-def _arm_stores(point: Point, armed: _Armed) -> None:
-    async def strike() -> None:
-        kill_myself()
+def _hook_stores(point: Point, counter: _KillCounter) -> None:
+    async def kill() -> None:
+        kill_this_process()
 
     matches = re.compile(point.pattern)
-    wire = Tripwire(
-        lambda operation, path: operation == point.operation and matches.search(path) is not None and armed.falls(),
+    trigger = CrashTrigger(
+        lambda operation, path: operation == point.operation and matches.search(path) is not None and counter.is_due(),
         0,
         point.after,
-        strike,
+        kill,
     )
-    make: Callable[..., Node] = processes.make_node
+    original_make_node: Callable[..., Node] = node_makers.make_node
 
-    def made(*arguments: Any) -> Node:
-        node = make(*arguments)
+    def make_node(*arguments: Any) -> Node:
+        node = original_make_node(*arguments)
         if point.where == "store":
-            return replace(node, store=TrippingStore(node.store, wire))
-        return replace(node, state=TrippingStore(node.state, wire))
+            return replace(node, store=CrashingStore(node.store, trigger))
+        return replace(node, state=CrashingStore(node.state, trigger))
 
-    setattr(processes, "make_node", made)  # noqa: B010 - mypy knows it as a function
+    setattr(processes, "make_node", make_node)  # noqa: B010 - mypy knows it as a function
 
 
-def _arm_disk(point: Point, armed: _Armed) -> None:
+def _hook_disk(point: Point, counter: _KillCounter) -> None:
     if point.operation == "folder":
-        _replace(local, "sync_folder", point, armed)
+        _replace(local, "sync_folder", point, counter)
     elif point.operation == "fsync":
-        _replace(os, "fsync", point, armed)
+        _replace(os, "fsync", point, counter)
     else:
         write = disk.write_through
 
         def write_half(descriptor: int, data: bytes) -> None:
-            if armed.falls():
+            if counter.is_due():
                 os.write(descriptor, data[: len(data) // 2])
-                kill_myself()
+                kill_this_process()
             write(descriptor, data)
 
         setattr(local, "write_through", write_half)  # noqa: B010
 
 
-def _replace(owner: Any, name: str, point: Point, armed: _Armed) -> None:
-    """Replace a function by one that kills before or after the call that is due."""
+def _replace(owner: Any, name: str, point: Point, counter: _KillCounter) -> None:
+    """Replace a function by one that kills the process before or after the call that is due."""
     function = getattr(owner, name)
 
-    def deadly(*arguments: Any) -> Any:
-        due = armed.falls()
-        if due and not point.after:
-            kill_myself()
+    def function_with_kill(*arguments: Any) -> Any:
+        is_due = counter.is_due()
+        if is_due and not point.after:
+            kill_this_process()
         result = function(*arguments)
-        if due:
-            kill_myself()
+        if is_due:
+            kill_this_process()
         return result
 
-    setattr(owner, name, deadly)
+    setattr(owner, name, function_with_kill)

@@ -1,4 +1,4 @@
-"""A small network of real processes that can be started, killed and watched one by one."""
+"""A small network of real processes that can be started, killed and observed one by one."""
 
 import json
 import multiprocessing
@@ -11,10 +11,11 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any, Final, Self
 
-from bench.crash_points import Trap, main
+from bench.crash_points import KillPlan, main
 from grailnode.calibration import proof_file
 from grailnode.config import Config, load
-from grailnode.node.processes import Kind, Launch
+from grailnode.node.process_kinds import Kind
+from grailnode.node.processes import Launch
 from grailnode.run import workspace
 from grailnode.run.creation import Choices
 from tests.support.simulation import small_policy
@@ -37,7 +38,7 @@ PROCESSES: Final[dict[str, tuple[str, Kind]]] = {
     "miner-1": ("miner-1", "miner"),
     "miner-2": ("miner-2", "miner"),
 }
-SIGNS: Final = {
+READY_EVENTS: Final = {
     "trainer/training": "step",
     "trainer/upload": "published",
     "trainer/download": "collected",
@@ -45,26 +46,29 @@ SIGNS: Final = {
     "miner-1": "delivered",
     "miner-2": "delivered",
 }
-"""The event by which a process is known to be at work. The beacon's is everybody else's."""
+"""The event that a process logs once it works. The beacon has none: it works if the other processes do."""
 
 _POLL_SECONDS: Final = 0.02
 
 
 @dataclass
-class Site:
-    """A run's directory, and its processes. Several threads may use it, each for processes of its own."""
+class ProcessNetwork:
+    """A run's directory and its processes. Several threads may use it, each for other processes."""
 
     directory: Path
     config: Config
     context: ForkServerContext
     processes: dict[str, ForkServerProcess] = field(default_factory=dict)
-    _heard: dict[str, tuple[int, list[dict[str, Any]]]] = field(default_factory=dict)
+    _events: dict[str, tuple[int, list[dict[str, Any]]]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @classmethod
     @contextmanager
     def open(cls, directory: Path) -> Iterator[Self]:
-        """A network at work, made where there is none; stopped at the end of the block."""
+        """Start the network of a directory and stop it at the end of the block.
+
+        A new run is created if the directory has none.
+        """
         file = directory / "run.toml"
         if not file.exists():
             directory.mkdir(parents=True, exist_ok=True)
@@ -73,119 +77,137 @@ class Site:
             workspace.create(directory, CHOICES, PACE, policy=small_policy.DIRECTORY, proof=proof, seed=1)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["grailnode.node.fork_server", "torch", "bench.crash_points"])
-        site = cls(directory, load(file, ["trainer.keep_patches=6"]), context)
+        network = cls(directory, load(file, ["trainer.keep_patches=6"]), context)
         try:
             for process in PROCESSES:
-                site.start(process)
-            site.revive([], 120.0)
-            yield site
+                network.start(process)
+            network.start_and_wait([], 120.0)
+            yield network
         finally:
             for process in PROCESSES:
-                site.kill(process)
+                network.kill(process)
 
     @property
     def validators(self) -> tuple[str, ...]:
-        """Those that judge."""
+        """The names of the validators' processes."""
         return ("validator",)
 
     def objects(self, kind: str) -> list[Path]:
-        """The files of all whole objects of a kind."""
-        return whole(self.directory / "store", f"*/{kind}/*")
+        """Return the files of all complete objects of a kind."""
+        return complete_files(self.directory / "store", f"*/{kind}/*")
 
-    def accounts(self) -> list[Path]:
-        """The trainer's accounts of windows."""
-        return whole(self.directory / "state" / "trainer" / "objects", "outcomes/*")
+    def outcome_log_files(self) -> list[Path]:
+        """Return the files in which the trainer records the outcomes of groups."""
+        return complete_files(self.directory / "state" / "trainer" / "objects", "outcomes/*")
 
     def log(self, process: str) -> Path:
-        """Where a process writes its events."""
+        """Return the file to which a process logs its events."""
         return self.directory / "logs" / f"{process.replace('/', '-')}.jsonl"
 
     def now(self) -> float:
-        """Seconds on a clock that nobody sets."""
+        """Return the time of a monotonic clock in seconds."""
         return time.monotonic()
 
     def wait(self, seconds: float) -> None:
-        """Let the network live for some seconds."""
+        """Let the network run for some seconds."""
         time.sleep(seconds)
 
-    def start(self, process: str, trap: Trap | None = None) -> None:
-        """Start a process, with a trap or without."""
+    def start(self, process: str, plan: KillPlan | None = None) -> None:
+        """Start a process, with a plan to kill itself or without."""
         name, kind = PROCESSES[process]
-        self._run(process, main, Launch(self.config, kind, name, echo=False), trap or Trap())
+        self._run(process, main, Launch(self.config, kind, name, echo=False), plan or KillPlan())
 
     def _run(self, process: str, target: Callable[..., None], *arguments: object) -> None:
         with self._lock:
-            child = self.context.Process(target=target, args=arguments, name=process, daemon=True)
-            child.start()
-            self.processes[process] = child
+            handle = self.context.Process(target=target, args=arguments, name=process, daemon=True)
+            handle.start()
+            self.processes[process] = handle
 
     def kill(self, process: str) -> None:
-        """kill -9, and wait until it is gone."""
-        child = self.processes[process]
-        if child.is_alive():
-            child.kill()
-        child.join()
+        """Kill a process with SIGKILL and wait until it has ended."""
+        handle = self.processes[process]
+        if handle.is_alive():
+            handle.kill()
+        handle.join()
 
-    def died(self, process: str, within: float) -> bool:
-        """Whether a process that was trapped has died of it in time."""
+    def wait_for_death(self, process: str, within: float) -> bool:
+        """Wait for a process to kill itself, and return whether it did so within some seconds."""
         self.processes[process].join(within)
         return not self.processes[process].is_alive()
 
-    def restart(self, process: str, trap: Trap | None, within: float) -> float:
-        """Start a process that is dead; the seconds until it is at work, infinite where it is not in time."""
-        began, mark = self.now(), len(self.events(process, SIGNS[process]))
-        self.start(process, trap)
-        while self.now() < began + within:
-            if len(self.events(process, SIGNS[process])) > mark:
-                return self.now() - began
+    def restart(self, process: str, plan: KillPlan | None, within: float) -> float:
+        """Start a process that has ended.
+
+        Returns:
+            The seconds until it logs its ready event; infinity if it does not within `within` seconds.
+        """
+        start_time, count = self.now(), len(self.events(process, READY_EVENTS[process]))
+        self.start(process, plan)
+        while self.now() < start_time + within:
+            if len(self.events(process, READY_EVENTS[process])) > count:
+                return self.now() - start_time
             time.sleep(_POLL_SECONDS)
         return float("inf")
 
-    def revive(self, processes: Sequence[str], within: float) -> float:
-        """Start processes again; the seconds until every one of them, and with none named all, is at work."""
-        began = self.now()
-        marks = {process: len(self.events(process, SIGNS[process])) for process in SIGNS}
+    def start_and_wait(self, processes: Sequence[str], within: float) -> float:
+        """Start some processes and wait for their ready events; without any names, wait for those of all processes.
+
+        Returns:
+            The seconds until all of them have logged it; infinity if they have not within `within` seconds.
+        """
+        start_time = self.now()
+        counts = {process: len(self.events(process, READY_EVENTS[process])) for process in READY_EVENTS}
         for process in processes:
             self.start(process)
-        waiting = {process for process in (processes or SIGNS) if process in SIGNS}
+        pending = {process for process in (processes or READY_EVENTS) if process in READY_EVENTS}
         if "trainer/beacon" in processes:
-            waiting.add("miner-1")
-        while waiting and self.now() < began + within:
-            waiting -= {process for process in waiting if len(self.events(process, SIGNS[process])) > marks[process]}
+            pending.add("miner-1")
+        while pending and self.now() < start_time + within:
+            pending = {name for name in pending if len(self.events(name, READY_EVENTS[name])) <= counts[name]}
             time.sleep(_POLL_SECONDS)
-        return self.now() - began if not waiting else float("inf")
+        return self.now() - start_time if not pending else float("inf")
 
-    def settle(self) -> None:
-        """Let every window that was begun be judged and collected."""
-        schedule = CHOICES.verdict_rounds + CHOICES.rounds
-        self.wait(schedule * PACE.period_ms / 1000 + 1.0)
+    def wait_for_open_windows(self) -> None:
+        """Wait until every window that has begun is judged and collected."""
+        rounds = CHOICES.verdict_rounds + CHOICES.rounds
+        self.wait(rounds * PACE.period_ms / 1000 + 1.0)
 
     def events(self, process: str, name: str = "") -> list[dict[str, Any]]:
-        """What a process has said, of one name or in all; a line that a kill cut short is none."""
+        """Return the events that a process has logged, those of one name or all.
+
+        A line that a kill has cut short is skipped.
+        """
         with self._lock:
-            self._heard[process] = read_on(self.log(process), *self._heard.get(process, (0, [])))
-            return [event for event in self._heard[process][1] if not name or event["event"] == name]
+            self._events[process] = read_new_events(self.log(process), *self._events.get(process, (0, [])))
+            return [event for event in self._events[process][1] if not name or event["event"] == name]
 
 
-def whole(root: Path, pattern: str) -> list[Path]:
-    """Files below a directory that are not temporary ones."""
+def complete_files(root: Path, pattern: str) -> list[Path]:
+    """Return the files below a directory that match a pattern, without temporary ones."""
     return [file for file in sorted(root.glob(pattern)) if ".tmp" not in file.parts and file.suffix != ".partial"]
 
 
-def read_on(file: Path, place: int, seen: list[dict[str, Any]]) -> tuple[int, list[dict[str, Any]]]:
-    """A log's events so far, and the byte behind them: those of an earlier look, and what whole lines have come
-    since.
+def read_new_events(file: Path, offset: int, earlier_events: list[dict[str, Any]]) -> tuple[int, list[dict[str, Any]]]:
+    """Read the complete lines that a log has got since an earlier call.
+
+    Args:
+        file: the log.
+        offset: where the earlier call has stopped, in bytes.
+        earlier_events: the events that it has returned.
+
+    Returns:
+        The offset behind the last complete line, and all events so far.
     """
     if not file.exists():
-        return place, seen
+        return offset, earlier_events
     with file.open("rb") as lines:
-        lines.seek(place)
+        lines.seek(offset)
         text = lines.read()
     text = text[: text.rfind(b"\n") + 1]
-    return place + len(text), seen + [event for event in map(_parsed, text.splitlines()) if event is not None]
+    return offset + len(text), earlier_events + [event for event in map(_parse, text.splitlines()) if event is not None]
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         event: dict[str, Any] = json.loads(line)
     except ValueError:

@@ -1,13 +1,14 @@
-"""One validator before a crowd: honest miners and junk, a real store on disk, real windows.
+"""The load of one validator with many miners, honest ones and junk miners, on a store on disk and in real windows.
 
     python -m bench.load --honest 200 --junk 800 --windows 4
 
-Prints, for every window, the validator process's requests, CPU seconds, peak memory beyond the loaded model, and how
-many honest miners had a verdict before the next window's, with the same crowd without its junk beside it. Junk miners
-pledge like everybody and
-deliver, by turns: nothing, noise as a commitment, another's commitment, noise as a batch, frames that grow when
-decompressed, a wrong prompt, sketches of nothing, and more groups than allowed. `--extra` adds unasked objects under
-their keys.
+The command runs the honest miners alone, then with the junk miners. For every window it prints the validator process's
+requests, its CPU seconds in both runs, its peak memory beyond the loaded model, and how many honest miners had a
+verdict before those of the next window. Junk miners pledge like all others. In turn they deliver nothing, noise as a
+commitment, another miner's commitment, noise as a batch, a decompression bomb, a wrong prompt, empty sketches, and more
+groups than allowed. `--extra` adds useless objects under their keys. The command takes about 2 x (windows + 1) x
+seconds, 8 minutes with the defaults, on two idle cores. It needs some 300 MB in /dev/shm, or in a temporary folder
+where that does not exist.
 """
 
 import argparse
@@ -37,6 +38,7 @@ from grailnode.node.wiring import make_task, run_publisher, run_training, run_va
 from grailnode.run import creation
 from grailnode.store.decorators.metering import MeteredStore
 from grailnode.store.local import LocalStore
+from grailnode.store.state.state_store import StateStore
 from protocol import paths
 from protocol.beacon import LocalKey
 from protocol.compression import compress
@@ -55,31 +57,36 @@ from tests.support.measuring.store_tally import TallyMeter
 
 PERIOD_MS = 1000
 GROUPS = 2
-KINDS = ("nothing", "noise", "another's", "noise batch", "bomb", "wrong prompt", "empty sketches", "too many")
+JUNK_KINDS = ("nothing", "noise", "another's", "noise batch", "bomb", "wrong prompt", "empty sketches", "too many")
 BEACON = LocalKey.from_seed(b"load bench beacon")
 
 
 def key(name: str) -> SigningKey:
-    """A key that follows from its name."""
+    """Return a key that is derived from a name."""
     return SigningKey(random.Random(name).randbytes(32))
 
 
-class Quiet:
+class NullTelemetry:
     """Telemetry that drops every event."""
 
-    def event(self, name: str, **fields: str | int | float) -> None:
-        """Implements Telemetry.event."""
+    def event(self, name: str, **attributes: str | int | float) -> None:
+        """Drop an event."""
 
 
 @dataclass
-class Site:
-    """A run on disk."""
+class LocalRun:
+    """A run in a directory.
+
+    Attributes:
+        root: directory of the store, of the nodes' states and of the run manifest.
+        signed: the signed run manifest.
+    """
 
     root: Path
     signed: Signed[RunManifest]
 
     def node(self, name: str, signing: SigningKey, meter: TallyMeter | None = None) -> Node:
-        """A node of the run."""
+        """Return a node of the run."""
         store = MeteredStore(LocalStore(self.root / "store"), meter or TallyMeter())
         clock = SystemClock()
         return Node(
@@ -88,21 +95,21 @@ class Site:
             key=signing,
             name=name,
             store=store,
-            state=LocalStore(self.root / name),
+            state=StateStore(self.root / name, self.signed.digest),
             clock=clock,
             beacon=StoreBeacon(store, self.signed.record.beacon, clock),
-            telemetry=Quiet(),
+            telemetry=NullTelemetry(),
             run_sync=trio.to_thread.run_sync,
         )
 
     @classmethod
-    def open(cls, root: Path) -> "Site":
-        """The run that was founded there."""
+    def open(cls, root: Path) -> "LocalRun":
+        """Return the run of a directory."""
         return cls(root, creation.open_run((root / "run.manifest").read_bytes()))
 
 
-def found(root: Path, rounds: int) -> Site:
-    """A run whose windows have this many seconds."""
+def create_run(root: Path, rounds: int) -> LocalRun:
+    """Create a run whose windows have `rounds` seconds."""
     choices = creation.Choices(
         name="load", groups=GROUPS, rounds=rounds, commit_rounds=rounds - 4, audit_rounds=rounds - 3,
         seal_rounds=2 * rounds, verdict_rounds=3 * rounds,
@@ -117,34 +124,35 @@ def found(root: Path, rounds: int) -> Site:
     proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME)
     manifest = creation.draft_manifest(choices, PACKAGED_POLICY, chain, authority, proof)
     (root / "run.manifest").write_bytes(sign(manifest, key("root")))
-    return Site.open(root)
+    return LocalRun.open(root)
 
 
-def validate(root: Path) -> None:
-    """The validator's process: a line of JSON for every window that it has revealed."""
+def run_validator_process(root: Path) -> None:
+    """Run a validator in this process and print a line of JSON for every window that it has revealed."""
     torch.set_num_threads(1)
-    site = Site.open(root)
+    local_run = LocalRun.open(root)
     meter = TallyMeter()
-    node = site.node("validator", key("validator"), meter)
+    node = local_run.node("validator", key("validator"), meter)
     policy = Policy.load(PACKAGED_POLICY)
     compute = Compute(models.build(policy))
-    loaded = resident("VmRSS")
+    initial_memory = resident("VmRSS")
 
     async def report() -> None:
-        window, before = 0, 0.0
+        window, cpu_before = 0, 0.0
         while True:
             await node.clock.sleep_until(
-                node.run.beacon.round_time(node.run.schedule.audit(window)) + 0.9 * window_seconds(site)
+                node.run.beacon.round_time(node.run.schedule.audit(window)) + 0.9 * window_seconds(local_run)
             )
             cpu = time.process_time()
             line = {
                 "window": window,
                 "requests": sum(tally.count for tally in meter.tallies.values()),
-                "cpu": cpu - before,
-                "extra_mib": (resident("VmHWM") - loaded) / 2**20,  # not ru_maxrss, which begins with the parent's
+                "cpu": cpu - cpu_before,
+                # ru_maxrss would begin with the parent's peak
+                "extra_mib": (resident("VmHWM") - initial_memory) / 2**20,
             }
             print(json.dumps(line), flush=True)
-            window, before = window + 1, cpu
+            window, cpu_before = window + 1, cpu
 
     async def run() -> None:
         async with trio.open_nursery() as nursery:
@@ -154,17 +162,17 @@ def validate(root: Path) -> None:
     trio.run(run)
 
 
-def window_seconds(site: Site) -> float:
-    """Length of a window."""
-    return site.signed.record.schedule.rounds * PERIOD_MS / 1000
+def window_seconds(local_run: LocalRun) -> float:
+    """Return the length of a window in seconds."""
+    return local_run.signed.record.schedule.rounds * PERIOD_MS / 1000
 
 
-class Crowd:
-    """All miners of the run, honest and not, in one process."""
+class Miners:
+    """All miners of the run, honest and junk miners, in one process."""
 
-    def __init__(self, site: Site, honest: int, junk: int, extra: int) -> None:
-        self.site = site
-        self.node = site.node("crowd", key("crowd"))
+    def __init__(self, local_run: LocalRun, honest: int, junk: int, extra: int) -> None:
+        self.local_run = local_run
+        self.node = local_run.node("miners", key("miners"))
         self.policy = Policy.load(PACKAGED_POLICY)
         self.compute = Compute(models.build(self.policy))
         self.honest = [key(f"honest {number}") for number in range(honest)]
@@ -175,60 +183,64 @@ class Crowd:
         self.producer = HonestProducer(make_task(self.node, self.policy), engine)
 
     async def announce(self) -> None:
-        """Everybody pledges."""
+        """Publish the announcements of all miners."""
         for miner in (*self.honest, *self.junk):
             record = Announcement.model_validate(
                 {
-                    "run": self.site.signed.digest,
+                    "run": self.local_run.signed.digest,
                     "key": miner.public,
                     "role": "miner",
                     "name": "",
                     "space": "",
                     "groups": GROUPS,
-                    "proof": b"",
+                    "credential": b"",
                     "expires_ms": int((time.time() + 7200) * 1000),
                 }
             )
             await self.node.store.put(paths.participant(miner.public), sign(record, miner))
 
     async def deliver(self, window: int) -> None:
-        """Everybody's window, before the deadline."""
+        """Deliver the work of all miners in one window."""
         node = self.node
         randomness = await node.randomness(node.run.schedule.opening(window))
         template: list[Group] = []
         for begin in range(0, len(self.honest), 20):
-            part = self.honest[begin : begin + 20]
-            for miner, groups in zip(part, await self._honest(part, window, randomness), strict=True):
+            miners = self.honest[begin : begin + 20]
+            for miner, groups in zip(miners, await self._honest_groups(miners, window, randomness), strict=True):
                 template = template or groups
                 await self._put(miner, *assemble(groups))
         for number, miner in enumerate(self.junk):
-            await self._junk(KINDS[number % len(KINDS)], miner, window, template)
+            await self._deliver_junk(JUNK_KINDS[number % len(JUNK_KINDS)], miner, window, template)
 
-    async def _honest(self, miners: Sequence[SigningKey], window: int, randomness: bytes) -> list[list[Group]]:
-        turns = [MiningWindow(window, randomness, 0, miner.public) for miner in miners]
-        assignments = [self.producer.assignments(turn, range(GROUPS)) for turn in turns]
-        done = await self.producer.generate([item for mine in assignments for item in mine])
-        found = []
-        for place, (turn, mine) in enumerate(zip(turns, assignments, strict=True)):
-            parts = done[place * GROUPS : (place + 1) * GROUPS]
+    async def _honest_groups(self, miners: Sequence[SigningKey], window: int, randomness: bytes) -> list[list[Group]]:
+        windows = [MiningWindow(window, randomness, 0, miner.public) for miner in miners]
+        assignments = [self.producer.assignments(mining_window, range(GROUPS)) for mining_window in windows]
+        generations = await self.producer.generate(
+            [item for own_assignments in assignments for item in own_assignments]
+        )
+        groups_by_miner = []
+        for position, (mining_window, own_assignments) in enumerate(zip(windows, assignments, strict=True)):
+            own_generations = generations[position * GROUPS : (position + 1) * GROUPS]
             groups = [
-                self.producer.group(turn, item, await self.producer.rollouts(turn, item, part))
-                for item, part in zip(mine, parts, strict=True)
+                self.producer.group(
+                    mining_window, item, await self.producer.rollouts(mining_window, item, rollouts_of_group)
+                )
+                for item, rollouts_of_group in zip(own_assignments, own_generations, strict=True)
             ]
-            found.append(groups)
-        return found
+            groups_by_miner.append(groups)
+        return groups_by_miner
 
     async def _put(self, miner: SigningKey, batch: bytes, commitment: Commitment) -> None:
         await self.node.store.put(paths.batch(miner.public, commitment.window, commitment.batch), batch)
         await self.node.store.put(paths.commitment(miner.public, commitment.window), sign(commitment, miner))
 
-    async def _junk(self, kind: str, miner: SigningKey, window: int, template: Sequence[Group]) -> None:
+    async def _deliver_junk(self, kind: str, miner: SigningKey, window: int, template: Sequence[Group]) -> None:
         noise = random.Random(miner.public + window.to_bytes(4, "big")).randbytes(4096)
         for number in range(self.extra):
             await self.node.store.put(f"{miner.public.hex()}/extra/{window}-{number}", noise)
         path = paths.commitment(miner.public, window)
-        mine = [group.model_copy(update={"miner": miner.public}) for group in template]
-        batch, commitment = assemble(mine)
+        template_copies = [group.model_copy(update={"miner": miner.public}) for group in template]
+        batch, commitment = assemble(template_copies)
         if kind == "noise":
             await self.node.store.put(path, noise)
         elif kind == "another's":
@@ -242,57 +254,69 @@ class Crowd:
         elif kind == "bomb":
             bomb = compress(bytes(32 << 20))
             entries = ((content_digest(bomb), len(bomb)),) * GROUPS
-            whole = bomb * GROUPS
+            batch_bytes = bomb * GROUPS
             await self._put(
-                miner, whole, commitment.model_copy(update={"batch": content_digest(whole), "groups": entries})
+                miner,
+                batch_bytes,
+                commitment.model_copy(update={"batch": content_digest(batch_bytes), "groups": entries}),
             )
         elif kind == "wrong prompt":
             await self._put(miner, batch, commitment)
         elif kind == "empty sketches":
-            due = self.producer.task
+            task = self.producer.task
             randomness = await self.node.randomness(self.node.run.schedule.opening(window))
             groups = []
-            for group in mine:
-                prompt = due.assign(window, randomness, miner.public, group.index).prompt
-                empty = tuple(item.model_copy(update={"sketch": bytes(len(item.sketch))}) for item in group.rollouts)
-                packed = b"".join(token.to_bytes(4, "little") for token in prompt)
-                groups.append(group.model_copy(update={"prompt": packed, "rollouts": empty}))
+            for group in template_copies:
+                prompt = task.assign(window, randomness, miner.public, group.index).prompt
+                rollouts = tuple(item.model_copy(update={"sketch": bytes(len(item.sketch))}) for item in group.rollouts)
+                prompt_bytes = b"".join(token.to_bytes(4, "little") for token in prompt)
+                groups.append(group.model_copy(update={"prompt": prompt_bytes, "rollouts": rollouts}))
             await self._put(miner, *assemble(groups))
         elif kind == "too many":
-            many = [mine[index % GROUPS].model_copy(update={"index": index}) for index in range(4 * GROUPS)]
-            await self._put(miner, *assemble(many))
+            too_many_groups = [
+                template_copies[index % GROUPS].model_copy(update={"index": index}) for index in range(4 * GROUPS)
+            ]
+            await self._put(miner, *assemble(too_many_groups))
 
 
 async def measure(root: Path, honest: int, junk: int, windows: int, extra: int, rounds: int) -> list[dict[str, float]]:
-    """A crowd's windows, as its validator told them."""
-    site = found(root, rounds)
-    crowd = Crowd(site, honest, junk, extra)
-    trainer = site.node("trainer", key("trainer"))
+    """Run some windows and return the validator's figures of each.
+
+    Args:
+        root: directory of the run.
+        honest, junk: number of honest miners and of junk miners.
+        windows: number of windows.
+        extra: useless objects of each junk miner in each window.
+        rounds: seconds of a window.
+    """
+    local_run = create_run(root, rounds)
+    miners = Miners(local_run, honest, junk, extra)
+    trainer = local_run.node("trainer", key("trainer"))
     settings = TrainerSettings(TrainingSettings(groups_per_step=1 << 20, steps_per_version=1))
     lines: list[dict[str, float]] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(
-            lambda: publish_rounds(BEACON, site.signed.record.beacon, trainer.store, trainer.clock, keep=1000)
+            lambda: publish_rounds(BEACON, local_run.signed.record.beacon, trainer.store, trainer.clock, keep=1000)
         )
         weights = load_weights(PACKAGED_POLICY)
-        nursery.start_soon(run_training, trainer, lambda: weights, crowd.compute, settings)
+        nursery.start_soon(run_training, trainer, lambda: weights, miners.compute, settings)
         nursery.start_soon(run_publisher, trainer, settings.publisher)
-        await crowd.announce()
-        await crowd.engine.stage(0, weights)
-        await crowd.engine.commit()
+        await miners.announce()
+        await miners.engine.stage(0, weights)
+        await miners.engine.commit()
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "bench.load", "--validate", str(root)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
             assert process.stdout is not None
             try:
                 for window in range(windows):
-                    await crowd.node.clock.sleep_until(site.signed.record.opening_time(window))
-                    await crowd.deliver(window)
-                    late = time.time() - site.signed.record.deadline_time(window)
-                    if late > 0:
-                        print(f"window {window}: the crowd was {late:.1f} s late; use more --seconds")
+                    await miners.node.clock.sleep_until(local_run.signed.record.opening_time(window))
+                    await miners.deliver(window)
+                    delay = time.time() - local_run.signed.record.deadline_time(window)
+                    if delay > 0:
+                        print(f"window {window}: the miners were {delay:.1f} s late; increase --seconds")
                     lines.append(json.loads(await trio.to_thread.run_sync(process.stdout.readline)))
-                    lines[-1]["judged"] = await judged(crowd, window)
+                    lines[-1]["judged"] = await judged_miners(miners, window)
                     print(f"{honest} honest, {junk} junk: {lines[-1]}", flush=True)
             finally:
                 process.terminate()
@@ -300,12 +324,12 @@ async def measure(root: Path, honest: int, junk: int, windows: int, extra: int, 
     return lines
 
 
-async def judged(crowd: Crowd, window: int) -> int:
-    """Honest miners that have a verdict now, before the next window's."""
+async def judged_miners(miners: Miners, window: int) -> int:
+    """Return how many honest miners have a verdict of a window now."""
     count = 0
-    for miner in crowd.honest:
+    for miner in miners.honest:
         try:
-            await crowd.node.store.get(paths.verdict(key("validator").public, window, miner.public), 1 << 26)
+            await miners.node.store.get(paths.verdict(key("validator").public, window, miner.public), 1 << 26)
             count += 1
         except NotFoundError:
             continue
@@ -313,40 +337,46 @@ async def judged(crowd: Crowd, window: int) -> int:
 
 
 def main() -> None:
-    """The command line."""
+    """Run both cases and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--honest", type=int, default=200)
-    parser.add_argument("--junk", type=int, default=800)
-    parser.add_argument("--extra", type=int, default=20)
-    parser.add_argument("--windows", type=int, default=4)
-    parser.add_argument("--seconds", type=int, default=45)
+    parser.add_argument("--honest", type=int, default=200, help="honest miners")
+    parser.add_argument("--junk", type=int, default=800, help="junk miners")
+    parser.add_argument("--extra", type=int, default=20, help="useless objects of a junk miner in each window")
+    parser.add_argument("--windows", type=int, default=4, help="windows of each run")
+    parser.add_argument("--seconds", type=int, default=45, help="length of a window")
     parser.add_argument("--validate", type=Path, help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if chosen.validate:
-        validate(chosen.validate)
+    if arguments.validate:
+        run_validator_process(arguments.validate)
         return
-    place = "/dev/shm" if Path("/dev/shm").is_dir() else None  # the disk's fsync is not what is measured
+    directory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # the disk's fsync is not what is measured
     results = {}
-    for junk in (0, chosen.junk):
-        root = Path(tempfile.mkdtemp(prefix="grailnode-load-", dir=place))
+    for junk in (0, arguments.junk):
+        root = Path(tempfile.mkdtemp(prefix="grailnode-load-", dir=directory))
         try:
             results[junk] = trio.run(
-                measure, root, chosen.honest, junk, chosen.windows, chosen.extra if junk else 0, chosen.seconds
+                measure,
+                root,
+                arguments.honest,
+                junk,
+                arguments.windows,
+                arguments.extra if junk else 0,
+                arguments.seconds,
             )
         finally:
             shutil.rmtree(root)
     print("window  requests  CPU s  without junk  junk's share: of the CPU  of the window  extra MiB  honest judged")
-    before = 0.0
-    for alone, crowded in zip(results[0], results[chosen.junk], strict=True):
-        junk = crowded["cpu"] - alone["cpu"]
+    requests_before = 0.0
+    for honest_only, with_junk in zip(results[0], results[arguments.junk], strict=True):
+        junk_seconds = with_junk["cpu"] - honest_only["cpu"]
+        requests = with_junk["requests"] - requests_before
         print(
-            f"{crowded['window']:6.0f}  {crowded['requests'] - before:8.0f}  {crowded['cpu']:5.1f}  "
-            f"{alone['cpu']:12.1f}  "
-            f"{junk / crowded['cpu']:24.3f}  {junk / chosen.seconds:13.3f}  {crowded['extra_mib']:9.0f}  "
-            f"{crowded['judged']:.0f} of {chosen.honest}"
+            f"{with_junk['window']:6.0f}  {requests:8.0f}  {with_junk['cpu']:5.1f}  {honest_only['cpu']:12.1f}  "
+            f"{junk_seconds / with_junk['cpu']:24.3f}  {junk_seconds / arguments.seconds:13.3f}  "
+            f"{with_junk['extra_mib']:9.0f}  {with_junk['judged']:.0f} of {arguments.honest}"
         )
-        before = crowded["requests"]
+        requests_before = with_junk["requests"]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One format on one update: its bytes, its seconds each way, its peak extra memory."""
+"""Measurements of one patch format on one update: bytes, seconds each way, and peak extra memory."""
 
 import os
 import time
@@ -25,24 +25,24 @@ Weights = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Update:
-    """Weights before and after."""
+    """The weights before and after an update."""
 
     old: Weights
     new: Weights
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the full weights."""
+        """The bytes of the full weights."""
         return sum(tensor.nbytes for tensor in self.old.values())
 
     @property
-    def changed(self) -> int:
-        """Elements that change."""
+    def changed_count(self) -> int:
+        """The number of elements that change."""
         return sum(int(np.count_nonzero(bits_of(self.old[name]) != bits_of(self.new[name]))) for name in self.old)
 
     @property
     def bound(self) -> float:
-        """Bits that coding by exponent alone takes at least."""
+        """The least bits that a code takes which models changes by their exponents alone (docs/spec/patch.md, 7)."""
         names = [name for name in self.old if not torch.equal(self.old[name], self.new[name])]
         return sum(
             bound_bits(self.old[name], self.new[name])
@@ -52,9 +52,14 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One row: bytes on the wire, seconds each way, and the peak of bytes beside inputs and outputs; None: not
-    measured.
+class FormatCost:
+    """The costs of one format.
+
+    Attributes:
+        name: name of the format.
+        nbytes: bytes of the encoded update.
+        encode, apply: seconds to encode and to apply it.
+        encode_extra, apply_extra: peak memory in bytes beside inputs and outputs; None if not measured.
     """
 
     name: str
@@ -66,14 +71,12 @@ class Measured:
 
 
 def clock() -> float:
-    """Seconds of wall time; with PATCH_BENCH_CPU set, of the thread's CPU time, which a shared machine disturbs
-    less.
-    """
+    """Return wall time in seconds; if PATCH_BENCH_CPU is set, this thread's CPU time, for a machine with other work."""
     return time.thread_time() if "PATCH_BENCH_CPU" in os.environ else time.perf_counter()
 
 
 def best_of(work: Callable[[], object], repeats: int) -> float:
-    """The least seconds of several runs, of whichever clock `clock` says."""
+    """Return the seconds of the fastest of several runs, by `clock`."""
     seconds = []
     for _ in range(repeats):
         begin = clock()
@@ -82,10 +85,8 @@ def best_of(work: Callable[[], object], repeats: int) -> float:
     return min(seconds)
 
 
-def measure_codec(update: Update, profile: str, repeats: int) -> Measured:
-    """The codec alone: no digests, no new tensors; frames without a container, which counts in the bytes all the
-    same.
-    """
+def measure_codec(update: Update, profile: str, repeats: int) -> FormatCost:
+    """Measure the codec alone, without digests and new tensors. The bytes are those of the whole patch."""
     data = patch.encode(update.old, update.new, profile=profile)
     header = read_header(data)
     parts = [
@@ -105,15 +106,16 @@ def measure_codec(update: Update, profile: str, repeats: int) -> Measured:
             ):
                 pass
 
-    return Measured(
+    return FormatCost(
         f"grailnode {profile}", len(data), best_of(lambda: encode(workspace), repeats), best_of(decode, repeats),
         peak_extra(lambda: encode(Scratch())), peak_extra(decode),
     )  # fmt: skip
 
 
-def measure_whole(update: Update, profile: str, repeats: int) -> Measured:
-    """Encoding and applying as trainer and follower do, who know the old digests: new digests, new tensors, every
-    check.
+def measure_whole(update: Update, profile: str, repeats: int) -> FormatCost:
+    """Measure encoding and applying as trainer and follower do: new digests, new tensors and all checks.
+
+    The digests of the old weights are known before.
     """
     data = patch.encode(update.old, update.new, profile=profile)
     digests = patch.encode_with_digests(update.old, update.old).digests
@@ -124,18 +126,18 @@ def measure_whole(update: Update, profile: str, repeats: int) -> Measured:
     def apply() -> object:
         return patch.apply_with_digests(update.old, data, digests=digests)
 
-    return Measured(
+    return FormatCost(
         f"grailnode {profile}, with digests", len(data), best_of(encode, repeats), best_of(apply, repeats),
-        peak_extra(encode), max(0, peak_extra(apply) - _changed_bytes(update)),
+        peak_extra(encode), max(0, peak_extra(apply) - _bytes_of_changed_tensors(update)),
     )  # fmt: skip
 
 
-def _changed_bytes(update: Update) -> int:
+def _bytes_of_changed_tensors(update: Update) -> int:
     return sum(new.nbytes for name, new in update.new.items() if not torch.equal(new, update.old[name]))
 
 
-def measure_published(update: Update, form: Format, repeats: int) -> Measured:
-    """A published format, without digests; checked bit for bit."""
+def measure_published_format(update: Update, form: Format, repeats: int) -> FormatCost:
+    """Measure a published format, without digests, and check its result bit for bit."""
     names = sorted(update.old)
     old, new = ([bits_of(weights[name]) for name in names] for weights in (update.old, update.new))
     columns = [update.old[name].shape[-1] if update.old[name].dim() else 1 for name in names]
@@ -149,33 +151,33 @@ def measure_published(update: Update, form: Format, repeats: int) -> Measured:
         return form.decode(old, data, columns)
 
     assert all(np.array_equal(one, other) for one, other in zip(decode(), new, strict=True)), form.name
-    return Measured(
+    return FormatCost(
         form.name, len(data), best_of(encode, repeats), best_of(decode, repeats),
         peak_extra(encode), max(0, peak_extra(decode) - update.nbytes),
     )  # fmt: skip
 
 
-def measure_xet(updates: Sequence[Update]) -> list[Measured]:
-    """hf-xet on consecutive updates; applying is fetching the whole version into a file."""
+def measure_xet(updates: Sequence[Update]) -> list[FormatCost]:
+    """Measure hf-xet on consecutive updates. To apply an update is to download the whole version into a file."""
     rows = deduplicated([updates[0].old, *(update.new for update in updates)])
-    return [Measured("hf-xet chunks, local store", row.nbytes, row.upload, row.download, None, None) for row in rows]
+    return [FormatCost("hf-xet chunks, local store", row.nbytes, row.upload, row.download, None, None) for row in rows]
 
 
-def measure_all(updates: Sequence[Update], repeats: int, *, quick: bool) -> list[Measured]:
-    """Every format on consecutive updates, each added up over these."""
-    kinds: list[Callable[[Update], Measured]] = [
+def measure_all(updates: Sequence[Update], repeats: int, *, quick: bool) -> list[FormatCost]:
+    """Measure every format on consecutive updates and return the sums."""
+    kinds: list[Callable[[Update], FormatCost]] = [
         lambda update, profile=profile, measure=measure: measure(update, profile, repeats)  # type: ignore[misc]
         for profile in patch.PROFILES
         for measure in (measure_codec, measure_whole)
     ]
-    kinds += [lambda update, form=form: measure_published(update, form, 1 if quick else 2) for form in FORMATS]  # type: ignore[misc]
+    kinds += [lambda update, form=form: measure_published_format(update, form, 1 if quick else 2) for form in FORMATS]  # type: ignore[misc]
     columns = [[kind(update) for update in updates] for kind in kinds]
     return [total(rows) for rows in [*columns, measure_xet(updates)]]
 
 
-def total(rows: Sequence[Measured]) -> Measured:
-    """One format's rows of several updates as one: sums, and the largest peaks."""
-    return Measured(
+def total(rows: Sequence[FormatCost]) -> FormatCost:
+    """Return the sums of one format's bytes and seconds over several updates, and its largest peaks of memory."""
+    return FormatCost(
         rows[0].name,
         sum(row.nbytes for row in rows),
         sum(row.encode for row in rows),
@@ -193,23 +195,23 @@ HEADINGS = (
     "x full",
     "encode GB/s",
     "apply GB/s",
-    "extra MB, enc",
-    "app",
+    "extra MB, encode",
+    "apply",
 )
 
 
-def print_table(title: str, rows: Sequence[Measured], updates: Sequence[Update]) -> None:
-    """The rows beside the bound, which is said in the title."""
-    nbytes, changed = sum(update.nbytes for update in updates), sum(update.changed for update in updates)
-    bound = sum(update.bound for update in updates) / max(1, changed)
+def print_table(title: str, rows: Sequence[FormatCost], updates: Sequence[Update]) -> None:
+    """Print a row for each format; the title has the bound."""
+    nbytes, changed_count = sum(update.nbytes for update in updates), sum(update.changed_count for update in updates)
+    bound = sum(update.bound for update in updates) / max(1, changed_count)
     elements = sum(tensor.numel() for update in updates for tensor in update.old.values())
-    heading = f"{title}, {changed / elements:.3%} changed, bound {bound:.3f} bits a change"
+    heading = f"{title}, {changed_count / elements:.3%} changed, bound {bound:.3f} bits a change"
     table = Table(title=heading)
     for column in HEADINGS:
         table.add_column(column, justify="left" if column == "format" else "right")
     pulse = next(row.nbytes for row in rows if row.name == "PULSE COO + zstd-1")
     for row in rows:
-        bits = row.nbytes * 8 / max(1, changed)
+        bits = row.nbytes * 8 / max(1, changed_count)
         table.add_row(
             row.name, f"{bits:.3f}", f"{bits / bound:.3f}" if bound else "-", f"{row.nbytes / pulse:.3f}",
             f"{nbytes / row.nbytes:.1f}", f"{nbytes / 1e9 / row.encode:.3g}", f"{nbytes / 1e9 / row.apply:.3g}",

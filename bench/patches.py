@@ -1,17 +1,19 @@
-"""Weight patches against the published formats, on one core, in one run.
+"""Size, speed and memory of weight patches, beside published formats, on one core.
 
-    python -m bench.patches compare                                 workload A: bits, ratios, rates, memory, bound
-    python -m bench.patches compare --targets B                     workload B: versions of the demo's learner
-    python -m bench.patches compare --targets B --run FILE          ... or of a run that `grailnode demo --keep` left
-    behind python -m bench.patches edges                                   workload C: routing against the alternatives
-    python -m bench.patches cores                                   one core and two
-    python -m bench.patches growth --elements 1024                  16M to 1024M elements
-    python -m bench.patches projection                              a 7B model at 400 Mbit/s
-    python -m bench.patches digest                                  BLAKE3
-    python -m bench.patches start                                   import and first use
+    python -m bench.patches compare                           workload A: all formats, sizes, rates, memory, bound
+    python -m bench.patches compare --targets B               workload B: the versions of the demo's learner
+    python -m bench.patches compare --targets B --run FILE    workload B: the versions of a `grailnode demo --keep`
+    python -m bench.patches edges                             workload C: unusual updates, beside the best alternative
+    python -m bench.patches cores                             rates on one core and on two
+    python -m bench.patches growth --elements 1024            seconds for 16M to 1024M elements
+    python -m bench.patches projection                        a 7B model at 400 Mbit/s
+    python -m bench.patches digest                            rates of BLAKE3
+    python -m bench.patches start                             seconds of the import and of the first use
 
-Rates are bytes of BF16 weights a second; the best of `--repeats`, since other work only ever slows a run down. Extra
-memory is the peak of a forked child beside the tensors, old and new (tests/support/measuring/memory.py).
+Rates are bytes of BF16 weights a second, of the fastest of `--repeats` runs, since other work can only slow a run down.
+Extra memory is the peak of a forked child beside the old and the new tensors (tests/support/measuring/memory.py).
+A benchmark takes from 15 seconds (`start`, `cores`) to some minutes (`compare` with four targets and the default
+repeats). The command needs the `bench` extra, and `growth --elements 1024` about 5 GB of memory.
 """
 
 import argparse
@@ -38,25 +40,25 @@ from tests.support.patch_formats import FORMATS
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Workloads A and B, every format."""
+    """Print a table of all formats for each of the chosen workloads A and B."""
     targets = arguments.targets.split(",")
     trajectory = simulate(arguments.rows, arguments.columns, arguments.seed) if targets != ["B"] else None
     for target in targets:
         if trajectory is None or target == "B":
-            title, updates = _published(arguments)
+            title, updates = _demo_updates(arguments)
         else:
             old, new = trajectory.views(find_rate(trajectory, TARGETS[target]))
             title, updates = f"{target}: {arguments.rows} x {arguments.columns} BF16", [Update({"w": old}, {"w": new})]
         print_table(title, measure_all(updates, arguments.repeats, quick=arguments.quick), updates)
 
 
-def _published(arguments: argparse.Namespace) -> tuple[str, list[Update]]:
+def _demo_updates(arguments: argparse.Namespace) -> tuple[str, list[Update]]:
     if arguments.run is not None:
         versions = published_versions(arguments.run)
     else:
         versions = trained_versions(arguments.windows, arguments.seed)
     if len(versions) < 2:
-        raise SystemExit("fewer than two versions: a run of more windows, please")
+        raise SystemExit("the run has fewer than two versions; increase --windows or use a longer run")
     versions = versions[-arguments.versions - 1 :]
     updates = [Update(old, new) for old, new in pairwise(versions)]
     size = f"{len(versions[0])} tensors, {updates[0].nbytes / 1e6:.2f} MB"
@@ -64,16 +66,16 @@ def _published(arguments: argparse.Namespace) -> tuple[str, list[Update]]:
 
 
 def edge_cases(seed: int = 0) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Workload C: what a chain also meets."""
+    """Return the unusual updates of workload C: old and new tensor by name."""
     random = torch.Generator().manual_seed(seed)
     base = (torch.randn((1024, 1024), generator=random) * 0.0147).bfloat16()
     noise = torch.randint(-(2**15), 2**15, base.shape, generator=random).to(torch.int16).view(torch.bfloat16)
     rows = base.clone()
     rows[::37] = (rows[::37].float() * 1.01).bfloat16()
-    single = base.clone()
-    single[3, 5] += 1
+    one_change = base.clone()
+    one_change[3, 5] += 1
     return {
-        "one element": (base, single),
+        "one element": (base, one_change),
         "reset to zeros": (base, torch.zeros_like(base)),
         "from zeros (LoRA B)": (torch.zeros_like(base), (base.float() * 1e-3).bfloat16()),
         "fresh noise": (base, noise),
@@ -86,15 +88,18 @@ def edge_cases(seed: int = 0) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
 
 
 def edges(arguments: argparse.Namespace) -> None:
-    """Workloads A3, A4 and C: this codec against the best alternative of each case.
+    """Print the sizes of workloads A3, A4 and C beside the best alternative of each case.
 
-    Of the alternatives, none has a header, names, shapes or digests. So the last column compares this codec's frame
-    with them.
+    None of the alternatives has a header, names, shapes or digests. Therefore the last column compares this codec's
+    frame alone with the best one.
     """
     trajectory = simulate(1024, 1024, 0)
     cases = {name: trajectory.views(find_rate(trajectory, TARGETS[name])) for name in ("A3", "A4")} | edge_cases()
     table = Table(title="bytes of a 1024 x 1024 BF16 tensor (2097152 bytes)")
-    for column in ("case", "codec", "compact", "its frame", "fast", "best alternative", "its name", "frame / best"):
+    columns = (
+        "case", "compact", "mode of the frame", "frame", "fast", "best alternative", "name of the best", "frame / best",
+    )  # fmt: skip
+    for column in columns:
         table.add_column(column)
     for name, (old, new) in cases.items():
         compact, fast = (patch.encode({"w": old}, {"w": new}, profile=profile) for profile in patch.PROFILES)
@@ -107,14 +112,14 @@ def edges(arguments: argparse.Namespace) -> None:
         best = min(sizes, key=lambda key: sizes[key])
         row = patch.summary(compact).rows[0]
         table.add_row(
-            name, row.mode.name.lower(), str(len(compact)), str(row.size), str(len(fast)), str(sizes[best]), best,
+            name, str(len(compact)), row.mode.name.lower(), str(row.size), str(len(fast)), str(sizes[best]), best,
             f"{row.size / sizes[best]:.3f}",
         )  # fmt: skip
     Console(width=140).print(table)
 
 
 def cores(arguments: argparse.Namespace) -> None:
-    """The same tensors on one thread and on two."""
+    """Print the rates of the same tensors on one thread and on two."""
     trajectory = simulate(2048, 4096, 0)
     old, new = trajectory.views(find_rate(trajectory, TARGETS["A1"]))
     before = {f"layer.{i}": old.clone() for i in range(8)}
@@ -138,7 +143,7 @@ def cores(arguments: argparse.Namespace) -> None:
 
 
 def growth(arguments: argparse.Namespace) -> None:
-    """Time for each element from 16M elements up; 16M-element tensors, each with memory of its own."""
+    """Print seconds for 16M elements and more, in tensors of 16M elements that share no memory."""
     trajectory = simulate(4096, 4096, 0)
     old, new = trajectory.views(find_rate(trajectory, TARGETS["A1"]))
     count = 1
@@ -164,17 +169,22 @@ def growth(arguments: argparse.Namespace) -> None:
 
 
 def projection(arguments: argparse.Namespace) -> None:
-    """A 7B model (15.2 GB of BF16 weights) at 400 Mbit/s, from rates measured here, beside PULSE's table 14."""
+    """Print a projection to a 7B model (15.2 GB of BF16 weights) at 400 Mbit/s from rates of this machine.
+
+    The last column has the figures of PULSE's table 14.
+    """
     trajectory = simulate(4096, 4096, 0)
-    elements, link, cores_ = 7.6e9, 400e6 / 8, arguments.cores
-    table = Table(title=f"7B model, 400 Mbit/s, {cores_} cores (rates of one core measured here, times {cores_})")
+    elements, link, core_count = 7.6e9, 400e6 / 8, arguments.cores
+    table = Table(
+        title=f"7B model, 400 Mbit/s, {core_count} cores (rates of one core measured here, times {core_count})"
+    )
     for column in (
         "workload",
         "profile",
         "patch MB",
         "transfer s",
         "verify + apply s",
-        "in turn s",
+        "sequential s",
         "overlapped s",
         "PULSE, table 14",
     ):
@@ -184,7 +194,7 @@ def projection(arguments: argparse.Namespace) -> None:
         for profile in patch.PROFILES:
             row = measure_whole(Update({"w": old}, {"w": new}), profile, arguments.repeats)
             scale = elements / old.numel()
-            transfer, apply = row.nbytes * scale / link, row.apply * scale / cores_
+            transfer, apply = row.nbytes * scale / link, row.apply * scale / core_count
             table.add_row(
                 target, profile, f"{row.nbytes * scale / 1e6:.0f}", f"{transfer:.2f}", f"{apply:.2f}",
                 f"{transfer + apply:.2f}", f"{max(transfer, apply):.2f}", "2.2 + 0.6 + 0.3 + 0.8 = 3.9",
@@ -193,7 +203,7 @@ def projection(arguments: argparse.Namespace) -> None:
 
 
 def digest(arguments: argparse.Namespace) -> None:
-    """BLAKE3 of 256 MiB from memory, of a piece that lies in the cache, and what it adds to applying a patch."""
+    """Print the rates of BLAKE3 over 256 MiB in memory, over a piece in the cache, and during decoding."""
     from blake3 import blake3  # noqa: PLC0415
 
     data = np.random.default_rng(0).bytes(1 << 28)
@@ -208,22 +218,23 @@ def digest(arguments: argparse.Namespace) -> None:
     header = read_header(encoded := patch.encode({"w": old}, {"w": new}))
     ((row, frame),) = zip(header.rows, split_frames(encoded, header), strict=True)
 
-    def decode(*, hashing: bool) -> None:
+    def decode(*, hashes: bool) -> None:
         hasher = blake3()
-        for _, decoded in decode_frame(row, frame, bits_of(old)):
-            if hashing:
-                hasher.update(decoded.data.cast("B"))
+        for _, data in decode_frame(row, frame, bits_of(old)):
+            if hashes:
+                hasher.update(data.data.cast("B"))
 
-    without, with_digest = (best_of(lambda: decode(hashing=flag), 4 * arguments.repeats) for flag in (False, True))  # noqa: B023
+    decode_seconds = best_of(lambda: decode(hashes=False), 4 * arguments.repeats)
+    total_seconds = best_of(lambda: decode(hashes=True), 4 * arguments.repeats)
+    gigabytes = old.nbytes / 1e9
     print(
-        f"decoding {old.nbytes / 1e9 / without:.2f} GB/s, "
-        f"decoding and hashing {old.nbytes / 1e9 / with_digest:.2f} GB/s: the "
-        f"digest of what was just decoded goes at {old.nbytes / 1e9 / (with_digest - without):.2f} GB/s"
+        f"decoding {gigabytes / decode_seconds:.2f} GB/s, decoding and hashing {gigabytes / total_seconds:.2f} GB/s; "
+        f"the digest alone, of a piece just decoded, {gigabytes / (total_seconds - decode_seconds):.2f} GB/s"
     )
 
 
 def start(arguments: argparse.Namespace) -> None:
-    """Import and first use in a fresh process, with a fresh kernel cache and with a warm one."""
+    """Print the seconds of import and first use in a new process, with an empty and with a warm cache of kernels."""
     code = (
         "import time; t = time.perf_counter(); import torch; a = time.perf_counter() - t\n"
         "from protocol import patch; b = time.perf_counter() - t - a\n"
@@ -233,28 +244,28 @@ def start(arguments: argparse.Namespace) -> None:
     import tempfile  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("fresh cache", "warm cache"):
+        for name in ("empty cache", "warm cache"):
             print(name, end=": ", flush=True)
             environment = os.environ | {"NUMBA_CACHE_DIR": folder}
             subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
 def main() -> None:
-    """Run one benchmark."""
+    """Run one of the benchmarks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     benchmarks = {f.__name__: f for f in (compare, edges, cores, growth, projection, digest, start)}
     parser.add_argument("benchmark", choices=sorted(benchmarks))
-    parser.add_argument("--rows", type=int, default=4096)
-    parser.add_argument("--columns", type=int, default=4096)
+    parser.add_argument("--rows", type=int, default=4096, help="rows of the tensor of `compare`")
+    parser.add_argument("--columns", type=int, default=4096, help="columns of the tensor of `compare`")
     parser.add_argument("--targets", default="A1,A2,A3,A4", help="workloads of `compare`: any of A1, A2, A3, A4, B")
-    parser.add_argument("--run", type=Path, help="run.toml of a kept demo, for workload B")
-    parser.add_argument("--windows", type=int, default=20, help="windows for which workload B learns otherwise")
-    parser.add_argument("--versions", type=int, default=8, help="updates of workload B, the newest ones")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--elements", type=int, default=256, help="largest set of `growth`, in millions")
-    parser.add_argument("--cores", type=int, default=8, help="cores of `projection`")
-    parser.add_argument("--quick", action="store_true", help="measure the published formats once")
+    parser.add_argument("--run", type=Path, help="run.toml of a demo run with --keep, for workload B")
+    parser.add_argument("--windows", type=int, default=20, help="windows that workload B learns without --run")
+    parser.add_argument("--versions", type=int, default=8, help="how many of the newest updates workload B has")
+    parser.add_argument("--seed", type=int, default=0, help="seed of workloads A and B")
+    parser.add_argument("--repeats", type=int, default=7, help="runs of which the fastest counts")
+    parser.add_argument("--elements", type=int, default=256, help="largest number of elements of `growth`, in millions")
+    parser.add_argument("--cores", type=int, default=8, help="number of cores of `projection`")
+    parser.add_argument("--quick", action="store_true", help="measure each published format once instead of twice")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     patch.warm_up()

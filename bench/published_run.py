@@ -1,7 +1,8 @@
-"""Workload B: consecutive versions of the demo's own run.
+"""Workload B of the patch benchmarks: consecutive versions of the demo.
 
-Either those that its learner makes (bench/learning.py: without a clock, so the same on any machine), or those of a run
-that `grailnode demo --keep` left behind, as its followers get them, every signature and digest checked.
+They are either the versions that the demo's learner makes in bench/learning.py, which uses no clock and therefore makes
+the same ones on any machine, or those of a run that `grailnode demo --keep` has kept. The latter are read as a follower
+reads them, and all signatures and digests are checked.
 """
 
 from pathlib import Path
@@ -9,31 +10,31 @@ from pathlib import Path
 import torch
 import trio
 
-from bench.learning import Setup, Simulation
 from grailnode.config import load
-from grailnode.node.processes import make_spectator
+from grailnode.node.node_makers import make_spectator
 from grailnode.observe.chain_check import follow_chain
+from tests.support.simulation.learning import Setup, Simulation
 
 Weights = dict[str, torch.Tensor]
 
 
 def published_versions(run_file: Path) -> list[Weights]:
-    """The versions of a run that its kept anchors and patches lead to, oldest first.
+    """Return the versions of a run that its stored anchors and patches give, oldest first.
 
     Raises:
-        ProtocolError: the chain does not hold.
+        ProtocolError: the chain is not valid.
     """
 
     async def read() -> list[Weights]:
-        return [dict(held.weights) async for held in follow_chain(make_spectator(load(run_file)), lambda line: None)]
+        return [
+            dict(version.weights) async for version in follow_chain(make_spectator(load(run_file)), lambda line: None)
+        ]
 
     return trio.run(read)
 
 
 def trained_versions(windows: int, seed: int) -> list[Weights]:
-    """The versions that the demo's trainer publishes in so many windows, oldest first: the same genesis, learner and
-    settings.
-    """
+    """Return the versions that the demo's genesis, learner and settings give in `windows` windows, oldest first."""
     simulation = Simulation(Setup(windows=windows, seed=seed, held_out=1))
     for window in range(windows):
         simulation.window(window)

@@ -10,12 +10,14 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Final, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from grailnode import UserError
 from protocol.identity.participant import SPACE_FORM
+from roles.trainer.learn.learning_rate import ScheduleName
+from roles.trainer.learn.loss.loss_names import AdvantageName, LossName
 from roles.trainer.publish.retention import check_retention
 
 Positive = Annotated[float, Field(gt=0)]
@@ -34,18 +36,23 @@ def is_space_url(text: str) -> bool:
     return re.fullmatch(SPACE_FORM, text) is not None
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """Keys and values of a TOML file, all of them known."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class RunSection(_Section):
+Checked = TypeVar("Checked", bound=Section)
+
+
+class RunSection(Section):
     """Which run: the signed manifest's file or URL, and the id that it must have (empty accepts any)."""
 
     manifest: str = "run.manifest"
     id: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
 
 
-class PlaceSection(_Section):
+class PlaceSection(Section):
     """Where objects are stored: a directory, an S3 bucket (or its part below `prefix`), or a base URL to read from.
 
     `url` is the base of kind "https"; for the other kinds it is where everybody else reads the same objects.
@@ -100,7 +107,7 @@ class StoreSection(PlaceSection):
         return self
 
 
-class NodeSection(_Section):
+class NodeSection(Section):
     """Where this machine keeps keys (one file for each name), state (one directory for each name), logs and downloads.
 
     `cache` is shared by all nodes of the machine and never larger than `cache_bytes`; a local store needs none.
@@ -115,7 +122,7 @@ class NodeSection(_Section):
     metrics_port: Annotated[int, Field(ge=0, le=65_000)] = 0
 
 
-class BeaconSection(_Section):
+class BeaconSection(Section):
     """Where public randomness comes from: the store for a run's own beacon, HTTP relays for a public drand chain.
 
     Without `relays`, those of grailnode/beacon/public_chains.py are asked. `key` names the key of the beacon that the
@@ -127,18 +134,43 @@ class BeaconSection(_Section):
     keep_rounds: Count = 1000
 
 
-class EngineSection(_Section):
-    """The device and the precision in which the policy is computed."""
+class EngineSection(Section):
+    """What computes the policy, on which device and in which precision.
 
+    Kind "vllm" generates with vLLM: `python` is the interpreter of its environment (`grailnode engine install` makes
+    one), or `url` a server that somebody else runs. The keys from `runner` on are for vLLM alone.
+    """
+
+    kind: Literal["torch", "vllm"] = "torch"
+    python: Path | None = None
+    url: Annotated[str, Field(pattern=r"^(https?://[^/]+)?$")] = ""
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
     threads: Count = 1
     max_batch_tokens: Count = 8192
+    runner: Literal["v1", "v2"] = "v1"
+    max_tokens: Annotated[int, Field(ge=0)] = 0
+    sequences: Count = 256
+    ranks: Count = 1
+    cache_gib: Count = 1
+    flags: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _check_place(self) -> "EngineSection":
+        if self.kind == "vllm" and (self.python is None) == (not self.url):
+            raise ValueError('kind "vllm" needs either python, the interpreter of its environment, or url')
+        return self
 
 
-class TrainerSection(_Section):
+class TrainerSection(Section):
     """How the trainer learns and publishes.
 
+    `loss` is one of those in roles/trainer/learn/loss/policy_loss.py, and `advantage` replaces the one that belongs to
+    it; clip_low and clip_high bound the importance ratio, and `truncation` does so whatever the advantage (inf for no
+    such bound). The learning rate rises over `warmup_steps`, and a schedule that is not constant takes it down to
+    `final_share` of itself at `training_steps`, where training ends (0: it never ends).
+    `logits_chunk` tokens have their logits in memory at once, and `recompute` trades the activations of layers for a
+    second computation.
     `canaries` counts the miners that the trainer has run under secret keys to test the validators; only the last of
     them runs now. Raise it by one when a report has revealed the key of the last one. `canary_store` is where the
     canary writes: in the trainer's own bucket everybody would recognize it.
@@ -146,8 +178,26 @@ class TrainerSection(_Section):
 
     policy: str = "genesis"
     data: Path | None = None
+    loss: LossName = "token-mean"
+    clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
+    clip_high: Annotated[float, Field(ge=0)] = 0.28
+    truncation: Annotated[float, Field(gt=1)] = 3.0
+    kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    advantage: AdvantageName | Literal["of-loss"] = "of-loss"
+    overlong_filtering: bool = False
+    dynamic_filtering: bool = True
     learning_rate: Positive = 7e-6
     warmup_steps: Annotated[int, Field(ge=0)] = 10
+    schedule: ScheduleName = "constant"
+    training_steps: Annotated[int, Field(ge=0)] = 0
+    final_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    epsilon: Positive = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    max_grad_norm: Positive = 1.0
+    logits_chunk: Count = 1024
+    recompute: bool = False
     groups_per_step: Count = 16
     steps_per_version: Count = 1
     max_uses: Count = 1
@@ -165,12 +215,18 @@ class TrainerSection(_Section):
     canary_store: StoreSection | None = None
 
     @model_validator(mode="after")
-    def _retention_holds(self) -> "TrainerSection":
+    def _check_bounds(self) -> "TrainerSection":
         check_retention(self.anchor_interval, self.keep_patches, self.keep_anchors)
+        if self.schedule != "constant" and self.training_steps <= self.warmup_steps:
+            raise ValueError(
+                f'schedule "{self.schedule}" needs training_steps above warmup_steps = {self.warmup_steps}'
+            )
+        if self.truncation <= 1 + self.clip_high:
+            raise ValueError(f"truncation must be above 1 + clip_high = {1 + self.clip_high:g}: the clip comes first")
         return self
 
 
-class MinerSection(_Section):
+class MinerSection(Section):
     """How many groups a miner delivers, and how it works on them."""
 
     groups: Count = 16
@@ -179,14 +235,14 @@ class MinerSection(_Section):
     poll_seconds: Positive = 0.2
 
 
-class ValidatorSection(_Section):
+class ValidatorSection(Section):
     """How a validator evaluates the policy, and how often it polls."""
 
     evaluation_problems: Annotated[int, Field(ge=0)] = 256
     poll_seconds: Positive = 0.2
 
 
-class Config(_Section):
+class Config(Section):
     """The whole of run.toml. Relative paths are relative to the directory of the file."""
 
     run: RunSection = RunSection()
@@ -217,14 +273,9 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """
     if path.is_dir():
         path = path / "run.toml"
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; `grailnode init DIR` writes one") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from error
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file; `grailnode init DIR` writes one")
+    values = read_toml(path)
     for override in overrides:
         _override(values, override)
     return _validate(values, str(path), path.absolute().parent)
@@ -245,10 +296,38 @@ def without_file(values: dict[str, Any], overrides: Sequence[str], directory: Pa
 
 
 def _validate(values: dict[str, Any], source: str, directory: Path) -> Config:
+    return validate(Config, values | {"directory": directory}, source)
+
+
+def validate(model: type[Checked], values: dict[str, Any], source: str) -> Checked:
+    """Return values as a model of sections.
+
+    Args:
+        source: the file, for errors.
+
+    Raises:
+        ConfigError: a key is unknown, or a value is not allowed.
+    """
     try:
-        return Config.model_validate(values | {"directory": directory})
+        return model.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_explain(source, error)) from None
+        raise ConfigError(_explain(model, source, error)) from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the contents of a TOML file.
+
+    Raises:
+        ConfigError: the file is missing, cannot be read, or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
 
 
 def _override(values: dict[str, Any], override: str) -> None:
@@ -269,14 +348,14 @@ def _override(values: dict[str, Any], override: str) -> None:
     table[name] = value
 
 
-def _explain(source: str, error: ValidationError) -> str:
+def _explain(model: type[Section], source: str, error: ValidationError) -> str:
     """Return the first fault as a line: where it is and what is allowed there."""
     first = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"])
     if first["type"] == "value_error":
         return f"{source}: {place}: {first['ctx']['error']}"
     if first["type"] == "extra_forbidden":
-        return f"{source}: unknown key {place}; known here: {', '.join(_keys_of(first['loc'][:-1]))}"
+        return f"{source}: unknown key {place}; known here: {', '.join(_keys_of(model, first['loc'][:-1]))}"
     if first["type"] == "tuple_type":
         return f"{source}: {place}: a list is needed: write [ ] around it"
     if first["type"] == "model_type":
@@ -284,9 +363,9 @@ def _explain(source: str, error: ValidationError) -> str:
     return f"{source}: {place}: {first['msg'].lower()} (it is {first['input']!r})"
 
 
-def _keys_of(section: Sequence[int | str]) -> list[str]:
+def _keys_of(root: type[Section], section: Sequence[int | str]) -> list[str]:
     """Return the keys that a section may have, in order; the section is named by the keys that lead to it."""
-    model: Any = Config
+    model: Any = root
     for key in section:
         is_table = get_origin(model) is dict  # a table of sections, such as store.peers, has any key
         model = get_args(model)[1] if is_table else model.model_fields[key].annotation

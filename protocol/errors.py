@@ -6,6 +6,7 @@
     ├── SignatureError         the key that had to sign did not sign
     ├── AdmissionError         the run's authority does not admit the key
     ├── PatchError             a patch does not fit the weights it is applied to, or contradicts itself
+    ├── ContributionError      a contribution does not fit the weights it starts from, or contradicts itself
     └── ChainError             a chain must not be followed
         ├── RollbackError      the chain is older than what this node already trusts
         ├── ForkError          there are two signed histories for one version
@@ -64,6 +65,10 @@ class AdmissionError(ProtocolError):
 
 class PatchError(ProtocolError):
     """A patch does not fit the weights it is applied to, or contradicts itself."""
+
+
+class ContributionError(ProtocolError):
+    """A contribution does not fit the weights that it starts from, or contradicts itself."""
 
 
 class ChainError(ProtocolError):

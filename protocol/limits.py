@@ -42,7 +42,7 @@ MAX_SPACE_BYTES: Final = 256  # UTF-8 bytes of a space's URL
 MAX_LISTED_PARTICIPANTS: Final = 1 << 16  # announcements' paths that a node reads of one listing
 
 # identity/admission.py
-MAX_PROOF_BYTES: Final = 1 * KIB  # bytes of the credential in an announcement
+MAX_CREDENTIAL_BYTES: Final = 1 * KIB  # bytes of the credential in an announcement
 MAX_WORK_MS: Final = 2 * 86_400_000  # milliseconds for which a proof of work may be valid: two days
 
 # environments/dataset.py
@@ -69,6 +69,9 @@ MAX_CLOCK_SKEW_MS: Final = 300_000  # milliseconds by which a publisher's clock 
 # patch/container.py
 MAX_PATCH_BYTES: Final = 64 * GIB  # bytes of one patch
 MAX_PATCH_HEADER_BYTES: Final = 16 * MIB  # bytes of a patch's table, packed or not: 128 for each of MAX_TENSORS
+
+# pseudogradient/payload.py
+MAX_CONTRIBUTION_BYTES: Final = 64 * GIB  # bytes of one contribution's frames
 
 # rollout/batch.py
 MAX_GROUP_SIZE: Final = 256  # rollouts of one group

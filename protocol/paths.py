@@ -136,6 +136,15 @@ def summary(validator: bytes, window: int) -> str:
     return f"{validator.hex()}/summaries/{_number(window)}"
 
 
+def probe(writer: bytes, name: str) -> str:
+    """Return the path of an object that a node writes, reads and deletes at its start, to see that it can.
+
+    Args:
+        name: hexadecimal digits, new at each start, so that no cache knows the object.
+    """
+    return f"{writer.hex()}/probes/{name}"
+
+
 def kind_prefix(writer: bytes, kind: str) -> str:
     """Return the prefix of the paths of a writer's objects of one kind ('commitments', 'summaries', ...)."""
     return f"{writer.hex()}/{kind}/"

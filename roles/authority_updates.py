@@ -23,11 +23,11 @@ from roles.records import fetch_envelope
 POLL_SECONDS: Final = 5.0
 _PATIENCE_SECONDS: Final = 30.0  # for all places where a revision may be
 _GRACE_SECONDS: Final = 2.0  # for the others, after one has answered with it
-_STATE: Final = "authority/"
+AUTHORITY: Final = "authority/"
 
 
 def _state_path(number: int) -> str:
-    return f"{_STATE}{number:010d}"
+    return f"{AUTHORITY}{number:010d}"
 
 
 async def load_authority(node: Node) -> None:

@@ -1,4 +1,7 @@
-"""Run a task for many items at once, or fetch items ahead of their use; the first failure is raised by itself."""
+"""Run a task for many items: for all at once, ahead of their use, or one by one until it succeeds.
+
+Where it fails, the first failure is raised by itself.
+"""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
@@ -14,6 +17,30 @@ Result = TypeVar("Result")
 
 STORAGE_ERRORS: Final = (StoreError, ProtocolError)
 """What reading from storage raises: no answer, or an answer that must not be used."""
+
+
+async def first_success(
+    task: Callable[[Item], Awaitable[Result]],
+    items: Sequence[Item],
+    *,
+    errors: tuple[type[Exception], ...] = STORAGE_ERRORS,
+) -> Result:
+    """Run a task for one item after the other until it succeeds, and return that result.
+
+    Args:
+        items: at least one, in the order in which they are tried.
+        errors: the expected errors of a task.
+
+    Raises:
+        The first of the expected errors, if the task failed for every item.
+    """
+    failures: list[Exception] = []
+    for item in items:
+        try:
+            return await task(item)
+        except errors as error:
+            failures.append(error)
+    raise failures[0]
 
 
 async def gather(

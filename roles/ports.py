@@ -10,8 +10,12 @@ from typing import Protocol
 
 from torch import Tensor
 
+from protocol.chain.manifest import Manifest
 from protocol.digest import Weights
 from protocol.rollout.sampling import SamplingParams
+
+LineReporter = Callable[[str], None]
+"""Takes a line for the operator."""
 
 
 class StoreError(Exception):
@@ -24,6 +28,29 @@ class NotFoundError(StoreError):
 
 class TooLargeError(StoreError):
     """The object is larger than the ceiling that the caller gave."""
+
+
+class StateError(Exception):
+    """This node's own state is damaged, or not the one that it must go on with; another start cannot mend that.
+
+    It is no StoreError: nobody may wait for it to pass, or go on without the object.
+
+    Args:
+        place: the file, or the object's path in the state.
+        what: what is wrong with it.
+    """
+
+    def __init__(self, place: object, what: str) -> None:
+        super().__init__(place, what)
+        self.place = str(place)
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.what}; run `grailnode repair` (docs/state.md)"
+
+
+class RepairError(Exception):
+    """What a node's state has lost cannot be rebuilt; the text says why, and what the operator can do."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +160,18 @@ class Engine(Protocol):
 
         Raises:
             EngineError: the weights do not fit the model; the current policy still serves.
+        """
+
+    async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
+        """Prepare the version that a patch leads to from the served one, while that goes on serving.
+
+        Args:
+            patch: bytes with the digest that the manifest names.
+            manifest: of the version, verified.
+
+        Raises:
+            EngineError: the patch is for other weights than those that serve, or does not lead to those of the
+                manifest; the current policy still serves.
         """
 
     async def commit(self) -> None:

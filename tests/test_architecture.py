@@ -1,5 +1,5 @@
 """The layout of the packages: imports run grailnode -> roles -> protocol and down ROOMS; protocol touches nothing
-outside itself.
+outside itself; tests and benches share code through tests/support only.
 """
 
 import ast
@@ -11,10 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("protocol", "roles", "grailnode")
+TESTS_AND_BENCHES = sorted(path for folder in ("tests", "bench") for path in (ROOT / folder).rglob("*.py"))
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 IDS = [str(path.relative_to(ROOT)) for path in FILES]
 
-FORBIDDEN = {  # importer (a prefix of the module's name): what it may not import
+FORBIDDEN_IMPORTS = {  # importer (a prefix of the module's name): what it may not import
     "protocol": ("roles", "grailnode"),
     "roles": ("grailnode",),
     "roles.miner": ("roles.validator", "roles.trainer"),
@@ -32,7 +33,7 @@ WORLD = {  # what pure code has no business with: files, clocks, networks, proce
 ROOMS = {  # rooms of each package in the order in which they may import: a room imports only rooms that stand before it
     "protocol": (
         *("errors", "limits", "encoding", "bounded_json", "compression", "digest", "paths", "window", "kernels"),
-        *("beacon", "identity", "environments", "rollout", "patch", "run", "chain", "judging"),
+        *("beacon", "identity", "environments", "rollout", "patch", "pseudogradient", "run", "chain", "judging"),
     ),
     "roles": (
         *("ports", "first_failure", "gather", "node", "records"),
@@ -57,7 +58,7 @@ def module_name(path: Path) -> str:
 
 
 def imports(path: Path) -> Iterator[tuple[str, int]]:
-    """Every module that a file imports, absolute or not, at any depth: (name, level)."""
+    """Return every module that a file imports, absolute or not, at any depth: (name, level)."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -79,8 +80,8 @@ def test_there_is_something_to_look_at() -> None:
 @pytest.mark.parametrize("path", FILES, ids=IDS)
 def test_imports_run_one_way(path: Path) -> None:
     name = module_name(path)
-    refused = [outer for inner, outers in FORBIDDEN.items() if within(name, inner) for outer in outers]
-    wrong = [target for target, _ in imports(path) if any(within(target, outer) for outer in refused)]
+    forbidden_rooms = [outer for inner, outers in FORBIDDEN_IMPORTS.items() if within(name, inner) for outer in outers]
+    wrong = [target for target, _ in imports(path) if any(within(target, outer) for outer in forbidden_rooms)]
     assert not wrong
 
 
@@ -107,7 +108,7 @@ def test_names_say_what_a_module_does(path: Path) -> None:
 
 
 def room(name: str, package: str) -> str:
-    """The room of a module inside a package; empty for the package itself and for what lies elsewhere."""
+    """Return the room of a module inside a package; empty for the package itself and for what lies elsewhere."""
     return name.removeprefix(f"{package}.").split(".")[0] if name.startswith(f"{package}.") else ""
 
 
@@ -182,3 +183,57 @@ def test_signed_records_come_in_through_one_door() -> None:
         and OPENERS & {target.rpartition(".")[2] for target, _ in imports(path)}
     }
     assert openers == MAY_OPEN
+
+
+def import_error(importer: str, target: str) -> str | None:
+    """Say why a module of tests/ or bench/ may not import another module of them; None if it may."""
+    package, *parts = target.split(".")
+    if package == "bench" and within(importer, "tests"):
+        return "tests import nothing of bench: move what both use to tests/support"
+    if package != "tests" or not parts:
+        return None
+    if any(part == "conftest" or part.startswith("test_") for part in parts):
+        return "nobody imports a test module or a conftest: move what others use to a plain module"
+    if parts[0] == "support":
+        return None
+    if not within(importer, "tests"):
+        return "bench imports only tests.support of the tests"
+    if within(importer, "tests.support"):
+        return "tests/support imports nothing else of the tests"
+    if room(importer, "tests") != parts[0]:
+        return "a room of tests imports only itself and tests.support: move what two rooms use to tests/support"
+    return None
+
+
+@pytest.mark.parametrize("path", TESTS_AND_BENCHES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_tests_and_benches_share_code_through_support_only(path: Path) -> None:
+    importer = module_name(path)
+    errors = {target: import_error(importer, target) for target, _ in imports(path)}
+    assert not {target: error for target, error in errors.items() if error}
+
+
+@pytest.mark.parametrize(
+    ("importer", "target", "error"),
+    [
+        ("tests.roles.test_gather", "tests.roles.test_follower", "a test module"),
+        ("tests.roles.test_gather", "tests.roles.conftest", "a conftest"),
+        ("bench.learning", "tests.roles.test_follower", "a test module"),
+        ("tests.patch.test_corpus", "bench.fuzz", "nothing of bench"),
+        ("tests.support.faults.faulty_store", "bench.fuzz", "nothing of bench"),
+        ("bench.patches", "tests.patch.weights", "only tests.support"),
+        ("tests.support.builders.chains", "tests.patch.weights", "tests/support imports nothing else"),
+        ("tests.roles.test_gather", "tests.patch.weights", "a room of tests imports only itself"),
+        ("tests.roles.test_gather", "tests.roles.follower_testbed", None),
+        ("tests.roles.test_gather", "tests.support.builders.chains.Chain", None),
+        ("bench.learning", "tests.support.simulation.learning.run", None),
+        ("tests.support.faults.faulty_store", "tests.support.faults.store_faults", None),
+    ],
+)
+def test_an_import_that_bypasses_support_has_a_clear_message(importer: str, target: str, error: str | None) -> None:
+    message = import_error(importer, target)
+    assert (message is None) if error is None else (message is not None and error in message)
+
+
+def test_every_module_of_support_lies_in_a_room() -> None:
+    flat = {path.name for path in (ROOT / "tests" / "support").glob("*.py")}
+    assert flat == {"__init__.py"}

@@ -14,7 +14,7 @@ import roles
 from protocol import limits
 from protocol.encoding import Record
 from protocol.identity.signing import PublishedRecord
-from protocol.rollout.sampling import _table
+from protocol.rollout.sampling import noise_table
 
 SPEC = Path(__file__).parent.parent / "docs" / "spec"
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(SPEC.glob("*.md"))}
@@ -79,5 +79,5 @@ def test_the_readme_lists_every_page() -> None:
 
 
 def test_the_noise_table_has_the_digest_in_the_specification() -> None:
-    table = _table(torch.device("cpu")).to(torch.int32)
+    table = noise_table(torch.device("cpu")).to(torch.int32)
     assert blake3(table.numpy().astype("<i4").tobytes()).hexdigest() in PAGES["sampling"]

@@ -1,1 +1,1 @@
-"""The measured error rates of the check (docs/benchmarks/proofs.md): `python -m bench.proofs TABLE`."""
+"""The measured error rates of the check of rollouts (docs/benchmarks/proofs.md): `python -m bench.proofs TABLE`."""

@@ -1,7 +1,17 @@
-"""`python -m bench.proofs TABLE`: one of the tables of docs/benchmarks/proofs.md. `python -m
-tests.support.adversaries.trained_policy` makes the policy first.
+"""The measured error rates, information and speed of the check of rollouts: `python -m bench.proofs TABLE`.
 
-What was computed is kept beside the policy; a table that was stopped goes on where it was.
+    honest           how often honest work is refused, over pairs of honest engines
+    adversaries      in how many windows each adversary is refused, and by which window at the latest
+    roc              the smallest change of a policy that is detected, and after how many tokens
+    sketch           bits of evidence in a sketch against forged ones
+    speed            generation, prefill and verification on one core
+    keys             how many windows of one group an adversary gets accepted with each new key
+    false-accepts    how many groups of a changed policy are accepted
+
+`false-accepts`, `keys` and `speed` take minutes, the other tables up to some hours of one core with the settings of
+docs/benchmarks/proofs.md. All need the `test` extra. Except for `keys` and `false-accepts`, they need the policy that
+`python -m tests.support.adversaries.trained_policy` makes in a quarter of an hour. Their results are stored beside that
+policy, and a table that was interrupted resumes there.
 """
 
 import argparse
@@ -16,38 +26,37 @@ from tests.support.adversaries.trained_policy import CACHE
 
 
 def main() -> None:
-    """Read the options, print a table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.proofs", description=__doc__)
-    parser.add_argument("table", choices=("honest", "animals", "roc", "sketch", "speed", "keys", "luck"))
-    parser.add_argument(
-        "--policy", type=Path, default=CACHE, help="what python -m tests.support.adversaries.trained_policy made"
+    """Print a table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.proofs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    tables = ("honest", "adversaries", "roc", "sketch", "speed", "keys", "false-accepts")
+    parser.add_argument("table", choices=tables)
+    parser.add_argument("--policy", type=Path, default=CACHE, help="directory of the policy")
     parser.add_argument("--calibration", type=int, default=32, help="groups of each pair for the thresholds")
     parser.add_argument(
-        "--groups", type=int, default=0, help="groups of each pair or copy; windows in the table of luck"
+        "--groups", type=int, default=0, help="groups of each pair or copy; windows of each copy for false-accepts"
     )
-    parser.add_argument("--tries", type=int, default=100, help="windows of each animal, or keys of each cheat")
-    parser.add_argument("--only", default="", help="animals, or profiles of honest nodes, whose names hold this")
-    parser.add_argument("--rollouts", type=int, default=600, help="rollouts of the table of sketches")
-    parser.add_argument("--projections", type=int, default=10_000, help="of the table of sketches")
-    parser.add_argument("--without", default="", help="pairs to leave out, separated by commas")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the table of speed")
-    parser.add_argument(
-        "--tokens", type=int, help="of each completion in the table of speed, in place of the story's end"
-    )
+    parser.add_argument("--tries", type=int, default=100, help="windows of each adversary, or its keys for keys")
+    parser.add_argument("--only", default="", help="run only the adversaries or profiles whose names contain this")
+    parser.add_argument("--rollouts", type=int, default=600, help="rollouts for sketch")
+    parser.add_argument("--projections", type=int, default=10_000, help="projections for sketch")
+    parser.add_argument("--without", default="", help="names of pairs to leave out, separated by commas")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of speed")
+    parser.add_argument("--tokens", type=int, help="length of each completion for speed; default: up to its end token")
     options = parser.parse_args()
     torch.set_num_threads(1)
     setting = Setting(options.policy, options.policy / "results", tuple(options.without.split(",")))
     match options.table:
         case "honest":
             trio.run(honest.table, setting, options.groups or 256, options.calibration, options.only)
-        case "animals":
+        case "adversaries":
             trio.run(adversaries.table, setting, options.tries, options.calibration, options.only)
         case "roc":
             trio.run(roc.table, setting, options.groups or 48, options.calibration)
         case "keys":
             trio.run(keys.table, options.tries)
-        case "luck":
+        case "false-accepts":
             trio.run(false_accepts.table, options.groups or 16)
         case "sketch":
             trio.run(information.table, setting, options.rollouts, options.projections)

@@ -1,8 +1,7 @@
-"""Table (b): in how many of 100 windows each animal is caught, its first, by the thresholds of either profile, and what
-for.
+"""Table (b): in how many of 100 first windows each adversary is refused under each set of thresholds, and for what.
 
-An animal works once; both validators judge the same bytes. Results go line by line into a file, which a second call
-goes on with.
+An adversary works once, and the validators of both profiles judge the same bytes. Results are appended to a file line
+by line; a second call adds those that are missing.
 """
 
 import json
@@ -17,90 +16,110 @@ from protocol.judging.evidence import Counts, history_surprisal, surprisal_thres
 from protocol.rollout.batch import Commitment, assemble
 from protocol.run import ProofSpec
 from roles.gather import gather
-from tests.support.adversaries.harness import Field, Outcome
-from tests.support.adversaries.miners import ANIMALS, Animal
+from tests.support.adversaries.harness import TrialHarness, TrialOutcome
+from tests.support.adversaries.miners import ADVERSARIES, Adversary
 
 GROUPS = 2
-SPARSE_GROUPS = 13  # 104 rollouts, so that one of a hundred is one
-_AT_ONCE = 8  # windows side by side
-SPARSE = ("one edited token in 1% of rollouts", "one edited token in 10% of rollouts")
+SPARSE_GROUPS = 13  # 104 rollouts, of which 1% is one rollout
+_CONCURRENT_WINDOWS = 8
+SPARSE_NAMES = ("one edited token in 1% of rollouts", "one edited token in 10% of rollouts")
 
 
 async def table(setting: Setting, tries: int, calibration: int, only: str) -> None:
-    """Run what is missing, then print."""
+    """Run the windows that are missing, then print the table.
+
+    Args:
+        setting: the policy and the folder of results.
+        tries: windows of each adversary.
+        calibration: groups of each pair for the thresholds.
+        only: part of the names of the adversaries that run; empty for all.
+    """
     specs = {profile.name: await setting.proof(profile, calibration) for profile in setting.profiles()}
-    path = setting.cache / "animals.jsonl"
-    done = _read(path)
-    for groups, names in ((GROUPS, [n for n in ANIMALS if n not in SPARSE]), (SPARSE_GROUPS, list(SPARSE))):
-        fields = _fields(setting, specs, groups)
+    path = setting.cache / "adversaries.jsonl"
+    lines_by_case = _read_lines(path)
+    for groups, names in (
+        (GROUPS, [n for n in ADVERSARIES if n not in SPARSE_NAMES]),
+        (SPARSE_GROUPS, list(SPARSE_NAMES)),
+    ):
+        harnesses = _make_harnesses(setting, specs, groups)
         for name in names:
             if only in name:
-                await _tries(fields, ANIMALS[name], tries, path, done)
-    show(_read(path), tries, specs)
+                await _run_missing_windows(harnesses, ADVERSARIES[name], tries, path, lines_by_case)
+    show(_read_lines(path), tries, specs)
 
 
-def _fields(setting: Setting, specs: dict[str, ProofSpec], groups: int) -> dict[str, Field]:
-    """One field for each profile; engines and honest work are shared."""
-    first: Field | None = None
-    fields = {}
+def _make_harnesses(setting: Setting, specs: dict[str, ProofSpec], groups: int) -> dict[str, TrialHarness]:
+    """Return a harness for each profile; all use the same engines and honest work."""
+    first_harness: TrialHarness | None = None
+    harnesses = {}
     for name, spec in specs.items():
-        field = setting.field(spec, groups, together=True)
-        if first is not None:
-            field.share(first)
-        fields[name], first = field, first or field
-    return fields
+        harness = setting.harness(spec, groups, concurrent=True)
+        if first_harness is not None:
+            harness.share_engines(first_harness)
+        harnesses[name], first_harness = harness, first_harness or harness
+    return harnesses
 
 
-async def _tries(
-    fields: dict[str, Field], animal: Animal, tries: int, path: Path, done: dict[tuple[str, int], dict[str, Any]]
+async def _run_missing_windows(
+    harnesses: dict[str, TrialHarness],
+    adversary: Adversary,
+    tries: int,
+    path: Path,
+    lines_by_case: dict[tuple[str, int], dict[str, Any]],
 ) -> None:
-    missing = [window for window in range(tries) if (animal.name, window) not in done]
-    for begin in range(0, len(missing), _AT_ONCE):
-        lines = await _windows(fields, animal, missing[begin : begin + _AT_ONCE])
+    missing_windows = [window for window in range(tries) if (adversary.name, window) not in lines_by_case]
+    for start in range(0, len(missing_windows), _CONCURRENT_WINDOWS):
+        lines = await _judge_windows(harnesses, adversary, missing_windows[start : start + _CONCURRENT_WINDOWS])
         with path.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(line) + "\n" for line in lines))
-    print(f"  {animal.name}", flush=True)
+    print(f"  {adversary.name}", flush=True)
 
 
-async def _windows(fields: dict[str, Field], animal: Animal, windows: list[int]) -> list[dict[str, Any]]:
-    """What is said of the animal in these windows, by window and profile."""
-    home = next(iter(fields.values()))
-    home.works.clear()
+async def _judge_windows(
+    harnesses: dict[str, TrialHarness], adversary: Adversary, windows: list[int]
+) -> list[dict[str, Any]]:
+    """Return the outcomes of an adversary's windows, a line for each window with an entry for each profile."""
+    first_harness = next(iter(harnesses.values()))
+    first_harness.accepted_work.clear()
 
     async def produce(window: int) -> tuple[bytes, Commitment]:
-        return assemble(await animal.at(home).produce(home.mining_window(window), range(home.groups)))
+        return assemble(
+            await adversary.producer(first_harness).produce(
+                first_harness.mining_window(window), range(first_harness.groups)
+            )
+        )
 
-    delivered = await gather(produce, windows)
-    works = dict(home.works)
-    lines: list[dict[str, Any]] = [{"animal": animal.name, "window": window} for window in windows]
+    deliveries = await gather(produce, windows)
+    accepted_work = dict(first_harness.accepted_work)
+    lines: list[dict[str, Any]] = [{"adversary": adversary.name, "window": window} for window in windows]
 
     async def judge(name: str) -> None:
-        field = fields[name]
-        field.works = dict(works)
-        outcomes = await gather(lambda item: field.judge(*item, field.miner), delivered)
+        harness = harnesses[name]
+        harness.accepted_work = dict(accepted_work)
+        outcomes = await gather(lambda item: harness.judge(*item, harness.miner), deliveries)
         for line, outcome in zip(lines, outcomes, strict=True):
-            line[name] = _said(outcome)
+            line[name] = _as_json(outcome)
 
     async with trio.open_nursery() as nursery:
-        for name in fields:
+        for name in harnesses:
             nursery.start_soon(judge, name)
     return lines
 
 
-def _said(outcome: Outcome) -> dict[str, Any]:
+def _as_json(outcome: TrialOutcome) -> dict[str, Any]:
     counts = list(vars(outcome.counts).values())
     return {"reasons": dict(outcome.reasons), "accepted": outcome.accepted, "tokens": outcome.tokens, "counts": counts}
 
 
-def _read(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
+def _read_lines(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
     if not path.is_file():
         return {}
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {(line["animal"], line["window"]): line for line in lines}
+    return {(line["adversary"], line["window"]): line for line in lines}
 
 
-def _windows_until_refused(lines: list[dict[str, Any]], proof: ProofSpec) -> str:
-    """The window, the first being 1, in which a miner that goes on like this is refused; a dash where it never is."""
+def _first_refused_window(lines: list[dict[str, Any]], proof: ProofSpec) -> str:
+    """Return the number of the first refused window of one miner that has all windows, from 1 on, or a dash."""
     history: list[Counts] = []
     for number, line in enumerate(lines, 1):
         history.append(Counts(*line["counts"]))
@@ -109,27 +128,24 @@ def _windows_until_refused(lines: list[dict[str, Any]], proof: ProofSpec) -> str
     return "-"
 
 
-def show(done: dict[tuple[str, int], dict[str, Any]], tries: int, specs: dict[str, ProofSpec]) -> None:
-    """Print the table of what is there: of so many tries (windows) caught in the first, and by which window at last."""
-    print(
-        f"{'animal':45} {'tries':>5} {'tokens':>6}  {'float32':>7} {'by':>3}  {'mixed':>5} {'by':>3}  reasons (float32)"
-    )
-    for name, animal in ANIMALS.items():
-        lines = [done[name, window] for window in range(tries) if (name, window) in done]
+def show(lines_by_case: dict[tuple[str, int], dict[str, Any]], tries: int, specs: dict[str, ProofSpec]) -> None:
+    """Print the table of the windows that have results.
+
+    A row has how many windows are refused by themselves for a reason that fits, and by which window a miner that
+    continues in this way is refused.
+    """
+    profile_columns = f"{'float32':>7} {'by':>3}  {'mixed':>5} {'by':>3}"
+    print(f"{'adversary':45} {'tries':>5} {'tokens':>6}  {profile_columns}  reasons (float32)")
+    for name, adversary in ADVERSARIES.items():
+        lines = [lines_by_case[name, window] for window in range(tries) if (name, window) in lines_by_case]
         if not lines:
             continue
-        caught = {
-            profile: sum(animal.fits(line[profile]["reasons"]) for line in lines) for profile in ("float32", "mixed")
-        }
+        row = f"{name:45} {len(lines):5} {sum(line['float32']['tokens'] for line in lines) // len(lines):6}"
+        for profile, width in (("float32", 7), ("mixed", 5)):
+            outcomes = [line[profile] for line in lines]
+            count = sum(adversary.explains(outcome["reasons"]) for outcome in outcomes)
+            row += f"  {count:{width}} {_first_refused_window(outcomes, specs[profile]):>3}"
         reasons: Counter[str] = Counter()
         for line in lines:
             reasons.update(line["float32"]["reasons"])
-        tokens = sum(line["float32"]["tokens"] for line in lines) // len(lines)
-        said = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
-        latest = {
-            profile: _windows_until_refused([line[profile] for line in lines], specs[profile]) for profile in caught
-        }
-        print(
-            f"{name:45} {len(lines):5} {tokens:6}  {caught['float32']:7} {latest['float32']:>3}  {caught['mixed']:5} "
-            f"{latest['mixed']:>3}  {said}"
-        )
+        print(f"{row}  {', '.join(f'{reason} {count}' for reason, count in reasons.most_common())}")

@@ -1,7 +1,7 @@
-"""Table (g): how many groups of a copy pass by luck, and how many are left where all groups of a window are held
-together.
+"""Table (g): how many groups of a changed policy pass the tests of a group, and how many those of a window as well.
 
-The packaged policy by its own thresholds: groups of 8 rollouts of about 3 tokens, so that one group shows little.
+The policy is the packaged one, with its own thresholds. Its groups have 8 rollouts of about 3 tokens, so one group
+shows little.
 """
 
 import itertools
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from bench.proofs.honest import describe
-from bench.proofs.keys import MAX_TOKENS
 from grailnode.calibration import proof_file
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.pairs import CalibrationTask, measure_pair
@@ -22,12 +21,13 @@ from protocol import environments
 from protocol.digest import Weights
 from protocol.judging.evidence import surprisal_threshold, window_surprisal
 from protocol.rollout.sampling import SamplingParams
+from tests.support.adversaries.key_histories import MAX_TOKENS
 
-_WINDOW = 16  # groups
+_WINDOW_GROUPS = 16  # groups
 
 
 def _perturbed(weights: Weights, share: float, seed: int) -> dict[str, Tensor]:
-    """Every weight off by a normally distributed share of itself."""
+    """Return weights of which each one is off by a normally distributed share of itself."""
     noise = torch.Generator().manual_seed(seed)
     return {
         name: (tensor * (1.0 + share * torch.randn(tensor.shape, generator=noise))).to(tensor.dtype)
@@ -44,28 +44,30 @@ def _copies(weights: Weights) -> Iterator[tuple[str, dict[str, Tensor]]]:
 
 
 async def table(windows: int) -> None:
-    """Print it.
+    """Print the table.
 
     Args:
-        windows: of 16 groups, of each copy.
+        windows: windows of 16 groups of each copy.
     """
     policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
     proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds
     prompts = environments.get("addition")
-    work = CalibrationTask(
+    task = CalibrationTask(
         policy, SamplingParams(1.0, MAX_TOKENS, policy.eos), 8, lambda seed: prompts.problem(seed).prompt
     )
-    (same, *_) = run_pairs(Variant(), policy)
+    (pair, *_) = run_pairs(Variant(), policy)
     print(describe(proof))
     print(f"{'copy':22} {'groups':>6}  {'pass alone':>10}  {'accepted':>8}")
     for name, copy in _copies(weights):
-        found = [group.weigh(proof) async for group in measure_pair(work, same, weights, windows * _WINDOW, copy=copy)]
-        alone = accepted = 0
-        for start in range(0, len(found), _WINDOW):
-            window = found[start : start + _WINDOW]
-            passed = sum(not is_refused(evidence, proof) for evidence in window)
-            alone += passed
-            accepted += passed * (
+        evidences = [
+            group.weigh(proof) async for group in measure_pair(task, pair, weights, windows * _WINDOW_GROUPS, copy=copy)
+        ]
+        single_pass_count = accepted_count = 0
+        for start in range(0, len(evidences), _WINDOW_GROUPS):
+            window = evidences[start : start + _WINDOW_GROUPS]
+            pass_count = sum(not is_refused(evidence, proof) for evidence in window)
+            single_pass_count += pass_count
+            accepted_count += pass_count * (
                 window_surprisal([evidence.counts for evidence in window], proof) <= surprisal_threshold(proof)
             )
-        print(f"{name:22} {len(found):6}  {alone:10}  {accepted:8}", flush=True)
+        print(f"{name:22} {len(evidences):6}  {single_pass_count:10}  {accepted_count:8}", flush=True)

@@ -1,8 +1,8 @@
-"""Table (a): how often honest work is refused, over pairs of honest engines that thresholds were not measured on.
+"""Table (a): how often honest work is refused, over pairs of honest engines.
 
-Thresholds come from groups of one seed, the table from groups of another. A refusal is of a group by itself, of a
-window of 16, or of a miner's history: all groups of the pair, each in a window of its own, looked at after every one of
-them.
+Thresholds are measured on groups of one seed, and the table on groups of another. There are three kinds of refusals:
+of a group by itself, of a window of 16 groups, and of a miner's history. For the last one, all groups of the pair are
+windows of one miner, and its history is tested after each of them.
 """
 
 import numpy as np
@@ -14,28 +14,26 @@ from grailnode.calibration.variants import Pair
 from protocol.judging.evidence import history_surprisal, surprisal_threshold, window_surprisal
 from protocol.run import ProofSpec
 
-WINDOW = 16
-MOST_ALONE = 112
-MOST_BFLOAT16 = 224
+WINDOW_GROUPS = 16
+MAX_GROUPS_ALONE = 112
+MAX_GROUPS_BFLOAT16 = 224
 
 
 def refusals(groups: list[GroupMeasurement], spec: ProofSpec) -> tuple[int, int, int]:
-    """Groups refused by themselves, windows that are refused together, and windows of one group that a history
-    refuses.
+    """Return how many groups are refused by themselves, how many windows of 16 groups, and how many windows of one
+    group by the history.
     """
-    weighed = [group.weigh(spec) for group in groups]
-    windows = 0
-    for begin in range(0, len(weighed), WINDOW):
-        windows += window_surprisal([e.counts for e in weighed[begin : begin + WINDOW]], spec) > surprisal_threshold(
-            spec
-        )
-    counts = [evidence.counts for evidence in weighed]
-    late = sum(history_surprisal(counts[: end + 1], spec) > surprisal_threshold(spec) for end in range(len(counts)))
-    return sum(is_refused(evidence, spec) for evidence in weighed), windows, late
+    evidences = [group.weigh(spec) for group in groups]
+    counts, threshold = [evidence.counts for evidence in evidences], surprisal_threshold(spec)
+    window_refusals = 0
+    for start in range(0, len(evidences), WINDOW_GROUPS):
+        window_refusals += window_surprisal(counts[start : start + WINDOW_GROUPS], spec) > threshold
+    history_refusals = sum(history_surprisal(counts[: end + 1], spec) > threshold for end in range(len(counts)))
+    return sum(is_refused(evidence, spec) for evidence in evidences), window_refusals, history_refusals
 
 
 def describe(spec: ProofSpec) -> str:
-    """The thresholds in a line."""
+    """Return a line with the thresholds."""
     return (
         f"tolerance {spec.sketch_tolerance}, sketch rate {spec.sketch_rate:.2g}, median {spec.sketch_median}, margin "
         f"{spec.margin:.2g}, margin rate {spec.margin_rate:.2g}, margin limit {spec.margin_limit:.2g}, level "
@@ -44,10 +42,13 @@ def describe(spec: ProofSpec) -> str:
 
 
 async def table(setting: Setting, groups: int, calibration: int, only: str) -> None:
-    """Print it for both profiles, or for those whose names hold `only`.
+    """Print the table for both profiles, or for those whose names contain `only`.
 
     Args:
-        groups: of each pair; calibration: of each pair, for the thresholds.
+        setting: the policy and the folder of results.
+        groups: groups of each pair in the table.
+        calibration: groups of each pair for the thresholds.
+        only: part of a profile's name; empty for both.
     """
     for profile in [profile for profile in setting.profiles() if only in profile.name]:
         spec = await setting.proof(profile, calibration)
@@ -55,9 +56,13 @@ async def table(setting: Setting, groups: int, calibration: int, only: str) -> N
         await _rows(setting, profile, spec, groups)
 
 
-def _share(pair: Pair, groups: int) -> int:
-    """So many groups, or fewer of what takes long: sequences one at a time, bfloat16 on a processor that has none."""
-    return min(groups, MOST_ALONE if "alone" in pair.name else MOST_BFLOAT16 if "bfloat16" in pair.name else groups)
+def _group_count(pair: Pair, groups: int) -> int:
+    """Return how many groups of a pair are measured: fewer if it computes sequences one at a time or in bfloat16, which
+    take long.
+    """
+    return min(
+        groups, MAX_GROUPS_ALONE if "alone" in pair.name else MAX_GROUPS_BFLOAT16 if "bfloat16" in pair.name else groups
+    )
 
 
 async def _rows(setting: Setting, profile: Profile, spec: ProofSpec, groups: int) -> None:
@@ -67,16 +72,16 @@ async def _rows(setting: Setting, profile: Profile, spec: ProofSpec, groups: int
         "off sketch  off margin  worst margin"
     )
     for pair in profile.pairs:
-        seen = await setting.observed(pair, _share(pair, groups), TEST_SEED)
-        distances = np.concatenate([group.fresh for group in seen])
-        margins = np.concatenate([group.margins for group in seen])
-        rollouts = sum(len(group.lengths) for group in seen)
-        alone, together, late = refusals(seen, spec)
+        groups_of_pair = await setting.measure(pair, _group_count(pair, groups), TEST_SEED)
+        distances = np.concatenate([group.fresh for group in groups_of_pair])
+        margins = np.concatenate([group.margins for group in groups_of_pair])
+        rollouts = sum(len(group.lengths) for group in groups_of_pair)
+        row = (rollouts, len(margins), *refusals(groups_of_pair, spec))
         print(
-            f"{pair.name:24} {rollouts:9} {len(margins):9}  {alone:15} {together:7} {late:9}  "
+            f"{pair.name:24} {row[0]:9} {row[1]:9}  {row[2]:15} {row[3]:7} {row[4]:9}  "
             f"{beyond(distances, spec.sketch_tolerance).mean():10.2e}  {beyond(margins, spec.margin).mean():10.2e}  "
             f"{margins.max():12.2e}",
             flush=True,
         )
-        totals = [a + b for a, b in zip(totals, (rollouts, len(margins), alone, together, late), strict=True)]
+        totals = [total + count for total, count in zip(totals, row, strict=True)]
     print(f"{'all':24} {totals[0]:9} {totals[1]:9}  {totals[2]:15} {totals[3]:7} {totals[4]:9}\n", flush=True)

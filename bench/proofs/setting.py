@@ -1,6 +1,4 @@
-"""What all tables share: the zoo's policy, its past, thresholds measured on honest pairs, and a place for what was
-computed.
-"""
+"""What all tables share: a policy with its older versions, thresholds measured on honest pairs, and stored results."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,9 +19,9 @@ from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3
 from protocol.rollout.sketch import SketchKind
 from protocol.run import ProofSpec
-from tests.support.adversaries import trained_policy as zoo
-from tests.support.adversaries.harness import Field, Past
-from tests.support.adversaries.stories import UNKNOWN, Stories
+from tests.support.adversaries import trained_policy
+from tests.support.adversaries.harness import PolicyHistory, TrialHarness
+from tests.support.adversaries.trading_task import UNKNOWN, TradingTask
 
 GROUP_SIZE: Final = 8
 CALIBRATION_SEED: Final = 0
@@ -35,7 +33,12 @@ _COPY_GROUPS: Final = 48
 
 @dataclass(frozen=True)
 class Profile:
-    """A run's honest nodes, by the pairs that its thresholds are measured on."""
+    """The honest nodes of a run.
+
+    Attributes:
+        name: name of the profile.
+        pairs: the honest pairs on which the run's thresholds are measured.
+    """
 
     name: str
     pairs: tuple[Pair, ...]
@@ -43,126 +46,155 @@ class Profile:
 
 @dataclass(frozen=True)
 class Setting:
-    """The policy in a directory, and a folder for results, so that a bench that was stopped goes on where it was.
+    """The policy of the tables, and a folder for results, with which an interrupted table can resume.
 
     Attributes:
-        without: names of pairs to leave out: two threads wait for each other on a machine that has other work.
+        directory: directory of the policy and its versions.
+        cache: folder of the results.
+        excluded_pairs: names of pairs that are left out, such as those of two threads, which take long on a busy
+            machine.
     """
 
     directory: Path
     cache: Path
-    without: tuple[str, ...] = ()
+    excluded_pairs: tuple[str, ...] = ()
 
     @cached_property
     def policy(self) -> Policy:
-        """Tokenizer and config."""
+        """The tokenizer and the model's config."""
         return Policy.load(self.directory)
 
     @cached_property
     def newest(self) -> int:
-        """The version that serves."""
+        """The number of the serving version."""
         return max(int(path.stem.split("-")[1]) for path in self.directory.glob("version-*.safetensors"))
 
     def version(self, number: int) -> dict[str, Tensor]:
-        """Weights of a version."""
-        return _loaded(self.directory, number)
+        """Return the weights of a version."""
+        return _load_version(self.directory, number)
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """Weights of the version that serves."""
+        """The weights of the serving version."""
         return self.version(self.newest)
 
-    def past(self) -> Past:
-        """For the field."""
-        draft = self.directory / zoo.DRAFT
-        return Past(self.policy, self.newest, self.version, load_file(draft) if draft.is_file() else None)
+    def policy_history(self) -> PolicyHistory:
+        """Return the policy and its older versions for the harness."""
+        draft = self.directory / trained_policy.DRAFT
+        return PolicyHistory(self.policy, self.newest, self.version, load_file(draft) if draft.is_file() else None)
 
-    def field(self, proof: ProofSpec, groups: int, *, together: bool = False, tokens: int | None = None) -> Field:
-        """One run with these thresholds.
+    def harness(
+        self, proof: ProofSpec, groups: int, *, concurrent: bool = False, tokens: int | None = None
+    ) -> TrialHarness:
+        """Return the harness of a run with some thresholds.
 
         Args:
-            together: windows are tried side by side.
-            tokens: of each completion, which then no token ends; None for those of stories.
+            proof: the thresholds.
+            groups: groups of a window.
+            concurrent: whether windows are produced and judged concurrently.
+            tokens: length of each completion, which then has no end token; None for stories.
         """
-        past, longest = self.past(), zoo.PARAMS.max_tokens
+        policy_history, max_tokens = self.policy_history(), trained_policy.PARAMS.max_tokens
         if tokens is not None:
-            past, longest = replace(past, policy=replace(past.policy, eos=UNKNOWN)), tokens
-        return Field(past, Stories(), proof, longest, groups=groups, group_size=GROUP_SIZE, together=together)
+            policy_history, max_tokens = (
+                replace(policy_history, policy=replace(policy_history.policy, eos=UNKNOWN)),
+                tokens,
+            )
+        return TrialHarness(
+            policy_history, TradingTask(), proof, max_tokens, groups=groups, group_size=GROUP_SIZE, batched=concurrent
+        )
 
-    def work(self, seed: int, kind: SketchKind = "projection") -> CalibrationTask:
-        """What is asked of pairs."""
+    def task(self, seed: int, kind: SketchKind = "projection") -> CalibrationTask:
+        """Return the task on which pairs are measured."""
         return CalibrationTask(
-            self.policy, zoo.PARAMS, GROUP_SIZE, lambda data: Stories().problem(data).prompt, kind, seed
+            self.policy, trained_policy.PARAMS, GROUP_SIZE, lambda data: TradingTask().problem(data).prompt, kind, seed
         )
 
     def model(self) -> Qwen3:
-        """The architecture."""
-        return zoo.Recipe().model()
+        """Return the model of the policy."""
+        return trained_policy.Recipe().model()
 
     def profiles(self) -> tuple[Profile, Profile]:
-        """Nodes that all compute in float32, and nodes of which some compute in bfloat16."""
-        same = tuple(pair for pair in run_pairs(BASE, self.policy) if pair.name not in self.without)
+        """Return the profile whose nodes all compute in float32, and the one in which some compute in bfloat16."""
+        same = tuple(pair for pair in run_pairs(BASE, self.policy) if pair.name not in self.excluded_pairs)
         mixed = tuple(pair for pair in cross_pairs(BASE) if pair.name.startswith("bfloat16"))
         return Profile("float32", same), Profile("mixed", same + mixed)
 
-    async def observed(
-        self, pair: Pair, groups: int, seed: int, claimed: Mapping[str, Tensor] | None = None, label: str = ""
+    async def measure(
+        self, pair: Pair, groups: int, seed: int, copied_weights: Mapping[str, Tensor] | None = None, label: str = ""
     ) -> list[GroupMeasurement]:
-        """What the check sees of a pair's groups, kept in files of a few groups each."""
+        """Measure groups of a pair, or load the measurements that are stored, in files of 16 groups.
+
+        Args:
+            pair: the honest pair.
+            groups: number of groups.
+            seed: seed of the groups.
+            copied_weights: weights with which the groups are generated; None for those of the policy.
+            label: name of the weights in the names of files.
+        """
         self.cache.mkdir(parents=True, exist_ok=True)
-        found: list[GroupMeasurement] = []
+        measurements: list[GroupMeasurement] = []
         for first in range(0, groups, _CHUNK):
             path = self.cache / f"{label or 'honest'}-{pair.name}-{seed}-{first:06d}.npz"
             if not path.is_file():
                 count = min(_CHUNK, groups - first)
-                work = self.work(seed)
-                seen = [item async for item in measure_pair(work, pair, self.weights, count, copy=claimed, first=first)]
-                _save(path, seen)
+                task = self.task(seed)
+                new_measurements = [
+                    item
+                    async for item in measure_pair(task, pair, self.weights, count, copy=copied_weights, first=first)
+                ]
+                _save(path, new_measurements)
                 print(f"  {path.stem}", flush=True)
-            found += _load(path)
-        return found[:groups]
+            measurements += _load(path)
+        return measurements[:groups]
 
     async def proof(self, profile: Profile, groups: int) -> ProofSpec:
-        """The thresholds that calibration gives for a profile."""
+        """Return the thresholds of a profile, calibrated with `groups` groups of each pair or loaded."""
         path = self.cache / f"proof-{profile.name}-{groups}.json"
         if not path.is_file():
             honest = {
-                pair.name: await self.observed(pair, _share(pair, groups), CALIBRATION_SEED) for pair in profile.pairs
+                pair.name: await self.measure(pair, _calibration_groups(pair, groups), CALIBRATION_SEED)
+                for pair in profile.pairs
             }
             copy = quantized(self.weights, 4)
             pairs = [profile.pairs[0]] + [pair for pair in profile.pairs if pair.name == "bfloat16-generated"]
-            seen = [await self.observed(pair, _COPY_GROUPS, CALIBRATION_SEED, copy, "copy-4") for pair in pairs]
-            spec = choose_thresholds(honest, seen, "projection", ThresholdDemands())
+            measurements_of_copy = [
+                await self.measure(pair, _COPY_GROUPS, CALIBRATION_SEED, copy, "copy-4") for pair in pairs
+            ]
+            spec = choose_thresholds(honest, measurements_of_copy, "projection", ThresholdDemands())
             path.write_text(json.dumps(spec.model_dump()))
         return ProofSpec(**json.loads(path.read_text()))
 
 
-def _share(pair: Pair, groups: int) -> int:
-    """So many groups, or half of them of the pairs that take long: those that compute every sequence alone."""
+def _calibration_groups(pair: Pair, groups: int) -> int:
+    """Return how many groups of a pair calibration measures: half if the pair computes every sequence alone."""
     return max(8, groups // 2) if "alone" in pair.name else groups
 
 
 @lru_cache(maxsize=4)
-def _loaded(directory: Path, number: int) -> dict[str, Tensor]:
-    return zoo.load_version(directory, number)
+def _load_version(directory: Path, number: int) -> dict[str, Tensor]:
+    return trained_policy.load_version(directory, number)
 
 
 def _columns() -> list[str]:
-    """The arrays of an Observed, a value a position each."""
-    return [field.name for field in fields(GroupMeasurement) if field.name != "lengths"]
+    """Return the names of the arrays of a GroupMeasurement that have a value for each position."""
+    return [column.name for column in fields(GroupMeasurement) if column.name != "lengths"]
 
 
-def _save(path: Path, seen: Sequence[GroupMeasurement]) -> None:
+def _save(path: Path, measurements: Sequence[GroupMeasurement]) -> None:
     partial = path.with_suffix(".tmp.npz")
-    arrays = {name: np.concatenate([getattr(item, name) for item in seen]) for name in _columns()}
-    sizes, lengths = [len(item.lengths) for item in seen], [length for item in seen for length in item.lengths]
+    arrays = {name: np.concatenate([getattr(item, name) for item in measurements]) for name in _columns()}
+    sizes, lengths = (
+        [len(item.lengths) for item in measurements],
+        [length for item in measurements for length in item.lengths],
+    )
     np.savez(partial, allow_pickle=False, sizes=np.array(sizes), lengths=np.array(lengths), **arrays)
     partial.rename(path)
 
 
 def _load(path: Path) -> Iterator[GroupMeasurement]:
-    with np.load(path) as kept:
-        data = {name: kept[name] for name in kept.files}
+    with np.load(path) as file:
+        data = {name: file[name] for name in file.files}
     rollout = position = 0
     for size in data["sizes"].tolist():
         lengths = tuple(data["lengths"][rollout : rollout + size].tolist())

@@ -16,7 +16,7 @@ import trio
 from protocol import limits
 from protocol.beacon import ChainInfo, LocalKey, open_round
 from protocol.errors import ProtocolError
-from roles.ports import BeaconError, Clock, NotFoundError, ObjectStore, StoreError
+from roles.ports import BeaconError, Clock, NotFoundError, ObjectStore, StoreError, Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,15 @@ class StoreBeacon(RelayBeacon):
         super().__init__([Relay("store", store)], chain, clock, timeouts=timeouts)
 
 
-async def publish_rounds(key: LocalKey, chain: ChainInfo, store: ObjectStore, clock: Clock, *, keep: int) -> None:
+async def publish_rounds(
+    key: LocalKey,
+    chain: ChainInfo,
+    store: ObjectStore,
+    clock: Clock,
+    *,
+    keep: int,
+    telemetry: Telemetry | None = None,
+) -> None:
     """Write each round of a local chain when it is due, and remove rounds before the last `keep`, until cancelled.
 
     After a restart the newest round is written first, then those of the last `keep` that the store lacks, newest first:
@@ -174,6 +182,8 @@ async def publish_rounds(key: LocalKey, chain: ChainInfo, store: ObjectStore, cl
     Args:
         key: signs the rounds.
         keep: rounds in the store, at least 2.
+        telemetry: takes an event for each write that failed or took longer than a round lasts, since all nodes wait
+            for the rounds and cannot see why they are late.
 
     Raises:
         ValueError: the key is not this chain's, or `keep` is too small.
@@ -185,12 +195,18 @@ async def publish_rounds(key: LocalKey, chain: ChainInfo, store: ObjectStore, cl
     publisher = _RoundPublisher(key, chain, store, keep)
     while True:
         newest = chain.round_at(clock.now())
+        start = trio.current_time()
         try:
             is_complete = await publisher.step(newest)
         except StoreError as error:
-            log.warning("beacon rounds up to %d could not be published: %s", newest, error)
+            if telemetry is not None:
+                telemetry.event("round-unpublished", round=newest, error=str(error))
             await trio.sleep(min(1.0, chain.period_ms / 1000))
             continue
+        seconds = trio.current_time() - start
+        if telemetry is not None and seconds > chain.period_ms / 1000:
+            report = f"storage took {seconds:.1f} s, where a round lasts {chain.period_ms / 1000:g} s: rounds come late"
+            telemetry.event("round-late", round=newest, error=report)
         if is_complete:
             await clock.sleep_until(chain.round_time(newest + 1))
 

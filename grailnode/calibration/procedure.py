@@ -12,7 +12,7 @@ import torch
 from grailnode.calibration import separation, thresholds
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, measure_pair
-from grailnode.calibration.proof_file import CopyRow, Measurement, PairRow, Proof
+from grailnode.calibration.proof_file import CopyRow, Measurement, PairRow, ProofFile
 from grailnode.calibration.thresholds import ThresholdDemands, beyond
 from grailnode.calibration.variants import Pair
 from grailnode.engine import policy as policies
@@ -56,7 +56,7 @@ class CalibrationJob:
         return grouped, max(0, self.rollouts - grouped * self.work.group_size)
 
 
-async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Sequence[PairRow]], None]) -> Proof:
+async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Sequence[PairRow]], None]) -> ProofFile:
     """Measure, choose thresholds, and test them on copies.
 
     Args:
@@ -91,7 +91,7 @@ async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Seq
         pairs=tuple(rows),
         copies=tuple(CopyRow(**power.__dict__) for power in powers),
     )
-    return Proof(thresholds=spec, measured=measurement)
+    return ProofFile(thresholds=spec, measured=measurement)
 
 
 async def _honest(job: CalibrationJob, pair: Pair, weights: Weights, progress: Progress) -> list[GroupMeasurement]:

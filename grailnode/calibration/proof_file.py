@@ -97,7 +97,7 @@ class Measurement(_Part):
     copies: Annotated[tuple[CopyRow, ...], Field(min_length=1, max_length=1000)]
 
 
-class Proof(_Part):
+class ProofFile(_Part):
     """The file: thresholds without the audit fields (AUDIT), and their measurement."""
 
     thresholds: ProofSpec
@@ -155,7 +155,7 @@ class Proof(_Part):
             )
 
 
-def read(path: Path) -> Proof:
+def read(path: Path) -> ProofFile:
     """Read a proof.json.
 
     Raises:
@@ -166,7 +166,7 @@ def read(path: Path) -> Proof:
             data = file.read(_MAX_BYTES + 1)
         if len(data) > _MAX_BYTES:
             raise MalformedError(f"larger than {_MAX_BYTES} bytes")
-        return Proof.parse(data)
+        return ProofFile.parse(data)
     except OSError as error:
         raise ProofFileError(f"{path}: cannot be read ({error.strerror}); `grailnode calibrate` writes it") from error
     except MalformedError as error:

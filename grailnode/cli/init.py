@@ -1,21 +1,12 @@
 """`grailnode init`: make a run, or a directory for a node of somebody else's run."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from grailnode.cli.options import check_name
-from grailnode.run.buckets import Document
-from grailnode.run.new_run import BUCKET_DIRECTORY, InitOptions, NewRun, create_run, join_run
-from protocol.environments.dataset import Dataset
-from protocol.limits import MAX_COMPLETION_TOKENS
-
-_LISTED_LINES: Final = 8
-_BUCKET_OPTIONS: Final = {"provider", "region", "url", "readers", "days", "join", "meeting", "name"}
-"""The options that say something only beside --bucket."""
+from grailnode.cli.options import run_action
+from protocol.limits import MAX_COMPLETION_TOKENS, MAX_GROUP_SIZE, MAX_GROUPS
 
 
 @click.command()
@@ -26,7 +17,12 @@ _BUCKET_OPTIONS: Final = {"provider", "region", "url", "readers", "days", "join"
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="A Hugging Face checkpoint directory. Default: the packaged genesis.",
 )
-@click.option("--environment", default="addition", show_default=True, help="The task: docs/spec/environments.md.")
+@click.option(
+    "--recipe",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="TOML file with the run's constants: docs/training.md. Options of this command line replace its rules.",
+)
+@click.option("--environment", help="The task: docs/spec/environments.md. Default: addition.")
 @click.option(
     "--data",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -35,6 +31,14 @@ _BUCKET_OPTIONS: Final = {"provider", "region", "url", "readers", "days", "join"
 @click.option(
     "--max-tokens", type=click.IntRange(1, MAX_COMPLETION_TOKENS), help="The longest completion. Default: the task's."
 )
+@click.option("--temperature", type=click.FloatRange(0, 100, min_open=True), help="Of sampling. Default: 1.")
+@click.option("--top-k", type=click.IntRange(0), help="Sample from the k most likely tokens. Default: 0, from all.")
+@click.option(
+    "--top-p", type=click.FloatRange(0, 1, min_open=True), help="Sample from a nucleus. Default: 1, from all."
+)
+@click.option("--min-p", type=click.FloatRange(0, 1), help="Least share of the largest probability. Default: 0.")
+@click.option("--group-size", type=click.IntRange(2, MAX_GROUP_SIZE), help="Rollouts of a prompt. Default: 8.")
+@click.option("--groups", type=click.IntRange(1, MAX_GROUPS), help="Most groups of a miner in a window. Default: 16.")
 @click.option(
     "--proof",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -94,64 +98,8 @@ _BUCKET_OPTIONS: Final = {"provider", "region", "url", "readers", "days", "join"
 def init(**parameters: Any) -> None:
     """Make a run in DIRECTORY: a commented run.toml, its keys, and the signed manifest.
 
-    With --bucket the run lives in a bucket of S3, and what the bucket needs (policies, CORS, lifecycle) is printed and
-    written to DIRECTORY/bucket. With --join as well, DIRECTORY is for a node of somebody else's run.
+    With --bucket the run lives in a bucket of S3, and what the bucket needs (policies, CORS, lifecycle) is written to
+    DIRECTORY/bucket, with the commands that apply it. With --join as well, DIRECTORY is for a node of somebody else's
+    run.
     """
-    options = InitOptions(**parameters)
-    if options.bucket is None and (useless := _options_of_this_command_line(_BUCKET_OPTIONS)):
-        raise click.UsageError(f"{', '.join(useless)}: also give --bucket, where this run or node writes to")
-    if (options.join is None) != (options.meeting is None):
-        raise click.UsageError("--join and --meeting go together")
-    if options.join is None or options.meeting is None:
-        _print_run(options, create_run(options))
-        return
-    check_name(options.name)
-    member = join_run(options, options.join, options.meeting)
-    click.echo(f"{options.name} is {member.key.hex()}")
-    _print_documents(options.directory, member.documents)
-
-
-def _options_of_this_command_line(names: set[str]) -> list[str]:
-    """Return those of the named parameters that the command line has, as it spells them."""
-    context = click.get_current_context()
-    return [
-        parameter.opts[0]
-        for parameter in context.command.params
-        if parameter.name in names and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
-    ]
-
-
-def _print_run(options: InitOptions, run: NewRun) -> None:
-    workspace, choices = run.workspace, run.choices
-    click.echo(f"run {workspace.run_id.hex()[:16]} in {workspace.config}")
-    if workspace.problems is not None:
-        _print_problems(workspace.problems, choices.max_tokens)
-    if choices.roots > 1:
-        click.echo(
-            f"{choices.root_threshold} of {choices.roots} root keys decide who may act: move keys/root-*.key to where "
-            "no network is"
-        )
-    click.echo("start its nodes, each in a terminal of its own:")
-    for command in workspace.start_commands:
-        click.echo(f"  {command}")
-    if options.admission != "open":
-        click.echo("miners must be admitted first: `grailnode admit PUBLICKEY`")
-    for key in choices.remote_validators:
-        click.echo(f"validator {key.hex()} is run by somebody else: it joins with `grailnode init --join`")
-    _print_documents(options.directory, run.documents)
-    if run.url:
-        click.echo(f"\nothers join by {run.url}")
-
-
-def _print_problems(problems: Dataset, max_tokens: int) -> None:
-    lines = ", ".join(map(str, problems.held_out_lines[:_LISTED_LINES]))
-    more = ", ..." if problems.held_out_size > _LISTED_LINES else ""
-    click.echo(
-        f"problems: {len(problems.training_problems)} to train on, {problems.held_out_size} held out "
-        f"(of lines {lines}{more}); completions of up to {max_tokens} tokens"
-    )
-
-
-def _print_documents(directory: Path, documents: Sequence[Document]) -> None:
-    for document in documents:
-        click.echo(f"\n# {directory / BUCKET_DIRECTORY / document.name}\n{document.text}# {document.command}")
+    run_action("run_setup", "init", parameters)

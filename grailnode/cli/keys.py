@@ -1,15 +1,10 @@
 """`grailnode keys`: make, show, grant, replace and revoke keys."""
 
-from pathlib import Path
+from typing import Any
 
 import click
-import trio
 
-from grailnode.cli.drafts import FILE, open_authority, print_revision, publish, run_option, submit
-from grailnode.run import authority_changes, authority_drafts, key_files
-from grailnode.run.authority_drafts import RevisionError
-from grailnode.store.local import LocalStore
-from protocol.identity.signing import SigningKey
+from grailnode.cli.options import FILE, authority_option, run_action
 
 
 @click.group()
@@ -23,98 +18,65 @@ def keys() -> None:
 
 @keys.command()
 @click.argument("file", type=FILE)
-def new(file: Path) -> None:
+def new(**parameters: Any) -> None:
     """Write a new secret key to FILE (mode 0600) and print its public key."""
-    click.echo(f"{file}: {SigningKey(key_files.create(file)).public.hex()}")
+    run_action("key_changes", "new", parameters)
 
 
 @keys.command()
-@run_option
-def show(run: str) -> None:
+@authority_option
+def show(**parameters: Any) -> None:
     """Print this machine's public keys and what they may do in the run."""
-    config, node = open_authority(run)
-    authority = node.authority
-    click.echo(
-        f"revision {node.revisions.number}; {authority.root_threshold} of {len(authority.roots)} roots must sign"
-    )
-    for row in authority_changes.list_keys(authority, config.at(config.node.keys)):
-        click.echo(f"{row.name:16} {row.public.hex()} {', '.join(row.roles) or '-'}")
+    run_action("key_changes", "show", parameters)
 
 
 @keys.command()
 @click.argument("name")
-@run_option
-def rotate(name: str, run: str) -> None:
+@authority_option
+def rotate(**parameters: Any) -> None:
     """Replace the key of NAME by a new one, and revoke the old one."""
-    config, node = open_authority(run)
-    rotation = authority_changes.rotate_key(node.revisions, config.at(config.node.keys), name)
-    file, new_file = rotation.file, rotation.new_file
-    click.echo(f"{new_file}: {rotation.new_key.hex()}")
-    submit(config, node, rotation.draft)
-    click.echo(f"when it is published: stop {name}; mv {file} {file}.old; mv {new_file} {file}; start {name}")
+    run_action("key_changes", "rotate", parameters)
 
 
 @keys.command()
 @click.argument("key")
-@run_option
+@authority_option
 @click.option("--role", type=click.Choice(["validator", "inviter"]), default="validator", show_default=True)
-def grant(key: str, run: str, role: str) -> None:
+def grant(**parameters: Any) -> None:
     """Make KEY (64 hexadecimal digits, or a key file) a validator of the run, or an inviter of miners."""
-    config, node = open_authority(run)
-    public = authority_changes.parse_public_key(key)
-    submit(config, node, authority_changes.grant_role(node.revisions, public, role))
+    run_action("key_changes", "grant", parameters)
 
 
 @keys.command()
 @click.argument("validators", type=click.IntRange(1))
-@run_option
-def quorum(validators: int, run: str) -> None:
+@authority_option
+def quorum(**parameters: Any) -> None:
     """Set how many VALIDATORS must accept a group before the trainer learns from it."""
-    config, node = open_authority(run)
-    submit(config, node, authority_changes.change_quorum(node.revisions, validators))
+    run_action("key_changes", "quorum", parameters)
 
 
 @keys.command()
 @click.argument("key")
-@run_option
+@authority_option
 @click.option(
     "--rewind", type=click.IntRange(0), help="The last version that counts, where a thief has continued the chain."
 )
-def revoke(key: str, run: str, rewind: int | None) -> None:
+def revoke(**parameters: Any) -> None:
     """Take every role from KEY (64 hexadecimal digits, or a key file), and refuse it from now on."""
-    config, node = open_authority(run)
-    public = authority_changes.parse_public_key(key)
-    point = None
-    if rewind is not None:
-        objects = LocalStore(config.at(config.node.state) / "trainer" / "objects")
-        point = trio.run(authority_changes.rewind_point, objects, rewind)
-    draft = authority_changes.revoke_key(node.revisions, public, point)
-    for name, before, after in authority_changes.lowered_thresholds(node.revisions, draft):
-        click.echo(f"note: {name} falls from {before} to {after}, since no more keys are left", err=True)
-    submit(config, node, draft)
+    run_action("key_changes", "revoke", parameters)
 
 
 @keys.command()
 @click.argument("draft", type=FILE)
 @click.argument("key", type=FILE)
-def sign(draft: Path, key: Path) -> None:
+def sign(**parameters: Any) -> None:
     """Show what DRAFT would change, and sign it with the root key of a file. Needs no network."""
-    unsigned = authority_drafts.read_draft(draft)
-    print_revision(unsigned)
-    signatures = authority_drafts.sign_draft(draft, unsigned, key).signatures
-    click.echo(f"{draft}: {len(signatures)} signatures")
+    run_action("key_changes", "sign", parameters)
 
 
-@keys.command(name="publish")
+@keys.command()
 @click.argument("draft", type=FILE)
-@run_option
-def publish_command(draft: Path, run: str) -> None:
+@authority_option
+def publish(**parameters: Any) -> None:
     """Publish DRAFT, which enough root keys have signed."""
-    _, node = open_authority(run)
-    content, others = authority_drafts.keep_root_signatures(authority_drafts.read_draft(draft), node.authority)
-    for key in others:
-        click.echo(f"{draft}: the signature of {key.hex()} is left out: it is no root key of this run", err=True)
-    shortfall = authority_drafts.missing_signatures(content, node.revisions)
-    if shortfall:
-        raise RevisionError(f"{draft}: {shortfall}; `grailnode keys sign {draft} KEYFILE`")
-    publish(node, content)
+    run_action("key_changes", "publish", parameters)

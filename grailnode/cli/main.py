@@ -1,15 +1,16 @@
 """The command line. Exit codes: 0 success, 1 failure (a line says why), 2 a wrong command line, 130 Ctrl-C.
 
-A command's module is imported when that command is asked for: most of them import torch, which takes seconds.
+A command's declaration is imported when that command is asked for, and what it does when it runs (`run_action`).
 """
 
 import importlib
 import sys
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Final, cast
 
 import click
+
+from grailnode.cli.options import run_action
 
 EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 130
@@ -30,6 +31,7 @@ VERBS: Final = {
         "admit",
         "Let KEY (64 hexadecimal digits) mine: list it, or print an invitation, as the run's admission policy asks.",
     ),
+    "backup": Verb("state_verbs", "Copy the state of a stopped node into DIRECTORY, and check every object of it."),
     "calibrate": Verb(
         "calibrate", "Measure how far honest nodes differ on a policy; write the thresholds of the check to proof.json."
     ),
@@ -40,11 +42,23 @@ VERBS: Final = {
         "demo",
         "The whole network on this machine: 1 trainer, 2 miners, 1 validator and 1 cheat, as processes of their own.",
     ),
+    "engine": Verb("engine", 'Install vLLM for `[engine] kind = "vllm"`, or print what a server of your own needs.'),
+    "export": Verb(
+        "results",
+        "Write a version's weights to DIRECTORY, as a Hugging Face checkpoint with a model card, bit for bit.",
+    ),
     "init": Verb("init", "Make a run in DIRECTORY: a commented run.toml, its keys, and the signed manifest."),
     "inspect": Verb(
         "read", "Show what a patch FILE holds, tensor by tensor; with --base, beside the least bits there are to send."
     ),
     "keys": Verb("keys", "Make, show, grant, replace and revoke keys."),
+    "repair": Verb(
+        "state_verbs", "Rebuild what the state of a stopped node has lost, from storage and from what is left."
+    ),
+    "restore": Verb("state_verbs", "Copy the state of a node back from a backup in DIRECTORY."),
+    "rollouts": Verb(
+        "results", "Show what miners wrote in a window: prompt, completion, reward, and why validators rejected it."
+    ),
     "status": Verb("read", "Print a run's head, windows, miners and scores, read from its store."),
     "verify": Verb("read", "Check a run's chain from its oldest anchor to the head; exit 1 at the first lie."),
 }
@@ -60,15 +74,12 @@ class LazyGroup(click.Group):
         """Import a command; None for an unknown name."""
         if cmd_name not in VERBS:
             return None
-        return cast(click.Command, getattr(_module(VERBS[cmd_name].module), cmd_name))
+        module = importlib.import_module(f"grailnode.cli.{VERBS[cmd_name].module}")
+        return cast(click.Command, getattr(module, cmd_name))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands from the placeholders."""
         click.Group(commands=self.commands).format_commands(ctx, formatter)
-
-
-def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"grailnode.cli.{name}")
 
 
 @click.group(
@@ -98,8 +109,7 @@ def cli(context: click.Context, /, role: str | None, run: str | None, **paramete
         return
     if run is None:
         raise click.UsageError("--role needs --run FILE-or-URL; `grailnode init DIR` makes one")
-    node = _module("node")
-    node.run_node(node.Options(role=role, run=run, **parameters))
+    run_action("node_start", "run_node", {"role": role, "run": run, **parameters})
 
 
 def main() -> None:

@@ -1,39 +1,29 @@
-"""What several verbs share: the options that name a run, the check of a node's name, and lines for the operator."""
+"""What the declarations of several verbs share: options, the check of a node's name, and how a verb is run."""
 
-import io
+import importlib
 import re
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from grailnode.config import Config
-from grailnode.run.joining import open_config
+FILE: Final = click.Path(path_type=Path, dir_okay=False)
 
 _node_name: Final = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,32}")
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """The options that name a run by its run.toml or its manifest's URL."""
+def run_action(module: str, verb: str, parameters: Mapping[str, Any]) -> None:
+    """Run what a verb does: the function of its name in a module of grailnode/cli/actions.
 
-    run: str
-    overrides: tuple[str, ...]
-    trust_run: bool
-
-    def open_config(self) -> Config:
-        """Return the run's configuration; its manifest is a file.
-
-        Raises:
-            ConfigError, StoreError, ProtocolError: as `joining.open_config`.
-        """
-        return open_config(self.run, self.overrides, trust=report_line if self.trust_run else None)
+    The module is imported here and no earlier: most of them import torch, which takes seconds, and neither the help of
+    a verb nor an error in its command line should wait for that.
+    """
+    getattr(importlib.import_module(f"grailnode.cli.actions.{module}"), verb)(**parameters)
 
 
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of `RunOptions` to a command."""
+    """Add the options of `open_run.RunOptions` to a command."""
     for option in (
         click.option("--trust-run", is_flag=True, help="Accept the run that a URL's server names."),
         click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a key."),
@@ -41,6 +31,11 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
     ):
         function = option(function)
     return function
+
+
+def authority_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the option that names a run whose authority a command changes."""
+    return click.option("--run", required=True, metavar="FILE", help="The run.toml of the run.")(function)
 
 
 def check_name(name: str) -> None:
@@ -54,15 +49,3 @@ def check_name(name: str) -> None:
             f"--name {name}: up to 32 letters, digits, '_', '.' and '-', the first no '.', "
             "which announcements and file names carry"
         )
-
-
-def report_line(line: str) -> None:
-    """Print a line on standard error; a closed terminal or a full disk behind it must not stop a node.
-
-    The stream is replaced after a failure: its buffer still has the line, and would fail again when the start of the
-    next process flushes it.
-    """
-    try:
-        click.echo(line, err=True)
-    except (OSError, ValueError):
-        sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), errors="backslashreplace", write_through=True)

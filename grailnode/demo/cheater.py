@@ -16,9 +16,11 @@ from grailnode.engine.torch_engine import TorchEngine
 from grailnode.node import processes
 from grailnode.node.settings import miner_settings
 from protocol import limits, paths
+from protocol.chain.manifest import Manifest
 from protocol.digest import Weights
 from protocol.errors import ProtocolError
 from protocol.judging.verdict import Verdict
+from protocol.patch import apply
 from protocol.rollout.batch import Commitment, Group, Rollout, open_group
 from roles.miner.miner import Miner, MinerSettings
 from roles.miner.produce import HonestProducer, MiningWindow
@@ -45,6 +47,11 @@ class InspectableEngine(TorchEngine):
         """Stage weights, and make them readable."""
         await super().stage(version, weights)
         self.weights = weights
+
+    async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
+        """Stage the version that a patch leads to, and make its weights readable."""
+        await super().stage_patch(version, patch, manifest)
+        self.weights = apply(self.weights, patch)
 
 
 class Cheater(HonestProducer):

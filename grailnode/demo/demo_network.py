@@ -15,8 +15,9 @@ import trio
 from grailnode.config import Config, load
 from grailnode.demo import cheater
 from grailnode.engine.policy import PACKAGED_POLICY, load_weights
-from grailnode.node import processes
-from grailnode.node.processes import Kind, Launch
+from grailnode.node import node_makers, processes
+from grailnode.node.process_kinds import Kind
+from grailnode.node.processes import Launch
 from grailnode.node.supervisor import ProcessSpec, Supervisor
 from grailnode.observe.observer import Observer, OperatorKnowledge
 from grailnode.observe.state import NetworkState, NodeRow
@@ -26,6 +27,7 @@ from grailnode.ui.report import DemoReport, RunFacts, write_report
 from grailnode.ui.terminal import View, open_view
 
 CHEAT = "cheat"
+HONEST = ("miner-1", "miner-2")
 _PROCESSES: tuple[tuple[str, Kind], ...] = (
     ("trainer", "beacon"),
     ("trainer", "training"),
@@ -36,6 +38,7 @@ _PROCESSES: tuple[tuple[str, Kind], ...] = (
     ("miner-2", "miner"),
     (CHEAT, "miner"),
 )
+_VLLM_START_SECONDS = 120.0  # the same with vLLM, whose servers take most of it to start
 _START_SECONDS = 6.0  # from the creation of the run to the opening of window 0: the processes start meanwhile
 _REFRESH_SECONDS = 0.5
 _END_SECONDS = 30.0  # at most, until the last verdicts and the last version have arrived everywhere
@@ -50,6 +53,7 @@ class DemoSettings:
         seed: all keys, and with them prompts and noise, are derived from it.
         out: directory of the report; keep: keep the run's directory in it.
         command: the command line, for the report.
+        python: the interpreter of vLLM's environment, with which the honest miners generate; None for torch.
     """
 
     windows: int
@@ -57,6 +61,7 @@ class DemoSettings:
     out: Path
     keep: bool
     command: str
+    python: Path | None = None
 
 
 async def run_demo(settings: DemoSettings, choices: Choices, pace: workspace.Pace) -> DemoReport:
@@ -72,9 +77,9 @@ async def run_demo(settings: DemoSettings, choices: Choices, pace: workspace.Pac
             directory,
             choices,
             pace,
-            miners=("miner-1", "miner-2", CHEAT),
+            miners=(*HONEST, CHEAT),
             seed=settings.seed,
-            begin=time.time() + _START_SECONDS,
+            begin=time.time() + (_START_SECONDS if settings.python is None else _VLLM_START_SECONDS),
         )
         return await _Demo(settings, created).run()
 
@@ -101,9 +106,9 @@ class _Demo:
         self._settings = settings
         self._config: Config = load(created.config)
         self._logs = _Logs(self._config.at(self._config.node.logs))
-        self._node = processes.make_spectator(self._config)
-        kinds = {created.keys[name]: "honest" for name in ("miner-1", "miner-2")} | {created.keys[CHEAT]: "cheating"}
-        names = {created.keys[name]: name for name in ("miner-1", "miner-2", CHEAT)}
+        self._node = node_makers.make_spectator(self._config)
+        kinds = {created.keys[name]: "honest" for name in HONEST} | {created.keys[CHEAT]: "cheating"}
+        names = {created.keys[name]: name for name in (*HONEST, CHEAT)}
         self._observer = Observer(self._node, 0, OperatorKnowledge(names, kinds, settings.windows))
         weights = load_weights(PACKAGED_POLICY)
         self._parameters = sum(tensor.numel() for tensor in weights.values())
@@ -116,7 +121,7 @@ class _Demo:
             ProcessSpec(
                 f"{name}/{kind}",
                 cheater.main if name == CHEAT else processes.main,
-                (Launch(self._config, kind, name, echo=False),),
+                (Launch(self._config_of(name), kind, name, echo=False),),
             )
             for name, kind in _PROCESSES
         ]
@@ -128,6 +133,13 @@ class _Demo:
         report = self._report()
         write_report(report, self._settings.out)
         return report
+
+    def _config_of(self, name: str) -> Config:
+        """Return the configuration of a node: that of the honest miners may name vLLM."""
+        if self._settings.python is None or name not in HONEST:
+            return self._config
+        engine = self._config.engine.model_copy(update={"kind": "vllm", "python": self._settings.python})
+        return self._config.model_copy(update={"engine": engine})
 
     async def _watch(self, view: View) -> None:
         """Show the network until its last window is judged and every follower serves the last version."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from grailnode.engine.policy import Policy
+from roles.ports import EngineError
 
 
 class Cache(Protocol):
@@ -53,8 +54,26 @@ class CausalModel(Protocol):
         """Compute the output projection: float32 [..., V] from [..., D]."""
 
 
-def build(policy: Policy, device: torch.device | None = None) -> CausalModel:
+def check_fit(model: CausalModel, weights: Mapping[str, Tensor]) -> None:
+    """Check that weights are those of a model.
+
+    Raises:
+        EngineError: a tensor is missing, unknown or of another shape.
+    """
+    shapes = model.shapes
+    if weights.keys() != shapes.keys():
+        name = min(weights.keys() ^ shapes.keys())
+        raise EngineError(f"{name}: {'unknown to the model' if name in weights else 'missing from the weights'}")
+    for name, tensor in weights.items():
+        if tuple(tensor.shape) != shapes[name]:
+            raise EngineError(f"{name}: shape {tuple(tensor.shape)} where the model has {shapes[name]}")
+
+
+def build(policy: Policy, device: torch.device | None = None, *, recompute: bool = False) -> CausalModel:
     """Return the model of a policy's config.json. No weights are read.
+
+    Args:
+        recompute: whether a backward pass computes each layer once more instead of keeping its activations.
 
     transformers is imported only if the Qwen3 of this repository does not cover the config: the import takes seconds.
 
@@ -65,7 +84,7 @@ def build(policy: Policy, device: torch.device | None = None) -> CausalModel:
 
     config = Qwen3Config.of(policy.config)
     if config is not None:
-        return Qwen3(config, device)
+        return Qwen3(config, device, recompute=recompute)
     from grailnode.engine.hf import TransformersModel  # noqa: PLC0415
 
-    return TransformersModel(policy.directory, device)
+    return TransformersModel(policy.directory, device, recompute=recompute)

@@ -1,13 +1,40 @@
 """The device and the dtype of a node, and the engine that uses them."""
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from grailnode.engine.causal_model import CausalModel
 from grailnode.engine.torch_engine import TorchEngine
+from roles.ports import Engine
+
+
+@dataclass(frozen=True)
+class VllmCompute:
+    """The settings with which a node computes by vLLM.
+
+    Attributes:
+        policy: the policy directory.
+        directory: for the server's log, and the checkpoint and patches of the served version.
+        python: the interpreter of vLLM's environment, to start a server with; None to use the one at `url`.
+        url: the base URL of a server that somebody else runs.
+        runner, max_tokens, sequences, ranks, cache_gib, flags: see ServerSettings in vllm/vllm_server.py.
+    """
+
+    policy: Path
+    directory: Path
+    python: Path | None = None
+    url: str = ""
+    runner: str = "v1"
+    max_tokens: int = 0
+    sequences: int = 256
+    ranks: int = 1
+    cache_gib: int = 1
+    flags: tuple[str, ...] = field(default_factory=tuple)
 
 
 @dataclass(frozen=True)
@@ -16,26 +43,71 @@ class Compute:
 
     Attributes:
         model: the policy's architecture.
-        device: of torch; dtype: the BF16 weights are widened to this for computing.
-        max_batch_tokens: padded tokens of one batch.
+        device: of torch, or of vLLM; dtype: the BF16 weights are widened to this for computing.
+        max_batch_tokens: padded tokens of one batch of torch.
+        vllm: None to compute with torch.
     """
 
     model: CausalModel
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
     max_batch_tokens: int = 8192
+    vllm: VllmCompute | None = None
 
 
 def make_engine(compute: Compute, run_sync: Callable[..., Awaitable[Any]]) -> TorchEngine:
-    """Return the engine that samples completions and checks them.
+    """Return the torch engine that samples completions and checks them.
 
     Args:
         run_sync: runs a function that computes for long, off the event loop's thread.
     """
     return TorchEngine(
         compute.model,
-        device=compute.device,
+        device=compute.device if compute.vllm is None else "cpu",
         dtype=compute.dtype,
         max_batch_tokens=compute.max_batch_tokens,
         run_sync=run_sync,
     )
+
+
+@asynccontextmanager
+async def open_engine(
+    compute: Compute, run_sync: Callable[..., Awaitable[Any]], report: Callable[..., None]
+) -> AsyncIterator[Engine]:
+    """Yield the engine that a node's settings name; a server that belongs to it ends with the context.
+
+    Args:
+        run_sync: runs a function that computes for long, off the event loop's thread.
+        report: `report(event, **fields)`, as Telemetry.event.
+    """
+    if compute.vllm is None:
+        yield make_engine(compute, run_sync)
+        return
+    from grailnode.engine.vllm.vllm_engine import VllmEngine  # noqa: PLC0415 - only nodes with vLLM need it
+    from grailnode.engine.vllm.vllm_server import ChildServer, ExternalServer, ServerSettings  # noqa: PLC0415
+
+    place = compute.vllm
+    server: ChildServer | ExternalServer = ExternalServer(place.url)
+    if place.python is not None:
+        dtype = str(compute.dtype).removeprefix("torch.")
+        settings = ServerSettings(
+            place.python,
+            place.policy,
+            place.directory,
+            device=compute.device,
+            dtype=dtype,
+            runner=place.runner,
+            max_tokens=place.max_tokens,
+            sequences=place.sequences,
+            ranks=place.ranks,
+            cache_gib=place.cache_gib,
+            flags=place.flags,
+        )
+        server = ChildServer(settings)
+    engine = VllmEngine(
+        compute.model, server, place.directory / "weights", dtype=compute.dtype, run_sync=run_sync, report=report
+    )
+    try:
+        yield engine
+    finally:
+        await engine.close()

@@ -10,8 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
+from grailnode.engine.checkpoint_names import CheckpointNames
 from grailnode.engine.policy import PolicyError
 
 
@@ -36,13 +38,19 @@ class TransformersModel:
         directory: a checkpoint directory; only its config.json is read, and none of its code is run.
         device: of torch.
         attention: one of transformers' implementations of attention.
+        recompute: whether a backward pass computes each layer once more instead of keeping its activations.
 
     Raises:
         PolicyError: transformers does not know the architecture, or the config does not fit it.
     """
 
     def __init__(
-        self, directory: Path, device: torch.device | None = None, attention: Literal["sdpa", "eager"] = "sdpa"
+        self,
+        directory: Path,
+        device: torch.device | None = None,
+        attention: Literal["sdpa", "eager"] = "sdpa",
+        *,
+        recompute: bool = False,
     ) -> None:
         try:
             config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
@@ -50,18 +58,21 @@ class TransformersModel:
                 module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                     config, trust_remote_code=False, attn_implementation=attention
                 )
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, AttributeError, ImportError) as error:
             raise PolicyError(f"{directory}: transformers cannot build this model ({error})") from error
         _check_rope(directory, config)
         _rebuild_buffers(module, config, device)
         self._config = config
         self._module = module.eval()
-        self._shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+        shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+        self._names = CheckpointNames(config.model_type, shapes)
+        if recompute:
+            _recompute_layers(directory, module)
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Implements CausalModel.shapes."""
-        return self._shapes
+        return self._names.shapes
 
     @property
     def vocabulary(self) -> int:
@@ -75,7 +86,8 @@ class TransformersModel:
     def hidden(self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: _Cache | None = None) -> Tensor:
         """Implements CausalModel.hidden."""
         prefix = self._module.base_model_prefix + "."
-        inner = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+        tensors = self._names.module_weights(weights)
+        inner = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         arguments = {
             "input_ids": ids,
             "attention_mask": mask.to(torch.int64),
@@ -92,7 +104,7 @@ class TransformersModel:
         """Implements CausalModel.logits."""
         head = self._module.get_output_embeddings()
         tied = next(name for name, parameter in self._module.named_parameters() if parameter is head.weight)
-        tensors = {"weight": weights[tied]}
+        tensors = {"weight": weights[self._names.file_of(tied)]}
         if head.bias is not None:
             tensors["bias"] = weights["lm_head.bias"]
         logits = functional_call(head, tensors, (hidden,))
@@ -109,6 +121,50 @@ class TransformersModel:
         if cap := getattr(config, "final_logit_softcapping", None):
             logits = torch.tanh(logits / cap) * cap
         return logits
+
+
+class _RecomputedLayer(torch.nn.Module):
+    """A decoder layer whose activations are computed again in the backward pass.
+
+    The parameters keep their names, since the children are the layer's own. They are looked up when the layer is
+    called, because `functional_call` has put others in their place by the time of the backward pass.
+    """
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        for name, child in layer.named_children():
+            self.add_module(name, child)
+        for name, parameter in layer.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        object.__setattr__(self, "_layer", layer)  # not registered as a child
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the layer that is none of this wrapper."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(object.__getattribute__(self, "_layer"), name)
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        """Compute the layer."""
+        layer = object.__getattribute__(self, "_layer")
+        if not torch.is_grad_enabled():
+            return layer(*arguments, **options)
+        tensors = dict(self.named_parameters())
+        return checkpoint(functional_call, layer, tensors, arguments, options, use_reentrant=False)
+
+
+def _recompute_layers(directory: Path, module: torch.nn.Module) -> None:
+    """Replace each decoder layer by one whose activations are computed again.
+
+    Raises:
+        PolicyError: the architecture has no list of decoder layers.
+    """
+    layers = getattr(module.base_model, "layers", getattr(module.base_model, "h", None))
+    if not isinstance(layers, torch.nn.ModuleList):
+        raise PolicyError(f"{directory}: this architecture has no list of layers; set [trainer] recompute = false")
+    for index, layer in enumerate(layers):
+        layers[index] = _RecomputedLayer(layer)
 
 
 def _check_rope(directory: Path, config: Any) -> None:
@@ -140,6 +196,10 @@ def _rebuild_buffers(module: torch.nn.Module, config: Any, device: torch.device 
                     f"the buffers of {type(child).__name__} cannot be computed from its config"
                 ) from error
             setattr(owner, name, fresh)
+    for owner in module.modules():
+        scale = getattr(owner, "scalar_embed_scale", None)  # of Gemma's embedding
+        if isinstance(scale, float):
+            owner.register_buffer("embed_scale", torch.tensor(scale, device=device), persistent=False)
     for name, buffer in module.named_buffers():
         if buffer.is_meta:
             raise PolicyError(f"{name} cannot be computed from the config; this architecture is not supported")

@@ -9,7 +9,7 @@ Everything is read from the disk as data: no code of the checkpoint runs and not
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -145,21 +145,30 @@ def load_weights(directory: Path) -> dict[str, Tensor]:
         PolicyError: a file is missing or broken, or holds integers (a quantized checkpoint).
     """
     weights: dict[str, Tensor] = {}
-    for path in _shards(directory):
+    for path in weight_files(directory):
         try:
             weights |= load_file(path)
         except (OSError, SafetensorError) as error:
             raise PolicyError(f"{path}: cannot be read as safetensors ({error})") from error
-    if _read_json(directory / _CONFIG).get("tie_word_embeddings"):
-        weights.pop(_TIED, None)
+    weights = {name: weights[name] for name in published_names(directory, weights)}
     for name, tensor in weights.items():
         if not tensor.is_floating_point():
             raise PolicyError(f"{directory}: {name} has dtype {tensor.dtype}; use a checkpoint that is not quantized")
     return {name: weights[name].to(torch.bfloat16).contiguous() for name in sorted(weights)}
 
 
-def _shards(directory: Path) -> list[Path]:
-    """Return the weight files, each inside the directory."""
+def published_names(directory: Path, names: Iterable[str]) -> list[str]:
+    """Return the names of the tensors that are published: all but an output projection that is the embedding."""
+    tied = _read_json(directory / _CONFIG).get("tie_word_embeddings")
+    return [name for name in names if not (tied and name == _TIED)]
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """Return the weight files, each inside the directory.
+
+    Raises:
+        PolicyError: the index is broken, or names a file outside the directory.
+    """
     index = directory / _INDEX
     if not index.is_file():
         return [directory / _WEIGHTS]

@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 Weights = Mapping[str, Tensor]
 
@@ -133,8 +134,16 @@ def _eager(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Te
 class Qwen3:
     """A CausalModel (grailnode/engine/causal_model.py)."""
 
-    def __init__(self, config: Qwen3Config, device: torch.device | None = None, attention: Attention = "sdpa") -> None:
+    def __init__(
+        self,
+        config: Qwen3Config,
+        device: torch.device | None = None,
+        attention: Attention = "sdpa",
+        *,
+        recompute: bool = False,
+    ) -> None:
         self._config = config
+        self._recompute = recompute
         self._attention_kind = attention
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).to(torch.float32) / config.head_dim
         self._frequencies = (1.0 / config.rope_theta**exponents).to(device)
@@ -164,14 +173,30 @@ class Qwen3:
         rotation = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         visible = _visible(mask, new)
         for layer in range(config.num_hidden_layers):
-            prefix = f"model.layers.{layer}."
-            normed = _rms_norm(x, weights[prefix + "input_layernorm.weight"], config.rms_norm_eps)
-            x = x + self._attention(weights, layer, normed, rotation, visible, cache)
-            normed = _rms_norm(x, weights[prefix + "post_attention_layernorm.weight"], config.rms_norm_eps)
-            gate = functional.linear(normed, weights[prefix + "mlp.gate_proj.weight"])
-            up = functional.linear(normed, weights[prefix + "mlp.up_proj.weight"])
-            x = x + functional.linear(functional.silu(gate) * up, weights[prefix + "mlp.down_proj.weight"])
+            if self._recompute and torch.is_grad_enabled():
+                # The forward pass keeps what enters a layer, and the backward pass computes the layer once more.
+                x = checkpoint(self._layer, weights, layer, x, rotation, visible, cache, use_reentrant=False)
+            else:
+                x = self._layer(weights, layer, x, rotation, visible, cache)
         return _rms_norm(x, weights["model.norm.weight"], config.rms_norm_eps)
+
+    def _layer(
+        self,
+        weights: Weights,
+        layer: int,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        visible: Tensor,
+        cache: KeyValueCache | None,
+    ) -> Tensor:
+        """Compute a layer: [B, S, D] from [B, S, D]."""
+        config, prefix = self._config, f"model.layers.{layer}."
+        normed = _rms_norm(x, weights[prefix + "input_layernorm.weight"], config.rms_norm_eps)
+        x = x + self._attention(weights, layer, normed, rotation, visible, cache)
+        normed = _rms_norm(x, weights[prefix + "post_attention_layernorm.weight"], config.rms_norm_eps)
+        gate = functional.linear(normed, weights[prefix + "mlp.gate_proj.weight"])
+        up = functional.linear(normed, weights[prefix + "mlp.up_proj.weight"])
+        return x + functional.linear(functional.silu(gate) * up, weights[prefix + "mlp.down_proj.weight"])
 
     def _attention(
         self,

@@ -17,9 +17,13 @@ import torch
 import trio
 from torch import Tensor
 
-from grailnode.engine.causal_model import CausalModel
-from protocol.digest import Weights
-from protocol.rollout.sampling import SamplingParams, choose, log_probabilities, seed_words
+from grailnode.engine.causal_model import CausalModel, check_fit
+from protocol.chain.manifest import Manifest
+from protocol.digest import Weights, weights_digest
+from protocol.errors import PatchError, ProtocolError
+from protocol.patch import apply_with_digests
+from protocol.rollout.sampling import SamplingParams, log_probabilities, seed_words
+from protocol.rollout.token_choice import choose_with_log_probabilities
 from roles.policy.sequences import Tokens, split
 from roles.ports import EngineError, Forward, Generation, Request
 
@@ -89,8 +93,22 @@ class TorchEngine:
         Raises:
             EngineError: a tensor is missing, unknown or of another shape, or memory is short.
         """
-        self._check(weights)
+        check_fit(self._model, weights)
         self._staged = _Policy(version, await self._compute(self._convert, weights))
+
+    async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
+        """Prepare the version that a patch leads to; tensors that it does not change are shared.
+
+        Raises:
+            EngineError: the patch is for other weights, or does not lead to those of the manifest.
+        """
+        served = self._policy()
+        self._staged = None
+        try:
+            weights = await self._compute(self._patched, served, patch, manifest.weights)
+        except ProtocolError as error:
+            raise EngineError(f"version {version} cannot be patched in: {error}") from error
+        self._staged = _Policy(version, weights)
 
     async def commit(self) -> None:
         """Serve the staged policy.
@@ -152,15 +170,6 @@ class TorchEngine:
             raise EngineError("no policy has been committed")
         return self._serving
 
-    def _check(self, weights: Weights) -> None:
-        shapes = self._model.shapes
-        if weights.keys() != shapes.keys():
-            name = min(weights.keys() ^ shapes.keys())
-            raise EngineError(f"{name}: {'unknown to the model' if name in weights else 'missing from the weights'}")
-        for name, tensor in weights.items():
-            if tuple(tensor.shape) != shapes[name]:
-                raise EngineError(f"{name}: shape {tuple(tensor.shape)} where the model has {shapes[name]}")
-
     def _check_ids(self, sequences: Sequence[Tokens]) -> None:
         top = self._model.vocabulary
         if any(not 0 <= token < top for sequence in sequences for token in sequence):
@@ -169,6 +178,19 @@ class TorchEngine:
     async def _compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
         with _torch_errors():
             return await self._run_sync(function, *arguments)
+
+    def _patched(self, served: _Policy, patch: bytes, digest: bytes) -> dict[str, Tensor]:
+        """Return the weights of a patch's version in the dtype of the engine.
+
+        Raises:
+            ProtocolError: the patch does not fit, or gives weights with another digest.
+        """
+        before = {name: _bf16_bits(tensor.cpu()) for name, tensor in served.weights.items()}
+        after = apply_with_digests(before, patch)
+        if weights_digest(after.digests, after.weights) != digest:
+            raise PatchError("the patch does not lead to the weights that the trainer signed")
+        changed = {name: tensor for name, tensor in after.weights.items() if tensor is not before[name]}
+        return served.weights | self._convert(changed)
 
     def _convert(self, weights: Weights) -> dict[str, Tensor]:
         """Copy the weights, so that the caller may change its own."""
@@ -221,13 +243,12 @@ class TorchEngine:
         for position in range(params.max_tokens):
             hidden = self._model.hidden(policy.weights, ids, active.mask, cache)[:, -1]
             logits = self._model.logits(policy.weights, hidden)
-            next_tokens = self._choose(logits, active.seeds, position, params)
-            likely = log_probabilities(logits, next_tokens, params.temperature, params.filters).tolist()
+            next_tokens, likely = self._choose(logits, active.seeds, position, params)
             on_host = hidden.to(torch.float32).cpu()
             for place, (row, token) in enumerate(zip(active.rows.tolist(), next_tokens.tolist(), strict=True)):
                 tokens[row].append(token)
                 states[row].append(on_host[place])
-                log_probs[row].append(likely[place])
+                log_probs[row].append(float(likely[place]))
             going = (next_tokens != params.eos).nonzero().squeeze(1)
             if not len(going):
                 break
@@ -244,11 +265,23 @@ class TorchEngine:
             Generation(tuple(t), torch.stack(s), tuple(p)) for t, s, p in zip(tokens, states, log_probs, strict=True)
         ]
 
-    def _choose(self, logits: Tensor, seeds: Tensor | None, position: int, params: SamplingParams) -> Tensor:
+    def _choose(
+        self, logits: Tensor, seeds: Tensor | None, position: int, params: SamplingParams
+    ) -> tuple[Tensor, Tensor]:
+        """Return the next token of each row, and its log-probability on the host: int64 [B] and float32 [B]."""
         if seeds is None:
-            return logits.argmax(dim=-1)
+            tokens = logits.argmax(dim=-1)
+            return tokens, log_probabilities(logits, tokens, params.temperature, params.filters).cpu()
         positions = torch.full((len(logits),), position, dtype=torch.int64, device=logits.device)
-        return choose(logits, seeds, positions, params.temperature, params.filters)
+        tokens, likely = choose_with_log_probabilities(logits, seeds, positions, params.temperature, params.filters)
+        return tokens, likely.cpu()
+
+
+def _bf16_bits(tensor: Tensor) -> Tensor:
+    """Return the BF16 tensor from which a float32 tensor was converted, with the payloads of its NaNs."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.contiguous()
+    return (tensor.contiguous().view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
 
 
 @contextmanager

@@ -1,57 +1,46 @@
-"""The main functions of a node's processes, and how a node is made from its configuration.
+"""The main functions of a node's processes.
 
 The fork server imports this module, so that a new process has every other module it needs already.
 """
 
-import fcntl
 import secrets
 import sys
 import tempfile
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Literal
 
 import torch
 import trio
 
-from grailnode.beacon.relays import RelayBeacon, StoreBeacon, publish_rounds
-from grailnode.config import Config, ConfigError
+from grailnode.beacon.relays import publish_rounds
+from grailnode.config import Config
 from grailnode.engine import causal_model as models
-from grailnode.engine.compute import Compute
+from grailnode.engine.compute import Compute, VllmCompute
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
-from grailnode.node import admission_proof
 from grailnode.node.canary import CanaryProducer
-from grailnode.node.clock import SystemClock
 from grailnode.node.metrics_server import serve_metrics
+from grailnode.node.node_makers import make_canary, make_node, make_spectator, read_key
+from grailnode.node.process_kinds import TRAINER_KINDS, Kind
 from grailnode.node.settings import miner_settings, trainer_settings, validator_settings
-from grailnode.node.stores import Storage, sweep_orphans
+from grailnode.node.state_locks import lock_state
+from grailnode.node.stores import sweep_orphans
 from grailnode.node.supervisor import EXIT_PERMANENT, run_process
 from grailnode.node.telemetry import NodeTelemetry
-from grailnode.node.user_errors import StateInUseError, explain, is_transient
+from grailnode.node.user_errors import explain, is_transient
 from grailnode.node.wiring import make_task, run_collector, run_miner, run_publisher, run_training, run_validator
 from grailnode.observe.recheck import GroupReference, RecheckedGroup, recheck
 from grailnode.run import creation, key_files, requirements
-from grailnode.store.local import LocalStore
-from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.beacon import LocalKey
 from protocol.environments import Sandbox
-from protocol.errors import error_context
-from protocol.identity.authority import Revisions
-from protocol.identity.signing import SigningKey
-from protocol.judging.report import canary_key
 from roles.node.change_reporter import ChangeReporter
 from roles.node.identity import Node
 from roles.policy.assignment import Task
-from roles.ports import ObjectStore, StoreError
+from roles.ports import StoreError
 
-Kind = Literal["beacon", "training", "upload", "download", "canary", "miner", "validator"]
-TRAINER_KINDS: tuple[Kind, ...] = ("beacon", "training", "upload", "download", "canary")
 _ORPHAN_SWEEPERS: tuple[Kind, ...] = ("upload", "canary", "miner", "validator")  # one process for each space
-_LOCK_SECONDS = 5.0  # longer than a killed process takes to release its lock
 _RETRY_SECONDS = 0.5
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -87,26 +76,6 @@ def main(launch: Launch, body: ProcessBody | None = None) -> None:
     run_process(f"{launch.name}/{launch.kind}", partial(_run, launch, body or _BODIES[launch.kind]))
 
 
-def lock_state(directory: Path, kind: str) -> IO[str]:
-    """Lock a state directory for one kind of process, until the returned file is closed or the process ends.
-
-    Raises:
-        StateInUseError: another process has kept the lock for `_LOCK_SECONDS`.
-    """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = (directory / f".{kind}.lock").open("w")
-    deadline = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            if time.monotonic() > deadline:
-                raise StateInUseError(f"{directory}: in use by another {kind} process; use another --name") from None
-            time.sleep(0.1)
-        else:
-            return file
-
-
 async def _run(launch: Launch, body: ProcessBody) -> int:
     """Make the node, run the body of the process, and return its exit code."""
     config, kind = launch.config, launch.kind
@@ -140,102 +109,6 @@ def metrics_port(config: Config, kind: Kind) -> int:
     return config.node.metrics_port + (TRAINER_KINDS.index(kind) if kind in TRAINER_KINDS else 0)
 
 
-def make_node(config: Config, name: str, telemetry: NodeTelemetry) -> Node:
-    """Return a node of this machine, with the key and the state of its name.
-
-    Raises:
-        OSError, ProtocolError, KeyFileError, ConfigError, CredentialsError, StoreError: manifest, key, state or store
-            cannot be used.
-    """
-    state = LocalStore(config.at(config.node.state) / name / "objects")
-    return _node(config, name, _key(config, name), state, Storage(config, telemetry), telemetry)
-
-
-def make_canary(config: Config, name: str, telemetry: NodeTelemetry) -> Node:
-    """Return the node of a trainer's newest canary: a miner's node, with a key that only this trainer can recognize.
-
-    When the run invites its miners, the canary's invitation is the file NAME-canary-NUMBER.invite beside the keys.
-
-    Raises:
-        OSError, ProtocolError, KeyFileError, ConfigError, CredentialsError, StoreError: as for `make_node`.
-    """
-    number = config.trainer.canaries - 1
-    key = canary_key(_key(config, name), number)
-    if config.trainer.canary_store is not None:
-        config = config.model_copy(update={"store": config.trainer.canary_store})
-    elif config.store.meeting is not None:
-        raise ConfigError(
-            "trainer.canary_store: missing; a canary needs a bucket of its own, because in the trainer's bucket "
-            "everybody would recognize it"
-        )
-    local_name = f"{name}-canary-{number}"
-    state = LocalStore(config.at(config.node.state) / local_name / "objects")
-    public_name = f"node {key.public.hex()[:4]}"
-    return _node(config, public_name, key, state, Storage(config, telemetry), telemetry, invitation_name=local_name)
-
-
-def _key(config: Config, name: str) -> SigningKey:
-    return key_files.read_or_create(config.at(config.node.keys) / f"{name}{key_files.SUFFIX}")
-
-
-def make_spectator(config: Config) -> Node:
-    """Return a node that only reads: its key is random and its state is in memory.
-
-    Raises:
-        OSError, ProtocolError, StoreError: manifest or store cannot be used.
-    """
-    telemetry = NodeTelemetry("spectator")
-    storage = Storage(config, telemetry, writes=False)
-    return _node(config, "spectator", SigningKey(secrets.token_bytes(32)), MemoryStore(), storage, telemetry)
-
-
-def make_root_publisher(config: Config) -> Node:
-    """Return a node that publishes what root keys signed: it writes, its key is random and its state is in memory.
-
-    Raises:
-        OSError, ProtocolError, ConfigError, CredentialsError, StoreError: manifest or store cannot be used.
-    """
-    telemetry = NodeTelemetry("root-publisher")
-    key = SigningKey(secrets.token_bytes(32))
-    return _node(config, "root-publisher", key, MemoryStore(), Storage(config, telemetry), telemetry)
-
-
-def _node(
-    config: Config,
-    name: str,
-    key: SigningKey,
-    state: ObjectStore,
-    storage: Storage,
-    telemetry: NodeTelemetry,
-    invitation_name: str = "",
-) -> Node:
-    """Return a node. Its invitation, when it needs one, is the file of `invitation_name`, or else of `name`."""
-    manifest = config.at(config.run.manifest)
-    with error_context(manifest):
-        signed = creation.open_run(manifest.read_bytes(), bytes.fromhex(config.run.id) if config.run.id else None)
-    clock = SystemClock()
-    invitation = config.at(config.node.keys) / f"{invitation_name or name}{admission_proof.SUFFIX}"
-    revisions = Revisions(signed.digest, signed.record.authority)
-    store = storage.routed(signed.record, revisions, key.public, state, clock)
-    chain = signed.record.beacon
-    relays = storage.relays(chain.chain_hash)
-    return Node(
-        run_id=signed.digest,
-        run=signed.record,
-        key=key,
-        name=name,
-        store=store,
-        state=state,
-        clock=clock,
-        beacon=RelayBeacon(relays, chain, clock) if relays else StoreBeacon(store, chain, clock),
-        telemetry=telemetry,
-        run_sync=trio.to_thread.run_sync,
-        space=config.store.url if config.store.meeting is not None else "",
-        proof=admission_proof.make_prover(invitation),
-        shared_revisions=revisions,
-    )
-
-
 async def join_run(node: Node, config: Config, name: str) -> tuple[Task, Compute]:
     """Wait for the run's files in the store, and return the run's task and model.
 
@@ -259,17 +132,39 @@ async def _task(node: Node, config: Config, directory: Path, sandbox: Sandbox | 
     """
     policy = await creation.fetch_model(node.store, node.run, node.authority.trainers, directory / "model")
     data = await creation.fetch_data(node.store, node.run, node.authority.trainers, directory / "data")
-    return make_task(node, policy, data, sandbox), _compute(policy, config)
+    return make_task(node, policy, data, sandbox), _compute(policy, config, directory / "engine")
 
 
-def _compute(policy: Policy, config: Config) -> Compute:
+def _compute(policy: Policy, config: Config, directory: Path | None = None, *, recompute: bool = False) -> Compute:
+    """Return how a node computes.
+
+    Args:
+        directory: for the files of vLLM; None for a trainer, which computes with torch.
+        recompute: whether a backward pass computes each layer again instead of keeping its activations.
+    """
     engine = config.engine
-    return Compute(
-        models.build(policy, torch.device(engine.device)),
+    device = "cpu" if engine.kind == "vllm" and directory is not None else engine.device
+    compute = Compute(
+        models.build(policy, torch.device(device), recompute=recompute),
         device=engine.device,
         dtype=_DTYPES[engine.dtype],
         max_batch_tokens=engine.max_batch_tokens,
     )
+    if engine.kind == "torch" or directory is None:
+        return compute
+    vllm = VllmCompute(
+        policy.directory.absolute(),
+        directory.absolute(),
+        python=None if engine.python is None else config.at(engine.python),
+        url=engine.url,
+        runner=engine.runner,
+        max_tokens=engine.max_tokens,
+        sequences=engine.sequences,
+        ranks=engine.ranks,
+        cache_gib=engine.cache_gib,
+        flags=engine.flags,
+    )
+    return replace(compute, vllm=vllm)
 
 
 async def publish_beacon(node: Node, launch: Launch) -> None:
@@ -277,7 +172,8 @@ async def publish_beacon(node: Node, launch: Launch) -> None:
     config = launch.config
     secret = key_files.read(config.at(config.node.keys) / f"{config.beacon.key}{key_files.SUFFIX}")
     key = LocalKey.from_seed(secret)
-    await publish_rounds(key, node.run.beacon, node.store, node.clock, keep=config.beacon.keep_rounds)
+    keep, telemetry = config.beacon.keep_rounds, node.telemetry
+    await publish_rounds(key, node.run.beacon, node.store, node.clock, keep=keep, telemetry=telemetry)
 
 
 def policy_directory(config: Config) -> Path:
@@ -296,7 +192,8 @@ async def _training(node: Node, launch: Launch) -> None:
     directory = policy_directory(config)
     policy = Policy.load(directory)
     settings = trainer_settings(config, node.run.sampling.params())
-    await run_training(node, partial(load_weights, directory), _compute(policy, config), settings)
+    compute = _compute(policy, config, recompute=config.trainer.recompute)
+    await run_training(node, partial(load_weights, directory), compute, settings)
 
 
 async def _upload(node: Node, launch: Launch) -> None:
@@ -323,7 +220,7 @@ async def _miner(node: Node, launch: Launch) -> None:
 async def _canary(node: Node, launch: Launch) -> None:
     config = launch.config
     task, compute = await join_run(node, config, f"{launch.name}-canary")
-    producer = partial(CanaryProducer, trainer=_key(config, launch.name))
+    producer = partial(CanaryProducer, trainer=read_key(config, launch.name))
     await run_miner(node, task, compute, miner_settings(config), producer)
 
 

@@ -1,6 +1,6 @@
 """The processes of a trainer, a miner or a validator, and what is checked before they start."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
@@ -9,19 +9,20 @@ import torch
 import trio
 
 from grailnode.config import Config, ConfigError
-from grailnode.node import admission_proof
-from grailnode.node.processes import Kind, Launch, data_file, main, make_canary, make_node
+from grailnode.node import admission_credential, start_checks
+from grailnode.node.node_makers import make_canary, make_node
+from grailnode.node.process_kinds import Kind
+from grailnode.node.processes import Launch, data_file, main
+from grailnode.node.stores import Storage
 from grailnode.node.supervisor import ProcessSpec, Supervisor, run_until_interrupted
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import key_files, requirements
 from protocol.errors import AdmissionError
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
+from roles.ports import LineReporter
 
 Role = Literal["trainer", "miner", "validator"]
-Report = Callable[[str], None]
-"""Takes a line for the operator."""
-
 PROCESSES: Final[Mapping[Role, tuple[Kind, ...]]] = {
     "trainer": ("training", "upload", "download"),
     "miner": ("miner",),
@@ -30,7 +31,7 @@ PROCESSES: Final[Mapping[Role, tuple[Kind, ...]]] = {
 """The processes that every node of a role has."""
 
 
-def run_role(config: Config, role: Role, name: str, report: Report) -> None:
+def run_role(config: Config, role: Role, name: str, report: LineReporter) -> None:
     """Run a node until it is interrupted.
 
     Args:
@@ -54,12 +55,13 @@ def process_kinds(config: Config, role: Role) -> tuple[Kind, ...]:
     return kinds
 
 
-def check_start(config: Config, role: Role, name: str, report: Report) -> None:
+def check_start(config: Config, role: Role, name: str, report: LineReporter) -> None:
     """Refuse what cannot work, before any process starts; create the key of a new miner.
 
     Raises:
         ConfigError, KeyFileError, RequirementError, SandboxError: the configuration, the key, or what the run requires
             cannot be used.
+        StartError: the node could not do its work: its space, the meeting point, its admission or its disk is wrong.
         StoreError, ProtocolError: the run's authority cannot be read.
     """
     if config.store.kind == "https":
@@ -70,12 +72,15 @@ def check_start(config: Config, role: Role, name: str, report: Report) -> None:
     path = config.at(config.node.keys) / f"{name}{key_files.SUFFIX}"
     if not path.exists():
         _create_key(path, role, report)
-    _check_device(config.engine.device)
+    _check_engine(config, role)
+    start_checks.check_disk(config.at(config.node.state))
     node = make_node(config, name, NodeTelemetry(name))
-    trio.run(refresh_authority, node)
+    trio.run(_check_store, node, config)
     keys = {"trainer": node.authority.trainers, "validator": node.authority.validators}
     if role in keys and node.key.public not in keys[role]:
         raise key_files.KeyFileError(f"{path}: not a {role} key of this run; use --name for the node whose key is")
+    if role == "miner":
+        trio.run(start_checks.check_admission, node)
     if role == "trainer" and config.trainer.canaries:
         _check_canary(make_canary(config, name, NodeTelemetry(name)))
     if role == "trainer":
@@ -85,12 +90,31 @@ def check_start(config: Config, role: Role, name: str, report: Report) -> None:
         requirements.open_sandbox(node.run)
 
 
-def _create_key(path: Path, role: Role, report: Report) -> None:
+async def _check_store(node: Node, config: Config) -> None:
+    await refresh_authority(node)
+    storage = Storage(config, NodeTelemetry(node.name))
+    await start_checks.check_space(node, storage.announced(node.space) if node.space else None)
+    await start_checks.check_meeting_point(node)
+
+
+def _create_key(path: Path, role: Role, report: LineReporter) -> None:
     if role != "miner":
         raise key_files.KeyFileError(
             f"{path}: no such key; use --name for the node whose key is here, or restore its key"
         )
     report(f"{path}: made, a new key: {key_files.read_or_create(path).public.hex()}")
+
+
+def _check_engine(config: Config, role: Role) -> None:
+    """Refuse an engine that cannot start; vLLM itself is checked when it has started."""
+    engine = config.engine
+    if engine.kind == "vllm" and role != "trainer":
+        if engine.python is not None and not config.at(engine.python).is_file():
+            raise ConfigError(
+                f"engine.python: no interpreter at {config.at(engine.python)}; `grailnode engine install DIR` makes one"
+            )
+        return
+    _check_device(engine.device)
 
 
 def _check_device(name: str) -> None:
@@ -104,7 +128,7 @@ def _check_canary(node: Node) -> None:
     """Refuse to start with a canary that validators would ignore."""
     trio.run(refresh_authority, node)
     try:
-        trio.run(admission_proof.check_admitted, node)
+        trio.run(admission_credential.check_admitted, node)
     except (AdmissionError, key_files.KeyFileError) as error:
         public = node.key.public.hex()
         raise ConfigError(

@@ -31,6 +31,7 @@ from grailnode.store.disk import disk_errors
 from grailnode.store.https.https_store import HttpsStore, TransferLimits, open_client
 from grailnode.store.local import LocalStore
 from grailnode.store.permanent_error import PermanentError
+from grailnode.store.s3.s3_errors import UnsupportedError
 from grailnode.store.s3.s3_session import S3Location
 from grailnode.store.s3.s3_store import S3Store
 from protocol import limits, paths
@@ -52,7 +53,7 @@ async def sweep_orphans(config: Config, key: bytes, telemetry: Telemetry, now: f
     """Abort multipart uploads below a key's own paths that began more than a day ago.
 
     Their parts are stored and billed until then. The writer of these paths calls this when it starts. A service that
-    refuses causes an event and no failure, because orphans only cost money.
+    refuses causes an event and no failure, because orphans only cost money; one that does not implement this, neither.
 
     Args:
         key: the writer's public key.
@@ -67,10 +68,13 @@ async def sweep_orphans(config: Config, key: bytes, telemetry: Telemetry, now: f
     prefix = f"{section.prefix.rstrip('/')}/{own_prefix}" if section.prefix else own_prefix
     try:
         count = await store.abort_uploads(prefix, now - _ORPHAN_SECONDS)
+    except UnsupportedError:
+        pass  # a service that lists no uploads
     except StoreError as error:
         telemetry.event("orphan-sweep-failed", error=str(error))
     else:
-        telemetry.event("orphans-swept", uploads=count)
+        if count:
+            telemetry.event("orphans-swept", uploads=count)
     finally:
         store.close()
 
@@ -176,6 +180,14 @@ class Storage:
                 raise ConfigError(f"beacon.relays: {error}") from None
             relays.append(Relay(url, MeteredStore(store, self._meter)))
         return relays
+
+    def announced(self, url: str) -> ObjectStore:
+        """Open a node's own space as strangers read it, by the URL that the node announces.
+
+        Raises:
+            PermanentError: strangers refuse such a URL.
+        """
+        return self._space(url, is_stranger=True)
 
     def _space(self, url: str, *, is_stranger: bool) -> ObjectStore:
         section = self._config.store

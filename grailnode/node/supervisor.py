@@ -19,6 +19,7 @@ import trio
 
 from grailnode import UserError
 from roles.first_failure import first_failure
+from roles.ports import LineReporter
 
 _PRELOADED: Final = ["grailnode.node.fork_server", "torch", "grailnode.node.processes"]
 EXIT_PERMANENT: Final = 3
@@ -59,7 +60,7 @@ class Supervisor:
         report: receives one line for each restart.
     """
 
-    def __init__(self, report: Callable[[str], None]) -> None:
+    def __init__(self, report: LineReporter) -> None:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
         self._report = report

@@ -52,7 +52,7 @@ class NodeTelemetry:
             self._write(self._file, json.dumps(line) + "\n")
         if self._terminal is not None:
             clock = time.strftime("%H:%M:%S", time.localtime(now))
-            details = " ".join(f"{key}={_short(value)}" for key, value in fields.items())
+            details = " ".join(f"{key}={value if key == 'error' else _short(value)}" for key, value in fields.items())
             self._write(self._terminal, f"{clock} {self._name} {name} {details}\n")
 
     @staticmethod

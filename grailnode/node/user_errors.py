@@ -6,7 +6,7 @@ from typing import Final
 from grailnode import UserError
 from protocol.environments.base import SandboxError
 from protocol.errors import ProtocolError
-from roles.ports import StoreError
+from roles.ports import RepairError, StateError, StoreError
 from roles.trainer.publish.fencing import FencedError
 
 
@@ -15,7 +15,7 @@ class StateInUseError(UserError):
 
 
 _SHORTAGES: Final = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-_ONE_LINE_ERRORS: Final = (UserError, ProtocolError, StoreError, SandboxError, FencedError)
+_ONE_LINE_ERRORS: Final = (UserError, ProtocolError, RepairError, StateError, StoreError, SandboxError, FencedError)
 """What rooms of this program call repairable, and the errors of protocol and roles, whose text is a line as well."""
 
 

@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 import torch
 
-from grailnode.engine.compute import Compute, make_engine
+from grailnode.engine.compute import Compute, open_engine
 from grailnode.engine.policy import Policy
-from grailnode.engine.torch_engine import TorchEngine
 from grailnode.node.settings import TrainerSettings
 from protocol import environments
 from protocol.digest import Weights
@@ -19,6 +18,7 @@ from roles.miner.produce import HonestProducer, Producer
 from roles.node.identity import Node
 from roles.policy.assignment import Task
 from roles.policy.follower import Follower
+from roles.ports import Engine
 from roles.trainer.collect.collector import Collector, CollectorSettings
 from roles.trainer.learn.learner import Learner
 from roles.trainer.learn.replay_buffer import ReplayBuffer
@@ -26,6 +26,7 @@ from roles.trainer.learn.training import Training
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
 from roles.validator.ledger_state import Ledger
+from roles.validator.published_ledger import wait_and_check_published
 from roles.validator.validator import Validator, ValidatorSettings
 
 _LATE_JUDGING_VERSIONS = 4  # versions that a validator keeps beyond `max_lag`, for windows that it judges late
@@ -56,14 +57,14 @@ async def run_miner(
     task: Task,
     compute: Compute,
     settings: MinerSettings,
-    producer: Callable[[Task, TorchEngine], Producer] = HonestProducer,
+    producer: Callable[[Task, Engine], Producer] = HonestProducer,
 ) -> None:
     """Mine until cancelled."""
 
     async def mine() -> None:
-        engine = make_engine(compute, node.run_sync)
         follower = await Follower.open(node)
-        await Miner(node, follower, engine, producer(task, engine), settings).run()
+        async with open_engine(compute, node.run_sync, node.telemetry.event) as engine:
+            await Miner(node, follower, engine, producer(task, engine), settings).run()
 
     await run_under_authority(node, mine)
 
@@ -74,8 +75,9 @@ async def run_validator(node: Node, task: Task, compute: Compute, settings: Vali
     async def validate() -> None:
         follower = await Follower.open(node, keep=node.run.schedule.max_lag + _LATE_JUDGING_VERSIONS)
         ledger = await Ledger.open(node.state, node.run.scoring)
-        engine = make_engine(compute, node.run_sync)
-        await Validator(node, follower, engine, task, ledger, settings).run()
+        await wait_and_check_published(node, ledger)
+        async with open_engine(compute, node.run_sync, node.telemetry.event) as engine:
+            await Validator(node, follower, engine, task, ledger, settings).run()
 
     await run_under_authority(node, validate)
 

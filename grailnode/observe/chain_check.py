@@ -1,6 +1,6 @@
 """`grailnode verify`: follow a published chain from its oldest anchor to the head and check every step."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 from protocol import paths
 from protocol.chain.manifest import Head, Manifest
@@ -9,11 +9,11 @@ from protocol.digest import content_digest
 from protocol.errors import ChainError, ExpiredError, error_context
 from roles.node.identity import Node
 from roles.policy.follower import VerifiedWeights, apply_patch, load_anchor
-from roles.ports import ObjectStore
+from roles.ports import LineReporter, ObjectStore
 from roles.records import fetch_envelope
 
 
-async def verify_chain(node: Node, say: Callable[[str], None]) -> VerifiedWeights:
+async def verify_chain(node: Node, say: LineReporter) -> VerifiedWeights:
     """Check every manifest, anchor and patch that a run's head lists.
 
     Args:
@@ -33,7 +33,7 @@ async def verify_chain(node: Node, say: Callable[[str], None]) -> VerifiedWeight
     return newest
 
 
-async def follow_chain(node: Node, say: Callable[[str], None]) -> AsyncIterator[VerifiedWeights]:
+async def follow_chain(node: Node, say: LineReporter) -> AsyncIterator[VerifiedWeights]:
     """Yield every version that the listed anchors and patches lead to, oldest first; checks and raises as
     `verify_chain`.
     """

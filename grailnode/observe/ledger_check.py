@@ -1,7 +1,7 @@
 """`grailnode verify --ledger`: check everything that a validator wrote about its windows, from public objects alone."""
 
 import itertools
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 
 from protocol import paths
@@ -12,12 +12,12 @@ from protocol.judging.ledger import Amendment, LedgerRow, Seal, Summary, histori
 from protocol.judging.verdict import ReauditVerdict, Verdict, joint_rejection
 from protocol.run import ProofSpec
 from roles.node.identity import Node
-from roles.ports import NotFoundError, TooLargeError
+from roles.ports import LineReporter, NotFoundError, TooLargeError
 from roles.records import fetch_record
 from roles.seals import fetch_witnessed_seals
 
 
-async def verify_ledger(node: Node, validator: bytes, say: Callable[[str], None]) -> int:
+async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
     """Check a validator's ledger: links, seals, rows against verdicts, verdicts against their own numbers, scores
     against rows.
 

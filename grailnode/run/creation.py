@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from grailnode.calibration.proof_file import AUDIT, Proof
+from grailnode.calibration.proof_file import AUDIT, ProofFile
 from grailnode.engine import policy as policies
 from grailnode.run import requirements
 from protocol import paths
@@ -15,6 +15,7 @@ from protocol.identity.authority import OPEN, Admission, Authority
 from protocol.identity.signing import Signed, SigningKey, open_announced, open_signed, sign
 from protocol.run import FileRef, ModelSpec, RunManifest, SamplingSpec, ScoringSpec
 from protocol.window import Schedule
+from roles.gather import first_success
 from roles.ports import ObjectStore, StoreError
 
 MODEL_FILES = ("config.json", "tokenizer.json", "generation_config.json")
@@ -38,6 +39,9 @@ class Choices:
     environment: str = "addition"
     data: Path | None = None
     temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
     max_tokens: int = 8
     group_size: int = 8
     groups: int = 16
@@ -92,7 +96,7 @@ def draft_manifest(
     directory: Path,
     beacon: ChainInfo,
     authority: Authority,
-    proof: Proof,
+    proof: ProofFile,
 ) -> RunManifest:
     """Return a run manifest for the policy in a directory.
 
@@ -121,7 +125,14 @@ def draft_manifest(
         ),
         environment=choices.environment,
         data=requirements.file_reference(choices.data),
-        sampling=SamplingSpec(temperature=choices.temperature, max_tokens=choices.max_tokens, eos=policy.eos),
+        sampling=SamplingSpec(
+            temperature=choices.temperature,
+            max_tokens=choices.max_tokens,
+            eos=policy.eos,
+            top_k=choices.top_k,
+            top_p=choices.top_p,
+            min_p=choices.min_p,
+        ),
         group_size=choices.group_size,
         groups=choices.groups,
         schedule=Schedule(
@@ -228,16 +239,14 @@ async def _fetch(store: ObjectStore, ref: FileRef, writers: Sequence[bytes], dir
         data = target.read_bytes()
         if content_digest(data) == ref.digest:
             return data
-    failures: list[StoreError] = []
-    for writer in writers:
-        try:
-            data = await store.get(paths.file(writer, ref.digest), ref.size)
-            if content_digest(data) != ref.digest:
-                raise StoreError(f"{ref.name}: not the file that the run names, as storage shows it now")
-        except StoreError as error:
-            failures.append(error)
-        else:
-            directory.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(data)
-            return data
-    raise failures[0]
+
+    async def fetch(writer: bytes) -> bytes:
+        data = await store.get(paths.file(writer, ref.digest), ref.size)
+        if content_digest(data) != ref.digest:
+            raise StoreError(f"{ref.name}: not the file that the run names, as storage shows it now")
+        return data
+
+    data = await first_success(fetch, writers, errors=(StoreError,))
+    directory.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(data)
+    return data

@@ -5,11 +5,11 @@ A manifest at a URL is fetched over HTTPS, checked, and kept in the node's state
 
 import random
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import platformdirs
 import trio
 
 from grailnode.config import URL_RULE, Config, ConfigError, is_space_url, load, without_file
@@ -18,16 +18,14 @@ from grailnode.run.files import write_whole
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.https.https_store import HttpsStore, open_client
 from protocol import limits
-
-Report = Callable[[str], None]
-"""Takes a line for the operator."""
+from roles.ports import LineReporter
 
 _MAX_BYTES: Final = limits.MAX_RUN_BYTES + limits.MAX_ENVELOPE_BYTES
 _PATIENCE: Final = RetryPolicy(attempts=4, deadline=60.0)
 _manifest_url: Final = re.compile(r"(.+)/runs/([0-9a-f]{64})")
 
 
-def open_config(run: str, overrides: tuple[str, ...] = (), *, trust: Report | None = None) -> Config:
+def open_config(run: str, overrides: tuple[str, ...] = (), *, trust: LineReporter | None = None) -> Config:
     """Return the configuration of a run; its manifest is a file.
 
     Args:
@@ -48,6 +46,23 @@ def open_config(run: str, overrides: tuple[str, ...] = (), *, trust: Report | No
         place = {"kind": "https", "url": base}
         values["store"] = {**place, "meeting": place}
     return localize(without_file(values, overrides, Path.cwd()), trust)
+
+
+def open_config_to_read(run: str, overrides: tuple[str, ...] = (), *, trust: LineReporter | None = None) -> Config:
+    """Return the configuration of a run for a program that reads it and is none of its nodes.
+
+    What such a program downloads goes to the user's own cache directory: it leaves nothing where it was called, and no
+    file among those of the run's nodes, which may belong to another user.
+
+    Args:
+        run, overrides, trust: as for `open_config`; `node.state` and `node.cache` in overrides count.
+
+    Raises:
+        ConfigError, StoreError, ProtocolError: as for `open_config`.
+    """
+    directory = platformdirs.user_cache_path("grailnode")
+    own = (f"node.state={directory}", f"node.cache={directory / 'objects'}")
+    return open_config(run, own + overrides, trust=trust)
 
 
 def is_url(text: str) -> bool:
@@ -74,7 +89,7 @@ def check_base(base: str, source: str) -> None:
         raise ConfigError(f"{source}: {URL_RULE}")
 
 
-def localize(config: Config, trust: Report | None = None) -> Config:
+def localize(config: Config, trust: LineReporter | None = None) -> Config:
     """Return a configuration whose run manifest is a file; one at a URL is fetched once and kept in the node's state.
 
     Args:

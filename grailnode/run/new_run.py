@@ -11,6 +11,7 @@ from grailnode.run import creation, joining, key_files, requirements, run_toml, 
 from grailnode.run.buckets import Bucket, BucketError, BucketUse, Document, Provider, documents, parse_bucket
 from grailnode.run.creation import Choices
 from grailnode.run.files import NewFiles
+from grailnode.run.recipe import RulesSection, read_recipe, with_options
 from grailnode.run.workspace import MINERS, Pace, Workspace, WorkspaceError
 from protocol import paths
 from protocol.beacon import ChainInfo
@@ -21,7 +22,14 @@ from protocol.identity.signing import SigningKey, check_public_key
 BUCKET_DIRECTORY: Final = "bucket"
 """The directory beside run.toml with the documents that a bucket needs."""
 
+COMMANDS_FILE: Final = "commands.sh"
+"""The file in that directory with the commands that apply the documents."""
+
 _MAX_TITLE: Final = 64
+_COMMANDS_HEADER: Final = """\
+# What the bucket needs. Read each document, replace the words in capitals, and run the commands in this directory.
+# Those that create a user or a token print credentials, which nodes read from s3.credentials (mode 0600).
+"""
 _PUBLIC_WINDOW_SECONDS: Final = 60.0
 _aws_region: Final = re.compile(r"\.s3\.([a-z0-9-]+)\.amazonaws\.com")
 
@@ -33,7 +41,8 @@ class InitOptions:
     Attributes:
         title: of the run; None for the directory's name.
         policy: a checkpoint directory; None for the packaged genesis.
-        max_tokens: the longest completion; None for the environment's.
+        recipe: a file of constants (grailnode/run/recipe.py); the rules among the options replace its own.
+        max_tokens: the longest completion; None for the recipe's, or else the environment's.
         proof: as for `workspace.create`.
         bucket: where this run or node writes; None for a directory of this machine.
         url: where everybody reads the bucket; empty for the service's own URL.
@@ -51,9 +60,16 @@ class InitOptions:
     directory: Path
     title: str | None
     policy: Path | None
-    environment: str
+    recipe: Path | None
+    environment: str | None
     data: Path | None
     max_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    group_size: int | None
+    groups: int | None
     proof: Path | None
     bucket: str | None
     provider: Provider
@@ -98,11 +114,13 @@ def create_run(options: InitOptions) -> NewRun:
 
     Raises:
         WorkspaceError, BucketError: the options contradict each other or cannot be used.
+        ConfigError: the recipe cannot be used.
         ProofFileError, PolicyError, RequirementError, KeyFileError, OSError: as for `workspace.create`.
     """
     bucket = None if options.bucket is None else _bucket(options, options.bucket)
     chain = None if options.beacon == "own" else public_chains.CHAINS[options.beacon]
-    choices = _choices(options, chain)
+    recipe = read_recipe(options.recipe)
+    choices = _choices(options, with_options(recipe.rules, vars(options)), chain)
     seconds = options.window
     new_workspace = workspace.create(
         options.directory,
@@ -113,6 +131,7 @@ def create_run(options: InitOptions) -> NewRun:
         miners=MINERS if options.admission == "open" else (),  # others would have to be admitted before they start
         beacon=chain,
         bucket=bucket,
+        sections=recipe.sections(),
     )
     if bucket is None:
         return NewRun(new_workspace, choices)
@@ -168,13 +187,16 @@ def _write_documents(files: NewFiles, directory: Path, bucket: Bucket, use: Buck
     texts = documents(bucket, use)
     for document in texts:
         files.write(directory / BUCKET_DIRECTORY / document.name, document.text.encode())
+    commands = "".join(f"\n# {document.name}\n{document.command}\n" for document in texts)
+    files.write(directory / BUCKET_DIRECTORY / COMMANDS_FILE, f"{_COMMANDS_HEADER}{commands}".encode())
     return tuple(texts)
 
 
-def _choices(options: InitOptions, chain: ChainInfo | None) -> Choices:
+def _choices(options: InitOptions, rules: RulesSection, chain: ChainInfo | None) -> Choices:
     """Return the choices of a run from the options.
 
     Args:
+        rules: those of the recipe, with what the options say instead.
         chain: the public beacon; None for one of the run's own.
 
     Raises:
@@ -195,9 +217,15 @@ def _choices(options: InitOptions, chain: ChainInfo | None) -> Choices:
         )
     choices = Choices(
         name=_title(options),
-        environment=options.environment,
+        environment=rules.environment,
         data=options.data,
-        max_tokens=options.max_tokens or requirements.find(options.environment).tokens,
+        max_tokens=rules.max_tokens or requirements.find(rules.environment).tokens,
+        temperature=rules.temperature,
+        top_k=rules.top_k,
+        top_p=rules.top_p,
+        min_p=rules.min_p,
+        group_size=rules.group_size,
+        groups=rules.groups,
         roots=options.roots,
         root_threshold=threshold,
         validators=options.validators,

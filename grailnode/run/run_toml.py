@@ -80,6 +80,7 @@ threads = 1         # of torch, for each process
 [trainer]
 data = "data.jsonl"       # the problems, as named in the manifest
 policy = "genesis"        # the packaged policy, or a directory with a Hugging Face checkpoint
+loss = "token-mean"       # or grpo, dr-grpo, gspo, cispo; docs/training.md has this and every other constant
 learning_rate = 7e-6
 warmup_steps = 10         # over which the learning rate rises to that
 groups_per_step = 16      # groups of one optimizer step
@@ -164,6 +165,10 @@ def _set(table: AbstractTable, values: Mapping[str, Value]) -> None:
 def _set_buckets(document: TOMLDocument, own: Bucket, meeting: Bucket, *, meeting_credentials: str) -> None:
     store = _table(document, "store")
     _set(store, _place(own))
+    if own.url.startswith("http://"):  # only servers of this machine are read so, which others may try on purpose
+        permission = tomlkit.item(True)
+        permission.comment("announced URLs may be of this machine or of a private network")
+        store["private_addresses"] = permission
     _set(_table(store, "meeting"), {**_place(meeting), "credentials": meeting_credentials})
 
 

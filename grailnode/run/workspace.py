@@ -5,9 +5,11 @@ import shlex
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from grailnode import UserError
 from grailnode.calibration import proof_file
+from grailnode.engine.model_check import check_model
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.run import creation, key_files, requirements, run_toml
 from grailnode.run.buckets import Bucket
@@ -119,6 +121,7 @@ def create(
     bucket: Bucket | None = None,
     seed: int | None = None,
     begin: float | None = None,
+    sections: run_toml.Sections = MappingProxyType({}),
 ) -> Workspace:
     """Create a run.
 
@@ -132,6 +135,7 @@ def create(
         bucket: where the run is stored and its participants meet; None for a directory of this machine.
         seed: keys follow from it, so that a demo can be repeated; None for random ones.
         begin: when window 0 opens, seconds since the Unix epoch; None for now.
+        sections: values for run.toml, by section and key, instead of the defaults.
 
     Raises:
         WorkspaceError: there is a run already, or no proof.
@@ -141,7 +145,9 @@ def create(
     config = directory / "run.toml"
     if config.exists():
         raise WorkspaceError(f"{config}: there is a run already; choose another directory")
-    problems = requirements.check(choices.environment, choices.data, Policy.load(policy), choices.max_tokens)
+    loaded_policy = Policy.load(policy)
+    problems = requirements.check(choices.environment, choices.data, loaded_policy, choices.max_tokens)
+    check_model(loaded_policy)
     thresholds = proof_file.read(_proof_of(policy) if proof is None else proof)
     names = _Names.of(choices, miners)
     seeds = {name: _secret(name, seed) for name in names.all}
@@ -164,7 +170,7 @@ def create(
     signers = [signing[name] for name in names.roots[: choices.root_threshold]]
     run = creation.sign_manifest(manifest, *signers)
     start_commands = names.start_commands(config)
-    values = _values(run.digest, choices, pace, policy)
+    values = _values(run.digest, choices, pace, policy, sections)
     text = run_toml.for_new_run(values, start_commands, bucket, beacon)
     with NewFiles() as files:  # nothing is written before everything else has succeeded
         for name, secret in seeds.items():
@@ -176,9 +182,13 @@ def create(
     return Workspace(directory, config, run.digest, public, problems, start_commands, files)
 
 
-def _values(run_id: bytes, choices: Choices, pace: Pace, policy: Path) -> run_toml.Sections:
+def _values(
+    run_id: bytes, choices: Choices, pace: Pace, policy: Path, sections: run_toml.Sections
+) -> run_toml.Sections:
     """Return the values of run.toml."""
     values = {section: dict(keys) for section, keys in pace.sections().items()}
+    for section, keys in sections.items():
+        values[section] = {**values.get(section, {}), **keys}
     values["run"] = {"id": run_id.hex()}
     values["trainer"]["data"] = requirements.DATA if choices.data is not None else None
     if policy != PACKAGED_POLICY:

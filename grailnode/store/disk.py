@@ -56,15 +56,16 @@ def locked_file(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def write_through(descriptor: int, data: bytes) -> None:
-    """Write all of `data`, and flush it to the disk.
+def write_through(descriptor: int, *parts: bytes) -> None:
+    """Write the parts one after the other, and flush them to the disk.
 
     Raises:
         OSError: the disk refused.
     """
-    remaining = memoryview(data)
-    while remaining:
-        remaining = remaining[os.write(descriptor, remaining) :]
+    for part in parts:
+        remaining = memoryview(part)
+        while remaining:
+            remaining = remaining[os.write(descriptor, remaining) :]
     os.fsync(descriptor)
 
 

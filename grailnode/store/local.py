@@ -87,6 +87,10 @@ class LocalStore:
             return work()
         return await trio.to_thread.run_sync(work, limiter=self._limiter)
 
+    def _encode(self, _path: str, data: bytes) -> tuple[bytes, ...]:
+        """Return the parts of the file that holds an object, to be written one after the other."""
+        return (data,)
+
     def _put(self, path: str, data: bytes) -> None:
         target = self._root / path
         with disk_errors(str(target)):
@@ -94,7 +98,7 @@ class LocalStore:
                 temporary = self._temporary / secrets.token_hex(12)
                 try:
                     with locked_file(temporary) as descriptor:
-                        write_through(descriptor, data)
+                        write_through(descriptor, *self._encode(path, data))
                         make_folder(target.parent)
                         temporary.rename(target)
                     sync_folder(target.parent)
@@ -117,9 +121,19 @@ class LocalStore:
             except (FileNotFoundError, NotADirectoryError) as error:
                 raise NotFoundError(f"{path}: no such object") from error
             try:
-                return _read(descriptor, path, max_bytes, offset, size)
+                return self._read(descriptor, path, max_bytes, offset, size)
             finally:
                 os.close(descriptor)
+
+    def _read(self, descriptor: int, path: str, max_bytes: int, offset: int, size: int | None) -> bytes:
+        """Return a range of the object in an open file.
+
+        Raises:
+            NotFoundError: it is not a regular file.
+            TooLargeError: the range has more than `max_bytes`.
+            OSError: the disk refused.
+        """
+        return _read_range(descriptor, path, max_bytes, offset, size)
 
     def _delete(self, path: str) -> None:
         target = self._root / path
@@ -170,7 +184,7 @@ def _children(root: Path, folder: str) -> list[str]:
     return sorted(paths, reverse=True)
 
 
-def _read(descriptor: int, path: str, max_bytes: int, offset: int, size: int | None) -> bytes:
+def _read_range(descriptor: int, path: str, max_bytes: int, offset: int, size: int | None) -> bytes:
     """Return a range of an open file.
 
     Raises:

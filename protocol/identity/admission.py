@@ -41,7 +41,7 @@ class Invite(Record):
     """
 
     kind: ClassVar[str] = "invite"
-    max_bytes: ClassVar[int] = limits.MAX_PROOF_BYTES
+    max_bytes: ClassVar[int] = limits.MAX_CREDENTIAL_BYTES
     run: Digest
     key: Key
     expires_ms: Annotated[int, Field(ge=0, lt=1 << 53)]
@@ -51,7 +51,7 @@ class Credential(Protocol):
     """What an open run requires of an announcement in addition to its signature."""
 
     def check(self, announcement: Announcement, difficulty: int, now_ms: float) -> None:
-        """Check the credential in an announcement's `proof`.
+        """Check the credential in an announcement's `credential`.
 
         Args:
             difficulty: the run's parameter for this credential.
@@ -103,7 +103,7 @@ class ProofOfWork:
             LimitError, MalformedError: the proof is no solution record.
             AdmissionError: the proof has expired, expires too late, or has too few zero bits.
         """
-        work = ProofOfWorkSolution.from_bytes(announcement.proof)
+        work = ProofOfWorkSolution.from_bytes(announcement.credential)
         if not now_ms < work.expires_ms <= now_ms + limits.MAX_WORK_MS:
             raise AdmissionError("its proof of work has expired, or expires too far from now", "announcement")
         bits = leading_zero_bits(work_digest(announcement.run, announcement.key, work))
@@ -166,7 +166,7 @@ class AdmissionGate:
 
     def _check_invite(self, announcement: Announcement, now_ms: float) -> None:
         try:
-            invite = open_signed(announcement.proof, Invite, self._inviters).record
+            invite = open_signed(announcement.credential, Invite, self._inviters).record
         except ProtocolError as error:
             raise AdmissionError(f"no invitation by an inviter of this run ({error})", "announcement") from error
         if (invite.run, invite.key) != (self._run_id, announcement.key):

@@ -27,7 +27,7 @@ class Announcement(PublishedRecord):
         groups: a miner's pledge: groups that it will deliver in every window that opens while this announcement is
             valid; 0 for none.
         expires_ms: milliseconds since the Unix epoch after which the announcement is not valid.
-        proof: the credential that the run's admission rules require (protocol/identity/admission.py); empty if they
+        credential: what the run's admission rules require (protocol/identity/admission.py); empty if they
             require none.
     """
 
@@ -39,7 +39,7 @@ class Announcement(PublishedRecord):
     space: Annotated[str, Field(max_length=limits.MAX_SPACE_BYTES, pattern=SPACE_FORM)]
     groups: Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
     expires_ms: Annotated[int, Field(ge=0, lt=1 << 53)]
-    proof: Annotated[bytes, Field(max_length=limits.MAX_PROOF_BYTES)]
+    credential: Annotated[bytes, Field(max_length=limits.MAX_CREDENTIAL_BYTES)]
 
     @property
     def path(self) -> str:

@@ -5,7 +5,7 @@ token of the vocabulary is hashed, 64 tokens at a time (protocol/kernels/logit_s
 for tokens whose hash may give them the best score, which are very few.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import numba
 import numpy as np
@@ -17,6 +17,9 @@ from protocol.kernels.simd import VECTOR_SIZE, highest_bit, lowest_bit
 U: Any = numba.uint32
 W: Any = numba.uint64
 F: Any = numba.float32
+
+_LEAST_NOISE_BOUND: Final = 4.0
+"""More than the largest amount by which noise lowers a score: the Gumbel quantile of 2**-33 is -3.13."""
 
 
 @kernel()
@@ -44,6 +47,32 @@ def _noise(token: Any, key: Any, other: Any, table: Any) -> Any:
     low_units, high_units = table[high, segment], table[high, segment + W(1)]
     units = low_units + (((high_units - low_units) * fraction) >> 20)
     return F(units) * F(2.0**-19)
+
+
+@kernel()
+def _best_token(flat: Any, base: Any, width: Any, key: Any, other: Any, table: Any, top: Any) -> Any:
+    """Return the best score of a row above `top`, and its token; `top` and `width` if there is none.
+
+    Of equal scores, the one of the smallest id is taken.
+    """
+    whole = width // W(VECTOR_SIZE) * W(VECTOR_SIZE)
+    winner = width
+    token = W(0)
+    while token < width:
+        if token < whole:
+            mask = contenders(flat, base + token, U(token), key, other, top)
+            end = token + W(VECTOR_SIZE)
+        else:
+            mask = (W(1) << (width - token)) - W(1)
+            end = width
+        while mask:
+            contender = token + lowest_bit(mask)
+            mask &= mask - W(1)
+            score = flat[base + contender] + _noise(contender, key, other, table)
+            if score > top:
+                top, winner = score, contender
+        token = end
+    return top, winner
 
 
 @kernel(
@@ -85,7 +114,6 @@ def best_scores(
         ahead: int64 [N], result: how many tokens have larger logits than the best one; 0 if no score exceeds `own`.
     """
     width = W(logits.shape[1])
-    whole = width // W(VECTOR_SIZE) * W(VECTOR_SIZE)
     flat = logits.reshape(logits.size)
     row = W(0)
     for completion in range(len(lengths)):
@@ -94,31 +122,37 @@ def best_scores(
             key = _mix(U(_mix(U(seeds[completion, 0] ^ U(position))) ^ seeds[completion, 1]))
             other = _mix(U(_mix(U(U(key + U(0x9E3779B9)) + seeds[completion, 2])) ^ seeds[completion, 3]))
             base = row * width
-            top = token_logits[row] + _noise(tokens[row], key, other, table)
-            own[row] = top
-            winner = W(width)
-            token = W(0)
-            while token < width:
-                if token < whole:
-                    mask = contenders(flat, base + token, U(token), key, other, top)
-                    end = token + W(VECTOR_SIZE)
-                else:
-                    mask = (W(1) << (width - token)) - W(1)
-                    end = width
-                while mask:
-                    contender = token + lowest_bit(mask)
-                    mask &= mask - W(1)
-                    score = flat[base + contender] + _noise(contender, key, other, table)
-                    if score > top:
-                        top, winner = score, contender
-                token = end
-            best[row] = top
+            own[row] = token_logits[row] + _noise(tokens[row], key, other, table)
+            best[row], winner = _best_token(flat, base, width, key, other, table, own[row])
             count = 0
             if winner < width:
                 for token in range(width):
                     count += flat[base + W(token)] > flat[base + winner]
             ahead[row] = count
             row += W(1)
+
+
+@kernel("float32[:, ::1]", "uint32[:, ::1]", "int64[::1]", "int64[:, ::1]", "float32[::1]", "int64[::1]")
+def best_tokens(scaled: Any, seeds: Any, positions: Any, table: Any, largest: Any, tokens: Any) -> None:
+    """Find the token with the best score of each row; of equal scores, the one with the smallest id.
+
+    Args:
+        scaled: float32 [N, V], logits / temperature, -inf for tokens that may not be sampled.
+        seeds: uint32 [N, 4].
+        positions: int64 [N], index of each row's token in its completion.
+        table: int64 [2, 8193], the noise table.
+        largest: float32 [N], the largest value of each row.
+        tokens: int64 [N], result; -1 for a row in which no number is finite.
+    """
+    width = W(scaled.shape[1])
+    flat = scaled.reshape(scaled.size)
+    for row in range(scaled.shape[0]):
+        key = _mix(U(_mix(U(seeds[row, 0] ^ U(positions[row]))) ^ seeds[row, 1]))
+        other = _mix(U(_mix(U(U(key + U(0x9E3779B9)) + seeds[row, 2])) ^ seeds[row, 3]))
+        base = W(row) * width
+        least = F(largest[row] - F(_LEAST_NOISE_BOUND))
+        _, winner = _best_token(flat, base, width, key, other, table, least)
+        tokens[row] = numba.int64(winner) if winner < width else -1
 
 
 @kernel("float32[:, ::1]", "float32[::1]", "float32[::1]", "float32[::1]")

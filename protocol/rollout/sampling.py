@@ -70,7 +70,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 @functools.cache
-def _table(device: torch.device) -> Tensor:
+def noise_table(device: torch.device) -> Tensor:
     """Compute Gumbel quantiles in units of 2**-19: int64 [2, 32 * 256 + 1], row 0 for u < 1/2, row 1 for u >= 1/2."""
     rows: list[list[int]] = [[], []]
     for index in range(_OCTAVES * _SEGMENTS + 1):
@@ -97,11 +97,11 @@ def hash_words(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
 
 def _hash_pairs(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     """Hash tokens, each with a seed and a position of its own, as `hash_words`: int64 of the broadcast shape."""
-    key, other = _keys(seeds, positions)
+    key, other = noise_keys(seeds, positions)
     return _mix(_mix((tokens & _WORD) ^ key) ^ other)
 
 
-def _keys(seeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+def noise_keys(seeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return the two keys that the hashes of all tokens at a position share: int64 of the broadcast shape each."""
     key = _mix(seeds[..., 0] ^ (positions & _WORD))
     key = _mix(key ^ seeds[..., 1])
@@ -122,7 +122,7 @@ def gumbel(words: Tensor) -> Tensor:
     bits = odd.to(torch.float64).view(torch.int64)  # exact: exponent and mantissa are the octave and the place in it
     index = (bits >> _FRACTION_BITS) - (_BIAS << _SEGMENT_BITS)
     fraction = (bits >> (_FRACTION_BITS - _INTERPOLATION_BITS)) & ((1 << _INTERPOLATION_BITS) - 1)
-    table = _table(words.device)
+    table = noise_table(words.device)
     low_units, high_units = table[high, index], table[high, index + 1]
     units = low_units + (((high_units - low_units) * fraction) >> _INTERPOLATION_BITS)
     return units.to(torch.float32) * NOISE_UNIT
@@ -300,7 +300,7 @@ def _scores_on_cpu(
         words.numpy().astype(np.uint32),
         counts.numpy(),
         first,
-        _table(contenders.device).numpy(),
+        noise_table(contenders.device).numpy(),
         own.numpy(),
         best.numpy(),
         ahead.numpy(),

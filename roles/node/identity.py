@@ -17,6 +17,7 @@ from roles.node.backoff import Backoff
 from roles.node.timekeeping import Timekeeper
 from roles.ports import Beacon, BeaconError, Clock, NotFoundError, ObjectStore, StoreError, Telemetry
 
+_ANNOUNCEMENT_CHECKS = 8  # whether storage still shows an announcement, before the next replaces it
 _RETRY_SECONDS = 0.25
 _CLOCK_POLL_SECONDS = 1.0  # between two looks at a clock that an operator may set
 _MAX_PUTS = 8  # of one object that the store acknowledges and does not show
@@ -24,7 +25,7 @@ _READ_BACKS = 3  # tries to get an answer
 _READ_BACK_BYTES = 1 << 20  # objects up to this size are read back whole
 
 
-async def _no_proof(node: "Node") -> bytes:
+async def _no_credential(node: "Node") -> bytes:
     return b""
 
 
@@ -38,8 +39,8 @@ class Node:
         store: the shared medium, which may lie; state: this node's own durable storage, which does not.
         space: the URL where others read what this node writes; empty where they read the same store.
         run_sync: runs a function that computes for long, off the event loop's thread (inline in a simulation).
-        proof: gives the proof that the run's admission policy requires in this node's announcements
-            (grailnode/node/admission_proof.py).
+        credential: gives the credential that the run's admission policy requires in this node's announcements
+            (grailnode/node/admission_credential.py).
         shared_revisions: the revisions of another `Node` object of this process, to share them; without it, the
             history begins with the run manifest's authority.
         revisions: the history of the authority, kept up to date by roles/authority_updates.py.
@@ -60,7 +61,7 @@ class Node:
     telemetry: Telemetry
     run_sync: Callable[..., Awaitable[Any]]
     space: str = ""
-    proof: Callable[["Node"], Awaitable[bytes]] = _no_proof
+    credential: Callable[["Node"], Awaitable[bytes]] = _no_credential
     shared_revisions: InitVar[Revisions | None] = None
     revisions: Revisions = field(init=False)
     time: Timekeeper = field(init=False)
@@ -168,13 +169,18 @@ class Node:
             self.telemetry.event("put-lost", path=path, error="the store acknowledged it and shows something else")
         return is_shown
 
-    async def announce(self, role: Role, seconds: float, groups: int = 0) -> None:
-        """Publish an announcement that expires after some seconds; a miner's with the groups that it pledges."""
-        record = await self.announcement(role, await self.time.proven_time() + seconds, groups)
-        await self.publish(paths.participant(self.key.public), sign(record, self.key))
+    async def announce(self, role: Role, seconds: float, groups: int = 0) -> bytes:
+        """Publish an announcement that expires after some seconds, a miner's with the groups that it pledges.
+
+        Returns:
+            What was published.
+        """
+        data = sign(await self.announcement(role, await self.time.proven_time() + seconds, groups), self.key)
+        await self.publish(paths.participant(self.key.public), data)
+        return data
 
     async def announcement(self, role: Role, expires: float, groups: int = 0) -> Announcement:
-        """Return this node's announcement, with the admission proof if it is a miner's.
+        """Return this node's announcement, with its admission credential if it is a miner's.
 
         Args:
             expires: in seconds since the Unix epoch.
@@ -187,11 +193,14 @@ class Node:
             space=self.space,
             groups=groups,
             expires_ms=int(expires * 1000),
-            proof=await self.proof(self) if role == "miner" else b"",
+            credential=await self.credential(self) if role == "miner" else b"",
         )
 
     async def keep_announced(self, role: Role, seconds: float) -> None:
-        """Announce this node now, and again each time before the announcement expires, for ever."""
+        """Announce this node now, and again before the announcement expires or where storage has lost it, for ever."""
         while True:
-            await self.announce(role, seconds)
-            await trio.sleep(seconds / 3)
+            data = await self.announce(role, seconds)
+            for _ in range(_ANNOUNCEMENT_CHECKS):
+                await trio.sleep(seconds / 3 / _ANNOUNCEMENT_CHECKS)
+                if not await self.is_readable(paths.participant(self.key.public), data):
+                    break

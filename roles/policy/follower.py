@@ -6,7 +6,7 @@ tensors are built beside the old ones, digested and compared with the manifest, 
 goes wrong, the node still has its last good version, and the caller gets the error.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -17,10 +17,10 @@ from protocol.chain import safetensors
 from protocol.chain.manifest import Head, Manifest, ObjectRef, check_expiry
 from protocol.chain.verifier import ChainVerifier, Plan, Trust
 from protocol.digest import Weights, content_digest, tensor_digest, weights_digest
-from protocol.errors import ChainError, ForkError, GapError, MalformedError, ProtocolError
+from protocol.errors import ChainError, ForkError, GapError, MalformedError, ProtocolError, error_context
 from protocol.identity.signing import claimed_signers
 from protocol.patch import apply_with_digests
-from roles.gather import fetch_ahead, gather
+from roles.gather import fetch_ahead, first_success, gather
 from roles.node.identity import Node
 from roles.policy.progress import CatchUpProgress
 from roles.ports import NotFoundError, StoreError
@@ -29,6 +29,21 @@ from roles.records import fetch_envelope
 TRUST_PATH = "trust"
 _HEAD_SECONDS = 5.0  # to fetch the head, or half a window where that is longer
 _FETCH_AHEAD = 8  # objects
+_MAX_STEPS = 8  # patches that are kept with the weights that they led to,
+_STEP_SHARE = 4  # together at most the weights' bytes divided by this
+
+
+@dataclass(frozen=True)
+class PatchStep:
+    """A patch that was applied.
+
+    Attributes:
+        base: digest of the weights before it; manifest: of the version after it.
+    """
+
+    base: bytes
+    manifest: Manifest
+    patch: bytes
 
 
 @dataclass(frozen=True)
@@ -37,12 +52,19 @@ class VerifiedWeights:
 
     Attributes:
         digests: BLAKE3 of each tensor; digest: of all weights.
+        steps: the last patches that led here, in order, for an engine that serves a version before one of them.
     """
 
     version: int
     weights: Weights
     digests: dict[str, bytes]
     digest: bytes
+    steps: tuple[PatchStep, ...] = ()
+
+    def steps_from(self, digest: bytes | None) -> tuple[PatchStep, ...]:
+        """Return the patches that lead here from weights with a digest; none if they are not known."""
+        places = [place for place, step in enumerate(self.steps) if step.base == digest]
+        return self.steps[places[-1] :] if places else ()
 
 
 @dataclass(frozen=True)
@@ -83,7 +105,12 @@ def apply_patch(base: VerifiedWeights, manifest: Manifest, patch: bytes) -> Veri
         ProtocolError: the patch does not fit, or does not lead to the signed weights; `base` is untouched.
     """
     result = apply_with_digests(base.weights, patch, digests=base.digests)
-    return verify_weights(manifest, result.weights, result.digests)
+    weights = verify_weights(manifest, result.weights, result.digests)
+    steps = (*base.steps[1 - _MAX_STEPS :], PatchStep(base.digest, manifest, patch))
+    most = sum(tensor.nbytes for tensor in weights.weights.values()) // _STEP_SHARE
+    while steps and sum(len(step.patch) for step in steps) > most:
+        steps = steps[1:]
+    return replace(weights, steps=steps)
 
 
 def load_anchor(manifest: Manifest, files: list[bytes]) -> VerifiedWeights:
@@ -134,7 +161,9 @@ class Follower:
             ProtocolError: the stored trust is damaged; StoreError: it cannot be read. Neither is safe to ignore.
         """
         try:
-            trust = Trust.from_bytes(await node.state.get(TRUST_PATH, Trust.max_bytes))
+            data = await node.state.get(TRUST_PATH, Trust.max_bytes)
+            with error_context(f"{TRUST_PATH} of this node's state"):
+                trust = Trust.from_bytes(data)
         except NotFoundError:
             trust = None
         verifier = ChainVerifier(node.run_id, node.run, trust, node.revisions)
@@ -226,16 +255,13 @@ class Follower:
         Raises:
             StoreError, ProtocolError: the first failure, if no trainer's head is valid.
         """
-        failures: list[Exception] = []
-        for trainer in self._node.authority.trainers:
+
+        async def read_head(trainer: bytes) -> tuple[ChainVerifier, bytes]:
             chain = self._chain.branch()
-            try:
-                self._accept_head(chain, await self._fetch_head(trainer))
-            except (StoreError, ProtocolError) as error:
-                failures.append(error)
-            else:
-                return chain, trainer
-        raise failures[0]
+            self._accept_head(chain, await self._fetch_head(trainer))
+            return chain, trainer
+
+        return await first_success(read_head, self._node.authority.trainers)
 
     async def _fetch_head(self, trainer: bytes) -> bytes:
         """Fetch a trainer's head, unchecked. A fetch that hangs is given up soon, so that the next one can start.

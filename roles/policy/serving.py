@@ -11,8 +11,8 @@ from protocol.errors import ProtocolError
 from roles.first_failure import first_failure
 from roles.node.change_reporter import ChangeReporter
 from roles.node.identity import Node
-from roles.policy.follower import Follower, VerifiedWeights
-from roles.ports import Engine, StoreError
+from roles.policy.follower import Follower, PatchStep, VerifiedWeights
+from roles.ports import Engine, EngineError, StoreError
 
 _serving_digests: WeakKeyDictionary[Engine, bytes] = WeakKeyDictionary()
 """The digest of the weights that an engine serves: after a rewind a version has other weights than before."""
@@ -21,16 +21,33 @@ _REVISION_POLL_SECONDS = 1.0
 
 
 async def serve(node: Node, engine: Engine, weights: VerifiedWeights) -> None:
-    """Have the engine serve these weights.
+    """Have the engine serve these weights: by patches if it serves an older version from which they lead here.
 
     Raises:
-        EngineError: it cannot; it still serves what it served before.
+        EngineError: it cannot; it still serves what it served before, or one of the versions between.
     """
-    if engine.version != weights.version or _serving_digests.get(engine) != weights.digest:
+    digest = _serving_digests.get(engine)
+    if engine.version == weights.version and digest == weights.digest:
+        return
+    steps = weights.steps_from(digest) if engine.version is not None else ()
+    if not steps or not await _patch(node, engine, steps):
         await engine.stage(weights.version, weights.weights)
         await engine.commit()
         _serving_digests[engine] = weights.digest
-        node.telemetry.event("serving", version=weights.version, weights=weights.digest.hex())
+    node.telemetry.event("serving", version=weights.version, weights=weights.digest.hex(), patches=len(steps))
+
+
+async def _patch(node: Node, engine: Engine, steps: tuple[PatchStep, ...]) -> bool:
+    """Have the engine apply patches; return False if it refused one, so that it needs the whole weights."""
+    for step in steps:
+        try:
+            await engine.stage_patch(step.manifest.version, step.patch, step.manifest)
+            await engine.commit()
+        except EngineError as error:
+            node.telemetry.event("engine-refused-patch", version=step.manifest.version, error=str(error))
+            return False
+        _serving_digests[engine] = step.manifest.weights
+    return True
 
 
 async def keep_fresh(node: Node, follower: Follower, poll_seconds: float) -> None:

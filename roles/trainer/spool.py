@@ -20,6 +20,7 @@ from protocol.errors import MalformedError
 from protocol.limits import MAX_SHARD_BYTES
 from roles.ports import ObjectStore
 
+CHAIN = "chain/"
 OUTBOX = "outbox/"
 INBOX = "inbox/"
 INTENTS = "intents/"
@@ -46,8 +47,14 @@ class SnapshotName:
 
     @classmethod
     def parse(cls, path: str) -> "SnapshotName":
-        """Return the name that a path of the outbox stands for."""
-        version, step = path.removeprefix(OUTBOX).split("-")
+        """Return the name that a path of the outbox stands for.
+
+        Raises:
+            MalformedError: it stands for none.
+        """
+        version, _, step = path.removeprefix(OUTBOX).partition("-")
+        if not (version.isdigit() and step.isdigit()):
+            raise MalformedError("not the name of a snapshot", f"{path} of this node's state")
         return cls(int(version), int(step))
 
 
@@ -89,3 +96,19 @@ async def next_version(state: ObjectStore) -> int:
     """Return the version of the next snapshot: one more than the newest that is published or in the outbox."""
     queued_versions = [name.version for name in await list_snapshots(state)]
     return max([await newest_published_version(state), *queued_versions]) + 1
+
+
+async def newest_weights(state: ObjectStore) -> tuple[int, Weights] | None:
+    """Return the version and the weights from which training continues: those of the newest snapshot in the outbox, or
+    of the published version if that is as new; None if there is neither.
+
+    Raises:
+        StoreError, ProtocolError: the state is damaged.
+    """
+    snapshots = await list_snapshots(state)
+    version = await newest_published_version(state)
+    if snapshots and snapshots[-1].version > version:  # an old one may still lie there, in the state of a backup
+        return snapshots[-1].version, await get_snapshot(state, snapshots[-1])
+    if version < 0:
+        return None
+    return version, safetensors.read(await state.get(f"{PUBLISHED_WEIGHTS}{version:010d}", MAX_SHARD_BYTES))

@@ -1,12 +1,22 @@
 """This validator's ledger: its summaries of the windows that count, stored so that they survive a restart."""
 
+from contextlib import suppress
+
 from protocol.digest import content_digest
+from protocol.errors import error_context
 from protocol.judging.evidence import Counts
 from protocol.judging.ledger import LedgerRow, Summary, clean_windows, histories, scores
 from protocol.run import ScoringSpec
-from roles.ports import ObjectStore
+from roles.ports import NotFoundError, ObjectStore, StateError
 
-_PREFIX = "ledger/"
+LEDGER = "ledger/"
+FLOOR_PATH = "ledger-floor"
+"""The newest window that was sealed although its summary is lost; `grailnode repair` writes it."""
+
+
+def ledger_path(window: int) -> str:
+    """Return the path of a window's summary in the state."""
+    return f"{LEDGER}{window:010d}"
 
 
 class Ledger:
@@ -16,19 +26,34 @@ class Ledger:
         self._state = state
         self._scoring = scoring
         self._entries: dict[int, Summary] = {}
+        self._floor = -1  # windows up to this one were sealed, although their summaries are lost
+        self._unsettled_paths: set[str] = set()  # summaries of which a failed put may have stored one
 
     @classmethod
     async def open(cls, state: ObjectStore, scoring: ScoringSpec) -> "Ledger":
         """Return the ledger that is stored in a state.
 
         Raises:
+            StateError: a summary does not follow the one before it.
             StoreError, ProtocolError: the state cannot be read.
         """
         ledger = cls(state, scoring)
-        async for item in state.list(_PREFIX):
-            entry = Summary.from_bytes(await state.get(item.path, Summary.max_bytes))
+        tip: bytes | None = None
+        async for item in state.list(LEDGER):
+            with error_context(f"{item.path} of this node's state"):
+                entry = Summary.from_bytes(await state.get(item.path, Summary.max_bytes))
+            if tip not in (None, entry.previous) or item.path != ledger_path(entry.window):
+                raise StateError(f"{item.path} of this node's state", "does not follow the window before it")
             ledger._entries[entry.window] = entry
+            tip = content_digest(entry.to_bytes())
+        with suppress(NotFoundError):
+            ledger._floor = int(await state.get(FLOOR_PATH, 32))
         return ledger
+
+    @property
+    def closed_window(self) -> int:
+        """The newest window that this validator may have sealed, and must not seal again; -1 before the first."""
+        return max(self.newest, self._floor)
 
     @property
     def newest(self) -> int:
@@ -78,13 +103,18 @@ class Ledger:
             StoreError: the state cannot be written.
             ProtocolError: the summary could not be read back by anybody.
         """
+        for path in sorted(self._unsettled_paths):  # the next summary would not follow it
+            await self._state.delete(path)
+            self._unsettled_paths.remove(path)
         earlier = [entry for entry in self.entries() if entry.window > summary.window - self._scoring.windows]
         entry = summary.model_copy(update={"scores": scores([*earlier, summary], self._scoring)})
         data = entry.to_bytes()
         Summary.from_bytes(data)
-        await self._state.put(f"{_PREFIX}{entry.window:010d}", data)
+        self._unsettled_paths.add(ledger_path(entry.window))
+        await self._state.put(ledger_path(entry.window), data)
+        self._unsettled_paths.remove(ledger_path(entry.window))
         self._entries[entry.window] = entry
         for window in [window for window in self._entries if window <= entry.window - self._scoring.windows]:
-            await self._state.delete(f"{_PREFIX}{window:010d}")
+            await self._state.delete(ledger_path(window))
             del self._entries[window]
         return entry

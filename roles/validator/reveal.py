@@ -21,9 +21,9 @@ from roles.ports import NotFoundError, StoreError
 from roles.seals import find_seal
 from roles.validator.ledger_state import Ledger
 
-_VERDICTS = "sealed/"
-_PENDING = "pending/"
-_WITNESS = "witness/"
+SEALED_VERDICTS = "sealed/"
+PENDING = "pending/"
+WITNESS = "witness/"
 _POLL_SECONDS = 0.2
 _RETRY_SECONDS = 1.0
 
@@ -47,9 +47,9 @@ class Revealer:
             StoreError: the state cannot be written.
         """
         for verdict in verdicts:
-            path = f"{_VERDICTS}{_number(window)}-{verdict.miner.hex()}"
+            path = f"{SEALED_VERDICTS}{_number(window)}-{verdict.miner.hex()}"
             await self._node.state.put(path, sign(verdict, self._node.key))
-        await self._node.state.put(_PENDING + _number(window), b"")
+        await self._node.state.put(PENDING + _number(window), b"")
 
     async def add_window(self, summary: Summary) -> None:
         """Have `run` seal a window that is in the ledger, and reveal it later."""
@@ -62,9 +62,9 @@ class Revealer:
             StoreError: the state cannot be read or written.
         """
         entries = {summary.window: summary for summary in self._ledger.entries()}
-        pending = [int(item.path.removeprefix(_PENDING)) async for item in self._node.state.list(_PENDING)]
-        witnesses = [item.path async for item in self._node.state.list(_WITNESS)]
-        for path in set(witnesses) - {_WITNESS + _number(window) for window in pending}:
+        pending = [paths.window_of(item.path) async for item in self._node.state.list(PENDING)]
+        witnesses = [item.path async for item in self._node.state.list(WITNESS)]
+        for path in set(witnesses) - {WITNESS + _number(window) for window in pending}:
             await self._node.state.delete(path)
         async with trio.open_nursery() as nursery:
             for window in pending:
@@ -80,7 +80,7 @@ class Revealer:
         seal = Seal(run=node.run_id, window=window, validator=own_key, summary=content_digest(summary.to_bytes()))
         await node.publish(paths.seal(own_key, window), sign(seal, node.key))
         await node.publish(paths.witness(own_key, window), await self._make_witness(window))
-        async for item in node.state.list(f"{_VERDICTS}{_number(window)}-"):
+        async for item in node.state.list(f"{SEALED_VERDICTS}{_number(window)}-"):
             verdict = await node.state.get(item.path, limits.MAX_VERDICT_BYTES + limits.MAX_ENVELOPE_BYTES)
             await node.publish(paths.verdict(own_key, window, paths.key_at_end(item.path)), verdict)
         await node.publish(paths.summary(own_key, window), sign(summary, node.key))
@@ -95,7 +95,7 @@ class Revealer:
         Raises:
             StoreError: the state cannot be read.
         """
-        node, path = self._node, _WITNESS + _number(window)
+        node, path = self._node, WITNESS + _number(window)
         with suppress(NotFoundError):
             return await node.state.get(path, Witness.max_signed_bytes())
         seals = await self._wait_for_seals(window)
@@ -117,10 +117,10 @@ class Revealer:
         The witness goes last: while the window is pending, a restart publishes the same witness again.
         """
         state = self._node.state
-        for path in [item.path async for item in state.list(f"{_VERDICTS}{_number(window)}-")]:
+        for path in [item.path async for item in state.list(f"{SEALED_VERDICTS}{_number(window)}-")]:
             await state.delete(path)
-        await state.delete(_PENDING + _number(window))
-        await state.delete(_WITNESS + _number(window))
+        await state.delete(PENDING + _number(window))
+        await state.delete(WITNESS + _number(window))
 
     async def _wait_for_seals(self, window: int) -> dict[bytes, bytes]:
         """Wait until all other validators have sealed, or no seal counts any more; return the seals by validator.

@@ -86,7 +86,7 @@ class Validator:
         """Read every window's pledges and commitments in time. A window that cannot be read in time is left out."""
         node, schedule = self._node, self._node.run.schedule
         ahead = max(1, schedule.rounds - schedule.audit_rounds) * node.run.beacon.period_ms / 1000
-        last_window = self._ledger.newest
+        last_window = self._ledger.closed_window
         if last_window >= 0:
             node.time.record_round(schedule.audit(last_window))  # it was used, so it is out whatever the clock says
         while True:
@@ -118,7 +118,7 @@ class Validator:
         """Judge a window, evaluate its version if there is time, and record the window in the ledger."""
         node, schedule, window = self._node, self._node.run.schedule, cases.window
         try:
-            if window <= self._ledger.newest:
+            if window <= self._ledger.closed_window:
                 node.telemetry.event("window-abandoned", window=window, error="it is in the ledger already")
                 return
             if await node.time.has_come(schedule.verdict(window)):

@@ -115,7 +115,7 @@ async def read_window_cases(node: Node, window: int, pledges: Mapping[bytes, int
         try:
             try:
                 case = await fetch(miner)
-            except (NotFoundError, ProtocolError):  # storage may show the commitment the next time
+            except (NotFoundError, TooLargeError, ProtocolError):  # storage may show the commitment the next time
                 case = await fetch(miner)
         except NotFoundError:
             undelivered[miner] = pledges[miner]

@@ -18,9 +18,10 @@ from protocol.identity.signing import Envelope, sign
 from protocol.run import FileRef
 from roles.participants import find_participants, list_announced_keys
 from roles.ports import ObjectInfo, StoreError
-from tests.support.attacks.target import ROOTS, SECOND, STRANGER, VALIDATOR, Target, attack, holding
+from tests.support.attacked_nodes.follower import ROOTS, SECOND, STRANGER, VALIDATOR, AttackedFollower, follow_chain
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER, small_weights
+from tests.support.simulation.virtual_clock import simulated
 
 NOT_SIGNED = "not signed by keys that may sign it"
 
@@ -28,191 +29,191 @@ NOT_SIGNED = "not signed by keys that may sign it"
 # Arbitrary software installation
 
 
-@attack
+@simulated
 async def test_arbitrary_a_patch_by_the_attacker():
-    target = await holding()
-    await target.publish()
-    other = await target.store.get(target.patch_path(2), 1 << 20)
-    await target.store.put(target.patch_path(4), other)
-    await target.refuses_to_hold("not the bytes that the manifest names|could not be read|larger")
+    testbed = await follow_chain()
+    await testbed.publish()
+    other = await testbed.store.get(testbed.patch_path(2), 1 << 20)
+    await testbed.store.put(testbed.patch_path(4), other)
+    await testbed.assert_refuses_weights("not the bytes that the manifest names|could not be read|larger")
 
 
-@attack
+@simulated
 async def test_arbitrary_a_bit_of_a_patch_is_flipped():
-    target = await holding()
-    await target.publish()
-    await target.bend(target.patch_path(4), lambda data: data[:-1] + bytes([data[-1] ^ 1]))
-    await target.refuses_to_hold("not the bytes that the manifest names")
+    testbed = await follow_chain()
+    await testbed.publish()
+    await testbed.alter_object(testbed.patch_path(4), lambda data: data[:-1] + bytes([data[-1] ^ 1]))
+    await testbed.assert_refuses_weights("not the bytes that the manifest names")
 
 
-@attack
+@simulated
 async def test_arbitrary_a_bit_of_an_anchor_is_flipped():
-    target = await holding()
-    await target.cold()
-    await target.bend(target.shard_path(0), lambda data: data[:-1] + bytes([data[-1] ^ 1]))
-    await target.refuses_to_hold("not the bytes that the manifest names")
+    testbed = await follow_chain()
+    await testbed.restart_without_state()
+    await testbed.alter_object(testbed.shard_path(0), lambda data: data[:-1] + bytes([data[-1] ^ 1]))
+    await testbed.assert_refuses_weights("not the bytes that the manifest names")
 
 
 @pytest.mark.parametrize("key", [STRANGER, MINER, VALIDATOR, ROOTS[0]], ids=["stranger", "miner", "validator", "root"])
 def test_arbitrary_a_head_by_a_key_of_another_role(key):
-    @attack
+    @simulated
     async def scenario():
-        target = await holding()
-        await target.show(target.head(epoch=1), key)
-        await target.refuses(NOT_SIGNED)
+        testbed = await follow_chain()
+        await testbed.put_head(testbed.head(epoch=1), key)
+        await testbed.assert_refuses(NOT_SIGNED)
 
     scenario()
 
 
-@attack
+@simulated
 async def test_arbitrary_a_head_signed_by_trainer_and_stranger():
-    target = await holding()
-    await target.show(target.head(epoch=1), TRAINER, STRANGER)
-    await target.refuses(NOT_SIGNED)
+    testbed = await follow_chain()
+    await testbed.put_head(testbed.head(epoch=1), TRAINER, STRANGER)
+    await testbed.assert_refuses(NOT_SIGNED)
 
 
-@attack
+@simulated
 async def test_arbitrary_a_head_without_a_signature():
-    target = await holding()
-    body = target.head(epoch=1).to_bytes()
+    testbed = await follow_chain()
+    body = testbed.head(epoch=1).to_bytes()
     bare = pack({"body": body, "of": "head", "signatures": ()})
-    await target.store.put(paths.head(TRAINER.public), bare)
-    await target.refuses("envelope.signatures")
+    await testbed.store.put(paths.head(TRAINER.public), bare)
+    await testbed.assert_refuses("envelope.signatures")
 
 
-@attack
+@simulated
 async def test_arbitrary_a_signature_from_another_head():
-    target = await holding()
-    good = Envelope.from_bytes(sign(target.head(), TRAINER))
-    forged = good.model_copy(update={"body": target.head(epoch=9).to_bytes()})
-    await target.store.put(paths.head(TRAINER.public), forged.to_bytes())
-    await target.refuses("the signature does not hold")
+    testbed = await follow_chain()
+    good = Envelope.from_bytes(sign(testbed.head(), TRAINER))
+    forgery = good.model_copy(update={"body": testbed.head(epoch=9).to_bytes()})
+    await testbed.store.put(paths.head(TRAINER.public), forgery.to_bytes())
+    await testbed.assert_refuses("the signature does not hold")
 
 
-@attack
+@simulated
 async def test_arbitrary_a_signature_on_another_kind_of_record():
-    target = await holding()
-    body = Envelope.from_bytes(sign(target.head(epoch=1), TRAINER))
+    testbed = await follow_chain()
+    body = Envelope.from_bytes(sign(testbed.head(epoch=1), TRAINER))
     relabelled = body.model_copy(update={"of": "announcement"})
-    await target.store.put(paths.head(TRAINER.public), relabelled.to_bytes())
-    await target.refuses("holds a 'announcement'")
+    await testbed.store.put(paths.head(TRAINER.public), relabelled.to_bytes())
+    await testbed.assert_refuses("holds a 'announcement'")
 
 
-@attack
+@simulated
 async def test_arbitrary_a_manifest_by_a_stranger():
-    target = await holding()
-    await target.publish()
-    await target.store.put(target.manifest_path(4), sign(target.chain.signed[4].record, STRANGER))
-    await target.refuses(NOT_SIGNED)
+    testbed = await follow_chain()
+    await testbed.publish()
+    await testbed.store.put(testbed.manifest_path(4), sign(testbed.chain.signed_manifests[4].record, STRANGER))
+    await testbed.assert_refuses(NOT_SIGNED)
 
 
-@attack
+@simulated
 async def test_arbitrary_weights_that_do_not_follow_from_the_signed_patch():
-    target = await holding()
-    await target.publish(head=False)
-    honest = target.chain.signed.pop().record
-    await target.forge(patch=honest.patch, weights=samples.digest("other weights"))
-    await target.refuses_to_hold("not those that the trainer signed")
+    testbed = await follow_chain()
+    await testbed.publish(head=False)
+    honest = testbed.chain.signed_manifests.pop().record
+    await testbed.forge(patch=honest.patch, weights=samples.digest("other weights"))
+    await testbed.assert_refuses_weights("not those that the trainer signed")
 
 
-@attack
+@simulated
 async def test_arbitrary_another_genesis_than_the_run_names():
-    target = Target()
-    target.genesis = small_weights(9)
-    await target.publish()
-    await target.restart()
-    await target.refuses("not the run's genesis weights")
+    testbed = AttackedFollower()
+    testbed.genesis = small_weights(9)
+    await testbed.publish()
+    await testbed.restart()
+    await testbed.assert_refuses("not the run's genesis weights")
 
 
-@attack
+@simulated
 async def test_arbitrary_a_model_file_with_another_digest():
-    target = await holding()
+    testbed = await follow_chain()
     ref = FileRef(name="config.json", digest=content_digest(b"{}"), size=2)
-    run = target.run.model_copy(update={"model": target.run.model.model_copy(update={"files": (ref,)})})
+    run = testbed.run.model_copy(update={"model": testbed.run.model.model_copy(update={"files": (ref,)})})
     for trainer in (TRAINER, SECOND):
-        await target.store.put(paths.file(trainer.public, ref.digest), b"[]")
+        await testbed.store.put(paths.file(trainer.public, ref.digest), b"[]")
     with TemporaryDirectory() as folder, pytest.raises(StoreError, match="not the file that the run names"):
-        await fetch_model(target.store, run, target.node.authority.trainers, Path(folder))
+        await fetch_model(testbed.store, run, testbed.node.authority.trainers, Path(folder))
 
 
-@attack
+@simulated
 async def test_arbitrary_a_run_manifest_with_another_id():
-    target = Target()
-    other = target.run.model_copy(update={"group_size": 2})
+    testbed = AttackedFollower()
+    other = testbed.run.model_copy(update={"group_size": 2})
     with pytest.raises(ProtocolError, match="is run"):
-        open_run(sign(other, *ROOTS[:2]), target.run_id)
+        open_run(sign(other, *ROOTS[:2]), testbed.run_id)
 
 
-@attack
+@simulated
 async def test_arbitrary_a_run_manifest_that_one_root_of_two_signed():
-    target = Target()
+    testbed = AttackedFollower()
     with pytest.raises(ProtocolError, match="not signed by 2 of its own roots"):
-        open_run(sign(target.run, ROOTS[0]))
+        open_run(sign(testbed.run, ROOTS[0]))
 
 
 # Endless data
 
 
-@attack
+@simulated
 async def test_endless_a_head_larger_than_its_limit():
-    target = await holding()
-    await target.store.put(paths.head(TRAINER.public), bytes(10 * limits.MAX_HEAD_BYTES))
-    await target.refuses("")
+    testbed = await follow_chain()
+    await testbed.store.put(paths.head(TRAINER.public), bytes(10 * limits.MAX_HEAD_BYTES))
+    await testbed.assert_refuses("")
 
 
-@attack
+@simulated
 async def test_endless_a_manifest_larger_than_its_limit():
-    target = await holding()
-    await target.publish()
-    await target.store.put(target.manifest_path(4), bytes(2 * limits.MAX_RECORD_BYTES))
-    await target.refuses("")
+    testbed = await follow_chain()
+    await testbed.publish()
+    await testbed.store.put(testbed.manifest_path(4), bytes(2 * limits.MAX_RECORD_BYTES))
+    await testbed.assert_refuses("")
 
 
-@attack
+@simulated
 async def test_endless_a_patch_longer_than_its_manifest_says():
-    target = await holding()
-    await target.publish()
-    await target.bend(target.patch_path(4), lambda data: data + bytes(1 << 20))
-    await target.refuses_to_hold("")
+    testbed = await follow_chain()
+    await testbed.publish()
+    await testbed.alter_object(testbed.patch_path(4), lambda data: data + bytes(1 << 20))
+    await testbed.assert_refuses_weights("")
 
 
-@attack
+@simulated
 async def test_endless_a_shard_longer_than_its_manifest_says():
-    target = await holding()
-    await target.cold()
-    await target.bend(target.shard_path(0), lambda data: data + bytes(1 << 20))
-    await target.refuses_to_hold("")
+    testbed = await follow_chain()
+    await testbed.restart_without_state()
+    await testbed.alter_object(testbed.shard_path(0), lambda data: data + bytes(1 << 20))
+    await testbed.assert_refuses_weights("")
 
 
-@attack
+@simulated
 async def test_endless_a_length_prefix_of_gigabytes():
-    target = await holding()
-    await target.store.put(paths.head(TRAINER.public), b"\xdd\xff\xff\xff\xff")
-    await target.refuses("more than .* values|cut off")
+    testbed = await follow_chain()
+    await testbed.store.put(paths.head(TRAINER.public), b"\xdd\xff\xff\xff\xff")
+    await testbed.assert_refuses("more than .* values|cut off")
 
 
-@attack
+@simulated
 async def test_endless_nesting():
-    target = await holding()
-    await target.store.put(paths.head(TRAINER.public), b"\x91" * 100_000)
-    await target.refuses("nested deeper|cut off")
+    testbed = await follow_chain()
+    await testbed.store.put(paths.head(TRAINER.public), b"\x91" * 100_000)
+    await testbed.assert_refuses("nested deeper|cut off")
 
 
-@attack
+@simulated
 async def test_endless_a_revision_larger_than_its_limit():
-    target = await holding()
-    await target.store.put(paths.revision(target.run_id, 1), bytes(4 * limits.MAX_RUN_BYTES))
-    await target.refuses_revision("")
-    await target.goes_on()
+    testbed = await follow_chain()
+    await testbed.store.put(paths.revision(testbed.run_id, 1), bytes(4 * limits.MAX_RUN_BYTES))
+    await testbed.assert_refuses_revision("")
+    await testbed.assert_follows()
 
 
-@attack
+@simulated
 async def test_endless_announcements_are_passed_over():
-    target = await holding()
-    await target.node.announce("miner", 60.0)
-    await target.store.put(paths.participant(STRANGER.public), bytes(1 << 20))
-    assert [item.key for item in await find_participants(target.node, "miner")] == [MINER.public]
-    (line,) = target.log.named("announcement-refused")
+    testbed = await follow_chain()
+    await testbed.node.announce("miner", 60.0)
+    await testbed.store.put(paths.participant(STRANGER.public), bytes(1 << 20))
+    assert [item.key for item in await find_participants(testbed.node, "miner")] == [MINER.public]
+    (line,) = testbed.log.named("announcement-refused")
     assert STRANGER.public.hex() in line["path"]
 
 
@@ -227,114 +228,114 @@ class Endless(MemoryStore):
             yield ObjectInfo(paths.participant(self.entries.to_bytes(32, "big")), 100)
 
 
-@attack
+@simulated
 async def test_endless_a_listing_of_participants():
-    target = Target()
-    target.store = Endless()
-    target.node = target.new_node()
-    assert len(await list_announced_keys(target.node)) <= 2 * limits.MAX_LISTED_PARTICIPANTS
+    testbed = AttackedFollower()
+    testbed.store = Endless()
+    testbed.node = testbed.new_node()
+    assert len(await list_announced_keys(testbed.node)) <= 2 * limits.MAX_LISTED_PARTICIPANTS
     assert (
-        target.store.entries == 2 * limits.MAX_LISTED_PARTICIPANTS
+        testbed.store.entries == 2 * limits.MAX_LISTED_PARTICIPANTS
     )  # one listing from the beginning, one from elsewhere
 
 
-@attack
+@simulated
 async def test_endless_a_listing_is_not_read_under_an_allowlist():
-    target = Target(admission=samples.admission(policy="allowlist", allowed=(MINER.public,)))
-    target.store = Endless()
-    target.node = target.new_node()
-    assert await find_participants(target.node, "miner") == []
-    assert target.store.entries == 0
+    testbed = AttackedFollower(admission=samples.admission(policy="allowlist", allowed=(MINER.public,)))
+    testbed.store = Endless()
+    testbed.node = testbed.new_node()
+    assert await find_participants(testbed.node, "miner") == []
+    assert testbed.store.entries == 0
 
 
 # Extraneous data
 
 
-@attack
+@simulated
 async def test_extraneous_bytes_after_a_head():
-    target = await holding()
-    await target.bend(paths.head(TRAINER.public), lambda data: data + b"\0")
-    await target.refuses("bytes behind the value")
+    testbed = await follow_chain()
+    await testbed.alter_object(paths.head(TRAINER.public), lambda data: data + b"\0")
+    await testbed.assert_refuses("bytes behind the value")
 
 
-@attack
+@simulated
 async def test_extraneous_a_field_in_a_head_that_the_trainer_signed():
-    target = await holding()
+    testbed = await follow_chain()
 
     class Wider(Head):
         """A head with another field."""
 
         more: int = 1
 
-    await target.show(Wider(**dict(target.head(epoch=1))), TRAINER)
-    await target.refuses("head.more")
+    await testbed.put_head(Wider(**dict(testbed.head(epoch=1))), TRAINER)
+    await testbed.assert_refuses("head.more")
 
 
-@attack
+@simulated
 async def test_extraneous_a_signature_on_a_manifest():
-    target = await holding()
-    await target.publish()
-    await target.store.put(target.manifest_path(4), sign(target.chain.signed[4].record, TRAINER, STRANGER))
-    await target.refuses(NOT_SIGNED)
+    testbed = await follow_chain()
+    await testbed.publish()
+    await testbed.store.put(testbed.manifest_path(4), sign(testbed.chain.signed_manifests[4].record, TRAINER, STRANGER))
+    await testbed.assert_refuses(NOT_SIGNED)
 
 
-@attack
+@simulated
 async def test_extraneous_a_signature_twice():
-    target = await holding()
-    envelope = unpack(sign(target.head(epoch=1), TRAINER))
-    await target.store.put(paths.head(TRAINER.public), pack(envelope | {"signatures": envelope["signatures"] * 2}))
-    await target.refuses("ascending order")
+    testbed = await follow_chain()
+    envelope = unpack(sign(testbed.head(epoch=1), TRAINER))
+    await testbed.store.put(paths.head(TRAINER.public), pack(envelope | {"signatures": envelope["signatures"] * 2}))
+    await testbed.assert_refuses("ascending order")
 
 
-@attack
+@simulated
 async def test_extraneous_objects_beside_the_chain_change_nothing():
-    target = await holding()
+    testbed = await follow_chain()
     for prefix in (paths.manifests(TRAINER.public), paths.patches(TRAINER.public), paths.anchors(TRAINER.public)):
         for number in range(20):
-            await target.store.put(f"{prefix}junk-{number}", bytes(1000))
-    await target.publish()
-    await target.goes_on()
+            await testbed.store.put(f"{prefix}junk-{number}", bytes(1000))
+    await testbed.publish()
+    await testbed.assert_follows()
 
 
-@attack
+@simulated
 async def test_extraneous_a_tensor_in_an_anchor_that_the_table_does_not_list():
-    target = await holding()
+    testbed = await follow_chain()
     shard = safetensors.write(small_weights(1) | {"extra": small_weights(1)["b"]})
     ref = ObjectRef(digest=content_digest(shard), size=len(shard))
-    await target.store.put(paths.anchor(TRAINER.public, ref.digest), shard)
-    target.chain.anchors.append(4)
-    await target.forge(anchor=(ref,), patch=None)
-    await target.refuses_to_hold("the tensors differ from the manifest's table")
+    await testbed.store.put(paths.anchor(TRAINER.public, ref.digest), shard)
+    testbed.chain.anchors.append(4)
+    await testbed.forge(anchor=(ref,), patch=None)
+    await testbed.assert_refuses_weights("the tensors differ from the manifest's table")
 
 
-@attack
+@simulated
 async def test_extraneous_a_tensor_in_two_shards():
-    target = await holding()
+    testbed = await follow_chain()
     shard = safetensors.write(small_weights(1))
     ref = ObjectRef(digest=content_digest(shard), size=len(shard))
-    await target.store.put(paths.anchor(TRAINER.public, ref.digest), shard)
-    target.chain.anchors.append(4)
-    await target.forge(anchor=(ref, ref), patch=None)
-    await target.refuses_to_hold("in two shards")
+    await testbed.store.put(paths.anchor(TRAINER.public, ref.digest), shard)
+    testbed.chain.anchors.append(4)
+    await testbed.forge(anchor=(ref, ref), patch=None)
+    await testbed.assert_refuses_weights("in two shards")
 
 
-@attack
+@simulated
 async def test_extraneous_a_tensor_that_is_new_in_this_version():
-    target = await holding()
-    rows = target.chain.signed[-1].record.tensors
-    await target.forge(tensors=(*rows, ("z", "BF16", (1,))))
-    await target.refuses("other tensors than the version before")
+    testbed = await follow_chain()
+    rows = testbed.chain.signed_manifests[-1].record.tensors
+    await testbed.forge(tensors=(*rows, ("z", "BF16", (1,))))
+    await testbed.assert_refuses("other tensors than the version before")
 
 
-@attack
+@simulated
 async def test_extraneous_participants_are_not_fetched_under_an_allowlist():
-    target = Target(admission=samples.admission(policy="allowlist", allowed=(MINER.public,)))
-    await target.publish()
-    await target.node.announce("miner", 60.0)
+    testbed = AttackedFollower(admission=samples.admission(policy="allowlist", allowed=(MINER.public,)))
+    await testbed.publish()
+    await testbed.node.announce("miner", 60.0)
     for number in range(50):
-        await target.store.put(paths.participant(samples.digest(str(number))), b"junk")
-    assert [item.key for item in await find_participants(target.node, "miner")] == [MINER.public]
-    assert not target.log.named("announcement-refused")
+        await testbed.store.put(paths.participant(samples.digest(str(number))), b"junk")
+    assert [item.key for item in await find_participants(testbed.node, "miner")] == [MINER.public]
+    assert not testbed.log.named("announcement-refused")
 
 
 def test_extraneous_an_envelope_has_no_unsigned_fields() -> None:

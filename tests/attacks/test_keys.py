@@ -15,58 +15,67 @@ from roles.authority_updates import POLL_SECONDS, poll_authority, refresh_author
 from roles.node.identity import Node
 from roles.participants import find_participants
 from roles.policy.follower import TRUST_PATH
-from tests.support.attacks.target import ROOTS, SECOND, STRANGER, SUCCESSOR, VALIDATOR, Target, attack, holding
+from tests.support.attacked_nodes.follower import (
+    ROOTS,
+    SECOND,
+    STRANGER,
+    SUCCESSOR,
+    VALIDATOR,
+    AttackedFollower,
+    follow_chain,
+)
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
+from tests.support.simulation.virtual_clock import simulated
 
 
-@attack
+@simulated
 async def test_keys_a_revoked_trainer_is_refused_within_one_poll():
-    target = await holding()
+    testbed = await follow_chain()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(poll_authority, target.node)
+        nursery.start_soon(poll_authority, testbed.node)
         await trio.sleep(0.5)
-        await target.revise(trainers=(SECOND.public,), revoked=(TRAINER.public,))
+        await testbed.revise(trainers=(SECOND.public,), revoked=(TRAINER.public,))
         await trio.sleep(POLL_SECONDS)
-        await target.publish()  # the thief goes on
-        await target.mirror(SECOND, newest=3, epoch=1, revision=1)
-        await target.follower.refresh()
+        await testbed.publish()  # the thief goes on
+        await testbed.mirror(SECOND, newest=3, epoch=1, revision=1)
+        await testbed.follower.refresh()
         nursery.cancel_scope.cancel()
-    assert target.follower.chain.head is not None and target.follower.chain.head.version == 3
-    assert target.follower.version_for(3) == 3
+    assert testbed.follower.chain.head is not None and testbed.follower.chain.head.version == 3
+    assert testbed.follower.version_for(3) == 3
 
 
-@attack
+@simulated
 async def test_keys_a_revoked_trainers_manifests_are_refused():
-    target = await holding(1)
-    await target.cold()
-    await target.mirror(SECOND, epoch=1, revision=1)
-    stolen = sign(target.chain.signed[0].record, TRAINER)
-    await target.store.put(paths.manifest(SECOND.public, 0, target.chain.signed[0].digest), stolen)
-    await target.revise(trainers=(SECOND.public,), revoked=(TRAINER.public,))
-    await refresh_authority(target.node)
-    await target.refuses("not signed by keys that may sign it")
+    testbed = await follow_chain(1)
+    await testbed.restart_without_state()
+    await testbed.mirror(SECOND, epoch=1, revision=1)
+    thiefs_manifest = sign(testbed.chain.signed_manifests[0].record, TRAINER)
+    await testbed.store.put(paths.manifest(SECOND.public, 0, testbed.chain.signed_manifests[0].digest), thiefs_manifest)
+    await testbed.revise(trainers=(SECOND.public,), revoked=(TRAINER.public,))
+    await refresh_authority(testbed.node)
+    await testbed.assert_refuses("not signed by keys that may sign it")
 
 
-@attack
+@simulated
 async def test_keys_weights_verified_before_a_revocation_stay_in_memory():
-    target = await holding()
-    await target.revise(trainers=(SECOND.public,), revoked=(TRAINER.public,))
-    await refresh_authority(target.node)
-    await target.refuses("head")
-    assert target.follower.version_for(2) == 2
-    assert (await target.follower.rebuild(3)).version == 3
+    testbed = await follow_chain()
+    await testbed.revise(trainers=(SECOND.public,), revoked=(TRAINER.public,))
+    await refresh_authority(testbed.node)
+    await testbed.assert_refuses("head")
+    assert testbed.follower.version_for(2) == 2
+    assert (await testbed.follower.rebuild(3)).version == 3
 
 
-@attack
+@simulated
 async def test_keys_a_successor_continues_the_chain_of_a_stolen_key():
-    target = await holding()
-    await target.revise(trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
-    await target.publish()
-    await target.mirror(SUCCESSOR, epoch=1, revision=1)
-    await refresh_authority(target.node)
-    await target.goes_on()
-    trust = Trust.from_bytes(await target.state.get(TRUST_PATH, 1 << 20))
+    testbed = await follow_chain()
+    await testbed.revise(trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
+    await testbed.publish()
+    await testbed.mirror(SUCCESSOR, epoch=1, revision=1)
+    await refresh_authority(testbed.node)
+    await testbed.assert_follows()
+    trust = Trust.from_bytes(await testbed.state.get(TRUST_PATH, 1 << 20))
     assert (trust.epoch, trust.version) == (1, 4)
 
 
@@ -76,124 +85,126 @@ async def test_keys_a_successor_continues_the_chain_of_a_stolen_key():
     ids=["one root", "trainer", "validator", "all online keys", "root and trainer", "root and stranger"],
 )
 def test_keys_that_cannot_revise(thieves: tuple[SigningKey, ...]) -> None:
-    @attack
+    @simulated
     async def scenario() -> None:
-        target = await holding()
-        await target.revise(*thieves, trainers=(STRANGER.public,))
-        await target.refuses_revision("signed by . roots? where 2 must sign|signed by [01] roots where 2 must sign")
-        await target.publish()
-        await target.goes_on()
+        testbed = await follow_chain()
+        await testbed.revise(*thieves, trainers=(STRANGER.public,))
+        await testbed.assert_refuses_revision(
+            "signed by . roots? where 2 must sign|signed by [01] roots where 2 must sign"
+        )
+        await testbed.publish()
+        await testbed.assert_follows()
 
     scenario()
 
 
-@attack
+@simulated
 async def test_keys_roots_that_were_replaced_cannot_revise():
-    target = await holding()
+    testbed = await follow_chain()
     new_keys = tuple(SigningKey(bytes([number]) * 32) for number in (211, 212, 213))
     roots = tuple(key.public for key in new_keys)
-    await target.revise(*ROOTS[:2], *new_keys[:2], roots=roots, revoked=tuple(sorted(key.public for key in ROOTS)))
-    await refresh_authority(target.node)
-    assert target.node.authority.roots == roots
-    await target.revise(*ROOTS, trainers=(STRANGER.public,))
-    await target.refuses_revision("signed by 0 roots where 2 must sign")
-    await target.revise(*new_keys[1:], trainers=(SECOND.public,))
-    await refresh_authority(target.node)
-    assert target.node.authority.trainers == (SECOND.public,)
+    await testbed.revise(*ROOTS[:2], *new_keys[:2], roots=roots, revoked=tuple(sorted(key.public for key in ROOTS)))
+    await refresh_authority(testbed.node)
+    assert testbed.node.authority.roots == roots
+    await testbed.revise(*ROOTS, trainers=(STRANGER.public,))
+    await testbed.assert_refuses_revision("signed by 0 roots where 2 must sign")
+    await testbed.revise(*new_keys[1:], trainers=(SECOND.public,))
+    await refresh_authority(testbed.node)
+    assert testbed.node.authority.trainers == (SECOND.public,)
 
 
-@attack
+@simulated
 async def test_keys_new_roots_that_did_not_sign():
-    target = await holding()
-    await target.revise(roots=tuple(samples.key(name).public for name in "abc"))
-    await target.refuses_revision("new roots: signed by 0 roots where 2 must sign")
+    testbed = await follow_chain()
+    await testbed.revise(roots=tuple(samples.key(name).public for name in "abc"))
+    await testbed.assert_refuses_revision("new roots: signed by 0 roots where 2 must sign")
 
 
-@attack
+@simulated
 async def test_keys_a_root_of_small_order():
-    target = await holding()
-    await target.revise(roots=(ROOTS[0].public, ROOTS[1].public, b"\1" + bytes(31)))
-    await target.refuses_revision("small order")
+    testbed = await follow_chain()
+    await testbed.revise(roots=(ROOTS[0].public, ROOTS[1].public, b"\1" + bytes(31)))
+    await testbed.assert_refuses_revision("small order")
 
 
-@attack
+@simulated
 async def test_keys_a_revision_with_one_foreign_signature_is_refused():
-    target = await holding()
-    await target.revise(*ROOTS[:2], STRANGER, revoked=(MINER.public,))
-    await target.refuses_revision("signed by a key that is no root")
+    testbed = await follow_chain()
+    await testbed.revise(*ROOTS[:2], STRANGER, revoked=(MINER.public,))
+    await testbed.assert_refuses_revision("signed by a key that is no root")
 
 
-@attack
+@simulated
 async def test_keys_a_revoked_miner_is_passed_over_within_one_poll():
-    target = Target()
-    await target.publish()
-    await target.node.announce("miner", 60.0)
-    assert [item.key for item in await find_participants(target.node, "miner")] == [MINER.public]
-    await target.revise(revoked=(MINER.public,))
-    await refresh_authority(target.node)
-    assert await find_participants(target.node, "miner") == []
+    testbed = AttackedFollower()
+    await testbed.publish()
+    await testbed.node.announce("miner", 60.0)
+    assert [item.key for item in await find_participants(testbed.node, "miner")] == [MINER.public]
+    await testbed.revise(revoked=(MINER.public,))
+    await refresh_authority(testbed.node)
+    assert await find_participants(testbed.node, "miner") == []
 
 
-@attack
+@simulated
 async def test_keys_a_stranger_that_announces_itself_as_a_validator():
-    target = Target()
-    await target.publish()
-    await target.new_node(key=STRANGER).announce("validator", 60.0)
-    await target.new_node(key=VALIDATOR).announce("validator", 60.0)
-    assert [item.key for item in await find_participants(target.node, "validator")] == [VALIDATOR.public]
+    testbed = AttackedFollower()
+    await testbed.publish()
+    await testbed.new_node(key=STRANGER).announce("validator", 60.0)
+    await testbed.new_node(key=VALIDATOR).announce("validator", 60.0)
+    assert [item.key for item in await find_participants(testbed.node, "validator")] == [VALIDATOR.public]
 
 
-@attack
+@simulated
 async def test_keys_a_revoked_inviters_invitations_end():
     inviter = samples.key("inviter")
-    target = Target(admission=samples.admission(policy="invite", inviters=(inviter.public,)))
-    await target.publish()
+    testbed = AttackedFollower(admission=samples.admission(policy="invite", inviters=(inviter.public,)))
+    await testbed.publish()
 
     async def token(node: Node) -> bytes:
         return sign(Invite(run=node.run_id, key=node.key.public, expires_ms=1 << 50), inviter)
 
-    await dataclasses.replace(target.node, proof=token).announce("miner", 60.0)
-    assert [item.key for item in await find_participants(target.node, "miner")] == [MINER.public]
-    await target.revise(admission=samples.admission(policy="invite"), revoked=(inviter.public,))
-    await refresh_authority(target.node)
-    assert await find_participants(target.node, "miner") == []
-    (line,) = target.log.named("announcement-refused")
+    await dataclasses.replace(testbed.node, credential=token).announce("miner", 60.0)
+    assert [item.key for item in await find_participants(testbed.node, "miner")] == [MINER.public]
+    await testbed.revise(admission=samples.admission(policy="invite"), revoked=(inviter.public,))
+    await refresh_authority(testbed.node)
+    assert await find_participants(testbed.node, "miner") == []
+    (line,) = testbed.log.named("announcement-refused")
     assert "no invitation by an inviter of this run" in line["error"]
 
 
-@attack
+@simulated
 async def test_keys_a_miner_without_proof_of_work_is_refused():
     async def short_work(node: Node) -> bytes:
         return do_work(node.run_id, STRANGER.public, 12, int(node.clock.now() * 1000) + 1000).to_bytes()
 
-    target = Target(admission=samples.admission(credential="work", difficulty=12))
-    await target.publish()
-    await dataclasses.replace(target.node, proof=short_work).announce("miner", 60.0)
-    assert await find_participants(target.node, "miner") == []
-    (line,) = target.log.named("announcement-refused")
+    testbed = AttackedFollower(admission=samples.admission(credential="work", difficulty=12))
+    await testbed.publish()
+    await dataclasses.replace(testbed.node, credential=short_work).announce("miner", 60.0)
+    assert await find_participants(testbed.node, "miner") == []
+    (line,) = testbed.log.named("announcement-refused")
     assert "zero bits" in line["error"]
 
 
-@attack
+@simulated
 async def test_keys_refused_junk_is_not_fetched_again_at_once():
-    target = Target()
-    await target.publish()
+    testbed = AttackedFollower()
+    await testbed.publish()
     junk = [samples.key(str(number)).public for number in range(20)]
     for key in junk:
-        await target.store.put(paths.participant(key), b"junk")
+        await testbed.store.put(paths.participant(key), b"junk")
     for _ in range(5):
-        await find_participants(target.node, "miner")
-    assert len(target.log.named("announcement-refused")) == len(junk)
+        await find_participants(testbed.node, "miner")
+    assert len(testbed.log.named("announcement-refused")) == len(junk)
     await trio.sleep(11.0)
-    await find_participants(target.node, "miner")
-    assert len(target.log.named("announcement-refused")) == 2 * len(junk)
+    await find_participants(testbed.node, "miner")
+    assert len(testbed.log.named("announcement-refused")) == 2 * len(junk)
 
 
-@attack
+@simulated
 async def test_keys_a_stolen_trainer_key_cannot_sign_for_another_run():
-    target = await holding()
+    testbed = await follow_chain()
     changes: dict[str, Any] = {"run": samples.digest("the thief's run")}
-    await target.show(target.head(**changes))
-    await target.refuses("a head of another run")
+    await testbed.put_head(testbed.head(**changes))
+    await testbed.assert_refuses("a head of another run")
     with pytest.raises(ProtocolError):
-        target.node.revisions.check(1, sign(target.head(), TRAINER))
+        testbed.node.revisions.check(1, sign(testbed.head(), TRAINER))

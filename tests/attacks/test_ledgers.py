@@ -11,14 +11,17 @@ from protocol.digest import content_digest
 from protocol.errors import ProtocolError
 from protocol.judging.ledger import Amendment, Summary, scores
 from roles.ports import NotFoundError
-from tests.support.attacks.court import FIRST, Court
-from tests.support.attacks.target import attack
+from tests.support.attacked_nodes.trainer import FIRST, AttackedTrainer
 from tests.support.builders.chains import MINER
 from tests.support.builders.samples import VALIDATOR, rejected
+from tests.support.simulation.virtual_clock import simulated
 
 
 async def write_ledger(
-    court: Court, windows: int, amendments: Mapping[int, tuple[Amendment, ...]] | None = None, **changes: Any
+    testbed: AttackedTrainer,
+    windows: int,
+    amendments: Mapping[int, tuple[Amendment, ...]] | None = None,
+    **changes: Any,
 ) -> None:
     """Publish a ledger of some windows, each with one accepted group.
 
@@ -29,22 +32,22 @@ async def write_ledger(
     amendments = amendments or {}
     ledger: list[Summary] = []
     for window in range(windows):
-        verdict = court.verdict(FIRST, court.judgement(0, **changes), window=window)
+        verdict = testbed.verdict(FIRST, testbed.judgement(0, **changes), window=window)
         previous = content_digest(ledger[-1].to_bytes()) if ledger else b""
         fields = {"window": window, "previous": previous, "amendments": amendments.get(window, ())}
-        entry = court.summary(FIRST, verdict, **fields)
-        entry = entry.model_copy(update={"scores": scores([*ledger, entry], court.run.scoring)})
-        await court.seal(FIRST, entry)
-        await court.reveal(FIRST, entry, verdict)
+        entry = testbed.summary(FIRST, verdict, **fields)
+        entry = entry.model_copy(update={"scores": scores([*ledger, entry], testbed.run.scoring)})
+        await testbed.seal(FIRST, entry)
+        await testbed.reveal(FIRST, entry, verdict)
         ledger.append(entry)
 
 
-@attack
+@simulated
 async def test_an_honest_ledger_holds():
-    court = Court()
-    await write_ledger(court, 12)
+    testbed = AttackedTrainer()
+    await write_ledger(testbed, 12)
     lines: list[str] = []
-    assert await verify_ledger(court.node, FIRST.public, lines.append) == 12
+    assert await verify_ledger(testbed.node, FIRST.public, lines.append) == 12
 
 
 @pytest.mark.parametrize(
@@ -59,23 +62,23 @@ async def test_an_honest_ledger_holds():
 )
 def test_an_acceptance_against_its_own_numbers_is_found(windows: int, changes: dict[str, Any], why: str) -> None:
     async def scenario() -> None:
-        court = Court()
-        await write_ledger(court, windows, **changes)
+        testbed = AttackedTrainer()
+        await write_ledger(testbed, windows, **changes)
         with pytest.raises(ProtocolError, match=f"accepts miner .* against its own numbers .{why}"):
-            await verify_ledger(court.node, FIRST.public, lambda line: None)
+            await verify_ledger(testbed.node, FIRST.public, lambda line: None)
 
-    attack(scenario)()
+    simulated(scenario)()
 
 
-@attack
+@simulated
 async def test_an_accepted_group_in_a_window_of_another_policy_is_found():
-    court = Court()
-    verdict = court.verdict(FIRST, court.judgement(0), rejected(1), window=0)
-    summary = court.summary(FIRST, verdict, window=0, previous=b"", amendments=())
-    await court.seal(FIRST, summary)
-    await court.reveal(FIRST, summary, verdict)
+    testbed = AttackedTrainer()
+    verdict = testbed.verdict(FIRST, testbed.judgement(0), rejected(1), window=0)
+    summary = testbed.summary(FIRST, verdict, window=0, previous=b"", amendments=())
+    await testbed.seal(FIRST, summary)
+    await testbed.reveal(FIRST, summary, verdict)
     with pytest.raises(ProtocolError, match=r"accepts miner .* against its own numbers \(improbable-window"):
-        await verify_ledger(court.node, FIRST.public, lambda line: None)
+        await verify_ledger(testbed.node, FIRST.public, lambda line: None)
 
 
 def amendment(window: int, miner: bytes = MINER.public, **changes: Any) -> Amendment:
@@ -96,34 +99,34 @@ def test_invented_amendments_are_found(amendments: dict[int, tuple[Amendment, ..
     """They would lower an honest miner's score."""
 
     async def scenario() -> None:
-        court = Court()
-        await write_ledger(court, 7, amendments)
+        testbed = AttackedTrainer()
+        await write_ledger(testbed, 7, amendments)
         with pytest.raises(ProtocolError, match=why):
-            await verify_ledger(court.node, FIRST.public, lambda line: None)
+            await verify_ledger(testbed.node, FIRST.public, lambda line: None)
 
-    attack(scenario)()
+    simulated(scenario)()
 
 
-async def expire(court: Court, *windows: int) -> None:
+async def expire(testbed: AttackedTrainer, *windows: int) -> None:
     """Delete the seals and verdicts of windows, as a bucket with an expiry rule does."""
     for window in windows:
-        await court.store.delete(paths.seal(FIRST.public, window))
-        await court.store.delete(court.place(FIRST, window))
+        await testbed.store.delete(paths.seal(FIRST.public, window))
+        await testbed.store.delete(testbed.verdict_path(FIRST, window))
 
 
-@attack
+@simulated
 async def test_a_ledger_whose_oldest_verdicts_have_expired_holds_by_its_links_and_scores():
-    court, lines = Court(), list[str]()
-    await write_ledger(court, 12)
-    await expire(court, 0, 1, 2)
-    assert await verify_ledger(court.node, FIRST.public, lines.append) == 12
+    testbed, lines = AttackedTrainer(), list[str]()
+    await write_ledger(testbed, 12)
+    await expire(testbed, 0, 1, 2)
+    assert await verify_ledger(testbed.node, FIRST.public, lines.append) == 12
     assert "9 verdicts; of the first 3 only links and scores" in lines[0]
 
 
-@attack
+@simulated
 async def test_withheld_verdicts_between_others_do_not_count_as_expired():
-    court = Court()
-    await write_ledger(court, 12)
-    await expire(court, 0, 5)
+    testbed = AttackedTrainer()
+    await write_ledger(testbed, 12)
+    await expire(testbed, 0, 5)
     with pytest.raises(NotFoundError):
-        await verify_ledger(court.node, FIRST.public, lambda line: None)
+        await verify_ledger(testbed.node, FIRST.public, lambda line: None)

@@ -10,25 +10,27 @@ from grailnode.observe.observer import Observer
 from protocol import paths
 from protocol.identity.signing import SigningKey, sign
 from protocol.judging.report import ValidatorReport
-from tests.support.attacks.court import FIRST, SECOND, STRANGER, WINDOW, Court
-from tests.support.attacks.target import attack
+from tests.support.attacked_nodes.trainer import FIRST, SECOND, STRANGER, WINDOW, AttackedTrainer
 from tests.support.builders import samples
 from tests.support.builders.chains import TRAINER
+from tests.support.simulation.virtual_clock import simulated
 
 LATER = WINDOW + 1
 
 
-async def put(court: Court, window: int, signer: SigningKey = TRAINER, at: int | None = None, **changes: Any) -> None:
+async def put(
+    testbed: AttackedTrainer, window: int, signer: SigningKey = TRAINER, at: int | None = None, **changes: Any
+) -> None:
     """Put a report of the trainer into storage."""
-    own: dict[str, Any] = {"run": court.run_id, "window": window, "trainer": TRAINER.public}
+    own: dict[str, Any] = {"run": testbed.run_id, "window": window, "trainer": TRAINER.public}
     record: ValidatorReport = samples.report(**(own | changes))
-    await court.store.put(paths.report(TRAINER.public, window if at is None else at), sign(record, signer))
+    await testbed.store.put(paths.report(TRAINER.public, window if at is None else at), sign(record, signer))
 
 
-async def alarms(court: Court) -> list[str]:
+async def alarms(testbed: AttackedTrainer) -> list[str]:
     """Return an observer's alarms, which a second refresh must not repeat."""
-    await court.clock.sleep_until(court.run.opening_time(LATER))
-    observer = Observer(court.node, 0)
+    await testbed.clock.sleep_until(testbed.run.opening_time(LATER))
+    observer = Observer(testbed.node, 0)
     await observer.refresh()
     first = observer.state().alarms
     await observer.refresh()
@@ -36,11 +38,11 @@ async def alarms(court: Court) -> list[str]:
     return list(first)
 
 
-@attack
+@simulated
 async def test_a_report_raises_alarms():
-    court = Court()
-    await put(court, WINDOW)
-    lines = await alarms(court)
+    testbed = AttackedTrainer()
+    await put(testbed, WINDOW)
+    lines = await alarms(testbed)
     assert any("accepted a false canary" in line for line in lines)
     assert any("1 of 2 validators accept group 3" in line for line in lines)
 
@@ -57,48 +59,48 @@ async def test_a_report_raises_alarms():
 )
 def test_a_false_report_accuses_nobody_and_hides_no_later_one(lie: dict[str, Any], match: str) -> None:
     async def scenario() -> None:
-        court = Court()
-        await put(court, **({"window": WINDOW} | lie))
-        await put(court, LATER, disagreements=())
-        lines = await alarms(court)
+        testbed = AttackedTrainer()
+        await put(testbed, **({"window": WINDOW} | lie))
+        await put(testbed, LATER, disagreements=())
+        lines = await alarms(testbed)
         assert [line for line in lines if match in line]
         assert [line for line in lines if "canary" in line] == [
             f"window {LATER}: validator {samples.VALIDATOR.public.hex()[:8]} accepted a false canary"
         ]
 
-    attack(scenario)()
+    simulated(scenario)()
 
 
-@attack
+@simulated
 async def test_oversized_report():
-    court = Court()
-    await court.store.put(paths.report(TRAINER.public, WINDOW), bytes(ValidatorReport.max_bytes * 2))
-    await put(court, LATER)
-    assert any(line.startswith(f"window {LATER}") for line in await alarms(court))
+    testbed = AttackedTrainer()
+    await testbed.store.put(paths.report(TRAINER.public, WINDOW), bytes(ValidatorReport.max_bytes * 2))
+    await put(testbed, LATER)
+    assert any(line.startswith(f"window {LATER}") for line in await alarms(testbed))
 
 
-@attack
+@simulated
 async def test_a_forged_summary_of_one_validator_does_not_hide_the_other():
-    court = Court()
-    await court.deliver()
-    await court.say(FIRST)
-    await court.say(SECOND)
-    await court.store.put(paths.summary(FIRST.public, WINDOW), sign(court.summary(FIRST), STRANGER))
-    await court.clock.sleep_until(court.run.opening_time(LATER))
-    observer = Observer(court.node, 0)
+    testbed = AttackedTrainer()
+    await testbed.deliver()
+    await testbed.publish_records(FIRST)
+    await testbed.publish_records(SECOND)
+    await testbed.store.put(paths.summary(FIRST.public, WINDOW), sign(testbed.summary(FIRST), STRANGER))
+    await testbed.clock.sleep_until(testbed.run.opening_time(LATER))
+    observer = Observer(testbed.node, 0)
     await observer.refresh()
     state = observer.state()
     assert [row.accepted for row in state.windows if row.window == WINDOW] == [2]
     assert any("not signed by keys" in line for line in state.alarms)
 
 
-@attack
+@simulated
 async def test_withheld_records_of_one_validator_do_not_hide_the_other():
-    court = Court()
-    await court.deliver()
-    await court.say(SECOND)
-    court.store.silent = (FIRST.public.hex(),)
-    await court.clock.sleep_until(court.run.opening_time(LATER))
-    observer = Observer(court.node, 0)
+    testbed = AttackedTrainer()
+    await testbed.deliver()
+    await testbed.publish_records(SECOND)
+    testbed.store.silent_prefixes = (FIRST.public.hex(),)
+    await testbed.clock.sleep_until(testbed.run.opening_time(LATER))
+    observer = Observer(testbed.node, 0)
     await observer.refresh()
     assert [row.accepted for row in observer.state().windows if row.window == WINDOW] == [2]

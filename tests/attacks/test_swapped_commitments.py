@@ -9,8 +9,9 @@ from protocol import limits, paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import open_signed, sign
 from protocol.rollout.batch import Commitment, Group, assemble, open_group
-from tests.network.test_network import run_nodes, simulate
 from tests.support.simulation.network import Network, key
+from tests.support.simulation.network_runs import run_nodes
+from tests.support.simulation.virtual_clock import simulate
 
 CHOICES = Choices(groups=4, group_size=8)
 WINDOWS = (3, 4)

@@ -12,12 +12,13 @@ from grailnode.store.https.https_store import HttpsStore, open_client
 from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
 from protocol.beacon import LocalKey, open_round
-from roles.ports import BeaconError
+from roles.ports import BeaconError, StoreError
 from tests.support.faults.faulty_store import FaultyStore
 from tests.support.faults.store_faults import Fault, Link
+from tests.support.measuring.store_listing import paths
 from tests.support.servers.loopback import serve
 from tests.support.servers.served_files import FileServer
-from tests.support.store_contract import paths
+from tests.support.simulation.network import Log
 
 KEY = LocalKey.from_seed(b"a seed for tests alone")
 EPOCH = 1_700_000_000
@@ -92,11 +93,11 @@ class TestRelays:
         cut.link = Link.NO_REQUESTS
         relays = [relay_of(LIAR, "liar"), Relay("silent", silent), Relay("cut", cut), relay_of({}, "empty")]
         beacon = RelayBeacon(relays, CHAIN, clock, timeouts=RelayTimeouts(deadline=30.0))
-        with pytest.raises(BeaconError) as caught:
+        with pytest.raises(BeaconError) as error_info:
             await beacon.randomness(5)
         assert trio.current_time() == pytest.approx(31.0)
         for cause in ("round 5", "liar: false answer", "silent: no answer", "cut: ", "empty: round not there yet"):
-            assert cause in str(caught.value)
+            assert cause in str(error_info.value)
 
     @pytest.mark.trio
     async def test_a_late_round_is_awaited(self, autojump_clock, clock, memory):
@@ -217,6 +218,28 @@ class TestPublishing:
         for number in range(1, 60):
             assert await beacon.randomness(number) == open_round(CHAIN, number, KEY.answer(number))
         assert faulty.trace
+
+    @pytest.mark.trio
+    async def test_storage_that_is_slow_or_refuses_is_reported(self, autojump_clock, clock, memory, nursery):
+        class SlowStore(MemoryStore):
+            seconds = 0.1
+
+            async def put(self, path: str, data: bytes) -> None:
+                await trio.sleep(self.seconds)
+                if self.seconds > 5:
+                    raise StoreError(f"{path}: no answer")
+                await super().put(path, data)
+
+        store, log = SlowStore(), Log("beacon")
+        nursery.start_soon(lambda: publish_rounds(KEY, CHAIN, store, clock, keep=4, telemetry=log))
+        await trio.sleep(2.0)
+        assert log.events == []
+        store.seconds = 3.0
+        await trio.sleep(4.0)
+        assert "storage took 3.0 s, where a round lasts 0.25 s" in log.named("round-late")[0]["error"]
+        store.seconds = 9.0
+        await trio.sleep(20.0)
+        assert log.named("round-unpublished")[0]["error"].endswith("no answer")
 
     @pytest.mark.trio
     async def test_objects_with_other_names_are_not_removed(self, autojump_clock, clock, memory, nursery):

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from grailnode.calibration import proof_file
 from grailnode.calibration.procedure import calibrate
 from grailnode.calibration.thresholds import CalibrationError
-from grailnode.cli.calibrate import Options, make_job
+from grailnode.cli.actions.calibration_run import Options, make_job
 from grailnode.cli.main import cli
 from grailnode.engine.policy import Policy
 from grailnode.node.user_errors import explain
@@ -86,9 +86,9 @@ def test_another_policy_is_calibrated_with_prompts_of_a_file(policy: Policy, tmp
 
 def test_a_too_wide_distribution_is_refused_and_not_written(tmp_path: Path) -> None:
     out = tmp_path / "proof.json"
-    with pytest.raises(CalibrationError) as caught:
+    with pytest.raises(CalibrationError) as error_info:
         invoke("--rollouts", 64, "--pairs", "same", "--level", 1e-300, "--headroom", 16, "--out", out)
-    line = explain(caught.value)
+    line = explain(error_info.value)
     assert line is not None
     assert line.startswith("the honest distribution is too wide: of a 4-bit copy's windows")
     assert not out.exists()
@@ -104,10 +104,10 @@ def test_a_too_wide_distribution_is_refused_and_not_written(tmp_path: Path) -> N
     ],
 )
 def test_invalid_options_are_refused(changes: dict[str, str], message: str) -> None:
-    with pytest.raises((CalibrationError, RequirementError)) as caught:
+    with pytest.raises((CalibrationError, RequirementError)) as error_info:
         make_job(replace(OPTIONS, **changes))  # type: ignore[arg-type]
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert message in str(error_info.value)
+    assert "\n" not in str(error_info.value)
 
 
 def test_prompts_come_from_the_problems_of_a_data_file(tmp_path: Path) -> None:

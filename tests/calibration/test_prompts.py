@@ -23,10 +23,10 @@ from grailnode.engine.policy import Policy
 def test_the_error_for_a_broken_file_names_the_line(policy: Policy, tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(text)
-    with pytest.raises(CalibrationError) as caught:
+    with pytest.raises(CalibrationError) as error_info:
         prompts.of_file(path, policy.tokenizer)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert message in str(caught.value)
+    assert str(error_info.value).startswith(f"{path}: ")
+    assert message in str(error_info.value)
 
 
 def test_every_prompt_of_a_file_is_used(policy: Policy, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from grailnode.calibration import proof_file
-from grailnode.calibration.proof_file import Proof, ProofFileError
+from grailnode.calibration.proof_file import ProofFile, ProofFileError
 from grailnode.engine.policy import PACKAGED_POLICY, load_weights
 from grailnode.node.user_errors import explain
 from grailnode.run import workspace
@@ -89,9 +89,9 @@ INVALID_FILES = [
 def test_a_broken_file_is_reported_in_one_line(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "proof.json"
     path.write_bytes(data)
-    with pytest.raises(ProofFileError) as caught:
+    with pytest.raises(ProofFileError) as error_info:
         workspace.create(tmp_path / "run", Choices(), workspace.Pace(), proof=path)
-    line = explain(caught.value)
+    line = explain(error_info.value)
     assert line is not None
     assert line.startswith(f"{path}: not a proof that `grailnode calibrate` wrote (")
     assert message in line
@@ -122,4 +122,4 @@ def test_a_proof_is_refused_for_another_policy_or_sampling(tmp_path: Path) -> No
 
 
 def test_reading_a_file_equals_parsing_its_bytes() -> None:
-    assert Proof.parse(PACKAGED.read_bytes()) == proof_file.read(PACKAGED)
+    assert ProofFile.parse(PACKAGED.read_bytes()) == proof_file.read(PACKAGED)

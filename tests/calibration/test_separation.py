@@ -37,9 +37,9 @@ def test_a_distribution_that_hides_the_copy_is_refused_in_one_line() -> None:
     copy = groups(60, miss=0.82, distance=20, tip=0.01, seed=4)
     spec = choose_thresholds(honest, [copy], "projection", DEMANDS)
     weak = power(REQUIRED_BITS, "quiet", copy, spec, 16)
-    with pytest.raises(TooWideError) as caught:
+    with pytest.raises(TooWideError) as error_info:
         check([weak, power(REQUIRED_BITS, "noisy", COPY, spec, 16)], honest, spec, 16)
-    line = str(caught.value)
+    line = str(error_info.value)
     assert "\n" not in line
     for part in ("too wide", "4-bit copy's windows of 16 groups (pair quiet)", "noisy in sketches", "noisy in margins"):
         assert part in line

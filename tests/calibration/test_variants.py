@@ -14,8 +14,7 @@ from grailnode.engine.hf import TransformersModel
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from protocol.digest import Weights
-from tests.engine.test_torch_engine import NOISE, requests_of_many_lengths
-from tests.support.builders.policies import PARAMS, random_weights, write_policy
+from tests.support.builders.policies import NOISE, PARAMS, random_weights, requests_of_many_lengths, write_policy
 
 BASE = Variant()
 

@@ -10,10 +10,10 @@ import pytest
 from grailnode.cli.main import cli
 from grailnode.config import ConfigError, without_file
 
-Parsed = tuple[str, dict[str, object]]
+ParserCall = tuple[str, dict[str, object]]
 
 
-def parse(arguments: Sequence[str], *, whole: bool = True) -> list[Parsed]:
+def parse(arguments: Sequence[str], *, whole: bool = True) -> list[ParserCall]:
     """Parse a command line without running it, and return its commands with their values, the outermost first.
 
     Args:
@@ -45,7 +45,7 @@ def parse(arguments: Sequence[str], *, whole: bool = True) -> list[Parsed]:
     return commands
 
 
-def _contexts(arguments: list[str]) -> Iterator[Parsed]:
+def _contexts(arguments: list[str]) -> Iterator[ParserCall]:
     command: click.Command = cli
     parent = None
     while True:

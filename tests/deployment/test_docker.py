@@ -18,10 +18,11 @@ from packaging.utils import canonicalize_name
 
 from grailnode.config import load
 from grailnode.node.metrics_server import serve_metrics
-from grailnode.node.processes import lock_state, metrics_port
+from grailnode.node.processes import metrics_port
 from grailnode.node.role_processes import PROCESSES, Role
+from grailnode.node.state_locks import lock_state
 from tests.deployment.commands import parse
-from tests.support.command_line import run_command
+from tests.support.processes.command_line import run_command
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -187,7 +188,7 @@ def test_the_compose_network_is_complete(tmp_path: Path):
 
 @pytest.mark.parametrize("role", PROCESSES)
 def test_each_role_has_a_compose_file(role: Role):
-    assert [found for found, _ in roles(DOCKER / f"compose.{role}.yaml")] == [role]
+    assert [role_name for role_name, _ in roles(DOCKER / f"compose.{role}.yaml")] == [role]
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)

@@ -55,9 +55,9 @@ def test_empty_lines_and_repeated_problems_are_ignored_and_lines_keep_their_numb
     ],
 )
 def test_an_invalid_line_is_refused_with_its_number(tail: bytes, message: str) -> None:
-    with pytest.raises(MalformedError) as raised:
+    with pytest.raises(MalformedError) as error_info:
         environments.dataset("math", MANY + b"\n \n" + tail + b"\n" + MANY)
-    assert str(raised.value) == message
+    assert str(error_info.value) == message
 
 
 def test_limits() -> None:

@@ -3,6 +3,7 @@
 import importlib
 import json
 
+import math_verify
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,18 +94,19 @@ def test_different_answers(gold: str, answer: str) -> None:
     assert not equivalent(answer, gold)
 
 
-@pytest.mark.parametrize(("gold", "answer"), SAME)
-def test_a_computer_algebra_system_agrees(gold: str, answer: str) -> None:
-    """An independent library agrees, if it is installed."""
-    library = pytest.importorskip("math_verify", reason="math-verify is not installed")
-    if (
+def is_read_otherwise(gold: str, answer: str) -> bool:
+    """Return whether math-verify reads one of two answers in another way, so that it cannot confirm that they agree."""
+    return (
         gold in ("50", "1227", r"\text{(B)}", r"\text{Wednesday}", r"\{1,2\}", "-2, 7")
         or "pmatrix" in gold
         or answer in ("5.", "18 dollars")
-    ):
-        pytest.skip("the library reads this form differently")
-    first, second = (library.parse(f"\\boxed{{{text.strip('$')}}}") for text in (gold, answer))
-    assert library.verify(first, second)
+    )
+
+
+@pytest.mark.parametrize(("gold", "answer"), [pair for pair in SAME if not is_read_otherwise(*pair)])
+def test_a_computer_algebra_system_agrees(gold: str, answer: str) -> None:
+    first, second = (math_verify.parse(f"\\boxed{{{text.strip('$')}}}") for text in (gold, answer))
+    assert math_verify.verify(first, second)
 
 
 @given(st.text(r"0123456789+-*/^(){}[],.\ xπ") | st.text(), st.text(r"0123456789+-*/^(){}[],.\ xπ"))
@@ -212,9 +214,9 @@ def test_the_solutions_of_the_data_file_earn_the_full_reward() -> None:
     ],
 )
 def test_an_invalid_line_is_refused_with_its_number(line: bytes, what: str) -> None:
-    with pytest.raises(MalformedError) as caught:
+    with pytest.raises(MalformedError) as error_info:
         Mathematics(MATH.splitlines()[0] + b"\n" + line)
-    assert str(caught.value) == what
+    assert str(error_info.value) == what
 
 
 def test_both_sets_need_a_problem() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from protocol.environments.programming import MAX_PROGRAM_CHARS, Programming, program, program_tests
 from protocol.errors import MalformedError
-from tests.support.builders.tasks import CODE, Accepting
+from tests.support.builders.tasks import CODE, AcceptingSandbox
 
 GOOD = "<think>easy</think><solution>x = 1</solution>"
 
@@ -24,7 +24,7 @@ GOOD = "<think>easy</think><solution>x = 1</solution>"
     ],
 )
 def test_reward(completion: str, passes: int, compiles: bool, reward: float) -> None:
-    sandbox = Accepting(passes=passes, compiles=compiles)
+    sandbox = AcceptingSandbox(passes=passes, compiles=compiles)
     environment = Programming(CODE, sandbox)
     assert environment.reward(environment.held_out_problem(0), completion) == pytest.approx(reward, abs=1e-12)
     assert sandbox.programs == ["x = 1"]
@@ -42,7 +42,7 @@ def test_reward(completion: str, passes: int, compiles: bool, reward: float) -> 
     ],
 )
 def test_a_completion_without_a_program_runs_nothing(completion: str, reward: float) -> None:
-    sandbox = Accepting()
+    sandbox = AcceptingSandbox()
     environment = Programming(CODE, sandbox)
     assert environment.reward(environment.held_out_problem(0), completion) == reward
     assert not sandbox.programs
@@ -56,7 +56,7 @@ def test_program(solution: str) -> None:
 
 
 def test_the_prompt_shows_one_test_and_no_solution() -> None:
-    for problem in Programming(CODE, Accepting()).problems:
+    for problem in Programming(CODE, AcceptingSandbox()).problems:
         task = program_tests(problem)
         assert [test in problem.prompt for test in task.tests] == [True, False, False]
         assert task.reference not in problem.prompt
@@ -74,14 +74,14 @@ def test_the_prompt_shows_one_test_and_no_solution() -> None:
     ],
 )
 def test_an_invalid_line_is_refused_with_its_number(fields: dict[str, object], what: str) -> None:
-    with pytest.raises(MalformedError) as caught:
-        Programming(json.dumps(fields).encode(), Accepting())
-    assert str(caught.value) == f"line 1: {what}"
+    with pytest.raises(MalformedError) as error_info:
+        Programming(json.dumps(fields).encode(), AcceptingSandbox())
+    assert str(error_info.value) == f"line 1: {what}"
 
 
 def test_setup_and_imports_go_before_the_tests() -> None:
     lines = [
         json.loads(line) | {"test_imports": ["import re"], "test_setup_code": "x = 1"} for line in CODE.splitlines()
     ]
-    environment = Programming("\n".join(map(json.dumps, lines)).encode(), Accepting())
+    environment = Programming("\n".join(map(json.dumps, lines)).encode(), AcceptingSandbox())
     assert program_tests(environment.held_out_problem(0)).setup == "import re\nx = 1"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from protocol import environments
 from protocol.environments import Environment, Requirements
-from tests.support.builders.tasks import CODE, MATH, Accepting
+from tests.support.builders.tasks import CODE, MATH, AcceptingSandbox
 
 every = pytest.mark.parametrize("name", (*environments.names, "math", "code-3.11"))
 MARKUP = st.lists(
@@ -19,7 +19,7 @@ MARKUP = st.lists(
 def make(name: str) -> Environment:
     needs = environments.requirements(name)
     data = (CODE if needs.python else MATH) if needs.data else None
-    return environments.get(name, data, Accepting(needs.python) if needs.python else None)
+    return environments.get(name, data, AcceptingSandbox(needs.python) if needs.python else None)
 
 
 def test_an_unknown_name_is_refused_with_a_list_of_all_names() -> None:
@@ -53,7 +53,7 @@ def test_missing_and_useless_arguments_are_refused() -> None:
         environments.get("math")
     with pytest.raises(ValueError, match="'sat' takes no data file"):
         environments.get("sat", MATH)
-    for sandbox in (None, Accepting("3.12")):
+    for sandbox in (None, AcceptingSandbox("3.12")):
         with pytest.raises(ValueError, match=r"needs a sandbox with Python 3\.11"):
             environments.get("code-3.11", CODE, sandbox)
 

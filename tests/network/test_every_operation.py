@@ -1,4 +1,4 @@
-"""The trainer's processes killed before and after every single operation on their stores make the same weights."""
+"""A trainer whose process is killed before or after any one operation on its stores makes the same weights."""
 
 from collections.abc import Awaitable, Callable
 from functools import cache, partial
@@ -15,62 +15,65 @@ from roles.ports import ObjectStore
 from roles.trainer.publish.publisher import PublisherSettings
 from roles.trainer.spool import INBOX, OUTBOX, SnapshotName
 from tests.support.builders.verified_batches import GROUPS, verified_batch
-from tests.support.faults.tripwire import TrippingStore, Tripwire
+from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
 from tests.support.simulation import small_policy
+from tests.support.simulation.faulty_network import CHOICES
 from tests.support.simulation.network import Network, key
-from tests.support.simulation.recording_store import Witness
-from tests.support.simulation.seeded import run_seeded
-from tests.support.simulation.stormy_network import CHOICES
+from tests.support.simulation.recording_store import RecordingStore
+from tests.support.simulation.seeded_scheduling import run_seeded
 
 BATCHES = 2
 SETTINGS = PublisherSettings(anchor_interval=2, keep_patches=2, keep_anchors=1)
 
 
 class Trainer(Network):
-    """One trainer of which one process dies at its n-th put, get or delete, counted over all its restarts."""
+    """One trainer of which one process crashes at its n-th put, get or delete, counted over all its restarts."""
 
-    store: Witness
+    store: RecordingStore
 
-    def __init__(self, process: str, death: int | None, after: bool) -> None:
+    def __init__(self, process: str, operation: int | None, after: bool) -> None:
         super().__init__(CHOICES, policy=small_policy.DIRECTORY)
         self.process = process
-        self.store = Witness()
-        self.disk = Witness()
-        self.died = False
+        self.store = RecordingStore()
+        self.disk = RecordingStore()
+        self.has_crashed = False
         self._scope = trio.CancelScope()
-        self.wire = Tripwire(
-            lambda operation, path: operation != "list", death if death is not None else 1 << 60, after, self._strike
+        self.trigger = CrashTrigger(
+            lambda operation, path: operation != "list",
+            operation if operation is not None else 1 << 60,
+            after,
+            self._crash,
         )
 
-    async def _strike(self) -> None:
-        self.died = True
+    async def _crash(self) -> None:
+        self.has_crashed = True
         self._scope.cancel()
         await trio.sleep_forever()
 
     def medium(self, name: str, process: str) -> ObjectStore:
-        return TrippingStore(self.store, self.wire) if process == self.process else self.store
+        return CrashingStore(self.store, self.trigger) if process == self.process else self.store
 
     def durable(self, name: str, process: str) -> ObjectStore:
-        return TrippingStore(self.disk, self.wire) if process == self.process else self.disk
+        return CrashingStore(self.disk, self.trigger) if process == self.process else self.disk
 
-    async def keep(self, main: Callable[[], Awaitable[None]], mortal: bool) -> None:
+    async def supervise(self, main: Callable[[], Awaitable[None]], may_crash: bool) -> None:
         """Run a process, and start it again whenever it has died."""
         while True:
-            if not mortal:
+            if not may_crash:
                 await main()
             with trio.CancelScope() as scope:
                 self._scope = scope
                 await main()
             await trio.sleep(0.05)
 
-    async def live(self) -> dict[int, str]:
+    async def publish_batches(self) -> dict[int, str]:
         """Run until all batches were trained on and published; return the digest of each version's weights."""
         settings = self.trainer_settings(groups_per_step=GROUPS)
         training = partial(self._training, settings)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.run_beacon)
-            nursery.start_soon(self.keep, training, self.process == "/training")
-            nursery.start_soon(self.keep, self._upload, self.process == "/upload")
+            nursery.start_soon(self.supervise, training, self.process == "/training")
+            nursery.start_soon(self.supervise, self._upload, self.process == "/upload")
             for number in range(BATCHES):
                 await self._wait_until_published(number)
                 await self.disk.put(f"{INBOX}{number:010d}-x", verified_batch(number, version=0).to_bytes())
@@ -102,16 +105,16 @@ class Trainer(Network):
             await trio.sleep(0.02)
 
 
-def run_trainer(process: str, death: int | None, after: bool) -> tuple[dict[int, str], bool]:
+def run_trainer(process: str, operation: int | None, after: bool) -> tuple[dict[int, str], bool]:
     """Return the digests of a trainer's weights by version, and whether it died."""
 
     async def scenario() -> tuple[dict[int, str], bool]:
         with trio.fail_after(600):
-            trainer = Trainer(process, death, after)
-            return await trainer.live(), trainer.died
+            trainer = Trainer(process, operation, after)
+            return await trainer.publish_batches(), trainer.has_crashed
 
-    weights, died = run_seeded(0, scenario)
-    return weights, died
+    weights, has_crashed = run_seeded(0, scenario)
+    return weights, has_crashed
 
 
 @cache
@@ -124,11 +127,11 @@ def weights_without_crash() -> dict[int, str]:
 @pytest.mark.parametrize("process", ["/training", "/upload"])
 def test_a_trainer_killed_at_any_operation_makes_the_same_weights(process: str, after: bool):
     assert len(set(weights_without_crash().values())) == BATCHES + 1
-    deaths = 0
+    crashes = 0
     for operation in range(1000):
-        weights, died = run_trainer(process, operation, after)
+        weights, has_crashed = run_trainer(process, operation, after)
         assert weights == weights_without_crash(), f"killed {'after' if after else 'before'} operation {operation}"
-        if not died:
+        if not has_crashed:
             break
-        deaths += 1
-    assert deaths > 5
+        crashes += 1
+    assert crashes > 5

@@ -1,27 +1,24 @@
 """Whole networks on a virtual clock: honest work is accepted and trained on, false work is not."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from grailnode.demo.cheater import KINDS
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.observe.chain_check import verify_chain
 from grailnode.observe.observer import Observer, newest_summarized
-from grailnode.run.creation import Choices
 from grailnode.store.memory import MemoryStore
-from protocol import limits, paths
-from protocol.identity.signing import SigningKey, open_signed
-from protocol.judging.verdict import Reason, Verdict
+from protocol import paths
+from protocol.judging.verdict import Reason
 from protocol.rollout.batch import Group
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.ports import ObjectInfo, StoreError
 from tests.support.simulation.network import Network, key
+from tests.support.simulation.network_runs import CHOICES, run_nodes, verdicts
+from tests.support.simulation.virtual_clock import simulate
 
-CHOICES = Choices(groups=4, group_size=8)
 EXPECTED_REASONS = {  # of the rejection of each kind of false rollout
     "own-noise": Reason.SAMPLING,
     "perturbed-model": Reason.SKETCH,
@@ -30,33 +27,6 @@ EXPECTED_REASONS = {  # of the rejection of each kind of false rollout
     "copied": Reason.COPIED,
     "constant-sketch": Reason.SKETCH,
 }
-
-
-def simulate(scenario: Callable[[], Awaitable[None]]) -> None:
-    """Run a scenario on a virtual clock that jumps to the next event."""
-    trio.run(scenario, clock=MockClock(autojump_threshold=0))
-
-
-@asynccontextmanager
-async def run_nodes(network: Network, **options: int) -> AsyncIterator[trio.Nursery]:
-    """Run the network's nodes until the end of the block."""
-    async with trio.open_nursery() as nursery:
-        network.start(nursery, **options)
-        yield nursery
-        nursery.cancel_scope.cancel()
-
-
-async def verdicts(network: Network, miner: str | SigningKey, windows: range) -> dict[int, Verdict]:
-    """Return the first validator's verdicts on a miner, by window."""
-    validator = key("validator-0").public
-    miner_key = miner if isinstance(miner, SigningKey) else key(miner)
-    verdicts_by_window = {}
-    for window in windows:
-        path = paths.verdict(validator, window, miner_key.public)
-        if [item.path async for item in network.store.list(path)]:
-            data = await network.store.get(path, limits.MAX_VERDICT_BYTES)
-            verdicts_by_window[window] = open_signed(data, Verdict, [validator]).record
-    return verdicts_by_window
 
 
 def test_honest_work_is_accepted_and_trained_on_once_and_every_follower_has_the_trainers_weights():

@@ -6,9 +6,9 @@ from grailnode.run import authority_changes, authority_drafts
 from grailnode.run.creation import Choices
 from protocol import paths
 from roles.authority_updates import refresh_authority
-from tests.network.test_network import run_nodes, simulate
-from tests.network.test_oversight import summaries
 from tests.support.simulation.network import Network, key
+from tests.support.simulation.network_runs import run_nodes, summaries
+from tests.support.simulation.virtual_clock import simulate
 
 CHOICES = Choices(groups=4, group_size=8)
 NEW = "validator-1"

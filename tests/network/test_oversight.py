@@ -29,9 +29,10 @@ from roles.miner.produce import HonestProducer, MiningWindow
 from roles.policy.follower import Follower
 from roles.ports import NotFoundError
 from roles.validator.validator import ValidatorSettings
-from tests.network.test_network import run_nodes, simulate, verdicts
-from tests.network.test_spaces_that_fail import Unreachable
+from tests.network.unreachable_store import UnreachableStore
 from tests.support.simulation.network import Network, key
+from tests.support.simulation.network_runs import run_nodes, summaries, verdicts
+from tests.support.simulation.virtual_clock import simulate
 
 CHOICES = Choices(groups=4, group_size=8)
 LENIENT_PROOF: dict[str, Any] = {
@@ -42,18 +43,6 @@ LENIENT_PROOF: dict[str, Any] = {
     "margin_rate": 0.999,
     "margin_limit": 100.0,
 }
-
-
-async def summaries(network: Network, validator: str, windows: range) -> list[Summary]:
-    """Return a validator's revealed summaries."""
-    entries = []
-    for window in windows:
-        try:
-            data = await network.store.get(paths.summary(key(validator).public, window), Summary.max_bytes)
-            entries.append(open_signed(data, Summary, [key(validator).public]).record)
-        except NotFoundError:
-            continue
-    return entries
 
 
 class UnderDelivering(Miner):
@@ -236,7 +225,7 @@ def seal_of(network: Network, window: int, digest: bytes) -> bytes:
     return sign(Seal(run=network.signed.digest, window=window, validator=own.public, summary=digest), own)
 
 
-class EarlySeals(Unreachable):
+class EarlySeals(UnreachableStore):
     """The store as validator-1 shows it to validator-0: every window has a seal from its first moment on."""
 
     def __init__(self, network: Network) -> None:
@@ -265,8 +254,8 @@ def test_a_validator_that_copies_anothers_verdicts_does_not_count(seals_twice: b
         events = network.events("trainer/download", "collected")
         assert events
         assert all(event["used"] == 0 for event in events)
-        ignored = network.events("trainer/download", "validator-excluded")
-        assert {event["error"].partition(":")[0] for event in ignored} == {error}
+        exclusions = network.events("trainer/download", "validator-excluded")
+        assert {event["error"].partition(":")[0] for event in exclusions} == {error}
 
     simulate(scenario)
 

@@ -10,10 +10,11 @@ from protocol.identity.signing import open_signed
 from protocol.judging.ledger import Seal
 from roles.node.identity import Node
 from roles.ports import ObjectStore
-from tests.network.test_network import CHOICES, simulate
-from tests.network.test_spaces_that_fail import Unreachable
+from tests.network.unreachable_store import UnreachableStore
 from tests.support.simulation.network import BEGIN, Network, key
+from tests.support.simulation.network_runs import CHOICES
 from tests.support.simulation.trio_clock import TrioClock
+from tests.support.simulation.virtual_clock import simulate
 
 
 class Behind(TrioClock):
@@ -28,7 +29,7 @@ class Behind(TrioClock):
         await super().sleep_until(moment + self.behind)
 
 
-class RecordingStore(Unreachable):
+class RecordingStore(UnreachableStore):
     """A store that remembers every put."""
 
     def __init__(self, inner: MemoryStore) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 import trio
 
-from tests.support.simulation.seeded import run_seeded
-from tests.support.simulation.sweep import Outcome, outcome, quiet, sweep
+from tests.support.simulation.seeded_scheduling import run_seeded
+from tests.support.simulation.sweep import SeedOutcome, run_seed, silence_beacon_log, sweep
 
 REGRESSIONS = (485, 641, 847, 922, 1839)
 """Seeds that showed errors: miners that missed a window, or whose first pledge took too long, and did not pledge again;
@@ -26,15 +26,15 @@ def quiet_beacon() -> Iterator[None]:
     """Log no false rounds: the simulated relays serve them all the time."""
     logger = logging.getLogger("grailnode")
     level = logger.level
-    quiet()
+    silence_beacon_log()
     yield
     logger.setLevel(level)
 
 
-def check_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """Check that no seed violated an invariant, and that enough of them had faults, deaths and new versions."""
+def check_outcomes(outcomes: Sequence[SeedOutcome]) -> None:
+    """Check that no seed violated an invariant, and that enough of them had faults, crashes and new versions."""
     assert {item.seed: item.violations for item in outcomes if item.violations} == {}
-    assert sum(item.deaths > 0 for item in outcomes) > 0.24 * len(outcomes)
+    assert sum(item.crashes > 0 for item in outcomes) > 0.24 * len(outcomes)
     assert sum(item.faults > 10 for item in outcomes) > 0.24 * len(outcomes)
     assert sum(item.versions > 1 for item in outcomes) > 0.73 * len(outcomes)
 
@@ -42,7 +42,7 @@ def check_outcomes(outcomes: Sequence[Outcome]) -> None:
 @pytest.mark.usefixtures("quiet_beacon")
 @pytest.mark.parametrize("part", range(3))
 def test_no_seed_violates_an_invariant(part: int):
-    check_outcomes([outcome(seed) for seed in SEEDS[part::3]])
+    check_outcomes([run_seed(seed) for seed in SEEDS[part::3]])
 
 
 @pytest.mark.slow
@@ -54,8 +54,8 @@ def test_no_seed_of_two_hundred_violates_an_invariant():
 
 @pytest.mark.usefixtures("quiet_beacon")
 def test_the_same_seed_gives_the_same_trace_and_another_seed_another():
-    traces = {seed: outcome(seed).trace for seed in range(3)}
-    assert {seed: outcome(seed).trace for seed in reversed(range(3))} == traces
+    traces = {seed: run_seed(seed).trace for seed in range(3)}
+    assert {seed: run_seed(seed).trace for seed in reversed(range(3))} == traces
     assert len(set(traces.values())) == 3
 
 

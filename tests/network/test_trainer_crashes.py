@@ -4,13 +4,13 @@ import random
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from grailnode.observe.chain_check import verify_chain
 from grailnode.run.creation import Choices
 from grailnode.store.memory import MemoryStore
 from roles.trainer.publish.fencing import FencedError
 from tests.support.simulation.network import Network
+from tests.support.simulation.virtual_clock import simulate
 
 CHOICES = Choices(groups=4, group_size=8)
 
@@ -38,7 +38,7 @@ def test_a_trainer_that_is_killed_repeatedly_goes_on_where_it_was(seed: int):
         outcomes = [item.path async for item in network.states["trainer"].list("outcomes/")]
         assert len(outcomes) == len(set(outcomes)) > 0
 
-    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+    simulate(scenario)
 
 
 def test_of_two_trainers_with_one_key_one_stops():
@@ -68,4 +68,4 @@ def test_of_two_trainers_with_one_key_one_stops():
         assert len(fenced) == 1
         assert (await verify_chain(network.node("checker"), lambda line: None)).version >= 3
 
-    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+    simulate(scenario)

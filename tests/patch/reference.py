@@ -150,7 +150,7 @@ def encode_chunk(groups: list[Group]) -> tuple[list[int], bytes]:
             stack.push("gap", gaps, bucket % beyond)
             for _ in range(bucket // beyond):
                 stack.push("gap", gaps, beyond)
-    packed = bytearray((len(raw) + 7) // 8)
+    packed_bits = bytearray((len(raw) + 7) // 8)
     for index, bit in enumerate(raw):
-        packed[index // 8] |= bit << index % 8
-    return stack.finish(), bytes(packed)
+        packed_bits[index // 8] |= bit << index % 8
+    return stack.finish(), bytes(packed_bits)

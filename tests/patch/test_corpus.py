@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.fuzz import parsers
 from protocol import patch
 from protocol.chain import safetensors
 from protocol.digest import digest_weights
 from protocol.errors import ProtocolError
+from tests.support.faults.patch_parsers import parsers
 
 FOLDER = Path(__file__).parent / "corpus"
 CASES = sorted(path.parent for path in FOLDER.glob("*/weights.safetensors"))

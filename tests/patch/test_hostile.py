@@ -12,7 +12,7 @@ from protocol.compression import compress
 from protocol.errors import LimitError, MalformedError, PatchError, ProtocolError
 from protocol.patch.container import PREAMBLE, varint
 from tests.patch.weights import from_bits, rounded_update, same_bits
-from tests.support.mutations import MUTATORS, mutations
+from tests.support.faults.patch_mutations import MUTATORS, mutations
 
 MUTATIONS_PER_CASE = 1500
 
@@ -71,8 +71,8 @@ def test_other_parsers_raise_only_protocol_errors(case):
 
 
 def table_of(rows: bytes, count: int = 1) -> bytes:
-    packed = compress(varint(count) + rows)
-    return PREAMBLE.pack(b"GRP1", 0, len(packed), bytes(32), bytes(32)) + packed
+    packed_table = compress(varint(count) + rows)
+    return PREAMBLE.pack(b"GRP1", 0, len(packed_table), bytes(32), bytes(32)) + packed_table
 
 
 def row(name: bytes, elements: int, mode: int = 1, changes: int = 1, size: int = 0) -> bytes:

@@ -26,8 +26,8 @@ SPARSE, PLANES, VALUES, RAW_PLANES = 1, 2, 3, 5
 
 
 def container(rows: bytes, count: int, frames: bytes = b"") -> bytes:
-    packed = compress(varint(count) + rows)
-    return PREAMBLE.pack(b"GRP1", 0, len(packed), bytes(32), bytes(32)) + packed + frames
+    packed_table = compress(varint(count) + rows)
+    return PREAMBLE.pack(b"GRP1", 0, len(packed_table), bytes(32), bytes(32)) + packed_table + frames
 
 
 def one(mode: int, frame: bytes, changes: int = 4096, size: int | None = None) -> bytes:
@@ -55,8 +55,8 @@ def rows(count: int, name: str, shape: bytes, mode: bytes) -> bytes:
 
 def bomb(nbytes: int) -> bytes:
     """Return a patch whose table is all zeros: every name is empty, and no tensor has dimensions."""
-    packed = compress(varint(limits.MAX_TENSORS) + bytes(nbytes))
-    return PREAMBLE.pack(b"GRP1", 0, len(packed), bytes(32), bytes(32)) + packed
+    packed_table = compress(varint(limits.MAX_TENSORS) + bytes(nbytes))
+    return PREAMBLE.pack(b"GRP1", 0, len(packed_table), bytes(32), bytes(32)) + packed_table
 
 
 def fits(work: Callable[[], object], most: int) -> bool:

@@ -7,6 +7,7 @@ import torch
 from protocol.patch.values import bits_of
 from tests.patch.weights import rounded_update
 from tests.support.patch_formats import FORMATS
+from tests.support.patch_formats.xet import deduplicated
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
@@ -21,9 +22,6 @@ def test_published_formats_restore_every_bit(form):
 
 
 def test_hf_xet_sends_only_new_chunks():
-    pytest.importorskip("hf_xet")
-    from tests.support.patch_formats.xet import deduplicated
-
     old = torch.randint(0, 256, (1 << 20,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     new = old.clone()
     new[300_000] ^= 1

@@ -7,7 +7,7 @@ from protocol.patch import warm_up
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_kernels() -> None:
-    """The patch kernels, compiled once and cached: else the first versions of a short run come too late to be looked
+    """Compile the patch kernels once, and cache them: else the first versions of a short run come too late to be looked
     at.
     """
     warm_up()

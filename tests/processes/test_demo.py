@@ -15,7 +15,7 @@ NODES = {"trainer", "validator", "miner-1", "miner-2", "cheat"}
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder for temporary files of the programs of one test, with a path short enough for sockets in it."""
+    """Return the folder for temporary files of the programs of one test, with a path short enough for sockets in it."""
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setitem(programs.ENVIRONMENT, "TMPDIR", folder)
         yield Path(folder)
@@ -23,20 +23,20 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def run_demo(out: Path, windows: int) -> DemoReport:
     """Run a demo to its end, and return its report."""
-    ended = run_program("demo", "--windows", str(windows), "--seed", "3", "--out", str(out))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    result = run_program("demo", "--windows", str(windows), "--seed", "3", "--out", str(out))
+    assert result.returncode == 0, result.stdout + result.stderr
     assert {file.name for file in out.iterdir()} == {"report.json", "report.html"}
     return read_report(out / "report.json")
 
 
 def has_progress(report: DemoReport) -> bool:
     """Return whether the machine was fast enough for every node to take part in these windows."""
-    accepted = {miner.name: miner.accepted for miner in report.groups}
+    accepted_groups = {miner.name: miner.accepted for miner in report.groups}
     return (
         set(report.weights_digest) == NODES
         and report.versions >= 2
-        and accepted.keys() >= {"miner-1", "miner-2", "cheat"}
-        and min(accepted["miner-1"], accepted["miner-2"]) > 0
+        and accepted_groups.keys() >= {"miner-1", "miner-2", "cheat"}
+        and min(accepted_groups["miner-1"], accepted_groups["miner-2"]) > 0
         and report.trainer_io_wait_fraction < 0.2
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grailnode.node import admission_proof
+from grailnode.node import admission_credential
 from grailnode.run import authority_changes, authority_drafts, key_files
 from grailnode.run.authority_drafts import RevisionError, propose, read_draft
 from grailnode.run.key_files import KeyFileError
@@ -16,10 +16,11 @@ from protocol.identity.authority import Authority, Revisions
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import sign
 from roles.participants import find_participants
-from tests.support.attacks.target import Target, attack
+from tests.support.attacked_nodes.follower import AttackedFollower
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER as TARGET_MINER
 from tests.support.builders.samples import MINER, RUN_ID, TRAINER, VALIDATOR
+from tests.support.simulation.virtual_clock import simulated
 
 ROOTS = tuple(samples.key(f"root {number}") for number in range(3))
 OTHER = samples.key("other")
@@ -126,41 +127,41 @@ def test_a_revision_is_described_before_it_is_signed():
         assert text in lines
 
 
-async def announce(target: Target, invitation: Path) -> list[Announcement]:
+async def announce(testbed: AttackedFollower, invitation: Path) -> list[Announcement]:
     """Let a miner announce itself with its credentials, and return what readers accept of that."""
-    await target.publish()
-    node = replace(target.node, proof=admission_proof.make_prover(invitation))
+    await testbed.publish()
+    node = replace(testbed.node, credential=admission_credential.make_credential_source(invitation))
     await node.announce("miner", 60.0)
     await node.announce("miner", 60.0)
-    return await find_participants(target.node, "miner")
+    return await find_participants(testbed.node, "miner")
 
 
 def test_a_miner_does_a_proof_of_work_once(tmp_path: Path):
-    @attack
+    @simulated
     async def scenario():
-        target = Target(admission=samples.admission(credential="work", difficulty=10))
-        assert [item.key for item in await announce(target, tmp_path / "none")] == [TARGET_MINER.public]
-        assert len(target.log.named("proof-of-work")) == 1
+        testbed = AttackedFollower(admission=samples.admission(credential="work", difficulty=10))
+        assert [item.key for item in await announce(testbed, tmp_path / "none")] == [TARGET_MINER.public]
+        assert len(testbed.log.named("proof-of-work")) == 1
 
     scenario()
 
 
 def test_a_miner_announces_itself_with_its_invitation(tmp_path: Path):
-    @attack
+    @simulated
     async def scenario():
-        target = Target(admission=samples.admission(policy="invite", inviters=(OTHER.public,)))
-        token = sign(Invite(run=target.run_id, key=TARGET_MINER.public, expires_ms=1 << 50), OTHER)
+        testbed = AttackedFollower(admission=samples.admission(policy="invite", inviters=(OTHER.public,)))
+        token = sign(Invite(run=testbed.run_id, key=TARGET_MINER.public, expires_ms=1 << 50), OTHER)
         path = tmp_path / "miner-1.invite"
         path.write_text(token.hex() + "\n")
-        assert [item.proof for item in await announce(target, path)] == [token]
+        assert [item.credential for item in await announce(testbed, path)] == [token]
 
     scenario()
 
 
 def test_a_missing_invitation_is_reported(tmp_path: Path):
-    @attack
+    @simulated
     async def scenario():
         with pytest.raises(KeyFileError, match="no invitation; this run asks for one"):
-            await announce(Target(admission=samples.admission(policy="invite")), tmp_path / "miner-1.invite")
+            await announce(AttackedFollower(admission=samples.admission(policy="invite")), tmp_path / "miner-1.invite")
 
     scenario()

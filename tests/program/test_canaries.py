@@ -6,9 +6,9 @@ from typing import Literal
 import pytest
 import trio
 
-from grailnode.cli.admit import Options, admit_miner
+from grailnode.cli.actions.miner_admission import Options, admit_miner
 from grailnode.config import Config, ConfigError
-from grailnode.node.processes import make_canary, make_node
+from grailnode.node.node_makers import make_canary, make_node
 from grailnode.node.role_processes import check_start
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import creation, workspace
@@ -43,9 +43,9 @@ def test_a_canary_is_refused_at_the_start_until_it_is_admitted(
     run, config = trainer(tmp_path, policy)
     canary = make_canary(config, "trainer", NodeTelemetry("test"))
     public = canary.key.public.hex()
-    with pytest.raises(ConfigError, match=f"admits by {policy}.*`grailnode admit {public}`") as caught:
+    with pytest.raises(ConfigError, match=f"admits by {policy}.*`grailnode admit {public}`") as error_info:
         check_start(config, "trainer", "trainer", print)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error_info.value)
     admit(run, public)
     if policy == "invite":
         token = capsys.readouterr().out.strip()

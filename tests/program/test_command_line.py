@@ -8,7 +8,7 @@ import click
 import pytest
 
 from grailnode.cli.main import VERBS, cli
-from tests.support.command_line import run_command
+from tests.support.processes.command_line import run_command
 from tests.support.processes.programs import run_program
 
 

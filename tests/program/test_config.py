@@ -15,7 +15,7 @@ SAMPLING = SamplingParams(1.0, 8, 1)
 
 @pytest.fixture
 def run_toml(tmp_path: Path) -> Path:
-    """The run.toml that `grailnode init` writes."""
+    """Return the run.toml that `grailnode init` writes."""
     return workspace.create(tmp_path, Choices(), workspace.Pace()).config
 
 
@@ -60,9 +60,9 @@ def test_every_key_can_be_overridden_on_the_command_line(run_toml: Path):
 def test_a_wrong_file_is_reported_in_one_line_that_names_the_key(tmp_path: Path, text: str, message: str):
     file = tmp_path / "run.toml"
     file.write_text(text)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error_info:
         load(file)
-    line = str(caught.value)
+    line = str(error_info.value)
     assert message in line
     assert str(file) in line
     assert len(line.splitlines()) == 1
@@ -70,9 +70,9 @@ def test_a_wrong_file_is_reported_in_one_line_that_names_the_key(tmp_path: Path,
 
 def test_the_keys_of_the_meeting_point_are_not_those_of_the_store(tmp_path: Path):
     (tmp_path / "run.toml").write_text("[store.meeting]\npth = 'x'\n")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error_info:
         load(tmp_path)
-    assert "peers" not in str(caught.value)
+    assert "peers" not in str(error_info.value)
 
 
 @pytest.mark.parametrize("override", ["miner", "miner.groups", "=3", "miner.=3", "groups=3"])

@@ -9,15 +9,15 @@ import torch
 from protocol import patch
 from protocol.chain import safetensors
 from protocol.digest import digest_weights
-from tests.support.builders.chains import changed, small_weights
-from tests.support.command_line import run_command
+from tests.support.builders.chains import change_elements, small_weights
+from tests.support.processes.command_line import run_command
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """base.safetensors, new.safetensors and the patch between them."""
+    """Write base.safetensors, new.safetensors and the patch between them."""
     base = small_weights(0)
-    new = changed(changed(base, 1), 2)
+    new = change_elements(change_elements(base, 1), 2)
     (tmp_path / "base.safetensors").write_bytes(safetensors.write(base))
     (tmp_path / "new.safetensors").write_bytes(safetensors.write(new))
     (tmp_path / "update.patch").write_bytes(patch.encode(base, new))
@@ -64,10 +64,10 @@ def test_inspect_shows_every_changed_tensor_and_the_bound(files: Path):
     differing = sum(int((base[n].view(torch.int16) != new[n].view(torch.int16)).sum()) for n in base)
     assert inspected["changed"] == differing
     assert all(row["bound"] is not None for row in inspected["tensors"])
-    truncated = files / "cut.patch"
-    truncated.write_bytes((files / "update.patch").read_bytes()[:20])
-    result = run_command("inspect", str(truncated))
+    short_patch = files / "cut.patch"
+    short_patch.write_bytes((files / "update.patch").read_bytes()[:20])
+    result = run_command("inspect", str(short_patch))
     assert result.returncode == 1
-    assert result.stderr.startswith(f"grailnode: {truncated}, ")
-    result = run_command("inspect", str(files / "update.patch"), "--base", str(truncated))
-    assert result.stderr.startswith(f"grailnode: {truncated}: ")
+    assert result.stderr.startswith(f"grailnode: {short_patch}, ")
+    result = run_command("inspect", str(files / "update.patch"), "--base", str(short_patch))
+    assert result.stderr.startswith(f"grailnode: {short_patch}: ")

@@ -16,7 +16,7 @@ from grailnode.run.creation import Choices, open_run
 from protocol.beacon import quicknet
 from protocol.identity.signing import SigningKey
 from protocol.run import RunManifest
-from tests.support.command_line import run_command
+from tests.support.processes.command_line import run_command
 
 STRANGER = SigningKey(b"s" * 32).public.hex()
 OTHER = SigningKey(b"o" * 32).public.hex()

@@ -46,9 +46,9 @@ def sign(draft: Path, key: Path) -> None:
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path):
     file = tmp_path / "a.draft"
     write_whole(file, b"old")
-    with free_space(1), pytest.raises(OSError, match="File too large") as caught:
+    with free_space(1), pytest.raises(OSError, match="File too large") as error_info:
         write_whole(file, b"newer")
-    assert explain(caught.value) == f"{file}: file too large"
+    assert explain(error_info.value) == f"{file}: file too large"
     assert file.read_bytes() == b"old"
     assert list_files(tmp_path) == {"a.draft"}
     write_whole(file, b"newer")

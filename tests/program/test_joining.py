@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import trio
 
+from grailnode.cli.actions import node_start
 from grailnode.config import ConfigError
-from grailnode.node.processes import make_spectator
+from grailnode.node.node_makers import make_spectator
 from grailnode.run import workspace
 from grailnode.run.creation import Choices
-from grailnode.run.joining import open_config
+from grailnode.run.joining import open_config, open_config_to_read
 from protocol import paths
 from protocol.errors import ProtocolError
 from roles.ports import NotFoundError
@@ -77,6 +78,25 @@ def test_a_url_that_names_the_run_is_enough(run: workspace.Workspace, host: Host
     assert Path(again.run.manifest).is_relative_to(Path.cwd())
 
 
+def test_a_reader_leaves_nothing_where_it_was_called(
+    run: workspace.Workspace, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    config = open_config_to_read(f"{host.url}/run/{paths.run(run.run_id)}")
+    assert make_spectator(config).run_id == run.run_id
+    assert Path(config.run.manifest).is_relative_to(tmp_path / "user" / "grailnode")
+    assert config.at(config.node.cache) == tmp_path / "user" / "grailnode" / "objects"
+    assert not list(Path.cwd().iterdir())
+    founder = tmp_path / "founder"
+    (founder / "store" / ".tmp").mkdir(parents=True)
+    files = sorted(founder.rglob("*"))
+    config = open_config_to_read(str(founder / "run.toml"))
+    assert make_spectator(config).run_id == run.run_id
+    assert sorted(founder.rglob("*")) == files  # nothing that a node of another user could fail on
+    config_with_option = open_config_to_read(str(founder / "run.toml"), (f"node.cache={tmp_path / 'mine'}",))
+    assert config_with_option.at(config_with_option.node.cache) == tmp_path / "mine"
+
+
 def test_a_request_to_a_busy_server_is_repeated(run: workspace.Workspace, host: Host, monkeypatch: pytest.MonkeyPatch):
     honest, answers = host.files.answer, iter([Reply(503), Reply(200, b"x", cut=0)])
     monkeypatch.setattr(host.files, "answer", lambda request: next(answers, None) or honest(request))
@@ -105,13 +125,33 @@ def test_a_url_without_an_id_needs_one_or_trust(run: workspace.Workspace, host: 
     pinned = open_config(url, (f"run.id={run.run_id.hex()}",))
     assert pinned.run.id == run.run_id.hex()
     assert not lines
-    trusted = open_config(url, trust=lines.append)
-    assert trusted.run.id == run.run_id.hex()
+    config = open_config(url, trust=lines.append)
+    assert config.run.id == run.run_id.hex()
     (line,) = lines
     assert run.run_id.hex() in line
     assert "on the word of 127.0.0.1 alone" in line
     with pytest.raises(ProtocolError, match="is run"):
         open_config(url, ("run.id=" + "0" * 64,))
+
+
+def test_a_node_that_comes_before_the_first_publication_waits(
+    run: workspace.Workspace, host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    path = f"/run/{paths.run(run.run_id)}"
+    manifest = host.files.objects.pop(path)
+    pauses = 0
+
+    def publish_after_two_pauses(seconds: float) -> None:
+        nonlocal pauses
+        pauses += 1
+        if pauses == 2:
+            host.files.objects[path] = manifest
+
+    monkeypatch.setattr("time.sleep", publish_after_two_pauses)
+    options = node_start.Options(run=host.url + path, overrides=(), trust_run=False, role="miner", name=None)
+    assert node_start.wait_for_run(options).run.id == run.run_id.hex()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "waiting until the founder's trainer publishes the run" in line
 
 
 def test_a_missing_manifest_is_an_error(host: Host, run: workspace.Workspace):

@@ -9,12 +9,12 @@ from grailnode.run.authority_drafts import read_draft
 from grailnode.run.key_files import read
 from protocol.identity.authority import Authority
 from protocol.identity.signing import SigningKey
-from tests.support.command_line import run_command
+from tests.support.processes.command_line import run_command
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run with three root keys, of which two must sign and only the first is at hand; the others are in `stick`."""
+    """Make a run with three root keys, of which two must sign. The first is on this machine, the others in `stick`."""
     directory = tmp_path / "run"
     result = run_command("init", str(directory), "--roots", "3", "--threshold", "2")
     assert result.returncode == 0, result.stderr

@@ -47,12 +47,12 @@ async def test_prometheus_reads_events_and_store_operations():
         node = {"node": "trainer/upload"}
 
         def samples(name: str) -> dict[str, float]:
-            """Values by their labels but `node`, as `a=b,c=d`."""
-            labelled = families[name].samples
-            assert all(sample.labels.items() >= node.items() for sample in labelled)
+            """Return values by their labels except `node`, as `a=b,c=d`."""
+            family_samples = families[name].samples
+            assert all(sample.labels.items() >= node.items() for sample in family_samples)
             return {
                 ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()) if k != "node"): sample.value
-                for sample in labelled
+                for sample in family_samples
             }
 
         assert samples("grailnode_events") == {"event=published": 2.0}

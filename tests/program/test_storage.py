@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from grailnode.config import Config, ConfigError, load
-from grailnode.node.processes import make_node, make_spectator
+from grailnode.node.node_makers import make_node, make_spectator
 from grailnode.node.stores import Storage
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import workspace
@@ -73,10 +73,10 @@ def test_a_file_that_others_may_read_or_write_is_refused(tmp_path: Path, mode: i
     ],
 )
 def test_a_file_without_credentials_is_refused(tmp_path: Path, text: str):
-    with pytest.raises(CredentialsError) as caught:
+    with pytest.raises(CredentialsError) as error_info:
         read_credentials(secret_file(tmp_path, text))
-    assert "\n" not in str(caught.value)
-    assert "secret%word" not in str(caught.value)
+    assert "\n" not in str(error_info.value)
+    assert "secret%word" not in str(error_info.value)
 
 
 def test_incomplete_credentials_are_refused(tmp_path: Path):
@@ -112,10 +112,10 @@ def test_a_spectator_without_credentials_reads_by_url(run_toml: Path):
     ],
 )
 def test_a_section_that_describes_no_store_is_refused(run_toml: Path, overrides: list[str], message: str):
-    with pytest.raises(ConfigError, match=r"^\S") as caught:
+    with pytest.raises(ConfigError, match=r"^\S") as error_info:
         load(run_toml, overrides)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert message in str(error_info.value)
+    assert "\n" not in str(error_info.value)
 
 
 def test_relays_are_urls(run_toml: Path):

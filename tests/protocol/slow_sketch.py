@@ -20,8 +20,8 @@ def _normalized(row: Array) -> Array:
 
 def _projection(row: Array, seed: bytes) -> list[float]:
     D = len(row)
-    packed = stream(seed, "projection", -(-4 * D // 8))
-    bits = [(byte >> (7 - place)) & 1 for byte in packed for place in range(8)]
+    packed_bits = stream(seed, "projection", -(-4 * D // 8))
+    bits = [(byte >> (7 - place)) & 1 for byte in packed_bits for place in range(8)]
     x = _normalized(row)
     return [sum(float(x[d]) * (2 * bits[4 * d + j] - 1) for d in range(D)) * 32 / float(np.sqrt(D)) for j in range(4)]
 

@@ -71,7 +71,7 @@ def test_an_allowlist_admits_only_its_keys() -> None:
 
 def invitation(*keys: SigningKey, **changes: Any) -> Announcement:
     fields: dict[str, Any] = {"run": RUN_ID, "key": MINER.public, "expires_ms": 60}
-    return samples.announcement(proof=sign(Invite(**(fields | changes)), *keys))
+    return samples.announcement(credential=sign(Invite(**(fields | changes)), *keys))
 
 
 def test_an_invitation_by_an_inviter_or_a_root_is_accepted() -> None:
@@ -84,8 +84,11 @@ def test_an_invitation_by_an_inviter_or_a_root_is_accepted() -> None:
     ("announcement", "match"),
     [
         (samples.announcement(), "no invitation"),
-        (samples.announcement(proof=b"\xc1"), "no invitation"),
-        (samples.announcement(proof=Invite(run=RUN_ID, key=MINER.public, expires_ms=60).to_bytes()), "no invitation"),
+        (samples.announcement(credential=b"\xc1"), "no invitation"),
+        (
+            samples.announcement(credential=Invite(run=RUN_ID, key=MINER.public, expires_ms=60).to_bytes()),
+            "no invitation",
+        ),
         (invitation(STRANGER), "no invitation"),
         (invitation(TRAINER), "no invitation"),
         (invitation(INVITER, STRANGER), "no invitation"),
@@ -100,7 +103,7 @@ def test_invalid_invitations_are_refused(announcement: Announcement, match: str)
 
 def announcement_with_work(difficulty: int = 8, expires_ms: int = 60, key: bytes = MINER.public) -> Announcement:
     work = do_work(RUN_ID, key, difficulty, expires_ms)
-    return samples.announcement(proof=work.to_bytes())
+    return samples.announcement(credential=work.to_bytes())
 
 
 def test_a_proof_of_work_is_accepted() -> None:
@@ -123,9 +126,9 @@ def test_insufficient_work_is_refused(announcement: Announcement, match: str) ->
 
 
 def test_malformed_work_is_refused() -> None:
-    for proof in (b"", b"\xc1", bytes(1024)):
+    for credential in (b"", b"\xc1", bytes(1024)):
         with pytest.raises(MalformedError):
-            gate(credential="work", difficulty=1).admit(samples.announcement(proof=proof), NOW)
+            gate(credential="work", difficulty=1).admit(samples.announcement(credential=credential), NOW)
 
 
 def test_work_is_bound_to_run_key_and_time() -> None:
@@ -141,27 +144,29 @@ def test_work_is_bound_to_run_key_and_time() -> None:
 
 
 class Stake:
-    """Another credential: the proof is the name of an account with enough funds."""
+    """Another credential: the name of an account with enough funds."""
 
     accounts: ClassVar[dict[bytes, int]] = {b"rich": 100, b"poor": 1}
 
     def check(self, announcement: Announcement, difficulty: int, now_ms: float) -> None:
-        if self.accounts.get(announcement.proof, 0) < difficulty:
+        if self.accounts.get(announcement.credential, 0) < difficulty:
             raise AdmissionError("too little at stake", "announcement")
 
 
 def test_a_credential_can_be_added_and_an_unsupported_one_admits_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     stake_gate = gate(credential="stake", difficulty=50)
-    check_refusal(stake_gate, samples.announcement(proof=b"rich"), "does not support the credential 'stake'")
+    check_refusal(stake_gate, samples.announcement(credential=b"rich"), "does not support the credential 'stake'")
     monkeypatch.setitem(CREDENTIALS, "stake", Stake())
-    stake_gate.admit(samples.announcement(proof=b"rich"), NOW)
-    check_refusal(stake_gate, samples.announcement(proof=b"poor"), "too little")
+    stake_gate.admit(samples.announcement(credential=b"rich"), NOW)
+    check_refusal(stake_gate, samples.announcement(credential=b"poor"), "too little")
 
 
-def test_an_announcement_cannot_carry_more_proof_than_allowed() -> None:
+def test_an_announcement_cannot_have_a_longer_credential_than_allowed() -> None:
     with pytest.raises(ProtocolError):
         Announcement.from_bytes(
-            samples.announcement().to_bytes().replace(b"\xa5proof\xc4\x00", b"\xa5proof\xc5\x04\x01" + bytes(1025))
+            samples.announcement()
+            .to_bytes()
+            .replace(b"\xaacredential\xc4\x00", b"\xaacredential\xc5\x04\x01" + bytes(1025))
         )
 
 

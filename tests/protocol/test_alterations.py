@@ -26,19 +26,19 @@ OTHER = "ABCDEFGHIJ"
 
 def refusal(data: bytes, record: Record) -> ProtocolError:
     """Return the error with which an envelope is refused."""
-    with pytest.raises(ProtocolError) as caught:
+    with pytest.raises(ProtocolError) as error_info:
         open_signed(data, type(record), [MINER.public])
-    return caught.value
+    return error_info.value
 
 
 def bit_flips(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield a copy with each single bit flipped, with the offset of its byte."""
-    altered = bytearray(data)
+    alteration = bytearray(data)
     for offset in range(len(data)):
         for bit in range(8):
-            altered[offset] ^= 1 << bit
-            yield offset, bytes(altered)
-            altered[offset] ^= 1 << bit
+            alteration[offset] ^= 1 << bit
+            yield offset, bytes(alteration)
+            alteration[offset] ^= 1 << bit
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=IDS)
@@ -47,8 +47,8 @@ def test_every_flipped_bit_of_a_signed_object(record: Record) -> None:
     fields = unpack(data)
     parts = [fields["body"], *fields["signatures"][0].values()]
     spans = [range(start, start + len(part)) for part in parts for start in (data.rindex(part),)]
-    for offset, altered in bit_flips(data):
-        error = refusal(altered, record)
+    for offset, alteration in bit_flips(data):
+        error = refusal(alteration, record)
         inside = any(offset in span for span in spans)
         assert isinstance(error, SignatureError if inside else MalformedError | LimitError), (offset, error)
 
@@ -99,9 +99,9 @@ def test_every_altered_field_of_a_signed_object(record: Record) -> None:
     body = unpack(envelope["body"])
     fields = set()
     for path, value in leaves(body):
-        altered = pack(replace(body, path, other(value)))
-        assert altered != envelope["body"], path
-        assert isinstance(refusal(pack(envelope | {"body": altered}), record), SignatureError), path
+        alteration = pack(replace(body, path, other(value)))
+        assert alteration != envelope["body"], path
+        assert isinstance(refusal(pack(envelope | {"body": alteration}), record), SignatureError), path
         fields.add(path[0])
     assert fields == body.keys()
 
@@ -128,9 +128,9 @@ FRAMES = [BATCH[offset : offset + size] for offset, size in map(COMMITMENT.exten
 
 
 def test_every_flipped_bit_of_a_group_is_refused_by_its_digest() -> None:
-    for _, altered in bit_flips(FRAMES[1]):
+    for _, alteration in bit_flips(FRAMES[1]):
         with pytest.raises(MalformedError, match="not the bytes that were committed to"):
-            open_group(altered, COMMITMENT, 1)
+            open_group(alteration, COMMITMENT, 1)
 
 
 def test_a_group_belongs_to_one_commitment_and_one_place_in_it() -> None:

@@ -211,10 +211,10 @@ def test_a_rewind_undoes_what_a_stolen_key_published(stolen: dict[str, int]) -> 
     verifier.accept_manifest(0, manifest)
     good = verifier.trust
     assert good is not None
-    forged = samples.manifest(1, good.digest, optimizer_step=1 << 50)
-    names = (good.digest, content_digest(forged.to_bytes()))
+    forgery = samples.manifest(1, good.digest, optimizer_step=1 << 50)
+    names = (good.digest, content_digest(forgery.to_bytes()))
     verifier.accept_head(sign(samples.head(manifests=names, **stolen), TRAINER), 1000.0)
-    verifier.accept_manifest(1, sign(forged, TRAINER))
+    verifier.accept_manifest(1, sign(forgery, TRAINER))
     assert verifier.trust is not None and verifier.trust.version == 1
     point = ChainPoint(version=0, digest=good.digest)
     replacement = after(node, authority=of(trainers=(MINER.public,)), rewind=point)

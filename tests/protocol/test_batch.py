@@ -64,10 +64,10 @@ def test_extents_cut_the_batch_into_its_frames() -> None:
 def test_a_frame_with_any_flipped_bit_is_refused() -> None:
     batch, commitment = assemble([samples.group()])
     for bit in range(len(batch) * 8):
-        altered = bytearray(batch)
-        altered[bit // 8] ^= 1 << (bit % 8)
+        alteration = bytearray(batch)
+        alteration[bit // 8] ^= 1 << (bit % 8)
         with pytest.raises(MalformedError, match="not the bytes that were committed to"):
-            open_group(bytes(altered), commitment, 0)
+            open_group(bytes(alteration), commitment, 0)
 
 
 OTHER_FIELDS = {

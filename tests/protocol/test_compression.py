@@ -15,9 +15,9 @@ LIMIT = 1 << 20
 SKIPPABLE = struct.pack("<II", 0x184D2A50, 4) + b"abcd"
 
 
-def crafted(declared: int, blocks: int, *, window: int = 7, last: bool = True) -> bytes:
-    """A frame that declares a size, of blocks that repeat one byte 131,072 times each (4 bytes in, 128 KiB out)."""
-    header = struct.pack("<I", 0xFD2FB528) + bytes([0b1000_0000, window << 3]) + struct.pack("<I", declared)
+def make_frame(declared_size: int, blocks: int, *, window: int = 7, last: bool = True) -> bytes:
+    """Return a frame that declares a size; each of its blocks of 4 bytes repeats one byte 131,072 times."""
+    header = struct.pack("<I", 0xFD2FB528) + bytes([0b1000_0000, window << 3]) + struct.pack("<I", declared_size)
     kinds = [(131072 << 3) | (1 << 1) | (last and place == blocks - 1) for place in range(blocks)]
     return header + b"".join(kind.to_bytes(3, "little") + b"\0" for kind in kinds)
 
@@ -35,7 +35,7 @@ def test_the_limit_is_exact() -> None:
 
 
 def test_a_crafted_frame_can_be_valid() -> None:
-    assert decompress(crafted(2 * 131072, 2), LIMIT) == bytes(2 * 131072)
+    assert decompress(make_frame(2 * 131072, 2), LIMIT) == bytes(2 * 131072)
 
 
 @pytest.mark.parametrize("last", [True, False])
@@ -44,7 +44,7 @@ def test_blocks_with_more_than_the_declared_size_are_not_decompressed(last: bool
     tracemalloc.start()
     try:
         with pytest.raises(MalformedError):
-            decompress(crafted(LIMIT, 20_000, last=last), LIMIT)
+            decompress(make_frame(LIMIT, 20_000, last=last), LIMIT)
         assert tracemalloc.get_traced_memory()[1] < 4 * LIMIT
     finally:
         tracemalloc.stop()
@@ -54,15 +54,15 @@ HOSTILE: dict[str, tuple[bytes, type[ProtocolError]]] = {
     "nothing": (b"", MalformedError),
     "no frame": (b"hello", MalformedError),
     "no size": (zstandard.ZstdCompressor(write_content_size=False).compress(b"hello"), MalformedError),
-    "a size over the limit": (crafted(LIMIT + 1, 1), LimitError),
-    "less than declared": (crafted(LIMIT, 1), MalformedError),
+    "a size over the limit": (make_frame(LIMIT + 1, 1), LimitError),
+    "less than declared": (make_frame(LIMIT, 1), MalformedError),
     "two frames": (compress(b"a") + compress(b"b"), MalformedError),
     "bytes behind": (compress(b"a") + b"\0", MalformedError),
     "a skippable frame": (SKIPPABLE, MalformedError),
     "a skippable frame in front": (SKIPPABLE + compress(b"a"), MalformedError),
     "a skippable frame behind": (compress(b"a") + SKIPPABLE, MalformedError),
-    "a window of gigabytes": (crafted(1000, 1, window=21), MalformedError),
-    "no last block": (crafted(131072, 1, last=False), MalformedError),
+    "a window of gigabytes": (make_frame(1000, 1, window=21), MalformedError),
+    "no last block": (make_frame(131072, 1, last=False), MalformedError),
     "a dictionary": (
         zstandard.ZstdCompressor(dict_data=zstandard.ZstdCompressionDict(b"word " * 100)).compress(b"word word word"),
         MalformedError,

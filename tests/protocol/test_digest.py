@@ -29,11 +29,11 @@ def test_digests_follow_their_definition() -> None:
 @given(st.binary(min_size=8, max_size=8), st.integers(0, 63))
 def test_every_bit_changes_the_digest(data: bytes, bit: int) -> None:
     """This includes the bits of -0.0, NaN payloads and infinities."""
-    flipped = bytearray(data)
-    flipped[bit // 8] ^= 1 << (bit % 8)
+    alteration = bytearray(data)
+    alteration[bit // 8] ^= 1 << (bit % 8)
     for dtype in type_names:
         tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype)
-        other = torch.frombuffer(flipped, dtype=torch.uint8).view(dtype)
+        other = torch.frombuffer(alteration, dtype=torch.uint8).view(dtype)
         assert raw_bytes(tensor).tobytes() == data
         assert digest_weights({"w": tensor}) != digest_weights({"w": other})
 

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from protocol.rollout import sampling
 from protocol.rollout.filters import Filters, allowed_tokens, certain_border, possible_tokens
-from tests.protocol.test_sampling import seeds
+from tests.support.builders.seeds import seeds
 
 FILTERS = [Filters(top_k=4), Filters(top_p=0.9), Filters(min_p=0.1), Filters(top_k=6, top_p=0.8, min_p=0.05)]
 
 
-def jittered(logits: Tensor, spread: float, seed: int) -> Tensor:
+def jitter(logits: Tensor, spread: float, seed: int) -> Tensor:
     """Return the logits of another honest computation: the difference of two logits changes by at most `spread`."""
     generator = torch.Generator().manual_seed(seed)
     return logits + (torch.rand(logits.shape, generator=generator) - 0.5) * spread
@@ -26,8 +26,8 @@ def test_honest_rounding_at_a_filters_border_is_no_miss(filters: Filters, spread
     logits = torch.randn(count, vocabulary, generator=torch.Generator().manual_seed(3)) * 2.0
     logits[::3] = logits[::3].round()  # ties, and nuclei that end where many tokens are equally likely
     words, places = sampling.seed_words(seeds(1)), torch.arange(count)
-    tokens = sampling.choose(jittered(logits, spread, 1), words, places, 1.0, filters)
-    margins = sampling.batch_margins(jittered(logits, spread, 2), tokens, seeds(1), [count], 1.0, filters, 2 * spread)
+    tokens = sampling.choose(jitter(logits, spread, 1), words, places, 1.0, filters)
+    margins = sampling.batch_margins(jitter(logits, spread, 2), tokens, seeds(1), [count], 1.0, filters, 2 * spread)
     assert margins.max() <= 2 * spread
 
 
@@ -53,8 +53,8 @@ def test_a_margin_that_is_certain_only_within_the_slack_is_a_miss_and_no_rejecti
     count = 4000
     logits = torch.randn(count, 40, generator=torch.Generator().manual_seed(5)) * 2.0
     words, places = sampling.seed_words(seeds(1)), torch.arange(count)
-    tokens = sampling.choose(jittered(logits, 0.5, 1), words, places, 1.0, filters)
-    margins = sampling.batch_margins(jittered(logits, 0.5, 2), tokens, seeds(1), [count], 1.0, filters, 0.01, 2.0)
+    tokens = sampling.choose(jitter(logits, 0.5, 1), words, places, 1.0, filters)
+    margins = sampling.batch_margins(jitter(logits, 0.5, 2), tokens, seeds(1), [count], 1.0, filters, 0.01, 2.0)
     assert margins.max() < 2.0
     assert 0 < (margins > 0.01).sum() < 0.2 * count
 
@@ -73,10 +73,10 @@ def test_a_nucleus_equals_that_of_a_full_sort(top_p: float, sharpness: float) ->
     """The nucleus may have any number of the 3,000 tokens."""
     logits = torch.randn(50, 3000, generator=torch.Generator().manual_seed(7)) * sharpness
     logits[0, :2] = 40.0
-    ordered = logits.double().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
-    before = ordered.values.cumsum(dim=-1) - ordered.values
+    probabilities = logits.double().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    before = probabilities.values.cumsum(dim=-1) - probabilities.values
     mask = allowed_tokens(logits, Filters(top_p=top_p))
-    logits_in_order = logits.gather(-1, ordered.indices)
+    logits_in_order = logits.gather(-1, probabilities.indices)
     for rounding in (-1e-7, 1e-7):
         last = logits_in_order.masked_fill(before >= top_p + rounding, math.inf).amin(dim=-1, keepdim=True)
         inside = logits >= last.minimum(logits.amax(dim=-1, keepdim=True))
@@ -88,6 +88,6 @@ def test_a_nucleus_equals_that_of_a_full_sort(top_p: float, sharpness: float) ->
         ranks = [torch.full((50, 1), rank) for rank in range(0, 3000, 60)]
         ranks += [(border + offset).clamp(0, 2999) for offset in range(-10, 10)]
         for rank in ranks:
-            tokens = ordered.indices.gather(-1, rank)
+            tokens = probabilities.indices.gather(-1, rank)
             possible = possible_tokens(logits, tokens[:, 0], filters, slack)
             assert (possible | ~mask.gather(-1, tokens)[:, 0]).all()

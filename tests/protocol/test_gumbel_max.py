@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from protocol.rollout import sampling
-from tests.protocol.test_sampling import seeds
+from tests.support.builders.seeds import seeds
 
 LENGTHS = (13, 0, 1, 34)
 ROWS = sum(LENGTHS)

@@ -81,25 +81,25 @@ def check_parser(parser: Parser, data: bytes) -> None:
 def mutations(data: bytes, rng: random.Random, count: int) -> Iterator[bytes]:
     """Yield altered copies: flipped, replaced, deleted, doubled and inserted bytes, and truncations."""
     for _ in range(count):
-        altered = bytearray(data)
+        alteration = bytearray(data)
         for _ in range(rng.choice((1, 1, 2, 4))):
-            place = rng.randrange(len(altered) + 1)
+            place = rng.randrange(len(alteration) + 1)
             match rng.randrange(6):
-                case 0 if altered:
-                    altered[place % len(altered)] ^= 1 << rng.randrange(8)
-                case 1 if altered:
-                    altered[place % len(altered)] = rng.choice(
+                case 0 if alteration:
+                    alteration[place % len(alteration)] ^= 1 << rng.randrange(8)
+                case 1 if alteration:
+                    alteration[place % len(alteration)] = rng.choice(
                         (0, 0x7F, 0x80, 0x90, 0xC1, 0xC4, 0xC6, 0xCA, 0xCF, 0xDB, 0xDD, 0xDF, 0xFF)
                     )
                 case 2:
-                    del altered[place : place + rng.randrange(1, 9)]
+                    del alteration[place : place + rng.randrange(1, 9)]
                 case 3:
-                    altered[place:place] = altered[place : place + rng.randrange(1, 40)]
+                    alteration[place:place] = alteration[place : place + rng.randrange(1, 40)]
                 case 4:
-                    altered[place:place] = rng.randbytes(rng.randrange(1, 9))
+                    alteration[place:place] = rng.randbytes(rng.randrange(1, 9))
                 case _:
-                    altered = altered[:place]
-        yield bytes(altered)
+                    alteration = alteration[:place]
+        yield bytes(alteration)
 
 
 @pytest.mark.parametrize("name", PARSERS)

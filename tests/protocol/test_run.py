@@ -17,8 +17,11 @@ from tests.support.builders.samples import MINER, ROOT, run_manifest
 def test_a_manifest_round_trips_and_its_digest_is_stable() -> None:
     manifest = run_manifest()
     assert RunManifest.from_bytes(manifest.to_bytes()) == manifest
-    verified = open_signed(sign(manifest, ROOT), RunManifest, manifest.authority.roots)
-    assert open_signed(sign(manifest, ROOT, MINER), RunManifest, [ROOT.public, MINER.public]).digest == verified.digest
+    signed_manifest = open_signed(sign(manifest, ROOT), RunManifest, manifest.authority.roots)
+    assert (
+        open_signed(sign(manifest, ROOT, MINER), RunManifest, [ROOT.public, MINER.public]).digest
+        == signed_manifest.digest
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,7 +91,7 @@ def test_times_of_a_window() -> None:
         {"name": "é"},
         {"key": b"k"},
         {"expires_ms": -1},
-        {"proof": bytes(1025)},
+        {"credential": bytes(1025)},
     ],
 )
 def test_invalid_announcements(changes: dict[str, Any]) -> None:

@@ -118,9 +118,9 @@ HOSTILE: dict[str, tuple[bytes, type[ProtocolError]]] = {
 
 @pytest.mark.parametrize(("data", "error"), HOSTILE.values(), ids=HOSTILE.keys())
 def test_hostile_files(data: bytes, error: type[ProtocolError]) -> None:
-    with pytest.raises(error) as caught:
+    with pytest.raises(error) as error_info:
         read(data)
-    assert str(caught.value).encode()
+    assert str(error_info.value).encode()
 
 
 def test_any_order_in_the_header() -> None:

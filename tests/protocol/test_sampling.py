@@ -9,17 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.rollout import sampling
-from protocol.rollout.challenge import rollout_seed
 from tests.protocol import slow_sampling
-from tests.support.builders.samples import digest
+from tests.support.builders.seeds import seeds
 
 SEED = bytes(range(16))
 EDGES = [0, 1, 2, 127, 128, (1 << 31) - 2, (1 << 31) - 1, 1 << 31, (1 << 31) + 1, (1 << 32) - 2, (1 << 32) - 1]
-
-
-def seeds(count: int, name: str = "seed") -> list[bytes]:
-    group = digest(name)
-    return [rollout_seed(group, index) for index in range(count)]
 
 
 def margins(logits: torch.Tensor, tokens: torch.Tensor, seed: bytes, temperature: float) -> torch.Tensor:

@@ -63,10 +63,10 @@ def test_every_single_flipped_bit_is_refused() -> None:
     data = sign(samples.announcement(), MINER)
     assert open_signed(data, Announcement, [MINER.public]).record == samples.announcement()
     for bit in range(len(data) * 8):
-        flipped = bytearray(data)
-        flipped[bit // 8] ^= 1 << (bit % 8)
+        alteration = bytearray(data)
+        alteration[bit // 8] ^= 1 << (bit % 8)
         with pytest.raises(ProtocolError):
-            open_signed(bytes(flipped), Announcement, [MINER.public])
+            open_signed(bytes(alteration), Announcement, [MINER.public])
 
 
 def test_every_truncation_is_refused() -> None:
@@ -112,9 +112,9 @@ def test_the_library_accepts_one_signature_for_many_messages_under_a_key_of_smal
     library.verify(signature, b"one message")
     library.verify(signature, b"another")
     body = samples.announcement().to_bytes()
-    forged = Envelope(body=body, of="announcement", signatures=(Signature(key=identity, value=signature),)).to_bytes()
+    forgery = Envelope(body=body, of="announcement", signatures=(Signature(key=identity, value=signature),)).to_bytes()
     with pytest.raises(SignatureError, match="small order"):
-        open_signed(forged, Announcement, [identity])
+        open_signed(forgery, Announcement, [identity])
 
 
 def test_the_library_accepts_a_key_that_is_not_canonical() -> None:
@@ -128,18 +128,20 @@ def test_a_signature_with_s_beyond_the_order_is_refused() -> None:
     data = unpack(sign(samples.announcement(), MINER))
     value = data["signatures"][0]["value"]
     larger = int.from_bytes(value[32:], "little") + order
-    altered = pack(data | {"signatures": ({"key": MINER.public, "value": value[:32] + larger.to_bytes(32, "little")},)})
+    alteration = pack(
+        data | {"signatures": ({"key": MINER.public, "value": value[:32] + larger.to_bytes(32, "little")},)}
+    )
     with pytest.raises(SignatureError):
-        open_signed(altered, Announcement, [MINER.public])
+        open_signed(alteration, Announcement, [MINER.public])
 
 
 def test_a_point_that_is_not_on_the_curve_verifies_nothing() -> None:
     key = (2).to_bytes(32, "little")
-    forged = Envelope(
+    forgery = Envelope(
         body=samples.announcement().to_bytes(), of="announcement", signatures=(Signature(key=key, value=bytes(64)),)
     ).to_bytes()
     with pytest.raises(SignatureError):
-        open_announced(forged, Announcement)
+        open_announced(forgery, Announcement)
 
 
 def test_a_signature_holds_for_one_kind_only() -> None:
@@ -194,9 +196,9 @@ def test_one_key_does_not_count_twice() -> None:
 def test_an_envelope_with_one_invalid_signature_of_two_is_refused() -> None:
     data = unpack(sign(samples.head(), TRAINER, ROOT))
     first, second = data["signatures"]
-    altered = pack(data | {"signatures": (first, second | {"value": first["value"]})})
+    alteration = pack(data | {"signatures": (first, second | {"value": first["value"]})})
     with pytest.raises(SignatureError):
-        open_signed(altered, Head, [TRAINER.public, ROOT.public])
+        open_signed(alteration, Head, [TRAINER.public, ROOT.public])
 
 
 def test_signatures_must_ascend_by_key() -> None:
@@ -222,7 +224,7 @@ def test_each_altered_field_of_a_body_is_refused() -> None:
         "space": "https://south.example.org",
         "groups": 17,
         "expires_ms": 100,
-        "proof": b"x",
+        "credential": b"x",
     }
     assert changes.keys() == fields.keys()
     for name, value in changes.items():

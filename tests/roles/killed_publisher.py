@@ -4,32 +4,32 @@ from typing import Any
 
 import trio
 
-from tests.roles.test_publisher import Site
-from tests.support.faults.tripwire import TrippingStore, Tripwire
+from tests.roles.publisher_testbed import PublisherTestbed
+from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
 
 
-async def killed_at(site: Site, operation: int, seconds: float, *, after: bool, **options: Any) -> bool:
+async def killed_at(testbed: PublisherTestbed, operation: int, seconds: float, *, after: bool, **options: Any) -> bool:
     """Publish, and kill the publisher before or after one of its puts and deletes, counted from 0 over store and state.
 
     Args:
-        options: as for `Site.publish`.
+        options: as for `PublisherTestbed.publish`.
 
     Returns:
         Whether there were as many puts and deletes.
     """
-    died, scope = False, trio.CancelScope()
+    has_crashed, scope = False, trio.CancelScope()
 
-    async def strike() -> None:
-        nonlocal died
-        died = True
+    async def crash() -> None:
+        nonlocal has_crashed
+        has_crashed = True
         scope.cancel()
         await trio.sleep_forever()
 
-    wire = Tripwire(lambda name, path: name in {"put", "delete"}, operation, after, strike)
-    store, state = site.store, site.state
-    tripping_stores: Any = [TrippingStore(inner, wire) for inner in (store, state)]
-    site.store, site.state = tripping_stores
+    trigger = CrashTrigger(lambda name, path: name in {"put", "delete"}, operation, after, crash)
+    store, state = testbed.store, testbed.state
+    crashing_stores: Any = [CrashingStore(inner, trigger) for inner in (store, state)]
+    testbed.store, testbed.state = crashing_stores
     with scope:
-        await site.publish(seconds, **options)
-    site.store, site.state = store, state
-    return died
+        await testbed.publish(seconds, **options)
+    testbed.store, testbed.state = store, state
+    return has_crashed

@@ -18,12 +18,22 @@ from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings
 from roles.trainer.learn.training import Training, TrainingSettings
 from roles.trainer.spool import COLLECTOR_PROGRESS, OUTCOMES
 from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, WindowOutcomes
-from tests.attacks.test_hanging_validators import closing, publish_window, windows_collected
-from tests.support.attacks.court import FIRST, SECOND, WINDOW, Court, Silent, other_prompt
-from tests.support.attacks.target import ROOTS, attack
+from tests.support.attacked_nodes.follower import ROOTS
+from tests.support.attacked_nodes.trainer import (
+    FIRST,
+    SECOND,
+    WINDOW,
+    AttackedTrainer,
+    SilentStore,
+    closing_time,
+    collected_windows,
+    group_with_other_prompt,
+    publish_window,
+)
 from tests.support.builders.chains import MINER
 from tests.support.builders.samples import rejected, revision
-from tests.support.simulation.stormy_network import WrongClock
+from tests.support.simulation.faulty_network import WrongClock
+from tests.support.simulation.virtual_clock import simulated
 
 
 class NoSpaceForOutcomes(MemoryStore):
@@ -37,7 +47,7 @@ class NoSpaceForOutcomes(MemoryStore):
         await super().put(path, data)
 
 
-class WrongOnce(Silent):
+class WrongOnce(SilentStore):
     """A store that hides one object below a prefix once, or shows zeros instead."""
 
     def __init__(self, prefix: str, how: str) -> None:
@@ -55,7 +65,7 @@ class WrongOnce(Silent):
         return bytes(len(data))
 
 
-class Distant(Silent):
+class Distant(SilentStore):
     """A store whose reads take 50 ms."""
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
@@ -66,94 +76,94 @@ class Distant(Silent):
 class ScheduledBeacon:
     """A beacon that gives each round when it is due by the right clock."""
 
-    def __init__(self, court: Court) -> None:
-        self._chain = court.run.beacon
-        self._clock = court.clock
+    def __init__(self, testbed: AttackedTrainer) -> None:
+        self._chain = testbed.run.beacon
+        self._clock = testbed.clock
 
     async def randomness(self, round_number: int) -> bytes:
         await self._clock.sleep_until(self._chain.round_time(round_number))
         return round_number.to_bytes(32, "little")
 
 
-def court_with_full_disk() -> tuple[Court, NoSpaceForOutcomes]:
-    """Return a court whose trainer cannot write its outcome log."""
-    court, disk = Court(), NoSpaceForOutcomes()
-    court.state, court.node = disk, replace(court.node, state=disk)
-    return court, disk
+def make_testbed_with_full_disk() -> tuple[AttackedTrainer, NoSpaceForOutcomes]:
+    """Return a testbed whose trainer cannot write its outcome log."""
+    testbed, disk = AttackedTrainer(), NoSpaceForOutcomes()
+    testbed.state, testbed.node = disk, replace(testbed.node, state=disk)
+    return testbed, disk
 
 
-def revise(court: Court, **changes: Any) -> None:
+def revise(testbed: AttackedTrainer, **changes: Any) -> None:
     """Change the authority that the trainer obeys from now on."""
-    revisions = court.node.revisions
+    revisions = testbed.node.revisions
     authority = revisions.current.model_copy(update=changes)
-    record = revision(revisions.number + 1, revisions.digest, run=court.run_id, authority=authority)
+    record = revision(revisions.number + 1, revisions.digest, run=testbed.run_id, authority=authority)
     revisions.adopt(open_announced(sign(record, ROOTS[0]), Revision))
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["full disk", "killed"])
 def test_an_interruption_between_inbox_and_outcome_log_loses_no_group(killed: bool) -> None:
-    @attack
+    @simulated
     async def scenario() -> None:
-        court, disk = court_with_full_disk()
-        await court.deliver()
-        verdicts = [court.verdict(FIRST, court.judgement(0)), court.verdict(SECOND)]
-        summaries = [(key, court.summary(key, v), v) for key, v in zip((FIRST, SECOND), verdicts, strict=True)]
+        testbed, disk = make_testbed_with_full_disk()
+        await testbed.deliver()
+        verdicts = [testbed.verdict(FIRST, testbed.judgement(0)), testbed.verdict(SECOND)]
+        summaries = [(key, testbed.summary(key, v), v) for key, v in zip((FIRST, SECOND), verdicts, strict=True)]
         for key, summary, _ in summaries:
-            await court.seal(key, summary)
-        await court.reveal(*summaries[0])
+            await testbed.seal(key, summary)
+        await testbed.reveal(*summaries[0])
         buffer = ReplayBuffer(ReplaySettings(), 0)
-        training = Training(court.node, cast(Any, None), buffer, dict, TrainingSettings(1, 1))
-        middle = court.run.opening_time(WINDOW) + 2.0
+        training = Training(testbed.node, cast(Any, None), buffer, dict, TrainingSettings(1, 1))
+        middle = testbed.run.opening_time(WINDOW) + 2.0
 
         async def go_on() -> None:
-            await court.clock.sleep_until(middle)
-            await court.reveal(*summaries[1])
+            await testbed.clock.sleep_until(middle)
+            await testbed.reveal(*summaries[1])
             await trio.sleep(0.0 if killed else 1.0)
             disk.full = False
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(training._read_inbox)
             if killed:
-                await court.listen(middle)
+                await testbed.collect(middle)
                 await go_on()
             else:
                 nursery.start_soon(go_on)
-            await court.listen()
+            await testbed.collect()
             await trio.sleep(1.0)
             nursery.cancel_scope.cancel()
-        assert await court.outcomes() == {"used"}
-        both_groups = {content_digest(group.to_frame()) for group in court.groups}
-        assert set(await court.account()) == {group.digest for group in buffer.draw(9)} == both_groups
+        assert await testbed.outcomes() == {"used"}
+        both_groups = {content_digest(group.to_frame()) for group in testbed.groups}
+        assert set(await testbed.group_outcomes()) == {group.digest for group in buffer.draw(9)} == both_groups
 
     scenario()
 
 
-@attack
+@simulated
 async def test_groups_handed_over_before_a_crash_are_used_whatever_storage_shows_afterwards():
-    court, disk = court_with_full_disk()
-    await court.deliver()
-    await court.say(FIRST)
-    await court.seal(SECOND, court.summary(SECOND))
-    await court.listen(court.run.opening_time(WINDOW) + 2.0)
-    assert await court.account() == {}
+    testbed, disk = make_testbed_with_full_disk()
+    await testbed.deliver()
+    await testbed.publish_records(FIRST)
+    await testbed.seal(SECOND, testbed.summary(SECOND))
+    await testbed.collect(testbed.run.opening_time(WINDOW) + 2.0)
+    assert await testbed.group_outcomes() == {}
     disk.full = False
-    await court.deliver([other_prompt(court), court.groups[1]])
-    await court.listen()
-    assert await court.outcomes() == {"used"}
+    await testbed.deliver([group_with_other_prompt(testbed), testbed.groups[1]])
+    await testbed.collect()
+    assert await testbed.outcomes() == {"used"}
 
 
 @pytest.mark.parametrize("how", ["hidden", "bent"])
 @pytest.mark.parametrize("kind", ["commitments", "batches"])
 def test_storage_that_shows_a_wrong_object_once_costs_no_window(kind: str, how: str) -> None:
-    @attack
+    @simulated
     async def scenario() -> None:
-        court = Court()
-        court.store = WrongOnce(paths.kind_prefix(MINER.public, kind), how)
-        court.node = replace(court.node, store=court.store)
-        await court.deliver()
-        await court.say(SECOND)
-        await court.listen()
-        assert await court.outcomes() == {"used"}
+        testbed = AttackedTrainer()
+        testbed.store = WrongOnce(paths.kind_prefix(MINER.public, kind), how)
+        testbed.node = replace(testbed.node, store=testbed.store)
+        await testbed.deliver()
+        await testbed.publish_records(SECOND)
+        await testbed.collect()
+        assert await testbed.outcomes() == {"used"}
 
     scenario()
 
@@ -161,108 +171,108 @@ def test_storage_that_shows_a_wrong_object_once_costs_no_window(kind: str, how: 
 def test_a_batch_that_is_too_large_is_logged_and_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VerifiedBatch, "max_bytes", 100)
 
-    @attack
+    @simulated
     async def scenario() -> None:
-        court = Court()
-        await court.deliver()
-        await court.say(FIRST)
-        await court.listen()
-        assert await court.outcomes() == {"too-large"}
+        testbed = AttackedTrainer()
+        await testbed.deliver()
+        await testbed.publish_records(FIRST)
+        await testbed.collect()
+        assert await testbed.outcomes() == {"too-large"}
 
     scenario()
 
 
-@attack
+@simulated
 async def test_a_window_whose_storage_does_not_answer_is_collected_after_a_restart():
-    court, later = Court(), WINDOW + 4
-    await court.deliver()
-    await court.say(FIRST)
-    await court.say(SECOND)
-    court.store.silent = (paths.kind_prefix(MINER.public, "batches"),)
-    timeout = court.run.beacon.round_time(court.run.schedule.verdict(WINDOW) + court.run.schedule.verdict_rounds)
-    restart = court.run.opening_time(later) + 1.0
-    assert closing(court) < restart < timeout - 1.0
+    testbed, later = AttackedTrainer(), WINDOW + 4
+    await testbed.deliver()
+    await testbed.publish_records(FIRST)
+    await testbed.publish_records(SECOND)
+    testbed.store.silent_prefixes = (paths.kind_prefix(MINER.public, "batches"),)
+    timeout = testbed.run.beacon.round_time(testbed.run.schedule.verdict(WINDOW) + testbed.run.schedule.verdict_rounds)
+    restart = testbed.run.opening_time(later) + 1.0
+    assert closing_time(testbed) < restart < timeout - 1.0
 
     async def judge_a_later_window() -> None:
-        await court.clock.sleep_until(court.run.opening_time(later) + 0.3)
+        await testbed.clock.sleep_until(testbed.run.opening_time(later) + 0.3)
         for validator in (FIRST, SECOND):
-            await publish_window(court, validator, later, rejected())
+            await publish_window(testbed, validator, later, rejected())
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(judge_a_later_window)
-        await court.listen(restart)
-    assert await windows_collected(court) == {later}
-    court.store.silent = ()
-    await court.listen(timeout + 10.0)
+        await testbed.collect(restart)
+    assert await collected_windows(testbed) == {later}
+    testbed.store.silent_prefixes = ()
+    await testbed.collect(timeout + 10.0)
     records = [
-        WindowOutcomes.from_bytes(await court.state.get(i.path, 1 << 20)) async for i in court.state.list(OUTCOMES)
+        WindowOutcomes.from_bytes(await testbed.state.get(i.path, 1 << 20)) async for i in testbed.state.list(OUTCOMES)
     ]
     assert {item.status for record in records if record.window == WINDOW for item in record.outcomes} == {"used"}
 
 
-@attack
+@simulated
 async def test_a_clock_that_is_an_hour_ahead_for_two_seconds_costs_no_window():
-    court, later = Court(), WINDOW + 4
-    clock = WrongClock(court.clock)
-    court.store = Distant()
-    court.node = replace(court.node, store=court.store, clock=clock, beacon=ScheduledBeacon(court))
+    testbed, later = AttackedTrainer(), WINDOW + 4
+    clock = WrongClock(testbed.clock)
+    testbed.store = Distant()
+    testbed.node = replace(testbed.node, store=testbed.store, clock=clock, beacon=ScheduledBeacon(testbed))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon((await court.open()).run)
+        nursery.start_soon((await testbed.open_collector()).run)
         await trio.sleep(1.0)
-        clock.wrong = 3600.0
+        clock.error_seconds = 3600.0
         await trio.sleep(2.0)
-        clock.wrong = 0.0
-        await court.clock.sleep_until(court.run.opening_time(later) + 2.0)
-        await publish_window(court, FIRST, later)
-        await publish_window(court, SECOND, later)
-        await court.clock.sleep_until(closing(court, later) + 10.0)
+        clock.error_seconds = 0.0
+        await testbed.clock.sleep_until(testbed.run.opening_time(later) + 2.0)
+        await publish_window(testbed, FIRST, later)
+        await publish_window(testbed, SECOND, later)
+        await testbed.clock.sleep_until(closing_time(testbed, later) + 10.0)
         nursery.cancel_scope.cancel()
-    assert await windows_collected(court) == {later}
+    assert await collected_windows(testbed) == {later}
 
 
-@attack
+@simulated
 async def test_a_validator_that_is_revoked_before_it_reveals_decides_nothing():
-    court = Court()
-    await court.deliver()
-    verdict = court.verdict(FIRST)
-    summary = court.summary(FIRST, verdict)
-    await court.seal(FIRST, summary)
+    testbed = AttackedTrainer()
+    await testbed.deliver()
+    verdict = testbed.verdict(FIRST)
+    summary = testbed.summary(FIRST, verdict)
+    await testbed.seal(FIRST, summary)
 
     async def revoke() -> None:
-        await court.clock.sleep_until(court.run.opening_time(WINDOW) + 1.0)
-        revise(court, validators=(SECOND.public,))
-        await court.reveal(FIRST, summary, verdict)
+        await testbed.clock.sleep_until(testbed.run.opening_time(WINDOW) + 1.0)
+        revise(testbed, validators=(SECOND.public,))
+        await testbed.reveal(FIRST, summary, verdict)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(revoke)
-        await court.listen()
-    assert await court.outcomes() == set()
+        await testbed.collect()
+    assert await testbed.outcomes() == set()
 
 
-@attack
+@simulated
 async def test_a_raised_quorum_holds_for_groups_that_are_not_decided_yet():
-    court = Court()
-    await court.deliver()
-    first, second = court.verdict(FIRST, court.judgement(0)), court.verdict(SECOND)
-    await court.seal(FIRST, court.summary(FIRST, first))
-    await court.seal(SECOND, court.summary(SECOND, second))
+    testbed = AttackedTrainer()
+    await testbed.deliver()
+    first, second = testbed.verdict(FIRST, testbed.judgement(0)), testbed.verdict(SECOND)
+    await testbed.seal(FIRST, testbed.summary(FIRST, first))
+    await testbed.seal(SECOND, testbed.summary(SECOND, second))
 
     async def raise_quorum() -> None:
-        await court.clock.sleep_until(court.run.opening_time(WINDOW) + 1.0)
-        await court.reveal(FIRST, court.summary(FIRST, first), first)
+        await testbed.clock.sleep_until(testbed.run.opening_time(WINDOW) + 1.0)
+        await testbed.reveal(FIRST, testbed.summary(FIRST, first), first)
         await trio.sleep(1.0)
-        revise(court, quorum=2)
-        await court.reveal(SECOND, court.summary(SECOND, second), second)
+        revise(testbed, quorum=2)
+        await testbed.reveal(SECOND, testbed.summary(SECOND, second), second)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(raise_quorum)
-        await court.listen()
-    digests = [content_digest(group.to_frame()) for group in court.groups]
-    assert await court.account() == {digests[0]: "used", digests[1]: "no-quorum"}
-    await court.outcomes()
+        await testbed.collect()
+    digests = [content_digest(group.to_frame()) for group in testbed.groups]
+    assert await testbed.group_outcomes() == {digests[0]: "used", digests[1]: "no-quorum"}
+    await testbed.outcomes()
 
 
-class SlowVerdicts(Silent):
+class SlowVerdicts(SilentStore):
     """A store whose reads of verdicts take five seconds."""
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
@@ -271,15 +281,17 @@ class SlowVerdicts(Silent):
         return await super().get(path, max_bytes, offset=offset, size=size)
 
 
-@attack
+@simulated
 async def test_after_a_long_absence_slow_verdicts_are_waited_for():
-    court = Court()
-    court.store = SlowVerdicts()
-    object.__setattr__(court.node, "store", court.store)
-    await court.deliver()
-    await court.say(FIRST)
-    await court.state.put(COLLECTOR_PROGRESS, CollectorProgress(oldest_window=WINDOW).to_bytes())
-    schedule = court.run.schedule
-    await court.clock.sleep_until(court.run.beacon.round_time(schedule.verdict(WINDOW) + 3 * schedule.verdict_rounds))
-    await court.listen(court.clock.now() + 60.0)
-    assert await court.outcomes() == {"used"}
+    testbed = AttackedTrainer()
+    testbed.store = SlowVerdicts()
+    object.__setattr__(testbed.node, "store", testbed.store)
+    await testbed.deliver()
+    await testbed.publish_records(FIRST)
+    await testbed.state.put(COLLECTOR_PROGRESS, CollectorProgress(oldest_window=WINDOW).to_bytes())
+    schedule = testbed.run.schedule
+    await testbed.clock.sleep_until(
+        testbed.run.beacon.round_time(schedule.verdict(WINDOW) + 3 * schedule.verdict_rounds)
+    )
+    await testbed.collect(testbed.clock.now() + 60.0)
+    assert await testbed.outcomes() == {"used"}

@@ -5,7 +5,7 @@ import trio
 
 from roles.first_failure import first_failure
 from roles.ports import EngineError, StoreError
-from tests.roles.test_follower import simulated
+from tests.support.simulation.virtual_clock import simulated
 
 
 async def fail_after(seconds: float, error: Exception) -> None:
@@ -43,10 +43,10 @@ async def test_a_failure_of_the_block_itself_cancels_the_tasks():
 
 @simulated
 async def test_an_unexpected_error_leaves_the_block_as_it_leaves_a_nursery():
-    with pytest.raises(ExceptionGroup) as caught:
+    with pytest.raises(ExceptionGroup) as error_info:
         async with first_failure(StoreError) as tasks:
             tasks.start_soon(fail_after, 1.0, EngineError("broken"))
-    assert caught.group_contains(EngineError, match="broken")
+    assert error_info.group_contains(EngineError, match="broken")
 
 
 @simulated

@@ -4,9 +4,9 @@ import pytest
 import trio
 
 from protocol.errors import ProtocolError
-from roles.gather import fetch_ahead, gather
+from roles.gather import fetch_ahead, first_success, gather
 from roles.ports import EngineError, StoreError
-from tests.roles.test_follower import simulated
+from tests.support.simulation.virtual_clock import simulated
 
 
 @simulated
@@ -94,3 +94,26 @@ def test_the_first_failure_ends_fetching_and_use_and_is_raised_by_itself(place: 
         assert trio.current_time() < 50
 
     simulated(scenario)()
+
+
+@simulated
+async def test_the_first_item_that_succeeds_ends_the_search():
+    attempts: list[int] = []
+
+    async def read(item: int) -> int:
+        attempts.append(item)
+        if item < 2:
+            raise StoreError(f"no answer from {item}")
+        return item * 10
+
+    assert await first_success(read, range(5)) == 20
+    assert attempts == [0, 1, 2]
+
+
+@simulated
+async def test_if_no_item_succeeds_the_first_failure_is_raised():
+    async def read(item: int) -> int:
+        raise StoreError(f"no answer from {item}")
+
+    with pytest.raises(StoreError, match="no answer from 0"):
+        await first_success(read, range(3))

@@ -5,18 +5,17 @@ followers see one history.
 import itertools
 
 import pytest
-import trio
-from trio.testing import MockClock
 
 from protocol import paths
 from tests.roles.killed_publisher import killed_at
-from tests.roles.test_follower import equal
-from tests.roles.test_publisher import SUCCESSOR, Site, copy_of, newest
+from tests.roles.publisher_testbed import SUCCESSOR, PublisherTestbed, copy_of, newest
+from tests.support.builders.chains import equal
+from tests.support.simulation.virtual_clock import simulate
 
 SECONDS = 2.5  # of a start, which waits for less than that for another trainer under its key
 
 
-class RotatedSite(Site):
+class RotatedKeyTestbed(PublisherTestbed):
     """A trainer whose key has been replaced, and which has not started since."""
 
     async def prepare(self) -> None:
@@ -33,19 +32,19 @@ class RotatedSite(Site):
 @pytest.mark.parametrize("after", [False, True])
 def test_a_migration_that_is_killed_at_any_operation_goes_on(after: bool):
     async def scenario() -> None:
-        before = RotatedSite()
+        before = RotatedKeyTestbed()
         await before.prepare()
         for operation in itertools.count():
-            site = RotatedSite()
-            site.store, site.state = await copy_of(before.store), await copy_of(before.state)
-            if not await killed_at(site, operation, SECONDS, after=after, key=SUCCESSOR):
+            testbed = RotatedKeyTestbed()
+            testbed.store, testbed.state = await copy_of(before.store), await copy_of(before.state)
+            if not await killed_at(testbed, operation, SECONDS, after=after, key=SUCCESSOR):
                 break
-            await site.publish(SECONDS, key=SUCCESSOR)
-            version, weights = await newest(*await site.follower())
+            await testbed.publish(SECONDS, key=SUCCESSOR)
+            version, weights = await newest(*await testbed.follower())
             assert (operation, version) == (operation, 4)
-            assert equal(weights, site.weights[4])
-            versions = [name.partition("-")[0] for name in await site.manifests()]
+            assert equal(weights, testbed.weights[4])
+            versions = [name.partition("-")[0] for name in await testbed.manifests()]
             assert len(versions) == len(set(versions)), f"two manifests for a version after operation {operation}"
         assert operation > 20
 
-    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+    simulate(scenario)

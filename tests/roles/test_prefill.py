@@ -12,7 +12,7 @@ from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
 from roles.policy import prefill
 from roles.ports import Forward
-from tests.protocol.test_sampling import seeds
+from tests.support.builders.seeds import seeds
 
 VOCABULARY = 50
 

@@ -11,8 +11,9 @@ from grailnode.store.decorators.disk_cache import DiskCache
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from roles.ports import ObjectInfo, StoreError
-from tests.roles.test_follower import Site, equal, simulated
-from tests.support.builders.chains import TRAINER
+from tests.roles.follower_testbed import FollowerTestbed
+from tests.support.builders.chains import TRAINER, equal
+from tests.support.simulation.virtual_clock import simulated
 
 
 class Link:
@@ -52,45 +53,45 @@ class Link:
 
 
 async def cold_start(folder: Path) -> None:
-    site = Site()
-    await site.publish(7)
-    link = Link(site.store)
-    follower = await site.follower(CachedStore(link, DiskCache(folder, 1 << 24), piece_bytes=64, inline=True))
+    testbed = FollowerTestbed()
+    await testbed.publish(7)
+    link = Link(testbed.store)
+    follower = await testbed.follower(CachedStore(link, DiskCache(folder, 1 << 24), piece_bytes=64, inline=True))
     await follower.refresh()
-    assert equal((await follower.rebuild(7)).weights, site.chain.weights[7])
-    assert site.log.named("caught-up")
+    assert equal((await follower.rebuild(7)).weights, testbed.chain.weights[7])
+    assert testbed.log.named("caught-up")
     before = dict(link.sent_bytes)
-    again = await site.follower(CachedStore(link, DiskCache(folder, 1 << 24), piece_bytes=64, inline=True))
+    again = await testbed.follower(CachedStore(link, DiskCache(folder, 1 << 24), piece_bytes=64, inline=True))
     await again.refresh()
-    assert equal((await again.rebuild(7)).weights, site.chain.weights[7])
+    assert equal((await again.rebuild(7)).weights, testbed.chain.weights[7])
     assert link.sent_bytes == before  # another node of this machine, or this one after a restart, fetches nothing
 
 
 async def late_join_from_the_newest_anchor(folder: Path) -> None:
-    site = Site()
-    await site.publish(20)
-    await site.publish(1, anchor=True)
-    await site.publish(3)
-    link = Link(site.store)
-    follower = await site.follower(link)
+    testbed = FollowerTestbed()
+    await testbed.publish(20)
+    await testbed.publish(1, anchor=True)
+    await testbed.publish(3)
+    link = Link(testbed.store)
+    follower = await testbed.follower(link)
     await follower.refresh()
-    assert equal((await follower.rebuild(24)).weights, site.chain.weights[24])
+    assert equal((await follower.rebuild(24)).weights, testbed.chain.weights[24])
     assert sum("/patches/" in path for path in link.sent_bytes) == 3
     assert sum("/anchors/" in path for path in link.sent_bytes) == 1
 
 
 async def a_hundred_versions_behind(folder: Path) -> None:
-    site = Site()
-    await site.publish(1)
-    link = Link(site.store, seconds=1.0)
-    follower = await site.follower(link)
+    testbed = FollowerTestbed()
+    await testbed.publish(1)
+    link = Link(testbed.store, seconds=1.0)
+    follower = await testbed.follower(link)
     await follower.refresh()
     await follower.rebuild(1)
-    await site.publish(100)
+    await testbed.publish(100)
     await follower.refresh()
-    assert equal((await follower.rebuild(101)).weights, site.chain.weights[101])
+    assert equal((await follower.rebuild(101)).weights, testbed.chain.weights[101])
     assert sum("/patches/" in path for path in link.sent_bytes) == 101
-    reports = site.log.named("catching-up")
+    reports = testbed.log.named("catching-up")
     assert reports
     assert [event["step"] for event in reports] == sorted(event["step"] for event in reports)
     assert all(event["bytes_per_second"] > 0 and event["seconds_left"] >= 0 for event in reports)
@@ -98,14 +99,14 @@ async def a_hundred_versions_behind(folder: Path) -> None:
 
 
 async def download_continued_after_a_cut(folder: Path) -> None:
-    site = Site()
-    await site.publish(1)
-    link = Link(site.store)
+    testbed = FollowerTestbed()
+    await testbed.publish(1)
+    link = Link(testbed.store)
     store = CachedStore(link, DiskCache(folder, 1 << 24), piece_bytes=64, inline=True)
-    follower = await site.follower(store)
+    follower = await testbed.follower(store)
     await follower.refresh()
     await follower.rebuild(1)
-    await site.publish(60)
+    await testbed.publish(60)
     link.cut_after = 40
     for _ in range(2):
         with pytest.raises(StoreError, match="reset"):
@@ -113,10 +114,10 @@ async def download_continued_after_a_cut(folder: Path) -> None:
             await follower.rebuild(61)
     assert follower.newest is not None
     assert 1 < follower.newest.version < 61  # the version that was verified before the cut
-    assert equal(follower.newest.weights, site.chain.weights[follower.newest.version])
+    assert equal(follower.newest.weights, testbed.chain.weights[follower.newest.version])
     link.cut_after = None
-    assert equal((await follower.rebuild(61)).weights, site.chain.weights[61])
-    sizes = {info.path: info.size async for info in site.store.list(paths.patches(TRAINER.public))}
+    assert equal((await follower.rebuild(61)).weights, testbed.chain.weights[61])
+    sizes = {info.path: info.size async for info in testbed.store.list(paths.patches(TRAINER.public))}
     patch_bytes = {path: size for path, size in link.sent_bytes.items() if "/patches/" in path}
     assert patch_bytes == sizes  # every byte once
 

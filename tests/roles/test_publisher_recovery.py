@@ -6,8 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import trio
-from trio.testing import MockClock
 
 from grailnode.store.memory import MemoryStore
 from protocol import limits, paths
@@ -19,11 +17,11 @@ from roles.ports import ObjectStore
 from roles.trainer.publish.history import HeadStamp, History, make_head
 from roles.trainer.publish.version_build import make_shards, reference
 from tests.roles.killed_publisher import killed_at
-from tests.roles.test_follower import equal
-from tests.roles.test_publisher import SETTINGS, SUCCESSOR, LosesPatches, Site, copy_of, newest, simulated
+from tests.roles.publisher_testbed import SETTINGS, SUCCESSOR, LosesPatches, PublisherTestbed, copy_of, newest
 from tests.support.builders import samples
-from tests.support.builders.chains import TRAINER
+from tests.support.builders.chains import TRAINER, equal
 from tests.support.simulation.network import key
+from tests.support.simulation.virtual_clock import simulate, simulated
 
 LAST_EPOCH = (1 << 53) - 1
 
@@ -50,19 +48,19 @@ class DeadlyState(MemoryStore):
         await super().delete(path)
 
 
-async def publish_until_killed(site: Site, operation: str, prefix: str, **options: Any) -> None:
+async def publish_until_killed(testbed: PublisherTestbed, operation: str, prefix: str, **options: Any) -> None:
     """Publish until the process is killed before an operation on a path with a prefix."""
-    state, died = DeadlyState(), False
-    async for item in site.state.list(""):
-        await state.put(item.path, await site.state.get(item.path, 1 << 30))
+    state, has_crashed = DeadlyState(), False
+    async for item in testbed.state.list(""):
+        await state.put(item.path, await testbed.state.get(item.path, 1 << 30))
     state.is_deadly = lambda name, path: name == operation and path.startswith(prefix)
-    site.state = state
+    testbed.state = state
     try:
-        await site.publish(**options)
+        await testbed.publish(**options)
     except* KilledError:
-        died = True
+        has_crashed = True
     state.is_deadly = lambda name, path: False
-    assert died
+    assert has_crashed
 
 
 async def names_below(state: ObjectStore, prefix: str) -> list[str]:
@@ -75,22 +73,22 @@ async def names_below(state: ObjectStore, prefix: str) -> list[str]:
 
 @simulated
 async def test_a_thiefs_last_epoch_does_not_spoil_the_owners_state():
-    site = Site()
-    await site.snapshot(0, 1, 2, 3)
-    await site.publish()
-    head = await site.head()
-    await site.store.put(paths.head(TRAINER.public), sign(head.model_copy(update={"epoch": LAST_EPOCH}), TRAINER))
+    testbed = PublisherTestbed()
+    await testbed.snapshot(0, 1, 2, 3)
+    await testbed.publish()
+    head = await testbed.head()
+    await testbed.store.put(paths.head(TRAINER.public), sign(head.model_copy(update={"epoch": LAST_EPOCH}), TRAINER))
     for _ in range(2):  # its supervisor starts it again
         with pytest.raises(ChainError, match="an epoch that nobody can follow"):
-            await site.publish()
+            await testbed.publish()
     point = ChainPoint(version=3, digest=head.digest(3))
-    authority = site.run.authority.model_copy(update={"trainers": (SUCCESSOR.public,), "revoked": (TRAINER.public,)})
-    record = samples.revision(1, site.run_id, run=site.run_id, authority=authority, rewind=point)
-    await site.store.put(paths.revision(site.run_id, 1), sign(record, key("root")))
-    await site.snapshot(4)
-    await site.publish(key=SUCCESSOR)
-    version, weights = await newest(*await site.follower())
-    assert version == 4 and equal(weights, site.weights[4])
+    authority = testbed.run.authority.model_copy(update={"trainers": (SUCCESSOR.public,), "revoked": (TRAINER.public,)})
+    record = samples.revision(1, testbed.run_id, run=testbed.run_id, authority=authority, rewind=point)
+    await testbed.store.put(paths.revision(testbed.run_id, 1), sign(record, key("root")))
+    await testbed.snapshot(4)
+    await testbed.publish(key=SUCCESSOR)
+    version, weights = await newest(*await testbed.follower())
+    assert version == 4 and equal(weights, testbed.weights[4])
 
 
 # Storage
@@ -98,28 +96,28 @@ async def test_a_thiefs_last_epoch_does_not_spoil_the_owners_state():
 
 @simulated
 async def test_a_head_that_is_too_large_is_written_over():
-    site = Site()
-    await site.snapshot(0)
-    await site.publish()
-    await site.store.put(paths.head(TRAINER.public), bytes(2 << 20))
-    await site.snapshot(1)
-    await site.publish()
-    assert (await site.head()).version == 1
+    testbed = PublisherTestbed()
+    await testbed.snapshot(0)
+    await testbed.publish()
+    await testbed.store.put(paths.head(TRAINER.public), bytes(2 << 20))
+    await testbed.snapshot(1)
+    await testbed.publish()
+    assert (await testbed.head()).version == 1
 
 
 @simulated
 async def test_an_old_head_does_not_stop_its_trainer():
-    site = Site()
-    await site.snapshot(0)
-    await site.publish()
-    old = await site.store.get(paths.head(TRAINER.public), 1 << 20)
-    await site.snapshot(*range(1, 11))
-    await site.publish(seconds=60)
-    await site.store.put(paths.head(TRAINER.public), old)  # storage was rolled back
-    await site.snapshot(11)
-    await site.publish()
-    version, weights = await newest(*await site.follower())
-    assert version == 11 and equal(weights, site.weights[11])
+    testbed = PublisherTestbed()
+    await testbed.snapshot(0)
+    await testbed.publish()
+    old = await testbed.store.get(paths.head(TRAINER.public), 1 << 20)
+    await testbed.snapshot(*range(1, 11))
+    await testbed.publish(seconds=60)
+    await testbed.store.put(paths.head(TRAINER.public), old)  # storage was rolled back
+    await testbed.snapshot(11)
+    await testbed.publish()
+    version, weights = await newest(*await testbed.follower())
+    assert version == 11 and equal(weights, testbed.weights[11])
 
 
 # Kills
@@ -127,49 +125,49 @@ async def test_an_old_head_does_not_stop_its_trainer():
 
 @simulated
 async def test_killed_before_older_weights_are_deleted():
-    site = Site()
-    await site.snapshot(0, 1)
-    await site.publish()
-    await site.snapshot(2)
-    await publish_until_killed(site, "delete", "chain/weights/")
-    assert len(await names_below(site.state, "chain/weights/")) == 2
-    await site.snapshot(3, 4)
-    await site.publish()
-    assert await names_below(site.state, "chain/weights/") == ["0000000004"]
+    testbed = PublisherTestbed()
+    await testbed.snapshot(0, 1)
+    await testbed.publish()
+    await testbed.snapshot(2)
+    await publish_until_killed(testbed, "delete", "chain/weights/")
+    assert len(await names_below(testbed.state, "chain/weights/")) == 2
+    await testbed.snapshot(3, 4)
+    await testbed.publish()
+    assert await names_below(testbed.state, "chain/weights/") == ["0000000004"]
 
 
 @simulated
 async def test_killed_after_the_anchor_of_a_version_without_a_patch_and_then_rotated():
-    site, store = Site(), LosesPatches()
-    site.store, store.losing = store, False
+    testbed, store = PublisherTestbed(), LosesPatches()
+    testbed.store, store.losing = store, False
     settings = replace(SETTINGS, anchor_interval=100, keep_patches=100)
-    await site.snapshot(0, 1)
-    await site.publish(settings=settings)
+    await testbed.snapshot(0, 1)
+    await testbed.publish(settings=settings)
     store.losing = True
-    await site.snapshot(2)
-    await publish_until_killed(site, "put", "chain/weights/0000000002", settings=settings, seconds=60)
+    await testbed.snapshot(2)
+    await publish_until_killed(testbed, "put", "chain/weights/0000000002", settings=settings, seconds=60)
     store.losing = False
-    await site.revise(1, site.run_id, trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
-    await site.snapshot(3)
-    await site.publish(key=SUCCESSOR, settings=settings, seconds=60)
-    assert (await site.head(SUCCESSOR)).version == 3
-    version, weights = await newest(*await site.follower())
-    assert version == 3 and equal(weights, site.weights[3])
+    await testbed.revise(1, testbed.run_id, trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
+    await testbed.snapshot(3)
+    await testbed.publish(key=SUCCESSOR, settings=settings, seconds=60)
+    assert (await testbed.head(SUCCESSOR)).version == 3
+    version, weights = await newest(*await testbed.follower())
+    assert version == 3 and equal(weights, testbed.weights[3])
 
 
 @simulated
 async def test_killed_while_old_versions_are_deleted_and_then_configured_to_keep_more():
-    site = Site()
+    testbed = PublisherTestbed()
     few = replace(SETTINGS, anchor_interval=1, keep_patches=1, keep_anchors=1)
-    await site.snapshot(0)
-    await site.publish(settings=few)
-    await site.snapshot(1, 2, 3, 4)
-    await publish_until_killed(site, "delete", "chain/anchors/", settings=few, seconds=60)
-    await site.snapshot(5)
-    await site.publish(settings=replace(few, keep_anchors=10), seconds=60)
-    version, weights = await newest(*await site.follower())
-    assert version == 5 and equal(weights, site.weights[5])
-    assert await names_below(site.state, "chain/anchors/") == await names_below(site.state, "chain/manifests/")
+    await testbed.snapshot(0)
+    await testbed.publish(settings=few)
+    await testbed.snapshot(1, 2, 3, 4)
+    await publish_until_killed(testbed, "delete", "chain/anchors/", settings=few, seconds=60)
+    await testbed.snapshot(5)
+    await testbed.publish(settings=replace(few, keep_anchors=10), seconds=60)
+    version, weights = await newest(*await testbed.follower())
+    assert version == 5 and equal(weights, testbed.weights[5])
+    assert await names_below(testbed.state, "chain/anchors/") == await names_below(testbed.state, "chain/manifests/")
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -177,30 +175,30 @@ def test_killed_at_any_operation_it_leaves_nothing_over_and_the_chain_verifies(a
     settings = replace(SETTINGS, keep_patches=2, keep_anchors=1, takeover_seconds=0.1, poll_seconds=0.5)
 
     async def scenario() -> None:
-        template = Site()
+        template = PublisherTestbed()
         await template.snapshot(0, 1)
         await template.publish(2, settings=settings)
         await template.snapshot(2, 3, 4)
         for operation in itertools.count():
-            site = Site()
-            site.store, site.state = await copy_of(template.store), await copy_of(template.state)
-            if not await killed_at(site, operation, 3, after=after, settings=settings):
+            testbed = PublisherTestbed()
+            testbed.store, testbed.state = await copy_of(template.store), await copy_of(template.state)
+            if not await killed_at(testbed, operation, 3, after=after, settings=settings):
                 break
-            await site.publish(3, settings=settings)
-            version, weights = await newest(*await site.follower())
+            await testbed.publish(3, settings=settings)
+            version, weights = await newest(*await testbed.follower())
             assert (operation, version) == (operation, 4)
-            assert equal(weights, site.weights[4])
-            await site.snapshot(5, 6)
-            await site.publish(3, settings=settings)
-            assert (operation, await names_below(site.state, "chain/weights/")) == (operation, ["0000000006"])
-            assert (operation, await names_below(site.state, "chain/shards/")) == (operation, [])
-            notes = set(await names_below(site.state, "chain/anchors/")) - set(
-                await names_below(site.state, "chain/manifests/")
+            assert equal(weights, testbed.weights[4])
+            await testbed.snapshot(5, 6)
+            await testbed.publish(3, settings=settings)
+            assert (operation, await names_below(testbed.state, "chain/weights/")) == (operation, ["0000000006"])
+            assert (operation, await names_below(testbed.state, "chain/shards/")) == (operation, [])
+            notes = set(await names_below(testbed.state, "chain/anchors/")) - set(
+                await names_below(testbed.state, "chain/manifests/")
             )
             assert (operation, notes) == (operation, set())
         assert operation > 20
 
-    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+    simulate(scenario)
 
 
 # The state
@@ -208,16 +206,16 @@ def test_killed_at_any_operation_it_leaves_nothing_over_and_the_chain_verifies(a
 
 @simulated
 async def test_opening_the_history_of_a_running_trainer_deletes_nothing():
-    site = Site()
-    await site.snapshot(0)
-    await site.publish()
-    running = await History.open(site.state)
-    shards = make_shards(site.weights[1], 1 << 20)
+    testbed = PublisherTestbed()
+    await testbed.snapshot(0)
+    await testbed.publish()
+    running = await History.open(testbed.state)
+    shards = make_shards(testbed.weights[1], 1 << 20)
     last = running.manifests[0]
     changes = {"version": 1, "previous": last.digest, "patch": None, "anchor": tuple(map(reference, shards))}
     manifest = Manifest(**(dict(last.record) | changes))
     await running.put_shards(manifest, shards)
-    await History.open(site.state)  # as another process does, to look something up
+    await History.open(testbed.state)  # as another process does, to look something up
     await running.record_manifest(sign(manifest, TRAINER))
     assert await running.get_shard(manifest, manifest.anchor[0]) == shards[0]
 

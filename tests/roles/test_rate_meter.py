@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import trio
-from trio.testing import MockClock
 
 from grailnode.convert.inspect_patch import inspect_patch
 from grailnode.run.creation import Choices
@@ -18,8 +17,9 @@ from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
 from roles.trainer.publish.rate_meter import FORGET_AFTER, PatchMeasurement, RateMeter
 from roles.trainer.spool import SnapshotName, put_snapshot
-from tests.support.builders.chains import PunctualBeacon, changed, small_weights
+from tests.support.builders.chains import PunctualBeacon, change_elements, small_weights
 from tests.support.simulation.network import Network
+from tests.support.simulation.virtual_clock import simulate
 
 ENCODE_SECONDS = {"compact": 0.05, "fast": 0.01}
 
@@ -67,7 +67,7 @@ def publish(link: float, settings: PublisherSettings, versions: int = 6) -> tupl
             await Publisher(node, await History.open(node.state), settings).run()
         return network.events("trainer/upload", "patch")
 
-    return trio.run(scenario, clock=MockClock(autojump_threshold=0)), store
+    return simulate(scenario), store
 
 
 @pytest.mark.parametrize(("link", "profile"), [(100.0, "compact"), (1e9, "fast")])
@@ -124,7 +124,7 @@ def test_unknown_profiles_and_auto_without_conditions_are_value_errors():
 
 
 def test_auto_encodes_like_the_profile_that_it_chooses():
-    old, new = small_weights(0), changed(small_weights(0), 1)
+    old, new = small_weights(0), change_elements(small_weights(0), 1)
     rates = {"compact": patch.Rates(2e9, 2e9, 0.0045), "fast": patch.Rates(4e9, 4e9, 0.0062)}
     for link, profile in ((1e3, "compact"), (1e12, "fast")):
         conditions = patch.LinkConditions(link, rates)

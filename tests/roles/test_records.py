@@ -31,7 +31,7 @@ def node(store: MemoryStore) -> Node:
 
 
 def fetch(record: PublishedRecord, data: bytes | None, path: str = "", **options: Any) -> PublishedRecord:
-    """What the door gives for these bytes at the record's path, or at another one."""
+    """Return what `fetch_record` gives for these bytes at the record's path, or at another one."""
 
     async def run() -> PublishedRecord:
         store = MemoryStore()
@@ -111,9 +111,9 @@ def test_every_bent_byte_is_refused(record: PublishedRecord) -> None:
     async def read_bent() -> None:
         reader = node(MemoryStore())
         for place in range(0, len(data), max(1, len(data) // 100)):
-            bent = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+            alteration = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
             with pytest.raises(ProtocolError):
-                open_record(reader, type(record), record.path, bent)
+                open_record(reader, type(record), record.path, alteration)
 
     trio.run(read_bent)
 

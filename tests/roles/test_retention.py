@@ -12,7 +12,6 @@ import torch
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from trio.testing import MockClock
 
 from grailnode.store.memory import MemoryStore
 from protocol import paths
@@ -25,9 +24,10 @@ from roles.trainer.publish.publisher import PublisherSettings
 from roles.trainer.publish.retention import check_retention, retained_range
 from roles.trainer.spool import SnapshotName, put_snapshot
 from tests.roles.killed_publisher import killed_at
-from tests.roles.test_publisher import SUCCESSOR, Site, newest, simulated
-from tests.support.builders.chains import TRAINER, changed, make_node, small_run, small_weights
+from tests.roles.publisher_testbed import SUCCESSOR, PublisherTestbed, newest
+from tests.support.builders.chains import TRAINER, change_elements, make_node, small_run, small_weights
 from tests.support.simulation.network import BEGIN, Log
+from tests.support.simulation.virtual_clock import simulate, simulated
 
 HEAD_TTL = 20  # seconds
 SETTINGS = PublisherSettings(takeover_seconds=0.1, poll_seconds=0.05)
@@ -88,14 +88,14 @@ class CheckingStore(MemoryStore):
         return names
 
 
-class LongSite(Site):
+class LongRunTestbed(PublisherTestbed):
     """A trainer with a given number of versions, heads that expire soon, and a store that checks the invariant."""
 
     def __init__(self, versions: int) -> None:
         super().__init__()
         self.weights = [small_weights(0)]
         for seed in range(1, versions):
-            self.weights.append(changed(self.weights[-1], seed))
+            self.weights.append(change_elements(self.weights[-1], seed))
         _, run = small_run(digest_weights(self.weights[0]))
         self.run = run.model_copy(update={"head_ttl": HEAD_TTL})
         self.store: CheckingStore = CheckingStore()
@@ -184,15 +184,15 @@ def test_everything_that_a_head_names_is_in_storage_until_it_expires(interval: i
     settings = replace(SETTINGS, anchor_interval=interval, keep_patches=patches, keep_anchors=anchors)
 
     async def scenario() -> None:
-        site = LongSite(40)
+        testbed = LongRunTestbed(40)
         for version in range(40):
-            await site.snapshot(version)
-        await site.publish(2000, settings=settings)
-        assert site.store.violations == []
-        assert (await site.head()).version == 39
-        assert (await newest(*await site.follower()))[0] == 39
+            await testbed.snapshot(version)
+        await testbed.publish(2000, settings=settings)
+        assert testbed.store.violations == []
+        assert (await testbed.head()).version == 39
+        assert (await newest(*await testbed.follower()))[0] == 39
 
-    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+    simulate(scenario)
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Life:
     async def live(self) -> tuple[int, int]:
         """Run the schedule; return how many heads and how many manifests were put."""
         chance = random.Random(self.seed)
-        site = LongSite(30)
+        testbed = LongRunTestbed(30)
         trainer: SigningKey = TRAINER
         published_version = 0
         while published_version < 29:
@@ -215,27 +215,27 @@ class Life:
                 keep_anchors=chance.choice([1, 2, 4]),
             )
             versions = range(published_version, min(30, published_version + chance.randint(1, 8)))
-            await site.snapshot(*versions)
+            await testbed.snapshot(*versions)
             published_version = versions[-1]
             if chance.random() < 0.7:
                 after = chance.random() < 0.5
-                await killed_at(site, chance.randrange(60), 400, after=after, settings=settings, key=trainer)
+                await killed_at(testbed, chance.randrange(60), 400, after=after, settings=settings, key=trainer)
             else:
-                await site.publish(chance.choice([1, 30, 400]), settings=settings, key=trainer)
+                await testbed.publish(chance.choice([1, 30, 400]), settings=settings, key=trainer)
             await trio.sleep(chance.choice([0, 5, 300, 900]))
             if trainer is TRAINER and chance.random() < 0.1:
                 trainer = SUCCESSOR
-                await site.revise(1, site.run_id, trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
-        await site.publish(400, settings=settings, key=trainer)
-        assert site.store.violations == []
-        version, _ = await newest(*await site.follower())
+                await testbed.revise(1, testbed.run_id, trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
+        await testbed.publish(400, settings=settings, key=trainer)
+        assert testbed.store.violations == []
+        version, _ = await newest(*await testbed.follower())
         assert version == 29
-        return site.store.heads, len(site.store.manifests)
+        return testbed.store.heads, len(testbed.store.manifests)
 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_no_schedule_of_kills_and_settings_makes_a_head_name_a_missing_object(seed: int) -> None:
-    trio.run(Life(seed).live, clock=MockClock(autojump_threshold=0))
+    simulate(Life(seed).live)
 
 
 class SlowLink:
@@ -262,25 +262,30 @@ def large_weights(seed: int) -> dict[str, torch.Tensor]:
 @simulated
 async def test_no_object_is_deleted_while_a_reader_behind_a_slow_link_fetches_it() -> None:
     """An anchor takes 4 s at 1 Mbit/s. Every second a version with an anchor is published, and one anchor is kept."""
-    site = LongSite(2)
+    testbed = LongRunTestbed(2)
     weights = large_weights(0)
     _, run = small_run(digest_weights(weights))
-    site.run_id, site.run = content_digest(run.to_bytes()), run.model_copy(update={"head_ttl": HEAD_TTL})
+    testbed.run_id, testbed.run = content_digest(run.to_bytes()), run.model_copy(update={"head_ttl": HEAD_TTL})
     settings = replace(SETTINGS, anchor_interval=1, keep_patches=1, keep_anchors=1)
 
     async def train() -> None:
         nonlocal weights
         for version in range(60):
-            await put_snapshot(site.state, SnapshotName(version, version), weights)
+            await put_snapshot(testbed.state, SnapshotName(version, version), weights)
             weights = {"a": weights["a"].roll(1, 0)}
             await trio.sleep(1)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: site.publish(70, settings=settings))
+        nursery.start_soon(lambda: testbed.publish(70, settings=settings))
         nursery.start_soon(train)
         await trio.sleep(3)
         node = make_node(
-            site.run_id, site.run, SlowLink(site.store, 125_000), MemoryStore(), Log("reader"), clock=site.clock
+            testbed.run_id,
+            testbed.run,
+            SlowLink(testbed.store, 125_000),
+            MemoryStore(),
+            Log("reader"),
+            clock=testbed.clock,
         )
         follower = await Follower.open(node)
         versions = []
@@ -292,36 +297,36 @@ async def test_no_object_is_deleted_while_a_reader_behind_a_slow_link_fetches_it
         nursery.cancel_scope.cancel()
     assert len(versions) >= 10
     assert versions == sorted(set(versions))
-    assert site.store.violations == []
+    assert testbed.store.violations == []
 
 
 @simulated
 async def test_an_anchor_that_storage_lost_is_retired_at_the_next_start() -> None:
-    site = LongSite(8)
+    testbed = LongRunTestbed(8)
     settings = replace(SETTINGS, anchor_interval=2, keep_patches=4, keep_anchors=2)
-    await site.snapshot(*range(6))
-    await site.publish(30, settings=settings)
-    head = await site.head()
+    await testbed.snapshot(*range(6))
+    await testbed.publish(30, settings=settings)
+    head = await testbed.head()
     lost_version = head.anchors[0]
-    manifest = site.store.manifests[head.digest(lost_version)]
-    await MemoryStore.delete(site.store, paths.anchor(TRAINER.public, manifest.anchor[0].digest))
-    await site.snapshot(6)
-    await site.publish(30, settings=settings)
-    assert [event["version"] for event in site.log.named("anchor-lost")] == [lost_version]
-    assert lost_version not in (await site.head()).anchors
-    assert (await newest(*await site.follower()))[0] == 6
-    assert site.store.violations == []
+    manifest = testbed.store.manifests[head.digest(lost_version)]
+    await MemoryStore.delete(testbed.store, paths.anchor(TRAINER.public, manifest.anchor[0].digest))
+    await testbed.snapshot(6)
+    await testbed.publish(30, settings=settings)
+    assert [event["version"] for event in testbed.log.named("anchor-lost")] == [lost_version]
+    assert lost_version not in (await testbed.head()).anchors
+    assert (await newest(*await testbed.follower()))[0] == 6
+    assert testbed.store.violations == []
 
 
 @simulated
 async def test_the_only_anchor_is_named_even_if_storage_does_not_show_it() -> None:
-    site = LongSite(3)
+    testbed = LongRunTestbed(3)
     settings = replace(SETTINGS, anchor_interval=10)
-    await site.snapshot(0, 1)
-    await site.publish(5, settings=settings)
-    head = await site.head()
-    manifest = site.store.manifests[head.digest(0)]
-    await MemoryStore.delete(site.store, paths.anchor(TRAINER.public, manifest.anchor[0].digest))
-    await site.publish(5, settings=settings)
-    assert [event["retired"] for event in site.log.named("anchor-lost")] == [False]
-    assert (await site.head()).anchors == (0,)
+    await testbed.snapshot(0, 1)
+    await testbed.publish(5, settings=settings)
+    head = await testbed.head()
+    manifest = testbed.store.manifests[head.digest(0)]
+    await MemoryStore.delete(testbed.store, paths.anchor(TRAINER.public, manifest.anchor[0].digest))
+    await testbed.publish(5, settings=settings)
+    assert [event["retired"] for event in testbed.log.named("anchor-lost")] == [False]
+    assert (await testbed.head()).anchors == (0,)

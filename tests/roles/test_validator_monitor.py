@@ -9,11 +9,11 @@ from protocol.judging.verdict import Judgement
 from protocol.limits import MAX_GROUPS, MAX_KEYS
 from roles.ports import StoreError
 from roles.trainer.collect.validator_monitor import ValidatorMonitor
-from tests.support.attacks.target import attack
 from tests.support.builders.chains import TRAINER, make_node, small_run, small_weights
 from tests.support.builders.samples import judgement, rejected, verdict
 from tests.support.simulation.network import BEGIN, Log
 from tests.support.simulation.trio_clock import TrioClock
+from tests.support.simulation.virtual_clock import simulated
 
 CANARY = canary_key(TRAINER, 0).public
 WINDOW = next(w for w in range(100) if [is_false_group(TRAINER, w, i) for i in range(3)] == [False, True, False])
@@ -47,7 +47,7 @@ def test_the_failures_of_a_validator_in_a_canarys_window(
         accepted_false_work = any(accepted for _, accepted in failures)
         assert monitor.distrusted_validators == ({validator} if accepted_false_work else set())
 
-    attack(scenario)()
+    simulated(scenario)()
 
 
 def test_a_validator_that_contradicts_all_verdicts_does_not_break_the_report() -> None:
@@ -69,7 +69,7 @@ def test_a_validator_that_contradicts_all_verdicts_does_not_break_the_report() -
         assert {failure.validator for failure in report.canary_failures} == {accepting.validator}
         assert len(log.named("report-truncated")) == 1
 
-    attack(scenario)()
+    simulated(scenario)()
 
 
 def test_a_report_on_very_many_validators_is_cut_to_what_a_record_holds() -> None:
@@ -91,7 +91,7 @@ def test_a_report_on_very_many_validators_is_cut_to_what_a_record_holds() -> Non
         assert 0 < len(report.disagreements) < 16 * miners
         assert len(log.named("report-truncated")) == 1
 
-    attack(scenario)()
+    simulated(scenario)()
 
 
 class FullDisk(MemoryStore):
@@ -124,4 +124,4 @@ def test_a_validator_that_failed_is_distrusted_although_the_disk_is_full() -> No
         await restarted.open()
         assert restarted.distrusted_validators == {false_verdict.validator}
 
-    attack(scenario)()
+    simulated(scenario)()

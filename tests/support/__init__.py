@@ -1,1 +1,1 @@
-"""Simulations, adversaries, fault proxies and builders for tests/ and bench/. Imports neither."""
+"""What two rooms of tests, or tests and benches, share. It imports nothing else of tests/, and nothing of bench/."""

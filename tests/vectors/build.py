@@ -84,7 +84,7 @@ def signing() -> list[Case]:
     both = unpack(sign(samples.head(), TRAINER, ROOT))
     identity = b"\1" + bytes(31)
 
-    def forged(key: bytes, value: bytes) -> bytes:
+    def forgery(key: bytes, value: bytes) -> bytes:
         record = samples.announcement(key=key)
         return Envelope(
             body=record.to_bytes(), of=record.kind, signatures=(Signature(key=key, value=value),)
@@ -114,13 +114,15 @@ def signing() -> list[Case]:
                 "role": "trainer",
                 "name": "south",
                 "expires_ms": 98,
-                "proof": b"x",
+                "credential": b"x",
             }.items()
         ),
-        bad("a key of order 1, which signs everything", "announced", forged(identity, identity + bytes(32)), SIGNATURE),
-        bad("the same key, not canonical", "announced", forged(_little(2**255 - 18), identity + bytes(32)), SIGNATURE),
-        bad("a key of order 2", "announced", forged(_little(2**255 - 20), bytes(64)), SIGNATURE),
-        bad("a key of order 4", "announced", forged(bytes(32), bytes(64)), SIGNATURE),
+        bad(
+            "a key of order 1, which signs everything", "announced", forgery(identity, identity + bytes(32)), SIGNATURE
+        ),
+        bad("the same key, not canonical", "announced", forgery(_little(2**255 - 18), identity + bytes(32)), SIGNATURE),
+        bad("a key of order 2", "announced", forgery(_little(2**255 - 20), bytes(64)), SIGNATURE),
+        bad("a key of order 4", "announced", forgery(bytes(32), bytes(64)), SIGNATURE),
         bad("cut off", "signed", data[:-1], MALFORMED),
         bad("too large", "signed", bytes(8193), LIMIT),
     ]

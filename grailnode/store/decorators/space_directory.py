@@ -12,7 +12,7 @@ from protocol import limits, paths
 from protocol.errors import MalformedError, ProtocolError
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import open_announced
-from roles.ports import Clock, NotFoundError, ObjectInfo, ObjectStore, StoreError, TooLargeError
+from roles.ports import Clock, NotFoundError, ObjectInfo, ObjectStore, StateError, StoreError, TooLargeError
 
 STATE_PREFIX = "announcements/"
 """Of the remembered announcements in the node's state."""
@@ -128,11 +128,11 @@ class SpaceDirectory:
     async def _read_state(self) -> dict[bytes, Entry]:
         by_key = {}
         async for info in self._state.list(STATE_PREFIX):
-            data = await self._state.get(info.path, _MAX_BYTES)
             try:
+                data = await self._state.get(info.path, _MAX_BYTES)
                 key = paths.key_at_end(info.path)
                 by_key[key] = (self._open(key, data), data)
-            except ProtocolError:
+            except (StateError, ProtocolError):
                 await self._state.delete(info.path)  # of another run, or damaged; the key's next one replaces it
         return by_key
 

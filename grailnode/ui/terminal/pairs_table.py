@@ -5,7 +5,7 @@ from typing import Final
 
 from rich.table import Table
 
-from grailnode.calibration.proof_file import PairRow, Proof
+from grailnode.calibration.proof_file import PairRow, ProofFile
 from grailnode.calibration.thresholds import WIDEST_MARGIN
 
 _UNKNOWN_TAIL: Final = " (too few tokens to tell how far the noise of the widest pair reaches: measure more --rollouts)"
@@ -32,7 +32,7 @@ def pairs_table(rows: Sequence[PairRow]) -> Table:
     return table
 
 
-def threshold_lines(proof: Proof) -> list[str]:
+def threshold_lines(proof: ProofFile) -> list[str]:
     """Return the thresholds and what they refuse, in lines."""
     spec = proof.thresholds
     certainty = f"with {spec.confidence:.0%} confidence, were misses {proof.measured.headroom:g} times as frequent"

@@ -12,7 +12,7 @@ from protocol.judging.verdict import Reason, Verdict
 from protocol.limits import MAX_GROUPS
 from roles.node.identity import Node
 
-_DISTRUSTED = "distrusted/"  # {validator}: the verdict for which it is distrusted
+DISTRUSTED = "distrusted/"  # {validator}: the verdict for which it is distrusted
 _MAX_REPORT_KEYS = 1 << 17  # of validators in a report's disagreements: 4 MiB of the 8 that a record may have
 _JOINT_REASONS = (Reason.WINDOW, Reason.HISTORY)  # they reject true groups together with false ones
 
@@ -40,7 +40,7 @@ class ValidatorMonitor:
         Raises:
             StoreError: the state cannot be read.
         """
-        async for item in self._node.state.list(_DISTRUSTED):
+        async for item in self._node.state.list(DISTRUSTED):
             self.distrusted_validators.add(paths.key_at_end(item.path))
 
     async def examine(self, window: int, canary: bytes, verdicts: Mapping[bytes, Verdict]) -> None:
@@ -57,7 +57,7 @@ class ValidatorMonitor:
             failures = self._failures(window, validator, verdict)
             if any(failure.accepted for failure in failures):
                 self.distrusted_validators.add(validator)
-                await self._node.state.put(_DISTRUSTED + validator.hex(), verdict.to_bytes())
+                await self._node.state.put(DISTRUSTED + validator.hex(), verdict.to_bytes())
             examined_verdicts.add((canary, validator))
             self._canary_failures.setdefault(window, []).extend(failures)
             for failure in failures:

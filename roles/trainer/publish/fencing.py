@@ -34,11 +34,11 @@ class Fence:
             ChainError: it does not: the chain in storage was published from another state.
             StoreError: the head cannot be read.
         """
-        current = await self._read_head()
+        current = await read_own_head(self._node)
         if current is not None and not self._knows(current.record) and not self._is_older(current.record):
             raise ChainError(
                 f"storage shows version {current.record.version}, which this node's state did not publish; "
-                "use the state it was published from, or a new run",
+                "use the state it was published from, or run `grailnode repair` to continue what is published",
                 "resume",
             )
         head_epoch, history = current.record.epoch if current is not None else 0, self._history
@@ -61,7 +61,7 @@ class Fence:
             FencedError: there is another publisher, and it goes on.
             StoreError: the head cannot be read.
         """
-        current, history = await self._read_head(), self._history
+        current, history = await read_own_head(self._node), self._history
         if current is None or current.digest in self._own_heads or current.record.epoch < history.epoch:
             return
         head = current.record
@@ -87,18 +87,22 @@ class Fence:
             and own_manifest.digest == head.digest(head.version)
         )
 
-    async def _read_head(self) -> Signed[Head] | None:
-        """Return the head in storage; None if there is none. An object that this key did not sign as a head counts as
-        none and will be written over.
 
-        The head of another run under the same key counts: it must not be written over.
-        """
-        key = self._node.key.public
-        path = paths.head(key)
-        try:
-            return open_signed(await fetch_envelope(self._node, Head, path), Head, [key])
-        except NotFoundError:
-            return None
-        except (ProtocolError, TooLargeError) as error:
-            self._node.telemetry.event("head-refused", path=path, error=str(error))
-            return None
+async def read_own_head(node: Node) -> Signed[Head] | None:
+    """Return the head that storage shows under a trainer's own key; None if there is none. An object that this key did
+    not sign as a head counts as none and will be written over.
+
+    The head of another run under the same key counts: it must not be written over.
+
+    Raises:
+        StoreError: the head cannot be read.
+    """
+    key = node.key.public
+    path = paths.head(key)
+    try:
+        return open_signed(await fetch_envelope(node, Head, path), Head, [key])
+    except NotFoundError:
+        return None
+    except (ProtocolError, TooLargeError) as error:
+        node.telemetry.event("head-refused", path=path, error=str(error))
+        return None

@@ -21,17 +21,17 @@ from protocol.chain.manifest import Head, Manifest, ObjectRef
 from protocol.digest import Weights
 from protocol.errors import ChainError
 from protocol.identity.signing import Signed, open_announced
-from roles.ports import NotFoundError, ObjectStore
+from roles.ports import NotFoundError, ObjectStore, StateError
 from roles.trainer.publish.retention import retained_range
 from roles.trainer.spool import PUBLISHED_WEIGHTS, newest_published_version
 
-_EPOCH = "chain/epoch"
-_WRITER = "chain/writer"
-_MANIFESTS = "chain/manifests/"
-_ANCHORS = "chain/anchors/"
-_SHARDS = "chain/shards/"
-_FIRST_PATCH = "chain/first-patch"
-_RETIRED = b"retired"
+EPOCH = "chain/epoch"
+WRITER = "chain/writer"
+MANIFESTS = "chain/manifests/"
+ANCHORS = "chain/anchors/"
+SHARDS = "chain/shards/"
+FIRST_PATCH = "chain/first-patch"
+RETIRED = b"retired"
 
 
 class History:
@@ -62,22 +62,25 @@ class History:
         """Read the record as the last run left it. This changes nothing, so any process of the node may do it.
 
         Raises:
-            StoreError, ProtocolError: the state is damaged.
+            StateError, StoreError, ProtocolError: the state is damaged, or cannot be read.
         """
         history = cls(state)
-        async for item in state.list(_MANIFESTS):
-            signed = open_announced(await state.get(item.path, limits.MAX_RECORD_BYTES * 2), Manifest)
-            history.manifests[signed.record.version] = signed
-        async for item in state.list(_ANCHORS):
-            retired = await state.get(item.path, len(_RETIRED)) == _RETIRED
-            (history.retired_anchors if retired else history.anchors).add(int(item.path.removeprefix(_ANCHORS)))
+        history.manifests = await read_manifests(state)
+        async for item in state.list(ANCHORS):
+            retired = await state.get(item.path, len(RETIRED)) == RETIRED
+            (history.retired_anchors if retired else history.anchors).add(int(item.path.removeprefix(ANCHORS)))
         with suppress(NotFoundError):
-            history.first_patch = int(await state.get(_FIRST_PATCH, 32))
+            history.first_patch = int(await state.get(FIRST_PATCH, 32))
         with suppress(NotFoundError):
-            history.epoch = int(await state.get(_EPOCH, 32))
+            history.epoch = int(await state.get(EPOCH, 32))
         with suppress(NotFoundError):
-            history.writer = await state.get(_WRITER, 32)
+            history.writer = await state.get(WRITER, 32)
         history.published_version = await newest_published_version(state)
+        if history.published_version >= 0 and history.published_version not in history.manifests:
+            raise StateError(
+                f"{MANIFESTS} of this node's state",
+                f"the manifest of published version {history.published_version} is missing",
+            )
         return history
 
     async def clean_up(self) -> None:
@@ -89,47 +92,47 @@ class History:
 
     async def set_writer(self, key: bytes) -> None:
         """Record in whose space the chain is now."""
-        await self._state.put(_WRITER, key)
+        await self._state.put(WRITER, key)
         self.writer = key
 
     async def _delete_needless_shards(self) -> None:
         """Delete shards of anchors that are complete, and of versions that have no manifest because of a crash."""
         needed_paths = {
-            _shard_path(version, ref)
+            shard_path(version, ref)
             for version, signed in self.manifests.items()
             if version not in self.anchors | self.retired_anchors
             for ref in signed.record.anchor
         }
-        for path in [item.path async for item in self._state.list(_SHARDS) if item.path not in needed_paths]:
+        for path in [item.path async for item in self._state.list(SHARDS) if item.path not in needed_paths]:
             await self._state.delete(path)
 
     async def begin_epoch(self, epoch: int) -> None:
         """Record the fencing epoch of this start."""
-        await self._state.put(_EPOCH, str(epoch).encode())
+        await self._state.put(EPOCH, str(epoch).encode())
         self.epoch = epoch
 
     async def record_manifest(self, data: bytes) -> Signed[Manifest]:
         """Record a signed manifest. The publisher does it before it uploads anything of the version."""
         signed = open_announced(data, Manifest)
-        await self._state.put(f"{_MANIFESTS}{signed.record.version:010d}", data)
+        await self._state.put(f"{MANIFESTS}{signed.record.version:010d}", data)
         self.manifests[signed.record.version] = signed
         return signed
 
     async def put_shards(self, manifest: Manifest, shards: tuple[bytes, ...]) -> None:
         """Store an anchor's shards until they are uploaded."""
         for ref, data in zip(manifest.anchor, shards, strict=True):
-            await self._state.put(_shard_path(manifest.version, ref), data)
+            await self._state.put(shard_path(manifest.version, ref), data)
 
     async def get_shard(self, manifest: Manifest, ref: ObjectRef) -> bytes:
         """Read a shard of a manifest's anchor that is not uploaded yet."""
-        return await self._state.get(_shard_path(manifest.version, ref), ref.size)
+        return await self._state.get(shard_path(manifest.version, ref), ref.size)
 
     async def complete_anchor(self, manifest: Manifest) -> None:
         """Record that an anchor is complete in storage, and delete its shards here."""
-        await self._state.put(f"{_ANCHORS}{manifest.version:010d}", b"")
+        await self._state.put(f"{ANCHORS}{manifest.version:010d}", b"")
         self.anchors.add(manifest.version)
         for ref in manifest.anchor:
-            await self._state.delete(_shard_path(manifest.version, ref))
+            await self._state.delete(shard_path(manifest.version, ref))
 
     def incomplete_anchors(self) -> list[Manifest]:
         """Return the published manifests whose anchor is not complete in storage yet."""
@@ -164,12 +167,12 @@ class History:
     async def delete_before(self, version: int) -> None:
         """Delete the record of all versions before one."""
         for old_version in [number for number in self.manifests if number < version]:
-            await self._state.delete(f"{_MANIFESTS}{old_version:010d}")
+            await self._state.delete(f"{MANIFESTS}{old_version:010d}")
             await self._delete_anchor_note(old_version)
             del self.manifests[old_version]
 
     async def _delete_anchor_note(self, version: int) -> None:
-        await self._state.delete(f"{_ANCHORS}{version:010d}")
+        await self._state.delete(f"{ANCHORS}{version:010d}")
         self.anchors.discard(version)
         self.retired_anchors.discard(version)
 
@@ -182,7 +185,7 @@ class History:
         anchors_up_to_head = {version for version in self.anchors if version <= head.version}
         await self.retire_anchors(anchors_up_to_head - set(head.anchors))
         if self.first_patch != previous_first_patch:
-            await self._state.put(_FIRST_PATCH, str(self.first_patch).encode())
+            await self._state.put(FIRST_PATCH, str(self.first_patch).encode())
         await self.delete_before(head.base)
 
     async def retire_anchors(self, versions: Set[int]) -> None:
@@ -190,7 +193,7 @@ class History:
         self.anchors -= versions  # before the first await, so that no head that is made meanwhile names them
         self.retired_anchors |= versions
         for version in sorted(versions):
-            await self._state.put(f"{_ANCHORS}{version:010d}", _RETIRED)
+            await self._state.put(f"{ANCHORS}{version:010d}", RETIRED)
 
     def check_available(self, head: Head) -> None:
         """Refuse a head that names an object which this record does not call available.
@@ -205,9 +208,22 @@ class History:
             raise ChainError("the head would name a patch that is retired", f"version {head.oldest_patch}")
 
 
-def _shard_path(version: int, ref: ObjectRef) -> str:
+async def read_manifests(state: ObjectStore) -> dict[int, Signed[Manifest]]:
+    """Return the signed manifests in a state by version.
+
+    Raises:
+        StateError, StoreError, ProtocolError: the state is damaged, or cannot be read.
+    """
+    manifests: dict[int, Signed[Manifest]] = {}
+    async for item in state.list(MANIFESTS):
+        signed = open_announced(await state.get(item.path, limits.MAX_RECORD_BYTES * 2), Manifest)
+        manifests[signed.record.version] = signed
+    return manifests
+
+
+def shard_path(version: int, ref: ObjectRef) -> str:
     """Return a shard's path. Two versions with equal tensors have equal shards, and a copy of each."""
-    return f"{_SHARDS}{version:010d}-{ref.digest.hex()}"
+    return f"{SHARDS}{version:010d}-{ref.digest.hex()}"
 
 
 @dataclass(frozen=True)

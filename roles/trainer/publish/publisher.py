@@ -20,7 +20,7 @@ from protocol.identity.signing import Signed, sign
 from protocol.patch import EncodedPatch
 from roles.node.identity import Node
 from roles.policy.follower import VerifiedWeights
-from roles.ports import NotFoundError, StoreError
+from roles.ports import NotFoundError, StateError, StoreError
 from roles.trainer.publish.fencing import Fence
 from roles.trainer.publish.history import HeadStamp, History, make_head
 from roles.trainer.publish.key_migration import migrate
@@ -118,7 +118,9 @@ class Publisher:
             weights = await history.weights()
             verified: VerifiedWeights = await node.run_sync(digest_snapshot, version, weights, None)
             if verified.digest != history.manifests[version].record.weights:
-                raise ChainError("the stored weights are not those that were published", f"version {version}")
+                raise StateError(
+                    "chain/weights/ of this node's state", f"not the weights that were published as version {version}"
+                )
             self._published_weights = verified
         if history.writer not in (None, node.key.public):
             assert history.writer is not None
@@ -169,6 +171,11 @@ class Publisher:
         if signed is None:
             signed = await self._sign_manifest(name, await self._build(verified))
         manifest = signed.record
+        if manifest.weights != verified.digest:
+            raise StateError(
+                f"{name.path} of this node's state",
+                f"not the weights of the manifest that was signed for version {name.version}",
+            )
         if manifest.patch is None and manifest.version not in history.anchors:
             await self._upload_shards(manifest)
         await node.publish(paths.manifest(node.key.public, manifest.version, signed.digest), signed.data)

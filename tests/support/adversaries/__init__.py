@@ -1,5 +1,5 @@
-"""Programs that try to cheat, a policy worth cheating on, and the field where they meet the validator.
+"""Miners that cheat, a trained policy, and the harness in which the validator judges the miners.
 
-`stories` is the task and `model` the policy that learned it; `field` holds one honest miner and one validator;
-`animals` is the registry of cheats that tests/zoo and bench/proofs.py share.
+`trading_task` is the task, and `trained_policy` makes a policy that has learned it. `harness` has one miner and one
+validator. `miners` has the registry of adversaries that tests/adversaries and bench/proofs share.
 """

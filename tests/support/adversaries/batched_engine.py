@@ -1,4 +1,4 @@
-"""An engine whose callers share its batches: windows that are tried side by side are computed side by side."""
+"""An engine whose concurrent callers share its batches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,16 +16,16 @@ Tokens = tuple[int, ...]
 @dataclass
 class _Call:
     items: list[Any]
-    done: trio.Event = field(default_factory=trio.Event)
+    completion: trio.Event = field(default_factory=trio.Event)
     results: list[Any] = field(default_factory=list)
 
 
-class Together:
-    """Answers as the engine behind it; calls that are made before all tasks of the program wait are answered as one."""
+class BatchedEngine:
+    """Implements Engine over another engine. Calls made before all tasks of the program wait become one batch."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._waiting: dict[SamplingParams | None, list[_Call]] = {}
+        self._pending_calls: dict[SamplingParams | None, list[_Call]] = {}
 
     @property
     def version(self) -> int | None:
@@ -35,6 +35,10 @@ class Together:
     async def stage(self, version: int, weights: Any) -> None:
         """Implements Engine.stage."""
         await self._engine.stage(version, weights)
+
+    async def stage_patch(self, version: int, patch: bytes, manifest: Any) -> None:
+        """Implements Engine.stage_patch."""
+        await self._engine.stage_patch(version, patch, manifest)
 
     async def commit(self) -> None:
         """Implements Engine.commit."""
@@ -46,33 +50,33 @@ class Together:
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
         """Implements Engine.generate."""
-        return await self._join(params, list(requests))
+        return await self._batch(params, list(requests))
 
     async def forward(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
         """Implements Engine.forward."""
-        return await self._join(None, [(tuple(p), tuple(c)) for p, c in zip(prompts, completions, strict=True)])
+        return await self._batch(None, [(tuple(p), tuple(c)) for p, c in zip(prompts, completions, strict=True)])
 
-    async def _join(self, params: SamplingParams | None, items: list[Any]) -> list[Any]:
-        """The results of a call's items; who comes first computes for all, the others wait."""
+    async def _batch(self, params: SamplingParams | None, items: list[Any]) -> list[Any]:
+        """Return the results of a call's items. The first caller computes for all; the others wait."""
         call = _Call(items)
-        calls = self._waiting.setdefault(params, [])
+        calls = self._pending_calls.setdefault(params, [])
         calls.append(call)
         if call is not calls[0]:
-            await call.done.wait()
+            await call.completion.wait()
             return call.results
         await wait_all_tasks_blocked()
-        del self._waiting[params]
-        everything = [item for one in calls for item in one.items]
-        results = await self._compute(params, everything)
-        for one in calls:
-            one.results, results = results[: len(one.items)], results[len(one.items) :]
-            one.done.set()
+        del self._pending_calls[params]
+        all_items = [item for other in calls for item in other.items]
+        results = await self._compute(params, all_items)
+        for other in calls:
+            other.results, results = results[: len(other.items)], results[len(other.items) :]
+            other.completion.set()
         return call.results
 
     async def _compute(self, params: SamplingParams | None, items: list[Any]) -> list[Any]:
         if params is not None:
             return await self._engine.generate(items, params)
-        once = list(dict.fromkeys(items))  # two validators may look at the same work
-        seen = await self._engine.forward([item[0] for item in once], [item[1] for item in once])
-        found = dict(zip(once, seen, strict=True))
-        return [found[item] for item in items]
+        unique_items = list(dict.fromkeys(items))  # two validators may check the same rollouts
+        forwards = await self._engine.forward([item[0] for item in unique_items], [item[1] for item in unique_items])
+        forward_of = dict(zip(unique_items, forwards, strict=True))
+        return [forward_of[item] for item in items]

@@ -1,7 +1,7 @@
-"""Where an animal meets the validator: one run, one policy with its past, one miner, and the validator's own code.
+"""Runs adversaries against the validator: one run, the versions of one policy, one miner, and the validator's own code.
 
-A trial is one window: the animal produces the groups that the window's randomness asks of it and commits to them, and
-Auditor and Judge of roles/validator say what they find. Nothing of the check is rebuilt here.
+A trial is one window: the adversary produces the groups that it is assigned and commits to them, and Auditor and Judge
+of roles/validator judge them. No part of the check is implemented here.
 """
 
 from collections import Counter
@@ -38,50 +38,50 @@ from roles.ports import Engine
 from roles.validator.audit import Auditor
 from roles.validator.judge import Judge
 from roles.validator.window_cases import Case
-from tests.support.adversaries.batched_engine import Together
-from tests.support.adversaries.weight_changes import keeping, layers
+from tests.support.adversaries.batched_engine import BatchedEngine
+from tests.support.adversaries.weight_changes import count_layers, keep_layers
 
 Weights = Mapping[str, Tensor]
-_EVERY_GROUP = 1_000_000  # millionths: what is audited of a newcomer
+_EVERY_GROUP = 1_000_000  # millionths: the share of a new miner's groups that is audited
 
 
 async def inline(function: Any, *arguments: Any) -> Any:
-    """Compute in place."""
+    """Return a function's result, computed in this task."""
     await trio.lowlevel.checkpoint()
     return function(*arguments)
 
 
 def key(name: str) -> SigningKey:
-    """A key that follows from its name."""
+    """Return the key that belongs to a name."""
     return SigningKey(sha256(name.encode()).digest())
 
 
-class Silent:
-    """Telemetry that nobody reads, a clock that stands still, and a beacon that nobody asks."""
+class StubPorts:
+    """Telemetry that drops events, a clock that stands still, and a beacon with fixed randomness."""
 
     def event(self, name: str, **fields: str | int | float) -> None:
-        """Nothing."""
+        """Drop the event."""
 
     def now(self) -> float:
-        """Zero."""
+        """Return 0."""
         return 0.0
 
     async def sleep_until(self, moment: float) -> None:
-        """At once."""
+        """Return at once."""
 
     async def randomness(self, round_number: int) -> bytes:
-        """A constant for each round."""
+        """Return 32 bytes that depend on the round number alone."""
         return sha256(f"round {round_number}".encode()).digest()
 
 
 @dataclass
-class Past:
-    """A policy and what it was before.
+class PolicyHistory:
+    """A policy and its earlier versions.
 
     Attributes:
-        serving: the version that the windows are served by.
-        version: the weights of a version.
-        draft: a small model of half the depth that imitates the policy; None to cut the policy itself in half.
+        serving: the version that serves the windows.
+        version: returns the weights of a version.
+        draft: weights of a model of half the depth that imitates the policy; None for the first half of its layers.
     """
 
     policy: Policy
@@ -91,13 +91,14 @@ class Past:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a validator said of one window of one miner.
+class TrialOutcome:
+    """The verdict of the validator on one window of one miner.
 
     Attributes:
-        reasons: rejected groups by reason; accepted: groups accepted.
-        tokens: completion tokens that were checked.
-        counts: what the accepted groups showed.
+        reasons: numbers of rejected groups by reason.
+        accepted: number of accepted groups.
+        tokens: number of completion tokens that were checked.
+        counts: evidence of the accepted groups.
     """
 
     reasons: Counter[str]
@@ -107,62 +108,65 @@ class Outcome:
 
 
 @dataclass
-class Field:
+class TrialHarness:
     """One run with its validator.
 
     Args:
-        past: the policy.
+        policy_history: the policy and its earlier versions.
         environment: the task.
-        proof: thresholds.
-        group_size, groups: of a miner's window.
-        lessons: windows from which predictors of sketches learn.
-        together: windows are tried side by side (tests/support/adversaries/batched_engine.py).
-        filters: of the run's sampling.
+        proof: the thresholds.
+        max_tokens: limit of a completion.
+        group_size, groups: rollouts of a group, and groups of a miner's window.
+        training_windows: number of windows from which predictors of sketches learn.
+        batched: whether concurrent trials share the batches of an engine (batched_engine.py).
+        filters: the filters of the run's sampling.
     """
 
-    past: Past
+    policy_history: PolicyHistory
     environment: Environment
     proof: ProofSpec
     max_tokens: int
     group_size: int = 8
     groups: int = 8
-    lessons: int = 12
-    together: bool = False
+    training_windows: int = 12
+    batched: bool = False
     filters: Filters = EVERY_TOKEN
-    miner: SigningKey = field(default_factory=lambda: key("zoo miner"))
-    neighbour: SigningKey = field(default_factory=lambda: key("zoo neighbour"))
+    miner: SigningKey = field(default_factory=lambda: key("adversary miner"))
+    neighbour: SigningKey = field(default_factory=lambda: key("adversary neighbour"))
     store: MemoryStore = field(default_factory=MemoryStore)
-    works: dict[bytes, bytes] = field(default_factory=dict)
+    accepted_work: dict[bytes, bytes] = field(default_factory=dict)
     _engines: dict[str, Engine] = field(default_factory=dict)
-    _honest: dict[tuple[bytes, int, int], Group] = field(default_factory=dict)
+    _group_cache: dict[tuple[bytes, int, int], Group] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        policy, silent = self.past.policy, Silent()
+        policy, stub = self.policy_history.policy, StubPorts()
         run = self._manifest()
-        run_id = sha256(b"zoo").digest()  # not the manifest's digest: the same seeds whatever the thresholds
+        run_id = sha256(
+            b"adversaries"
+        ).digest()  # not the manifest's digest, so that seeds do not depend on the thresholds
         self.task = Task(run_id, run, self.environment, policy.tokenizer, policy.vocabulary, inline)
-        validator = key("zoo validator")
+        validator = key("adversaries validator")
         store = self.store
-        self.node = Node(run_id, run, validator, "zoo", store, MemoryStore(), silent, silent, silent, inline)
+        self.node = Node(run_id, run, validator, "adversaries", store, MemoryStore(), stub, stub, stub, inline)
 
     def _manifest(self) -> RunManifest:
         ref = FileRef(name="config.json", digest=sha256(b"config").digest(), size=1)
         choices = Choices()
         return RunManifest(
-            name="zoo",
+            name="adversaries",
             authority=first_authority(
                 choices,
-                roots=[key("zoo root").public],
-                trainers=[key("zoo trainer").public],
-                validators=[key("zoo validator").public],
+                roots=[key("adversaries root").public],
+                trainers=[key("adversaries trainer").public],
+                validators=[key("adversaries validator").public],
             ),
-            model=ModelSpec(files=(ref,), genesis=digest_weights(self.past.version(0))),
+            model=ModelSpec(files=(ref,), genesis=digest_weights(self.policy_history.version(0))),
             environment=self.environment.name,
             data=None,
             sampling=SamplingSpec(
                 temperature=1.0,
                 max_tokens=self.max_tokens,
-                eos=self.past.policy.eos,
+                eos=self.policy_history.policy.eos,
                 top_k=self.filters.top_k,
                 top_p=self.filters.top_p,
                 min_p=self.filters.min_p,
@@ -179,110 +183,110 @@ class Field:
                 lead=1,
                 max_lag=2,
             ),
-            beacon=LocalKey.from_seed(b"the beacon of the zoo").chain(1000, 0),
+            beacon=LocalKey.from_seed(b"the beacon of the adversaries").chain(1000, 0),
             proof=self.proof,
             scoring=SCORING,
             head_ttl=choices.head_ttl,
         )
 
-    def share(self, other: "Field") -> None:
-        """Use another field's engines and honest work: the same run but for its thresholds."""
-        self._engines, self._honest = other._engines, other._honest
+    def share_engines(self, other: "TrialHarness") -> None:
+        """Use the engines and honest groups of another harness, whose run differs in its thresholds alone."""
+        self._engines, self._group_cache = other._engines, other._group_cache
 
     def model(self, depth: int | None = None) -> Qwen3:
-        """The architecture, or one of another depth."""
-        config = Qwen3Config.of(self.past.policy.config)
+        """Return the policy's model, or one with another number of layers."""
+        config = Qwen3Config.of(self.policy_history.policy.config)
         assert config is not None
         return Qwen3(config if depth is None else replace(config, num_hidden_layers=depth))
 
     async def engine(self, name: str, make: Callable[[], Weights]) -> Engine:
-        """An engine of some weights, made once for each name. Their number of layers may be another than the
-        policy's.
-        """
+        """Return the engine of a name, made at its first use from weights of any number of layers."""
         if name not in self._engines:
             weights = make()
-            engine: Engine = TorchEngine(self.model(layers(weights)), run_sync=inline)
-            await engine.stage(self.past.serving, dict(weights))
+            engine: Engine = TorchEngine(self.model(count_layers(weights)), run_sync=inline)
+            await engine.stage(self.policy_history.serving, dict(weights))
             await engine.commit()
-            self._engines[name] = Together(engine) if self.together else engine
+            self._engines[name] = BatchedEngine(engine) if self.batched else engine
         return self._engines[name]
 
-    async def serving(self) -> Engine:
-        """The engine that every honest node has."""
-        return await self.engine("serving", lambda: self.past.version(self.past.serving))
+    async def serving_engine(self) -> Engine:
+        """Return the engine of the honest nodes."""
+        return await self.engine("serving", lambda: self.policy_history.version(self.policy_history.serving))
 
-    async def draft(self) -> Engine:
-        """An engine of half the depth."""
-        whole = self.past.version(self.past.serving)
-        half = list(range(layers(whole) // 2))
-        return await self.engine("draft", lambda: self.past.draft or keeping(whole, half))
+    async def draft_engine(self) -> Engine:
+        """Return an engine with half of the policy's layers."""
+        weights = self.policy_history.version(self.policy_history.serving)
+        half = list(range(count_layers(weights) // 2))
+        return await self.engine("draft", lambda: self.policy_history.draft or keep_layers(weights, half))
 
     def mining_window(self, window: int, miner: SigningKey | None = None) -> MiningWindow:
-        """A window of the miner, or of somebody else."""
-        return MiningWindow(window, self.randomness(window), self.past.serving, (miner or self.miner).public)
+        """Return a window of the miner, or of another one."""
+        return MiningWindow(window, self.randomness(window), self.policy_history.serving, (miner or self.miner).public)
 
     @staticmethod
     def randomness(window: int) -> bytes:
-        """Of the round that opens a window."""
-        return sha256(f"zoo window {window}".encode()).digest()
+        """Return the randomness of the round that opens a window, 32 bytes."""
+        return sha256(f"adversaries window {window}".encode()).digest()
 
-    async def honest(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-        """What an honest miner makes; kept, so that those who only falsify it need not compute it again."""
-        missing = [index for index in indices if (mining_window.miner, mining_window.window, index) not in self._honest]
+    async def honest_groups(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+        """Return the groups of an honest miner. They are cached for the adversaries that falsify them."""
+        missing = [
+            index for index in indices if (mining_window.miner, mining_window.window, index) not in self._group_cache
+        ]
         for group in (
-            await HonestProducer(self.task, await self.serving()).produce(mining_window, missing) if missing else []
+            await HonestProducer(self.task, await self.serving_engine()).produce(mining_window, missing)
+            if missing
+            else []
         ):
-            self._honest[mining_window.miner, mining_window.window, group.index] = group
-        return [self._honest[mining_window.miner, mining_window.window, index] for index in indices]
+            self._group_cache[mining_window.miner, mining_window.window, group.index] = group
+        return [self._group_cache[mining_window.miner, mining_window.window, index] for index in indices]
 
-    async def trial(self, producer: Producer, window: int) -> Outcome:
-        """One window of one program before the validator, who remembers nothing but what the program itself brings
-        about.
-        """
-        self.works.clear()
+    async def trial(self, producer: Producer, window: int) -> TrialOutcome:
+        """Judge one window of a producer. The validator knows no other work than what the producer shows it."""
+        self.accepted_work.clear()
         groups = await producer.produce(self.mining_window(window), range(self.groups))
         batch, commitment = assemble(groups)
         return await self.judge(batch, commitment, self.miner)
 
-    async def windows_until_refused(self, producer: Producer, most: int) -> tuple[int, Counter[str]]:
-        """How many windows of one group a miner has accepted before the first that is refused, and for what."""
+    async def windows_until_refusal(self, producer: Producer, max_windows: int) -> tuple[int, Counter[str]]:
+        """Return how many windows of one group are accepted before the first refusal, and its reasons."""
         history: list[Counts] = []
-        for window in range(most):
-            self.works.clear()
+        for window in range(max_windows):
+            self.accepted_work.clear()
             batch, commitment = assemble(await producer.produce(self.mining_window(window), [0]))
             outcome = await self.judge(batch, commitment, self.miner, history)
             if outcome.reasons:
                 return window, outcome.reasons
             history.append(outcome.counts)
-        return most, Counter()
+        return max_windows, Counter()
 
-    async def trial_of(self, miner: SigningKey, window: int) -> Outcome:
-        """One window of an honest program under a key, which the validator remembers."""
-        batch, commitment = assemble(await self.honest(self.mining_window(window, miner), range(self.groups)))
+    async def honest_trial(self, miner: SigningKey, window: int) -> TrialOutcome:
+        """Judge one window of an honest miner, whose accepted work the validator remembers."""
+        batch, commitment = assemble(await self.honest_groups(self.mining_window(window, miner), range(self.groups)))
         return await self.judge(batch, commitment, miner)
 
     async def judge(
         self, batch: bytes, commitment: Commitment, miner: SigningKey, history: Sequence[Counts] = ()
-    ) -> Outcome:
-        """What the validator finds of a batch that lies in storage in time, and of the miner's windows up to it."""
+    ) -> TrialOutcome:
+        """Return the validator's verdict on a batch that is in storage in time, given the miner's earlier windows."""
         window = commitment.window
         await self.store.put(paths.batch(miner.public, window, commitment.batch), batch)
-        judge = Judge(self.task, await self.serving(), window, self.randomness(window))
-        auditor = Auditor(self.node, judge, sha256(f"draw {window}".encode()).digest(), self.works)
+        judge = Judge(self.task, await self.serving_engine(), window, self.randomness(window))
+        auditor = Auditor(self.node, judge, sha256(f"draw {window}".encode()).digest(), self.accepted_work)
         signed = open_signed(sign(commitment, miner), Commitment, [miner.public])
-        verdict, strange = await auditor.audit(
+        verdict, suspected_copies = await auditor.audit(
             Case(signed, self.groups, 0.0), _EVERY_GROUP, is_known=True, history=history
         )
         await self.store.delete(paths.batch(miner.public, window, commitment.batch))
-        return _outcome(auditor.name_copies(verdict, strange))
+        return _outcome(auditor.name_copies(verdict, suspected_copies))
 
 
-def _outcome(verdict: Verdict) -> Outcome:
+def _outcome(verdict: Verdict) -> TrialOutcome:
     reasons = Counter(judgement.reason for judgement in verdict.judgements if not judgement.accepted)
     tokens = sum(judgement.tokens for judgement in verdict.judgements)
-    return Outcome(reasons, len(verdict.judgements) - reasons.total(), tokens, LedgerRow.of(verdict).counts)
+    return TrialOutcome(reasons, len(verdict.judgements) - reasons.total(), tokens, LedgerRow.of(verdict).counts)
 
 
-def changed(record: Record, **changes: Any) -> Any:
-    """A copy of a record with other values, unchecked: what a liar writes."""
+def alter(record: Record, **changes: Any) -> Any:
+    """Return a copy of a record with other values, without any checks."""
     return record.model_copy(update=changes)

@@ -1,8 +1,7 @@
-"""Animals that do honest work and play with storage: each is a store that does something else than the miner behind it
-asks for.
+"""Adversaries that compute honestly and cheat with storage: each is a store that changes what its miner puts.
 
-What they break is not what was computed but what was promised, by whom, and when; so they need a whole network to be
-seen (tests/zoo/test_smugglers.py).
+They falsify commitments, keys or times, so that only a whole network shows their effect
+(tests/adversaries/test_storage_adversaries.py).
 """
 
 from collections.abc import AsyncIterator
@@ -14,110 +13,116 @@ from protocol.rollout.batch import Commitment
 from roles.ports import ObjectInfo, ObjectStore
 
 
-class Honest:
-    """Passes everything on."""
+class HonestStore:
+    """Changes nothing.
+
+    Args:
+        store: the shared store.
+        key: the miner's key.
+        neighbour: public key of another miner.
+    """
 
     def __init__(self, store: ObjectStore, key: SigningKey, neighbour: bytes) -> None:
         self.store = store
         self.key = key
         self.neighbour = neighbour
-        self.told: dict[str, bytes] = {}
+        self.own_puts: dict[str, bytes] = {}
 
     async def put(self, path: str, data: bytes) -> None:
-        """As the port says, to the miner that looks again; what others see is `smuggle`'s."""
-        self.told[path] = data
-        await self.smuggle(path, data)
+        """Implements ObjectStore.put for the miner itself; `put_for_others` decides what the others see."""
+        self.own_puts[path] = data
+        await self.put_for_others(path, data)
 
-    async def smuggle(self, path: str, data: bytes) -> None:
-        """Put what others see."""
+    async def put_for_others(self, path: str, data: bytes) -> None:
+        """Put what the other participants see."""
         await self.store.put(path, data)
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """As the port says; of what was put, that."""
-        if path in self.told:
-            return self.told[path][offset:][: size if size is not None else max_bytes]
+        """Implements ObjectStore.get; the miner reads its own puts unchanged."""
+        if path in self.own_puts:
+            return self.own_puts[path][offset:][: size if size is not None else max_bytes]
         return await self.store.get(path, max_bytes, offset=offset, size=size)
 
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """As the port says."""
+        """Implements ObjectStore.list."""
         return self.store.list(prefix, after=after)
 
     async def delete(self, path: str) -> None:
-        """As the port says."""
+        """Implements ObjectStore.delete."""
         await self.store.delete(path)
 
-    def promised(self, path: str, data: bytes) -> Commitment | None:
-        """The commitment that is being put, None where it is something else."""
+    def open_commitment(self, path: str, data: bytes) -> Commitment | None:
+        """Return the commitment in a put, or None for another object."""
         if "/commitments/" not in f"/{path}":
             return None
         return open_signed(data, Commitment, [self.key.public]).record
 
 
-class Late(Honest):
-    """Puts every commitment when the next one is due: after the second round is out."""
+class LateStore(HonestStore):
+    """Puts every commitment when the next one is due, after its own deadline."""
 
-    held: tuple[str, bytes] | None = None
+    pending_put: tuple[str, bytes] | None = None
 
-    async def smuggle(self, path: str, data: bytes) -> None:
-        """The one before instead of a commitment."""
-        if self.promised(path, data) is None:
+    async def put_for_others(self, path: str, data: bytes) -> None:
+        """Put the previous commitment in place of this one."""
+        if self.open_commitment(path, data) is None:
             return await self.store.put(path, data)
-        if self.held is not None:
-            await self.store.put(*self.held)
-        self.held = path, data
+        if self.pending_put is not None:
+            await self.store.put(*self.pending_put)
+        self.pending_put = path, data
         return None
 
 
-class OverQuota(Honest):
-    """Promises more groups than a miner may deliver."""
+class OverQuotaStore(HonestStore):
+    """Commits to more groups than a miner may deliver."""
 
-    async def smuggle(self, path: str, data: bytes) -> None:
-        """A commitment to the groups, again and again."""
-        promise = self.promised(path, data)
-        if promise is not None:
-            data = sign(promise.model_copy(update={"groups": promise.groups * 4}), self.key)
+    async def put_for_others(self, path: str, data: bytes) -> None:
+        """Put a commitment that lists each group four times."""
+        commitment = self.open_commitment(path, data)
+        if commitment is not None:
+            data = sign(commitment.model_copy(update={"groups": commitment.groups * 4}), self.key)
         await self.store.put(path, data)
 
 
-class AnothersKey(Honest):
-    """Commits to its work in another miner's name, whose key it does not have."""
+class ForeignKeyStore(HonestStore):
+    """Commits in the name of another miner, whose key it does not have."""
 
-    async def smuggle(self, path: str, data: bytes) -> None:
-        """A commitment that names the neighbour, where the own one is looked for."""
-        promise = self.promised(path, data)
-        if promise is None:
+    async def put_for_others(self, path: str, data: bytes) -> None:
+        """Put a commitment that names the neighbour at the miner's own path."""
+        commitment = self.open_commitment(path, data)
+        if commitment is None:
             return await self.store.put(path, data)
-        forged = sign(promise.model_copy(update={"miner": self.neighbour}), self.key)
-        await self.store.put(path, forged)
+        false_commitment = sign(commitment.model_copy(update={"miner": self.neighbour}), self.key)
+        await self.store.put(path, false_commitment)
         return None
 
 
-class Swapped(Honest):
-    """Replaces the batch by another of the same size as soon as it is committed to."""
+class SwappingStore(HonestStore):
+    """Replaces the batch by another of the same size as soon as the commitment is put."""
 
-    async def smuggle(self, path: str, data: bytes) -> None:
-        """After the commitment, other bytes where the batch was."""
+    async def put_for_others(self, path: str, data: bytes) -> None:
+        """Put other bytes at the path of the batch after the commitment."""
         await self.store.put(path, data)
-        promise = self.promised(path, data)
-        if promise is not None:
-            batch = paths.batch(self.key.public, promise.window, promise.batch)
-            await self.store.put(batch, bytes(reversed(await self.store.get(batch, limits.MAX_BATCH_BYTES))))
+        commitment = self.open_commitment(path, data)
+        if commitment is not None:
+            batch_path = paths.batch(self.key.public, commitment.window, commitment.batch)
+            await self.store.put(batch_path, bytes(reversed(await self.store.get(batch_path, limits.MAX_BATCH_BYTES))))
 
 
-class SwappedAfterTheVerdict(Honest):
-    """A store for everybody, which exchanges a miner's batch the moment that somebody has put a verdict on it."""
+class LateSwappingStore(HonestStore):
+    """A store of the whole network that replaces a miner's batch when a validator puts a verdict on it."""
 
     async def put(self, path: str, data: bytes) -> None:
-        """After a verdict on the miner, other bytes where its batch was."""
+        """Put other bytes at the path of the batch after a verdict on the miner."""
         await self.store.put(path, data)
         if "/verdicts/" in f"/{path}" and self.key.public.hex() in path:
             window = paths.window_of(path)
-            promise = open_signed(
+            commitment = open_signed(
                 await self.store.get(paths.commitment(self.key.public, window), limits.MAX_COMMITMENT_BYTES),
                 Commitment,
                 [self.key.public],
             ).record
-            batch = paths.batch(self.key.public, window, promise.batch)
-            other = bytes(reversed(await self.store.get(batch, limits.MAX_BATCH_BYTES)))
-            assert content_digest(other) != promise.batch
-            await self.store.put(batch, other)
+            batch_path = paths.batch(self.key.public, window, commitment.batch)
+            other = bytes(reversed(await self.store.get(batch_path, limits.MAX_BATCH_BYTES)))
+            assert content_digest(other) != commitment.batch
+            await self.store.put(batch_path, other)

@@ -1,9 +1,10 @@
-"""Makes the zoo's policy and its descendants: `python -m tests.support.adversaries.trained_policy --out DIR` (about a
-quarter of an hour on one core).
+"""Trains the policy of the adversaries' benchmarks, and its versions.
 
-First a small Qwen3 learns the stories from a corpus; then it goes on by reinforcement as a run's trainer would (GRPO on
-its own rollouts, FP32 masters, a BF16 view for every version). DIR holds a policy directory (version 0) and the
-versions' weights; a second call finds them there.
+    python -m tests.support.adversaries.trained_policy --out DIR
+
+takes about a quarter of an hour on one core. First a small Qwen3 learns the stories of a corpus; then it is reinforced
+as by a run's trainer (GRPO on its own rollouts, FP32 master weights, a BF16 view for every version). DIR gets a policy
+directory (version 0) and the weights of the versions; a second call makes only what is missing.
 """
 
 import argparse
@@ -31,32 +32,35 @@ from protocol.rollout.sampling import SamplingParams, log_probabilities
 from roles.policy.sequences import PaddedBatch, pad
 from roles.ports import Request
 from roles.trainer.learn.learner import Learner, LearnerSettings, StepReport
+from roles.trainer.learn.learning_rate import RateSchedule
 from roles.trainer.learn.optimizer import AdamWSettings
 from roles.trainer.verified_batch import VerifiedGroup
-from tests.support.adversaries import stories
+from tests.support.adversaries import trading_task
 from tests.support.adversaries.harness import inline
-from tests.support.adversaries.weight_changes import changed_share, keeping
+from tests.support.adversaries.weight_changes import changed_share, keep_layers
 from tests.support.builders.verified_batches import make_group
 
-CACHE: Final = Path.home() / ".cache" / "grailnode" / "zoo"
-"""Where the policy of the benches is kept."""
+CACHE: Final = Path.home() / ".cache" / "grailnode" / "adversaries"
+"""The directory of the benchmarks' policy."""
 
 DRAFT: Final = "draft.safetensors"
-"""A model of half the depth that was cut from version 0 and learned the stories anew, for a while."""
+"""A model with half of the layers of version 0, trained on the stories for a twelfth of the steps."""
 
-PARAMS: Final = SamplingParams(temperature=1.0, max_tokens=stories.LONGEST, eos=stories.EOS)
+PARAMS: Final = SamplingParams(temperature=1.0, max_tokens=trading_task.MAX_STORY_TOKENS, eos=trading_task.EOS)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the policy is made.
+    """The sizes and the training of the policy.
 
     Attributes:
-        width, layers, heads, pairs, head_size, feed_forward: the transformer's numbers (pairs: key-value heads).
-        steps, batch: optimizer steps of supervised training, stories in each.
-        learning_rate: AdamW's, after a warm-up, falling as a cosine to a tenth.
-        versions: reinforcement steps, a version each; groups: of `group_size` rollouts in each.
-        reinforcement_rate: AdamW's learning rate in them.
+        width, layers, heads, pairs, head_size, feed_forward: sizes of the transformer (pairs: key-value heads).
+        steps, batch: optimizer steps of supervised training, and stories in each.
+        learning_rate: AdamW's after the warm-up; a cosine reduces it to a tenth.
+        warmup: steps of the warm-up.
+        versions: reinforcement steps, with a version each.
+        groups, group_size: groups of a reinforcement step, and rollouts of a group.
+        reinforcement_rate: AdamW's learning rate in reinforcement.
     """
 
     width: int = 128
@@ -75,13 +79,13 @@ class Recipe:
     reinforcement_rate: float = 3e-6
 
     def config(self) -> dict[str, Any]:
-        """config.json."""
+        """Return the content of config.json."""
         return {
             "architectures": ["Qwen3ForCausalLM"],
             "attention_bias": False,
             "attention_dropout": 0.0,
             "dtype": "bfloat16",
-            "eos_token_id": stories.EOS,
+            "eos_token_id": trading_task.EOS,
             "head_dim": self.head_size,
             "hidden_act": "silu",
             "hidden_size": self.width,
@@ -92,28 +96,28 @@ class Recipe:
             "num_attention_heads": self.heads,
             "num_hidden_layers": self.layers,
             "num_key_value_heads": self.pairs,
-            "pad_token_id": stories.PAD,
+            "pad_token_id": trading_task.PAD,
             "rms_norm_eps": 1e-6,
             "rope_theta": 10000.0,
             "tie_word_embeddings": True,
             "use_cache": True,
             "use_sliding_window": False,
-            "vocab_size": stories.VOCABULARY,
+            "vocab_size": trading_task.VOCABULARY,
         }
 
     def model(self) -> Qwen3:
-        """The architecture."""
+        """Return the model."""
         config = Qwen3Config.of(self.config())
         assert config is not None
         return Qwen3(config)
 
 
 def _batches(recipe: Recipe, seed: int) -> Iterator[PaddedBatch]:
-    text = policies.Tokenizer(stories.tokenizer())
-    source = stories.corpus(seed)
+    text = policies.Tokenizer(trading_task.tokenizer())
+    pairs_source = trading_task.corpus(seed)
     while True:
-        pairs = [next(source) for _ in range(recipe.batch)]
-        yield pad([text.encode(prompt) for prompt, _ in pairs], [(*text.encode(t), stories.EOS) for _, t in pairs])
+        pairs = [next(pairs_source) for _ in range(recipe.batch)]
+        yield pad([text.encode(prompt) for prompt, _ in pairs], [(*text.encode(t), trading_task.EOS) for _, t in pairs])
 
 
 def _loss(model: Qwen3, weights: Mapping[str, Tensor], batch: PaddedBatch) -> Tensor:
@@ -121,7 +125,7 @@ def _loss(model: Qwen3, weights: Mapping[str, Tensor], batch: PaddedBatch) -> Te
     return functional.cross_entropy(model.logits(weights, hidden), batch.targets)
 
 
-def _initial(model: Qwen3, seed: int) -> dict[str, Tensor]:
+def _initial_weights(model: Qwen3, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {
         name: (torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) * 0.02)
@@ -130,41 +134,41 @@ def _initial(model: Qwen3, seed: int) -> dict[str, Tensor]:
 
 
 def supervise(recipe: Recipe, seed: int, start: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Supervised training from random weights or from these, with a line of progress now and then: BF16 tensors."""
+    """Train by supervision from random weights or from `start`, print progress, and return BF16 weights."""
     model = recipe.model()
-    begin = start or _initial(model, seed)
-    weights = {name: tensor.to(torch.float32, copy=True).requires_grad_() for name, tensor in begin.items()}
+    first_weights = start or _initial_weights(model, seed)
+    weights = {name: tensor.to(torch.float32, copy=True).requires_grad_() for name, tensor in first_weights.items()}
     optimizer = torch.optim.AdamW(weights.values(), betas=(0.9, 0.99), weight_decay=0.0)
-    began, recent = time.monotonic(), 0.0
+    start_time, loss_sum = time.monotonic(), 0.0
     for step, batch in zip(range(1, recipe.steps + 1), _batches(recipe, seed), strict=False):
-        fall = 0.55 + 0.45 * math.cos(math.pi * step / recipe.steps)
+        decay = 0.55 + 0.45 * math.cos(math.pi * step / recipe.steps)
         for group in optimizer.param_groups:
-            group["lr"] = recipe.learning_rate * min(1.0, step / recipe.warmup) * fall
+            group["lr"] = recipe.learning_rate * min(1.0, step / recipe.warmup) * decay
         loss = _loss(model, weights, batch)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(weights.values(), 1.0)
         optimizer.step()
-        recent += float(loss.detach())
+        loss_sum += float(loss.detach())
         if step % 100 == 0 or step == recipe.steps:
-            seconds = time.monotonic() - began
+            seconds = time.monotonic() - start_time
             print(
-                f"step {step} of {recipe.steps}: loss {recent / (step % 100 or 100):.4f}, {seconds:.0f} s", flush=True
+                f"step {step} of {recipe.steps}: loss {loss_sum / (step % 100 or 100):.4f}, {seconds:.0f} s", flush=True
             )
-            recent = 0.0
+            loss_sum = 0.0
     return {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in weights.items()}
 
 
 def held_out_loss(recipe: Recipe, weights: Mapping[str, Tensor]) -> float:
-    """Nats a completion token on stories that training did not see."""
-    wide = {name: tensor.to(torch.float32) for name, tensor in weights.items()}
+    """Return the loss on stories outside the training data, in nats a completion token."""
+    float32_weights = {name: tensor.to(torch.float32) for name, tensor in weights.items()}
     model, batches = recipe.model(), _batches(recipe, seed=-1)
     with torch.inference_mode():
-        return sum(float(_loss(model, wide, next(batches))) for _ in range(20)) / 20
+        return sum(float(_loss(model, float32_weights, next(batches))) for _ in range(20)) / 20
 
 
 async def engine_of(model: Any, weights: Mapping[str, Tensor], version: int = 0, **options: Any) -> TorchEngine:
-    """An engine that serves these weights."""
+    """Return an engine that serves these weights."""
     engine = TorchEngine(model, run_sync=inline, **options)
     await engine.stage(version, dict(weights))
     await engine.commit()
@@ -172,8 +176,8 @@ async def engine_of(model: Any, weights: Mapping[str, Tensor], version: int = 0,
 
 
 @dataclass(frozen=True)
-class Task:
-    """What is reinforced."""
+class ReinforcementTask:
+    """The environment, tokenizer and sampling of the reinforcement."""
 
     environment: Environment
     text: policies.Tokenizer
@@ -181,10 +185,10 @@ class Task:
 
 
 async def reinforce(
-    model: CausalModel, start: Mapping[str, Tensor], task: Task, recipe: Recipe, seed: int
+    model: CausalModel, start: Mapping[str, Tensor], task: ReinforcementTask, recipe: Recipe, seed: int
 ) -> AsyncIterator[tuple[StepReport, dict[str, Tensor]]]:
-    """One version after another, each an optimizer step from rollouts of the one before."""
-    optimizer = AdamWSettings(learning_rate=recipe.reinforcement_rate, warmup_steps=5)
+    """Yield versions, each by one optimizer step on rollouts of the version before."""
+    optimizer = AdamWSettings(learning_rate=recipe.reinforcement_rate, schedule=RateSchedule(warmup_steps=5))
     learner = Learner(model, start, LearnerSettings(optimizer=optimizer))
     weights = dict(start)
     for version in range(1, recipe.versions + 1):
@@ -195,58 +199,58 @@ async def reinforce(
         yield report, weights
 
 
-async def _group(engine: TorchEngine, task: Task, size: int, version: int, seed: bytes) -> VerifiedGroup:
+async def _group(engine: TorchEngine, task: ReinforcementTask, size: int, version: int, seed: bytes) -> VerifiedGroup:
     problem = task.environment.problem(seed)
-    prompt, dice = task.text.encode(problem.prompt), random.Random(seed)
-    done = await engine.generate([Request(prompt, dice.randbytes(16)) for _ in range(size)], task.params)
-    completions = tuple(generation.tokens for generation in done)
-    seen = await engine.forward([prompt] * size, completions)
-    likely = [log_probabilities(f.logits, torch.tensor(t), 1.0) for f, t in zip(seen, completions, strict=True)]
-    ended = [tokens[:-1] if tokens[-1] == task.params.eos else tokens for tokens in completions]
-    rewards = tuple(task.environment.reward(problem, task.text.decode(tokens)) for tokens in ended)
-    return make_group(seed, version - 1, prompt, completions, likely, rewards)
+    prompt, rng = task.text.encode(problem.prompt), random.Random(seed)
+    generations = await engine.generate([Request(prompt, rng.randbytes(16)) for _ in range(size)], task.params)
+    completions = tuple(generation.tokens for generation in generations)
+    forwards = await engine.forward([prompt] * size, completions)
+    logprobs = [log_probabilities(f.logits, torch.tensor(t), 1.0) for f, t in zip(forwards, completions, strict=True)]
+    texts = [tokens[:-1] if tokens[-1] == task.params.eos else tokens for tokens in completions]
+    rewards = tuple(task.environment.reward(problem, task.text.decode(tokens)) for tokens in texts)
+    return make_group(seed, version - 1, prompt, completions, logprobs, rewards)
 
 
 def _weights_file(directory: Path, version: int) -> Path:
     return directory / f"version-{version:03d}.safetensors"
 
 
-def make(directory: Path, recipe: Recipe, seed: int) -> None:
-    """Make what is missing in a directory."""
+def make_policy(directory: Path, recipe: Recipe, seed: int) -> None:
+    """Make the files that a directory lacks."""
     if not (directory / "config.json").is_file():
-        policies.save(directory, recipe.config(), stories.tokenizer(), supervise(recipe, seed))
+        policies.save(directory, recipe.config(), trading_task.tokenizer(), supervise(recipe, seed))
     start = policies.load_weights(directory)
     print(f"version 0: held-out loss {held_out_loss(recipe, start):.4f} nats a token", flush=True)
     if not (directory / DRAFT).is_file():
         half = replace(recipe, layers=recipe.layers // 2, steps=recipe.steps // 12, learning_rate=1e-3)
-        save_file(supervise(half, seed + 1, keeping(start, list(range(half.layers)))), directory / DRAFT)
+        save_file(supervise(half, seed + 1, keep_layers(start, list(range(half.layers)))), directory / DRAFT)
     if not _weights_file(directory, recipe.versions).is_file():
-        trio.run(_descend, directory, recipe, seed, start)
+        trio.run(_reinforce_versions, directory, recipe, seed, start)
     newest = load_version(directory, recipe.versions)
     print(f"version {recipe.versions}: held-out loss {held_out_loss(recipe, newest):.4f} nats a token")
 
 
-async def _descend(directory: Path, recipe: Recipe, seed: int, start: Mapping[str, Tensor]) -> None:
-    task = Task(stories.Stories(), policies.Tokenizer(stories.tokenizer()), PARAMS)
-    before, version = start, 0
+async def _reinforce_versions(directory: Path, recipe: Recipe, seed: int, start: Mapping[str, Tensor]) -> None:
+    task = ReinforcementTask(trading_task.TradingTask(), policies.Tokenizer(trading_task.tokenizer()), PARAMS)
+    previous_weights, version = start, 0
     async for report, weights in reinforce(recipe.model(), start, task, recipe, seed):
         version += 1
         save_file(weights, _weights_file(directory, version))
         print(
             f"version {version} of {recipe.versions}: reward {report.mean_reward:.3f}, entropy {report.entropy:.3f}, "
-            f"{changed_share(before, weights):.4f} of the weights changed",
+            f"{changed_share(previous_weights, weights):.4f} of the weights changed",
             flush=True,
         )
-        before = weights
+        previous_weights = weights
 
 
 def load_version(directory: Path, version: int) -> dict[str, Tensor]:
-    """The weights of a version that `make` made."""
+    """Return the weights of a version that `make_policy` made."""
     return policies.load_weights(directory) if version == 0 else load_file(_weights_file(directory, version))
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=CACHE)
     parser.add_argument("--seed", type=int, default=0)
@@ -256,7 +260,7 @@ def main() -> None:
     options = vars(parser.parse_args())
     directory, seed = options.pop("out"), options.pop("seed")
     torch.set_num_threads(1)
-    make(directory, Recipe(**options), seed)
+    make_policy(directory, Recipe(**options), seed)
 
 
 if __name__ == "__main__":

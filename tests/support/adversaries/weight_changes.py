@@ -1,4 +1,7 @@
-"""Cheaper copies of a policy: noise, fewer layers. Fewer bits are in grailnode/calibration/copies.py."""
+"""Changes of weights: noise, fewer layers, and the share of changed weights.
+
+grailnode/calibration/copies.py reduces the number of bits.
+"""
 
 import re
 from collections.abc import Mapping
@@ -9,8 +12,8 @@ from torch import Tensor
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
-def perturbed(weights: Mapping[str, Tensor], relative: float, seed: int = 0) -> dict[str, Tensor]:
-    """Every weight off by a normal factor of this standard deviation."""
+def perturb(weights: Mapping[str, Tensor], relative: float, seed: int = 0) -> dict[str, Tensor]:
+    """Return the weights, each multiplied by 1 plus normal noise of this standard deviation."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: (tensor * (1 + relative * torch.randn(tensor.shape, generator=generator))).to(tensor.dtype)
@@ -18,25 +21,25 @@ def perturbed(weights: Mapping[str, Tensor], relative: float, seed: int = 0) -> 
     }
 
 
-def layers(weights: Mapping[str, Tensor]) -> int:
-    """How many layers these weights have."""
-    return 1 + max(int(found[1]) for name in weights if (found := _LAYER.match(name)))
+def count_layers(weights: Mapping[str, Tensor]) -> int:
+    """Return the number of layers."""
+    return 1 + max(int(match[1]) for name in weights if (match := _LAYER.match(name)))
 
 
-def keeping(weights: Mapping[str, Tensor], kept: list[int]) -> dict[str, Tensor]:
-    """The weights of a shallower model: only these layers, in this order."""
-    place = {layer: index for index, layer in enumerate(kept)}
-    copy = {}
+def keep_layers(weights: Mapping[str, Tensor], layers: list[int]) -> dict[str, Tensor]:
+    """Return the weights of a model with these layers alone, in this order."""
+    index_of = {layer: index for index, layer in enumerate(layers)}
+    shallow_weights = {}
     for name, tensor in weights.items():
-        found = _LAYER.match(name)
-        if found is None:
-            copy[name] = tensor
-        elif int(found[1]) in place:
-            copy[f"model.layers.{place[int(found[1])]}.{name[found.end() :]}"] = tensor
-    return copy
+        match = _LAYER.match(name)
+        if match is None:
+            shallow_weights[name] = tensor
+        elif int(match[1]) in index_of:
+            shallow_weights[f"model.layers.{index_of[int(match[1])]}.{name[match.end() :]}"] = tensor
+    return shallow_weights
 
 
 def changed_share(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> float:
-    """Share of elements whose bits differ."""
+    """Return the share of elements whose bits differ."""
     differing = sum(int((old[name].view(torch.int16) != new[name].view(torch.int16)).sum()) for name in old)
     return differing / sum(tensor.numel() for tensor in old.values())

@@ -1,0 +1,1 @@
+"""Small valid objects for tests and benches: records, chains, policies, batches, sandboxes."""

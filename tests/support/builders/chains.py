@@ -1,4 +1,4 @@
-"""A small published chain in memory, made by the publisher's own functions."""
+"""A small chain in memory, which the publisher's own functions make, and nodes that follow it."""
 
 from typing import Any
 
@@ -32,6 +32,7 @@ MINER = SigningKey(b"m" * 32)
 
 
 def small_weights(seed: int) -> dict[str, torch.Tensor]:
+    """Return two BF16 tensors: `a` [12, 7] and `b` [5]."""
     generator = torch.Generator().manual_seed(seed)
     return {
         "a": torch.randn(12, 7, generator=generator).bfloat16(),
@@ -39,8 +40,8 @@ def small_weights(seed: int) -> dict[str, torch.Tensor]:
     }
 
 
-def changed(weights: Weights, seed: int) -> dict[str, torch.Tensor]:
-    """The weights with a few elements of one tensor changed."""
+def change_elements(weights: Weights, seed: int) -> dict[str, torch.Tensor]:
+    """Return the weights with other values in up to three elements of one tensor."""
     generator = torch.Generator().manual_seed(seed)
     name = "a" if seed % 2 else "b"
     tensor = weights[name].clone()
@@ -50,33 +51,40 @@ def changed(weights: Weights, seed: int) -> dict[str, torch.Tensor]:
 
 
 class Chain:
-    """Publishes versions into a store, as a trainer does."""
+    """Publishes versions into a store, as a trainer does.
+
+    Attributes:
+        signed_manifests, weights: by version.
+        anchors: the versions with an anchor.
+    """
 
     def __init__(self, run_id: bytes, store: MemoryStore, expires_ms: int) -> None:
         self._run_id = run_id
         self._store = store
         self._expires_ms = expires_ms
-        self.signed: list[Signed[Manifest]] = []
+        self.signed_manifests: list[Signed[Manifest]] = []
         self.weights: list[Weights] = []
         self.anchors: list[int] = []
 
     async def publish(self, weights: Weights, *, anchor: bool = False, head: bool = True) -> Manifest:
-        """The next version; the first always has an anchor."""
-        version = len(self.signed)
-        before = digest_snapshot(version - 1, self.weights[-1], None) if version else None
-        verified = digest_snapshot(version, weights, before)
-        patch = encode_patch(verified, before, "compact", LinkConditions()).patch if before else None
-        count = check_patch(patch, verified, before) if patch and before else 0
-        shards = make_shards(weights, 1 << 20) if anchor or before is None else ()
-        moment = PublicationMoment(self._run_id, self.signed[-1].digest if version else b"", version, 1, version, 0)
-        manifest = make_manifest(VersionObjects(verified, patch, count, shards), moment)
+        """Publish the next version; the first one always has an anchor."""
+        version = len(self.signed_manifests)
+        previous = digest_snapshot(version - 1, self.weights[-1], None) if version else None
+        snapshot = digest_snapshot(version, weights, previous)
+        patch = encode_patch(snapshot, previous, "compact", LinkConditions()).patch if previous else None
+        count = check_patch(patch, snapshot, previous) if patch and previous else 0
+        shards = make_shards(weights, 1 << 20) if anchor or previous is None else ()
+        moment = PublicationMoment(
+            self._run_id, self.signed_manifests[-1].digest if version else b"", version, 1, version, 0
+        )
+        manifest = make_manifest(VersionObjects(snapshot, patch, count, shards), moment)
         if patch is not None:
             await self._store.put(paths.patch(TRAINER.public, content_digest(patch)), patch)
         for ref, shard in zip(manifest.anchor, shards, strict=True):
             await self._store.put(paths.anchor(TRAINER.public, ref.digest), shard)
         signed = open_signed(sign(manifest, TRAINER), Manifest, [TRAINER.public])
         await self._store.put(paths.manifest(TRAINER.public, version, signed.digest), signed.data)
-        self.signed.append(signed)
+        self.signed_manifests.append(signed)
         self.weights.append(weights)
         self.anchors += [version] if manifest.anchor else []
         if head:
@@ -84,13 +92,13 @@ class Chain:
         return manifest
 
     async def write_head(self, *, newest: int | None = None, epoch: int = 0) -> bytes:
-        """Show everything up to a version."""
-        newest = len(self.signed) - 1 if newest is None else newest
+        """Put a head that lists the versions up to `newest`, and return its bytes."""
+        newest = len(self.signed_manifests) - 1 if newest is None else newest
         head = Head(
             run=self._run_id,
             epoch=epoch,
             base=0,
-            manifests=tuple(signed.digest for signed in self.signed[: newest + 1]),
+            manifests=tuple(signed.digest for signed in self.signed_manifests[: newest + 1]),
             anchors=tuple(version for version in self.anchors if version <= newest),
             oldest_patch=1,
             revision=0,
@@ -111,7 +119,7 @@ def make_node(
     *,
     clock: Clock | None = None,
 ) -> Node:
-    """A node, a miner's unless another key is given, whose clock is trio's unless another is given."""
+    """Return a node, by default with a miner's key and trio's clock."""
     return Node(
         run_id=run_id,
         run=run,
@@ -127,16 +135,24 @@ def make_node(
 
 
 class PunctualBeacon:
-    """Every round that is asked for is out."""
+    """A beacon whose rounds are always published."""
 
     async def randomness(self, round_number: int) -> bytes:
+        """Implements Beacon.randomness."""
         await trio.lowlevel.checkpoint()
         return round_number.to_bytes(32, "little")
 
 
 def small_run(genesis: bytes) -> tuple[bytes, RunManifest]:
-    """A run whose only trainer is TRAINER and whose genesis is given."""
+    """Return the id and the manifest of a run with this genesis, whose only trainer is TRAINER."""
     run = draft(Choices(), ["validator"])
     authority = run.authority.model_copy(update={"trainers": (TRAINER.public,)})
     run = run.model_copy(update={"authority": authority, "model": run.model.model_copy(update={"genesis": genesis})})
     return content_digest(run.to_bytes()), run
+
+
+def equal(first: Weights, second: Weights) -> bool:
+    """Return whether two sets of weights are equal bit for bit."""
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name].view(torch.int16), second[name].view(torch.int16)) for name in first
+    )

@@ -1,6 +1,4 @@
-"""Policies that say whole phrases: each phrase is one token, so a policy of random weights writes solutions, or
-attacks.
-"""
+"""Policies whose tokens are whole phrases, so that a policy of random weights writes solutions or attacks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,22 +17,24 @@ from tests.support.builders.policies import RECIPE, random_weights
 
 _SPECIAL = ("<pad>", "<eos>", "<unk>")
 _CHARACTERS = ("\n", *map(chr, range(32, 127)))
-_PUSH = 4.0  # of every embedding in one direction, which the layers leave alone
-_QUIET = 0.05  # what the layers add, so that it does not drown the push
+_PUSH = 4.0  # of every embedding in one direction, which the layers do not change
+_QUIET = 0.05  # scale of what the layers add, so that the push remains larger
 _LOUDNESS = 2.0  # of phrases in that direction; single characters have none
 
 
 def write_speaking_policy(directory: Path, phrases: Sequence[str]) -> Policy:
-    """A policy directory whose completions are mostly made of these phrases (of two characters or more, all
-    different).
+    """Write a policy whose completions consist mostly of these phrases.
+
+    Args:
+        phrases: all different, of two characters or more.
     """
     tokens = (*_SPECIAL, *_CHARACTERS, *phrases)
     tokenizer = Tokenizer(WordLevel({token: index for index, token in enumerate(tokens)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = Fuse()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
-    own = {"vocab_size": len(tokens), "max_position_embeddings": 2048, "tie_word_embeddings": False}
-    config = RECIPE.config() | own
+    config_changes = {"vocab_size": len(tokens), "max_position_embeddings": 2048, "tie_word_embeddings": False}
+    config = RECIPE.config() | config_changes
     policy.save(directory, config, tokenizer.to_str(), {})
     weights = random_weights(build(Policy.load(directory)))
     weights["model.embed_tokens.weight"][:, 0] = _PUSH
@@ -46,6 +46,6 @@ def write_speaking_policy(directory: Path, phrases: Sequence[str]) -> Policy:
     policy.save(directory, config, tokenizer.to_str(), weights)
     proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME)  # one engine at work is as far from itself on any policy
     own_proof = {"policy": digest_weights(load_weights(directory)).hex(), "max_tokens": 512}
-    measured = proof.measured.model_copy(update=own_proof)
-    (directory / proof_file.NAME).write_text(proof.model_copy(update={"measured": measured}).to_json())
+    measurement = proof.measured.model_copy(update=own_proof)
+    (directory / proof_file.NAME).write_text(proof.model_copy(update={"measured": measurement}).to_json())
     return Policy.load(directory)

@@ -1,4 +1,4 @@
-"""Small valid objects of every kind, made from fixed seeds: what the tests bend and the golden vectors hold."""
+"""Small valid objects of every kind from fixed seeds, for tests and golden vectors."""
 
 import hashlib
 from typing import Any
@@ -29,12 +29,12 @@ TABLE: tuple[TensorRow, ...] = (("a", "BF16", (2, 3)), ("b", "F32", ()))
 
 
 def digest(name: str) -> bytes:
-    """32 bytes that a name stands for."""
+    """Return the 32 bytes that belong to a name."""
     return hashlib.sha256(name.encode()).digest()
 
 
 def key(name: str) -> SigningKey:
-    """The key pair that a name stands for."""
+    """Return the key pair that belongs to a name."""
     return SigningKey(digest(f"key of {name}"))
 
 
@@ -75,7 +75,7 @@ def authority(**changes: Any) -> Authority:
 
 
 def revision(number: int = 1, previous: bytes = RUN_ID, **changes: Any) -> Revision:
-    """A revision; fields of its authority are given as `authority` or change nothing."""
+    """Return a revision, by default with the sample authority."""
     fields: dict[str, Any] = {
         "run": RUN_ID,
         "number": number,
@@ -277,13 +277,13 @@ def announcement(**changes: Any) -> Announcement:
         "space": "https://north.example.org/run",
         "groups": 16,
         "expires_ms": 99,
-        "proof": b"",
+        "credential": b"",
     }
     return Announcement(**(fields | changes))
 
 
 def every_record() -> list[Record]:
-    """One of each kind that is read from bytes."""
+    """Return a record of every kind that is read from bytes."""
     frames = tuple((digest(f"frame {index}"), 50 + index) for index in range(3))
     return [
         run_manifest(),
@@ -311,7 +311,7 @@ def every_record() -> list[Record]:
 
 
 def weights(seed: int = 0) -> dict[str, torch.Tensor]:
-    """Tensors of several dtypes, one of them empty, one without dimensions."""
+    """Return tensors of several dtypes, one of them empty, one without dimensions."""
     generator = torch.Generator().manual_seed(seed)
     return {
         "layer.weight": torch.randn(4, 6, generator=generator).to(torch.bfloat16),

@@ -11,8 +11,8 @@ MATH: Final = (_DATA / "math.jsonl").read_bytes()
 CODE: Final = (_DATA / "code.jsonl").read_bytes()
 
 
-class Accepting:
-    """Says of each program that it passes a number of tests, and remembers the programs."""
+class AcceptingSandbox:
+    """A sandbox that reports a number of passed tests for each program, and records the programs."""
 
     def __init__(self, python: str = "3.11", *, passes: int = 99, compiles: bool = True) -> None:
         self.python = python
@@ -21,6 +21,6 @@ class Accepting:
         self._compiles = compiles
 
     def attempt(self, tests: ProgramTests, solution: str) -> ProgramResult:
-        """Runs nothing."""
+        """Implements Sandbox.attempt without running the program."""
         self.programs.append(solution)
         return ProgramResult(self._compiles, tuple(place < self._passes for place in range(len(tests.tests))))

@@ -1,1 +1,1 @@
-"""Stores and proxies that inject chosen faults, and the scenarios that use them."""
+"""Stores and proxies that inject chosen faults, the scenarios that use them, and malformed patches."""

@@ -33,9 +33,9 @@ class ExchangeFault(Enum):
     ERROR_BODY = "200 with an error body, nothing done"
     WRONG_ETAG = "a wrong ETag"
     NO_ETAG = "no ETag"
-    TRUNCATED = "a truncated object"
-    EXTENDED = "extra bytes"
-    FLIPPED = "a flipped bit"
+    TRUNCATION = "a truncated object"
+    EXTRA_BYTES = "extra bytes"
+    BIT_FLIP = "a flipped bit"
     STALE_READ = "a stale read"
     STALE_LIST = "a stale listing"
     LIST_GAPS = "a listing with gaps"
@@ -60,9 +60,9 @@ _OF_LISTS: Final = frozenset(fault for fault in ExchangeFault if fault.name.star
 _OF_READS: Final = frozenset(
     {
         ExchangeFault.NOT_FOUND,
-        ExchangeFault.TRUNCATED,
-        ExchangeFault.EXTENDED,
-        ExchangeFault.FLIPPED,
+        ExchangeFault.TRUNCATION,
+        ExchangeFault.EXTRA_BYTES,
+        ExchangeFault.BIT_FLIP,
         ExchangeFault.STALE_READ,
     }
 )
@@ -145,11 +145,11 @@ class ExchangeFaultProxy:
             return replace(reply, headers=reply.headers | {"etag": f'"{self._rng.randbytes(16).hex()}"'})
         if fault is ExchangeFault.NO_ETAG:
             return replace(reply, headers={name: value for name, value in reply.headers.items() if name != "etag"})
-        if fault is ExchangeFault.TRUNCATED:
+        if fault is ExchangeFault.TRUNCATION:
             return replace(reply, body=body[:place])
-        if fault is ExchangeFault.EXTENDED:
+        if fault is ExchangeFault.EXTRA_BYTES:
             return replace(reply, body=body + self._rng.randbytes(1 + place % 64))
-        if fault is ExchangeFault.FLIPPED and body:
+        if fault is ExchangeFault.BIT_FLIP and body:
             return replace(reply, body=body[:place] + bytes([body[place] ^ 1]) + body[place + 1 :])
         if fault is ExchangeFault.RESET_GET:
             return replace(reply, cut=place)

@@ -1,4 +1,4 @@
-"""What storage can do wrong: the catalogue, and what each fault makes of an answer."""
+"""The faults of storage, and what each of them makes of an answer."""
 
 import random
 from collections import deque
@@ -17,14 +17,14 @@ class Fault(Enum):
     LOST_ANSWER = "done, but the answer is an error (a timeout after the commit)"
     DELAY = "a late answer"
     HANG = "no answer at all"
-    FORGOTTEN = "acknowledged, but not done"
-    REPEATED = "done again later"
+    LOST_WRITE = "acknowledged, but not done"
+    DUPLICATE_WRITE = "done again later"
     MISSING = "not found, though it is there"
-    TRUNCATED = "the first part of the object"
-    EXTENDED = "bytes behind the object's end"
-    FLIPPED = "one bit differs"
+    TRUNCATION = "the first part of the object"
+    EXTRA_BYTES = "bytes behind the object's end"
+    BIT_FLIP = "one bit differs"
     STALE = "what lay there before"
-    SWAPPED = "another object's bytes"
+    WRONG_OBJECT = "another object's bytes"
     LIST_STALE = "a listing without what was written last"
     LIST_GAPS = "a listing with objects left out"
     LIST_TWICE = "a listing with objects given twice"
@@ -34,20 +34,20 @@ class Fault(Enum):
 
 
 _any: Final = (Fault.ERROR, Fault.DELAY, Fault.HANG)
-_write: Final = (*_any, Fault.LOST_ANSWER, Fault.FORGOTTEN, Fault.REPEATED)
-_bend: Final = (Fault.TRUNCATED, Fault.EXTENDED, Fault.FLIPPED, Fault.STALE, Fault.SWAPPED)
+_write: Final = (*_any, Fault.LOST_ANSWER, Fault.LOST_WRITE, Fault.DUPLICATE_WRITE)
+_alterations: Final = (Fault.TRUNCATION, Fault.EXTRA_BYTES, Fault.BIT_FLIP, Fault.STALE, Fault.WRONG_OBJECT)
 
 applicable: Final[Mapping[str, tuple[Fault, ...]]] = {
     "put": _write,
     "delete": _write,
-    "get": (*_any, Fault.MISSING, *_bend),
+    "get": (*_any, Fault.MISSING, *_alterations),
     "list": (*_any, *(fault for fault in Fault if fault.name.startswith("LIST_"))),
 }
-"""Which faults can befall which operation."""
+"""The possible faults of each operation."""
 
 
 class Link(Enum):
-    """What passes between a node and the store."""
+    """What a link between a node and the store delivers."""
 
     OPEN = "everything"
     NO_REQUESTS = "nothing: no request arrives"
@@ -55,44 +55,45 @@ class Link(Enum):
 
 
 @dataclass
-class Past:
-    """What the store's writers wrote, for stale answers.
+class PutHistory:
+    """The puts of all writers of a store, for stale answers.
 
     Attributes:
-        before: by path, the object that the latest put replaced; current: the one it put.
-        recent: the paths put last.
+        replaced_objects: by path, the object that the last put replaced.
+        current_objects: by path, the object of the last put.
+        recent_paths: the paths of the last puts.
     """
 
-    before: dict[str, bytes] = field(default_factory=dict)
-    current: dict[str, bytes] = field(default_factory=dict)
-    recent: deque[str] = field(default_factory=lambda: deque(maxlen=8))
+    replaced_objects: dict[str, bytes] = field(default_factory=dict)
+    current_objects: dict[str, bytes] = field(default_factory=dict)
+    recent_paths: deque[str] = field(default_factory=lambda: deque(maxlen=8))
 
-    def note(self, path: str, data: bytes) -> None:
-        """Remember a put."""
-        if path in self.current:
-            self.before[path] = self.current[path]
-        self.current[path] = data
-        self.recent.append(path)
+    def record_put(self, path: str, data: bytes) -> None:
+        """Record a put."""
+        if path in self.current_objects:
+            self.replaced_objects[path] = self.current_objects[path]
+        self.current_objects[path] = data
+        self.recent_paths.append(path)
 
 
-def bend(data: bytes, fault: Fault | None, rng: random.Random) -> bytes:
-    """An object's bytes as the fault leaves them."""
-    if fault is Fault.EXTENDED:
+def alter_bytes(data: bytes, fault: Fault | None, rng: random.Random) -> bytes:
+    """Return the bytes of an object after a fault."""
+    if fault is Fault.EXTRA_BYTES:
         return data + rng.randbytes(1 + rng.randrange(64))
-    if not data or fault not in {Fault.TRUNCATED, Fault.FLIPPED}:
+    if not data or fault not in {Fault.TRUNCATION, Fault.BIT_FLIP}:
         return data
     place = rng.randrange(len(data))
-    if fault is Fault.TRUNCATED:
+    if fault is Fault.TRUNCATION:
         return data[:place]
     return data[:place] + bytes([data[place] ^ (1 << rng.randrange(8))]) + data[place + 1 :]
 
 
-def bend_list(
-    infos: Sequence[ObjectInfo], fault: Fault, recent: Container[str], rng: random.Random
+def alter_listing(
+    infos: Sequence[ObjectInfo], fault: Fault, recent_paths: Container[str], rng: random.Random
 ) -> Sequence[ObjectInfo]:
-    """A listing as the fault leaves it; `recent` are the paths that a stale one does not know."""
+    """Return a listing after a fault; a stale one lacks `recent_paths`."""
     if fault is Fault.LIST_STALE:
-        return [info for info in infos if info.path not in recent]
+        return [info for info in infos if info.path not in recent_paths]
     if fault is Fault.LIST_GAPS:
         return [info for info in infos if rng.random() < 0.7]
     if fault is Fault.LIST_TWICE:

@@ -40,8 +40,8 @@ class StreamFault(Enum):
     LOST_REQUEST = "a reset before the server receives the request"
     LOST_ANSWER = "a reset in place of the response, after the request took effect"
     RESET = "a reset in the middle of the response"
-    TRUNCATED = "a response that ends early, with an orderly close"
-    FLIPPED = "one flipped bit in the body of the response"
+    TRUNCATION = "a response that ends early, with an orderly close"
+    BIT_FLIP = "one flipped bit in the body of the response"
     DRIP = "a response of 4 KiB a second"
     HANG = "no response"
 
@@ -169,13 +169,13 @@ async def _send_down(conditions: NetworkConditions, client: _Peer, server: _Peer
     while isinstance(piece := await server.next(), h11.Data):
         data = bytes(piece.data)
         conditions.bytes_down += len(data)
-        if fault is StreamFault.FLIPPED:
+        if fault is StreamFault.BIT_FLIP:
             place = conditions.rng.randrange(len(data))
             data = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
             fault = None
-        if fault in {StreamFault.RESET, StreamFault.TRUNCATED}:
+        if fault in {StreamFault.RESET, StreamFault.TRUNCATION}:
             await client.send(h11.Data(data=data[: len(data) // 2]))
-            if fault is StreamFault.TRUNCATED:
+            if fault is StreamFault.TRUNCATION:
                 return  # an incomplete response; the connection is closed without a reset
             raise _BrokenError
         step = _DRIP_BYTES if fault is StreamFault.DRIP else len(data)

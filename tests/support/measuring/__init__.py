@@ -1,0 +1,1 @@
+"""Meters of memory, resources, stores and sketches."""

@@ -1,8 +1,7 @@
-"""What a piece of work takes at its peak beside what was there before: measured in a forked child, by the kernel's own
-mark.
+"""The peak of a function's additional memory, which the kernel measures in a forked child.
 
 A child starts with the parent's memory as its resident set and its high-water mark. Free memory that the parent's
-allocator holds back would hide what the work takes, so it is given back to the kernel first. Pages of program files,
+allocator holds would hide the memory of the function, so it is returned to the kernel first. Pages of program files,
 which a child maps anew as it touches them, are not counted. Linux with glibc.
 """
 
@@ -15,7 +14,9 @@ from collections.abc import Callable
 
 
 def peak_extra(work: Callable[[], object]) -> int:
-    """Peak resident bytes of `work` above those before it. Whatever it raises is printed and becomes a RuntimeError.
+    """Return the peak of resident bytes of `work` above those before it.
+
+    What it raises is printed and becomes a RuntimeError.
 
     The work must make its own scratch memory, and must have run once before, or its imports and compiled kernels count
     too.
@@ -27,9 +28,9 @@ def peak_extra(work: Callable[[], object]) -> int:
     if child == 0:
         status = 1
         try:
-            before, files = resident("VmRSS"), resident("RssFile")
+            earlier_resident, files = resident("VmRSS"), resident("RssFile")
             work()
-            extra = resident("VmHWM") - before - (resident("RssFile") - files)
+            extra = resident("VmHWM") - earlier_resident - (resident("RssFile") - files)
             os.write(writer, struct.pack("<q", max(0, extra)))
             status = 0
         except BaseException:  # noqa: BLE001 - the child must end here, whatever happened
@@ -46,8 +47,6 @@ def peak_extra(work: Callable[[], object]) -> int:
 
 
 def resident(field: str) -> int:
-    """This process's memory, in bytes: VmRSS now, VmHWM at its peak since it was executed, RssFile that of mapped
-    files.
-    """
+    """Return a number of this process's memory in bytes: VmRSS is now, VmHWM the peak, RssFile that of mapped files."""
     with open("/proc/self/status") as status:  # noqa: PTH123
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field))

@@ -40,17 +40,17 @@ class Sample:
     threads: int
 
 
-class Watch:
-    """Samples all processes of some sessions."""
+class ProcessMonitor:
+    """Takes samples of all processes of some sessions."""
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []
-        self._born: dict[int, float] = {}
+        self._first_seconds: dict[int, float] = {}
 
-    def look(self, seconds: float, node: str, session: int) -> None:
-        """Take a sample of every process of a session."""
+    def take_samples(self, seconds: float, node: str, session: int) -> None:
+        """Take a sample of every process of a node's session."""
         for pid in members(session):
-            born = self._born.setdefault(pid, seconds)
+            first_seconds = self._first_seconds.setdefault(pid, seconds)
             try:
                 status = dict(
                     line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line
@@ -62,39 +62,39 @@ class Watch:
             process = "supervisor" if pid == session else status["Name"].strip()
             name = process if process.startswith(node) else f"{node}/{process}"
             threads = int(status["Threads"])
-            self.samples.append(Sample(name, pid, seconds, seconds - born, resident, private, descriptors, threads))
+            self.samples.append(
+                Sample(name, pid, seconds, seconds - first_seconds, resident, private, descriptors, threads)
+            )
 
 
 def slope(series: Iterable[Sequence[tuple[float, float]]]) -> float:
-    """The median of the slopes between any two points of one series that are far enough apart (Theil and Sen); NaN
-    without any.
-    """
-    found = []
+    """Return the median of the slopes between distant points of one series (Theil and Sen), or NaN without any."""
+    slopes = []
     for points in series:
         if not points:
             continue
         far = min(_BETWEEN_SECONDS, (points[-1][0] - points[0][0]) / 2)
         for index, (x, y) in enumerate(points):
-            found += [(later - y) / (at - x) for at, later in points[index + 1 :] if at - x >= max(far, 1e-9)]
-    return statistics.median(found) if found else float("nan")
+            slopes += [(later - y) / (at - x) for at, later in points[index + 1 :] if at - x >= max(far, 1e-9)]
+    return statistics.median(slopes) if slopes else float("nan")
 
 
 def table(samples: Sequence[Sample], warm_up: float) -> str:
-    """A row for each process of each node, of what it took when older than `warm_up` seconds.
+    """Return a table with a row for each process of each node, of its samples at an age above `warm_up` seconds.
 
-    Slopes are within a life; 'first' is the first sample of the first life that grew old enough, 'last' the last of the
-    last.
+    Slopes are within one process; 'first' is the first sample of the first process that is old enough, 'last' the last
+    sample of the last one.
     """
-    lives: dict[str, dict[int, list[Sample]]] = defaultdict(lambda: defaultdict(list))
+    series_by_process: dict[str, dict[int, list[Sample]]] = defaultdict(lambda: defaultdict(list))
     for sample in samples:
-        lives[sample.name][sample.pid]  # counts a life that was too short as well
+        series_by_process[sample.name][sample.pid]  # counts a life that was too short as well
         if sample.age >= warm_up:
-            lives[sample.name][sample.pid].append(sample)
+            series_by_process[sample.name][sample.pid].append(sample)
     lines = [
         f"{'process':24} {'lives':>5} {'longest':>7} {'RSS first':>9} {'last':>6} {'slope':>7} {'private':>7}"
         f" {'fds':>4} {'last':>4} {'most':>4} {'slope':>6} {'threads':>7} {'most':>4}"
     ]
-    for name, by_pid in sorted(lives.items()):
+    for name, by_pid in sorted(series_by_process.items()):
         old = [life for life in by_pid.values() if life]
         if not old:
             continue
@@ -117,7 +117,7 @@ def table(samples: Sequence[Sample], warm_up: float) -> str:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("samples", type=Path)
     parser.add_argument(

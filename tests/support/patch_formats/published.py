@@ -1,5 +1,4 @@
-"""Each format as a pair of functions over one tensor of 16-bit patterns, and what packs the tensors of an update
-together.
+"""The published formats: functions over one tensor of 16-bit patterns, and functions that pack a whole update.
 
 Sources: PULSE (arXiv 2602.03839v2, appendices C and H) for COO with u8 row and u16 column gaps and for flat int32 gaps;
 SparseRL-Sync (arXiv 2605.07330, section 3.3) for int16 gaps and entropy-coded values; TRL's delta weight sync for raw
@@ -23,7 +22,7 @@ Encode = Callable[[Bits, Bits, int], bytes]
 Decode = Callable[[Bits, bytes, int], Bits]
 
 
-def _unpacked(data: bytes, old: Sequence[Bits]) -> bytes:
+def _identity(data: bytes, old: Sequence[Bits]) -> bytes:
     return data
 
 
@@ -39,26 +38,26 @@ class Format:
     name: str
     plain: Encode
     restore: Decode
-    pack: Callable[[bytes, Sequence[Bits]], bytes] = _unpacked
-    unpack: Callable[[bytes, Sequence[Bits]], bytes] = _unpacked
+    pack: Callable[[bytes, Sequence[Bits]], bytes] = _identity
+    unpack: Callable[[bytes, Sequence[Bits]], bytes] = _identity
 
     def encode(self, old: Sequence[Bits], new: Sequence[Bits], columns: Sequence[int]) -> bytes:
-        """An update of all tensors."""
+        """Return an update of all tensors."""
         parts = [self.plain(*tensor) for tensor in zip(old, new, columns, strict=True)]
         return self.pack(b"".join(len(part).to_bytes(8, "little") + part for part in parts), old)
 
     def decode(self, old: Sequence[Bits], data: bytes, columns: Sequence[int]) -> list[Bits]:
-        """The new patterns of all tensors."""
-        unpacked, offset, tensors = self.unpack(data, old), 0, []
+        """Return the new patterns of all tensors."""
+        update, offset, tensors = self.unpack(data, old), 0, []
         for before, width in zip(old, columns, strict=True):
-            end = offset + 8 + int.from_bytes(unpacked[offset : offset + 8], "little")
-            tensors.append(self.restore(before, unpacked[offset + 8 : end], width))
+            end = offset + 8 + int.from_bytes(update[offset : offset + 8], "little")
+            tensors.append(self.restore(before, update[offset + 8 : end], width))
             offset = end
         return tensors
 
 
 def _split(data: bytes, *dtypes: str) -> list[NDArray[Any]]:
-    """Arrays of the given dtypes, each after its 8-byte length in elements."""
+    """Return arrays of these dtypes, each after its 8-byte length in elements."""
     arrays, offset = [], 0
     for dtype in dtypes:
         count = int.from_bytes(data[offset : offset + 8], "little")
@@ -71,16 +70,16 @@ def _join(*arrays: NDArray[Any]) -> bytes:
     return b"".join(array.size.to_bytes(8, "little") + array.tobytes() for array in arrays)
 
 
-def _changed(old: Bits, new: Bits) -> tuple[NDArray[np.int64], Bits]:
+def _changes(old: Bits, new: Bits) -> tuple[NDArray[np.int64], Bits]:
     indices = np.flatnonzero(old != new)
     return indices, new[indices]
 
 
 def coo(old: Bits, new: Bits, columns: int) -> bytes:
-    """PULSE's delta_coo_downscaled: row gaps u8, column gaps within a row u16 (absolute after a new row), raw
+    """Encode as PULSE's delta_coo_downscaled: row gaps u8, column gaps within a row u16 (absolute after a new row), raw
     values.
     """
-    indices, values = _changed(old, new)
+    indices, values = _changes(old, new)
     rows, cols = indices // columns, indices % columns
     row_gaps = np.diff(rows, prepend=0)
     if row_gaps.size and row_gaps.max() > 255:
@@ -90,7 +89,7 @@ def coo(old: Bits, new: Bits, columns: int) -> bytes:
 
 
 def from_coo(old: Bits, data: bytes, columns: int) -> Bits:
-    """The mirror of `coo`."""
+    """Decode what `coo` encodes."""
     row_gaps, column_gaps, values = _split(data, "u1", "<u2", "<u2")
     rows = np.cumsum(row_gaps, dtype=np.int64)
     total = np.cumsum(column_gaps, dtype=np.int64)
@@ -102,13 +101,13 @@ def from_coo(old: Bits, data: bytes, columns: int) -> Bits:
 
 
 def flat(old: Bits, new: Bits, columns: int) -> bytes:
-    """PULSE's delta_flat_int32: index gaps int32, raw values."""
-    indices, values = _changed(old, new)
+    """Encode as PULSE's delta_flat_int32: index gaps int32, raw values."""
+    indices, values = _changes(old, new)
     return _join(np.diff(indices, prepend=0).astype("<i4"), values)
 
 
 def from_flat(old: Bits, data: bytes, columns: int) -> Bits:
-    """The mirror of `flat`."""
+    """Decode what `flat` encodes."""
     gaps, values = _split(data, "<i4", "<u2")
     new = old.copy()
     new[np.cumsum(gaps, dtype=np.int64)] = values
@@ -116,13 +115,13 @@ def from_flat(old: Bits, data: bytes, columns: int) -> Bits:
 
 
 def trl(old: Bits, new: Bits, columns: int) -> bytes:
-    """TRL: int32 indices and raw values, nothing else."""
-    indices, values = _changed(old, new)
+    """Encode as TRL: int32 indices and raw values, nothing else."""
+    indices, values = _changes(old, new)
     return _join(indices.astype("<i4"), values)
 
 
 def from_trl(old: Bits, data: bytes, columns: int) -> Bits:
-    """The mirror of `trl`."""
+    """Decode what `trl` encodes."""
     indices, values = _split(data, "<i4", "<u2")
     new = old.copy()
     new[indices] = values
@@ -130,8 +129,8 @@ def from_trl(old: Bits, data: bytes, columns: int) -> Bits:
 
 
 def sparse_rl(old: Bits, new: Bits, columns: int) -> bytes:
-    """SparseRL-Sync: int16 gaps, values by an entropy coder with a static model of their high and low bytes (ANS)."""
-    indices, values = _changed(old, new)
+    """Encode as SparseRL-Sync: int16 gaps, and values by ANS with a static model of their high and low bytes."""
+    indices, values = _changes(old, new)
     gaps = np.diff(indices, prepend=0)
     long_gaps = np.flatnonzero(gaps >= 1 << 15)
     parts = [gaps[gaps < 1 << 15].astype("<i2"), long_gaps.astype("<i8"), gaps[long_gaps].astype("<i8")]
@@ -145,7 +144,7 @@ def sparse_rl(old: Bits, new: Bits, columns: int) -> bytes:
 
 
 def from_sparse_rl(old: Bits, data: bytes, columns: int) -> Bits:
-    """The mirror of `sparse_rl`."""
+    """Decode what `sparse_rl` encodes."""
     size, short, at, long_gaps, *planes = _split(data, "<i8", "<i2", "<i8", "<i8", "<f4", "<u4", "<f4", "<u4")
     values = np.zeros(int(size[0]), np.uint16)
     for shift, counts, words in ((8, planes[0], planes[1]), (0, planes[2], planes[3])):
@@ -171,23 +170,23 @@ def _zstd(level: int, plain: Encode, restore: Decode, name: str) -> Format:
 
 
 def xor(old: Bits, new: Bits, columns: int) -> bytes:
-    """slime: the XOR of old and new."""
+    """Encode as slime: the XOR of old and new."""
     return (old ^ new).tobytes()
 
 
 def from_xor(old: Bits, data: bytes, columns: int) -> Bits:
-    """The mirror of `xor`."""
+    """Decode what `xor` encodes."""
     new: Bits = old ^ np.frombuffer(data, "<u2")
     return new
 
 
 def whole(old: Bits, new: Bits, columns: int) -> bytes:
-    """The new tensor."""
+    """Encode as the whole new tensor."""
     return new.tobytes()
 
 
 def from_whole(old: Bits, data: bytes, columns: int) -> Bits:
-    """The mirror of `whole`."""
+    """Decode what `whole` encodes."""
     new: Bits = np.frombuffer(data, "<u2")
     return new
 
@@ -198,14 +197,14 @@ def _dictionary(old: Sequence[Bits]) -> zstandard.ZstdCompressionDict:
 
 
 def patch_from(data: bytes, old: Sequence[Bits]) -> bytes:
-    """`zstd --patch-from`: the new tensors with the old ones as a dictionary, window over both, level 1."""
+    """Encode as `zstd --patch-from`: the new tensors with the old ones as a dictionary, window over both, level 1."""
     window = min(30, max(10, int(2 * len(data) - 1).bit_length()))
     parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=window, enable_ldm=True)
     return zstandard.ZstdCompressor(dict_data=_dictionary(old), compression_params=parameters).compress(data)
 
 
 def from_patch_from(data: bytes, old: Sequence[Bits]) -> bytes:
-    """The mirror of `patch_from`."""
+    """Decode what `patch_from` encodes."""
     return zstandard.ZstdDecompressor(dict_data=_dictionary(old), max_window_size=1 << 31).decompress(data)
 
 

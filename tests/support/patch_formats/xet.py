@@ -1,7 +1,7 @@
-"""hf-xet, the real one: its client against its own local store, a folder, without a network or a service.
+"""hf-xet: its real client with its local store, a folder, without a network or a service.
 
-The old version is uploaded first; what the upload of the new version then puts into the store (chunks that are not
-there yet, and the shard that lists them) is what would travel. Its session runs threads of its own.
+The old version is uploaded first. The upload of the new version then adds new chunks and the shard that lists them,
+which are the bytes that a network would transfer. Its session has threads of its own.
 """
 
 import os
@@ -19,19 +19,19 @@ Weights = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Uploaded:
-    """Bytes of new chunks and their shard; seconds to upload and to fetch the new version."""
+class UploadCost:
+    """Bytes of new chunks and their shard, and seconds to upload and to download the new version."""
 
     nbytes: int
     upload: float
     download: float
 
 
-def deduplicated(versions: Sequence[Weights]) -> list[Uploaded]:
-    """Consecutive versions of weights, each as one file; one row for each but the first.
+def deduplicated(versions: Sequence[Weights]) -> list[UploadCost]:
+    """Upload consecutive versions of weights, each as one file, and return the cost of each but the first.
 
     Raises:
-        RuntimeError: what was fetched is not what was uploaded.
+        RuntimeError: the downloaded bytes are not the uploaded ones.
     """
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HF_XET_CACHE"] = str(Path(folder) / "cache")
@@ -46,12 +46,12 @@ def deduplicated(versions: Sequence[Weights]) -> list[Uploaded]:
             handle = commit.start_upload_bytes(data, sha256=hf_xet.SKIP_SHA256)
             report = commit.wait_to_finish()
             between = time.perf_counter()
-            fetched = Path(folder) / "fetched"
+            download = Path(folder) / "fetched"
             group = session.new_file_download_group(endpoint=endpoint)
-            group.start_download_file(handle.result().xet_info, str(fetched))
+            group.start_download_file(handle.result().xet_info, str(download))
             group.wait_to_finish()
             end = time.perf_counter()
-            if fetched.read_bytes() != data:
+            if download.read_bytes() != data:
                 raise RuntimeError("hf-xet gave back something else")
-            rows.append(Uploaded(report.dedup_metrics.total_bytes_uploaded, between - begin, end - between))
+            rows.append(UploadCost(report.dedup_metrics.total_bytes_uploaded, between - begin, end - between))
         return rows[1:]

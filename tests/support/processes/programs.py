@@ -1,4 +1,4 @@
-"""Real programs: started in a session of their own, so that everything they leave behind can be found."""
+"""Programs as real processes, each in a session of its own, so that all of its processes can be listed."""
 
 import os
 import signal
@@ -12,15 +12,17 @@ from typing import Final
 ROOT = Path(__file__).parents[3]
 PATIENCE: Final = 300.0
 """Seconds to wait for anything that takes a few seconds on an idle machine; a busy one may be many times slower."""
-# As at a user's: unbuffered streams hide what a full one keeps.
+# As for a user, streams are buffered: unbuffered ones would hide an output that is never flushed.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | {
     "OMP_NUM_THREADS": "1"
 }
 
 
 class Program:
-    """One `grailnode` command as a process group of its own; `within` is a command that starts it elsewhere, and
-    becomes it.
+    """A `grailnode` command in a session of its own.
+
+    Args:
+        within: a command that starts it in another environment, and becomes it.
     """
 
     def __init__(self, *arguments: str, log: Path, within: tuple[str, ...] = ()) -> None:
@@ -37,15 +39,16 @@ class Program:
 
     @property
     def session(self) -> int:
+        """The id of its session."""
         return self.process.pid
 
     def kill(self) -> None:
-        """kill -9, of the program itself and of nothing that it started."""
+        """Kill the program itself with SIGKILL, and none of its children."""
         self.process.kill()
         self.process.wait()
 
     def interrupt(self) -> None:
-        """Ctrl-C: SIGINT to the whole foreground group, as a terminal sends it."""
+        """Send SIGINT to the whole process group, as a terminal does for Ctrl-C."""
         os.killpg(self.session, signal.SIGINT)
 
     def wait(self, seconds: float = PATIENCE) -> int:
@@ -53,15 +56,15 @@ class Program:
         return self.process.wait(seconds)
 
     def end(self) -> None:
-        """Whatever state it is in: leave nothing of it behind."""
+        """Kill all processes of the session."""
         for pid in members(self.session):
             os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
 
 def members(session: int) -> list[int]:
-    """Process ids of a session that are alive, the newest last: ids begin anew when they have run out."""
-    found = []
+    """Return the ids of a session's live processes in the order of their start."""
+    start_times_and_ids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -69,8 +72,8 @@ def members(session: int) -> list[int]:
             except OSError:
                 continue  # it has just ended
             if int(fields[3]) == session and fields[0] != "Z":
-                found.append((int(fields[19]), int(entry.name)))  # ticks since the machine started
-    return [pid for _, pid in sorted(found)]
+                start_times_and_ids.append((int(fields[19]), int(entry.name)))  # ticks since the machine started
+    return [pid for _, pid in sorted(start_times_and_ids)]
 
 
 def eventually(condition: Callable[[], bool], description: str, *, seconds: float = PATIENCE) -> None:
@@ -86,7 +89,7 @@ def eventually(condition: Callable[[], bool], description: str, *, seconds: floa
 
 
 def run_program(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """A short command, to its end."""
+    """Run a short command, and return its result."""
     return subprocess.run(
         [sys.executable, "-m", "grailnode", *arguments],
         stdin=subprocess.DEVNULL,

@@ -1,5 +1,4 @@
-"""A run in which nobody shares a bucket: each writes with credentials to its own, and reads the others' as strangers
-do.
+"""A run whose participants share no bucket: each writes to its own with credentials, and reads the others' without.
 
 One rclone serves the buckets with credentials, another serves them to read without any.
 """
@@ -17,9 +16,9 @@ from tests.support.processes.programs import Program
 from tests.support.servers.rclone import serving
 
 CREDENTIALS: Final = S3Credentials("loopback-access", "loopback-secret")
-SIGNED: Final = ("--auth-key", f"{CREDENTIALS.access_key},{CREDENTIALS.secret_key}")
-PUBLIC: Final = ("--read-only", "--dir-cache-time", "0s")
-MEETING: Final = "square"
+AUTH_OPTIONS: Final = ("--auth-key", f"{CREDENTIALS.access_key},{CREDENTIALS.secret_key}")
+PUBLIC_OPTIONS: Final = ("--read-only", "--dir-cache-time", "0s")
+MEETING_BUCKET: Final = "square"
 
 _CONFIG = """
 [run]
@@ -50,34 +49,35 @@ key = "{beacon}"
 
 
 def make_buckets(directory: Path, names: Iterable[str]) -> None:
-    """A bucket for each name, and one to meet in: to rclone, folders."""
-    for name in (MEETING, *names):
+    """Make a bucket for each name, and one for the meeting point; rclone serves folders as buckets."""
+    for name in (MEETING_BUCKET, *names):
         (directory / name).mkdir(parents=True)
 
 
 @contextmanager
 def serving_buckets(directory: Path, names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """A bucket for each name and one to meet in, below a directory: the URLs to write to and to read from."""
+    """Serve a bucket for each name and the meeting point; yield the URLs for writing and for reading."""
     make_buckets(directory, names)
-    with serving(directory, *SIGNED) as endpoint, serving(directory, *PUBLIC) as public:
+    with serving(directory, *AUTH_OPTIONS) as endpoint, serving(directory, *PUBLIC_OPTIONS) as public:
         yield endpoint, public
 
 
 class Machines:
-    """One directory a machine, and the programs started there.
+    """One directory for each machine, and the programs on it.
 
     Args:
-        made: the founder's workspace, with everybody's keys.
+        workspace: the founder's workspace, with the keys of all participants.
         roles: by name of the participant; 'trainer' is among them.
-        endpoint, public: where the machines write and read buckets.
-        settings: what stands in everybody's run.toml besides; patience: in every section of a store.
-        within: the command that starts commands where a machine is.
+        endpoint, public: URLs at which the machines write and read buckets.
+        settings: further lines of every run.toml.
+        patience: further lines of every section of a store.
+        within: the command that starts a program on a machine.
     """
 
     def __init__(
         self,
         directory: Path,
-        made: Workspace,
+        workspace: Workspace,
         roles: Mapping[str, str],
         endpoint: str,
         public: str,
@@ -86,7 +86,7 @@ class Machines:
         patience: str = "",
         within: Callable[[str], tuple[str, ...]] = lambda name: (),
     ) -> None:
-        self.directory, self.made, self.roles, self.public = directory, made, roles, public
+        self.directory, self.workspace, self.roles, self.public = directory, workspace, roles, public
         self.programs: dict[str, Program] = {}
         self._within = within
         self._values = {"endpoint": endpoint, "public": public, "settings": settings, "patience": patience}
@@ -96,22 +96,22 @@ class Machines:
     @property
     def manifest(self) -> str:
         """The URL at which the run's manifest is published."""
-        return f"{self.public}/{MEETING}/runs/{self.made.run_id.hex()}"
+        return f"{self.public}/{MEETING_BUCKET}/runs/{self.workspace.run_id.hex()}"
 
     def _machine(self, name: str) -> None:
-        """What one participant has: its own key, its own credentials, and where they meet."""
+        """Write one participant's directory: its key, its credentials and its run.toml."""
         home = self.directory / name
         (home / "keys").mkdir(parents=True)
         trainer = name == "trainer"
         for key in (name, "beacon") if trainer else (name,):
-            shutil.copy(self.made.directory / "keys" / f"{key}.key", home / "keys")
+            shutil.copy(self.workspace.directory / "keys" / f"{key}.key", home / "keys")
         secret = home / "s3.credentials"
         secret.touch(0o600)
         secret.write_text(
             f"[default]\naws_access_key_id={CREDENTIALS.access_key}\naws_secret_access_key={CREDENTIALS.secret_key}\n"
         )
         if trainer:  # the founder has the manifest as a file; its node publishes it
-            shutil.copy(self.made.directory / "run.manifest", home)
+            shutil.copy(self.workspace.directory / "run.manifest", home)
         manifest = "run.manifest" if trainer else self.manifest
         beacon = "beacon" if trainer else ""
         (home / "run.toml").write_text(_CONFIG.format(**self._values, name=name, manifest=manifest, beacon=beacon))
@@ -124,17 +124,17 @@ class Machines:
         self.programs[name] = Program(*node, log=log, within=self._within(name))
 
     def end(self) -> None:
-        """Leave no process behind."""
+        """Kill all processes."""
         for program in self.programs.values():
             program.end()
 
     def events(self, name: str, process: str, event: str) -> list[dict[str, Any]]:
-        """What a process has logged; a line that a kill cut short is none."""
+        """Return the events of a name that a process has logged, without a line that a kill has cut short."""
         file = self.directory / name / "logs" / f"{process}.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
-        found = [json.loads(line) for line in lines if line.endswith("}")]
-        return [item for item in found if item["event"] == event]
+        events = [json.loads(line) for line in lines if line.endswith("}")]
+        return [item for item in events if item["event"] == event]
 
-    def told(self) -> str:
-        """The ends of what the nodes have said on their terminals."""
+    def terminal_output(self) -> str:
+        """Return the ends of the nodes' terminal output."""
         return "\n".join(f"--- {file.stem}\n{file.read_text()[-3000:]}" for file in self.directory.glob("*.terminal"))

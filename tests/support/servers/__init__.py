@@ -1,0 +1,1 @@
+"""Real HTTP and S3 servers on loopback."""

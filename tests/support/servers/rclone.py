@@ -24,7 +24,7 @@ def _program() -> str:
 
 @contextmanager
 def serving(buckets: Path, *options: str, address: str = "127.0.0.1", within: tuple[str, ...] = ()) -> Iterator[str]:
-    """A running `rclone serve s3` over a directory whose folders are buckets: its URL.
+    """Run `rclone serve s3` over a directory whose folders are buckets, and yield its URL.
 
     `within` is a command that starts the program elsewhere, in a network namespace, and becomes it.
     """

@@ -45,19 +45,19 @@ PERIOD_MS = 250
 
 
 async def inline(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Compute in place, where virtual time stands still."""
+    """Return a function's result, computed in this task while virtual time stands still."""
     await trio.lowlevel.checkpoint()
     return function(*arguments)
 
 
 def key(name: str) -> SigningKey:
-    """A key that follows from its name."""
+    """Return the key that belongs to a name."""
     return SigningKey(random.Random(name).randbytes(32))
 
 
 @dataclass
 class Log:
-    """Events of a node, kept."""
+    """Records the events of a node."""
 
     name: str
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Log:
         self.events.append((name, fields))
 
     def named(self, name: str) -> list[dict[str, Any]]:
-        """The fields of every event of a name."""
+        """Return the fields of all events of a name."""
         return [fields for event, fields in self.events if event == name]
 
 
@@ -74,7 +74,7 @@ BEACON_KEY = LocalKey.from_seed(b"simulated beacon")
 
 
 def draft(choices: creation.Choices, validators: Sequence[str], policy: Path = PACKAGED_POLICY) -> RunManifest:
-    """The rules of a simulated run."""
+    """Return the manifest of a simulated run."""
     return creation.draft_manifest(
         choices,
         policy,
@@ -90,7 +90,7 @@ def draft(choices: creation.Choices, validators: Sequence[str], policy: Path = P
 
 
 class Network:
-    """The run, its store, and the nodes that were started."""
+    """A run, its store, and its nodes."""
 
     def __init__(
         self,
@@ -118,15 +118,15 @@ class Network:
         return self.signed.record
 
     def medium(self, name: str, process: str) -> ObjectStore:
-        """The shared store as a process sees it."""
+        """Return a process's view of the shared store."""
         return self.store
 
     def durable(self, name: str, process: str) -> ObjectStore:
-        """A node's own state as one of its processes sees it."""
+        """Return a process's view of its node's own state."""
         return self.states.setdefault(name, MemoryStore())
 
     def node(self, name: str, process: str = "", store: ObjectStore | None = None) -> Node:
-        """A node of a name; processes of one name share its state."""
+        """Return the node of a name; the processes of a node share its state."""
         store = store if store is not None else self.medium(name, process)
         log = self.logs.setdefault(name + process, Log(name + process))
         return Node(
@@ -143,18 +143,18 @@ class Network:
         )
 
     def task(self, node: Node) -> Task:
-        """What the run asks of a miner or validator."""
+        """Return the task of a miner or validator."""
         return make_task(node, self.policy, self.data, self.sandbox)
 
     async def run_beacon(self) -> None:
         await publish_rounds(BEACON_KEY, self.run.beacon, self.store, self.clock, keep=200)
 
     def amend(self, **changes: Any) -> None:
-        """Other rules, before anybody has started."""
+        """Change the manifest before any node has started."""
         self.signed = creation.sign_manifest(self.run.model_copy(update=changes), key("root"))
 
     def trainer_settings(self, groups_per_step: int = 4, canaries: int = 0, **publisher: Any) -> TrainerSettings:
-        """What the simulated trainer's operator decides."""
+        """Return the settings of the simulated trainer."""
         return TrainerSettings(
             training=TrainingSettings(groups_per_step=groups_per_step, steps_per_version=1),
             learner=LearnerSettings(optimizer=AdamWSettings(learning_rate=2e-5)),
@@ -163,7 +163,7 @@ class Network:
         )
 
     async def run_trainer(self, name: str = "trainer", canaries: int = 0, **publisher: Any) -> None:
-        """The three processes as three tasks."""
+        """Run the trainer's three processes as tasks."""
         settings = self.trainer_settings(canaries=canaries, **publisher)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run_training, self.node(name, "/training"), lambda: self.weights, self.compute, settings)
@@ -185,7 +185,7 @@ class Network:
         await run_validator(node, self.task(node), self.compute, ValidatorSettings(16, poll_seconds))
 
     def start(self, nursery: trio.Nursery, *, miners: int = 2, canaries: int = 0) -> None:
-        """The beacon, a trainer, validators and honest miners."""
+        """Start the beacon, a trainer, the validators and honest miners."""
         nursery.start_soon(self.run_beacon)
         nursery.start_soon(self.run_trainer, "trainer", canaries)
         for name in self.validators:
@@ -194,14 +194,14 @@ class Network:
             nursery.start_soon(self.run_miner, f"miner-{number}")
 
     def events(self, name: str, event: str) -> list[dict[str, Any]]:
-        """The fields of a process's events of one name."""
+        """Return the fields of a process's events of one name."""
         return self.logs[name].named(event)
 
     async def head(self) -> Head:
-        """The head as storage shows it."""
+        """Return the head in storage."""
         data = await self.store.get(paths.head(key("trainer").public), 1 << 20)
         return open_signed(data, Head, self.run.authority.trainers).record
 
     async def until_window(self, window: int) -> None:
-        """Virtual time passes until a window opens."""
+        """Wait until a window opens."""
         await self.clock.sleep_until(self.run.opening_time(window))

@@ -1,4 +1,4 @@
-"""What was really written: a store that remembers every put, for those who judge a simulation afterwards."""
+"""Stores that record puts, for the checks after a simulation."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -11,15 +11,15 @@ from roles.ports import ObjectStore
 
 @dataclass(frozen=True)
 class Put:
-    """One put: when (virtual seconds), where, what."""
+    """One put: its time in virtual seconds, its path, and its bytes."""
 
     moment: float
     path: str
     data: bytes
 
 
-class Witness(MemoryStore):
-    """A store in memory that remembers what was put into it, in order."""
+class RecordingStore(MemoryStore):
+    """A store in memory that records all puts in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,11 +31,17 @@ class Witness(MemoryStore):
         self.puts.append(Put(trio.current_time(), path, data))
 
     def under(self, prefix: str) -> list[Put]:
-        """The puts whose path begins with a prefix."""
+        """Return the puts whose path begins with a prefix."""
         return [put for put in self.puts if put.path.startswith(prefix)]
 
+    def copy(self) -> "RecordingStore":
+        """Return a store with the same objects and the same past."""
+        other = RecordingStore()
+        other._objects, other._paths, other.puts = dict(self._objects), list(self._paths), list(self.puts)
+        return other
+
     def trace(self) -> bytes:
-        """A digest of all puts and when they were made."""
+        """Return a digest of all puts and their times."""
         digest = hashlib.sha256()
         for put in self.puts:
             digest.update(f"{put.moment!r} {put.path} {len(put.data)}\n".encode() + put.data)
@@ -43,21 +49,25 @@ class Witness(MemoryStore):
 
 
 @dataclass
-class ReportedLines:
-    """What the store told one process that it keeps: by path, when it first said so (virtual seconds)."""
+class Acknowledgements:
+    """The puts that the store has acknowledged to one process.
 
-    kept: dict[str, float] = field(default_factory=dict)
+    Attributes:
+        times: by path, the virtual seconds of the first acknowledgement.
+    """
+
+    times: dict[str, float] = field(default_factory=dict)
 
 
-class HearsayStore:
-    """Decorates a store as a process sees it, faults included, and notes what the process was told."""
+class AcknowledgementRecorder:
+    """Decorates the store of a process, with its faults, and records the acknowledgements to the process."""
 
-    def __init__(self, store: ObjectStore, told: ReportedLines) -> None:
+    def __init__(self, store: ObjectStore, acknowledgements: Acknowledgements) -> None:
         self._store = store
-        self._told = told
+        self._acknowledgements = acknowledgements
         self.get, self.list, self.delete = store.get, store.list, store.delete
 
     async def put(self, path: str, data: bytes) -> None:
         """Implements ObjectStore.put."""
         await self._store.put(path, data)
-        self._told.kept.setdefault(path, trio.current_time())
+        self._acknowledgements.times.setdefault(path, trio.current_time())

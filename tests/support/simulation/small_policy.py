@@ -1,16 +1,16 @@
-"""The policy of simulations by the thousand: one layer, 13,440 weights, and right about one sum in six.
+"""A small policy for many simulations: one layer, 13,440 weights, and a right answer to one sum in six.
 
     python -m tests.support.simulation.small_policy
 
-makes tests/network/policy anew (some minutes on one core). It is trained rather than drawn at random because a group
-whose rewards are all alike teaches nothing, and then no version would ever follow the first.
+makes tests/support/simulation/policy again (some minutes on one core). It is trained, because random weights give
+groups of equal rewards, from which a trainer learns nothing and makes no second version.
 """
 
 from pathlib import Path
 from typing import Final
 
 from grailnode.calibration import proof_file
-from grailnode.calibration.proof_file import Proof
+from grailnode.calibration.proof_file import ProofFile
 from grailnode.demo import genesis
 from grailnode.engine import policy
 from grailnode.engine.policy import PACKAGED_POLICY
@@ -30,18 +30,17 @@ RECIPE: Final = genesis.Recipe(
 )
 
 
-def proof(policy_directory: Path) -> Proof:
-    """The thresholds of a simulated run: those of a policy's own proof.json, and the packaged policy's for one that has
-    none.
+def proof(policy_directory: Path) -> ProofFile:
+    """Return the thresholds of a policy's proof.json, or those of the packaged policy.
 
-    Everybody in a simulation computes with one engine on one machine, so honest nodes agree to the bit.
+    All nodes of a simulation compute with one engine on one machine, so honest nodes agree bit for bit.
     """
-    own = policy_directory / proof_file.NAME
-    if own.is_file():
-        return proof_file.read(own)
-    packaged = proof_file.read(PACKAGED_POLICY / proof_file.NAME)
+    own_file = policy_directory / proof_file.NAME
+    if own_file.is_file():
+        return proof_file.read(own_file)
+    packaged_proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME)
     digest = digest_weights(policy.load_weights(policy_directory)).hex()
-    return packaged.model_copy(update={"measured": packaged.measured.model_copy(update={"policy": digest})})
+    return packaged_proof.model_copy(update={"measured": packaged_proof.measured.model_copy(update={"policy": digest})})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Many seeds, several processes: what became of each."""
+"""Runs networks with the faults of many seeds, in several processes."""
 
 import logging
 import multiprocessing
@@ -9,74 +9,74 @@ from dataclasses import dataclass
 
 import torch
 
+from tests.support.simulation.faulty_network import FaultSchedule, FaultyNetwork, run_network
 from tests.support.simulation.invariants import violations
-from tests.support.simulation.seeded import run_seeded
-from tests.support.simulation.stormy_network import StormyNetwork, Weather, live
+from tests.support.simulation.seeded_scheduling import run_seeded
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One seed's life.
+class SeedOutcome:
+    """The outcome of a network with the faults of one seed.
 
     Attributes:
-        trace: a digest of everything that happened in it.
-        violations: of what must always hold, one line each.
-        faults: injected, those of the nodes' own disks included; deaths: of processes, and ends that a supervisor
-            mended.
-        versions, steps, collected: published, taken, and miners' windows settled.
-        told: events by which nodes said that something was wrong, by name.
-        seconds: of CPU time.
+        trace: digest of all events and puts.
+        violations: a line for each violation of an invariant.
+        faults: number of injected faults, those of the nodes' own disks included.
+        crashes: number of restarts of processes after crashes and failures.
+        versions, steps, window_count: numbers of published versions, training steps, and collected miners' windows.
+        error_events: numbers of events with an error, by name.
+        seconds: CPU time.
     """
 
     seed: int
     trace: str
     violations: tuple[str, ...]
     faults: int
-    deaths: int
+    crashes: int
     versions: int
     steps: int
-    collected: int
-    told: tuple[tuple[str, int], ...]
+    window_count: int
+    error_events: tuple[tuple[str, int], ...]
     seconds: float
 
 
-async def _live_and_judge(weather: Weather) -> tuple[StormyNetwork, str, list[str]]:
-    network = await live(weather)
+async def _run_and_check(fault_schedule: FaultSchedule) -> tuple[FaultyNetwork, str, list[str]]:
+    network = await run_network(fault_schedule)
     return network, network.trace(), await violations(network)
 
 
-def quiet() -> None:
-    """Let this process not tell of false rounds: the beacon's relays lie all the time here."""
+def silence_beacon_log() -> None:
+    """Log no false rounds in this process: the simulated relays serve them all the time."""
     logging.getLogger("grailnode").setLevel(logging.ERROR)
 
 
-def outcome(seed: int) -> Outcome:
-    """Live through a seed and judge it."""
-    return outcome_in(Weather.of(seed))
+def run_seed(seed: int) -> SeedOutcome:
+    """Run the network of a seed, and check its invariants."""
+    return run_schedule(FaultSchedule.of(seed))
 
 
-def outcome_in(weather: Weather) -> Outcome:
-    """Live through a weather and judge it."""
+def run_schedule(fault_schedule: FaultSchedule) -> SeedOutcome:
+    """Run a network with the faults of a schedule, and check its invariants."""
     torch.set_num_threads(1)
-    began = time.process_time()
-    network, trace, found = run_seeded(weather.seed, _live_and_judge, weather)
-    told = Counter(name for log in network.logs.values() for name, fields in log.events if "error" in fields)
-    told.update({"restarted": len(network.failed)} if network.failed else {})
-    return Outcome(
-        seed=weather.seed,
+    start_time = time.process_time()
+    network, trace, lines = run_seeded(fault_schedule.seed, _run_and_check, fault_schedule)
+    error_events = Counter(name for log in network.logs.values() for name, fields in log.events if "error" in fields)
+    error_events.update({"restarted": len(network.failures)} if network.failures else {})
+    return SeedOutcome(
+        seed=fault_schedule.seed,
         trace=trace,
-        violations=tuple(found),
-        faults=sum(len(life.storm.trace) + len(life.disk.trace) for life in network.lives.values()),
-        deaths=len(network.died) + len(network.failed),
+        violations=tuple(lines),
+        faults=sum(len(context.shared_store.trace) + len(context.disk.trace) for context in network.contexts.values()),
+        crashes=len(network.crashed_processes) + len(network.failures),
         versions=len(network.events("trainer/upload", "published")),
         steps=len(network.events("trainer/training", "step")),
-        collected=len(network.events("trainer/download", "collected")),
-        told=tuple(sorted(told.items())),
-        seconds=time.process_time() - began,
+        window_count=len(network.events("trainer/download", "collected")),
+        error_events=tuple(sorted(error_events.items())),
+        seconds=time.process_time() - start_time,
     )
 
 
-def sweep(seeds: Iterable[int], processes: int) -> Iterator[Outcome]:
-    """The outcomes of seeds, as they come."""
-    with multiprocessing.get_context("spawn").Pool(processes, quiet) as pool:
-        yield from pool.imap_unordered(outcome, seeds, chunksize=4)
+def sweep(seeds: Iterable[int], processes: int) -> Iterator[SeedOutcome]:
+    """Yield the outcomes of seeds in the order in which they finish."""
+    with multiprocessing.get_context("spawn").Pool(processes, silence_beacon_log) as pool:
+        yield from pool.imap_unordered(run_seed, seeds, chunksize=4)

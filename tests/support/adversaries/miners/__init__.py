@@ -1,11 +1,11 @@
-"""Every animal by name.
+"""The adversaries by name.
 
-An animal is a function from (field, turn, numbers of groups) to the groups that it delivers, in the module of what it
-falsifies: `sketches`, `policies`, `tokens`, or `claims`. What plays with storage and deadlines instead is in
+An adversary is a function from (harness, window, numbers of groups) to the groups that it delivers, in the module of
+what it falsifies: `sketches`, `policies`, `tokens` or `claims`. Adversaries that use storage or deadlines are in
 `tests.support.adversaries.storage_adversaries`.
 """
 
 from tests.support.adversaries.miners import claims, policies, sketches, tokens
-from tests.support.adversaries.miners.registry import ANIMALS, Animal, Specimen
+from tests.support.adversaries.miners.registry import ADVERSARIES, AdversarialProducer, Adversary
 
-__all__ = ["ANIMALS", "Animal", "Specimen", "claims", "policies", "sketches", "tokens"]
+__all__ = ["ADVERSARIES", "AdversarialProducer", "Adversary", "claims", "policies", "sketches", "tokens"]

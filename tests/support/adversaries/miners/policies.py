@@ -1,4 +1,4 @@
-"""The due noise, but another policy."""
+"""Adversaries that sample with the right seeds from another policy."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,52 +6,67 @@ from grailnode.calibration.copies import quantized
 from protocol.judging.verdict import Reason
 from protocol.rollout.batch import Group
 from roles.miner.produce import HonestProducer, MiningWindow
-from tests.support.adversaries.harness import Field, Weights
-from tests.support.adversaries.miners.registry import Behaviour, animal, assigned, by, finished
-from tests.support.adversaries.weight_changes import keeping, layers
+from tests.support.adversaries.harness import TrialHarness, Weights
+from tests.support.adversaries.miners.registry import (
+    Behaviour,
+    adversary,
+    assignments_of,
+    complete_group,
+    honest_groups_of,
+)
+from tests.support.adversaries.weight_changes import count_layers, keep_layers
 
 
-def other_policy(name: str, make: Callable[[Field], Weights]) -> Behaviour:
-    """Rollouts of other weights, sketch and all."""
+def other_policy(name: str, make: Callable[[TrialHarness], Weights]) -> Behaviour:
+    """Return the behaviour of a miner that uses other weights for tokens and sketches."""
 
-    async def behaviour(field: Field, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-        return await by(await field.engine(name, lambda: make(field)), field, mining_window, indices)
+    async def behaviour(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+        return await honest_groups_of(
+            await harness.engine(name, lambda: make(harness)), harness, mining_window, indices
+        )
 
     return behaviour
 
 
-def _serving(field: Field) -> Weights:
-    return field.past.version(field.past.serving)
+def _serving_weights(harness: TrialHarness) -> Weights:
+    return harness.policy_history.version(harness.policy_history.serving)
 
 
-def _older(versions: int) -> Callable[[Field], Weights]:
-    return lambda field: field.past.version(max(0, field.past.serving - versions))
+def _older(versions: int) -> Callable[[TrialHarness], Weights]:
+    return lambda harness: harness.policy_history.version(max(0, harness.policy_history.serving - versions))
 
 
-def _bits(bits: int) -> Callable[[Field], Weights]:
-    return lambda field: quantized(_serving(field), bits)
+def _bits(bits: int) -> Callable[[TrialHarness], Weights]:
+    return lambda harness: quantized(_serving_weights(harness), bits)
 
 
-def _skipping(field: Field) -> Weights:
-    middle = layers(_serving(field)) // 2
-    return keeping(_serving(field), [layer for layer in range(layers(_serving(field))) if layer != middle])
+def _without_middle_layer(harness: TrialHarness) -> Weights:
+    middle = count_layers(_serving_weights(harness)) // 2
+    return keep_layers(
+        _serving_weights(harness),
+        [layer for layer in range(count_layers(_serving_weights(harness))) if layer != middle],
+    )
 
 
 for _count in (1, 5, 50):
     _name = f"policy {_count} version{'s' if _count > 1 else ''} old"
-    animal(_name, Reason.SKETCH, Reason.SAMPLING, Reason.WINDOW, slight=True)(other_policy(_name, _older(_count)))
+    adversary(_name, Reason.SKETCH, Reason.SAMPLING, Reason.WINDOW, within_noise=True)(
+        other_policy(_name, _older(_count))
+    )
 for _count in (8, 4, 3):
     _name = f"{_count}-bit weights"
-    animal(_name, Reason.SKETCH, Reason.SAMPLING, Reason.WINDOW, slight=_count == 8)(other_policy(_name, _bits(_count)))
-animal("one layer skipped", Reason.SKETCH)(other_policy("one layer skipped", _skipping))
+    adversary(_name, Reason.SKETCH, Reason.SAMPLING, Reason.WINDOW, within_noise=_count == 8)(
+        other_policy(_name, _bits(_count))
+    )
+adversary("one layer skipped", Reason.SKETCH)(other_policy("one layer skipped", _without_middle_layer))
 
 
-@animal("draft model of half the depth, full prefill", Reason.SAMPLING)
-async def draft(field: Field, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-    """Tokens by a cheap model with the due noise, then one prefill of the right one for the sketch."""
-    dues, engine = assigned(field, mining_window, indices), await field.draft()
-    done = await HonestProducer(field.task, engine).generate(dues)
+@adversary("draft model of half the depth, full prefill", Reason.SAMPLING)
+async def draft(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+    """Generate tokens by a cheap model with the right seeds, and sketches by one prefill of the right model."""
+    assignments, engine = assignments_of(harness, mining_window, indices), await harness.draft_engine()
+    generations = await HonestProducer(harness.task, engine).generate(assignments)
     return [
-        await finished(field, mining_window, due, [item.tokens for item in group])
-        for due, group in zip(dues, done, strict=True)
+        await complete_group(harness, mining_window, assignment, [item.tokens for item in group])
+        for assignment, group in zip(assignments, generations, strict=True)
     ]

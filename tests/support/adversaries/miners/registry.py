@@ -1,4 +1,4 @@
-"""What an animal is, the list of them all, and what they are put together from."""
+"""The registry of adversaries, and the functions of which they consist."""
 
 import random
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -12,112 +12,122 @@ from protocol.rollout.batch import Group, Rollout
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.policy.assignment import Assignment
 from roles.ports import Engine, Generation
-from tests.support.adversaries.harness import Field, changed
+from tests.support.adversaries.harness import TrialHarness, alter
 
 Tokens = tuple[int, ...]
-Behaviour = Callable[[Field, MiningWindow, Sequence[int]], Awaitable[list[Group]]]
+Behaviour = Callable[[TrialHarness, MiningWindow, Sequence[int]], Awaitable[list[Group]]]
 
 
 @dataclass(frozen=True)
-class Animal:
-    """A cheat: its name, the reasons that fit it, and what it does.
+class Adversary:
+    """A way to cheat.
 
     Attributes:
-        slight: what it changes may lie within honest noise; whether it is caught depends on the thresholds.
+        expected_reasons: the reasons for which a validator may refuse its windows.
+        within_noise: whether its change may be within honest noise, so that the thresholds decide about a refusal.
     """
 
     name: str
-    due: frozenset[str]
+    expected_reasons: frozenset[str]
     behaviour: Behaviour
-    slight: bool = False
+    within_noise: bool = False
 
-    def fits(self, reasons: Collection[str]) -> bool:
-        """Whether a window was refused for what was done in it; a group that passes by itself may fall with the
-        others.
+    def explains(self, reasons: Collection[str]) -> bool:
+        """Return whether a window was refused for these reasons because of this adversary's change.
+
+        A group without a fault of its own may be refused with its whole window.
         """
-        return not self.due.isdisjoint(reasons) and self.due.issuperset({*reasons} - {Reason.WINDOW.value})
+        return not self.expected_reasons.isdisjoint(reasons) and self.expected_reasons.issuperset(
+            {*reasons} - {Reason.WINDOW.value}
+        )
 
-    def at(self, field: Field) -> "Specimen":
-        """The animal as a miner's producer."""
-        return Specimen(self, field)
+    def producer(self, harness: TrialHarness) -> "AdversarialProducer":
+        """Return the producer of a miner that cheats in this way."""
+        return AdversarialProducer(self, harness)
 
 
 @dataclass(frozen=True)
-class Specimen:
-    """A Producer (roles/miner/produce.py)."""
+class AdversarialProducer:
+    """Implements Producer (roles/miner/produce.py)."""
 
-    animal: Animal
-    field: Field
+    adversary: Adversary
+    harness: TrialHarness
 
     async def produce(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-        """What it delivers."""
-        return await self.animal.behaviour(self.field, mining_window, indices)
+        """Implements Producer.produce."""
+        return await self.adversary.behaviour(self.harness, mining_window, indices)
 
 
-ANIMALS: dict[str, Animal] = {}
+ADVERSARIES: dict[str, Adversary] = {}
 
 
-def animal(name: str, *due: Reason, slight: bool = False) -> Callable[[Behaviour], Behaviour]:
-    """Register a behaviour."""
+def adversary(name: str, *expected_reasons: Reason, within_noise: bool = False) -> Callable[[Behaviour], Behaviour]:
+    """Register a behaviour under a name, with the reasons for which it is refused."""
 
     def register(behaviour: Behaviour) -> Behaviour:
-        ANIMALS[name] = Animal(name, frozenset(reason.value for reason in due), behaviour, slight)
+        ADVERSARIES[name] = Adversary(
+            name, frozenset(reason.value for reason in expected_reasons), behaviour, within_noise
+        )
         return behaviour
 
     return register
 
 
-def assigned(field: Field, mining_window: MiningWindow, indices: Sequence[int]) -> list[Assignment]:
-    """What is asked of the miner."""
+def assignments_of(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Assignment]:
+    """Return the assignments of the miner."""
     return [
-        field.task.assign(mining_window.window, mining_window.randomness, mining_window.miner, index)
+        harness.task.assign(mining_window.window, mining_window.randomness, mining_window.miner, index)
         for index in indices
     ]
 
 
-def chance(mining_window: MiningWindow) -> random.Random:
-    """An animal's own dice in a window."""
+def window_rng(mining_window: MiningWindow) -> random.Random:
+    """Return an adversary's random generator in a window."""
     return random.Random(mining_window.randomness)
 
 
-async def by(engine: Engine, field: Field, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-    """Everything as it should be, but by another policy."""
-    return await HonestProducer(field.task, engine).produce(mining_window, indices)
+async def honest_groups_of(
+    engine: Engine, harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]
+) -> list[Group]:
+    """Return the groups that an honest miner would produce with this engine."""
+    return await HonestProducer(harness.task, engine).produce(mining_window, indices)
 
 
-async def finished(
-    field: Field,
+async def complete_group(
+    harness: TrialHarness,
     mining_window: MiningWindow,
-    due: Assignment,
+    assignment: Assignment,
     completions: Sequence[Tokens],
     engine: Engine | None = None,
 ) -> Group:
-    """A group of any completions, with the rewards and the sketches that a prefill by the right policy gives."""
-    engine = engine or await field.serving()
-    seen = await engine.forward([due.prompt] * len(completions), completions)
-    done = [Generation(tokens, forward.hidden, ()) for tokens, forward in zip(completions, seen, strict=True)]
-    producer = HonestProducer(field.task, engine)
-    return producer.group(mining_window, due, await producer.rollouts(mining_window, due, done))
+    """Return a group of any completions, with the rewards and sketches of a prefill by the serving policy."""
+    engine = engine or await harness.serving_engine()
+    forwards = await engine.forward([assignment.prompt] * len(completions), completions)
+    generations = [
+        Generation(tokens, forward.hidden, ()) for tokens, forward in zip(completions, forwards, strict=True)
+    ]
+    producer = HonestProducer(harness.task, engine)
+    return producer.group(mining_window, assignment, await producer.rollouts(mining_window, assignment, generations))
 
 
-def with_sketches(field: Field, mining_window: MiningWindow, group: Group, states: Sequence[Tensor]) -> Group:
-    """The group with sketches of these hidden states, float32 [T, D] a rollout."""
-    seed = challenge.sketch_seed(field.task.run_id, mining_window.window, mining_window.randomness)
-    kind = field.task.run.proof.sketch
+def with_sketches(harness: TrialHarness, mining_window: MiningWindow, group: Group, states: Sequence[Tensor]) -> Group:
+    """Return the group with sketches of these hidden states, float32 [T, D] for each rollout."""
+    seed = challenge.sketch_seed(harness.task.run_id, mining_window.window, mining_window.randomness)
+    kind = harness.task.run.proof.sketch
     rollouts = [
-        changed(rollout, sketch=sketch.commit(kind, hidden, seed))
+        alter(rollout, sketch=sketch.commit(kind, hidden, seed))
         for rollout, hidden in zip(group.rollouts, states, strict=True)
     ]
     return with_rollouts(group, rollouts)
 
 
 def with_rollouts(group: Group, rollouts: Sequence[Rollout]) -> Group:
-    """The group with other rollouts."""
-    altered: Group = changed(group, rollouts=tuple(rollouts))
-    return altered
+    """Return the group with other rollouts."""
+    copy: Group = alter(group, rollouts=tuple(rollouts))
+    return copy
 
 
-async def states_of(engine: Engine, prompt: Tokens, group: Group) -> list[Tensor]:
-    """The hidden states float32 [T, D] of each rollout behind a prompt."""
-    seen = await engine.forward([prompt] * len(group.rollouts), [rollout.tokens for rollout in group.rollouts])
-    return [forward.hidden for forward in seen]
+async def hidden_states(engine: Engine, prompt: Tokens, group: Group) -> list[Tensor]:
+    """Return the hidden states float32 [T, D] of each rollout after a prompt."""
+    forwards = await engine.forward([prompt] * len(group.rollouts), [rollout.tokens for rollout in group.rollouts])
+    return [forward.hidden for forward in forwards]

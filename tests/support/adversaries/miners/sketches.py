@@ -1,4 +1,4 @@
-"""Honest rollouts with false sketches."""
+"""Adversaries that deliver honest rollouts with false sketches."""
 
 from collections.abc import Sequence
 
@@ -9,108 +9,106 @@ from protocol.judging.verdict import Reason
 from protocol.rollout.batch import Group
 from roles.miner.produce import MiningWindow
 from tests.support.adversaries import sketch_predictors
-from tests.support.adversaries.harness import Field, changed
+from tests.support.adversaries.harness import TrialHarness, alter
 from tests.support.adversaries.miners.registry import (
     Behaviour,
-    animal,
-    assigned,
-    states_of,
+    adversary,
+    assignments_of,
+    hidden_states,
     with_rollouts,
     with_sketches,
 )
 
 
-@animal("constant sketch", Reason.SKETCH)
-async def constant_sketch(field: Field, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-    """The best constant there is: in each of the four values the median of honest sketches under the window's
-    projection.
-    """
-    groups = await field.honest(mining_window, indices)
+@adversary("constant sketch", Reason.SKETCH)
+async def constant_sketch(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+    """Claim the best constant: for each of the four values, the median of honest sketches of the window."""
+    groups = await harness.honest_groups(mining_window, indices)
     data = b"".join(rollout.sketch for group in groups for rollout in group.rollouts)
     guess = np.median(np.frombuffer(data, np.int8).reshape(-1, 4), axis=0).round().astype(np.int8).tobytes()
     return [
-        with_rollouts(group, [changed(item, sketch=guess * len(item.tokens)) for item in group.rollouts])
+        with_rollouts(group, [alter(item, sketch=guess * len(item.tokens)) for item in group.rollouts])
         for group in groups
     ]
 
 
-@animal("random sketch", Reason.SKETCH)
-async def random_sketch(field: Field, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-    """Values drawn as sketches are distributed."""
-    dice = np.random.default_rng(mining_window.window)
+@adversary("random sketch", Reason.SKETCH)
+async def random_sketch(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+    """Claim random values with the distribution of sketches."""
+    rng = np.random.default_rng(mining_window.window)
 
-    def drawn(count: int) -> bytes:
-        return dice.normal(0.0, 32.0, count).round().clip(-127, 127).astype(np.int8).tobytes()
+    def random_values(count: int) -> bytes:
+        return rng.normal(0.0, 32.0, count).round().clip(-127, 127).astype(np.int8).tobytes()
 
-    groups = await field.honest(mining_window, indices)
+    groups = await harness.honest_groups(mining_window, indices)
     return [
-        with_rollouts(group, [changed(item, sketch=drawn(len(item.sketch))) for item in group.rollouts])
+        with_rollouts(group, [alter(item, sketch=random_values(len(item.sketch))) for item in group.rollouts])
         for group in groups
     ]
 
 
-@animal("sketch of another position", Reason.SKETCH)
-async def another_position(field: Field, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-    """Every position has its neighbour's sketch."""
-    groups = await field.honest(mining_window, indices)
+@adversary("sketch of another position", Reason.SKETCH)
+async def another_position(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+    """Claim at every position the sketch of the next one."""
+    groups = await harness.honest_groups(mining_window, indices)
     return [
-        with_rollouts(group, [changed(item, sketch=item.sketch[4:] + item.sketch[:4]) for item in group.rollouts])
+        with_rollouts(group, [alter(item, sketch=item.sketch[4:] + item.sketch[:4]) for item in group.rollouts])
         for group in groups
     ]
 
 
-@animal("sketch of another prompt", Reason.SKETCH)
-async def another_prompt(field: Field, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-    """The right policy read the right completions behind another prompt."""
-    other = assigned(field, mining_window, [max(indices) + 1])[0].prompt
+@adversary("sketch of another prompt", Reason.SKETCH)
+async def another_prompt(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+    """Claim sketches of the right policy and completions, but after another prompt."""
+    other = assignments_of(harness, mining_window, [max(indices) + 1])[0].prompt
     return [
-        with_sketches(field, mining_window, group, await states_of(await field.serving(), other, group))
-        for group in await field.honest(mining_window, indices)
+        with_sketches(harness, mining_window, group, await hidden_states(await harness.serving_engine(), other, group))
+        for group in await harness.honest_groups(mining_window, indices)
     ]
 
 
-@animal("sketch of another version", Reason.SKETCH, slight=True)
-async def another_version(field: Field, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-    """The right tokens, read by the oldest version."""
-    engine = await field.engine("version 0", lambda: field.past.version(0))
-    dues = assigned(field, mining_window, indices)
+@adversary("sketch of another version", Reason.SKETCH, within_noise=True)
+async def another_version(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+    """Claim sketches of the right tokens by the oldest version."""
+    engine = await harness.engine("version 0", lambda: harness.policy_history.version(0))
+    assignments = assignments_of(harness, mining_window, indices)
     return [
-        with_sketches(field, mining_window, group, await states_of(engine, due.prompt, group))
-        for group, due in zip(await field.honest(mining_window, indices), dues, strict=True)
+        with_sketches(harness, mining_window, group, await hidden_states(engine, assignment.prompt, group))
+        for group, assignment in zip(await harness.honest_groups(mining_window, indices), assignments, strict=True)
     ]
 
 
-_LONG_AGO = 1_000_000
-_LEARNED: dict[tuple[int, str], sketch_predictors.Predictor] = {}  # by field and kind; a miner learns once
+_TRAINING_WINDOW = 1_000_000
+_PREDICTORS: dict[tuple[int, str], sketch_predictors.Predictor] = {}  # by harness and kind; each is fitted once
 
 
-async def examples(field: Field) -> sketch_predictors.Examples:
-    """Hidden states of the right policy from windows long past."""
+async def examples(harness: TrialHarness) -> sketch_predictors.Examples:
+    """Return hidden states of the right policy in earlier windows."""
     inputs, states = [], []
-    embedding = field.past.version(field.past.serving)["model.embed_tokens.weight"]
-    for window in range(_LONG_AGO, _LONG_AGO + field.lessons):
-        mining_window = field.mining_window(window)
-        for due in assigned(field, mining_window, range(field.groups)):
-            group = (await field.honest(mining_window, [due.index]))[0]
-            inputs += [sketch_predictors.features(embedding, due.prompt, item.tokens) for item in group.rollouts]
-            states += await states_of(await field.serving(), due.prompt, group)
+    embedding = harness.policy_history.version(harness.policy_history.serving)["model.embed_tokens.weight"]
+    for window in range(_TRAINING_WINDOW, _TRAINING_WINDOW + harness.training_windows):
+        mining_window = harness.mining_window(window)
+        for assignment in assignments_of(harness, mining_window, range(harness.groups)):
+            group = (await harness.honest_groups(mining_window, [assignment.index]))[0]
+            inputs += [sketch_predictors.features(embedding, assignment.prompt, item.tokens) for item in group.rollouts]
+            states += await hidden_states(await harness.serving_engine(), assignment.prompt, group)
     return sketch_predictors.Examples(torch.cat(inputs), torch.cat(states))
 
 
-async def _predictor(field: Field, kind: str) -> sketch_predictors.Predictor:
-    if (id(field), kind) not in _LEARNED:
-        learn = sketch_predictors.ridge if kind == "ridge" else sketch_predictors.network
-        _LEARNED[id(field), kind] = learn(await examples(field))
-    return _LEARNED[id(field), kind]
+async def _predictor(harness: TrialHarness, kind: str) -> sketch_predictors.Predictor:
+    if (id(harness), kind) not in _PREDICTORS:
+        fit = sketch_predictors.ridge if kind == "ridge" else sketch_predictors.network
+        _PREDICTORS[id(harness), kind] = fit(await examples(harness))
+    return _PREDICTORS[id(harness), kind]
 
 
-def _distilled(kind: str) -> Behaviour:
-    async def behaviour(field: Field, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-        predict = await _predictor(field, kind)
-        embedding = field.past.version(field.past.serving)["model.embed_tokens.weight"]
+def _predicted_sketch(kind: str) -> Behaviour:
+    async def behaviour(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+        predict = await _predictor(harness, kind)
+        embedding = harness.policy_history.version(harness.policy_history.serving)["model.embed_tokens.weight"]
         return [
             with_sketches(
-                field,
+                harness,
                 mining_window,
                 group,
                 [
@@ -118,11 +116,11 @@ def _distilled(kind: str) -> Behaviour:
                     for item in group.rollouts
                 ],
             )
-            for group in await field.honest(mining_window, indices)
+            for group in await harness.honest_groups(mining_window, indices)
         ]
 
     return behaviour
 
 
-animal("distilled sketch: ridge regression", Reason.SKETCH)(_distilled("ridge"))
-animal("distilled sketch: small network", Reason.SKETCH)(_distilled("network"))
+adversary("distilled sketch: ridge regression", Reason.SKETCH)(_predicted_sketch("ridge"))
+adversary("distilled sketch: small network", Reason.SKETCH)(_predicted_sketch("network"))

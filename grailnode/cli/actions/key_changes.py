@@ -1,0 +1,86 @@
+"""`grailnode keys`: make, show, grant, replace and revoke keys."""
+
+from pathlib import Path
+
+import click
+import trio
+
+from grailnode.cli.actions import drafts
+from grailnode.cli.actions.drafts import open_authority, print_revision, submit
+from grailnode.run import authority_changes, authority_drafts, key_files
+from grailnode.run.authority_drafts import RevisionError
+from grailnode.store.state.state_store import StateStore
+from protocol.identity.signing import SigningKey
+
+
+def new(file: Path) -> None:
+    """Write a new secret key to FILE (mode 0600) and print its public key."""
+    click.echo(f"{file}: {SigningKey(key_files.create(file)).public.hex()}")
+
+
+def show(run: str) -> None:
+    """Print this machine's public keys and what they may do in the run."""
+    config, node = open_authority(run)
+    authority = node.authority
+    click.echo(
+        f"revision {node.revisions.number}; {authority.root_threshold} of {len(authority.roots)} roots must sign"
+    )
+    for row in authority_changes.list_keys(authority, config.at(config.node.keys)):
+        click.echo(f"{row.name:16} {row.public.hex()} {', '.join(row.roles) or '-'}")
+
+
+def rotate(name: str, run: str) -> None:
+    """Replace the key of NAME by a new one, and revoke the old one."""
+    config, node = open_authority(run)
+    rotation = authority_changes.rotate_key(node.revisions, config.at(config.node.keys), name)
+    file, new_file = rotation.file, rotation.new_file
+    click.echo(f"{new_file}: {rotation.new_key.hex()}")
+    submit(config, node, rotation.draft)
+    click.echo(f"when it is published: stop {name}; mv {file} {file}.old; mv {new_file} {file}; start {name}")
+
+
+def grant(key: str, run: str, role: str) -> None:
+    """Make KEY (64 hexadecimal digits, or a key file) a validator of the run, or an inviter of miners."""
+    config, node = open_authority(run)
+    public = authority_changes.parse_public_key(key)
+    submit(config, node, authority_changes.grant_role(node.revisions, public, role))
+
+
+def quorum(validators: int, run: str) -> None:
+    """Set how many VALIDATORS must accept a group before the trainer learns from it."""
+    config, node = open_authority(run)
+    submit(config, node, authority_changes.change_quorum(node.revisions, validators))
+
+
+def revoke(key: str, run: str, rewind: int | None) -> None:
+    """Take every role from KEY (64 hexadecimal digits, or a key file), and refuse it from now on."""
+    config, node = open_authority(run)
+    public = authority_changes.parse_public_key(key)
+    point = None
+    if rewind is not None:
+        objects = StateStore(config.at(config.node.state) / "trainer" / "objects", node.run_id)
+        point = trio.run(authority_changes.rewind_point, objects, rewind)
+    draft = authority_changes.revoke_key(node.revisions, public, point)
+    for name, before, after in authority_changes.lowered_thresholds(node.revisions, draft):
+        click.echo(f"note: {name} falls from {before} to {after}, since no more keys are left", err=True)
+    submit(config, node, draft)
+
+
+def sign(draft: Path, key: Path) -> None:
+    """Show what DRAFT would change, and sign it with the root key of a file. Needs no network."""
+    unsigned = authority_drafts.read_draft(draft)
+    print_revision(unsigned)
+    signatures = authority_drafts.sign_draft(draft, unsigned, key).signatures
+    click.echo(f"{draft}: {len(signatures)} signatures")
+
+
+def publish(draft: Path, run: str) -> None:
+    """Publish DRAFT, which enough root keys have signed."""
+    _, node = open_authority(run)
+    content, others = authority_drafts.keep_root_signatures(authority_drafts.read_draft(draft), node.authority)
+    for key in others:
+        click.echo(f"{draft}: the signature of {key.hex()} is left out: it is no root key of this run", err=True)
+    shortfall = authority_drafts.missing_signatures(content, node.revisions)
+    if shortfall:
+        raise RevisionError(f"{draft}: {shortfall}; `grailnode keys sign {draft} KEYFILE`")
+    drafts.publish(node, content)

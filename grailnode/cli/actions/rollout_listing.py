@@ -1,0 +1,92 @@
+"""`grailnode rollouts`: print what miners wrote, what it earned, and why it was rejected."""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import click
+import trio
+
+from grailnode.cli.actions.open_run import RunOptions
+from grailnode.node.node_makers import make_spectator
+from grailnode.observe.observer import newest_summarized
+from grailnode.observe.rollout_reader import PublishedRollout, ReadWindow, read_rollouts
+from grailnode.run.creation import fetch_model
+from grailnode.ui.formatting import clean
+from roles.authority_updates import refresh_authority
+from roles.node.identity import Node
+
+_LONGEST_LINE: Final = 100_000
+
+
+@dataclass(frozen=True)
+class Options(RunOptions):
+    """The options of the command.
+
+    Attributes:
+        window: None for the newest that a validator has summarized.
+        miner: the beginning of a key; empty for all.
+        selection: which rollouts, and in which order; None for all, in the order of the batches.
+        count: how many at most; 0 for all.
+    """
+
+    window: int | None
+    miner: str
+    selection: Literal["best", "worst", "rejected"] | None
+    count: int
+    as_json: bool
+
+
+def rollouts(**parameters: Any) -> None:
+    """Run `grailnode rollouts`."""
+    options = Options(**parameters)
+    node = make_spectator(options.open_config_to_read())
+    read = trio.run(_read, node, options.window, options.miner.lower())
+    for line in read.unread:
+        click.echo(f"not read: {clean(line, 400)}", err=True)
+    selected = select(read.rollouts, options.selection)
+    shown = selected[: options.count] if options.count else selected
+    for rollout in shown:
+        click.echo(_json(rollout) if options.as_json else _text(rollout))
+    click.echo(f"{len(shown)} of {len(selected)} rollouts", err=True)
+
+
+async def _read(node: Node, window: int | None, miner: str) -> ReadWindow:
+    await refresh_authority(node)
+    if window is None:
+        window = await newest_summarized(node)
+    if window is None:
+        raise click.ClickException("no validator has summarized a window yet; name one with --window")
+    with tempfile.TemporaryDirectory(prefix="grailnode-rollouts-") as directory:
+        policy = await fetch_model(node.store, node.run, node.authority.trainers, Path(directory))
+        return await read_rollouts(node, policy.tokenizer, window, miner)
+
+
+def select(
+    published: Sequence[PublishedRollout], selection: Literal["best", "worst", "rejected"] | None
+) -> list[PublishedRollout]:
+    """Return the rollouts of a selection: the best or the worst first, or those of rejected groups."""
+    if selection == "rejected":
+        return [rollout for rollout in published if rollout.reasons]
+    if selection is None:
+        return list(published)
+    return sorted(published, key=lambda rollout: rollout.reward, reverse=selection == "best")
+
+
+def _text(rollout: PublishedRollout) -> str:
+    return "\n".join(
+        [
+            f"{rollout.place} rollout {rollout.index}, version {rollout.version}, {rollout.tokens} tokens",
+            f"  reward {rollout.reward:g}, {clean(rollout.status, 200)}",
+            *(f"  prompt     | {clean(line, _LONGEST_LINE)}" for line in rollout.prompt.splitlines() or [""]),
+            *(f"  completion | {clean(line, _LONGEST_LINE)}" for line in rollout.completion.splitlines() or [""]),
+        ]
+    )
+
+
+def _json(rollout: PublishedRollout) -> str:
+    values = {name: value for name, value in vars(rollout).items() if name not in ("miner", "reasons")}
+    return json.dumps({"miner": rollout.miner.hex(), "reasons": list(rollout.reasons), **values})

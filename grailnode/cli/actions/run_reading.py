@@ -1,0 +1,157 @@
+"""`grailnode status`, `verify`, `inspect` and `convert`: they read a run or a file, and change neither."""
+
+import json
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import trio
+from rich.console import Console
+
+from grailnode.cli.actions.open_run import RunOptions
+from grailnode.config import Config
+from grailnode.convert import conversion
+from grailnode.convert.conversion import Conversion, Format
+from grailnode.convert.inspect_patch import inspect_patch
+from grailnode.node.node_makers import make_spectator
+from grailnode.node.processes import recheck_group
+from grailnode.observe.chain_check import verify_chain
+from grailnode.observe.ledger_check import verify_ledger
+from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized
+from grailnode.observe.recheck import GroupReference, RecheckedGroup
+from grailnode.ui.terminal import patch_table, recheck_table, render_status
+from protocol import limits, paths
+from protocol.chain import safetensors
+from protocol.errors import ProtocolError, error_context
+from roles.authority_updates import refresh_authority
+from roles.ports import NotFoundError, StoreError, TooLargeError
+
+
+@dataclass(frozen=True)
+class VerifyOptions(RunOptions):
+    """What to verify of a run: a group again, the ledgers of its validators, or by default its chain."""
+
+    rollout: str | None
+    ledger: bool
+
+
+@dataclass(frozen=True)
+class InspectOptions:
+    """A patch, the weights that it applies to, and how to show it."""
+
+    file: Path
+    base: Path | None
+    as_json: bool
+    everything: bool
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """A weight update, its format, and the format to write."""
+
+    source: Path
+    out: Path
+    source_format: Format
+    out_format: Format
+    base: Path | None
+    version: int
+    base_version: int
+
+
+def status(**parameters: Any) -> None:
+    """Run `grailnode status`."""
+    config = RunOptions(**parameters).open_config_to_read()
+    Console().print(render_status(trio.run(_observe, config).state()))
+
+
+async def _observe(config: Config) -> Observer:
+    """Return an observer that has seen what the store shows of a run.
+
+    Raises:
+        StoreError: the storage does not answer at all.
+    """
+    node = make_spectator(config)
+    newest = None
+    with suppress(NotFoundError, TooLargeError):  # a run without a head is shown, storage that fails is an error
+        head = paths.head(node.authority.trainers[0])
+        await node.store.get(head, limits.MAX_HEAD_BYTES + limits.MAX_ENVELOPE_BYTES)
+    with suppress(StoreError, ProtocolError):  # the observer shows what can be read, and says what is wrong
+        await refresh_authority(node)
+        newest = await newest_summarized(node)
+    observer = Observer(node, max(0, (newest or node.window()) - RECENT_WINDOWS), last_window=newest)
+    await observer.refresh()
+    return observer
+
+
+def verify(**parameters: Any) -> None:
+    """Run `grailnode verify`."""
+    options = VerifyOptions(**parameters)
+    config = options.open_config_to_read()
+    if options.rollout is not None:
+        _verify_rollout(config, options.rollout)
+    elif options.ledger:
+        trio.run(_verify_ledgers, config)
+    else:
+        trio.run(_verify_chain, config)
+        sys.stdout.flush()
+
+
+async def _verify_chain(config: Config) -> None:
+    node = make_spectator(config)
+    await refresh_authority(node)
+    weights = await verify_chain(node, click.echo)
+    click.echo(f"version {weights.version} holds: weights {weights.digest.hex()}")
+
+
+async def _verify_ledgers(config: Config) -> None:
+    node = make_spectator(config)
+    await refresh_authority(node)
+    for validator in node.authority.validators:
+        if not await verify_ledger(node, validator, click.echo):
+            click.echo(f"validator {validator.hex()[:16]}: no summaries")
+
+
+def _verify_rollout(config: Config, text: str) -> None:
+    """Judge one group again, and print it beside the judgements of the validators.
+
+    Raises:
+        UsageError: the text names no group.
+        ClickException: a validator came to another judgement.
+    """
+    try:
+        reference = GroupReference.parse(text)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+    async def recheck() -> RecheckedGroup:
+        return await recheck_group(config, reference)
+
+    group = trio.run(recheck)
+    Console().print(recheck_table(reference, group))
+    if any(result.contradicts for result in group.validators):
+        raise click.ClickException("a validator came to another judgement")
+
+
+def inspect(**parameters: Any) -> None:
+    """Run `grailnode inspect`."""
+    options = InspectOptions(**parameters)
+    with error_context(options.base):
+        weights = safetensors.read(options.base.read_bytes()) if options.base else None
+    with error_context(options.file):
+        patch = inspect_patch(options.file.read_bytes(), weights)
+    if options.as_json:
+        click.echo(json.dumps(patch.to_json(), indent=2))
+    else:
+        Console().print(patch_table(patch, unchanged=options.everything))
+
+
+def convert(**parameters: Any) -> None:
+    """Run `grailnode convert`."""
+    options = ConvertOptions(**parameters)
+    formats = options.source_format, options.out_format
+    versions = options.version, options.base_version
+    for path in conversion.convert(Conversion(options.source, *formats, options.out, options.base, *versions)):
+        click.echo(f"{path}: {path.stat().st_size} bytes")

@@ -1,0 +1,31 @@
+"""`grailnode export` and `grailnode rollouts`: what came out of a run."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from grailnode.cli.options import run_action, run_options
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@run_options
+@click.option("--version", type=click.IntRange(0), help="Which version. Default: the newest.")
+def export(**parameters: Any) -> None:
+    """Write a version's weights to DIRECTORY, as a Hugging Face checkpoint with a model card, bit for bit."""
+    run_action("model_export", "export", parameters)
+
+
+@click.command()
+@run_options
+@click.option("--window", type=click.IntRange(0), help="Which window. Default: the newest that was judged.")
+@click.option("--miner", default="", metavar="KEY", help="Only this miner's: its key, or the beginning of it.")
+@click.option("--best", "selection", flag_value="best", help="The highest rewards first.")
+@click.option("--worst", "selection", flag_value="worst", help="The lowest rewards first.")
+@click.option("--rejected", "selection", flag_value="rejected", help="Only those that a validator rejected.")
+@click.option("--count", type=click.IntRange(0), default=10, show_default=True, help="At most so many; 0 for all.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def rollouts(**parameters: Any) -> None:
+    """Show what miners wrote in a window: prompt, completion, reward, and why validators rejected it."""
+    run_action("rollout_listing", "rollouts", parameters)

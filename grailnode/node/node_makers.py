@@ -1,0 +1,169 @@
+"""How a node is made from its configuration: with a name's key and state, as a canary, or to read or publish alone."""
+
+import secrets
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from grailnode.beacon.relays import RelayBeacon, StoreBeacon
+from grailnode.config import Config, ConfigError
+from grailnode.node import admission_credential
+from grailnode.node.clock import SystemClock
+from grailnode.node.stores import Storage
+from grailnode.node.telemetry import NodeTelemetry
+from grailnode.run import creation, key_files
+from grailnode.store.memory import MemoryStore
+from grailnode.store.state.draft import StateDraft
+from grailnode.store.state.state_store import StateStore
+from protocol.errors import error_context
+from protocol.identity.authority import Revisions
+from protocol.identity.signing import Signed, SigningKey
+from protocol.judging.report import canary_key
+from protocol.run import RunManifest
+from roles.node.identity import Node
+from roles.ports import ObjectStore
+
+
+def make_node(config: Config, name: str, telemetry: NodeTelemetry, *, repairing: bool = False) -> Node:
+    """Return a node of this machine, with the key and the state of its name.
+
+    Args:
+        repairing: whether its state is a draft of what it will be after a repair.
+
+    Raises:
+        OSError, ProtocolError, KeyFileError, ConfigError, CredentialsError, StateError, StoreError: manifest, key,
+            state or store cannot be used.
+    """
+    open_state = partial(_open_state, state_directory(config, name) / "objects", repairing=repairing)
+    return _node(config, name, read_key(config, name), open_state, Storage(config, telemetry), telemetry)
+
+
+def make_canary(config: Config, name: str, telemetry: NodeTelemetry, *, repairing: bool = False) -> Node:
+    """Return the node of a trainer's newest canary: a miner's node, with a key that only this trainer can recognize.
+
+    When the run invites its miners, the canary's invitation is the file NAME-canary-NUMBER.invite beside the keys.
+
+    Raises:
+        OSError, ProtocolError, KeyFileError, ConfigError, CredentialsError, StoreError: as for `make_node`.
+    """
+    number = config.trainer.canaries - 1
+    key = canary_key(read_key(config, name), number)
+    if config.trainer.canary_store is not None:
+        config = config.model_copy(update={"store": config.trainer.canary_store})
+    elif config.store.meeting is not None:
+        raise ConfigError(
+            "trainer.canary_store: missing; a canary needs a bucket of its own, because in the trainer's bucket "
+            "everybody would recognize it"
+        )
+    local_name = canary_state_name(config, name)
+    open_state = partial(_open_state, state_directory(config, local_name) / "objects", repairing=repairing)
+    public_name = f"node {key.public.hex()[:4]}"
+    return _node(
+        config, public_name, key, open_state, Storage(config, telemetry), telemetry, invitation_name=local_name
+    )
+
+
+def make_spectator(config: Config) -> Node:
+    """Return a node that only reads: its key is random and its state is in memory.
+
+    Raises:
+        OSError, ProtocolError, StoreError: manifest or store cannot be used.
+    """
+    telemetry = NodeTelemetry("spectator")
+    storage = Storage(config, telemetry, writes=False)
+    return _node(config, "spectator", SigningKey(secrets.token_bytes(32)), _no_state, storage, telemetry)
+
+
+def make_root_publisher(config: Config) -> Node:
+    """Return a node that publishes what root keys signed: it writes, its key is random and its state is in memory.
+
+    Raises:
+        OSError, ProtocolError, ConfigError, CredentialsError, StoreError: manifest or store cannot be used.
+    """
+    telemetry = NodeTelemetry("root-publisher")
+    key = SigningKey(secrets.token_bytes(32))
+    return _node(config, "root-publisher", key, _no_state, Storage(config, telemetry), telemetry)
+
+
+def run_id_of(config: Config) -> bytes:
+    """Return the id of the run of a configuration.
+
+    Raises:
+        OSError, ProtocolError: its manifest cannot be used.
+    """
+    return _open_run(config).digest
+
+
+def state_directory(config: Config, name: str) -> Path:
+    """Return the directory of a node's state: locks, files of the run, and `objects`."""
+    return config.at(config.node.state) / name
+
+
+def canary_state_name(config: Config, name: str) -> str:
+    """Return the name of the state of a trainer's newest canary."""
+    return f"{name}-canary-{config.trainer.canaries - 1}"
+
+
+def read_key(config: Config, name: str) -> SigningKey:
+    """Return the key of a node of this machine; a missing one is made.
+
+    Raises:
+        KeyFileError: its file cannot be used.
+    """
+    return key_files.read_or_create(config.at(config.node.keys) / f"{name}{key_files.SUFFIX}")
+
+
+def _open_state(directory: Path, run_id: bytes, *, repairing: bool) -> ObjectStore:
+    state = StateStore(directory, run_id, repairing=repairing)
+    return StateDraft(state) if repairing else state
+
+
+def _no_state(_run_id: bytes) -> ObjectStore:
+    return MemoryStore()
+
+
+def _open_run(config: Config) -> Signed[RunManifest]:
+    manifest = config.at(config.run.manifest)
+    with error_context(manifest):
+        return creation.open_run(manifest.read_bytes(), bytes.fromhex(config.run.id) if config.run.id else None)
+
+
+def _node(
+    config: Config,
+    name: str,
+    key: SigningKey,
+    open_state: Callable[[bytes], ObjectStore],
+    storage: Storage,
+    telemetry: NodeTelemetry,
+    invitation_name: str = "",
+) -> Node:
+    """Return a node.
+
+    Args:
+        open_state: takes the run's id.
+        invitation_name: of the file of the node's invitation, when it needs one; empty for `name`.
+    """
+    signed = _open_run(config)
+    clock, state = SystemClock(), open_state(signed.digest)
+    invitation = config.at(config.node.keys) / f"{invitation_name or name}{admission_credential.SUFFIX}"
+    revisions = Revisions(signed.digest, signed.record.authority)
+    store = storage.routed(signed.record, revisions, key.public, state, clock)
+    chain = signed.record.beacon
+    relays = storage.relays(chain.chain_hash)
+    return Node(
+        run_id=signed.digest,
+        run=signed.record,
+        key=key,
+        name=name,
+        store=store,
+        state=state,
+        clock=clock,
+        beacon=RelayBeacon(relays, chain, clock) if relays else StoreBeacon(store, chain, clock),
+        telemetry=telemetry,
+        run_sync=trio.to_thread.run_sync,
+        space=config.store.url if config.store.meeting is not None else "",
+        credential=admission_credential.make_credential_source(invitation),
+        shared_revisions=revisions,
+    )

@@ -1,0 +1,6 @@
+"""The kinds of processes that nodes have."""
+
+from typing import Final, Literal
+
+Kind = Literal["beacon", "training", "upload", "download", "canary", "miner", "validator"]
+TRAINER_KINDS: Final[tuple[Kind, ...]] = ("beacon", "training", "upload", "download", "canary")

@@ -1,0 +1,37 @@
+"""A harness over the packaged policy, small enough for the tests; bench/proofs has a larger one."""
+
+import pytest
+import torch
+import trio
+
+from grailnode.calibration import proof_file
+from grailnode.engine.causal_model import build
+from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
+from protocol import environments
+from protocol.rollout.sampling import SamplingParams
+from tests.support.adversaries.harness import PolicyHistory, TrialHarness
+from tests.support.adversaries.trained_policy import Recipe, ReinforcementTask, reinforce
+
+VERSIONS = 3
+MAX_TOKENS = 8
+
+
+@pytest.fixture(scope="session")
+def harness() -> TrialHarness:
+    """Return a harness over `addition`, whose policy has been reinforced for a few versions."""
+    torch.set_num_threads(1)
+    policy, start = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
+    task = ReinforcementTask(
+        environments.get("addition"), policy.tokenizer, SamplingParams(1.0, MAX_TOKENS, policy.eos)
+    )
+    recipe = Recipe(versions=VERSIONS, groups=8, reinforcement_rate=7e-6)
+    versions = [start]
+
+    async def learn() -> None:
+        async for _, weights in reinforce(build(policy), start, task, recipe, seed=0):
+            versions.append(weights)
+
+    trio.run(learn)
+    policy_history = PolicyHistory(policy, VERSIONS, lambda version: versions[version])
+    proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds
+    return TrialHarness(policy_history, task.environment, proof, MAX_TOKENS, groups=10, training_windows=3)

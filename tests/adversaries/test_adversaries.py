@@ -1,0 +1,81 @@
+"""The real validator refuses every adversary in its first audited window, for a reason that fits."""
+
+from dataclasses import replace
+
+import pytest
+import trio
+
+from grailnode.store.memory import MemoryStore
+from protocol.rollout.filters import Filters
+from tests.support.adversaries.harness import TrialHarness, TrialOutcome, alter
+from tests.support.adversaries.miners import ADVERSARIES, Adversary
+
+WINDOWS = range(2)
+DETECTABLE = [adversary for adversary in ADVERSARIES.values() if not adversary.within_noise]
+WITHIN_NOISE = [adversary for adversary in ADVERSARIES.values() if adversary.within_noise]
+
+
+def trials(harness: TrialHarness, adversary: Adversary) -> list[TrialOutcome]:
+    async def run() -> list[TrialOutcome]:
+        return [await harness.trial(adversary.producer(harness), window) for window in WINDOWS]
+
+    return trio.run(run)
+
+
+def test_honest_work_is_accepted(harness: TrialHarness) -> None:
+    async def run() -> list[TrialOutcome]:
+        return [await harness.honest_trial(harness.miner, window) for window in WINDOWS]
+
+    for outcome in trio.run(run):
+        assert not outcome.reasons
+        assert outcome.accepted == harness.groups
+
+
+@pytest.mark.parametrize("adversary", DETECTABLE, ids=lambda adversary: adversary.name)
+def test_an_adversary_is_refused_in_every_window(harness: TrialHarness, adversary: Adversary) -> None:
+    for outcome in trials(harness, adversary):
+        assert adversary.explains(outcome.reasons)
+
+
+@pytest.mark.parametrize("adversary", WITHIN_NOISE, ids=lambda adversary: adversary.name)
+def test_a_change_within_honest_noise_is_refused_for_no_other_reason(
+    harness: TrialHarness, adversary: Adversary
+) -> None:
+    for outcome in trials(harness, adversary):
+        assert not outcome.reasons or adversary.explains(outcome.reasons)
+
+
+FILTERS = [Filters(top_k=5), Filters(top_p=0.9), Filters(min_p=0.05)]
+SAMPLING_ADVERSARIES = [
+    "own noise",
+    "greedy",
+    "special tokens",
+    "one edited token in 10% of rollouts",
+    "draft model of half the depth, full prefill",
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+@pytest.mark.parametrize("margin", [0.0, 0.1], ids=["float32", "mixed"])
+def test_a_filter_changes_neither_acceptance_nor_refusal(
+    harness: TrialHarness, filters: Filters, margin: float
+) -> None:
+    proof = harness.proof if not margin else alter(harness.proof, margin=margin, margin_limit=7.2)
+    filtered_harness = replace(
+        harness, filters=filters, proof=proof, store=MemoryStore(), accepted_work={}, _engines={}, _group_cache={}
+    )
+
+    async def run() -> TrialOutcome:
+        return await filtered_harness.honest_trial(filtered_harness.miner, 0)
+
+    outcome = trio.run(run)
+    assert not outcome.reasons
+    assert outcome.accepted == filtered_harness.groups
+    for name in SAMPLING_ADVERSARIES:
+        for outcome in trials(filtered_harness, ADVERSARIES[name]):
+            assert ADVERSARIES[name].explains(outcome.reasons), name
+
+
+def test_the_registry_is_complete() -> None:
+    assert len(ADVERSARIES) >= 34
+    assert all(adversary.expected_reasons for adversary in ADVERSARIES.values())

@@ -1,0 +1,72 @@
+"""The published rules and the arithmetic of bench/proofs."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from grailnode.engine.policy import Tokenizer
+from protocol.judging.binomial import binomial_tail
+from tests.support.adversaries.published_sketches import BucketSketch, Toploc
+from tests.support.adversaries.trading_task import EOS, MAX_STORY_TOKENS, TradingTask, corpus, tokenizer, write_story
+from tests.support.measuring.sketch_worth import max_misses, worth
+
+
+def states(seed: int, tokens: int = 32) -> torch.Tensor:
+    return torch.randn(tokens, 128, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def test_a_toploc_proof_accepts_its_own_states_and_noise_but_no_other_states() -> None:
+    rule, own = Toploc(), states(0)
+    proof = rule.prove(own)
+    assert len(proof) == 258
+    exact = rule.check(proof, own)
+    assert (exact.exponents, exact.mean, exact.median) == (0, 0.0, 0.0)
+    assert rule.check(proof, own * 1.003).accepted
+    assert not rule.check(proof, states(1)).accepted
+
+
+def test_the_bucket_rule_accepts_any_constant() -> None:
+    rule, sketch = BucketSketch(), BucketSketch().commit(states(0), seed=7)
+    assert rule.within(sketch, sketch, np.arange(32)).all()
+    assert rule.within(np.zeros_like(sketch), sketch, np.arange(32)).all()
+    assert not rule.within(sketch + 7000, sketch, np.arange(32)).any()
+
+
+def test_the_worth_of_equal_positions_is_binomial() -> None:
+    probabilities = np.full(20, 0.25)
+    assert worth(probabilities, 0) == pytest.approx(2.0)
+    assert worth(probabilities, 3) == pytest.approx(-math.log2(binomial_tail(17, 20, 0.25)) / 20)
+    assert worth(np.array([1.0, 2.0**-10]), 0) == pytest.approx(5.0)
+
+
+def test_honest_rollouts_rarely_exceed_the_allowed_misses() -> None:
+    for rate in (1e-6, 1e-3, 0.05):
+        misses = max_misses(rate, 60)
+        assert binomial_tail(misses + 1, 60, rate) < 1e-4
+        assert misses == 0 or binomial_tail(misses, 60, rate) >= 1e-4
+
+
+def test_the_corpus_has_short_stories_of_known_words() -> None:
+    text, source = Tokenizer(tokenizer()), corpus(seed=3)
+    for _ in range(50):
+        prompt, story = next(source)
+        tokens = text.encode(story)
+        assert 2 not in text.encode(prompt) + tokens  # no unknown word
+        assert EOS not in tokens
+        assert len(tokens) < MAX_STORY_TOKENS
+
+
+def test_the_reward_of_a_story_is_the_share_of_right_accounts() -> None:
+    task = TradingTask()
+    problem = task.problem(b"one")
+    story = write_story(problem, random.Random(0))
+    assert task.reward(problem, story) == 1.0
+    words = story.split()
+    place = words.index("now") + 2
+    false_story = " ".join([*words[:place], str(int(words[place]) + 1), *words[place + 1 :]])
+    assert 0.0 < task.reward(problem, false_story) < 1.0
+    assert task.reward(problem, story.removesuffix(" .")) == 0.0
+    assert task.reward(problem, "") == 0.0

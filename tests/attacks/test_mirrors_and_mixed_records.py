@@ -1,0 +1,252 @@
+"""Malicious mirrors and mix-and-match: spaces that lie, each in its own way, and true records in wrong combinations."""
+
+from dataclasses import replace
+
+from protocol import paths
+from protocol.chain.manifest import Manifest
+from protocol.identity.authority import Revision
+from protocol.identity.signing import open_announced, sign
+from roles.authority_updates import refresh_authority
+from roles.participants import find_participants
+from tests.support.attacked_nodes.follower import (
+    ROOTS,
+    SECOND,
+    STRANGER,
+    SUCCESSOR,
+    VALIDATOR,
+    AttackedFollower,
+    follow_chain,
+)
+from tests.support.builders import samples
+from tests.support.builders.chains import MINER, TRAINER
+from tests.support.simulation.network import Log
+from tests.support.simulation.virtual_clock import simulated
+
+# Malicious mirrors
+
+
+@simulated
+async def test_mirror_one_of_two_trainers_spaces_lies():
+    testbed = await follow_chain()
+    await testbed.publish()
+    await testbed.mirror(SECOND)
+    await testbed.store.put(paths.head(TRAINER.public), b"\xc1")
+    await testbed.assert_follows()
+
+
+@simulated
+async def test_mirror_one_of_two_trainers_spaces_is_frozen():
+    testbed = await follow_chain()
+    frozen_head = testbed.head(expires_ms=int(testbed.clock.now() * 1000))
+    await testbed.publish()
+    await testbed.mirror(SECOND)
+    await testbed.put_head(frozen_head)
+    await testbed.assert_follows()
+
+
+@simulated
+async def test_mirror_one_of_two_trainers_spaces_is_empty():
+    testbed = await follow_chain()
+    await testbed.publish()
+    await testbed.mirror(SECOND)
+    async for item in testbed.store.list(TRAINER.public.hex()):
+        await testbed.store.delete(item.path)
+    await testbed.assert_follows()
+
+
+@simulated
+async def test_mirror_that_alternates_between_good_and_old_heads():
+    testbed = await follow_chain()
+    for _ in range(3):
+        await testbed.publish()
+        good = await testbed.store.get(paths.head(TRAINER.public), 1 << 20)
+        await testbed.put_head(testbed.head(0))
+        await testbed.assert_refuses("version 0 behind")
+        await testbed.store.put(paths.head(TRAINER.public), good)
+        await testbed.assert_follows()
+
+
+@simulated
+async def test_mirror_of_another_run_by_the_same_trainer():
+    testbed = await follow_chain()
+    await testbed.put_head(testbed.head(run=samples.digest("another run")))
+    await testbed.assert_refuses("of another run")
+
+
+@simulated
+async def test_mirror_a_meeting_point_with_a_forged_revision_and_a_validator_with_the_true_one():
+    testbed = await follow_chain()
+    await testbed.revise(STRANGER, SECOND, trainers=(STRANGER.public,))
+    await testbed.revise(at=paths.revision_copy(VALIDATOR.public, 1), revoked=(STRANGER.public,))
+    await refresh_authority(testbed.node)
+    assert testbed.node.authority.revoked == (STRANGER.public,)
+    assert testbed.node.authority.trainers == (TRAINER.public, SECOND.public)
+    (line,) = testbed.log.named("revision-refused")
+    assert "signed by 0 roots where 2 must sign" in line["error"]
+
+
+@simulated
+async def test_mirror_a_validator_with_a_revision_of_another_run():
+    testbed = await follow_chain()
+    await testbed.revise(at=paths.revision_copy(VALIDATOR.public, 1), run=samples.digest("another run"))
+    await testbed.assert_refuses_revision("of another run")
+
+
+@simulated
+async def test_mirror_strangers_spaces_are_not_read_for_revisions():
+    testbed = await follow_chain()
+    await testbed.revise(at=paths.revision_copy(STRANGER.public, 1), revoked=(MINER.public,))
+    await refresh_authority(testbed.node)
+    assert testbed.node.revisions.number == 0
+
+
+@simulated
+async def test_mirror_an_honest_validator_passes_a_revision_on():
+    testbed = await follow_chain()
+    await testbed.revise(revoked=(STRANGER.public,))
+    validator = testbed.new_node(key=VALIDATOR, state=type(testbed.state)(), log=Log("validator"))
+    await refresh_authority(validator)
+    await testbed.store.delete(paths.revision(testbed.run_id, 1))  # as a meeting point that hides it
+    await refresh_authority(testbed.node)
+    assert testbed.node.authority.revoked == (STRANGER.public,)
+
+
+@simulated
+async def test_mirror_a_miner_passes_nothing_on():
+    testbed = await follow_chain()
+    await testbed.revise(revoked=(STRANGER.public,))
+    await refresh_authority(testbed.node)
+    assert not [item.path async for item in testbed.store.list(MINER.public.hex())]
+
+
+# Mix-and-match
+
+
+@simulated
+async def test_mix_the_newest_head_with_an_older_manifest():
+    testbed = await follow_chain()
+    await testbed.publish()
+    older_manifest = await testbed.store.get(testbed.manifest_path(3), 1 << 20)
+    await testbed.store.put(testbed.manifest_path(4), older_manifest)
+    await testbed.assert_refuses("manifest 4: not the one that the head lists")
+
+
+@simulated
+async def test_mix_two_manifests_in_each_others_places():
+    testbed = await follow_chain()
+    await testbed.restart_without_state()
+    first_path, second_path = testbed.manifest_path(1), testbed.manifest_path(2)
+    first, second = await testbed.store.get(first_path, 1 << 20), await testbed.store.get(second_path, 1 << 20)
+    await testbed.store.put(first_path, second)
+    await testbed.store.put(second_path, first)
+    await testbed.assert_refuses("not the one that the head lists")
+
+
+@simulated
+async def test_mix_a_patch_of_another_version():
+    testbed = await follow_chain(2)
+    testbed.chain.signed_manifests.pop()
+    third = await testbed.forge(patch=testbed.chain.signed_manifests[1].record.patch, weights=samples.digest("third"))
+    assert third.record.version == 2
+    await testbed.restart_without_state()
+    await testbed.assert_refuses_weights("made for other weights than these")
+
+
+@simulated
+async def test_mix_an_anchor_of_another_version():
+    testbed = await follow_chain()
+    await testbed.publish(anchor=True)
+    await testbed.restart_without_state()
+    old = await testbed.store.get(testbed.shard_path(0), 1 << 20)
+    await testbed.store.put(testbed.shard_path(4), old)
+    await testbed.assert_refuses_weights("not the bytes that the manifest names")
+
+
+@simulated
+async def test_mix_a_manifest_of_another_run_of_the_same_trainer():
+    testbed = await follow_chain()
+    await testbed.forge(run=samples.digest("another run"))
+    await testbed.assert_refuses("of another run, version or epoch")
+
+
+@simulated
+async def test_mix_a_manifest_of_a_later_epoch_under_an_earlier_head():
+    testbed = await follow_chain()
+    await testbed.forge(epoch=9)
+    await testbed.assert_refuses("of another run, version or epoch")
+
+
+@simulated
+async def test_mix_a_manifest_that_continues_another_chain():
+    testbed = await follow_chain()
+    await testbed.forge(previous=samples.digest("another chain"))
+    await testbed.assert_refuses("does not continue the manifest before it")
+    assert any("signed two histories" in line for line in testbed.node.alarms.drain())
+
+
+@simulated
+async def test_mix_two_heads_for_one_version_is_an_alarm():
+    testbed = await follow_chain()
+    fork = open_announced(
+        sign(testbed.chain.signed_manifests[3].record.model_copy(update={"optimizer_step": 99}), TRAINER), Manifest
+    )
+    digests = tuple(manifest.digest for manifest in (*testbed.chain.signed_manifests[:3], fork))
+    await testbed.put_head(testbed.head(manifests=digests))
+    await testbed.assert_refuses("another manifest for trusted version 3")
+    (line,) = testbed.node.alarms.drain()
+    assert f"trainer {TRAINER.public.hex()[:16]} signed two histories" in line
+    assert testbed.node.alarms.drain() == ()  # one alarm only
+    assert testbed.log.named("alarm")
+
+
+@simulated
+async def test_mix_a_window_that_goes_back():
+    testbed = await follow_chain()
+    await testbed.forge(first_window=0)
+    await testbed.assert_refuses("a lower epoch or window than the version before")
+
+
+@simulated
+async def test_mix_an_announcement_at_another_participants_path():
+    testbed = AttackedFollower()
+    await testbed.publish()
+    await testbed.node.announce("miner", 60.0)
+    data = await testbed.store.get(paths.participant(MINER.public), 1 << 16)
+    await testbed.store.put(paths.participant(STRANGER.public), data)
+    assert [item.key for item in await find_participants(testbed.node, "miner")] == [MINER.public]
+    (line,) = testbed.log.named("announcement-refused")
+    assert "not signed by keys that may sign it" in line["error"]
+
+
+@simulated
+async def test_mix_an_announcement_of_another_run():
+    testbed = AttackedFollower()
+    await testbed.publish()
+    other = replace(testbed.new_node(), run_id=samples.digest("another run"))
+    await other.announce("miner", 60.0)
+    assert await find_participants(testbed.node, "miner") == []
+    (line,) = testbed.log.named("announcement-refused")
+    assert "of another run" in line["error"]
+
+
+@simulated
+async def test_mix_a_second_revision_with_a_known_number():
+    testbed = await follow_chain()
+    await testbed.revise(note="one")
+    fork: Revision = testbed.next_revision(note="the other")
+    await refresh_authority(testbed.node)
+    await testbed.store.put(paths.revision_copy(VALIDATOR.public, 1), sign(fork, *ROOTS[1:]))
+    await testbed.assert_refuses_revision("the roots signed two histories", event="alarm")
+    assert testbed.node.revisions.number == 1
+    assert len(testbed.node.alarms.drain()) == 1
+
+
+@simulated
+async def test_mix_two_new_revisions_with_one_number():
+    testbed = await follow_chain()
+    await testbed.revise(trainers=(SUCCESSOR.public,))
+    await testbed.revise(at=paths.revision_copy(VALIDATOR.public, 1), trainers=(STRANGER.public,))
+    await testbed.assert_refuses_revision("none is obeyed", event="alarm")
+    assert testbed.node.revisions.number == 0
+    await testbed.publish()
+    await testbed.assert_follows()

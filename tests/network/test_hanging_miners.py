@@ -1,0 +1,198 @@
+"""Miners whose spaces hang for a validator or for the trainer: they delay only each other."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import trio
+
+from grailnode.store.memory import MemoryStore
+from protocol import paths
+from protocol.identity.signing import SigningKey
+from protocol.judging.verdict import Reason
+from roles.ports import StoreError
+from roles.validator.case_queue import Reputation
+from roles.validator.judging_scheduler import EngineSlot
+from roles.validator.window_cases import read_window_cases
+from tests.network.unreachable_store import UnreachableStore
+from tests.support.attacked_nodes.trainer import WINDOW
+from tests.support.attacked_nodes.validator import AttackedValidator
+from tests.support.builders.chains import MINER
+from tests.support.simulation.network import Network, key
+from tests.support.simulation.network_runs import CHOICES, run_nodes, verdicts
+from tests.support.simulation.virtual_clock import simulate, simulated
+
+HANG_SECONDS = 5.0  # a network's windows have 2 seconds
+
+
+class HangingStore(UnreachableStore):
+    """A store that, from a moment of trio's time on, hangs and then fails for some prefixes."""
+
+    def __init__(self, inner: MemoryStore, *prefixes: str, since: float = 0.0, seconds: float = HANG_SECONDS) -> None:
+        super().__init__(inner, "")
+        self._prefixes = prefixes
+        self._seconds = seconds
+        self.since = since
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        if path.startswith(self._prefixes) and trio.current_time() >= self.since:
+            await trio.sleep(self._seconds)
+            raise StoreError(f"{path}: no answer")
+        return await self._inner.get(path, max_bytes, offset=offset, size=size)
+
+
+@simulated
+async def test_strangers_that_hang_do_not_make_an_honest_commitment_late():
+    testbed = AttackedValidator()
+    await testbed.commit()
+    strangers = [SigningKey(number.to_bytes(32, "big")).public for number in range(1, 65)]
+    spaces = HangingStore(testbed.store, *(stranger.hex() for stranger in strangers), seconds=60.0)
+    validator = replace(testbed.validator, store=spaces)
+    await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW))
+    cases = await read_window_cases(validator, WINDOW, {MINER.public: 2, **dict.fromkeys(strangers, 1)})
+    draw_time = testbed.run.beacon.round_time(testbed.run.schedule.audit(WINDOW))
+    assert [case.miner for case in cases.cases] == [MINER.public]
+    assert cases.cases[0].read_time < draw_time <= testbed.clock.now() < draw_time + 1.0
+    assert cases.undelivered == {}  # nobody can tell what the others have delivered
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["stranger", "known"])
+def test_a_miner_whose_batches_hang_costs_the_others_nothing(is_known: bool):
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        hanging = HangingStore(network.store, paths.kind_prefix(key("hanging").public, "batches"))
+        network.medium = lambda name, process: hanging if name == "validator-0" else network.store  # type: ignore[method-assign]
+        hanging.since = math.inf if is_known else 0.0
+        async with run_nodes(network, miners=1) as nursery:
+            nursery.start_soon(network.run_miner, "hanging", 2)
+            if is_known:
+                await network.until_window(6)
+                hanging.since = trio.current_time()
+            await network.until_window(16)
+        honest = key("miner-1").public.hex()[:8]
+        collected_events = [
+            event for event in network.events("trainer/download", "collected") if event["miner"] == honest
+        ]
+        assert len([event for event in collected_events if event["window"] >= 6 and event["used"]]) >= 6
+        verdicts_by_window = await verdicts(network, "hanging", range(8, 12))
+        assert {item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements} == {
+            Reason.MISSING
+        }
+
+    simulate(scenario)
+
+
+class HangsOnce(UnreachableStore):
+    """A store that hangs at the first read of each part of each object below a prefix."""
+
+    def __init__(self, inner: MemoryStore, prefix: str) -> None:
+        super().__init__(inner, prefix)
+        self.parts: set[tuple[str, int]] = set()
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        if path.startswith(self._prefix) and (path, offset) not in self.parts:
+            self.parts.add((path, offset))
+            await trio.sleep(60.0)
+        return await self._inner.get(path, max_bytes, offset=offset, size=size)
+
+
+def test_a_request_that_hangs_once_is_repeated_and_costs_no_miner_a_rejection():
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        store = HangsOnce(network.store, paths.kind_prefix(key("miner-1").public, "batches"))
+        network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
+        async with run_nodes(network, miners=2):
+            await network.until_window(8)
+        verdicts_by_window = await verdicts(network, "miner-1", range(8))
+        assert len(verdicts_by_window) >= 5 and store.parts
+        assert not any(item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements)
+
+    simulate(scenario)
+
+
+def test_miners_that_hang_for_the_trainer_do_not_delay_an_honest_miners_groups():
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        names = [f"hanging-{number}" for number in range(6)]
+        hanging = HangingStore(network.store, *(paths.kind_prefix(key(name).public, "commitments") for name in names))
+        network.medium = lambda name, process: hanging if process == "/download" else network.store  # type: ignore[method-assign]
+        honest = key("miner-1").public.hex()[:8]
+        delays: dict[int, float] = {}  # by window: seconds from its opening until its groups were handed over
+        async with run_nodes(network, miners=1) as nursery:
+            for name in names:
+                nursery.start_soon(network.run_miner, name, 1)
+            await network.until_window(1)
+            while network.node("x").window() < 20:
+                await trio.sleep(0.25)
+                for event in network.events("trainer/download", "collected"):
+                    if event["miner"] == honest and event["used"]:
+                        delay = network.clock.now() - network.run.opening_time(event["window"])
+                        delays.setdefault(event["window"], delay)
+        assert len(delays) >= 14
+        assert max(delays.values()) < 6.0
+
+    simulate(scenario)
+
+
+def test_an_outage_of_the_only_miners_storage_costs_it_no_rejection():
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        store = HangingStore(network.store, paths.kind_prefix(key("miner-1").public, "batches"), since=math.inf)
+        network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
+        # There is no other miner whose storage could show that the validator's own network works.
+        async with run_nodes(network, miners=1):
+            await network.until_window(6)
+            store.since = trio.current_time()
+            await network.until_window(12)
+        verdicts_by_window = await verdicts(network, "miner-1", range(12))
+        assert not any(item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements)
+        errors = [event["error"] for event in network.events("validator-0", "not-judged")]
+        assert errors and all("none from other storage" in error for error in errors)
+
+    simulate(scenario)
+
+
+def test_the_engine_serves_one_case_at_a_time_known_miners_first_and_by_version():
+    order: list[tuple[Reputation, int]] = []
+
+    async def use(slot: EngineSlot, reputation: Reputation, version: int) -> None:
+        async with slot.reserve(reputation, version):
+            order.append((reputation, version))
+            await trio.sleep(1.0)
+
+    async def scenario() -> None:
+        slot = EngineSlot()
+        cases = [
+            (Reputation.STRANGER, 4),
+            (Reputation.STRANGER, 5),
+            (Reputation.STRANGER, 4),
+            (Reputation.REJECTED, 5),
+        ]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(use, slot, Reputation.STRANGER, 4)
+            await trio.sleep(0.1)
+            for case in cases:
+                nursery.start_soon(use, slot, *case)
+            await trio.sleep(0.1)
+            with trio.move_on_after(0.1):
+                await use(slot, Reputation.KNOWN, 3)  # gives up
+            nursery.start_soon(use, slot, Reputation.KNOWN, 5)
+        assert trio.current_time() >= 6.0
+        assert order == [
+            (Reputation.STRANGER, 4),
+            (Reputation.KNOWN, 5),
+            (Reputation.STRANGER, 5),
+            (Reputation.STRANGER, 4),
+            (Reputation.STRANGER, 4),
+            (Reputation.REJECTED, 5),
+        ]
+        # A case that is cancelled while it gets the engine passes it on.
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(use, slot, Reputation.STRANGER, 1)
+            await trio.sleep(0.1)
+            with trio.move_on_after(0.9):
+                await use(slot, Reputation.KNOWN, 2)
+            await use(slot, Reputation.STRANGER, 3)
+        assert order[-1] == (Reputation.STRANGER, 3)
+
+    simulate(scenario)

@@ -1,0 +1,109 @@
+"""What comes out of a run: an exported checkpoint, and the rollouts of a window."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grailnode.cli.actions.model_export import ExportError, export_version
+from grailnode.cli.actions.rollout_listing import select
+from grailnode.engine.policy import Policy, load_weights
+from grailnode.observe.rollout_reader import ReadWindow, read_rollouts
+from grailnode.run.creation import Choices, model_files, publish_files
+from protocol.digest import digest_weights
+from tests.support.simulation.network import Network, key
+from tests.support.simulation.network_runs import run_nodes
+from tests.support.simulation.virtual_clock import simulate
+
+CHOICES = Choices(groups=4, group_size=4)
+WINDOW = 4
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Play a network with an honest miner and a cheat; return what was read from its store, by name."""
+    directory = tmp_path_factory.mktemp("export")
+    values: dict[str, Any] = {"directory": directory}
+
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        async with run_nodes(network, miners=1) as nursery:
+            nursery.start_soon(network.run_cheat)
+            await network.until_window(WINDOW + 4)
+        await publish_files(network.store, key("trainer").public, model_files(network.policy.directory))
+        values["policy"] = network.policy
+        node = network.node("observer")
+        tokenizer = network.policy.tokenizer
+        values["rollouts"] = await read_rollouts(node, tokenizer, WINDOW)
+        values["of one miner"] = await read_rollouts(node, tokenizer, WINDOW, key("miner-1").public.hex()[:8])
+        values["newest"] = await export_version(node, directory / "newest")
+        values["first"] = await export_version(node, directory / "first", version=0)
+        with pytest.raises(ExportError, match="the newest version is"):
+            await export_version(node, directory / "later", version=1000)
+
+    simulate(scenario)
+    return values
+
+
+def test_transformers_loads_the_exported_weights_bit_for_bit(results: dict[str, Any]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    newest, directory = results["newest"], results["directory"] / "newest"
+    assert newest.version > 0
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16, local_files_only=True)
+    parameters = dict(model.named_parameters())
+    assert parameters.keys() == newest.weights.keys()
+    for name, tensor in newest.weights.items():
+        assert torch.equal(parameters[name].view(torch.int16), tensor.view(torch.int16)), name
+    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    assert tuple(tokenizer("12+34=").input_ids) == results["policy"].tokenizer.encode("12+34=")
+
+
+def test_the_exported_directory_is_a_policy_for_another_run(results: dict[str, Any]) -> None:
+    directory = results["directory"] / "newest"
+    assert digest_weights(load_weights(directory)) == results["newest"].digest
+    assert Policy.load(directory).eos == results["policy"].eos
+
+
+def test_version_0_is_the_policy_that_the_run_began_with(results: dict[str, Any]) -> None:
+    assert results["first"].digest == digest_weights(load_weights(results["policy"].directory))
+
+
+def test_the_card_names_run_version_digests_and_curve(results: dict[str, Any]) -> None:
+    card = (results["directory"] / "newest" / "README.md").read_text()
+    assert results["newest"].digest.hex() in card
+    assert f"version {results['newest'].version}" in card
+    assert "| window | version | mean reward | held-out pass@1 |" in card
+
+
+def test_a_failed_export_leaves_no_directory(results: dict[str, Any]) -> None:
+    names = sorted(path.name for path in Path(results["directory"]).iterdir())
+    assert names == ["first", "newest"]
+
+
+def test_rollouts_have_text_reward_and_reason(results: dict[str, Any]) -> None:
+    read: ReadWindow = results["rollouts"]
+    assert not read.unread
+    honest = [rollout for rollout in read.rollouts if rollout.miner == key("miner-1").public]
+    cheating = [rollout for rollout in read.rollouts if rollout.miner == key("cheat").public]
+    assert honest
+    assert {rollout.status for rollout in honest} == {"accepted by 1"}
+    assert {rollout.prompt[-1] for rollout in honest} == {"="}
+    assert all(len(rollout.completion) > 0 for rollout in honest)
+    assert len({rollout.reward for rollout in honest}) > 1
+    assert cheating
+    assert {rollout.status for rollout in cheating} == {"rejected: copied", "not audited"}
+
+
+def test_rollouts_of_one_miner(results: dict[str, Any]) -> None:
+    assert {rollout.miner for rollout in results["of one miner"].rollouts} == {key("miner-1").public}
+
+
+def test_selections(results: dict[str, Any]) -> None:
+    published = results["rollouts"].rollouts
+    best, worst = select(published, "best"), select(published, "worst")
+    assert [r.reward for r in best] == sorted((r.reward for r in published), reverse=True)
+    assert [r.reward for r in worst] == sorted(r.reward for r in published)
+    assert {r.miner for r in select(published, "rejected")} == {key("cheat").public}
+    assert select(published, None) == list(published)

@@ -1,0 +1,138 @@
+"""A run on one's own programming tasks, as real processes with the real sandbox; and what a node says that cannot take
+part.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from grailnode.run.creation import Choices
+from grailnode.sandbox import BubblewrapSandbox
+from protocol import paths
+from protocol.identity.signing import open_announced
+from protocol.judging.verdict import Verdict
+from tests.support.builders.phrase_policies import write_speaking_policy
+from tests.support.builders.sandboxes import OWN, open_sandbox
+from tests.support.processes.command_line import run_command
+from tests.support.processes.network_of_processes import NetworkOfProcesses
+from tests.support.processes.programs import Program, eventually, members
+
+RIGHT = "<think>a</think><solution>def f(x): return x + 1</solution>"
+HALF = "<solution>def f(x): return 2</solution>"
+HOSTILE = "<solution>import os\nwhile True: os.fork()</solution>"
+DUE = {1.0, 0.55, 0.2, 0.0}  # as rewards: of these three, and of what is no solution
+
+
+@pytest.fixture(scope="session")
+def sandbox() -> BubblewrapSandbox:
+    return open_sandbox()
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[NetworkOfProcesses]:
+    tests = ["assert f(1) == 2", "assert f(2) == 3"]
+    tasks = [{"text": f"Task {number}.", "code": "def f(x): return 1 + x", "test_list": tests} for number in range(20)]
+    data = tmp_path / "my tasks.jsonl"
+    data.write_text("\n".join(map(json.dumps, tasks)))
+    write_speaking_policy(tmp_path / "policy", [RIGHT, HALF, HOSTILE])
+    choices = Choices(environment=f"code-{OWN}", data=data, max_tokens=1, group_size=4, groups=2, rounds=20)
+    choices = Choices(
+        **{**choices.__dict__, "commit_rounds": 14, "audit_rounds": 16, "seal_rounds": 40, "verdict_rounds": 60}
+    )
+    network = NetworkOfProcesses(tmp_path / "run", choices, tmp_path / "policy")
+    data.unlink()  # the run has its own copy
+    yield network
+    for program in network.programs.values():
+        program.end()
+
+
+def verdicts(network: NetworkOfProcesses) -> list[Verdict]:
+    """Return all verdicts in the store."""
+    store = network.workspace.directory / "store"
+    files = (store / paths.verdicts(network.workspace.keys["validator"], 0)).parent.rglob("*")
+    return [open_announced(file.read_bytes(), Verdict).record for file in files if file.is_file()]
+
+
+def observed_rewards(network: NetworkOfProcesses) -> set[float]:
+    """Return all rewards in the store's verdicts."""
+    return {reward for verdict in verdicts(network) for judgement in verdict.judgements for reward in judgement.rewards}
+
+
+def has_ended(program: Program) -> bool:
+    """Return whether no process of a program is alive."""
+    return not members(program.session)
+
+
+def test_programs_are_written_tried_and_trained_on(sandbox: BubblewrapSandbox, network: NetworkOfProcesses):
+    assert sandbox.python == OWN
+    for role, name in (("trainer", "trainer"), ("validator", "validator"), ("miner", "miner-1")):
+        network.start(role, name)
+    eventually(
+        lambda: {r for v in verdicts(network) for j in v.judgements for r in j.rewards} >= DUE - {0.0}, "verdicts"
+    )
+    eventually(lambda: network.newest_version() >= 1, "a version that was trained on them")
+    for program in network.programs.values():
+        program.interrupt()
+    for program in network.programs.values():
+        program.wait()
+        eventually(partial(has_ended, program), f"nothing of {program.log.stem} is left")
+    judgements = [judgement for verdict in verdicts(network) for judgement in verdict.judgements]
+    assert all(judgement.accepted for judgement in judgements)
+    assert observed_rewards(network) <= DUE
+
+
+def output_of_start(network: NetworkOfProcesses, role: str, name: str) -> list[str]:
+    """Return the output of a node that ends at once."""
+    result = run_command("--role", role, "--run", str(network.workspace.config), "--name", name)
+    assert result.returncode == 1
+    return result.stderr.splitlines()
+
+
+@pytest.mark.parametrize(("role", "name"), [("miner", "miner-1"), ("validator", "validator")])
+def test_a_node_without_a_sandbox_does_not_join(
+    network: NetworkOfProcesses, role: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    bwrap = programs / "bwrap"  # the system's own, which is preferred to the packaged one
+    bwrap.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
+    bwrap.chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    (line,) = output_of_start(network, role, name)
+    assert line.startswith(
+        "grailnode: bubblewrap cannot create a sandbox here (bwrap: setting up uid map: Permission denied)"
+    )
+    assert not [path for path in (network.workspace.directory / "store").rglob("*") if path.is_file()]
+
+
+def test_a_trainer_whose_data_file_was_changed_does_not_start(network: NetworkOfProcesses):
+    data = network.workspace.directory / "data.jsonl"
+    data.write_bytes(data.read_bytes().replace(b"Task 3", b"Task X"))
+    (line,) = output_of_start(network, "trainer", "trainer")
+    assert "data.jsonl: not the data file of this run" in line
+
+
+def test_a_node_that_is_shown_another_data_file_waits_for_the_right_one(
+    sandbox: BubblewrapSandbox, network: NetworkOfProcesses
+):
+    assert sandbox.python == OWN
+    trainer = network.start("trainer", "trainer")
+    files = network.workspace.directory / "store" / network.workspace.keys["trainer"].hex() / "files"
+    eventually(lambda: files.exists() and len(list(files.iterdir())) == 3, "the run's files")
+    trainer.end()
+    (data,) = [file for file in files.iterdir() if file.read_bytes().startswith(b'{"text"')]
+    right = data.read_bytes()
+    data.write_bytes(right.replace(b"Task 3", b"Task X"))
+    miner = network.start("miner", "miner-1")
+    eventually(lambda: bool(network.events("miner-1", "files-missing")), "a line that says so")
+    (line,) = network.events("miner-1", "files-missing")
+    assert line["error"] == "data.jsonl: not the file that the run names, as storage shows it now"
+    local_file = network.workspace.directory / "state" / "miner-1" / "data" / "data.jsonl"
+    assert not local_file.exists()
+    data.write_bytes(right)
+    eventually(local_file.exists, "the right file")
+    assert local_file.read_bytes() == right
+    assert "Traceback" not in miner.log.read_text()

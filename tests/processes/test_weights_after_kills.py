@@ -1,0 +1,20 @@
+"""A trainer's real processes killed with kill -9: its versions have the weights of one that nothing happened to, bit
+for bit.
+"""
+
+import shutil
+from pathlib import Path
+
+from tests.support.processes.stepwise_trainer import StepwiseTrainer, make_run
+
+VERSIONS = 4
+
+
+def test_a_killed_trainers_weights_are_those_of_one_that_lived(tmp_path: Path):
+    directory = make_run(tmp_path / "lived")
+    shutil.copytree(directory, tmp_path / "killed")
+    weights = StepwiseTrainer(directory).publish_versions(VERSIONS)
+    assert len(set(weights.values())) == len(weights) == VERSIONS + 1
+    killed_trainer = StepwiseTrainer(tmp_path / "killed", kills=6)
+    assert killed_trainer.publish_versions(VERSIONS) == weights
+    assert killed_trainer.kill_counts

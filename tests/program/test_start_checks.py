@@ -1,0 +1,154 @@
+"""A node that cannot work says so at its start, and pledges nothing (grailnode/node/start_checks.py)."""
+
+import shutil
+from collections import namedtuple
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from grailnode.node.admission_credential import make_credential_source
+from grailnode.node.start_checks import StartError, check_admission, check_disk, check_meeting_point, check_space
+from grailnode.store.memory import MemoryStore
+from protocol.digest import content_digest
+from protocol.identity.authority import Admission
+from protocol.identity.signing import SigningKey
+from roles.node.identity import Node
+from roles.ports import ObjectInfo, StoreError
+from tests.support.builders import samples
+from tests.support.builders.chains import MINER, make_node, small_run
+from tests.support.simulation.network import Log
+from tests.support.simulation.virtual_clock import simulated
+
+URL = "https://mine.example.org"
+
+
+class RefusingStore(MemoryStore):
+    """A store that refuses some operations."""
+
+    def __init__(self, *operations: str) -> None:
+        super().__init__()
+        self._operations = operations
+
+    async def put(self, path: str, data: bytes) -> None:
+        self._check("put", path)
+        await super().put(path, data)
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        self._check("get", path)
+        return await super().get(path, max_bytes, offset=offset, size=size)
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        self._check("list", prefix)
+        async for info in super().list(prefix, after=after):
+            yield info
+
+    async def delete(self, path: str) -> None:
+        self._check("delete", path)
+        await super().delete(path)
+
+    def _check(self, operation: str, path: str) -> None:
+        if operation in self._operations:
+            raise StoreError(f"{path}: access denied")
+
+
+class AlteringStore(MemoryStore):
+    """A store that shows zeros in place of every object."""
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        return bytes(len(await super().get(path, max_bytes, offset=offset, size=size)))
+
+
+def miner(store: MemoryStore, **admission: object) -> Node:
+    _, run = small_run(samples.digest("genesis"))
+    rules = Admission(**{**run.authority.admission.model_dump(), **admission})
+    authority = run.authority.model_copy(update={"admission": rules})
+    run = run.model_copy(update={"authority": authority})
+    node = make_node(content_digest(run.to_bytes()), run, store, MemoryStore(), Log("miner"), MINER)
+    return replace(node, space=URL)
+
+
+@simulated
+async def test_a_space_that_works_is_left_as_it_was():
+    store = MemoryStore()
+    await check_space(miner(store), store)
+    await check_space(miner(store), None)
+    assert [info async for info in store.list("")] == []
+
+
+@pytest.mark.parametrize(
+    ("store", "message"),
+    [
+        (RefusingStore("put"), "cannot write to its own space and read it: .*access denied"),
+        (RefusingStore("get"), "cannot write to its own space and read it: .*access denied"),
+        (RefusingStore("delete"), "cannot delete objects of its own space: .*access denied"),
+        (AlteringStore(), "storage shows other bytes than this node wrote"),
+    ],
+    ids=["put", "get", "delete", "other bytes"],
+)
+def test_a_space_that_cannot_be_used_is_refused(store: MemoryStore, message: str) -> None:
+    @simulated
+    async def check() -> None:
+        with pytest.raises(StartError, match=message):
+            await check_space(miner(store), None)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("others_see", "message"),
+    [
+        (MemoryStore(), f"store.url {URL}: others cannot read there .* is it this bucket's public URL"),
+        (RefusingStore("get"), f"store.url {URL}: others cannot read there .*access denied.* may everybody read"),
+    ],
+    ids=["another bucket", "a private bucket"],
+)
+def test_a_url_at_which_others_do_not_see_the_space_is_refused(others_see: MemoryStore, message: str) -> None:
+    @simulated
+    async def check() -> None:
+        store = MemoryStore()
+        with pytest.raises(StartError, match=message):
+            await check_space(miner(store), others_see)
+        assert [info async for info in store.list("")] == []
+
+    check()
+
+
+@simulated
+async def test_a_meeting_point_that_cannot_be_listed_is_refused():
+    await check_meeting_point(miner(MemoryStore()))
+    with pytest.raises(StartError, match=r"cannot see the run's participants at the meeting point: .*access denied"):
+        await check_meeting_point(miner(RefusingStore("list")))
+
+
+@simulated
+async def test_a_miner_that_the_run_does_not_admit_is_refused():
+    await check_admission(miner(MemoryStore(), policy="allowlist", allowed=(MINER.public,)))
+    node = miner(MemoryStore(), policy="allowlist", allowed=(SigningKey(bytes([7]) * 32).public,))
+    with pytest.raises(
+        StartError, match=f"by allowlist, and does not admit this one .*grailnode admit {MINER.public.hex()}"
+    ):
+        await check_admission(node)
+
+
+def test_a_miner_without_its_own_invitation_is_refused(tmp_path: Path) -> None:
+    @simulated
+    async def check() -> None:
+        source = make_credential_source(tmp_path / "miner-1.invite")
+        node = replace(miner(MemoryStore(), policy="invite"), credential=source)
+        with pytest.raises(StartError, match=r"by invite, .*no invitation"):
+            await check_admission(node)
+        (tmp_path / "miner-1.invite").write_text("00" * 90)
+        with pytest.raises(StartError, match="by invite, and does not admit this one"):
+            await check_admission(node)
+
+    check()
+
+
+def test_a_disk_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_disk(tmp_path / "state")
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 40, 1 << 40, 1 << 20))
+    with pytest.raises(StartError, match=r"state: 1 MiB are free where a node needs at least 256"):
+        check_disk(tmp_path / "state")

@@ -1,0 +1,96 @@
+"""A trainer's publisher over a store in memory, and what a follower verifies of its chain."""
+
+from dataclasses import replace
+from typing import Any
+
+import trio
+
+from grailnode.store.memory import MemoryStore
+from protocol import paths
+from protocol.chain.manifest import Head
+from protocol.digest import Weights, digest_weights
+from protocol.identity.authority import Authority
+from protocol.identity.signing import SigningKey, open_announced, sign
+from roles.authority_updates import refresh_authority
+from roles.node.identity import Node
+from roles.policy.follower import Follower
+from roles.trainer.publish.history import History
+from roles.trainer.publish.publisher import Publisher, PublisherSettings
+from roles.trainer.spool import SnapshotName, put_snapshot
+from tests.support.builders.chains import TRAINER, change_elements, make_node, small_run, small_weights
+from tests.support.builders.samples import revision
+from tests.support.simulation.network import BEGIN, Log, key
+from tests.support.simulation.trio_clock import TrioClock
+
+SUCCESSOR = SigningKey(b"s" * 32)
+SETTINGS = PublisherSettings(anchor_interval=2, keep_patches=3, keep_anchors=2, takeover_seconds=1.0)
+
+
+async def copy_of(store: MemoryStore) -> MemoryStore:
+    """Return another store with the same objects."""
+    copy = MemoryStore()
+    async for item in store.list(""):
+        await copy.put(item.path, await store.get(item.path, 1 << 30))
+    return copy
+
+
+class PublisherTestbed:
+    """A store, a trainer's state, and the weights of its versions."""
+
+    def __init__(self) -> None:
+        self.store, self.state, self.log = MemoryStore(), MemoryStore(), Log("trainer")
+        self.weights: list[Weights] = [small_weights(0)]
+        for seed in range(1, 12):
+            self.weights.append(change_elements(self.weights[-1], seed))
+        self.run_id, self.run = small_run(digest_weights(self.weights[0]))
+        self.clock = TrioClock(BEGIN)
+
+    def node(self, key: SigningKey = TRAINER, state: MemoryStore | None = None, log: Log | None = None) -> Node:
+        return make_node(self.run_id, self.run, self.store, state or self.state, log or self.log, key, clock=self.clock)
+
+    async def snapshot(self, *versions: int, state: MemoryStore | None = None) -> None:
+        for version in versions:
+            await put_snapshot(state or self.state, SnapshotName(version, version), self.weights[version])
+
+    async def publish(
+        self, seconds: float = 5.0, expiry_offset_ms: int = 0, settings: PublisherSettings = SETTINGS, **options: Any
+    ) -> None:
+        """Run a publisher for some seconds."""
+        node = self.node(**options)
+        await refresh_authority(node)
+        with trio.move_on_after(seconds):
+            await Publisher(
+                node, await History.open(node.state), replace(settings, expiry_offset_ms=expiry_offset_ms)
+            ).run()
+
+    async def follower(self, state: MemoryStore | None = None) -> tuple[Node, Follower]:
+        node = make_node(self.run_id, self.run, self.store, state or MemoryStore(), Log("miner"), clock=self.clock)
+        await refresh_authority(node)
+        return node, await Follower.open(node)
+
+    async def revise(self, number: int, previous: bytes, **changes: Any) -> None:
+        authority = Authority(**(dict(self.run.authority) | changes))
+        record = revision(number, previous, run=self.run_id, authority=authority)
+        await self.store.put(paths.revision(self.run_id, number), sign(record, key("root")))
+
+    async def head(self, key: SigningKey = TRAINER) -> Head:
+        return open_announced(await self.store.get(paths.head(key.public), 1 << 20), Head).record
+
+
+async def newest(node: Node, follower: Follower) -> tuple[int, Weights]:
+    """Return the newest version and its weights, as a follower verifies them."""
+    await refresh_authority(node)
+    await follower.refresh()
+    assert follower.chain.head is not None
+    weights_of_head = await follower.rebuild(follower.chain.head.version)
+    return weights_of_head.version, weights_of_head.weights
+
+
+class LosesPatches(MemoryStore):
+    """Storage that acknowledges patches and does not store them while `losing` is True."""
+
+    losing = True
+
+    async def put(self, path: str, data: bytes) -> None:
+        if not (self.losing and "/patches/" in path):
+            await super().put(path, data)

@@ -1,0 +1,187 @@
+"""A trainer that collects verdicts on one miner's window, while an attacker controls other nodes or storage."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import numpy as np
+import trio
+
+from grailnode.store.memory import MemoryStore
+from protocol import paths
+from protocol.digest import content_digest
+from protocol.identity.signing import SigningKey, sign
+from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness
+from protocol.judging.verdict import Judgement, Verdict
+from protocol.rollout.batch import Group, assemble, pack_tokens
+from roles.ports import ObjectInfo, StoreError
+from roles.trainer.collect.collector import Collector, CollectorSettings
+from roles.trainer.spool import INBOX, OUTCOMES
+from roles.trainer.verified_batch import VerifiedBatch, WindowOutcomes
+from tests.support.builders import samples
+from tests.support.builders.chains import MINER, TRAINER, make_node, small_run
+from tests.support.simulation.network import BEGIN, Log
+from tests.support.simulation.trio_clock import TrioClock
+
+FIRST, SECOND = SigningKey(bytes([21]) * 32), SigningKey(bytes([22]) * 32)
+STRANGER = SigningKey(bytes([23]) * 32)
+WINDOW = 2
+
+
+class SilentStore(MemoryStore):
+    """A store that refuses reads below some prefixes, and counts all reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.silent_prefixes: tuple[str, ...] = ()
+        self.read_count = 0
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        self.read_count += 1
+        if path.startswith(self.silent_prefixes):
+            raise StoreError(f"{path}: connection refused")
+        return await super().get(path, max_bytes, offset=offset, size=size)
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        async for info in super().list(prefix, after=after):
+            yield info
+
+
+class AttackedTrainer:
+    """A trainer's collector, two validators of which `quorum` must accept, and one miner."""
+
+    def __init__(self, quorum: int = 1) -> None:
+        _, run = small_run(samples.digest("genesis"))
+        authority = run.authority.model_copy(
+            update={"validators": tuple(sorted((FIRST.public, SECOND.public))), "quorum": quorum}
+        )
+        self.run = run.model_copy(update={"authority": authority})
+        self.run_id = content_digest(self.run.to_bytes())
+        self.store, self.state, self.log = SilentStore(), MemoryStore(), Log("trainer")
+        self.clock = TrioClock(BEGIN)
+        self.node = make_node(self.run_id, self.run, self.store, self.state, self.log, TRAINER, clock=self.clock)
+        self.groups = [self.group(index) for index in range(2)]
+
+    def group(self, index: int, **changes: Any) -> Group:
+        """Return a group of the miner."""
+        fields = {"run": self.run_id, "window": WINDOW, "version": 0, "miner": MINER.public}
+        return samples.group(index, **(fields | changes))
+
+    async def deliver(self, groups: Sequence[Group] | None = None, window: int = WINDOW) -> None:
+        """Put the miner's batch and commitment."""
+        batch, commitment = assemble(groups or self.groups)
+        await self.store.put(paths.batch(MINER.public, commitment.window, commitment.batch), batch)
+        await self.store.put(paths.commitment(MINER.public, window), sign(commitment, MINER))
+
+    def judgement(self, index: int, **changes: Any) -> Judgement:
+        """Return a judgement that accepts a group of the miner."""
+        group = self.groups[min(index, 1)]
+        fields: dict[str, Any] = {
+            "digest": content_digest(group.to_frame()),
+            "rewards": tuple(rollout.reward for rollout in group.rollouts),
+            "logprobs": np.full(5, -0.5, "<f4").tobytes(),
+        }
+        return samples.judgement(index, **(fields | changes))
+
+    def verdict(self, validator: SigningKey, *judgements: Judgement, **changes: Any) -> Verdict:
+        """Return a verdict on the miner, which accepts both groups by default."""
+        fields = {
+            "run": self.run_id,
+            "window": WINDOW,
+            "version": 0,
+            "miner": MINER.public,
+            "validator": validator.public,
+            "commitment": content_digest(assemble(self.groups)[1].to_bytes()),
+        }
+        return samples.verdict(*(judgements or (self.judgement(0), self.judgement(1))), **(fields | changes))
+
+    def summary(self, validator: SigningKey, *verdicts: Verdict, **changes: Any) -> Summary:
+        """Return a summary that lists verdicts."""
+        fields: dict[str, Any] = {"run": self.run_id, "window": WINDOW, "version": 0, "validator": validator.public}
+        return samples.summary(*(LedgerRow.of(verdict) for verdict in verdicts), **(fields | {"scores": ()} | changes))
+
+    async def seal(self, validator: SigningKey, summary: Summary) -> None:
+        """Put the seal of a summary."""
+        digest, window = content_digest(summary.to_bytes()), summary.window
+        seal = Seal(run=self.run_id, window=window, validator=validator.public, summary=digest)
+        await self.store.put(paths.seal(validator.public, window), sign(seal, validator))
+
+    async def attest(self, validator: SigningKey, window: int, *seals: bytes) -> None:
+        """Put a witness of the seals that a validator has seen."""
+        record = Witness(run=self.run_id, window=window, validator=validator.public, seals=seals)
+        await self.store.put(paths.witness(validator.public, window), sign(record, validator))
+
+    async def reveal(self, validator: SigningKey, summary: Summary, *verdicts: Verdict) -> None:
+        """Put a summary, its verdicts, and a witness of no other seals."""
+        await self.attest(validator, summary.window)
+        for verdict in verdicts:
+            await self.store.put(self.verdict_path(validator, summary.window), sign(verdict, validator))
+        await self.store.put(paths.summary(validator.public, summary.window), sign(summary, validator))
+
+    async def publish_records(self, validator: SigningKey, *judgements: Judgement, **changes: Any) -> None:
+        """Put all records of a validator on the window, which accept both groups by default."""
+        verdict = self.verdict(validator, *judgements, **changes)
+        summary = self.summary(validator, verdict)
+        await self.seal(validator, summary)
+        await self.reveal(validator, summary, verdict)
+
+    @staticmethod
+    def verdict_path(validator: SigningKey, window: int = WINDOW) -> str:
+        """Return the path of a validator's verdict on the miner."""
+        return paths.verdict(validator.public, window, MINER.public)
+
+    async def open_collector(self) -> Collector:
+        """Return a collector that starts when the window opens."""
+        await self.clock.sleep_until(self.run.opening_time(WINDOW))
+        return Collector(self.node, CollectorSettings())
+
+    async def collect(self, until: float | None = None) -> None:
+        """Let the trainer collect until a time, by default until the window has closed."""
+        collector = await self.open_collector()
+        closing_time = self.run.beacon.round_time(self.run.schedule.verdict(WINDOW)) + 2.0 if until is None else until
+        with trio.move_on_after(closing_time - self.clock.now()):
+            await collector.run()
+
+    async def group_outcomes(self) -> dict[bytes, str]:
+        """Return the statuses of the miner's judged groups by digest; none before the collector decides."""
+        statuses: dict[bytes, str] = {}
+        async for item in self.state.list(OUTCOMES):
+            outcome_log = WindowOutcomes.from_bytes(await self.state.get(item.path, 1 << 20))
+            assert (outcome_log.window, outcome_log.miner) == (WINDOW, MINER.public)
+            statuses.update({outcome.digest: outcome.status for outcome in outcome_log.outcomes})
+        return statuses
+
+    async def outcomes(self) -> set[str]:
+        """Return the statuses of the miner's groups; assert that the inbox has each used group once and no other."""
+        outcome_log = await self.group_outcomes()
+        used_digests = [group.digest for batch in await self._inbox_batches() for group in batch.groups]
+        assert sorted(used_digests) == sorted(digest for digest, outcome in outcome_log.items() if outcome == "used")
+        assert set(used_digests) <= {content_digest(group.to_frame()) for group in self.groups}
+        return set(outcome_log.values())
+
+    async def _inbox_batches(self) -> list[VerifiedBatch]:
+        return [
+            VerifiedBatch.from_bytes(await self.state.get(item.path, 1 << 20)) async for item in self.state.list(INBOX)
+        ]
+
+
+def group_with_other_prompt(testbed: AttackedTrainer) -> Group:
+    """Return a first group with another prompt than the miner's."""
+    return testbed.group(0, prompt=pack_tokens((9, 9)))
+
+
+async def publish_window(testbed: AttackedTrainer, validator: SigningKey, window: int, *judgements: Judgement) -> None:
+    """Publish all of a validator's records on a window; it accepts both groups by default."""
+    verdict = testbed.verdict(validator, *judgements, window=window)
+    summary = testbed.summary(validator, verdict, window=window)
+    await testbed.seal(validator, summary)
+    await testbed.reveal(validator, summary, verdict)
+
+
+async def collected_windows(testbed: AttackedTrainer) -> set[int]:
+    """Return the windows of which the collector has recorded the outcomes."""
+    return {paths.window_of(item.path.removeprefix(OUTCOMES)) async for item in testbed.state.list(OUTCOMES)}
+
+
+def closing_time(testbed: AttackedTrainer, window: int = WINDOW) -> float:
+    """Return the time at which a window's verdicts are due, in seconds since the Unix epoch."""
+    return testbed.run.beacon.round_time(testbed.run.schedule.verdict(window))

@@ -1,0 +1,64 @@
+"""Seeded mutations of patches, as a hostile store could serve them."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from protocol.compression import compress, decompress
+from protocol.patch.container import PREAMBLE, read_header
+
+
+def mutate(data: bytes, rng: np.random.Generator) -> bytes:
+    """Return a mutated copy: a bit flip, or bytes that are replaced, cut off, copied, inserted or deleted."""
+    mutation = bytearray(data)
+    kind = int(rng.integers(0, 6))
+    at = int(rng.integers(0, len(mutation)))
+    if kind == 0:
+        mutation[at] ^= 1 << int(rng.integers(0, 8))
+    elif kind == 1:
+        mutation[at] = int(rng.choice((0, 1, 0x7F, 0x80, 0xFF)))
+    elif kind == 2:
+        del mutation[at:]
+    elif kind == 3:
+        other = int(rng.integers(0, len(mutation)))
+        length = int(rng.integers(1, 16))
+        mutation[at : at + length] = data[other : other + length]
+    elif kind == 4:
+        mutation[at:at] = rng.bytes(int(rng.integers(1, 9)))
+    else:
+        del mutation[at : at + int(rng.integers(1, 9))]
+    return bytes(mutation)
+
+
+def mutate_frames(data: bytes, rng: np.random.Generator) -> bytes:
+    """Return a mutated copy with a valid table, whose mutations reach the parsers of frames."""
+    begin = read_header(data).frames_begin
+    mutation = bytearray(data)
+    for _ in range(int(rng.integers(1, 4))):
+        at = int(rng.integers(begin, len(mutation)))
+        mutation[at] = int(rng.integers(0, 256))
+    return bytes(mutation)
+
+
+def mutate_table(data: bytes, rng: np.random.Generator) -> bytes:
+    """Return a mutated copy with a table that can be unpacked, whose mutations reach the parser of the table."""
+    magic, profile, packed_size, base, result = PREAMBLE.unpack_from(data)
+    table = bytearray(decompress(data[PREAMBLE.size : PREAMBLE.size + packed_size], 1 << 20))
+    for _ in range(int(rng.integers(1, 4))):
+        table[int(rng.integers(0, len(table)))] = int(rng.choice((0, 1, 2, 0x7F, 0x80, 0xFF, int(rng.integers(256)))))
+    packed_table = compress(bytes(table))
+    return (
+        PREAMBLE.pack(magic, profile, len(packed_table), base, result)
+        + packed_table
+        + data[PREAMBLE.size + packed_size :]
+    )
+
+
+MUTATORS = {"anywhere": mutate, "frames": mutate_frames, "table": mutate_table}
+
+
+def mutations(data: bytes, kind: str, seed: int, count: int) -> Iterator[bytes]:
+    """Yield `count` mutated copies of one patch."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        yield MUTATORS[kind](data, rng)

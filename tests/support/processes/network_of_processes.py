@@ -1,0 +1,59 @@
+"""A run's directory, and its trainer, validators and miners as real processes over it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from grailnode.engine.policy import PACKAGED_POLICY
+from grailnode.run import workspace
+from grailnode.run.creation import Choices
+from tests.support.processes.programs import Program, eventually, members
+
+CHOICES = Choices(group_size=8, groups=6)
+PACE = workspace.Pace(period_ms=250, groups_per_step=4, groups=6, evaluation_problems=16, anchor_interval=5)
+
+
+class NetworkOfProcesses:
+    """A run's directory, and the programs on it.
+
+    Attributes:
+        workspace: the run's directory.
+        programs: the started programs by name.
+    """
+
+    def __init__(self, directory: Path, choices: Choices = CHOICES, policy: Path = PACKAGED_POLICY) -> None:
+        self.workspace = workspace.create(directory, choices, PACE, policy=policy)
+        self.programs: dict[str, Program] = {}
+
+    def start(self, role: str, name: str) -> Program:
+        """Start a node's program."""
+        log = self.workspace.directory / f"{name}.terminal"
+        program = Program("--role", role, "--run", str(self.workspace.config), "--name", name, log=log)
+        self.programs[name] = program
+        return program
+
+    def events(self, process: str, event: str) -> list[dict[str, Any]]:
+        """Return the events of a name that a process has logged."""
+        file = self.workspace.directory / "logs" / f"{process}.jsonl"
+        if not file.exists():
+            return []
+        events = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
+        return [item for item in events if item["event"] == event]
+
+    def newest_version(self) -> int:
+        """Return the newest published version, or -1."""
+        return max((event["version"] for event in self.events("trainer-upload", "published")), default=-1)
+
+    def progress(self) -> tuple[int, int]:
+        """Return the newest version and the number of verdicts."""
+        return self.newest_version(), len(self.events("validator", "verdict"))
+
+    def is_beyond(self, before: tuple[int, int]) -> bool:
+        """Return whether there are two more versions and another verdict."""
+        version, verdicts = self.progress()
+        return version >= before[0] + 2 and verdicts > before[1]
+
+
+def wait_until_gone(program: Program) -> None:
+    """Wait until no process of a program is alive."""
+    eventually(lambda: not members(program.session), f"no process of {program.log.stem} is left")

@@ -1,0 +1,113 @@
+"""A trainer of real processes that gets the next groups when it has published the version before.
+
+The groups of a step do not depend on time, so each version must have the same weights whatever kills the processes.
+"""
+
+import os
+import random
+import signal
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import trio
+
+from grailnode.config import load
+from grailnode.run import workspace
+from grailnode.run.creation import Choices
+from grailnode.store.state.state_store import StateStore
+from protocol.chain.manifest import Head, Manifest
+from protocol.identity.signing import open_announced
+from roles.trainer.spool import INBOX
+from tests.support.builders.verified_batches import GROUPS, verified_batch
+from tests.support.processes.programs import Program, eventually, members
+
+PACE = workspace.Pace(groups_per_step=GROUPS, anchor_interval=3, learning_rate=1e-4, warmup_steps=1)
+_MAX_KILLS = 3  # for a version at most, since a trainer that is killed at every start publishes nothing
+
+
+def make_run(directory: Path) -> Path:
+    """Make a run for a trainer alone, and return its directory, which may be copied."""
+    return workspace.create(directory, Choices(), PACE).directory
+
+
+class StepwiseTrainer:
+    """The trainer of a run's directory.
+
+    Args:
+        kills: how many processes to kill with SIGKILL, one after another.
+    """
+
+    def __init__(self, directory: Path, seed: int = 0, kills: int = 0) -> None:
+        self._directory = directory
+        self._config = load(directory / "run.toml")
+        objects = self._config.at(self._config.node.state) / "trainer" / "objects"
+        self._state = StateStore(objects, bytes.fromhex(self._config.run.id))
+        self._rng = random.Random(seed)
+        self._remaining_kills = kills
+        self._program = self._start()
+        self.kill_counts: Counter[str] = Counter()
+        """Numbers of killed processes by title."""
+
+    def publish_versions(self, versions: int, first: int = 0) -> dict[int, str]:
+        """Learn and publish versions, and return the digest of each one's weights.
+
+        Args:
+            versions: the last version; first: the one that is published already.
+        """
+        try:
+            for number in range(first, versions):
+                self._until_published(number)
+                trio.run(self._state.put, f"{INBOX}{number:010d}-x", verified_batch(number, version=number).to_bytes())
+            self._until_published(versions)
+            return self._weights()
+        finally:
+            self._program.end()
+
+    def _start(self) -> Program:
+        run = str(self._directory / "run.toml")
+        return Program("--role", "trainer", "--run", run, log=self._directory / "trainer.terminal")
+
+    def end(self) -> None:
+        """Kill all processes."""
+        self._program.end()
+
+    def _until_published(self, version: int) -> None:
+        kills_for_later_versions = max(0, self._remaining_kills - _MAX_KILLS)
+
+        def is_published() -> bool:
+            self._kill_at_random(kills_for_later_versions)
+            return self._head() >= version
+
+        eventually(is_published, f"version {version}")
+
+    def _kill_at_random(self, kills_for_later_versions: int) -> None:
+        """Kill one of the trainer's processes at random, and restart a killed supervisor, as an init system does."""
+        if self._remaining_kills > kills_for_later_versions and self._rng.random() < 0.2:
+            self._remaining_kills -= 1
+            pid = self._rng.choice(sorted(members(self._program.session)) or [self._program.session])
+            self.kill_counts["supervisor" if pid == self._program.session else _title(pid)] += 1
+            with suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(pid, signal.SIGKILL)
+        if self._program.process.poll() is not None:
+            eventually(lambda: not members(self._program.session), "the processes of a dead supervisor end")
+            self._program = self._start()
+
+    def _head(self) -> int:
+        heads = list((self._directory / "store").glob("*/head"))
+        return open_announced(heads[0].read_bytes(), Head).record.version if heads else -1
+
+    def _weights(self) -> dict[int, str]:
+        files = (self._directory / "store").glob("*/manifests/*")
+        records = [open_announced(file.read_bytes(), Manifest).record for file in files]
+        digests = {record.version: record.weights.hex() for record in records}
+        assert len(digests) == len(records), "two manifests of one version"
+        return digests
+
+
+def _title(pid: int) -> str:
+    """Return the title of a process."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "gone"

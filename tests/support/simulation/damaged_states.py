@@ -1,0 +1,209 @@
+"""What may happen to a file of a node's state, and how a node takes it: tests/roles/test_damaged_state.py and
+bench/state.py.
+"""
+
+import random
+import traceback
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from grailnode.node.state_repair import repair_state
+from grailnode.node.user_errors import explain, is_transient
+from grailnode.observe.chain_check import verify_chain
+from grailnode.observe.ledger_check import verify_ledger
+from grailnode.run import authority_drafts
+from grailnode.store.state import envelope
+from grailnode.store.state.draft import StateDraft
+from grailnode.store.state.state_store import StateStore
+from protocol import paths
+from protocol.errors import ProtocolError
+from roles.authority_updates import refresh_authority
+from tests.support.simulation.disk_network import Death, DiskNetwork
+from tests.support.simulation.faulty_network import CHOICES
+from tests.support.simulation.network import key
+
+Damage = Callable[[Path], None]
+
+NODES: Final = ("trainer", "validator-0", "miner-1")
+
+MOMENTS: Final[dict[str, tuple[str, Death] | None]] = {
+    "a stop after five windows": None,
+    "a kill before a revealed window is forgotten": ("validator-0", Death("delete", "sealed/", 3)),
+    "a kill before a manifest is recorded": ("trainer", Death("put", "chain/manifests/", 2)),
+    "a kill before the outcomes of a window are logged": ("trainer", Death("put", "outcomes/", 3)),
+    "a kill before an anchor is complete": ("trainer", Death("put", "chain/anchors/")),
+}
+"""When the nodes were stopped: together their states have an object of every kind."""
+
+
+async def stopped_network(root: Path, moment: str) -> DiskNetwork:
+    """Return a network whose nodes were stopped at a moment, with one revision of the authority behind them."""
+    network = DiskNetwork(root, CHOICES)
+    death = MOMENTS[moment]
+    founder = network.node("founder", store=network.store)
+    draft = authority_drafts.propose(founder.revisions, "a validator more is allowed", quorum=1)
+    await network.store.put(paths.revision(founder.run_id, 1), draft.signed_by(key("root")).envelope())
+    await network.live(5, NODES, dict([death]) if death else None, seconds=1.3)
+    return network
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One file of the state of one node, as it was when the node was stopped.
+
+    Attributes:
+        network: stopped at some moment.
+        node: whose file it is; path: in its state.
+    """
+
+    network: DiskNetwork
+    node: str
+    path: str
+
+    @property
+    def kind(self) -> str:
+        """What the file holds, for tables: the folder of the object, or its name."""
+        return self.path.rpartition("/")[0] or self.path
+
+
+def files_by_kind(networks: Sequence[DiskNetwork]) -> list[Kept]:
+    """Return the newest file of each kind of each node."""
+    files: dict[tuple[str, str], Kept] = {}
+    for network in networks:
+        for node in NODES:
+            for file in sorted((network.root / node).rglob("*")):
+                if file.is_file() and not file.name.endswith(".lock"):
+                    kept = Kept(network, node, str(file.relative_to(network.root / node)))
+                    files[kept.node, kept.kind] = kept
+    return [files[place] for place in sorted(files)]
+
+
+def _cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def _zeros(file: Path) -> None:
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def _empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def _without_envelope(file: Path) -> None:
+    """As a program without envelopes wrote it."""
+    try:
+        file.write_bytes(envelope.open_file(file.read_bytes()))
+    except envelope.EnvelopeError:  # the list of names
+        file.write_bytes(b"\n".join(line[9:] for line in file.read_bytes().splitlines()))
+
+
+def _folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def bend(place: int) -> Damage:
+    """Bend one bit, at a place that follows from a number."""
+
+    def bend_bit(file: Path) -> None:
+        data = bytearray(file.read_bytes())
+        bit = random.Random(f"{place} {file.name}").randrange(8 * len(data))
+        data[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(data)
+
+    return bend_bit
+
+
+DAMAGES: Final[dict[str, Damage]] = {
+    "cut in half": _cut,
+    "empty": _empty,
+    "zeros": _zeros,
+    "old form": _without_envelope,
+    "missing": Path.unlink,
+    "a folder": _folder,
+}
+"""By name, beside bent bits."""
+
+
+def forbid(file: Path) -> None:
+    """Take all rights of a file. The user root may read it all the same."""
+    file.chmod(0)
+
+
+async def repair(network: DiskNetwork, name: str) -> list[str]:
+    """Repair the state of a node of a network; return the lines.
+
+    The beacon runs meanwhile, as it does for a real repair.
+    """
+    lines: list[str] = []
+    draft = StateDraft(StateStore(network.root / name, network.signed.digest, inline=True, repairing=True))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(network.run_beacon)
+        await repair_state(replace(network.node(name), state=draft), lines.append)
+        nursery.cancel_scope.cancel()
+    return lines
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a node took it.
+
+    Attributes:
+        line: the line with which it ended; None if it went on, and what it published is right.
+        fault: what must not happen: a traceback, a restart without end, or something wrong that was published.
+    """
+
+    line: str | None = None
+    fault: str | None = None
+
+
+async def outcome(network: DiskNetwork, name: str, windows: int = 2) -> Outcome:
+    """Run a network in which the state of one node was damaged, and say how that node took it."""
+    errors: list[BaseException] = []
+
+    async def run_damaged() -> None:
+        try:
+            await network.role(name)
+        except Exception as error:  # noqa: BLE001 - the outcome is what is tested
+            errors.append(error)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(network.run_beacon)
+        nursery.start_soon(run_damaged)
+        for other in NODES:
+            if other != name:
+                nursery.start_soon(network.role, other)
+        first = network.run.window_at(network.clock.now())
+        for window in range(first + 1, first + 2 + windows):
+            await network.until_window(window)
+            if errors:
+                break
+        nursery.cancel_scope.cancel()
+    if errors:
+        line = explain(errors[0])
+        if line is None:
+            return Outcome(fault="".join(traceback.format_exception(errors[0])))
+        if "\n" in line:
+            return Outcome(fault=f"more than one line: {line}")
+        return Outcome(fault=f"started again without end: {line}") if is_transient(errors[0]) else Outcome(line)
+    wrong = [text async for text in _wrong(network)]
+    return Outcome(fault="; ".join(wrong)) if wrong else Outcome()
+
+
+async def _wrong(network: DiskNetwork) -> AsyncIterator[str]:
+    """Yield what is wrong with what was published."""
+    node = network.spectator()
+    await refresh_authority(node)
+    try:
+        await verify_chain(node, lambda line: None)
+    except ProtocolError as error:
+        yield f"chain: {error}"
+    try:
+        await verify_ledger(node, key("validator-0").public, lambda line: None)
+    except ProtocolError as error:
+        yield f"ledger: {error}"

@@ -1,0 +1,214 @@
+"""The network's learning dynamics in one process, without I/O.
+
+Window by window: miners sample with the policy that was newest `lag` windows ago, a prefill recomputes the
+log-probabilities as a validator does, groups enter the replay buffer, the trainer steps as often as there are groups
+for it, and publishes. Costs are process CPU seconds of one thread, so that other programs on the machine do not matter.
+"""
+
+import hashlib
+import statistics
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grailnode.engine.causal_model import build
+from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
+from grailnode.engine.torch_engine import TorchEngine
+from protocol import environments
+from protocol.rollout.sampling import SamplingParams, log_probabilities
+from roles.ports import Request
+from roles.trainer.learn.learner import Learner, LearnerSettings
+from roles.trainer.learn.learning_rate import RateSchedule
+from roles.trainer.learn.optimizer import AdamWSettings
+from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings
+from roles.trainer.verified_batch import VerifiedGroup
+from tests.support.builders.verified_batches import make_group
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The parameters of a run. A window's rollouts are `groups` (of all miners together) times `group_size`."""
+
+    policy: str = str(PACKAGED_POLICY)
+    windows: int = 60
+    seed: int = 0
+    lag: int = 3
+    groups: int = 32
+    group_size: int = 8
+    groups_per_step: int = 16
+    steps_per_version: int = 1
+    learning_rate: float = 7e-6
+    warmup: int = 10
+    temperature: float = 1.0
+    max_uses: int = 1
+    decay: float = 0.7
+    max_staleness: int = 16
+    held_out: int = 256
+    json: str = ""
+
+
+@dataclass
+class Costs:
+    """CPU seconds by phase."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def of(self, phase: str) -> Iterator[None]:
+        """Add the CPU time of the block to a phase."""
+        start = time.process_time()
+        yield
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.process_time() - start
+
+
+async def _inline(function: Any, *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of a coroutine that never waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    raise RuntimeError("it waited")
+
+
+class Simulation:
+    """One run of the network."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.costs = Costs()
+        self._policy = Policy.load(Path(setup.policy))
+        model = build(self._policy)
+        start = load_weights(Path(setup.policy))
+        self._engine = TorchEngine(model, run_sync=_inline)
+        self._environment = environments.get("addition")
+        self._params = SamplingParams(setup.temperature, 5, self._policy.eos)
+        optimizer = AdamWSettings(learning_rate=setup.learning_rate, schedule=RateSchedule(warmup_steps=setup.warmup))
+        self._learner = Learner(model, start, LearnerSettings(setup.temperature, optimizer=optimizer))
+        bounds = ReplaySettings(decay=setup.decay, max_staleness=setup.max_staleness, max_uses=setup.max_uses)
+        self.replay = ReplayBuffer(bounds, setup.seed)
+        self._versions: list[dict[str, Tensor]] = [start]
+        self._newest_at: list[int] = []  # version, by window
+        self.sparsity: list[float] = []  # by version, from 1 on
+        self.tokens = 0
+
+    @property
+    def versions(self) -> Sequence[Mapping[str, Tensor]]:
+        """All versions so far, the genesis first."""
+        return self._versions
+
+    def window(self, number: int) -> dict[str, float]:
+        """Simulate one window, and return its figures by name."""
+        version = self._newest_at[number - self.setup.lag] if number >= self.setup.lag else 0
+        self.serve(version)
+        groups = self._mine(number, version)
+        for group in groups:
+            self.replay.add(group)
+        row = {"reward": statistics.fmean(r for group in groups for r in group.rewards)} | self._learn()
+        self._newest_at.append(len(self._versions) - 1)
+        self.serve(self._newest_at[-1])
+        return row | {"version": self._newest_at[-1], "pass_at_1": self.pass_at_1()}
+
+    def _learn(self) -> dict[str, float]:
+        """Step while there are enough groups; return the last step's figures and the newest version's sparsity."""
+        figures: dict[str, float] = {}
+        while len(self.replay) >= self.setup.groups_per_step:
+            with self.costs.of("training"):
+                report = self._learner.step(self.replay.draw(self.setup.groups_per_step))
+            figures = {name: getattr(report, name) for name in ("grad_norm", "clip_fraction", "entropy")}
+            if report.step % self.setup.steps_per_version == 0:
+                view = self._learner.bf16_view()
+                self.sparsity.append(1 - _changed_share(self._versions[-1], view))
+                self._versions.append(view)
+                self.replay.advance(len(self._versions) - 1)
+        return figures | {"sparsity": self.sparsity[-1] if self.sparsity else 1.0}
+
+    def serve(self, version: int) -> None:
+        """Make the engine serve a version."""
+        with self.costs.of("staging"):
+            _run(self._engine.stage(version, self._versions[version]))
+            _run(self._engine.commit())
+
+    def _mine(self, number: int, version: int) -> list[VerifiedGroup]:
+        setup, policy = self.setup, self._policy
+        seeds = [hashlib.sha256(f"{setup.seed} {number} {group}".encode()).digest() for group in range(setup.groups)]
+        problems = [self._environment.problem(seed) for seed in seeds]
+        prompts = [policy.tokenizer.encode(problem.prompt) for problem in problems]
+        requests = [
+            Request(prompt, hashlib.sha256(seed + bytes([rollout])).digest()[:16])
+            for prompt, seed in zip(prompts, seeds, strict=True)
+            for rollout in range(setup.group_size)
+        ]
+        with self.costs.of("generation"):
+            completions = [g.tokens for g in _run(self._engine.generate(requests, self._params))]
+        self.tokens += sum(map(len, completions))
+        with self.costs.of("verification"):
+            forwards = _run(self._engine.forward([request.prompt for request in requests], completions))
+        groups = []
+        for index, problem in enumerate(problems):
+            rollouts = slice(index * setup.group_size, (index + 1) * setup.group_size)
+            rewards = tuple(self._reward(problem, tokens) for tokens in completions[rollouts])
+            logprobs = [
+                log_probabilities(result.logits, torch.tensor(tokens), setup.temperature)
+                for result, tokens in zip(forwards[rollouts], completions[rollouts], strict=True)
+            ]
+            groups.append(make_group(seeds[index], version, prompts[index], completions[rollouts], logprobs, rewards))
+        return groups
+
+    def pass_at_1(self) -> float:
+        """Return the share of held-out problems that the served policy solves greedily."""
+        problems = [self._environment.held_out_problem(index) for index in range(self.setup.held_out)]
+        prompts = [self._policy.tokenizer.encode(problem.prompt) for problem in problems]
+        with self.costs.of("evaluation"):
+            answers = _run(self._engine.greedy(prompts, self._params))
+        return statistics.fmean(self._reward(p, tokens) for p, tokens in zip(problems, answers, strict=True))
+
+    def _reward(self, problem: environments.Problem, tokens: tuple[int, ...]) -> float:
+        text = tokens[:-1] if tokens[-1] == self._policy.eos else tokens
+        return self._environment.reward(problem, self._policy.tokenizer.decode(text))
+
+
+def _changed_share(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> float:
+    """Return the share of elements whose bits differ."""
+    differing = sum(int((old[name].view(torch.int16) != new[name].view(torch.int16)).sum()) for name in old)
+    return differing / sum(tensor.numel() for tensor in old.values())
+
+
+def run(setup: Setup, show: Callable[[str], None]) -> dict[str, Any]:
+    """Simulate a run, show a line for the genesis and for each window, and return a summary."""
+    simulation = Simulation(setup)
+    simulation.serve(0)
+    first = simulation.pass_at_1()
+    show(f"genesis pass@1 {first:.3f}")
+    rows = []
+    for number in range(setup.windows):
+        row = simulation.window(number)
+        rows.append(row)
+        show(f"window {number:3d}  " + "  ".join(f"{name} {value:.4f}" for name, value in row.items()))
+    return _summary(simulation, first, rows)
+
+
+def _summary(simulation: Simulation, first: float, rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    setup, curve = simulation.setup, [row["pass_at_1"] for row in rows]
+    return {
+        "first": first,
+        "last": curve[-1],
+        "rise": curve[-1] - first,
+        "pass_at_1": {str(n): curve[n - 1] for n in range(10, len(curve) + 1, 10)},
+        "reward": [rows[0]["reward"], rows[-1]["reward"]],
+        "versions": len(simulation.sparsity),
+        "sparsity_mean": statistics.fmean(simulation.sparsity),
+        "sparsity_min": min(simulation.sparsity),
+        "cpu_seconds_per_window": {k: round(v / setup.windows, 4) for k, v in simulation.costs.seconds.items()},
+        "tokens_per_window": simulation.tokens / setup.windows,
+        "outcomes": {str(outcome): count for outcome, count in simulation.replay.outcome_counts.items()},
+    }

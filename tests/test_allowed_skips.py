@@ -1,0 +1,43 @@
+"""`pytest --allowed-skips FILE`: a test that is skipped for another reason fails the run."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SKIPPED = """
+import pytest
+
+@pytest.mark.skip(reason="no rain today")
+def test_rain(): ...
+
+def test_snow():
+    pytest.skip("too warm")
+"""
+CONFTEST = Path(__file__).with_name("conftest.py")
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize(
+    ("reasons", "code", "message"),
+    [
+        ("no rain today\ntoo warm\n", 0, "2 skipped"),
+        (
+            "too warm\n",
+            1,
+            "SKIPPED for a reason that --allowed-skips does not list: test_weather.py::test_rain: no rain",
+        ),
+        ("", 1, "test_snow: too warm"),
+    ],
+)
+def test_a_skip_for_a_reason_that_is_not_listed_fails_the_run(
+    tmp_path: Path, workers: str, reasons: str, code: int, message: str
+) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
+    (tmp_path / "test_weather.py").write_text(SKIPPED)
+    (tmp_path / "reasons.txt").write_text(reasons)
+    command = [sys.executable, "-m", "pytest", "-n", workers, "-p", "no:cacheprovider", "--allowed-skips"]
+    result = subprocess.run([*command, "reasons.txt"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == code, result.stdout
+    assert message in result.stdout
