@@ -37,12 +37,13 @@ def test_the_page_lists_the_families() -> None:
     assert listed == sorted(FAMILIES)
 
 
+@pytest.fixture(scope="module", params=["qwen3_moe", "mixtral"])
+def mixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    return write_family(tmp_path_factory.mktemp("mixture"), request.param)
+
+
 class TestMixtures:
     """Experts have one tensor each in the files, and one for all in transformers' modules."""
-
-    @pytest.fixture(scope="class", params=["qwen3_moe", "mixtral"])
-    def mixture(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
-        return write_family(tmp_path_factory.mktemp("mixture"), request.param)
 
     def test_the_weights_have_the_names_of_the_files(self, mixture: Family) -> None:
         files = load_file(mixture.policy.directory / "model.safetensors")

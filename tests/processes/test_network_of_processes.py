@@ -48,7 +48,9 @@ def test_every_role_survives_kill_9_and_the_chain_stays_whole(network: NetworkOf
 
     verify_result = run_command("verify", "--run", str(network.workspace.config))
     assert verify_result.returncode == 0, verify_result.stdout + verify_result.stderr
-    assert f"version {network.newest_version()} holds" in verify_result.stdout
+    newest = network.newest_version()
+    # Ctrl-C may come when storage has a head that the trainer has no answer about yet
+    assert any(f"version {version} holds" in verify_result.stdout for version in (newest, newest + 1))
     versions = [event["version"] for event in network.events("trainer-upload", "published")]
     assert versions == sorted(versions)
     assert set(versions) == set(range(versions[-1] + 1))

@@ -180,10 +180,10 @@ class Publisher:
             await self._upload_shards(manifest)
         await node.publish(paths.manifest(node.key.public, manifest.version, signed.digest), signed.data)
         await self._write_head(manifest.version)
+        self._log_version(manifest)  # before the mark: after a crash between them it is logged twice, never not at all
         await history.mark_published(manifest.version, verified.weights)
         await node.state.delete(name.path)
         self._published_weights = verified
-        self._log_version(manifest)
         if manifest.anchor and manifest.version not in history.anchors:
             nursery.start_soon(self._upload_anchor, manifest)
         await self._delete_unnamed_objects()
