@@ -1,14 +1,23 @@
-"""For all tests: one thread for torch, hypothesis without deadlines (on CI with the same examples every time), and
-`--allowed-skips FILE`, with which a skip for any reason but those in FILE fails the run.
+"""For all tests: one thread for torch, hypothesis without deadlines (on CI with the same examples every time), the long
+tests first, and `--allowed-skips FILE`.
 """
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 import torch
 from hypothesis import settings
+
+from tests.support.pytest_options.skip_guard import pytest_addoption, pytest_configure
+
+__all__ = ["pytest_addoption", "pytest_configure"]
+
+LONG_ROOMS: Final = ("processes", "network", "adversaries", "sandbox")
+"""The rooms of tests that take seconds each. They start first: at the end, one long test would keep all but one worker
+waiting."""
 
 torch.set_num_threads(1)
 settings.register_profile("grailnode", deadline=None, derandomize="CI" in os.environ)
@@ -24,45 +33,7 @@ def user_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield directory
 
 
-class SkipGuard:
-    """Fails a run in which a test was skipped for a reason that is not allowed.
-
-    Attributes:
-        unexpected: the place and the reason of each such skip.
-    """
-
-    def __init__(self, allowed_reasons: set[str]) -> None:
-        self.unexpected: list[str] = []
-        self._allowed_reasons = allowed_reasons
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._check(report)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        self._check(report)
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self.unexpected and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        for line in self.unexpected:
-            terminalreporter.write_line(f"SKIPPED for a reason that --allowed-skips does not list: {line}", red=True)
-
-    def _check(self, report: pytest.TestReport | pytest.CollectReport) -> None:
-        if report.skipped and isinstance(report.longrepr, tuple):
-            reason = report.longrepr[2].removeprefix("Skipped: ")
-            if reason not in self._allowed_reasons:
-                self.unexpected.append(f"{report.nodeid}: {reason}")
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--allowed-skips", type=Path, metavar="FILE", help="Fail on a skip whose reason is not a line of FILE."
-    )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    file: Path | None = config.getoption("--allowed-skips")
-    if file is not None and not hasattr(config, "workerinput"):  # the reports of workers come to the main process
-        config.pluginmanager.register(SkipGuard(set(file.read_text().splitlines())))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tests = Path(__file__).parent
+    order = {room: place for place, room in enumerate(LONG_ROOMS)}
+    items.sort(key=lambda item: order.get(item.path.relative_to(tests).parts[0], len(order)))

@@ -1,5 +1,6 @@
 """`pytest --allowed-skips FILE`: a test that is skipped for another reason fails the run."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ def test_rain(): ...
 def test_snow():
     pytest.skip("too warm")
 """
-CONFTEST = Path(__file__).with_name("conftest.py")
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
@@ -34,10 +35,16 @@ CONFTEST = Path(__file__).with_name("conftest.py")
 def test_a_skip_for_a_reason_that_is_not_listed_fails_the_run(
     tmp_path: Path, workers: str, reasons: str, code: int, message: str
 ) -> None:
-    (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
     (tmp_path / "test_weather.py").write_text(SKIPPED)
     (tmp_path / "reasons.txt").write_text(reasons)
-    command = [sys.executable, "-m", "pytest", "-n", workers, "-p", "no:cacheprovider", "--allowed-skips"]
-    result = subprocess.run([*command, "reasons.txt"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    plugins = ["-p", "no:cacheprovider", "-p", "tests.support.pytest_options.skip_guard"]
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", workers, *plugins, "--allowed-skips", "reasons.txt"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert result.returncode == code, result.stdout
     assert message in result.stdout

@@ -50,6 +50,7 @@ def has_learned(network: Machines) -> bool:
     return len(accepting_verdicts) >= 3 and max((item["version"] for item in publications), default=0) >= 2
 
 
+@pytest.mark.slow
 def test_a_network_in_which_everybody_writes_to_a_bucket_of_their_own(network: Machines):
     network.start("trainer")
     rules = network.directory / "buckets" / "square" / "runs" / network.workspace.run_id.hex()

@@ -9,6 +9,8 @@ from tests.support.processes.command_line import CommandResult, run_command
 from tests.support.processes.programs import eventually, run_program
 from tests.support.processes.stepwise_trainer import StepwiseTrainer, make_run
 
+pytestmark = pytest.mark.slow
+
 BEFORE, AFTER = 2, 4  # versions
 
 

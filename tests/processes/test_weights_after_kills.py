@@ -5,11 +5,14 @@ for bit.
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.support.processes.stepwise_trainer import StepwiseTrainer, make_run
 
 VERSIONS = 4
 
 
+@pytest.mark.slow
 def test_a_killed_trainers_weights_are_those_of_one_that_lived(tmp_path: Path):
     directory = make_run(tmp_path / "lived")
     shutil.copytree(directory, tmp_path / "killed")

@@ -7,6 +7,7 @@ from tests.store.s3_buckets import Bucket
 from tests.support.faults.http_scenarios import HTTP_FAULTS, HttpOutcome, run_http_scenario
 
 
+@pytest.mark.slow
 @pytest.mark.trio
 async def test_nothing_is_lost_under_any_http_fault(rclone_bucket: Bucket):
     outcomes: dict[str, HttpOutcome] = {}

@@ -1,0 +1,1 @@
+"""Options that the tests add to pytest. Imports pytest alone."""
