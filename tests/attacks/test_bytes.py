@@ -158,7 +158,7 @@ async def test_arbitrary_a_run_manifest_that_one_root_of_two_signed():
 async def test_endless_a_head_larger_than_its_limit():
     testbed = await follow_chain()
     await testbed.store.put(paths.head(TRAINER.public), bytes(10 * limits.MAX_HEAD_BYTES))
-    await testbed.assert_refuses("")
+    await testbed.assert_refuses("head: 5242880 bytes where at most")
 
 
 @simulated
@@ -166,7 +166,7 @@ async def test_endless_a_manifest_larger_than_its_limit():
     testbed = await follow_chain()
     await testbed.publish()
     await testbed.store.put(testbed.manifest_path(4), bytes(2 * limits.MAX_RECORD_BYTES))
-    await testbed.assert_refuses("")
+    await testbed.assert_refuses("manifests/.*: 16777216 bytes where at most")
 
 
 @simulated
@@ -174,7 +174,7 @@ async def test_endless_a_patch_longer_than_its_manifest_says():
     testbed = await follow_chain()
     await testbed.publish()
     await testbed.alter_object(testbed.patch_path(4), lambda data: data + bytes(1 << 20))
-    await testbed.assert_refuses_weights("")
+    await testbed.assert_refuses_weights("patches/.*: .* bytes where at most")
 
 
 @simulated
@@ -182,7 +182,7 @@ async def test_endless_a_shard_longer_than_its_manifest_says():
     testbed = await follow_chain()
     await testbed.restart_without_state()
     await testbed.alter_object(testbed.shard_path(0), lambda data: data + bytes(1 << 20))
-    await testbed.assert_refuses_weights("")
+    await testbed.assert_refuses_weights("anchors/.*: .* bytes where at most")
 
 
 @simulated
@@ -203,7 +203,7 @@ async def test_endless_nesting():
 async def test_endless_a_revision_larger_than_its_limit():
     testbed = await follow_chain()
     await testbed.store.put(paths.revision(testbed.run_id, 1), bytes(4 * limits.MAX_RUN_BYTES))
-    await testbed.assert_refuses_revision("")
+    await testbed.assert_refuses_revision("revisions/.*: 2097152 bytes where at most")
     await testbed.assert_follows()
 
 
