@@ -104,7 +104,7 @@ async def speed(python: Path, arguments: argparse.Namespace) -> None:
             policy = write_policy(place / "policy", eos_token_id=1, max_position_embeddings=512, **SIZES[size])
             model = build(policy)
             weights = random_weights(model)
-            params = SamplingParams(1.0, arguments.tokens, model.vocabulary - 1)
+            params = SamplingParams(1.0, arguments.tokens, (model.vocabulary - 1,))
             requests = requests_of(arguments.rollouts, model.vocabulary)
             settings = ServerSettings(python, policy.directory, place / "server", sequences=arguments.batch)
             engine = VllmEngine(model, ChildServer(settings), place / "engine")
@@ -224,7 +224,7 @@ async def agreement(python: Path, arguments: argparse.Namespace) -> None:
     """Compare rollouts of the packaged policy with the torch engine, and check them by its prefill."""
     policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
     model = build(policy)
-    params = SamplingParams(1.0, 24, policy.eos)
+    params = SamplingParams(1.0, 24, policy.stops)
     known = arguments.prompts == "problems"
     count = arguments.rollouts
     requests = problems_of(policy, count) if known else requests_of(count, model.vocabulary, 8)
@@ -272,7 +272,7 @@ async def faults(python: Path, arguments: argparse.Namespace) -> None:
     """Kill or stop each process while rollouts are under way, and compare the rollouts that come in the end."""
     policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
     model = build(policy)
-    params = SamplingParams(1.0, 24, policy.eos)
+    params = SamplingParams(1.0, 24, policy.stops)
     requests = requests_of(arguments.rollouts, model.vocabulary, 8)
     reference = TorchEngine(model)
     await reference.stage(0, weights)

@@ -23,6 +23,7 @@ MAX_TIME_MS: Final = (1 << 43) - 1  # milliseconds since the epoch: the year 224
 # run.py
 MAX_RUN_BYTES: Final = 512 * KIB  # bytes of one run manifest, or of one revision of its authority
 MAX_MODEL_FILE_BYTES: Final = 64 * MIB  # bytes of one file of the model: config, tokenizer
+MAX_STOP_TOKENS: Final = 16  # token ids that end a completion
 
 # compression.py
 MAX_ZSTD_WINDOW_BYTES: Final = 128 * MIB  # bytes of the window that a zstd frame may require its reader to hold

@@ -21,6 +21,7 @@ _SLACK_BYTES = 1024  # for field names and other small parts
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 class FileRef(Record):
@@ -60,16 +61,21 @@ class SamplingSpec(Record):
     kind: ClassVar[str] = "sampling"
     temperature: Annotated[float, Field(gt=0.0, le=100.0)]
     max_tokens: Annotated[int, Field(ge=1, le=limits.MAX_COMPLETION_TOKENS)]
-    eos: Annotated[int, Field(ge=0, lt=1 << 31)]
-
+    stops: Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=limits.MAX_STOP_TOKENS)]
     top_k: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     min_p: Share = 0.0
 
+    @model_validator(mode="after")
+    def _ascending(self) -> "SamplingSpec":
+        if list(self.stops) != sorted(set(self.stops)):
+            raise ValueError("stop tokens that do not strictly ascend")
+        return self
+
     def params(self) -> SamplingParams:
         """Return the parameters that the engine and the check use."""
         filters = Filters(self.top_k, self.top_p, self.min_p)
-        return SamplingParams(self.temperature, self.max_tokens, self.eos, filters)
+        return SamplingParams(self.temperature, self.max_tokens, self.stops, filters)
 
 
 class ProofSpec(Record):

@@ -113,7 +113,7 @@ class Generation:
     """One completion.
 
     Attributes:
-        tokens: the completion's token ids, with the end-of-sequence token if it ended with one.
+        tokens: the completion's token ids, with the stop token if it ended with one.
         hidden: float32 [T, D], the final hidden state (after the last norm) from which each token was drawn.
         logprobs: the log-probability of each token under the sampled distribution, as this engine computed it. Only for
             the operator: training uses the validators' values.

@@ -53,7 +53,7 @@ async def table(windows: int) -> None:
     proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds
     prompts = environments.get("addition")
     task = CalibrationTask(
-        policy, SamplingParams(1.0, MAX_TOKENS, policy.eos), 8, lambda seed: prompts.problem(seed).prompt
+        policy, SamplingParams(1.0, MAX_TOKENS, policy.stops), 8, lambda seed: prompts.problem(seed).prompt
     )
     (pair, *_) = run_pairs(Variant(), policy)
     print(describe(proof))

@@ -97,7 +97,7 @@ class Setting:
         policy_history, max_tokens = self.policy_history(), trained_policy.PARAMS.max_tokens
         if tokens is not None:
             policy_history, max_tokens = (
-                replace(policy_history, policy=replace(policy_history.policy, eos=UNKNOWN)),
+                replace(policy_history, policy=replace(policy_history.policy, stops=(UNKNOWN,))),
                 tokens,
             )
         return TrialHarness(

@@ -1,7 +1,7 @@
 """A policy as a directory, in the layout of a Hugging Face checkpoint.
 
     config.json                     the architecture
-    generation_config.json          optional; its end-of-sequence token overrides that of config.json
+    generation_config.json          optional; its end-of-sequence tokens override that of config.json
     tokenizer.json                  the tokenizer, in the format of the `tokenizers` library
     model.safetensors               the weights, or model.safetensors.index.json with its shards
 
@@ -21,6 +21,7 @@ from tokenizers import Tokenizer as _Tokenizer
 from torch import Tensor
 
 from grailnode import UserError
+from protocol import limits
 
 _CONFIG: Final = "config.json"
 _GENERATION_CONFIG: Final = "generation_config.json"
@@ -102,13 +103,13 @@ class Policy:
         directory: the checkpoint directory.
         config: config.json.
         tokenizer: tokenizer.json.
-        eos: the token id that ends a completion.
+        stops: the token ids that end a completion, ascending.
     """
 
     directory: Path
     config: Mapping[str, Any]
     tokenizer: Tokenizer
-    eos: int
+    stops: tuple[int, ...]
 
     @classmethod
     def load(cls, directory: Path) -> Self:
@@ -121,10 +122,14 @@ class Policy:
         generation = directory / _GENERATION_CONFIG
         overrides = _read_json(generation) if generation.is_file() else {}
         eos = overrides.get("eos_token_id", config.get("eos_token_id"))
-        first = eos[0] if isinstance(eos, list) and eos else eos
-        if not isinstance(first, int):
-            raise PolicyError(f"{directory / _CONFIG}: eos_token_id is missing; give the id that ends a completion")
-        return cls(directory, config, Tokenizer(_read(directory / _TOKENIZER)), first)
+        stops: list[Any] = eos if isinstance(eos, list) else [eos]
+        if not 0 < len(stops) <= limits.MAX_STOP_TOKENS or not all(type(stop) is int and stop >= 0 for stop in stops):
+            source = _GENERATION_CONFIG if "eos_token_id" in overrides else _CONFIG
+            raise PolicyError(
+                f"{directory / source}: eos_token_id is {'missing' if eos is None else 'not usable'}; give the id that "
+                f"ends a completion, or a list of up to {limits.MAX_STOP_TOKENS}"
+            )
+        return cls(directory, config, Tokenizer(_read(directory / _TOKENIZER)), tuple(sorted(set(stops))))
 
     @property
     def vocabulary(self) -> int:

@@ -235,6 +235,7 @@ class TorchEngine:
         """Generate one batch until all completions have ended; `seeds` None: the most likely tokens."""
         ids, mask = _left_padded(prompts, self._device)
         cache = self._model.cache()
+        stops = torch.tensor(params.stops, device=self._device)
         words = None if seeds is None else seed_words(seeds, self._device)
         active = _Decoding(torch.arange(len(prompts), device=self._device), mask, words)
         tokens: list[list[int]] = [[] for _ in prompts]
@@ -249,7 +250,7 @@ class TorchEngine:
                 tokens[row].append(token)
                 states[row].append(on_host[place])
                 log_probs[row].append(float(likely[place]))
-            going = (next_tokens != params.eos).nonzero().squeeze(1)
+            going = (~torch.isin(next_tokens, stops)).nonzero().squeeze(1)
             if not len(going):
                 break
             if len(going) < len(next_tokens):

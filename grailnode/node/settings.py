@@ -44,7 +44,7 @@ def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSetting
             temperature=sampling.temperature,
             filters=sampling.filters,
             max_tokens=sampling.max_tokens,
-            stops=(sampling.eos,),
+            stops=sampling.stops,
             max_batch_tokens=config.engine.max_batch_tokens,
             logits_chunk=section.logits_chunk,
             loss=_loss_settings(section),

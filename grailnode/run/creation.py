@@ -128,7 +128,7 @@ def draft_manifest(
         sampling=SamplingSpec(
             temperature=choices.temperature,
             max_tokens=choices.max_tokens,
-            eos=policy.eos,
+            stops=policy.stops,
             top_k=choices.top_k,
             top_p=choices.top_p,
             min_p=choices.min_p,

@@ -49,13 +49,23 @@ class SamplingParams:
     Attributes:
         temperature: positive divisor of the logits.
         max_tokens: maximum number of tokens of a completion.
-        eos: the token id that ends a completion and is its last token.
+        stops: the token ids that end a completion; the first of them is its last token.
     """
 
     temperature: float
     max_tokens: int
-    eos: int
+    stops: tuple[int, ...]
     filters: Filters = EVERY_TOKEN
+
+    def is_complete(self, tokens: tuple[int, ...]) -> bool:
+        """Return whether a completion ends as sampling does: at its only stop token or at the maximum length."""
+        if not tokens or len(tokens) > self.max_tokens or any(token in self.stops for token in tokens[:-1]):
+            return False
+        return tokens[-1] in self.stops or len(tokens) == self.max_tokens
+
+    def without_stop(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Return a completion without the stop token at its end, if it has one: what an environment judges."""
+        return tokens[:-1] if tokens and tokens[-1] in self.stops else tokens
 
 
 def _mix(x: Tensor) -> Tensor:

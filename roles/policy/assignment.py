@@ -10,7 +10,6 @@ import trio
 from protocol.environments import Environment, Problem
 from protocol.environments.base import SandboxError
 from protocol.rollout import challenge
-from protocol.rollout.sampling import SamplingParams
 from protocol.run import RunManifest
 from roles.gather import gather
 
@@ -91,12 +90,5 @@ class Task:
         return [self._reward(problem, completion) for problem, completion in attempts]
 
     def _reward(self, problem: Problem, tokens: tuple[int, ...]) -> float:
-        text = tokens[:-1] if tokens and tokens[-1] == self.run.sampling.eos else tokens
-        return self.environment.reward(problem, self.tokenizer.decode(text))
-
-
-def is_complete(tokens: tuple[int, ...], params: SamplingParams) -> bool:
-    """Return whether a completion ends as sampling does: at its only end-of-sequence token or the maximum length."""
-    if not tokens or len(tokens) > params.max_tokens or params.eos in tokens[:-1]:
-        return False
-    return tokens[-1] == params.eos or len(tokens) == params.max_tokens
+        text = self.tokenizer.decode(self.run.sampling.params().without_stop(tokens))
+        return self.environment.reward(problem, text)

@@ -14,7 +14,7 @@ from protocol.judging.evidence import NO_EVIDENCE, Evidence, compute_evidence, r
 from protocol.judging.verdict import Judgement, Reason
 from protocol.rollout import challenge, sketch
 from protocol.rollout.batch import Group
-from roles.policy.assignment import Assignment, Task, is_complete
+from roles.policy.assignment import Assignment, Task
 from roles.policy.prefill import check_completions, join_forwards
 from roles.ports import Engine, Forward
 
@@ -106,7 +106,7 @@ class Judge:
         params = self._task.run.sampling.params()
         for rollout in group.rollouts:
             tokens = rollout.tokens
-            if max(tokens, default=0) >= self._task.vocabulary or not is_complete(tokens, params):
+            if max(tokens, default=0) >= self._task.vocabulary or not params.is_complete(tokens):
                 return Reason.TOKENS
         return None
 

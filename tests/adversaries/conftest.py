@@ -22,7 +22,7 @@ def harness() -> TrialHarness:
     torch.set_num_threads(1)
     policy, start = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
     task = ReinforcementTask(
-        environments.get("addition"), policy.tokenizer, SamplingParams(1.0, MAX_TOKENS, policy.eos)
+        environments.get("addition"), policy.tokenizer, SamplingParams(1.0, MAX_TOKENS, policy.stops)
     )
     recipe = Recipe(versions=VERSIONS, groups=8, reinforcement_rate=7e-6)
     versions = [start]

@@ -85,18 +85,26 @@ class EngineContract:
             (single,) = await engine.forward([request.prompt], [generation.tokens])
             torch.testing.assert_close(single.logits, result.logits, rtol=0, atol=self.noise)
 
-    async def test_completions_end_at_their_first_eos_or_at_the_limit(
+    async def test_completions_end_at_their_first_stop_token_or_at_the_limit(
         self, model: CausalModel, new_engine: NewEngine
     ) -> None:
         engine = await serving(new_engine, random_weights(model))
-        hot = SamplingParams(temperature=20.0, max_tokens=40, eos=1)  # nearly uniform: eos comes after about 30 tokens
+        hot = SamplingParams(temperature=20.0, max_tokens=40, stops=(1,))  # nearly uniform: it comes after about 30
         lengths = set()
         for generation in await engine.generate(requests_of_many_lengths(), hot):
-            assert hot.eos not in generation.tokens[:-1]
-            assert generation.tokens[-1] == hot.eos or len(generation.tokens) == hot.max_tokens
+            assert hot.is_complete(generation.tokens)
             assert len(generation.hidden) == len(generation.tokens)
             lengths.add(len(generation.tokens))
         assert len(lengths) > 3
+
+    async def test_each_of_several_stop_tokens_ends_a_completion(
+        self, model: CausalModel, new_engine: NewEngine
+    ) -> None:
+        engine = await serving(new_engine, random_weights(model))
+        several = SamplingParams(temperature=20.0, max_tokens=40, stops=(1, 5, 9))
+        completions = [item.tokens for item in await engine.generate(requests_of_many_lengths(), several)]
+        assert all(map(several.is_complete, completions))
+        assert {tokens[-1] for tokens in completions} >= {1, 5, 9}
 
     async def test_seeds_determine_the_tokens(self, model: CausalModel, new_engine: NewEngine) -> None:
         engine = await serving(new_engine, random_weights(model))
@@ -108,7 +116,7 @@ class EngineContract:
 
     async def test_sampling_follows_the_softmax(self, model: CausalModel, new_engine: NewEngine) -> None:
         engine = await serving(new_engine, random_weights(model))
-        one = SamplingParams(temperature=1.5, max_tokens=1, eos=1)
+        one = SamplingParams(temperature=1.5, max_tokens=1, stops=(1,))
         count = self.samples
         seeds = [index.to_bytes(16, "little") for index in range(count)]
         samples = await engine.generate([Request((5, 6, 7), seed) for seed in seeds], one)
@@ -122,7 +130,7 @@ class EngineContract:
     async def test_filtered_tokens_are_never_sampled(self, model: CausalModel, new_engine: NewEngine) -> None:
         """Only the two most likely tokens occur, even at a high temperature."""
         engine = await serving(new_engine, random_weights(model))
-        params = SamplingParams(temperature=20.0, max_tokens=4, eos=1, filters=Filters(top_k=2))
+        params = SamplingParams(temperature=20.0, max_tokens=4, stops=(1,), filters=Filters(top_k=2))
         requests = requests_of_many_lengths()
         generations = await engine.generate(requests, params)
         checked = await engine.forward([r.prompt for r in requests], [g.tokens for g in generations])

@@ -46,14 +46,24 @@ def test_sharded_weights_with_a_tied_copy_in_float32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "eos"),
-    [({}, 1), ({"eos_token_id": 7}, 7), ({"eos_token_id": [9, 7]}, 9)],
+    ("changes", "stops"),
+    [({}, (1,)), ({"eos_token_id": 7}, (7,)), ({"eos_token_id": [9, 7, 9]}, (7, 9))],
 )
-def test_end_of_sequence(tmp_path: Path, changes: dict[str, object], eos: int) -> None:
+def test_the_generation_config_says_which_tokens_end_a_completion(
+    tmp_path: Path, changes: dict[str, object], stops: tuple[int, ...]
+) -> None:
     write_policy(tmp_path)
     if changes:
         (tmp_path / "generation_config.json").write_text(json.dumps(changes))
-    assert Policy.load(tmp_path).eos == eos
+    assert Policy.load(tmp_path).stops == stops
+
+
+@pytest.mark.parametrize("value", [[], "1", [1, "2"], True, -1, list(range(17))])
+def test_stop_tokens_that_are_no_list_of_ids_are_refused(tmp_path: Path, value: object) -> None:
+    write_policy(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(PolicyError, match="eos_token_id is not usable"):
+        Policy.load(tmp_path)
 
 
 def test_tokenizer_round_trips(tmp_path: Path) -> None:

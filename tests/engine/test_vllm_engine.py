@@ -71,8 +71,8 @@ class TestVllmEngine(EngineContract):
     "params",
     [
         PARAMS,
-        SamplingParams(temperature=0.7, max_tokens=20, eos=1),
-        SamplingParams(temperature=5.0, max_tokens=20, eos=1, filters=Filters(top_k=9, top_p=0.9, min_p=0.01)),
+        SamplingParams(temperature=0.7, max_tokens=20, stops=(1,)),
+        SamplingParams(temperature=5.0, max_tokens=20, stops=(1,), filters=Filters(top_k=9, top_p=0.9, min_p=0.01)),
     ],
     ids=["plain", "temperature", "filters"],
 )
@@ -139,7 +139,7 @@ class TestPatches:
         target = changed(weights, 1, 0.5)
         await engine.stage_patch(1, encode(weights, target), manifest(1, target))
         requests = requests_of_many_lengths(64)
-        long = SamplingParams(temperature=1.0, max_tokens=40, eos=31)
+        long = SamplingParams(temperature=1.0, max_tokens=40, stops=(31,))
         results: list[list[tuple[int, ...]]] = []
 
         async def generate(engine: Engine, requests: list[Request]) -> None:

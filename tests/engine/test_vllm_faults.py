@@ -22,7 +22,7 @@ from tests.support.builders.policies import engine_of, random_weights, requests_
 
 pytestmark = [pytest.mark.trio, pytest.mark.vllm, pytest.mark.slow]
 
-LONG = SamplingParams(temperature=1.0, max_tokens=40, eos=31)
+LONG = SamplingParams(temperature=1.0, max_tokens=40, stops=(31,))
 
 
 @pytest.fixture(scope="module")

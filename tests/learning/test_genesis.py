@@ -44,7 +44,7 @@ def test_the_packaged_policy_is_right_about_half_the_time() -> None:
     engine = run_without_waiting(engine_of(build(policy), load_weights(PACKAGED_POLICY)))
     problems = [addition.held_out_problem(index) for index in range(200)]
     prompts = [policy.tokenizer.encode(problem.prompt) for problem in problems]
-    params = SamplingParams(1.0, 5, policy.eos)
+    params = SamplingParams(1.0, 5, policy.stops)
     requests = [Request(prompt, index.to_bytes(16, "little")) for index, prompt in enumerate(prompts)]
     sampled = [generation.tokens for generation in run_without_waiting(engine.generate(requests, params))]
     for answers, low, high in ((run_without_waiting(engine.greedy(prompts, params)), 0.2, 0.6), (sampled, 0.35, 0.75)):

@@ -81,9 +81,9 @@ async def judged_groups(network: Network, miner: str, windows: range) -> list[tu
 
 def texts(network: Network, group: Group) -> list[str]:
     """Return the text of a group's completions."""
-    eos = network.run.sampling.eos
+    stops = network.run.sampling.stops
     return [
-        network.policy.tokenizer.decode(tuple(token for token in rollout.tokens if token != eos))
+        network.policy.tokenizer.decode(tuple(token for token in rollout.tokens if token not in stops))
         for rollout in group.rollouts
     ]
 

@@ -63,7 +63,7 @@ def test_transformers_loads_the_exported_weights_bit_for_bit(results: dict[str, 
 def test_the_exported_directory_is_a_policy_for_another_run(results: dict[str, Any]) -> None:
     directory = results["directory"] / "newest"
     assert digest_weights(load_weights(directory)) == results["newest"].digest
-    assert Policy.load(directory).eos == results["policy"].eos
+    assert Policy.load(directory).stops == results["policy"].stops
 
 
 def test_version_0_is_the_policy_that_the_run_began_with(results: dict[str, Any]) -> None:

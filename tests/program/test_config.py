@@ -10,7 +10,7 @@ from grailnode.run import workspace
 from grailnode.run.creation import Choices
 from protocol.rollout.sampling import SamplingParams
 
-SAMPLING = SamplingParams(1.0, 8, 1)
+SAMPLING = SamplingParams(1.0, 8, (1,))
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ def test_init_signs_the_rules_and_writes_the_other_sections(tmp_path: Path):
     assert settings.training.training_steps == 50
     assert settings.learner.filters.top_p == 0.9
     assert settings.learner.max_tokens == run.sampling.max_tokens
-    assert settings.learner.stops == (run.sampling.eos,)
+    assert settings.learner.stops == run.sampling.stops
 
 
 @pytest.mark.parametrize(

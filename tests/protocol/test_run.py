@@ -9,7 +9,7 @@ from protocol import environments, limits
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import open_signed, sign
 from protocol.rollout.sampling import SamplingParams
-from protocol.run import FileRef, ModelSpec, RunManifest
+from protocol.run import FileRef, ModelSpec, RunManifest, SamplingSpec
 from tests.support.builders import samples
 from tests.support.builders.samples import MINER, ROOT, run_manifest
 
@@ -53,6 +53,12 @@ def test_two_files_of_one_name_are_refused() -> None:
         ModelSpec(files=(ref, ref), genesis=samples.digest("g"))
 
 
+@pytest.mark.parametrize("stops", [(), (2, 1), (1, 1), (-1,), (1 << 31,), tuple(range(17))], ids=str)
+def test_stop_tokens_ascend_strictly_and_are_few(stops: tuple[int, ...]) -> None:
+    with pytest.raises(ValidationError):
+        SamplingSpec(temperature=1.0, max_tokens=8, stops=stops)
+
+
 DATA = FileRef(name="data.jsonl", digest=samples.digest("data"), size=limits.MAX_DATA_BYTES)
 
 
@@ -72,7 +78,7 @@ def test_an_unsupported_environment_is_not_checked(data: FileRef | None) -> None
 
 
 def test_sampling_parameters() -> None:
-    assert run_manifest().sampling.params() == SamplingParams(1.0, 8, 1)
+    assert run_manifest().sampling.params() == SamplingParams(1.0, 8, (1,))
 
 
 def test_times_of_a_window() -> None:

@@ -194,3 +194,25 @@ def test_no_tokens() -> None:
 def test_a_seed_has_sixteen_bytes(size: int) -> None:
     with pytest.raises(ValueError, match="16 bytes"):
         sampling.seed_words([bytes(size)])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "complete", "text"),
+    [
+        ((), False, ()),
+        ((4,), False, (4,)),
+        ((2,), True, ()),
+        ((4, 7), True, (4,)),
+        ((4, 5, 6), True, (4, 5, 6)),
+        ((4, 5, 7), True, (4, 5)),
+        ((4, 7, 5), False, (4, 7, 5)),
+        ((7, 2), False, (7,)),
+        ((4, 5, 6, 7), False, (4, 5, 6)),
+    ],
+)
+def test_a_completion_ends_at_its_first_stop_token_or_at_the_maximum_length(
+    tokens: tuple[int, ...], complete: bool, text: tuple[int, ...]
+) -> None:
+    params = sampling.SamplingParams(temperature=1.0, max_tokens=3, stops=(2, 7))
+    assert params.is_complete(tokens) == complete
+    assert params.without_stop(tokens) == text

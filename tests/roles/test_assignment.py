@@ -53,8 +53,8 @@ REWARDS = (1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0)
 def test_rewards_are_in_order_and_do_not_block_the_event_loop(at_once: int) -> None:
     environment = BlockingAddition()
     addition_task = task(environment, at_once)
-    eos = addition_task.run.sampling.eos
-    completions = [(*addition_task.tokenizer.encode(text), eos) for text in TEXTS]
+    stop = addition_task.run.sampling.stops[0]
+    completions = [(*addition_task.tokenizer.encode(text), stop) for text in TEXTS]
 
     async def run_event_loop() -> None:
         while environment.running_rewards < at_once:

@@ -40,7 +40,7 @@ def test_pieces_give_the_same_results_as_all_logits_at_once(lengths: list[int], 
         assert torch.equal(hidden, states[begin : begin + len(hidden)])
         return logits[begin : begin + len(hidden)]
 
-    params = SamplingParams(temperature=0.8, max_tokens=12, eos=1, filters=filters)
+    params = SamplingParams(temperature=0.8, max_tokens=12, stops=(1,), filters=filters)
     tokens = torch.randint(VOCABULARY, (count,), generator=torch.Generator().manual_seed(1))
     completions = [tuple(part.tolist()) for part in torch.split(tokens, lengths)]
     whole = sampling.batch_margins(logits, tokens, seeds(len(lengths)), lengths, 0.8, filters, 0.01)
@@ -66,7 +66,7 @@ def test_a_vocabulary_of_150000_needs_no_more_memory_than_a_piece() -> None:
         return logits
 
     completions = [tuple(range(100))] * 2
-    params = SamplingParams(temperature=1.0, max_tokens=100, eos=149_999)
+    params = SamplingParams(temperature=1.0, max_tokens=100, stops=(149_999,))
     margins, _ = prefill.check_completions(Forward(states, project), completions, seeds(2), params, 150_000)
     assert 0 < max_bytes <= 32 * limits.MIB
     assert len(margins) == 200

@@ -108,7 +108,7 @@ def make_job(options: Options) -> CalibrationJob:
         params=SamplingParams(
             temperature=options.temperature or choices.temperature,
             max_tokens=max_tokens,
-            eos=policy.eos,
+            stops=policy.stops,
         ),
         group_size=choices.group_size,
         prompt=_prompts(options, policy, max_tokens),

@@ -48,7 +48,7 @@ def completion_body(call: GenerationCall) -> dict[str, object]:
         filters = params.filters
         arguments |= {"seed": call.seed.hex(), "temperature": params.temperature}
         arguments |= {"top_k": filters.top_k, "top_p": filters.top_p, "min_p": filters.min_p}
-    sampling = {"max_tokens": params.max_tokens, "stop_token_ids": [params.eos], "ignore_eos": True}
+    sampling = {"max_tokens": params.max_tokens, "stop_token_ids": list(params.stops), "ignore_eos": True}
     return _body(call.prompt, sampling, arguments)
 
 

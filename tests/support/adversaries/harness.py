@@ -166,7 +166,7 @@ class TrialHarness:
             sampling=SamplingSpec(
                 temperature=1.0,
                 max_tokens=self.max_tokens,
-                eos=self.policy_history.policy.eos,
+                stops=self.policy_history.policy.stops,
                 top_k=self.filters.top_k,
                 top_p=self.filters.top_p,
                 min_p=self.filters.min_p,

@@ -58,7 +58,7 @@ class CachedHonestProducer:
 async def mixed_thresholds(groups: int = 256) -> ProofSpec:
     """Return thresholds that accept bfloat16, calibrated on a few groups of each pair."""
     policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
-    params = SamplingParams(1.0, MAX_TOKENS, policy.eos)
+    params = SamplingParams(1.0, MAX_TOKENS, policy.stops)
     task = CalibrationTask(policy, params, 8, lambda seed: environments.get("addition").problem(seed).prompt)
     pairs = {pair.name: pair for pair in cross_pairs(Variant()) if pair.name.startswith("bfloat16")}
     honest_samples = {

@@ -46,7 +46,7 @@ CACHE: Final = Path.home() / ".cache" / "grailnode" / "adversaries"
 DRAFT: Final = "draft.safetensors"
 """A model with half of the layers of version 0, trained on the stories for a twelfth of the steps."""
 
-PARAMS: Final = SamplingParams(temperature=1.0, max_tokens=trading_task.MAX_STORY_TOKENS, eos=trading_task.EOS)
+PARAMS: Final = SamplingParams(temperature=1.0, max_tokens=trading_task.MAX_STORY_TOKENS, stops=(trading_task.EOS,))
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ async def _group(engine: TorchEngine, task: ReinforcementTask, size: int, versio
     completions = tuple(generation.tokens for generation in generations)
     forwards = await engine.forward([prompt] * size, completions)
     logprobs = [log_probabilities(f.logits, torch.tensor(t), 1.0) for f, t in zip(forwards, completions, strict=True)]
-    texts = [tokens[:-1] if tokens[-1] == task.params.eos else tokens for tokens in completions]
+    texts = [task.params.without_stop(tokens) for tokens in completions]
     rewards = tuple(task.environment.reward(problem, task.text.decode(tokens)) for tokens in texts)
     return make_group(seed, version - 1, prompt, completions, logprobs, rewards)
 

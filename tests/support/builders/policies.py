@@ -17,7 +17,7 @@ from protocol.rollout.sampling import SamplingParams
 from roles.ports import Request
 
 RECIPE = genesis.Recipe(width=32, layers=2, heads=4, key_value_heads=2, head_size=8, feed_forward=48)
-PARAMS = SamplingParams(temperature=1.0, max_tokens=6, eos=1)
+PARAMS = SamplingParams(temperature=1.0, max_tokens=6, stops=(1,))
 NOISE = 1e-4
 """Bound on the differences that the order of float32 additions causes here; measured: under 1e-5."""
 

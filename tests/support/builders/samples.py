@@ -96,7 +96,7 @@ def run_manifest(**changes: Any) -> RunManifest:
         ),
         "environment": "addition",
         "data": None,
-        "sampling": SamplingSpec(temperature=1.0, max_tokens=8, eos=1),
+        "sampling": SamplingSpec(temperature=1.0, max_tokens=8, stops=(1,)),
         "group_size": 2,
         "groups": 16,
         "schedule": schedule(),

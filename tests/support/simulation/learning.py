@@ -91,7 +91,7 @@ class Simulation:
         start = load_weights(Path(setup.policy))
         self._engine = TorchEngine(model, run_sync=_inline)
         self._environment = environments.get("addition")
-        self._params = SamplingParams(setup.temperature, 5, self._policy.eos)
+        self._params = SamplingParams(setup.temperature, 5, self._policy.stops)
         optimizer = AdamWSettings(learning_rate=setup.learning_rate, schedule=RateSchedule(warmup_steps=setup.warmup))
         self._learner = Learner(model, start, LearnerSettings(setup.temperature, optimizer=optimizer))
         bounds = ReplaySettings(decay=setup.decay, max_staleness=setup.max_staleness, max_uses=setup.max_uses)
@@ -173,8 +173,8 @@ class Simulation:
         return statistics.fmean(self._reward(p, tokens) for p, tokens in zip(problems, answers, strict=True))
 
     def _reward(self, problem: environments.Problem, tokens: tuple[int, ...]) -> float:
-        text = tokens[:-1] if tokens[-1] == self._policy.eos else tokens
-        return self._environment.reward(problem, self._policy.tokenizer.decode(text))
+        text = self._policy.tokenizer.decode(self._params.without_stop(tokens))
+        return self._environment.reward(problem, text)
 
 
 def _changed_share(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> float:

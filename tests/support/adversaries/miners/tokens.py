@@ -105,7 +105,7 @@ async def truncate(harness: TrialHarness, mining_window: MiningWindow, indices: 
 @adversary("forced end of sequence", Reason.SAMPLING)
 async def forced_end(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """Deliver the first half of every completion, followed by the end token."""
-    end, assignments = harness.task.run.sampling.eos, assignments_of(harness, mining_window, indices)
+    end, assignments = harness.task.run.sampling.stops[0], assignments_of(harness, mining_window, indices)
     return [
         await complete_group(
             harness,
@@ -146,7 +146,7 @@ async def _rewrite_completion(
     """Return a completion of a prefix, then the token of a rank, then the tokens that the policy samples."""
     engine, params = await harness.serving_engine(), harness.task.run.sampling.params()
     words, tokens = sampling.seed_words([seed]), prefix
-    while not tokens or (tokens[-1] != params.eos and len(tokens) < params.max_tokens):
+    while not tokens or (tokens[-1] not in params.stops and len(tokens) < params.max_tokens):
         logits = (await engine.forward([assignment.prompt], [(*tokens, 0)]))[0].logits[-1:]
         scores = logits / params.temperature + sampling.noise(words, torch.tensor([len(tokens)]), logits.shape[-1])
         tokens = (*tokens, int(scores.topk(rank).indices[0, -1]))
