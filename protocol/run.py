@@ -18,6 +18,7 @@ from protocol.window import Schedule
 
 _BYTES_PER_TOKEN = 8  # of a rollout: the token and its sketch
 _SLACK_BYTES = 1024  # for field names and other small parts
+_ASCII_SPACE = " \t\n\v\f\r"
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
@@ -53,6 +54,29 @@ class ModelSpec(Record):
         if len({file.name for file in self.files}) < len(self.files):
             raise ValueError("two files of one name")
         return self
+
+
+class ChatSpec(Record):
+    """How a problem's text becomes a conversation: by the text around it. `grailnode init` renders the chat template of
+    the policy's tokenizer once; no node of a run executes a template.
+
+    Attributes:
+        template: SHA-256 of the template's text.
+        system: the system prompt; empty for none.
+        before, after: the text of the conversation up to the problem, and from its end to where the completion begins.
+        trim: whether white space at both ends of the problem's text is removed.
+    """
+
+    kind: ClassVar[str] = "chat"
+    template: Digest
+    system: str
+    before: str
+    after: str
+    trim: bool
+
+    def prompt(self, text: str) -> str:
+        """Return the prompt of a problem's text."""
+        return f"{self.before}{text.strip(_ASCII_SPACE) if self.trim else text}{self.after}"
 
 
 class SamplingSpec(Record):
@@ -156,6 +180,7 @@ class RunManifest(Record):
         authority: the keys that may act, until a revision replaces them; its roots sign this manifest.
         environment: the task's name.
         data: the task's file of problems; None for a task that reads none.
+        chat: how a problem becomes a conversation; None where its text is the prompt.
         group_size: rollouts of a group.
         groups: maximum number of groups of a miner in a window.
         head_ttl: seconds after which a head that was not renewed is refused.
@@ -168,6 +193,7 @@ class RunManifest(Record):
     model: ModelSpec
     environment: Annotated[Line, Field(min_length=1, max_length=64)]
     data: FileRef | None
+    chat: ChatSpec | None
     sampling: SamplingSpec
     group_size: Annotated[int, Field(ge=2, le=limits.MAX_GROUP_SIZE)]
     groups: Annotated[int, Field(ge=1, le=limits.MAX_GROUPS)]

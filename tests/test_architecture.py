@@ -42,7 +42,7 @@ ROOMS = {  # rooms of each package in the order in which they may import: a room
     ),
     "roles.trainer": ("spool", "verified_batch", "learn", "publish", "collect"),
     "grailnode": (
-        *("config", "store", "beacon", "engine", "sandbox", "convert", "observe", "calibration"),
+        *("config", "store", "beacon", "engine", "chat", "sandbox", "convert", "observe", "calibration"),
         *("run", "ui", "node", "demo", "cli", "__main__"),
     ),
 }

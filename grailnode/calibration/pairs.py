@@ -13,8 +13,9 @@ from protocol.digest import Weights
 from protocol.judging.evidence import Evidence, compute_evidence, repeated_positions
 from protocol.rollout import challenge, sketch
 from protocol.rollout.sampling import SamplingParams
-from protocol.run import ProofSpec
+from protocol.run import ChatSpec, ProofSpec
 from roles.policy.prefill import check_completions, join_forwards
+from roles.policy.prompt_encoding import encode_prompt
 from roles.ports import Engine, Forward, Generation, Request
 
 _CHUNK_BYTES: Final = 1 << 28
@@ -31,6 +32,7 @@ class CalibrationTask:
     Attributes:
         prompt: returns the prompt for a group's 32-byte seed.
         kind: of sketch.
+        chat: how a prompt becomes a conversation; None for prompts as they are.
         seed: prompts, noise and projections are derived from it.
     """
 
@@ -40,6 +42,7 @@ class CalibrationTask:
     prompt: Callable[[bytes], str]
     kind: sketch.SketchKind = "projection"
     seed: int = 0
+    chat: ChatSpec | None = None
 
     @property
     def chunk(self) -> int:
@@ -107,7 +110,7 @@ async def _chunk(work: CalibrationTask, numbers: range, generating: Engine, chec
     requests = [
         Request(prompt, challenge.rollout_seed(seed, index))
         for seed in seeds
-        for prompt in [work.policy.tokenizer.encode(work.prompt(seed))]
+        for prompt in [encode_prompt(work.policy.tokenizer, work.chat, work.prompt(seed))]
         for index in range(work.group_size)
     ]
     generations = await generating.generate(requests, work.params)

@@ -80,6 +80,7 @@ async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Seq
     measurement = Measurement(
         policy=digest_weights(weights).hex(),
         prompts=job.prompts,
+        chat=job.work.chat is not None,
         temperature=job.work.params.temperature,
         max_tokens=job.work.params.max_tokens,
         group_size=job.work.group_size,

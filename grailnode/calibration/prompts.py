@@ -1,6 +1,6 @@
 """The source of the prompts of a calibration: an environment or a file."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -26,8 +26,13 @@ def of_environment(name: str, problems: Dataset | None) -> Prompts:
     return lambda seed: source.problem(seed).prompt
 
 
-def of_file(path: Path, tokenizer: Tokenizer) -> Prompts:
-    """Return prompts from a file of JSON Lines, each {"prompt": "..."}.
+def drawn_from(prompts: Sequence[str]) -> Prompts:
+    """Return prompts of which each is as likely as the others."""
+    return lambda seed: prompts[int.from_bytes(seed[:8], "little") % len(prompts)]
+
+
+def read_file(path: Path, tokenizer: Tokenizer) -> list[str]:
+    """Return the prompts of a file of JSON Lines, each {"prompt": "..."}.
 
     Raises:
         CalibrationError: the file has another form; the message names the line.
@@ -50,4 +55,4 @@ def of_file(path: Path, tokenizer: Tokenizer) -> Prompts:
         prompts.append(prompt)
     if not prompts:
         raise CalibrationError(f"{path}: contains no prompt")
-    return lambda seed: prompts[int.from_bytes(seed[:8], "little") % len(prompts)]
+    return prompts

@@ -77,6 +77,7 @@ class Measurement(_Part):
     Attributes:
         policy: weight digest of the policy, in hexadecimal.
         prompts: name of the environment or of the file of the prompts.
+        chat: whether they were put into the policy's chat template.
         temperature, max_tokens, group_size: of sampling.
         seed: of prompts, noise and projections.
         headroom, window: thresholds.ThresholdDemands.
@@ -85,6 +86,7 @@ class Measurement(_Part):
 
     policy: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     prompts: Line
+    chat: bool
     temperature: Annotated[float, Field(gt=0.0)]
     max_tokens: Annotated[int, Field(ge=1)]
     group_size: Annotated[int, Field(ge=1)]
@@ -133,20 +135,27 @@ class ProofFile(_Part):
             where = ".".join(str(part) for part in first["loc"])
             raise MalformedError(str(first["msg"]), where) from error
 
-    def check(self, policy: bytes, temperature: float, max_tokens: int) -> None:
+    def check(self, policy: bytes, temperature: float, max_tokens: int, *, chat: bool) -> None:
         """Refuse a run that this proof was not measured for.
 
         Args:
             policy: weight digest of version 0.
+            chat: whether prompts are conversations.
 
         Raises:
-            ProofFileError: another policy or temperature, or longer completions.
+            ProofFileError: another policy, temperature or form of prompts, or longer completions.
         """
         measurement = self.measured
         if measurement.policy != policy.hex():
             raise ProofFileError(
                 f"the proof was measured on weights {measurement.policy[:16]}, the policy's are {policy.hex()[:16]}; "
                 "run `grailnode calibrate` on this policy"
+            )
+        if measurement.chat != chat:
+            forms = "bare prompts", "conversations"
+            raise ProofFileError(
+                f"the proof was measured on {forms[measurement.chat]}, the run has {forms[chat]}; run `grailnode "
+                f"calibrate` {'with' if chat else 'without'} --chat"
             )
         if measurement.temperature != temperature or measurement.max_tokens < max_tokens:
             raise ProofFileError(

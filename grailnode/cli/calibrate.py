@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from grailnode.cli.options import run_action
+from grailnode.cli.options import chat_options, run_action
 
 
 @click.command()
@@ -20,6 +20,7 @@ from grailnode.cli.options import run_action
     type=click.Path(path_type=Path, dir_okay=False),
     help="Its problems, for a task that reads them from a file.",
 )
+@chat_options
 @click.option(
     "--prompts",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),

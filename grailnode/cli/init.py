@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from grailnode.cli.options import run_action
+from grailnode.cli.options import chat_options, run_action
 from protocol.limits import MAX_COMPLETION_TOKENS, MAX_GROUP_SIZE, MAX_GROUPS
 
 
@@ -28,6 +28,7 @@ from protocol.limits import MAX_COMPLETION_TOKENS, MAX_GROUP_SIZE, MAX_GROUPS
     type=click.Path(path_type=Path, dir_okay=False),
     help="JSON Lines with the problems, for a task that reads them.",
 )
+@chat_options
 @click.option(
     "--max-tokens", type=click.IntRange(1, MAX_COMPLETION_TOKENS), help="The longest completion. Default: the task's."
 )

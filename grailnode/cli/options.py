@@ -38,6 +38,20 @@ def authority_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--run", required=True, metavar="FILE", help="The run.toml of the run.")(function)
 
 
+def chat_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that make conversations of prompts."""
+    for option in (
+        click.option("--system-prompt", metavar="TEXT", help="With --chat: what every conversation begins with."),
+        click.option(
+            "--chat/--no-chat",
+            default=None,
+            help="Put prompts into the chat template of the policy's tokenizer. Default: prompts as they are.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
 def check_name(name: str) -> None:
     """Refuse a text that cannot be a node's name.
 

@@ -3,6 +3,7 @@
     config.json                     the architecture
     generation_config.json          optional; its end-of-sequence tokens override that of config.json
     tokenizer.json                  the tokenizer, in the format of the `tokenizers` library
+    tokenizer_config.json           optional, as is chat_template.jinja: what a chat run needs (grailnode/chat)
     model.safetensors               the weights, or model.safetensors.index.json with its shards
 
 Everything is read from the disk as data: no code of the checkpoint runs and nothing is downloaded.
@@ -75,9 +76,11 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Return a prompt's token ids, with the tokens that the tokenizer puts before every text (Qwen's puts none)."""
-        return tuple(self._tokenizer.encode(text).ids)
+    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        """Return the token ids of a text; with the tokens that the tokenizer puts around every text (Qwen's puts none)
+        unless `special` is False, as for a conversation, whose template writes them.
+        """
+        return tuple(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of token ids, special tokens by name: a completion cannot hide one from an environment."""

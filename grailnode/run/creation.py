@@ -13,12 +13,15 @@ from protocol.digest import content_digest, digest_weights
 from protocol.errors import ProtocolError, SignatureError
 from protocol.identity.authority import OPEN, Admission, Authority
 from protocol.identity.signing import Signed, SigningKey, open_announced, open_signed, sign
-from protocol.run import FileRef, ModelSpec, RunManifest, SamplingSpec, ScoringSpec
+from protocol.run import ChatSpec, FileRef, ModelSpec, RunManifest, SamplingSpec, ScoringSpec
 from protocol.window import Schedule
 from roles.gather import first_success
 from roles.ports import ObjectStore, StoreError
 
-MODEL_FILES = ("config.json", "tokenizer.json", "generation_config.json")
+MODEL_FILES = (
+    *("config.json", "tokenizer.json", "generation_config.json"),
+    *("tokenizer_config.json", "chat_template.jinja"),
+)
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ class Choices:
     Attributes:
         name: the run's title.
         data: the file of problems, for an environment that reads one.
+        chat: whether prompts are conversations, by the chat template of the policy's tokenizer; `system_prompt` is what
+            they begin with, empty for nothing.
         validators: how many keys of validators are created with the run.
         remote_validators: the public keys of validators whose secret keys other people hold.
         quorum: how many of both must accept a group.
@@ -38,6 +43,8 @@ class Choices:
     name: str = "demo"
     environment: str = "addition"
     data: Path | None = None
+    chat: bool = False
+    system_prompt: str = ""
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -63,6 +70,11 @@ class Choices:
     roots: int = 1
     root_threshold: int = 1
     admission: Admission = OPEN
+
+    @property
+    def system(self) -> str | None:
+        """The system prompt of conversations; None for bare prompts."""
+        return self.system_prompt if self.chat else None
 
     def in_rounds(self, rounds: int) -> "Choices":
         """Return these choices with the same proportions for windows of another number of rounds, at least 3."""
@@ -97,11 +109,13 @@ def draft_manifest(
     beacon: ChainInfo,
     authority: Authority,
     proof: ProofFile,
+    chat: ChatSpec | None = None,
 ) -> RunManifest:
     """Return a run manifest for the policy in a directory.
 
     Args:
         proof: the thresholds that were measured on this policy.
+        chat: how a problem becomes a conversation; None for bare prompts.
 
     Raises:
         PolicyError: the directory holds no policy.
@@ -112,7 +126,7 @@ def draft_manifest(
     policy = policies.Policy.load(directory)
     files = model_files(directory)
     genesis = digest_weights(policies.load_weights(directory))
-    proof.check(genesis, choices.temperature, choices.max_tokens)
+    proof.check(genesis, choices.temperature, choices.max_tokens, chat=chat is not None)
     audit = {name: getattr(choices, name) for name in AUDIT}
     return RunManifest(
         name=choices.name,
@@ -125,6 +139,7 @@ def draft_manifest(
         ),
         environment=choices.environment,
         data=requirements.file_reference(choices.data),
+        chat=chat,
         sampling=SamplingSpec(
             temperature=choices.temperature,
             max_tokens=choices.max_tokens,

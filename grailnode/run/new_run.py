@@ -62,6 +62,8 @@ class InitOptions:
     policy: Path | None
     recipe: Path | None
     environment: str | None
+    chat: bool | None
+    system_prompt: str | None
     data: Path | None
     max_tokens: int | None
     temperature: float | None
@@ -115,7 +117,8 @@ def create_run(options: InitOptions) -> NewRun:
     Raises:
         WorkspaceError, BucketError: the options contradict each other or cannot be used.
         ConfigError: the recipe cannot be used.
-        ProofFileError, PolicyError, RequirementError, KeyFileError, OSError: as for `workspace.create`.
+        ProofFileError, PolicyError, RequirementError, ChatTemplateError, KeyFileError, OSError: as for
+            `workspace.create`.
     """
     bucket = None if options.bucket is None else _bucket(options, options.bucket)
     chain = None if options.beacon == "own" else public_chains.CHAINS[options.beacon]
@@ -219,6 +222,8 @@ def _choices(options: InitOptions, rules: RulesSection, chain: ChainInfo | None)
         name=_title(options),
         environment=rules.environment,
         data=options.data,
+        chat=rules.chat,
+        system_prompt=rules.system_prompt,
         max_tokens=rules.max_tokens or requirements.find(rules.environment).tokens,
         temperature=rules.temperature,
         top_k=rules.top_k,

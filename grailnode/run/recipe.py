@@ -7,7 +7,7 @@ run.toml as they are. docs/training.md explains each key, docs/examples has reci
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from grailnode.config import (
     EngineSection,
@@ -29,6 +29,8 @@ class RulesSection(Section):
     """
 
     environment: str = "addition"
+    chat: bool = False
+    system_prompt: str = ""
     max_tokens: Annotated[int, Field(ge=1, le=MAX_COMPLETION_TOKENS)] | None = None
     temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
     top_k: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
@@ -36,6 +38,12 @@ class RulesSection(Section):
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     group_size: Annotated[int, Field(ge=2, le=MAX_GROUP_SIZE)] = 8
     groups: Annotated[int, Field(ge=1, le=MAX_GROUPS)] = 16
+
+    @model_validator(mode="after")
+    def _check_system_prompt(self) -> "RulesSection":
+        if self.system_prompt and not self.chat:
+            raise ValueError("a system prompt belongs to a conversation: set chat as well")
+        return self
 
 
 class Recipe(Section):

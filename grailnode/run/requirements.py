@@ -3,10 +3,13 @@
 They are checked before a run is created and before a node joins it; what is missing is reported in one line.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from grailnode import UserError
+from grailnode.chat.chat_template import ChatTemplate
 from grailnode.engine.policy import Policy
 from grailnode.sandbox import BubblewrapSandbox
 from protocol import environments, limits
@@ -14,31 +17,47 @@ from protocol.digest import content_digest
 from protocol.environments import Requirements, Sandbox
 from protocol.environments.dataset import Dataset
 from protocol.errors import ProtocolError
-from protocol.run import FileRef, RunManifest
+from protocol.run import ChatSpec, FileRef, RunManifest
+from roles.policy.prompt_encoding import encode_prompt
 
 DATA: Final = "data.jsonl"
 """The name of a run's data file in the run's directory, whatever the original is called."""
 
 _QUOTED_CHARACTERS: Final = 40
+_GENERATED_PROMPTS: Final = 64
 
 
 class RequirementError(UserError):
     """A requirement of an environment that is missing or unfit: says which, where, and what to do."""
 
 
-def check(environment: str, data: Path | None, policy: Policy, max_tokens: int) -> Dataset | None:
+@dataclass(frozen=True)
+class CheckedTask:
+    """An environment, its data and a policy that fit each other.
+
+    Attributes:
+        problems: of the data file; None for an environment without one.
+        chat: how a problem becomes a conversation; None for bare prompts.
+    """
+
+    problems: Dataset | None
+    chat: ChatSpec | None
+
+
+def check(
+    environment: str, data: Path | None, policy: Policy, max_tokens: int, system: str | None = None
+) -> CheckedTask:
     """Check that an environment, a data file and a policy fit each other, before a run is created with them.
 
     Args:
         data: the file of problems; None for none.
         max_tokens: the longest completion.
-
-    Returns:
-        The problems of the file; None without one.
+        system: the system prompt of conversations, empty for none; None for bare prompts.
 
     Raises:
         RequirementError: the environment is unknown, the file is missing or not wanted, or the policy cannot be trained
             on it.
+        ChatTemplateError: the policy's tokenizer has no chat template, or one that cannot be used.
     """
     if find(environment).data != (data is not None):
         raise RequirementError(
@@ -49,14 +68,11 @@ def check(environment: str, data: Path | None, policy: Policy, max_tokens: int) 
                 else "takes no data file: drop --data"
             )
         )
-    if data is None:
-        return None
-    try:
-        problems = environments.dataset(environment, _read(data))
-    except ProtocolError as error:
-        raise RequirementError(f"{data}: {error}") from error
-    _check_prompts(data, problems, policy, max_tokens)
-    return problems
+    problems = None if data is None else _problems(environment, data)
+    prompts = _prompts(environment, problems)
+    chat = None if system is None else ChatTemplate.read(policy.directory).chat(system, prompts)
+    _check_prompts(data or environment, prompts, policy, max_tokens, chat)
+    return CheckedTask(problems, chat)
 
 
 def find(environment: str) -> Requirements:
@@ -71,16 +87,33 @@ def find(environment: str) -> Requirements:
         raise RequirementError(str(error)) from error
 
 
-def _check_prompts(path: Path, problems: Dataset, policy: Policy, max_tokens: int) -> None:
+def _problems(environment: str, data: Path) -> Dataset:
+    try:
+        return environments.dataset(environment, _read(data))
+    except ProtocolError as error:
+        raise RequirementError(f"{data}: {error}") from error
+
+
+def _prompts(environment: str, problems: Dataset | None) -> list[str]:
+    """Return the prompts of a file's problems, or some of those that an environment generates."""
+    if problems is not None:
+        return [problem.prompt for problem in problems.problems]
+    generated = environments.get(environment)
+    return [generated.problem(number.to_bytes(32, "little")).prompt for number in range(_GENERATED_PROMPTS)]
+
+
+def _check_prompts(
+    source: Path | str, prompts: Sequence[str], policy: Policy, max_tokens: int, chat: ChatSpec | None
+) -> None:
     """Refuse prompts that the policy cannot read or has no positions for: else a miner would fail in mid-run."""
     positions = policy.config.get("max_position_embeddings")
     longest = limits.MAX_PROMPT_TOKENS
     if isinstance(positions, int):
         longest = min(longest, positions - max_tokens)
     unknown = policy.tokenizer.unknown
-    for problem in problems.problems:
-        tokens = policy.tokenizer.encode(problem.prompt)
-        which = f"{path}: the problem {problem.prompt[:_QUOTED_CHARACTERS]!r}..."
+    for prompt in prompts:
+        tokens = encode_prompt(policy.tokenizer, chat, prompt)
+        which = f"{source}: the problem {prompt[:_QUOTED_CHARACTERS]!r}..."
         if unknown is not None and unknown in tokens:
             raise RequirementError(
                 f"{which} has characters that the policy's tokenizer does not know; give a policy that reads text: "

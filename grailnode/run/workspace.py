@@ -140,13 +140,16 @@ def create(
     Raises:
         WorkspaceError: there is a run already, or no proof.
         ProofFileError: the proof cannot be used, or was measured on another policy.
-        PolicyError, RequirementError, KeyFileError, OSError: the policy, the data file or the directory cannot be used.
+        PolicyError, RequirementError, ChatTemplateError, KeyFileError, OSError: the policy, the data file or the
+            directory cannot be used.
     """
     config = directory / "run.toml"
     if config.exists():
         raise WorkspaceError(f"{config}: there is a run already; choose another directory")
     loaded_policy = Policy.load(policy)
-    problems = requirements.check(choices.environment, choices.data, loaded_policy, choices.max_tokens)
+    task = requirements.check(
+        choices.environment, choices.data, loaded_policy, choices.max_tokens, system=choices.system
+    )
     check_model(loaded_policy)
     thresholds = proof_file.read(_proof_of(policy) if proof is None else proof)
     names = _Names.of(choices, miners)
@@ -166,7 +169,7 @@ def create(
         trainers=[public["trainer"]],
         validators=[*(public[name] for name in names.validators), *choices.remote_validators],
     )
-    manifest = creation.draft_manifest(choices, policy, chain, authority, thresholds)
+    manifest = creation.draft_manifest(choices, policy, chain, authority, thresholds, task.chat)
     signers = [signing[name] for name in names.roots[: choices.root_threshold]]
     run = creation.sign_manifest(manifest, *signers)
     start_commands = names.start_commands(config)
@@ -179,7 +182,7 @@ def create(
         if choices.data is not None:
             files.write(directory / requirements.DATA, choices.data.read_bytes())
         files.write(config, text.encode())
-    return Workspace(directory, config, run.digest, public, problems, start_commands, files)
+    return Workspace(directory, config, run.digest, public, task.problems, start_commands, files)
 
 
 def _values(

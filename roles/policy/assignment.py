@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
@@ -12,16 +12,7 @@ from protocol.environments.base import SandboxError
 from protocol.rollout import challenge
 from protocol.run import RunManifest
 from roles.gather import gather
-
-
-class Tokenizer(Protocol):
-    """Text to token ids and back, the same on every node."""
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """The token ids of a text."""
-
-    def decode(self, tokens: tuple[int, ...]) -> str:
-        """The text of token ids; any ids of the vocabulary."""
+from roles.policy.prompt_encoding import Tokenizer, encode_prompt
 
 
 @dataclass(frozen=True)
@@ -62,7 +53,11 @@ class Task:
         seed = challenge.group_seed(self.run_id, window, randomness, miner, index)
         problem = self.environment.problem(seed)
         seeds = tuple(challenge.rollout_seed(seed, rollout) for rollout in range(self.run.group_size))
-        return Assignment(index, problem, self.tokenizer.encode(problem.prompt), seeds)
+        return Assignment(index, problem, self.prompt(problem), seeds)
+
+    def prompt(self, problem: Problem) -> tuple[int, ...]:
+        """Return the token ids of a problem's prompt."""
+        return encode_prompt(self.tokenizer, self.run.chat, problem.prompt)
 
     async def rewards(self, problem: Problem, completions: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
         """Return the environment's rewards for completions (token ids) of one problem, in order.

@@ -176,7 +176,7 @@ class Validator:
         task = self._task
         count = min(count, task.environment.held_out_size or count)
         problems = [task.environment.held_out_problem(index) for index in range(count)]
-        prompts = [task.tokenizer.encode(problem.prompt) for problem in problems]
+        prompts = [task.prompt(problem) for problem in problems]
         await serve(self._node, self._engine, weights)
         completions = await self._engine.greedy(prompts, task.run.sampling.params())
         rewards = await task.rewards_for_attempts(list(zip(problems, completions, strict=True)))

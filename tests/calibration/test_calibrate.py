@@ -121,6 +121,19 @@ def test_prompts_come_from_the_problems_of_a_data_file(tmp_path: Path) -> None:
     assert work.params.max_tokens == environments.requirements("math").tokens
 
 
+def test_prompts_are_conversations_with_the_policys_chat_template(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "1+1="}')
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+    policy = write_speaking_policy(tmp_path / "policy", ["<solution>4</solution>"], template)
+    options = replace(OPTIONS, policy=policy.directory, chat=True, system_prompt="Add.", environment="addition")
+    for source in (options, replace(options, prompts=tmp_path / "prompts.jsonl")):
+        work = make_job(source).work
+        assert work.chat is not None
+        assert work.chat.prompt("1+1=") == "[system]Add.[user]1+1=[assistant]"
+    with pytest.raises(CalibrationError, match="--system-prompt belongs to a conversation"):
+        make_job(replace(options, chat=None))
+
+
 def test_a_missing_directory_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     with pytest.raises(CalibrationError, match="no such directory"):
         invoke("--out", tmp_path / "nowhere" / "proof.json")

@@ -24,7 +24,7 @@ def test_the_error_for_a_broken_file_names_the_line(policy: Policy, tmp_path: Pa
     path = tmp_path / "prompts.jsonl"
     path.write_text(text)
     with pytest.raises(CalibrationError) as error_info:
-        prompts.of_file(path, policy.tokenizer)
+        prompts.read_file(path, policy.tokenizer)
     assert str(error_info.value).startswith(f"{path}: ")
     assert message in str(error_info.value)
 
@@ -32,5 +32,5 @@ def test_the_error_for_a_broken_file_names_the_line(policy: Policy, tmp_path: Pa
 def test_every_prompt_of_a_file_is_used(policy: Policy, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(f'{{"prompt": "{number}"}}\n' for number in range(5)))
-    prompt = prompts.of_file(path, policy.tokenizer)
+    prompt = prompts.drawn_from(prompts.read_file(path, policy.tokenizer))
     assert {prompt(bytes([number]) * 32) for number in range(50)} == {str(number) for number in range(5)}

@@ -26,7 +26,7 @@ def packaged() -> Any:
 def test_the_packaged_policy_has_a_proof() -> None:
     proof = proof_file.read(PACKAGED)
     choices = Choices()
-    proof.check(digest_weights(load_weights(PACKAGED_POLICY)), choices.temperature, choices.max_tokens)
+    proof.check(digest_weights(load_weights(PACKAGED_POLICY)), choices.temperature, choices.max_tokens, chat=False)
     assert proof.thresholds.positions == sum(pair.positions for pair in proof.measured.pairs) > 20_000
     assert all(copy.windows == 1.0 for copy in proof.measured.copies if copy.bits <= 4)
     assert proof.measured.window <= choices.groups * choices.audit_ppm / 1_000_000

@@ -110,11 +110,10 @@ async def check_rewards(network: Network) -> list[tuple[str, float]]:
     pairs: list[tuple[str, float]] = []
     for group, judgement in await judged_groups(network, "miner-1", range(6)):
         assert judgement.accepted, judgement.reason
-        prompt = network.policy.tokenizer.decode(group.prompt_tokens)
         opening = network.run.schedule.opening(group.window)
         randomness = await network.node("checker").beacon.randomness(opening)
         assignment = task.assign(group.window, randomness, group.miner, group.index)
-        assert assignment.problem.prompt == prompt
+        assert assignment.prompt == group.prompt_tokens
         rewards = tuple(task.environment.reward(assignment.problem, text) for text in texts(network, group))
         assert rewards == judgement.rewards
         pairs += zip(texts(network, group), rewards, strict=True)
@@ -156,6 +155,7 @@ def test_sat(tmp_path: Path) -> None:
 
 ANSWERS = ("3", "4", "5")
 COMPLETIONS = tuple(f"{think}<solution>{answer}</solution>" for answer in ANSWERS for think in ("", "<think>a</think>"))
+CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}\n{% endfor %}<assistant>"
 QUESTIONS = tuple((f"What is {number} and {other}?", number + other) for number in range(4) for other in range(5))
 
 
@@ -165,17 +165,22 @@ def mathematics(tmp_path: Path) -> Choices:
     lines = [json.dumps({"question": question, "answer": f"#### {answer}"}) for question, answer in QUESTIONS]
     data = tmp_path / "questions.jsonl"
     data.write_text("\n".join(lines))
-    write_speaking_policy(tmp_path / "policy", COMPLETIONS)
-    return Choices(environment="math", data=data, groups=2, group_size=8, max_tokens=1)
+    write_speaking_policy(tmp_path / "policy", COMPLETIONS, CHAT_TEMPLATE)
+    rules = Choices(environment="math", data=data, groups=2, group_size=8, max_tokens=1)
+    return replace(rules, chat=True, system_prompt="Think.")
 
 
-def test_problems_of_a_data_file(mathematics: Choices, tmp_path: Path) -> None:
+def test_problems_of_a_data_file_as_conversations(mathematics: Choices, tmp_path: Path) -> None:
     async def scenario() -> None:
         network = Network(mathematics, policy=tmp_path / "policy")
         async with run_nodes(network) as nursery:
             nursery.start_soon(network.run_miner, "liar", 2, full_reward_producer)
             await network.until_window(6)
         pairs = await check_rewards(network)
+        group, _ = (await judged_groups(network, "miner-1", range(6)))[0]
+        prompt = network.policy.tokenizer.decode(group.prompt_tokens)
+        assert prompt.startswith("<system>Think.\n<user>What is ")
+        assert prompt.endswith("alone.\n<assistant>")
         assert network.events("trainer/training", "step")
         rewards = {reward for text, reward in pairs if text in COMPLETIONS}
         assert {0.2, 0.3, 1.0} <= rewards  # the right format; with thinking; and with the right answer

@@ -35,6 +35,7 @@ TABLE_8 = {  # and appendices F.4 and G.4 of arXiv 2602.03839; learning rate and
     "trainer.max_grad_norm": 1.0,
 }
 OPEN_IN_THE_PAPER = {
+    "rules.chat": True,
     "rules.groups": 32,
     "rules.temperature": 1.0,
     "rules.top_k": 0,
@@ -91,7 +92,7 @@ def test_init_signs_the_rules_and_writes_the_other_sections(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[rules]\ngroupsize = 4\n", "unknown key rules.groupsize; known here: environment, group_size"),
+        ("[rules]\ngroupsize = 4\n", "unknown key rules.groupsize; known here: chat, environment, group_size"),
         ("[store]\n", "unknown key store"),
         ("[rules]\ntemperature = 0\n", "rules.temperature"),
         ('[trainer]\nschedule = "linear"\n', "needs training_steps above warmup_steps = 10"),

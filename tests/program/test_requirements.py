@@ -11,7 +11,7 @@ from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.node.processes import data_file
 from grailnode.run import requirements, workspace
 from grailnode.run.creation import Choices, open_run
-from grailnode.run.requirements import RequirementError
+from grailnode.run.requirements import CheckedTask, RequirementError
 from protocol import environments, limits
 from protocol.environments.base import SandboxError
 from protocol.run import RunManifest
@@ -41,12 +41,12 @@ def error_of(environment: str, data: Path | None, policy: Policy, max_tokens: in
 
 
 def test_the_files_that_ship_with_the_program_are_accepted(reader: Policy, data: Path) -> None:
-    problems = requirements.check("math", data, reader, 64)
+    problems = requirements.check("math", data, reader, 64).problems
     assert problems is not None
     assert len(problems.problems) == len(MATH.splitlines())
     data.write_bytes(CODE)
-    assert requirements.check("code-3.11", data, reader, 64) is not None
-    assert requirements.check("sat", None, reader, 8) is None
+    assert requirements.check("code-3.11", data, reader, 64).problems is not None
+    assert requirements.check("sat", None, reader, 8) == CheckedTask(None, None)
 
 
 def test_a_missing_or_a_needless_file_is_refused(reader: Policy, data: Path) -> None:

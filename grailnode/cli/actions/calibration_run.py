@@ -18,6 +18,7 @@ from grailnode.calibration.procedure import calibrate as run_calibration
 from grailnode.calibration.proof_file import PairRow
 from grailnode.calibration.thresholds import CalibrationError, ThresholdDemands
 from grailnode.calibration.variants import DType, Pair, Variant, select
+from grailnode.chat.chat_template import ChatTemplate
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.run import requirements
 from grailnode.run.creation import Choices
@@ -25,6 +26,7 @@ from grailnode.run.files import write_whole
 from grailnode.ui.terminal import pairs_table, threshold_lines
 from protocol.rollout.sampling import SamplingParams
 from protocol.rollout.sketch import SketchKind
+from protocol.run import ChatSpec
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Options:
     seed: int
     out: Path | None
     data: Path | None = None
+    chat: bool | None = None
+    system_prompt: str | None = None
 
 
 def calibrate(**parameters: Any) -> None:
@@ -98,11 +102,12 @@ def make_job(options: Options) -> CalibrationJob:
     """Return the calibration that the options describe.
 
     Raises:
-        CalibrationError, PolicyError, RequirementError: an option cannot be used.
+        CalibrationError, PolicyError, RequirementError, ChatTemplateError: an option cannot be used.
     """
     policy = Policy.load(options.policy or PACKAGED_POLICY)
     choices = Choices()
     max_tokens = options.max_tokens or requirements.find(options.environment).tokens
+    prompt, chat = _prompts(options, policy, max_tokens)
     work = CalibrationTask(
         policy=policy,
         params=SamplingParams(
@@ -111,9 +116,10 @@ def make_job(options: Options) -> CalibrationJob:
             stops=policy.stops,
         ),
         group_size=choices.group_size,
-        prompt=_prompts(options, policy, max_tokens),
+        prompt=prompt,
         kind=options.sketch,
         seed=options.seed,
+        chat=chat,
     )
     _check_device(options.device)
     base = Variant(dtype=options.dtype, device=options.device)
@@ -127,11 +133,17 @@ def make_job(options: Options) -> CalibrationJob:
     )
 
 
-def _prompts(options: Options, policy: Policy, max_tokens: int) -> prompts.Prompts:
+def _prompts(options: Options, policy: Policy, max_tokens: int) -> tuple[prompts.Prompts, ChatSpec | None]:
+    """Return the prompts, and how they become conversations; None if they do not."""
+    if options.system_prompt and not options.chat:
+        raise CalibrationError("--system-prompt belongs to a conversation: give --chat as well")
+    system = (options.system_prompt or "") if options.chat else None
     if options.prompts is not None:
-        return prompts.of_file(options.prompts, policy.tokenizer)
-    problems = requirements.check(options.environment, options.data, policy, max_tokens)
-    return prompts.of_environment(options.environment, problems)
+        texts = prompts.read_file(options.prompts, policy.tokenizer)
+        chat = None if system is None else ChatTemplate.read(policy.directory).chat(system, texts)
+        return prompts.drawn_from(texts), chat
+    task = requirements.check(options.environment, options.data, policy, max_tokens, system)
+    return prompts.of_environment(options.environment, task.problems), task.chat
 
 
 def _check_device(name: str) -> None:

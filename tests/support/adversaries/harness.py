@@ -163,6 +163,7 @@ class TrialHarness:
             model=ModelSpec(files=(ref,), genesis=digest_weights(self.policy_history.version(0))),
             environment=self.environment.name,
             data=None,
+            chat=None,
             sampling=SamplingSpec(
                 temperature=1.0,
                 max_tokens=self.max_tokens,

@@ -1,5 +1,6 @@
 """Policies whose tokens are whole phrases, so that a policy of random weights writes solutions or attacks."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,11 +23,12 @@ _QUIET = 0.05  # scale of what the layers add, so that the push remains larger
 _LOUDNESS = 2.0  # of phrases in that direction; single characters have none
 
 
-def write_speaking_policy(directory: Path, phrases: Sequence[str]) -> Policy:
+def write_speaking_policy(directory: Path, phrases: Sequence[str], chat_template: str = "") -> Policy:
     """Write a policy whose completions consist mostly of these phrases.
 
     Args:
         phrases: all different, of two characters or more.
+        chat_template: of its tokenizer, whose first token is <pad> and whose last is <eos>; empty for none.
     """
     tokens = (*_SPECIAL, *_CHARACTERS, *phrases)
     tokenizer = Tokenizer(WordLevel({token: index for index, token in enumerate(tokens)}, unk_token="<unk>"))
@@ -45,7 +47,14 @@ def write_speaking_policy(directory: Path, phrases: Sequence[str]) -> Policy:
     weights["lm_head.weight"][-len(phrases) :, 0] = _LOUDNESS
     policy.save(directory, config, tokenizer.to_str(), weights)
     proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME)  # one engine at work is as far from itself on any policy
-    own_proof = {"policy": digest_weights(load_weights(directory)).hex(), "max_tokens": 512}
+    if chat_template:
+        special_tokens = {"bos_token": "<pad>", "eos_token": {"content": "<eos>"}}
+        (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": chat_template, **special_tokens}))
+    own_proof = {
+        "chat": bool(chat_template),
+        "policy": digest_weights(load_weights(directory)).hex(),
+        "max_tokens": 512,
+    }
     measurement = proof.measured.model_copy(update=own_proof)
     (directory / proof_file.NAME).write_text(proof.model_copy(update={"measured": measurement}).to_json())
     return Policy.load(directory)

@@ -96,6 +96,7 @@ def run_manifest(**changes: Any) -> RunManifest:
         ),
         "environment": "addition",
         "data": None,
+        "chat": None,
         "sampling": SamplingSpec(temperature=1.0, max_tokens=8, stops=(1,)),
         "group_size": 2,
         "groups": 16,

@@ -12,6 +12,7 @@ from typing import Any
 import trio
 
 from grailnode.beacon.relays import StoreBeacon, publish_rounds
+from grailnode.chat.chat_template import ChatTemplate
 from grailnode.demo.cheater import run_cheater
 from grailnode.engine import causal_model as models
 from grailnode.engine.compute import Compute
@@ -75,6 +76,7 @@ BEACON_KEY = LocalKey.from_seed(b"simulated beacon")
 
 def draft(choices: creation.Choices, validators: Sequence[str], policy: Path = PACKAGED_POLICY) -> RunManifest:
     """Return the manifest of a simulated run."""
+    chat = ChatTemplate.read(policy).chat(choices.system_prompt, ()) if choices.chat else None
     return creation.draft_manifest(
         choices,
         policy,
@@ -86,6 +88,7 @@ def draft(choices: creation.Choices, validators: Sequence[str], policy: Path = P
             validators=[key(name).public for name in validators],
         ),
         small_policy.proof(policy),
+        chat,
     )
 
 

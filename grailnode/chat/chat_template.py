@@ -1,0 +1,185 @@
+"""The chat template of a policy's tokenizer, rendered once to the text that stands around every prompt of a run."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from grailnode import UserError
+from grailnode.chat.inside import rendering
+from protocol import bounded_json, limits
+from protocol.errors import MalformedError, ProtocolError
+from protocol.run import ChatSpec
+
+_CONFIG: Final = "tokenizer_config.json"
+_TEMPLATE: Final = "chat_template.jinja"
+_MAX_BYTES: Final = 64 << 20
+_WALL_SECONDS: Final = 300.0
+_MARKER: Final = "Marker7391"
+"""Stands for a prompt while the template is rendered."""
+_CHECKED_PROMPTS: Final = 512
+_CHECKED_CHARACTERS: Final = 4 << 20
+
+
+class ChatTemplateError(UserError):
+    """A template that gives no prompts for a run; the message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """The template of a tokenizer.
+
+    Attributes:
+        source: where it stands, for errors.
+        text: in the language of jinja2.
+        variables: the names of the tokenizer's special tokens, such as `bos_token`, and their texts.
+    """
+
+    source: Path
+    text: str
+    variables: dict[str, str]
+
+    @classmethod
+    def read(cls, directory: Path) -> "ChatTemplate":
+        """Return the template in a policy directory: chat_template.jinja, or else that in tokenizer_config.json.
+
+        Raises:
+            ChatTemplateError: there is none, or a file is broken.
+        """
+        config = _config(directory / _CONFIG)
+        if (directory / _TEMPLATE).is_file():
+            source, text = directory / _TEMPLATE, _read_text(directory / _TEMPLATE)
+        else:
+            source, text = directory / _CONFIG, _default_template(config.get("chat_template"))
+        if text is None:
+            raise ChatTemplateError(
+                f"{directory}: the tokenizer has no chat template ({_TEMPLATE}, or chat_template in {_CONFIG}); take "
+                "the instruct version of the model, or leave --chat out"
+            )
+        tokens = {name: _token_text(value) for name, value in config.items() if name.endswith("_token")}
+        return cls(source, text, {name: token for name, token in tokens.items() if token is not None})
+
+    def chat(self, system: str, prompts: Sequence[str]) -> ChatSpec:
+        """Render the template to the text around a prompt, and check that it gives that text around some prompts.
+
+        Args:
+            system: the system prompt; empty for none.
+            prompts: of the run's problems.
+
+        Raises:
+            ChatTemplateError: the template fails, takes too long, or does more with a prompt than to put text around
+                it.
+        """
+        checked = _some(prompts)
+        texts = self._render(system, [_MARKER, f" \n{_MARKER}\t\n ", *checked])
+        before, marker, after = texts[0].partition(_MARKER)
+        if not marker or _MARKER in after:
+            raise self._error("it does not write the user's message exactly once")
+        if system.strip() not in before + after:
+            raise self._error("it leaves the system prompt out; put it into the problems, or leave --system-prompt out")
+        trim = texts[1] != f"{before} \n{_MARKER}\t\n {after}"
+        template = hashlib.sha256(self.text.encode()).digest()
+        try:
+            chat = ChatSpec(template=template, system=system, before=before, after=after, trim=trim)
+            chat.to_bytes()
+        except (ProtocolError, ValueError) as error:
+            raise self._error(
+                f"a manifest has no room for the text around a prompt ({len(before)} and {len(after)} characters; at "
+                f"most {limits.MAX_STRING_BYTES} bytes each); shorten the system prompt"
+            ) from error
+        for prompt, text in zip([f" \n{_MARKER}\t\n ", *checked], texts[1:], strict=True):
+            if text != chat.prompt(prompt):
+                raise self._error(f"it changes the prompt {prompt[:40]!r}...")
+        return chat
+
+    def _render(self, system: str, prompts: Sequence[str]) -> list[str]:
+        """Return the text of a conversation for each prompt.
+
+        Raises:
+            ChatTemplateError: the template fails, or takes too long.
+        """
+        first = [{"role": "system", "content": system}] if system else []
+        conversations = [[*first, {"role": "user", "content": prompt}] for prompt in prompts]
+        request = json.dumps({"template": self.text, "variables": self.variables, "conversations": conversations})
+        try:
+            process = subprocess.run(
+                [sys.executable, "-I", rendering.__file__],
+                input=request.encode(),
+                capture_output=True,
+                timeout=_WALL_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise self._error(f"it was not rendered in {_WALL_SECONDS:g} s") from None
+        if process.returncode:
+            limit = f"it takes more than {rendering.CPU_SECONDS} s, or {rendering.MEMORY_BYTES >> 20} MiB of memory"
+            raise self._error(f"{limit} (exit status {process.returncode})")
+        answer = json.loads(process.stdout)
+        if "error" in answer:
+            raise self._error(f"it cannot be rendered ({_one_line(answer['error'])})")
+        texts: list[str] = answer["texts"]
+        return texts
+
+    def _error(self, what: str) -> ChatTemplateError:
+        return ChatTemplateError(f"{self.source}: the chat template cannot be used: {what}")
+
+
+def _some(prompts: Sequence[str]) -> list[str]:
+    """Return the first prompts, up to a number of prompts and of characters."""
+    chosen: list[str] = []
+    for prompt in prompts[:_CHECKED_PROMPTS]:
+        if sum(map(len, chosen)) + len(prompt) <= _CHECKED_CHARACTERS:
+            chosen.append(prompt)
+    return chosen
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = bounded_json.parse(_read(path))
+    except MalformedError as error:
+        raise ChatTemplateError(f"{path}: not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ChatTemplateError(f"{path}: not a JSON object")
+    return value
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise ChatTemplateError(f"{path}: cannot be read ({error.strerror})") from error
+    if len(data) > _MAX_BYTES:
+        raise ChatTemplateError(f"{path}: larger than {_MAX_BYTES} bytes")
+    return data
+
+
+def _read_text(path: Path) -> str | None:
+    try:
+        return _read(path).decode()
+    except UnicodeDecodeError as error:
+        raise ChatTemplateError(f"{path}: not UTF-8 ({error})") from error
+
+
+def _default_template(value: Any) -> str | None:
+    """Return the template of that name where a tokenizer has several."""
+    if isinstance(value, list):
+        named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None
+
+
+def _token_text(value: Any) -> str | None:
+    """Return the text of a special token, which a config gives as it is or as an object."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(character if character.isprintable() else " " for character in text).split())
