@@ -25,7 +25,7 @@ PACE: Final = workspace.Pace(
     period_ms=150,
     groups_per_step=2,
     groups=4,
-    evaluation_problems=0,
+    evaluate=False,
     anchor_interval=3,
     learning_rate=2e-5,
 )

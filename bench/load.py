@@ -157,7 +157,13 @@ def run_validator_process(root: Path) -> None:
     async def run() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(report)
-            nursery.start_soon(run_validator, node, make_task(node, policy), compute, ValidatorSettings(0, 1.0))
+            nursery.start_soon(
+                run_validator,
+                node,
+                make_task(node, policy),
+                compute,
+                ValidatorSettings(evaluate=False, poll_seconds=1.0),
+            )
 
     trio.run(run)
 

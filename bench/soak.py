@@ -60,7 +60,7 @@ groups = 4
 poll_seconds = 1.0
 
 [validator]
-evaluation_problems = 0
+evaluate = false
 poll_seconds = 1.0
 """
 TIMEOUTS: Final = "silence_seconds = 5.0\nconnect_seconds = 5.0"

@@ -236,9 +236,9 @@ class MinerSection(Section):
 
 
 class ValidatorSection(Section):
-    """How a validator evaluates the policy, and how often it polls."""
+    """Whether a validator evaluates the policy on held-out problems, and how often it polls."""
 
-    evaluation_problems: Annotated[int, Field(ge=0)] = 256
+    evaluate: bool = True
     poll_seconds: Positive = 0.2
 
 

@@ -24,6 +24,8 @@ MAX_TIME_MS: Final = (1 << 43) - 1  # milliseconds since the epoch: the year 224
 MAX_RUN_BYTES: Final = 512 * KIB  # bytes of one run manifest, or of one revision of its authority
 MAX_MODEL_FILE_BYTES: Final = 64 * MIB  # bytes of one file of the model: config, tokenizer
 MAX_STOP_TOKENS: Final = 16  # token ids that end a completion
+MAX_EVALUATION_PROBLEMS: Final = 4096  # held-out problems of one evaluation
+MAX_EVALUATION_SAMPLES: Final = 64  # completions of one of them
 
 # compression.py
 MAX_ZSTD_WINDOW_BYTES: Final = 128 * MIB  # bytes of the window that a zstd frame may require its reader to hold
@@ -50,6 +52,7 @@ MAX_WORK_MS: Final = 2 * 86_400_000  # milliseconds for which a proof of work ma
 MAX_DATA_BYTES: Final = 64 * MIB  # bytes of one data file
 MAX_DATA_LINES: Final = 1 << 20  # lines of one data file, including empty ones
 MAX_DATA_LINE_BYTES: Final = 256 * KIB  # bytes of one problem of a data file
+MAX_STRATUM_CHARS: Final = 64  # characters of the name of a kind of problems
 
 # chain/safetensors.py, and the tables of chain/manifest.py and patch/container.py
 MAX_TENSORS: Final = 1 << 17  # tensors of one model
@@ -90,6 +93,7 @@ MAX_VERDICT_BYTES: Final = 64 * MIB  # bytes of one verdict, including its log-p
 # judging/ledger.py
 MAX_SUMMARY_BYTES: Final = 4 * MIB  # bytes of one summary
 MAX_SEAL_BYTES: Final = 512  # bytes of one seal with its envelope
+MAX_STRATA: Final = 64  # kinds of problems of one evaluation
 MAX_WITNESS_BYTES: Final = 1 * MIB  # bytes of one witness
 
 # object stores, which are outside this package

@@ -102,6 +102,32 @@ class SamplingSpec(Record):
         return SamplingParams(self.temperature, self.max_tokens, self.stops, filters)
 
 
+class EvaluationSpec(Record):
+    """How validators evaluate the policy on held-out problems.
+
+    Attributes:
+        problems: held-out problems, as many as there are at most; 0 for no evaluation.
+        samples: completions of each; 0 for the most likely one alone.
+        pass_at: k of pass@k; at most `samples`, and 1 without samples.
+    """
+
+    kind: ClassVar[str] = "evaluation-rule"
+    problems: Annotated[int, Field(ge=0, le=limits.MAX_EVALUATION_PROBLEMS)]
+    samples: Annotated[int, Field(ge=0, le=limits.MAX_EVALUATION_SAMPLES)]
+    pass_at: Annotated[int, Field(ge=1, le=limits.MAX_EVALUATION_SAMPLES)]
+
+    @model_validator(mode="after")
+    def _enough_samples(self) -> "EvaluationSpec":
+        if self.pass_at > self.completions:
+            raise ValueError("pass_at is more than the completions of a problem")
+        return self
+
+    @property
+    def completions(self) -> int:
+        """Completions of each problem."""
+        return max(1, self.samples)
+
+
 class ProofSpec(Record):
     """The thresholds of the check, as measured by `grailnode calibrate` for this model and applied by
     protocol/judging/evidence.py.
@@ -195,6 +221,7 @@ class RunManifest(Record):
     data: FileRef | None
     chat: ChatSpec | None
     sampling: SamplingSpec
+    evaluation: EvaluationSpec
     group_size: Annotated[int, Field(ge=2, le=limits.MAX_GROUP_SIZE)]
     groups: Annotated[int, Field(ge=1, le=limits.MAX_GROUPS)]
     schedule: Schedule

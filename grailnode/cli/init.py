@@ -6,7 +6,13 @@ from typing import Any
 import click
 
 from grailnode.cli.options import chat_options, run_action
-from protocol.limits import MAX_COMPLETION_TOKENS, MAX_GROUP_SIZE, MAX_GROUPS
+from protocol.limits import (
+    MAX_COMPLETION_TOKENS,
+    MAX_EVALUATION_PROBLEMS,
+    MAX_EVALUATION_SAMPLES,
+    MAX_GROUP_SIZE,
+    MAX_GROUPS,
+)
 
 
 @click.command()
@@ -38,6 +44,17 @@ from protocol.limits import MAX_COMPLETION_TOKENS, MAX_GROUP_SIZE, MAX_GROUPS
     "--top-p", type=click.FloatRange(0, 1, min_open=True), help="Sample from a nucleus. Default: 1, from all."
 )
 @click.option("--min-p", type=click.FloatRange(0, 1), help="Least share of the largest probability. Default: 0.")
+@click.option(
+    "--evaluation-problems",
+    type=click.IntRange(0, MAX_EVALUATION_PROBLEMS),
+    help="Held-out problems that validators solve for every version. Default: 256.",
+)
+@click.option(
+    "--evaluation-samples",
+    type=click.IntRange(0, MAX_EVALUATION_SAMPLES),
+    help="Completions of each, for pass@k. Default: 0, the most likely one.",
+)
+@click.option("--pass-at", type=click.IntRange(1), help="k of pass@k. Default: 1.")
 @click.option("--group-size", type=click.IntRange(2, MAX_GROUP_SIZE), help="Rollouts of a prompt. Default: 8.")
 @click.option("--groups", type=click.IntRange(1, MAX_GROUPS), help="Most groups of a miner in a window. Default: 16.")
 @click.option(

@@ -95,4 +95,4 @@ def miner_settings(config: Config) -> MinerSettings:
 
 def validator_settings(config: Config) -> ValidatorSettings:
     """Return a validator's settings."""
-    return ValidatorSettings(config.validator.evaluation_problems, config.validator.poll_seconds)
+    return ValidatorSettings(config.validator.evaluate, config.validator.poll_seconds)

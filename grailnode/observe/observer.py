@@ -5,12 +5,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from grailnode.observe.state import MinerRow, NetworkState, NodeRow, VersionRow, WindowRow
+from grailnode.observe.state import MinerRow, NetworkState, NodeRow, StratumRow, VersionRow, WindowRow
 from protocol import paths
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier
 from protocol.errors import ExpiredError, ProtocolError
-from protocol.judging.ledger import LedgerRow, Summary
+from protocol.judging.ledger import Evaluation, LedgerRow, Summary
+from protocol.judging.pass_at_k import pass_at_k
 from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Verdict
 from roles.authority_updates import refresh_authority
@@ -189,6 +190,7 @@ class Observer:
         return NetworkState(
             run_id=node.run_id.hex(),
             run_name=run.name,
+            pass_at=run.evaluation.pass_at,
             seconds=now - self._started_at,
             window=window if window >= 0 else None,
             windows_planned=self._operator.windows_planned,
@@ -239,10 +241,19 @@ class Observer:
                     accepted=accepted_groups,
                     rejected=len(judgements) - accepted_groups,
                     reward=sum(rewards) / len(rewards) if rewards else None,
-                    pass_at_1=evaluation.solved / evaluation.problems if evaluation else None,
+                    pass_at_1=evaluation.pass_at(1) if evaluation else None,
+                    pass_at_k=evaluation.pass_at(self._pass_at(evaluation)) if evaluation else None,
+                    strata=tuple(
+                        StratumRow(result.name, result.problems, pass_at_k(result.right, 1))
+                        for result in (evaluation.strata if evaluation else ())
+                    ),
                 )
             )
         return tuple(rows)
+
+    def _pass_at(self, evaluation: Evaluation) -> int:
+        """Return k of the run's pass@k; less if a validator broke the rule and drew fewer completions."""
+        return min(self._node.run.evaluation.pass_at, len(evaluation.strata[0].right) - 1)
 
     def _miner_rows(self) -> tuple[MinerRow, ...]:
         miners: dict[bytes, _MinerCounts] = {}

@@ -36,6 +36,15 @@ class VersionRow:
 
 
 @dataclass(frozen=True)
+class StratumRow:
+    """The held-out problems of one kind: its name (empty for none), how many there are, and pass@1 on them."""
+
+    name: str
+    problems: int
+    pass_at_1: float
+
+
+@dataclass(frozen=True)
 class WindowRow:
     """One window as the validators judged it.
 
@@ -44,7 +53,9 @@ class WindowRow:
         version: the policy version that served it.
         accepted, rejected: groups.
         reward: mean reward over the rollouts of accepted groups; None if there were none.
-        pass_at_1: held-out greedy pass@1 of `version` in [0, 1], as a validator measured it; None if nobody did.
+        pass_at_1, pass_at_k: of `version` on held-out problems, in [0, 1], as a validator measured it; None if nobody
+            did.
+        strata: the same by kind of problems, where the data has kinds.
     """
 
     window: int
@@ -53,6 +64,8 @@ class WindowRow:
     rejected: int
     reward: float | None
     pass_at_1: float | None
+    pass_at_k: float | None = None
+    strata: tuple[StratumRow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,6 +114,7 @@ class NetworkState:
         versions, windows, miners, nodes: rows in order.
         tokens_generated, tokens_verified: completion tokens of judged groups, and of accepted ones.
         check_rate: completion tokens that a validator checks in a second of checking; 0 before the first summary.
+        pass_at: k of pass@k.
         alarms: one line each (forks, false objects, validators that a canary deceived, storage that does not answer).
     """
 
@@ -120,6 +134,7 @@ class NetworkState:
     tokens_verified: int = 0
     check_rate: float = 0.0
     alarms: tuple[str, ...] = ()
+    pass_at: int = 1
 
     @property
     def generated_per_second(self) -> float:

@@ -13,7 +13,7 @@ from protocol.digest import content_digest, digest_weights
 from protocol.errors import ProtocolError, SignatureError
 from protocol.identity.authority import OPEN, Admission, Authority
 from protocol.identity.signing import Signed, SigningKey, open_announced, open_signed, sign
-from protocol.run import ChatSpec, FileRef, ModelSpec, RunManifest, SamplingSpec, ScoringSpec
+from protocol.run import ChatSpec, EvaluationSpec, FileRef, ModelSpec, RunManifest, SamplingSpec, ScoringSpec
 from protocol.window import Schedule
 from roles.gather import first_success
 from roles.ports import ObjectStore, StoreError
@@ -35,6 +35,7 @@ class Choices:
         data: the file of problems, for an environment that reads one.
         chat: whether prompts are conversations, by the chat template of the policy's tokenizer; `system_prompt` is what
             they begin with, empty for nothing.
+        evaluation_problems, evaluation_samples, pass_at: see `EvaluationSpec` of protocol/run.py.
         validators: how many keys of validators are created with the run.
         remote_validators: the public keys of validators whose secret keys other people hold.
         quorum: how many of both must accept a group.
@@ -50,6 +51,9 @@ class Choices:
     top_p: float = 1.0
     min_p: float = 0.0
     max_tokens: int = 8
+    evaluation_problems: int = 256
+    evaluation_samples: int = 0
+    pass_at: int = 1
     group_size: int = 8
     groups: int = 16
     rounds: int = 8
@@ -147,6 +151,9 @@ def draft_manifest(
             top_k=choices.top_k,
             top_p=choices.top_p,
             min_p=choices.min_p,
+        ),
+        evaluation=EvaluationSpec(
+            problems=choices.evaluation_problems, samples=choices.evaluation_samples, pass_at=choices.pass_at
         ),
         group_size=choices.group_size,
         groups=choices.groups,

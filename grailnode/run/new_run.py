@@ -70,6 +70,9 @@ class InitOptions:
     top_k: int | None
     top_p: float | None
     min_p: float | None
+    evaluation_problems: int | None
+    evaluation_samples: int | None
+    pass_at: int | None
     group_size: int | None
     groups: int | None
     proof: Path | None
@@ -229,6 +232,9 @@ def _choices(options: InitOptions, rules: RulesSection, chain: ChainInfo | None)
         top_k=rules.top_k,
         top_p=rules.top_p,
         min_p=rules.min_p,
+        evaluation_problems=rules.evaluation_problems,
+        evaluation_samples=rules.evaluation_samples,
+        pass_at=rules.pass_at,
         group_size=rules.group_size,
         groups=rules.groups,
         roots=options.roots,

@@ -19,7 +19,13 @@ from grailnode.config import (
     validate,
 )
 from grailnode.run.run_toml import Sections
-from protocol.limits import MAX_COMPLETION_TOKENS, MAX_GROUP_SIZE, MAX_GROUPS
+from protocol.limits import (
+    MAX_COMPLETION_TOKENS,
+    MAX_EVALUATION_PROBLEMS,
+    MAX_EVALUATION_SAMPLES,
+    MAX_GROUP_SIZE,
+    MAX_GROUPS,
+)
 
 
 class RulesSection(Section):
@@ -36,13 +42,18 @@ class RulesSection(Section):
     top_k: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    evaluation_problems: Annotated[int, Field(ge=0, le=MAX_EVALUATION_PROBLEMS)] = 256
+    evaluation_samples: Annotated[int, Field(ge=0, le=MAX_EVALUATION_SAMPLES)] = 0
+    pass_at: Annotated[int, Field(ge=1)] = 1
     group_size: Annotated[int, Field(ge=2, le=MAX_GROUP_SIZE)] = 8
     groups: Annotated[int, Field(ge=1, le=MAX_GROUPS)] = 16
 
     @model_validator(mode="after")
-    def _check_system_prompt(self) -> "RulesSection":
+    def _check_together(self) -> "RulesSection":
         if self.system_prompt and not self.chat:
             raise ValueError("a system prompt belongs to a conversation: set chat as well")
+        if self.pass_at > max(1, self.evaluation_samples):
+            raise ValueError(f"pass_at = {self.pass_at} needs evaluation_samples of at least as many")
         return self
 
 

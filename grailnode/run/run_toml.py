@@ -95,7 +95,7 @@ patch_profile = "compact" # or "fast", or "auto": whichever brings a version to 
 groups = 16  # a window, at most what the run allows
 
 [validator]
-evaluation_problems = 256  # held-out problems solved greedily for every version
+evaluate = true  # on the held-out problems of the run's rule, for every version
 """
 
 _REMOTE_RUN: Final = """\

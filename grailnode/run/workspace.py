@@ -41,7 +41,7 @@ class Pace:
     max_staleness: int = 16
     anchor_interval: int = 25
     groups: int = 16
-    evaluation_problems: int = 256
+    evaluate: bool = True
 
     def sections(self) -> run_toml.Sections:
         """Return the values as the sections of run.toml have them."""
@@ -49,7 +49,7 @@ class Pace:
         return {
             "trainer": {name: getattr(self, name) for name in (*trainer, "max_staleness", "anchor_interval")},
             "miner": {"groups": self.groups},
-            "validator": {"evaluation_problems": self.evaluation_problems},
+            "validator": {"evaluate": self.evaluate},
         }
 
 

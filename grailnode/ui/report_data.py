@@ -79,7 +79,8 @@ class DemoReport(RunFacts):
         seconds: how long the run took.
         windows, versions: how many windows were judged, and policy versions published.
         window_index, version_index: their numbers.
-        pass_at_1, reward: for each window; sparsity, patch_bytes: for each version (null for genesis and
+        pass_at: k of pass@k.
+        pass_at_1, pass_at_k, reward: for each window; sparsity, patch_bytes: for each version (null for genesis and
             re-anchorings).
         anchor_bytes: size of the newest anchor, 0 for none; full_bytes: of a full BF16 checkpoint.
         groups: for each miner.
@@ -93,6 +94,8 @@ class DemoReport(RunFacts):
     window_index: list[Count]
     version_index: list[Count]
     pass_at_1: list[Share | None]
+    pass_at: Count
+    pass_at_k: list[Share | None]
     reward: list[float | None]
     sparsity: list[Share | None]
     patch_bytes: list[Count | None]
@@ -103,7 +106,7 @@ class DemoReport(RunFacts):
 
     @model_validator(mode="after")
     def _lists_match(self) -> Self:
-        for index, values in (("window_index", "pass_at_1"), ("window_index", "reward")):
+        for index, values in (("window_index", "pass_at_1"), ("window_index", "pass_at_k"), ("window_index", "reward")):
             self._same_length(index, values)
         for index, values in (("version_index", "sparsity"), ("version_index", "patch_bytes")):
             self._same_length(index, values)
@@ -128,6 +131,8 @@ class DemoReport(RunFacts):
             window_index=[row.window for row in state.windows],
             version_index=[row.version for row in state.versions],
             pass_at_1=[row.pass_at_1 for row in state.windows],
+            pass_at=state.pass_at,
+            pass_at_k=[row.pass_at_k for row in state.windows],
             reward=[row.reward for row in state.windows],
             sparsity=[row.sparsity for row in state.versions],
             patch_bytes=[row.patch_bytes for row in state.versions],

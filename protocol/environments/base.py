@@ -11,10 +11,12 @@ class Problem:
     Attributes:
         prompt: the text that the policy continues.
         reference: the data with which the environment judges a completion, in a form of its own.
+        stratum: the kind of problem by which evaluations are reported, such as its difficulty; empty for none.
     """
 
     prompt: str
     reference: str
+    stratum: str = ""
 
 
 class Environment(Protocol):

@@ -6,6 +6,9 @@ sets have a problem.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Final
 
 from protocol import bounded_json, limits
 from protocol.environments.base import Problem
@@ -13,6 +16,8 @@ from protocol.environments.seeded_rng import SeededRng, is_held_out
 from protocol.errors import LimitError, MalformedError
 
 Fields = Mapping[str, object]
+
+_STRATUM_FIELDS: Final = ("difficulty", "level")
 
 
 class Dataset:
@@ -28,7 +33,8 @@ class Dataset:
 
     Attributes:
         training_problems: in the order of the file.
-        held_out_problems: in the order of the file.
+        held_out_problems: in an order of which every beginning has the strata in the proportions of the whole; within a
+            stratum in the order of the file.
         held_out_lines: the line number (1, 2, ...) of each held-out problem.
     """
 
@@ -37,15 +43,17 @@ class Dataset:
         sides: dict[bool, dict[str, tuple[int, Problem]]] = {True: {}, False: {}}
         for number, line in _lines(data):
             try:
-                problem = read(_fields(line))
+                fields = _fields(line)
+                problem = replace(read(fields), stratum=_stratum(fields))
             except MalformedError as error:
                 raise MalformedError(error.what, f"line {number}") from error
             # Lower the case of ASCII letters only, which every version of Python does alike.
             name = " ".join(problem.prompt.encode().lower().decode().split())
             sides[is_held_out(f"{label} {name}")].setdefault(name, (number, problem))
         self.training_problems = tuple(problem for _, problem in sides[False].values())
-        self.held_out_problems = tuple(problem for _, problem in sides[True].values())
-        self.held_out_lines = tuple(number for number, _ in sides[True].values())
+        held_out = _spread(list(sides[True].values()))
+        self.held_out_problems = tuple(problem for _, problem in held_out)
+        self.held_out_lines = tuple(number for number, _ in held_out)
         for side, problems in (("training", self.training_problems), ("held-out", self.held_out_problems)):
             if not problems:
                 raise MalformedError(f"no {side} problem among {len(self.problems)}: add some", "data")
@@ -67,6 +75,34 @@ class Dataset:
     def held_out_problem(self, index: int) -> Problem:
         """Return the held-out problem of an index (0, 1, 2, ...); they repeat after the last."""
         return self.held_out_problems[index % len(self.held_out_problems)]
+
+
+def _stratum(fields: Fields) -> str:
+    """Return the kind of a line's problem: its difficulty or level, if that is an integer or a short text of printable
+    ASCII; else nothing.
+    """
+    for name in _STRATUM_FIELDS:
+        value = fields.get(name)
+        text = value if isinstance(value, str) else str(value) if type(value) is int else ""
+        if 0 < len(text) <= limits.MAX_STRATUM_CHARS and text.isascii() and text.isprintable():
+            return text
+    return ""
+
+
+def _spread(problems: list[tuple[int, Problem]]) -> list[tuple[int, Problem]]:
+    """Return problems so that every beginning of the list has about the same proportions of strata.
+
+    Problem i of the m of a stratum comes at (2i + 1) / 2m of the way; of two at one place the lower line comes first.
+    """
+    members: dict[str, list[tuple[int, Problem]]] = {}
+    for item in problems:
+        members.setdefault(item[1].stratum, []).append(item)
+    places = [
+        (Fraction(2 * index + 1, 2 * len(stratum)), item[0], item)
+        for stratum in members.values()
+        for index, item in enumerate(stratum)
+    ]
+    return [item for _, _, item in sorted(places, key=lambda place: place[:2])]
 
 
 def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -14,6 +14,7 @@ from protocol.digest import content_digest
 from protocol.encoding import Line, Record, Version, Window
 from protocol.identity.signing import Digest, Key, PublishedRecord
 from protocol.judging.evidence import Counts
+from protocol.judging.pass_at_k import pass_at_k
 from protocol.judging.verdict import Verdict
 from protocol.run import ScoringSpec
 
@@ -112,19 +113,53 @@ class Amendment(Record):
     rejected: Groups
 
 
+class StratumResult(Record):
+    """The held-out problems of one kind, by the number of their completions with full reward.
+
+    Attributes:
+        name: of the stratum; empty for problems of no particular kind.
+        right: right[c] is the number of problems of which c completions are right.
+    """
+
+    kind: ClassVar[str] = "stratum-result"
+    name: Annotated[Line, Field(max_length=limits.MAX_STRATUM_CHARS)]
+    right: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=limits.MAX_EVALUATION_PROBLEMS)], ...],
+        Field(min_length=2, max_length=limits.MAX_EVALUATION_SAMPLES + 1),
+    ]
+
+    @property
+    def problems(self) -> int:
+        """Number of problems."""
+        return sum(self.right)
+
+
 class Evaluation(Record):
-    """The result of greedy decoding on held-out problems: how many of `problems` got full reward under `version`."""
+    """The result of a validator on held-out problems under `version`, by stratum, ascending by name."""
 
     kind: ClassVar[str] = "evaluation"
     version: Version
-    problems: Annotated[int, Field(ge=1)]
-    solved: Annotated[int, Field(ge=0)]
+    strata: Annotated[tuple[StratumResult, ...], Field(min_length=1, max_length=limits.MAX_STRATA)]
 
     @model_validator(mode="after")
-    def _at_most_all(self) -> Self:
-        if self.solved > self.problems:
-            raise ValueError("more solved problems than problems")
+    def _in_order(self) -> Self:
+        names = [stratum.name for stratum in self.strata]
+        if names != sorted(set(names)):
+            raise ValueError("strata must ascend by name, each once")
+        if len({len(stratum.right) for stratum in self.strata}) > 1:
+            raise ValueError("strata with different numbers of completions")
+        if not all(stratum.problems for stratum in self.strata):
+            raise ValueError("a stratum without problems")
         return self
+
+    @property
+    def problems(self) -> int:
+        """Number of problems."""
+        return sum(stratum.problems for stratum in self.strata)
+
+    def pass_at(self, k: int) -> float:
+        """Return pass@k over all problems; k is at most the number of completions of a problem."""
+        return pass_at_k([sum(column) for column in zip(*(stratum.right for stratum in self.strata), strict=True)], k)
 
 
 class Summary(PublishedRecord):

@@ -37,6 +37,11 @@ def sketch_seed(run: bytes, window: int, randomness: bytes) -> bytes:
     return _derive("sketch", (run, window, randomness), 32)
 
 
+def evaluation_seed(run: bytes, version: int, problem: int, sample: int) -> bytes:
+    """Derive the 16-byte noise seed of a completion in an evaluation: all validators draw the same completions."""
+    return _derive("evaluation", (run, version, problem, sample), SEED_BYTES)
+
+
 def stream(seed: bytes, context: str, length: int) -> bytes:
     """Expand a seed into `length` pseudorandom bytes."""
     return _derive(context, (seed,), length)

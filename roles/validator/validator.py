@@ -21,6 +21,7 @@ from roles.policy.serving import keep_fresh, serve
 from roles.ports import BeaconError, Engine, EngineError, StoreError
 from roles.validator.audit import Auditor
 from roles.validator.case_queue import CaseQueue
+from roles.validator.evaluation import evaluate
 from roles.validator.judge import Judge
 from roles.validator.judging_scheduler import JudgingScheduler
 from roles.validator.ledger_state import Ledger
@@ -39,11 +40,11 @@ class ValidatorSettings:
     """What a validator's operator decides.
 
     Attributes:
-        evaluation_problems: held-out problems for the greedy evaluation of every version that serves; 0 for none.
+        evaluate: whether to evaluate every version that serves, by the run's rule.
         poll_seconds: how often to look for a newer version.
     """
 
-    evaluation_problems: int
+    evaluate: bool
     poll_seconds: float
 
 
@@ -169,19 +170,12 @@ class Validator:
             del self._accepted_work[work]
 
     async def _evaluate(self, weights: VerifiedWeights) -> None:
-        """Solve held-out problems by greedy decoding, once for each version."""
-        count = self._settings.evaluation_problems
+        """Solve held-out problems by the run's rule, once for each version."""
+        count = self._node.run.evaluation.problems if self._settings.evaluate else 0
         if count == 0 or (self._evaluation is not None and self._evaluation.version == weights.version):
             return
-        task = self._task
-        count = min(count, task.environment.held_out_size or count)
-        problems = [task.environment.held_out_problem(index) for index in range(count)]
-        prompts = [task.prompt(problem) for problem in problems]
         await serve(self._node, self._engine, weights)
-        completions = await self._engine.greedy(prompts, task.run.sampling.params())
-        rewards = await task.rewards_for_attempts(list(zip(problems, completions, strict=True)))
-        solved = sum(reward >= 1.0 for reward in rewards)
-        self._evaluation = Evaluation(version=weights.version, problems=count, solved=solved)
+        self._evaluation = await evaluate(self._task, self._engine, weights.version)
 
     async def _record(
         self, cases: WindowCases, weights: VerifiedWeights, verdicts: list[Verdict], seconds: float

@@ -76,6 +76,40 @@ def test_both_sets_need_a_problem(data: bytes) -> None:
         environments.dataset("math", data)
 
 
+def test_every_beginning_of_the_held_out_problems_has_the_proportions_of_the_whole() -> None:
+    levels = ["easy", "easy", "easy", "hard"]
+    lines = [
+        json.dumps({"question": f"number {i}", "answer": "#### 1", "difficulty": levels[i % 4]}) for i in range(2000)
+    ]
+    problems = environments.dataset("math", "\n".join(lines).encode()).held_out_problems
+    share = sum(problem.stratum == "hard" for problem in problems) / len(problems)
+    assert 0.15 < share < 0.35
+    for count in range(1, len(problems) + 1):
+        assert abs(sum(problem.stratum == "hard" for problem in problems[:count]) - share * count) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "stratum"),
+    [
+        ({"level": "Level 5"}, "Level 5"),
+        ({"difficulty": 3, "level": "x"}, "3"),
+        ({"difficulty": None, "level": "x"}, "x"),
+        ({"level": "a" * 65}, ""),
+        ({"level": "\u00e9"}, ""),
+        ({"level": "a\n"}, ""),
+        ({"level": True}, ""),
+        ({"level": 1.5}, ""),
+        ({}, ""),
+    ],
+    ids=str,
+)
+def test_the_kind_of_a_problem_is_its_difficulty_or_level(fields: dict[str, object], stratum: str) -> None:
+    fields = {"question": "What?", "answer": "#### 1", **fields}
+    data = MANY + b"\n" + json.dumps(fields).encode()
+    problem = next(problem for problem in environments.dataset("math", data).problems if "What?" in problem.prompt)
+    assert problem.stratum == stratum
+
+
 @pytest.mark.parametrize("name", environments.names)
 def test_an_environment_without_data_has_no_dataset(name: str) -> None:
     with pytest.raises(ValueError, match="takes no data file"):

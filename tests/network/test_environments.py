@@ -3,6 +3,7 @@
 import itertools
 import json
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from protocol.environments import Environment, Problem
 from protocol.environments.base import ProgramLimits, SandboxError
 from protocol.errors import MalformedError
 from protocol.identity.signing import open_signed
-from protocol.judging.ledger import Summary
+from protocol.judging.ledger import Evaluation, Summary
 from protocol.judging.verdict import Judgement
 from protocol.rollout.batch import Commitment, Group, open_group
 from roles.miner.produce import HonestProducer
@@ -88,16 +89,16 @@ def texts(network: Network, group: Group) -> list[str]:
     ]
 
 
-async def evaluation_sizes(network: Network) -> set[int]:
-    """Return the numbers of held-out problems in the first validator's evaluations."""
-    sizes = set()
+async def evaluations(network: Network) -> list[Evaluation]:
+    """Return the first validator's evaluations."""
+    records = []
     validator = key("validator-0").public
     async for item in network.store.list(f"{validator.hex()}/summaries/"):
         data = await network.store.get(item.path, limits.MAX_RECORD_BYTES)
         evaluation = open_signed(data, Summary, [validator]).record.evaluation
         if evaluation is not None:
-            sizes.add(evaluation.problems)
-    return sizes
+            records.append(evaluation)
+    return records
 
 
 async def check_rewards(network: Network) -> list[tuple[str, float]]:
@@ -162,12 +163,15 @@ QUESTIONS = tuple((f"What is {number} and {other}?", number + other) for number 
 @pytest.fixture
 def mathematics(tmp_path: Path) -> Choices:
     """Return the choices of a run on a tiny data file, and write a policy that answers with solutions."""
-    lines = [json.dumps({"question": question, "answer": f"#### {answer}"}) for question, answer in QUESTIONS]
+    lines = [
+        json.dumps({"question": question, "answer": f"#### {answer}", "level": answer % 2})
+        for question, answer in QUESTIONS
+    ]
     data = tmp_path / "questions.jsonl"
     data.write_text("\n".join(lines))
     write_speaking_policy(tmp_path / "policy", COMPLETIONS, CHAT_TEMPLATE)
     rules = Choices(environment="math", data=data, groups=2, group_size=8, max_tokens=1)
-    return replace(rules, chat=True, system_prompt="Think.")
+    return replace(rules, chat=True, system_prompt="Think.", evaluation_samples=4, pass_at=2)
 
 
 def test_problems_of_a_data_file_as_conversations(mathematics: Choices, tmp_path: Path) -> None:
@@ -185,7 +189,11 @@ def test_problems_of_a_data_file_as_conversations(mathematics: Choices, tmp_path
         rewards = {reward for text, reward in pairs if text in COMPLETIONS}
         assert {0.2, 0.3, 1.0} <= rewards  # the right format; with thinking; and with the right answer
         dataset = environments.dataset("math", mathematics.data.read_bytes() if mathematics.data else b"")
-        assert await evaluation_sizes(network) == {dataset.held_out_size}
+        levels = Counter(problem.stratum for problem in dataset.held_out_problems)
+        for evaluation in await evaluations(network):
+            assert {stratum.name: stratum.problems for stratum in evaluation.strata} == levels
+            assert all(len(stratum.right) == 5 for stratum in evaluation.strata)
+        assert any(evaluation.pass_at(2) > evaluation.pass_at(1) for evaluation in await evaluations(network))
 
     simulate(scenario)
 

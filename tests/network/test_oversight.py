@@ -280,7 +280,7 @@ def test_a_validator_that_accepts_everything_is_caught_by_a_canary_and_no_longer
         async def run_lenient_validator() -> None:
             node = network.node("validator-1")
             lenient_run = node.run.model_copy(update={"proof": node.run.proof.model_copy(update=LENIENT_PROOF)})
-            settings = ValidatorSettings(0, 0.2)
+            settings = ValidatorSettings(evaluate=False, poll_seconds=0.2)
             lenient_node = replace(node, run=lenient_run)
             await run_validator(lenient_node, network.task(lenient_node), network.compute, settings)
 

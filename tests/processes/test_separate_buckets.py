@@ -19,7 +19,7 @@ from tests.support.processes.programs import eventually
 from tests.support.processes.separate_buckets import Machines, serving_buckets
 
 CHOICES = Choices(group_size=4, groups=4)
-PACE = workspace.Pace(period_ms=500, groups_per_step=4, groups=4, evaluation_problems=0, anchor_interval=3)
+PACE = workspace.Pace(period_ms=500, groups_per_step=4, groups=4, evaluate=False, anchor_interval=3)
 ROLES = {"trainer": "trainer", "validator": "validator", "miner-1": "miner"}
 SETTINGS = """
 [trainer]
@@ -30,7 +30,7 @@ anchor_interval = 3
 groups = 4
 
 [validator]
-evaluation_problems = 0
+evaluate = false
 """
 
 

@@ -12,6 +12,7 @@ from protocol.judging.ledger import (
     Amendment,
     Evaluation,
     LedgerRow,
+    StratumResult,
     Summary,
     balances,
     clean_windows,
@@ -71,9 +72,29 @@ def test_invalid_summaries(changes: dict[str, Any]) -> None:
         summary(**changes)
 
 
-def test_an_evaluation_with_more_solved_problems_than_problems_is_invalid() -> None:
+@pytest.mark.parametrize(
+    "strata",
+    [
+        (),
+        (("a", (1,)),),
+        (("a", (0, 0)),),
+        (("a", (1, -1)),),
+        (("b", (1, 0)), ("a", (1, 0))),
+        (("a", (1, 0)), ("a", (1, 0))),
+        (("a", (1, 0)), ("b", (1, 0, 0))),
+        (("a\n", (1, 0)),),
+    ],
+    ids=str,
+)
+def test_invalid_evaluations(strata: tuple[tuple[str, tuple[int, ...]], ...]) -> None:
     with pytest.raises(ValidationError):
-        Evaluation(version=1, problems=3, solved=4)
+        Evaluation(version=1, strata=tuple(StratumResult(name=name, right=right) for name, right in strata))
+
+
+def test_pass_at_k_of_an_evaluation_is_over_the_problems_of_all_strata() -> None:
+    strata = (StratumResult(name="easy", right=(0, 1, 1)), StratumResult(name="hard", right=(2, 0, 0)))
+    evaluation = Evaluation(version=1, strata=strata)
+    assert (evaluation.problems, evaluation.pass_at(1), evaluation.pass_at(2)) == (4, 0.375, 0.5)
 
 
 def test_the_row_of_a_verdict() -> None:

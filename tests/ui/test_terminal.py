@@ -7,7 +7,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from grailnode.observe.state import NetworkState
+from grailnode.observe.state import NetworkState, StratumRow, WindowRow
 from grailnode.ui.terminal import LiveView, PlainView, open_view, render_status, render_summary
 from grailnode.ui.terminal.glyphs import AsciiFallback
 from grailnode.ui.terminal.screen import Screen
@@ -77,6 +77,15 @@ def test_the_smallest_screen_shows_alarms():
 def test_status_shows_how_fast_validators_check():
     text = "\n".join(render(render_status(replace(runs.network(), check_rate=12_431.2)), 80))
     assert "12,431 tokens in a second of a validator's time" in text
+
+
+def test_status_shows_pass_at_k_and_kinds_of_problems():
+    strata = (StratumRow("easy", 12, 0.75), StratumRow("", 4, 0.25))
+    row = WindowRow(3, 2, 8, 0, 0.5, 0.625, 0.9375, strata)
+    text = "\n".join(render(render_status(replace(runs.network(), windows=(row,), pass_at=4)), 100))
+    assert "pass@4" in text
+    assert "0.94" in text
+    assert "pass@1 by kind of problem: easy 0.75 (12), other 0.25 (4)" in text
 
 
 def test_miners_that_do_not_fit_are_counted():

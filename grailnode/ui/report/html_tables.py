@@ -58,9 +58,12 @@ def _mark(equal: bool) -> Markup:
 
 def data(report: DemoReport) -> Markup:
     """Return every plotted value as text, in tables that are folded."""
+    columns = {"held-out pass@1": report.pass_at_1, "reward": report.reward}
+    if report.pass_at > 1:
+        columns[f"held-out pass@{report.pass_at}"] = report.pass_at_k
     windows = [
-        _row(str(window), decimal_text(pass_at_1, 3), decimal_text(reward, 3))
-        for window, pass_at_1, reward in zip(report.window_index, report.pass_at_1, report.reward, strict=True)
+        _row(str(window), *(decimal_text(value, 3) for value in values))
+        for window, *values in zip(report.window_index, *columns.values(), strict=True)
     ]
     versions = [
         _row(
@@ -71,7 +74,7 @@ def data(report: DemoReport) -> Markup:
         )
         for version, size, share in zip(report.version_index, report.patch_bytes, report.sparsity, strict=True)
     ]
-    by_window = _table((("window", "n"), ("held-out pass@1", "n"), ("reward", "n")), windows, "No window was judged.")
+    by_window = _table([(name, "n") for name in ("window", *columns)], windows, "No window was judged.")
     heads = ("version", "n"), ("patch", "n"), ("of the full checkpoint", "n"), ("sparsity", "n")
     by_version = _table(heads, versions, "No version was published.")
     return join(

@@ -71,7 +71,7 @@ def _tiles(report: DemoReport, findings: Findings) -> Markup:
     """Return the tiles at the top: (name, figure, explanation)."""
     full = byte_text(report.full_bytes)
     tiles = [
-        _change_tile("held-out pass@1", findings.pass_at_1, "greedy"),
+        _change_tile("held-out pass@1", findings.pass_at_1, "by a validator"),
         _change_tile("mean reward", findings.reward, "verified rollouts"),
         (
             "median patch",

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grailnode.observe.state import NetworkState, WindowRow
-from grailnode.ui.formatting import byte_part_text, byte_text, decimal_text, share_text
+from grailnode.ui.formatting import byte_part_text, byte_text, clean, decimal_text, share_text
 from grailnode.ui.terminal.glyphs import AsciiFallback
 from grailnode.ui.terminal.sections import alarms, check_rate, heading, line, trend_rows, verification
 from grailnode.ui.terminal.text_tables import Column, fitted, lines_of, miners, nodes
@@ -34,7 +34,7 @@ class _Status:
         parts += [Text(""), *_head(state)]
         if state.windows:
             parts += [trend_rows(learning(state), width), trend_rows(publication(state), width)]
-            parts += [Text(""), _windows(state, width)]
+            parts += [Text(""), _windows(state, width), *_strata(state)]
         parts += [Text(""), *verification(state, width, lines=2), *check_rate(state)]
         if state.miners:
             parts += [Text(""), miners(state.miners, width, _ALL, keyed=True)]
@@ -68,10 +68,21 @@ def _windows(state: NetworkState, width: int) -> Table:
         Column("rejected", 8),
         Column("reward", 6) if width >= 44 else None,
         Column("pass@1", 6) if width >= 36 else None,
+        Column(f"pass@{state.pass_at}", 7) if width >= 68 and state.pass_at > 1 else None,
     ]
     return fitted(columns, [_cells(row) for row in state.windows[-_RECENT:]])
 
 
 def _cells(row: WindowRow) -> list[Text]:
     counts = (f"{row.window:,}", f"v{row.version}", f"{row.accepted:,}", f"{row.rejected:,}")
-    return [Text(cell) for cell in (*counts, decimal_text(row.reward), decimal_text(row.pass_at_1))]
+    values = (row.reward, row.pass_at_1, row.pass_at_k)
+    return [Text(cell) for cell in (*counts, *map(decimal_text, values))]
+
+
+def _strata(state: NetworkState) -> list[Text]:
+    """Write a line with pass@1 of each kind of held-out problems, where there are kinds."""
+    strata = next((row.strata for row in reversed(state.windows) if row.strata), ())
+    if len(strata) < 2:
+        return []
+    parts = [f"{clean(row.name, 24) or 'other'} {row.pass_at_1:.2f} ({row.problems})" for row in strata]
+    return [line(f"pass@1 by kind of problem: {', '.join(parts)}")]

@@ -29,7 +29,7 @@ from protocol.judging.ledger import LedgerRow
 from protocol.judging.verdict import Verdict
 from protocol.rollout.batch import Commitment, Group, assemble
 from protocol.rollout.filters import EVERY_TOKEN, Filters
-from protocol.run import FileRef, ModelSpec, ProofSpec, RunManifest, SamplingSpec
+from protocol.run import EvaluationSpec, FileRef, ModelSpec, ProofSpec, RunManifest, SamplingSpec
 from protocol.window import Schedule
 from roles.miner.produce import HonestProducer, MiningWindow, Producer
 from roles.node.identity import Node
@@ -172,6 +172,7 @@ class TrialHarness:
                 top_p=self.filters.top_p,
                 min_p=self.filters.min_p,
             ),
+            evaluation=EvaluationSpec(problems=0, samples=0, pass_at=1),
             group_size=self.group_size,
             groups=self.groups,
             schedule=Schedule(

@@ -13,11 +13,11 @@ from protocol.identity.admission import Invite, ProofOfWorkSolution
 from protocol.identity.authority import OPEN, Admission, Authority, ChainPoint, Revision
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import Envelope, Signature, SigningKey
-from protocol.judging.ledger import Amendment, Evaluation, LedgerRow, Seal, Summary, Witness
+from protocol.judging.ledger import Amendment, Evaluation, LedgerRow, Seal, StratumResult, Summary, Witness
 from protocol.judging.report import CanaryFailure, Disagreement, ValidatorReport
 from protocol.judging.verdict import Judgement, ReauditVerdict, Verdict
 from protocol.rollout.batch import Commitment, Group, Rollout, pack_tokens
-from protocol.run import FileRef, ModelSpec, ProofSpec, RunManifest, SamplingSpec, ScoringSpec
+from protocol.run import EvaluationSpec, FileRef, ModelSpec, ProofSpec, RunManifest, SamplingSpec, ScoringSpec
 from protocol.window import Schedule
 
 # Quicknet's public key: a point of the curve that every implementation of the beacon knows.
@@ -98,6 +98,7 @@ def run_manifest(**changes: Any) -> RunManifest:
         "data": None,
         "chat": None,
         "sampling": SamplingSpec(temperature=1.0, max_tokens=8, stops=(1,)),
+        "evaluation": EvaluationSpec(problems=16, samples=0, pass_at=1),
         "group_size": 2,
         "groups": 16,
         "schedule": schedule(),
@@ -242,7 +243,7 @@ def summary(*rows: LedgerRow, **changes: Any) -> Summary:
         "rows": tuple(sorted(rows, key=lambda item: item.miner)),
         "amendments": (),
         "scores": ((MINER.public, 0.5),),
-        "evaluation": Evaluation(version=3, problems=10, solved=4),
+        "evaluation": Evaluation(version=3, strata=(StratumResult(name="", right=(6, 4)),)),
         "verified_tokens": 100,
         "verify_ms": 20,
         "alarms": ("a head that goes back",),

@@ -9,8 +9,8 @@ from grailnode.run import workspace
 from grailnode.run.creation import Choices
 from tests.support.processes.programs import Program, eventually, members
 
-CHOICES = Choices(group_size=8, groups=6)
-PACE = workspace.Pace(period_ms=250, groups_per_step=4, groups=6, evaluation_problems=16, anchor_interval=5)
+CHOICES = Choices(group_size=8, groups=6, evaluation_problems=16)
+PACE = workspace.Pace(period_ms=250, groups_per_step=4, groups=6, anchor_interval=5)
 
 
 class NetworkOfProcesses:

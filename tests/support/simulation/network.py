@@ -5,7 +5,7 @@ Nothing here runs in a thread, so the same seed gives the same trace.
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,9 @@ class Network:
         self.sandbox = sandbox
         self.compute = Compute(models.build(self.policy))
         self.validators = [f"validator-{number}" for number in range(validators)]
-        manifest = draft(creation.Choices(**{**choices.__dict__, "quorum": quorum}), self.validators, policy)
+        problems = min(16, choices.evaluation_problems)  # enough for a simulation
+        choices = replace(choices, quorum=quorum, evaluation_problems=problems)
+        manifest = draft(choices, self.validators, policy)
         self.signed: Signed[RunManifest] = creation.sign_manifest(manifest, key("root"))
 
     @property
@@ -185,7 +187,7 @@ class Network:
 
     async def run_validator(self, name: str = "validator-0", poll_seconds: float = 0.2) -> None:
         node = self.node(name)
-        await run_validator(node, self.task(node), self.compute, ValidatorSettings(16, poll_seconds))
+        await run_validator(node, self.task(node), self.compute, ValidatorSettings(True, poll_seconds))
 
     def start(self, nursery: trio.Nursery, *, miners: int = 2, canaries: int = 0) -> None:
         """Start the beacon, a trainer, the validators and honest miners."""
