@@ -7,7 +7,11 @@ Grammar of a completion, which is parsed without `eval`:
 
     sum     := product (('+' | '-') product)*
     product := atom (('*' | '/') atom)*
-    atom    := digit{1,4} | '(' sum ')'
+    atom    := number | '(' sum ')'
+    number  := digit{1,4}, the first one not 0
+
+A number has one spelling, that of the prompt. Brackets that change nothing are allowed, as in every calculator: they
+state the same calculation, and the length of a completion limits them.
 """
 
 from fractions import Fraction
@@ -87,7 +91,7 @@ class _Parser:
         digits = ""
         while digit := self._take("0123456789"):
             digits += digit
-        if not 1 <= len(digits) <= _MAX_DIGITS:
+        if not 1 <= len(digits) <= _MAX_DIGITS or digits[0] == "0":
             raise _NoExpressionError
         self.numbers.append(int(digits))
         return Fraction(int(digits))

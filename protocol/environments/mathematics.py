@@ -39,7 +39,7 @@ def read(fields: Fields) -> Problem:
         _, mark, gold = text_field(fields, "answer").rpartition("####")
         if not mark:
             raise MalformedError("no '####' in 'answer'")
-    if not answers.normalize(gold[: answers.MAX_ANSWER_CHARS]):
+    if not answers.has_answer(gold):
         raise MalformedError("no final answer")
     prompt = f"{question.strip()}\n\n{INSTRUCTION} The solution is the final answer alone.\n"
     return Problem(prompt, gold.strip())

@@ -58,6 +58,21 @@ class Value:
     def __hash__(self) -> int:
         return hash(frozenset(self._terms.items()))
 
+    def __len__(self) -> int:
+        """Return the number of its terms."""
+        return len(self._terms)
+
+    def canonical(self) -> str:
+        """Return a text that equal values share and different ones do not."""
+        terms = sorted((powers, root, str(factor)) for (root, powers), factor in self._terms.items())
+        return ";".join(f"{factor}*r{root}*{powers}" for powers, root, factor in terms)
+
+    def root_steps(self) -> int:
+        """Return the steps that finding the square root takes; 0 if it has none."""
+        value = self.rational()
+        radicand = value.numerator * value.denominator
+        return math.isqrt(radicand) if 0 <= radicand <= MAX_RADICAND else 0
+
     def __add__(self, other: "Value") -> "Value":
         terms = dict(self._terms)
         for monomial, factor in other._terms.items():

@@ -35,6 +35,9 @@ PROBLEM = Problem(prompt="3 7 25>46=", reference="3 7 25>46")
         ("2 5+3*7", 0.0),
         ("２５+3*7", 0.0),  # full-width digits are none
         ("00025+3*7", 0.0),
+        ("025+3*7", 0.0),  # a number has one spelling
+        ("25+03*7", 0.0),
+        ("(((25)))+((3*7))", 1.0),  # brackets that change nothing
         ("", 0.0),
         ("()", 0.0),
         ("__import__('os')", 0.0),

@@ -3,7 +3,6 @@
 import importlib
 import json
 
-import math_verify
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,98 +17,10 @@ from tests.support.builders.tasks import MATH
 ENVIRONMENT = Mathematics(MATH)
 PROBLEM = Problem("?", r"\frac{3}{4}")
 
-SAME = [
-    (r"\frac{3}{4}", r"\dfrac34"),
-    (r"\frac{3}{4}", "0.75"),
-    (r"\frac{3}{4}", "3/4"),
-    (r"\frac{3}{4}", r"$\frac{6}{8}$"),
-    (r"-\frac{1}{2}", r"\frac{-1}{2}"),
-    ("1,227", "1227"),
-    ("1227", "1{,}227"),
-    ("1000000", "1,000,000"),
-    ("50", r"50\%"),
-    ("18", r"\$18"),
-    ("18", "18 dollars"),
-    ("18.00", "18"),
-    ("90", r"90^\circ"),
-    (r"12\text{ cm}^2", "12"),
-    (r"12\pi\text{ cm}", r"12\pi"),
-    (r"7\text{ m}", "7"),
-    (r"\text{Wednesday}", "wednesday"),
-    (r"\text{(B)}", "B"),
-    ("5", "x = 5"),
-    ("5", r"\boxed{5}"),
-    ("5", r"\(5\)"),
-    ("5", "5."),
-    (r"5\sqrt{2}", r"\sqrt{50}"),
-    (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt2}"),
-    (r"\frac{\pi}{2}", r"0.5\pi"),
-    (r"3\frac{1}{2}", "3.5"),
-    ("a^2-2a-15", "(a+3)(a-5)"),
-    ("2x+1", "1 + 2x"),
-    (r"2^{10}", "1024"),
-    (r"1.5\times10^{3}", "1500"),
-    ("(3,0)", r"\left( 3, 0 \right)"),
-    ("[-2,2]", r"x \in [-2, 2]"),
-    ("-2, 7", "7,-2"),
-    (r"\{1,2\}", r"\left\{2, 1\right\}"),
-    ("(1/2,0.25)", r"(0.5,\frac14)"),
-    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
-]
-
-OTHER = [
-    ("5", "-5"),
-    ("5", "55"),
-    ("5", ""),
-    ("0.5", r"50\%"),
-    ("0.333", r"\frac{1}{3}"),
-    ("(1,2)", "(2,1)"),
-    ("(1,2)", "[1,2]"),
-    ("(1,2)", "1,2"),
-    ("[-2,2)", "[-2,2]"),
-    ("1,2", "1,2,2"),
-    ("1,2,2", "1,1,2"),
-    ("x", "X"),
-    ("3m", "3"),
-    ("1,234", "1,23,4"),
-    (r"\sqrt{2}", "1.41421356"),
-    (r"\frac{1}{0}", "0"),
-    ("1", "1=1"),
-    ("5", "5 or 6"),
-    ("5", "٥"),
-    ("9", "9^{9^{9}}"),
-    ("1", r"\sqrt{" * 200 + "1" + "}" * 200),
-]
+_SIGNS = r"0123456789+-*/^(){}[],.\ xyπ=<%$cmand"
 
 
-@pytest.mark.parametrize(("gold", "answer"), SAME)
-def test_equivalent_answers(gold: str, answer: str) -> None:
-    assert equivalent(gold, answer)
-    assert equivalent(answer, gold)
-
-
-@pytest.mark.parametrize(("gold", "answer"), OTHER)
-def test_different_answers(gold: str, answer: str) -> None:
-    assert not equivalent(gold, answer)
-    assert not equivalent(answer, gold)
-
-
-def is_read_otherwise(gold: str, answer: str) -> bool:
-    """Return whether math-verify reads one of two answers in another way, so that it cannot confirm that they agree."""
-    return (
-        gold in ("50", "1227", r"\text{(B)}", r"\text{Wednesday}", r"\{1,2\}", "-2, 7")
-        or "pmatrix" in gold
-        or answer in ("5.", "18 dollars")
-    )
-
-
-@pytest.mark.parametrize(("gold", "answer"), [pair for pair in SAME if not is_read_otherwise(*pair)])
-def test_a_computer_algebra_system_agrees(gold: str, answer: str) -> None:
-    first, second = (math_verify.parse(f"\\boxed{{{text.strip('$')}}}") for text in (gold, answer))
-    assert math_verify.verify(first, second)
-
-
-@given(st.text(r"0123456789+-*/^(){}[],.\ xπ") | st.text(), st.text(r"0123456789+-*/^(){}[],.\ xπ"))
+@given(st.text(_SIGNS) | st.text(), st.text(_SIGNS))
 def test_equivalence_is_reflexive_and_symmetric(first: str, second: str) -> None:
     assert equivalent(first, first)
     assert equivalent(first, second) == equivalent(second, first)
@@ -139,11 +50,26 @@ def test_a_fraction_equals_its_expanded_form(value: object, factor: int) -> None
         "{" * 511,
         "1," * 255,
         r"\text{" * 80,
+        "(x+1)^{15}," * 40,
+        r"\sqrt{99999989}," * 30,
+        ",".join(f"{number}/7" for number in range(100, 200)),
+        "x=1 or " * 70,
+        "1±" * 250,
+        "3 cm " * 100,
+        "(a+b)^{9}(a-b)^{9}," * 20,
     ],
 )
 def test_costly_answers_have_no_value(costly: str) -> None:
     """Unbounded work on one of these would exceed the suite's time limit."""
     assert not equivalent("7", costly)
+
+
+def test_the_work_on_one_answer_is_limited_whatever_it_lists() -> None:
+    item = "(x+1)^{15}"
+    few, many = ",".join([item] * 2), ",".join([item] * 40)
+    assert equivalent(few, few.replace("x+1", "1+x"))
+    assert not equivalent(many, many.replace("x+1", "1+x"))  # the last ones have no value any more
+    assert equivalent(many, many.replace(",", ", "))
 
 
 @pytest.mark.parametrize(
