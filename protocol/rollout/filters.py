@@ -84,14 +84,13 @@ def _log_sum(scaled: Tensor) -> Tensor:
     return total + largest
 
 
-def certain_border(scaled: Tensor, filters: Filters, slack: float, candidates: int) -> Tensor:
+def certain_border(scaled: Tensor, filters: Filters, slack: float) -> Tensor:
     """Return the logit above which a token passes the filters in every honest computation.
 
     Args:
         scaled: float32 [..., V], logits / temperature of one honest computation.
         slack: how far two honest computations may differ in the difference of two tokens' logits / temperature. The
             odds of any set of tokens then differ by a factor of at most e**slack.
-        candidates: how many of the most likely tokens top-p considers; no token behind them is certain.
 
     Returns:
         float32 [..., 1].
@@ -102,15 +101,33 @@ def certain_border(scaled: Tensor, filters: Filters, slack: float, candidates: i
     if filters.min_p > 0.0:
         border = torch.maximum(border, scaled.amax(dim=-1, keepdim=True) + (math.log(filters.min_p) + slack))
     if filters.top_p < 1.0:
-        count = min(candidates, scaled.shape[-1])
-        ordered, before = _most_likely(scaled, count)
+        flat = scaled.reshape(-1, scaled.shape[-1])
+        border = torch.maximum(border, _certain_nucleus_border(flat, filters.top_p, slack).view_as(border))
+    return border
+
+
+def _certain_nucleus_border(scaled: Tensor, top_p: float, slack: float) -> Tensor:
+    """Return the logit above which a token is in the nucleus in every honest computation: float32 [N, 1].
+
+    The most likely tokens are sorted first, and more of them only for the rows whose nucleus may be larger.
+
+    Args:
+        scaled: float32 [N, V].
+    """
+    border = torch.empty_like(scaled[:, :1])
+    rows = torch.arange(len(scaled), device=scaled.device)
+    for size in (*_NUCLEUS_SIZES, scaled.shape[-1]):
+        count = min(size, scaled.shape[-1])
+        ordered, before = _most_likely(scaled[rows], count)
         # For each token, how many tokens may be at least as likely, including the token itself.
         as_likely = torch.searchsorted(-ordered, -ordered + slack, right=True)
         most_before = before.gather(-1, as_likely) - before.diff(dim=-1)
-        certain = most_before.clamp(0.0, 1.0).logit() + slack < _log_odds(filters.top_p)
-        if count < scaled.shape[-1]:
-            certain &= as_likely < count
-        border = torch.maximum(border, ordered.masked_fill(certain, -math.inf).amax(dim=-1, keepdim=True))
+        certain = most_before.clamp(0.0, 1.0).logit() + slack < _log_odds(top_p)
+        counted = as_likely < count if count < scaled.shape[-1] else torch.ones_like(certain)
+        border[rows] = ordered.masked_fill(certain & counted, -math.inf).amax(dim=-1, keepdim=True)
+        rows = rows[~(counted & ~certain).any(dim=-1)]  # where no token that is not certain was found
+        if count == scaled.shape[-1] or not len(rows):
+            break
     return border
 
 

@@ -85,7 +85,6 @@ def _best_token(flat: Any, base: Any, width: Any, key: Any, other: Any, table: A
     "int64[:, ::1]",
     "float32[::1]",
     "float32[::1]",
-    "int64[::1]",
 )
 def best_scores(
     logits: Any,
@@ -97,9 +96,8 @@ def best_scores(
     table: Any,
     own: Any,
     best: Any,
-    ahead: Any,
 ) -> None:
-    """Compute the score of each token, the best score, and how many tokens are more likely than the one that has it.
+    """Compute the score of each token, and the best score of all tokens at its position.
 
     Args:
         logits: float32 [N, V], logits / temperature, -inf for tokens that are not considered.
@@ -111,7 +109,6 @@ def best_scores(
         table: int64 [2, 8193], the noise table.
         own: float32 [N], result: the scores of `tokens`.
         best: float32 [N], result: the best scores, at least `own`.
-        ahead: int64 [N], result: how many tokens have larger logits than the best one; 0 if no score exceeds `own`.
     """
     width = W(logits.shape[1])
     flat = logits.reshape(logits.size)
@@ -123,12 +120,7 @@ def best_scores(
             other = _mix(U(_mix(U(U(key + U(0x9E3779B9)) + seeds[completion, 2])) ^ seeds[completion, 3]))
             base = row * width
             own[row] = token_logits[row] + _noise(tokens[row], key, other, table)
-            best[row], winner = _best_token(flat, base, width, key, other, table, own[row])
-            count = 0
-            if winner < width:
-                for token in range(width):
-                    count += flat[base + W(token)] > flat[base + winner]
-            ahead[row] = count
+            best[row], _ = _best_token(flat, base, width, key, other, table, own[row])
             row += W(1)
 
 

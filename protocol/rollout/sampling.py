@@ -12,6 +12,7 @@ probability by a factor e).
 """
 
 import functools
+import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,10 +26,10 @@ from protocol.rollout.filters import EVERY_TOKEN, Filters, allowed_tokens, certa
 
 SEED_BYTES: Final = 16
 NOISE_UNIT: Final = 2.0**-19
-MAX_CONTENDERS: Final = 1024
-"""How many of the most likely tokens of a position the check considers for the best score."""
 LARGEST_NOISE: Final = 22.875
 """An upper bound on the noise: the Gumbel quantile of 1 - 2**-33, rounded up."""
+SCORES_AT_ONCE: Final = 1 << 22
+"""Scores that the search in torch computes at a time; each takes some 60 bytes."""
 
 _BORDER: Final = 1e-3
 """The smallest uncertainty of a filter's border, in units of logits / temperature: rounding swaps tokens this close."""
@@ -138,6 +139,12 @@ def gumbel(words: Tensor) -> Tensor:
     return units.to(torch.float32) * NOISE_UNIT
 
 
+@functools.cache
+def has_triton() -> bool:
+    """Return whether Triton can compile for this process's GPU; it comes with torch's builds for CUDA."""
+    return importlib.util.find_spec("triton") is not None
+
+
 def seed_words(seeds: list[bytes], device: torch.device | None = None) -> Tensor:
     """Convert seeds of 16 bytes to four little-endian 32-bit words each: int64 [B, 4].
 
@@ -200,8 +207,7 @@ def batch_margins(
 ) -> Tensor:
     """Compute how far the score of each token falls short of the best score; 0 for the right token.
 
-    Only the MAX_CONTENDERS most likely tokens are considered. If a less likely token has the best score, the margin is
-    too small. This is as rare as those tokens are improbable, and it never rejects honest work.
+    Every token of the vocabulary is considered, however unlikely it is.
 
     With filters, only tokens that pass them in every honest computation are considered, and a token that passes in none
     has an infinite margin. A margin that holds for an uncertainty of `slack` but not of `limit` counts at most as a
@@ -234,7 +240,7 @@ def batch_margins(
 
     def certain(within: float) -> Tensor:
         within = max(within, _BORDER)
-        border = certain_border(scaled, filters, within, MAX_CONTENDERS)
+        border = certain_border(scaled, filters, within)
         short = shortfall(scaled.masked_fill(~(scaled > border), -math.inf))
         return short.masked_fill(~possible_tokens(scaled, tokens, filters, within), math.inf)
 
@@ -249,7 +255,7 @@ def batch_margins(
 def _scores(
     contenders: Tensor, tokens: Tensor, token_logits: Tensor, words: Tensor, lengths: Sequence[int], first: int
 ) -> tuple[Tensor, Tensor]:
-    """Compute the score of each token, and the best score among the token and the MAX_CONTENDERS most likely ones.
+    """Compute the score of each token, and the best score of each row.
 
     Args:
         contenders: float32 [N, V], logits / temperature, -inf for tokens that are not considered.
@@ -283,26 +289,32 @@ def _positions(counts: Tensor, first: int) -> Tensor:
 
 
 def _best(contenders: Tensor, own: Tensor, words: Tensor, positions: Tensor) -> Tensor:
-    """Return the best score of each row among `own` and the MAX_CONTENDERS most likely tokens: float32 [N]."""
-    values, ids = contenders.topk(MAX_CONTENDERS) if contenders.shape[-1] > MAX_CONTENDERS else (contenders, None)
-    rows, columns = (values >= (own - LARGEST_NOISE)[:, None]).nonzero(as_tuple=True)
-    candidates = columns if ids is None else ids[rows, columns]
-    scores = values[rows, columns] + gumbel(_hash_pairs(words[rows], positions[rows], candidates))
-    return own.scatter_reduce(0, rows, scores, "amax")
+    """Return the best score of each row, at least `own`: float32 [N]. A logit that is no number has no score."""
+    if contenders.is_cuda and has_triton():
+        from protocol.rollout.gumbel_triton import best_tokens  # noqa: PLC0415 - only where there is a GPU
+
+        table = noise_table(contenders.device)
+        winners = best_tokens(contenders.contiguous(), noise_keys(words, positions), table)
+        scores = contenders.gather(-1, winners[:, None]).squeeze(-1) + gumbel(_hash_pairs(words, positions, winners))
+        return torch.maximum(own, scores.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf))
+    best = own.clone()
+    rows = max(1, SCORES_AT_ONCE // contenders.shape[-1])
+    for begin in range(0, len(own), rows):
+        part = slice(begin, begin + rows)
+        scores = contenders[part] + noise(words[part], positions[part], contenders.shape[-1])
+        largest = scores.masked_fill(scores.isnan(), -math.inf).amax(dim=-1)
+        best[part] = torch.maximum(best[part], largest)
+    return best
 
 
 def _scores_on_cpu(
     contenders: Tensor, tokens: Tensor, token_logits: Tensor, words: Tensor, lengths: Sequence[int], first: int
 ) -> tuple[Tensor, Tensor]:
-    """Compute the same as `_scores` with compiled code.
-
-    The compiled code considers the whole vocabulary; a row whose best token is not among the MAX_CONTENDERS most likely
-    ones is computed again by `_best`.
-    """
+    """Compute the same as `_scores` with compiled code."""
     from protocol.rollout.gumbel_max import best_scores  # noqa: PLC0415 - numba costs processes that never check half a second
 
     contenders, counts = contenders.contiguous(), torch.tensor(lengths, dtype=torch.int64)
-    own, best, ahead = torch.empty_like(token_logits), torch.empty_like(token_logits), torch.empty_like(tokens)
+    own, best = torch.empty_like(token_logits), torch.empty_like(token_logits)
     best_scores(
         contenders.numpy(),
         tokens.numpy(),
@@ -313,12 +325,7 @@ def _scores_on_cpu(
         noise_table(contenders.device).numpy(),
         own.numpy(),
         best.numpy(),
-        ahead.numpy(),
     )
-    tail = (ahead >= MAX_CONTENDERS).nonzero().squeeze(1)
-    if len(tail):
-        completions = torch.arange(len(counts)).repeat_interleave(counts)[tail]
-        best[tail] = _best(contenders[tail], own[tail], words[completions], _positions(counts, first)[tail])
     return own, best
 
 

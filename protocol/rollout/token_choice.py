@@ -5,8 +5,6 @@ code: on a CPU by protocol/rollout/gumbel_max.py, which reads the noise table on
 best score, and on a GPU by protocol/rollout/gumbel_triton.py.
 """
 
-import functools
-import importlib.util
 import math
 
 import numpy as np
@@ -14,7 +12,7 @@ import torch
 from torch import Tensor
 
 from protocol.rollout.filters import EVERY_TOKEN, Filters, allowed_tokens
-from protocol.rollout.sampling import choose, log_probabilities, noise_keys, noise_table
+from protocol.rollout.sampling import choose, has_triton, log_probabilities, noise_keys, noise_table
 
 
 def choose_with_log_probabilities(
@@ -32,7 +30,7 @@ def choose_with_log_probabilities(
     Returns:
         int64 [B], token ids, and float32 [B].
     """
-    compiled = logits.dtype == torch.float32 and (logits.device.type == "cpu" or (logits.is_cuda and _has_triton()))
+    compiled = logits.dtype == torch.float32 and (logits.device.type == "cpu" or (logits.is_cuda and has_triton()))
     if not compiled:
         tokens = choose(logits, seeds, positions, temperature, filters)
         return tokens, log_probabilities(logits, tokens, temperature, filters)
@@ -54,12 +52,6 @@ def greedy_with_log_probabilities(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the most likely token of each row and its log-probability: int64 [B] and float32 [B] of logits [B, V]."""
     tokens = logits.argmax(dim=-1)
     return tokens, log_probabilities(logits, tokens, 1.0)
-
-
-@functools.cache
-def _has_triton() -> bool:
-    """Return whether Triton can compile for this process's GPU; it comes with torch's builds for CUDA."""
-    return importlib.util.find_spec("triton") is not None
 
 
 def _best_tokens_on_gpu(scaled: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ def test_a_nucleus_equals_that_of_a_full_sort(top_p: float, sharpness: float) ->
         assert (mask | ~inside if rounding < 0 else inside | ~mask).all()
     for slack in (0.001, 0.1, 7.0):
         filters = Filters(top_p=top_p)
-        assert (mask | ~(logits > certain_border(logits, filters, slack, sampling.MAX_CONTENDERS))).all()
+        assert (mask | ~(logits > certain_border(logits, filters, slack))).all()
         border = mask.sum(dim=-1, keepdim=True)
         ranks = [torch.full((50, 1), rank) for rank in range(0, 3000, 60)]
         ranks += [(border + offset).clamp(0, 2999) for offset in range(-10, 10)]
@@ -91,3 +91,15 @@ def test_a_nucleus_equals_that_of_a_full_sort(top_p: float, sharpness: float) ->
             tokens = probabilities.indices.gather(-1, rank)
             possible = possible_tokens(logits, tokens[:, 0], filters, slack)
             assert (possible | ~mask.gather(-1, tokens)[:, 0]).all()
+
+
+def test_a_nucleus_larger_than_what_is_sorted_first_is_certain_too() -> None:
+    """All but the last tokens of a flat nucleus are certain, however many there are."""
+    logits = torch.linspace(0.0, -3.0, 5000).expand(3, -1).clone()
+    logits[1, 0] = 30.0
+    filters = Filters(top_p=0.9)
+    allowed = allowed_tokens(logits, filters).sum(dim=-1)
+    certain = (logits > certain_border(logits, filters, 0.001)).sum(dim=-1)
+    assert allowed.tolist()[0] > 3000
+    assert (allowed - certain <= 10).all()
+    assert (certain <= allowed).all()

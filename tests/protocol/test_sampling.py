@@ -119,10 +119,9 @@ def test_only_the_chosen_tokens_have_margin_0() -> None:
     assert (margins(logits, tokens.roll(1), SEED, 0.7) > 0).sum() > 25
 
 
-@pytest.mark.parametrize("vocabulary", [2, 300, sampling.MAX_CONTENDERS, 3000])
+@pytest.mark.parametrize("vocabulary", [2, 300, 1024, 3000])
 @pytest.mark.parametrize("sharpness", [0.0, 1.0, 20.0])
-def test_the_check_considers_only_contenders(vocabulary: int, sharpness: float) -> None:
-    """Compared with the noise of every token, margins are equal if all tokens are contenders, and never larger."""
+def test_the_check_considers_every_token(vocabulary: int, sharpness: float) -> None:
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(40, vocabulary, generator=generator) * sharpness
     tokens = torch.randint(0, vocabulary, (40,), generator=generator)
@@ -132,10 +131,7 @@ def test_the_check_considers_only_contenders(vocabulary: int, sharpness: float) 
     words = sampling.seed_words([seeds(3)[0]] * 13 + [seeds(3)[2]] * 27)
     scores = logits / 0.8 + sampling.noise(words, positions, vocabulary)
     full = scores.max(dim=-1).values - scores.gather(-1, tokens[:, None]).squeeze(-1)
-    assert (result >= 0).all()
-    assert (result <= full).all()
-    if vocabulary <= sampling.MAX_CONTENDERS:
-        assert torch.equal(result, full)
+    assert torch.equal(result, full)
 
 
 def test_largest_noise_bounds_the_noise() -> None:
