@@ -140,6 +140,8 @@ class ProofSpec(Record):
         margin: largest shortfall of a chosen token's score that is no miss, in units of logits / temperature.
         margin_rate: upper bound on the probability that an honest token lies beyond `margin`.
         margin_limit: shortfall that no honest token shows; a group with one token beyond it is rejected.
+        logprob_tolerance: largest mean absolute difference of the log-probabilities that two honest validators compute
+            for a group's tokens.
         level: probability with which a single test may reject honest work.
         confidence: confidence of both rates as upper bounds.
         positions: honest positions on which the rates were measured; 0 if they were not measured.
@@ -156,6 +158,7 @@ class ProofSpec(Record):
     margin: Annotated[float, Field(ge=0.0, le=100.0)]
     margin_rate: Rate
     margin_limit: Annotated[float, Field(ge=0.0, le=100.0)]
+    logprob_tolerance: Annotated[float, Field(gt=0.0, le=100.0)]
     level: Annotated[float, Field(gt=0.0, le=0.1)]
     confidence: Annotated[float, Field(gt=0.0, lt=1.0)]
     positions: Annotated[int, Field(ge=0, lt=1 << 53)]

@@ -89,6 +89,7 @@ def choose_thresholds(
         margin=margin,
         margin_rate=margins.rate(margin, demands),
         margin_limit=limit,
+        logprob_tolerance=logprob_tolerance(honest, demands),
         level=demands.level,
         confidence=demands.confidence,
         positions=sum(len(group.fresh) for groups in honest.values() for group in groups),
@@ -176,6 +177,17 @@ def margin_limit(groups: Sequence[GroupMeasurement], demands: ThresholdDemands) 
     largest = max(float(np.nan_to_num(margins, nan=WIDEST_MARGIN, posinf=WIDEST_MARGIN).max()), float(shifts.max()))
     drop = NormalDist().inv_cdf(demands.confidence) ** 2 / 2
     return min(WIDEST_MARGIN, max(demands.headroom * largest, reach(shifts, demands.level, drop, WIDEST_MARGIN)))
+
+
+def logprob_tolerance(honest: Honest, demands: ThresholdDemands) -> float:
+    """Return headroom times the largest mean shift of a measured group: the two sides' log-probabilities differ less.
+
+    Groups of one rollout have few tokens and vary more than those of a run, so whole groups count if there are any.
+    """
+    groups = [group for pair in honest.values() for group in pair]
+    whole = [group for group in groups if len(group.lengths) > 1] or groups
+    means = [float(np.nan_to_num(group.shifts, nan=WIDEST_MARGIN, posinf=WIDEST_MARGIN).mean()) for group in whole]
+    return min(WIDEST_MARGIN, demands.headroom * max(_ULP, *means))
 
 
 def _median(honest: Honest, tolerance: int, demands: ThresholdDemands) -> int:

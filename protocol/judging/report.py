@@ -4,7 +4,7 @@ The trainer runs canaries: miners of its own, under keys that nobody else can re
 on purpose. A validator that accepts one of these groups has not checked it (docs/spec/ledger.md).
 """
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,16 +17,20 @@ Index = Annotated[int, Field(ge=0, lt=limits.MAX_GROUPS)]
 
 
 class Disagreement(Record):
-    """A group that some validators accept and others reject.
+    """A group that some validators accept and others reject, or for which they give different log-probabilities.
 
     Attributes:
         digest: SHA-256 of the group's frame.
+        about: what they disagree about.
+        accepting: those that accept it; about log-probabilities, the most that agree with each other.
+        rejecting: those that reject it; about log-probabilities, those that accept it with others.
     """
 
     kind: ClassVar[str] = "disagreement"
     miner: Key
     index: Index
     digest: Digest
+    about: Literal["verdict", "logprobs"]
     accepting: Keys
     rejecting: Keys
 

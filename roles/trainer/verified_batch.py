@@ -145,6 +145,11 @@ class CollectorProgress(Record):
     oldest_window: Window
 
 
+def valid_logprobs(values: np.ndarray) -> bool:
+    """Return whether values can be recomputed log-probabilities: finite, and above 0 by rounding errors at most."""
+    return bool(np.isfinite(values).all() and (values <= _ROUNDING).all())
+
+
 def verified_group(
     group: Group, digest: bytes, accepting: tuple[Judgement, ...], *, exact: bool
 ) -> VerifiedGroup | None:
@@ -165,11 +170,7 @@ def verified_group(
         and len(judgement.rewards) == len(claims)
         and (not exact or np.allclose(judgement.rewards, claims, rtol=0.0, atol=1e-6))
     ]
-    valid = [
-        (logprobs, rewards)
-        for logprobs, rewards in fitting
-        if np.isfinite(logprobs).all() and (logprobs <= _ROUNDING).all()
-    ]
+    valid = [(logprobs, rewards) for logprobs, rewards in fitting if valid_logprobs(logprobs)]
     if not valid:
         return None
     median_logprobs = np.median([logprobs for logprobs, _ in valid], axis=0)

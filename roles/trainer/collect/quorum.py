@@ -1,11 +1,16 @@
-"""Which groups enough validators accept. Pure functions of verdicts."""
+"""Which groups enough validators accept with the same log-probabilities. Pure functions of verdicts."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from protocol.judging.verdict import Judgement, Verdict
-from roles.trainer.verified_batch import GroupOutcome
+from roles.trainer.verified_batch import GroupOutcome, valid_logprobs
+
+LOGPROBS_DISAGREE = "logprobs-disagree"
+"""The reason against a group for whose tokens the validators that accept it give different log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -14,7 +19,8 @@ class Decision:
 
     Attributes:
         commitment: digest of the commitment that promises it; index: its place there; digest: SHA-256 of its frame.
-        accepting: the judgements that accept it.
+        accepting: the judgements that accept it and agree on its log-probabilities.
+        dissenting: the other judgements that accept it.
         reason: why it is not accepted; empty if it is accepted or pending.
         pending: whether a verdict that may still come could change this.
     """
@@ -25,6 +31,7 @@ class Decision:
     accepting: tuple[Judgement, ...]
     reason: str
     pending: bool
+    dissenting: tuple[Judgement, ...] = ()
 
     @property
     def group(self) -> tuple[bytes, int, bytes]:
@@ -36,13 +43,14 @@ class Decision:
         return GroupOutcome(commitment=self.commitment, index=self.index, digest=self.digest, status=status)
 
 
-def decide(verdicts: Sequence[Verdict], quorum: int, outstanding: int) -> list[Decision]:
+def decide(verdicts: Sequence[Verdict], quorum: int, outstanding: int, tolerance: float) -> list[Decision]:
     """Decide about every judged group of one miner's window.
 
     Args:
         verdicts: at most one from each validator.
         quorum: how many validators must accept a group.
         outstanding: how many validators may still give a verdict.
+        tolerance: the largest mean absolute difference of log-probabilities that agree.
     """
     judgements_by_group: dict[tuple[bytes, int, bytes], list[Judgement]] = {}
     for verdict in verdicts:
@@ -51,19 +59,57 @@ def decide(verdicts: Sequence[Verdict], quorum: int, outstanding: int) -> list[D
             judgements_by_group.setdefault(group, []).append(judgement)
     decisions = []
     for (commitment, index, digest), judgements in sorted(judgements_by_group.items()):
-        accepting = tuple(judgement for judgement in judgements if judgement.accepted)
+        accepting = [judgement for judgement in judgements if judgement.accepted]
+        agreeing, others = split_by_logprobs(accepting, tolerance)
+        contested = len(split_by_logprobs(others, tolerance)[0]) >= quorum
         reasons = Counter(judgement.reason for judgement in judgements if not judgement.accepted)
-        has_quorum = len(accepting) >= quorum
-        can_have_quorum = len(accepting) + outstanding >= quorum
-        main_reason = reasons.most_common(1)[0][0] if reasons else "no-quorum"
+        has_quorum = len(agreeing) >= quorum
+        can_have_quorum = len(agreeing) + outstanding >= quorum and not contested
+        if len(accepting) + outstanding >= quorum and not can_have_quorum:
+            main_reason = LOGPROBS_DISAGREE
+        else:
+            main_reason = reasons.most_common(1)[0][0] if reasons else "no-quorum"
         decisions.append(
             Decision(
                 commitment=commitment,
                 index=index,
                 digest=digest,
-                accepting=accepting,
+                accepting=tuple(agreeing),
                 reason="" if can_have_quorum else main_reason,
                 pending=can_have_quorum and not has_quorum,
+                dissenting=tuple(others),
             )
         )
     return decisions
+
+
+def split_by_logprobs(accepting: Sequence[Judgement], tolerance: float) -> tuple[list[Judgement], list[Judgement]]:
+    """Return the largest set of judgements found whose log-probabilities agree with each other, and the others.
+
+    A judgement whose values cannot be log-probabilities agrees with none.
+
+    Args:
+        accepting: judgements of one group that accept it.
+        tolerance: the largest mean absolute difference of two that agree.
+    """
+    values = [np.frombuffer(judgement.logprobs, dtype="<f4").astype(np.float64) for judgement in accepting]
+    usable = [number for number, array in enumerate(values) if valid_logprobs(array)]
+
+    def agree(first: int, second: int) -> bool:
+        one, other = values[first], values[second]
+        return len(one) == len(other) and float(np.abs(one - other).sum()) <= tolerance * len(one)
+
+    neighbors = {number: [other for other in usable if agree(number, other)] for number in usable}
+    largest: list[int] = []
+    for number in sorted(usable, key=lambda item: -len(neighbors[item])):
+        if len(neighbors[number]) <= len(largest):
+            break
+        members = [number]
+        members += [
+            other
+            for other in neighbors[number]
+            if other != number and all(other in neighbors[member] for member in members)
+        ]
+        largest = max(largest, members, key=len)
+    chosen = set(largest)
+    return [accepting[i] for i in sorted(chosen)], [item for i, item in enumerate(accepting) if i not in chosen]

@@ -4,13 +4,15 @@ are published in a report.
 
 import itertools
 from collections.abc import Mapping
+from typing import Literal
 
 from protocol import paths
 from protocol.judging.ledger import LedgerRow
 from protocol.judging.report import CanaryFailure, Disagreement, ValidatorReport, canary_key, is_false_group
-from protocol.judging.verdict import Reason, Verdict
+from protocol.judging.verdict import Judgement, Reason, Verdict
 from protocol.limits import MAX_GROUPS
 from roles.node.identity import Node
+from roles.trainer.collect.quorum import split_by_logprobs
 
 DISTRUSTED = "distrusted/"  # {validator}: the verdict for which it is distrusted
 _MAX_REPORT_KEYS = 1 << 17  # of validators in a report's disagreements: 4 MiB of the 8 that a record may have
@@ -84,25 +86,52 @@ class ValidatorMonitor:
         if miner in self._compared_miners.setdefault(window, set()):
             return
         self._compared_miners[window].add(miner)
-        opinions: dict[tuple[int, bytes], tuple[list[bytes], list[bytes]]] = {}
+        opinions: dict[tuple[int, bytes], list[tuple[bytes, Judgement]]] = {}
         for validator, verdict in sorted(verdicts.items()):
             for judgement in verdict.judgements:
-                accepting, rejecting = opinions.setdefault((judgement.index, judgement.digest), ([], []))
-                (accepting if judgement.accepted else rejecting).append(validator)
-        for (index, digest), (accepting, rejecting) in sorted(opinions.items()):
+                opinions.setdefault((judgement.index, judgement.digest), []).append((validator, judgement))
+        tolerance = self._node.run.proof.logprob_tolerance
+        for (index, digest), judgements in sorted(opinions.items()):
+            accepting = [(validator, judgement) for validator, judgement in judgements if judgement.accepted]
+            rejecting = [validator for validator, judgement in judgements if not judgement.accepted]
             if accepting and rejecting:
-                disagreement = Disagreement(
-                    miner=miner, index=index, digest=digest, accepting=tuple(accepting), rejecting=tuple(rejecting)
-                )
-                self._disagreements.setdefault(window, []).append(disagreement)
-                self._node.telemetry.event(
-                    "validators-disagree",
-                    window=window,
-                    miner=miner.hex()[:8],
-                    index=index,
-                    accepting=len(accepting),
-                    rejecting=len(rejecting),
-                )
+                self._add(window, miner, index, digest, "verdict", [key for key, _ in accepting], rejecting)
+            agreeing, others = split_by_logprobs([judgement for _, judgement in accepting], tolerance)
+            if others:
+                sides = [
+                    [key for key, judgement in accepting if any(judgement is item for item in side)]
+                    for side in (agreeing, others)
+                ]
+                self._add(window, miner, index, digest, "logprobs", *sides)
+
+    def _add(
+        self,
+        window: int,
+        miner: bytes,
+        index: int,
+        digest: bytes,
+        about: Literal["verdict", "logprobs"],
+        accepting: list[bytes],
+        rejecting: list[bytes],
+    ) -> None:
+        disagreement = Disagreement(
+            miner=miner,
+            index=index,
+            digest=digest,
+            about=about,
+            accepting=tuple(accepting),
+            rejecting=tuple(rejecting),
+        )
+        self._disagreements.setdefault(window, []).append(disagreement)
+        self._node.telemetry.event(
+            "validators-disagree",
+            window=window,
+            miner=miner.hex()[:8],
+            index=index,
+            about=about,
+            accepting=len(accepting),
+            rejecting=len(rejecting),
+        )
 
     def report(self, window: int) -> ValidatorReport | None:
         """Return the report on a finished window, cut to what a record may hold; None if there is nothing to report."""

@@ -113,6 +113,7 @@ def run_manifest(**changes: Any) -> RunManifest:
             margin=0.02,
             margin_rate=1e-3,
             margin_limit=0.5,
+            logprob_tolerance=0.05,
             level=1e-9,
             confidence=0.99,
             positions=100_000,
@@ -256,6 +257,7 @@ def report(**changes: Any) -> ValidatorReport:
         miner=MINER.public,
         index=3,
         digest=digest("frame 3"),
+        about="verdict",
         accepting=(VALIDATOR.public,),
         rejecting=(key("other validator").public,),
     )
