@@ -3,25 +3,33 @@
 An attacker can announce any number of keys, so refusing one must be cheap. What the key alone decides is decided
 before anything is fetched. A refused key is not fetched again for a while, longer each time, so that the other keys
 are read even where there are too many.
+
+Where there are more keys than a node reads, a lottery decides. Its salt is the randomness of the newest window's
+opening, so nobody can make keys that always win; keys that were listed before that round was out come first, so nobody
+can make keys that win this time. Places are kept for keys with a history.
 """
 
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 
 from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.errors import MalformedError, ProtocolError
-from protocol.identity.admission import AdmissionGate, lottery
+from protocol.identity.admission import AdmissionGate, draw_places
 from protocol.identity.participant import Announcement, Role
 from roles.gather import gather
 from roles.node.identity import Node
-from roles.ports import NotFoundError, StoreError, TooLargeError
+from roles.ports import BeaconError, NotFoundError, StoreError, TooLargeError
 from roles.records import open_record
 
 
-async def find_participants(node: Node, role: Role) -> list[Announcement]:
+async def find_participants(node: Node, role: Role, known: AbstractSet[bytes] = frozenset()) -> list[Announcement]:
     """Return the announcements of a role that the authority admits now, in order of key.
 
     Refused announcements are reported and passed over.
+
+    Args:
+        known: keys with a history, for which places are kept if there are too many.
 
     Raises:
         StoreError: the storage cannot be listed, or none of the announcements that it lists can be read.
@@ -32,7 +40,9 @@ async def find_participants(node: Node, role: Role) -> list[Announcement]:
     named_keys = gate.eligible_keys(role)
     candidates = await list_announced_keys(node) if named_keys is None else named_keys
     keys = [key for key in candidates if gate.may_fetch(key, role) and not backoff.is_backing_off(key, now)]
-    keys.sort(key=lambda key: lottery(node.run_id, key))
+    if len(keys) > limits.MAX_PARTICIPANTS:
+        keys = await _draw(node, keys, known)
+    node.sightings.add(candidates, node.time.newest_round)
 
     failures: list[StoreError] = []
 
@@ -56,11 +66,25 @@ async def find_participants(node: Node, role: Role) -> list[Announcement]:
         node.announcements.add(key, data, record)
         return record
 
-    keys = keys[: limits.MAX_PARTICIPANTS]
     announcements = await gather(fetch, keys)
     if failures and len(failures) == len(keys):
         raise failures[0]
     return sorted((item for item in announcements if item is not None and item.role == role), key=lambda item: item.key)
+
+
+async def _draw(node: Node, keys: list[bytes], known: AbstractSet[bytes]) -> list[bytes]:
+    """Return MAX_PARTICIPANTS of the keys: those that were listed before the salt was out, then the others."""
+    window = node.run.schedule.window_at(node.time.newest_round)
+    salt_round = node.run.schedule.opening(window) if window >= 0 else 0
+    try:
+        salt = await node.time.randomness(salt_round) if salt_round else node.key.derive("lottery", 0)
+    except BeaconError:
+        salt = node.key.derive("lottery", salt_round)  # nobody else knows it; nodes agree again when the beacon answers
+    places = limits.MAX_PARTICIPANTS
+    older = [key for key in keys if key in known or node.sightings.is_older(key, salt_round)]
+    drawn = draw_places(salt, older, known, places)
+    chosen = set(older)
+    return drawn + draw_places(salt, [key for key in keys if key not in chosen], frozenset(), places - len(drawn))
 
 
 async def list_announced_keys(node: Node) -> list[bytes]:

@@ -14,6 +14,8 @@ from protocol.limits import (
     MAX_GROUPS,
 )
 
+_WORK_BITS = 20  # the price of a miner's key of an open run: about a million hashes a day
+
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
@@ -109,9 +111,9 @@ from protocol.limits import (
 @click.option(
     "--work",
     type=click.IntRange(0, 64),
-    default=0,
+    default=_WORK_BITS,
     show_default=True,
-    help="Bits of proof of work that an open run's miner does.",
+    help="Bits of proof of work that each key of an open run's miners does a day; 0 for none.",
 )
 def init(**parameters: Any) -> None:
     """Make a run in DIRECTORY: a commented run.toml, its keys, and the signed manifest.

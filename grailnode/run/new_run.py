@@ -54,7 +54,7 @@ class InitOptions:
         threshold: root keys that must sign; None for 2, or for the only one.
         validators: how many keys of validators are created; validator_keys: public keys of others, in hexadecimal.
         window: seconds; None for the demo's, or a minute with a public beacon.
-        work: bits of the proof of work of an open run's miner.
+        work: bits of the proof of work that each key of an open run's miners does a day; 0 for none.
     """
 
     directory: Path
@@ -263,8 +263,9 @@ def _title(options: InitOptions) -> str:
 
 
 def _admission(options: InitOptions) -> Admission:
-    credential = "work" if options.work else ""
-    return OPEN.model_copy(update={"policy": options.admission, "credential": credential, "difficulty": options.work})
+    work = options.work if options.admission == "open" else 0
+    credential = "work" if work else ""
+    return OPEN.model_copy(update={"policy": options.admission, "credential": credential, "difficulty": work})
 
 
 def _validator_keys(texts: tuple[str, ...]) -> tuple[bytes, ...]:

@@ -6,7 +6,8 @@ another `Credential` in `CREDENTIALS`, under a name of its own.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Annotated, ClassVar, Final, Protocol
 
 from pydantic import Field
@@ -18,6 +19,8 @@ from protocol.identity.authority import Admission, Authority
 from protocol.identity.participant import Announcement, Role
 from protocol.identity.signing import Digest, Key, open_signed
 
+_KNOWN_PLACES: Final = 0.75
+"""The share of the places that is kept for keys with a history, if there are so many of them."""
 _WORK_DOMAIN: Final = b"grailnode/1 work"
 
 
@@ -190,3 +193,20 @@ def lottery(salt: bytes, key: bytes) -> bytes:
     The rank changes with the salt, so nobody can make a key that always comes first.
     """
     return hashlib.sha256(salt + key).digest()
+
+
+def draw_places(salt: bytes, keys: Iterable[bytes], known: AbstractSet[bytes], places: int) -> list[bytes]:
+    """Return the keys that get one of a number of places, in the order of the lottery.
+
+    Three quarters of the places are kept for keys with a history, so that no crowd of new keys displaces those that
+    have worked; all others, and known keys beyond that, draw for the rest. Places that one side leaves go to the other.
+
+    Args:
+        salt: randomness that nobody knew when the keys were made.
+        known: keys with a history.
+    """
+    drawn = sorted(keys, key=lambda key: lottery(salt, key))
+    kept = [key for key in drawn if key in known][: int(_KNOWN_PLACES * places)]
+    kept_keys = set(kept)
+    chosen = {*kept, *[key for key in drawn if key not in kept_keys][: places - len(kept)]}
+    return [key for key in drawn if key in chosen]

@@ -14,6 +14,7 @@ from protocol.run import RunManifest
 from roles.node.alarms import Alarms
 from roles.node.announcement_cache import AnnouncementCache
 from roles.node.backoff import Backoff
+from roles.node.sightings import Sightings
 from roles.node.timekeeping import Timekeeper
 from roles.ports import Beacon, BeaconError, Clock, NotFoundError, ObjectStore, StoreError, Telemetry
 
@@ -47,7 +48,7 @@ class Node:
         time: what is proven about the time. This node signs nothing, and closes no window for ever, before the time is
             proven.
         alarms: those that this node has not published yet; backoff: participants that it need not read yet;
-            announcements: those whose signature it has checked.
+            announcements: those whose signature it has checked; sightings: since when it knows of keys.
     """
 
     run_id: bytes
@@ -68,6 +69,7 @@ class Node:
     alarms: Alarms = field(init=False, default_factory=Alarms)
     backoff: Backoff = field(init=False, default_factory=Backoff)
     announcements: AnnouncementCache = field(init=False, default_factory=AnnouncementCache)
+    sightings: Sightings = field(init=False, default_factory=Sightings)
 
     def __post_init__(self, shared_revisions: Revisions | None) -> None:
         object.__setattr__(self, "revisions", shared_revisions or Revisions(self.run_id, self.run.authority))

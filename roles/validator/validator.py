@@ -93,7 +93,7 @@ class Validator:
         while True:
             window = await node.next_window(last_window, ahead)
             try:
-                pledges = await self._pledges.read()
+                pledges = await self._pledges.read(self._known_miners())
                 if node.time.now() >= node.run.opening_time(window):
                     raise StoreError("the pledges were read after the window had opened")
                 await node.randomness(schedule.opening(window))
@@ -108,12 +108,15 @@ class Validator:
 
     async def _read_cases(self, window: int, pledges: dict[bytes, int]) -> WindowCases:
         """Return the window's cases without the commitments that were read too late; no miner is blamed for these."""
-        cases = await read_window_cases(self._node, window, pledges)
+        cases = await read_window_cases(self._node, window, pledges, self._known_miners())
         draw_time = self._node.run.beacon.round_time(self._node.run.schedule.audit(window))
         for miner in cases.undelivered:
             self._pledges.void(miner)
         in_time = tuple(case for case in cases.cases if case.read_time < draw_time)
         return WindowCases(window, in_time, cases.undelivered)
+
+    def _known_miners(self) -> set[bytes]:
+        return {miner for miner, windows in self._ledger.clean_windows().items() if windows}
 
     async def _process_window(self, cases: WindowCases, evaluate: bool) -> None:
         """Judge a window, evaluate its version if there is time, and record the window in the ledger."""

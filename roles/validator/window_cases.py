@@ -1,13 +1,14 @@
 """The cases of a window: the pledges made before it opened, and the commitments that were in storage in time."""
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import trio
 
 from protocol import paths
 from protocol.errors import MalformedError, ProtocolError
-from protocol.identity.admission import lottery
+from protocol.identity.admission import draw_places
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import Signed
 from protocol.rollout.batch import Commitment
@@ -69,13 +70,16 @@ class Pledges:
         self._void: dict[bytes, int] = {}  # miner -> expiry of the newest announcement whose pledge is void
         self._current: dict[bytes, Announcement] = {}
 
-    async def read(self) -> dict[bytes, int]:
+    async def read(self, known: AbstractSet[bytes] = frozenset()) -> dict[bytes, int]:
         """Return the valid pledges in storage: groups by miner.
+
+        Args:
+            known: miners with a history, for which places are kept if there are too many.
 
         Raises:
             StoreError: the storage cannot be listed.
         """
-        announcements = {item.key: item for item in await find_participants(self._node, "miner") if item.groups}
+        announcements = {item.key: item for item in await find_participants(self._node, "miner", known) if item.groups}
         self._void = {miner: expiry for miner, expiry in self._void.items() if miner in announcements}
         self._current = {
             miner: item for miner, item in announcements.items() if item.expires_ms > self._void.get(miner, -1)
@@ -89,7 +93,9 @@ class Pledges:
             self._void[miner] = self._current[miner].expires_ms
 
 
-async def read_window_cases(node: Node, window: int, pledges: Mapping[bytes, int]) -> WindowCases:
+async def read_window_cases(
+    node: Node, window: int, pledges: Mapping[bytes, int], known: AbstractSet[bytes] = frozenset()
+) -> WindowCases:
     """Return the commitments of a window by those who had pledged, as far as they can be read before the second round.
 
     A commitment that cannot be read because storage does not answer is left out, and so is one that comes later: no
@@ -97,6 +103,7 @@ async def read_window_cases(node: Node, window: int, pledges: Mapping[bytes, int
 
     Args:
         pledges: groups by miner.
+        known: miners with a history, for which places are kept if there are too many.
 
     Raises:
         BeaconError: the window's opening is no longer due.
@@ -128,7 +135,7 @@ async def read_window_cases(node: Node, window: int, pledges: Mapping[bytes, int
             cases.append(case)
 
     opening = await node.randomness(node.run.schedule.opening(window))
-    miners = sorted(pledges, key=lambda key: lottery(opening, key))[: node.authority.admission.miners]
+    miners = draw_places(opening, pledges, known, node.authority.admission.miners)
     seconds = node.run.beacon.round_time(node.run.schedule.audit(window)) - node.time.now()
     with trio.move_on_after(max(0.0, seconds)) as scope:
         await gather(read, miners, at_once=_AT_ONCE)

@@ -59,6 +59,9 @@ def _print_run(options: InitOptions, run: NewRun) -> None:
         )
     if options.admission != "open":
         click.echo("miners must be admitted first: `grailnode admit PUBLICKEY`")
+    elif options.work:
+        hashes = f"{1 << options.work:,} hashes"
+        click.echo(f"anybody may mine: each key does a proof of work of about {hashes} a day (--work {options.work})")
     for key in choices.remote_validators:
         click.echo(f"validator {key.hex()} is run by somebody else: it joins with `grailnode init --join`")
     if run.documents:
