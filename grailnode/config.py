@@ -138,7 +138,9 @@ class EngineSection(Section):
     """What computes the policy, on which device and in which precision.
 
     Kind "vllm" generates with vLLM: `python` is the interpreter of its environment (`grailnode engine install` makes
-    one), or `url` a server that somebody else runs. The keys from `runner` on are for vLLM alone.
+    one), or `url` a server that somebody else runs. `states` says which of the two computes the hidden states behind
+    sketches and checks: the serving vLLM, or a prefill by torch in the node. It and the keys behind it are for vLLM
+    alone.
     """
 
     kind: Literal["torch", "vllm"] = "torch"
@@ -148,6 +150,7 @@ class EngineSection(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     threads: Count = 1
     max_batch_tokens: Count = 8192
+    states: Literal["vllm", "torch"] = "vllm"
     runner: Literal["v1", "v2"] = "v1"
     max_tokens: Annotated[int, Field(ge=0)] = 0
     sequences: Count = 256

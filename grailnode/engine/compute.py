@@ -22,6 +22,7 @@ class VllmCompute:
         directory: for the server's log, and the checkpoint and patches of the served version.
         python: the interpreter of vLLM's environment, to start a server with; None to use the one at `url`.
         url: the base URL of a server that somebody else runs.
+        states: what computes hidden states, "vllm" or "torch" (vllm/torch_prefill.py).
         runner, max_tokens, sequences, ranks, cache_gib, flags: see ServerSettings in vllm/vllm_server.py.
     """
 
@@ -29,6 +30,7 @@ class VllmCompute:
     directory: Path
     python: Path | None = None
     url: str = ""
+    states: str = "vllm"
     runner: str = "v1"
     max_tokens: int = 0
     sequences: int = 256
@@ -61,9 +63,10 @@ def make_engine(compute: Compute, run_sync: Callable[..., Awaitable[Any]]) -> To
     Args:
         run_sync: runs a function that computes for long, off the event loop's thread.
     """
+    with_torch = compute.vllm is None or compute.vllm.states == "torch"
     return TorchEngine(
         compute.model,
-        device=compute.device if compute.vllm is None else "cpu",
+        device=compute.device if with_torch else "cpu",
         dtype=compute.dtype,
         max_batch_tokens=compute.max_batch_tokens,
         run_sync=run_sync,
@@ -83,7 +86,8 @@ async def open_engine(
     if compute.vllm is None:
         yield make_engine(compute, run_sync)
         return
-    from grailnode.engine.vllm.vllm_engine import VllmEngine  # noqa: PLC0415 - only nodes with vLLM need it
+    from grailnode.engine.vllm.torch_prefill import TorchPrefill  # noqa: PLC0415 - only nodes with vLLM need it
+    from grailnode.engine.vllm.vllm_engine import VllmEngine  # noqa: PLC0415
     from grailnode.engine.vllm.vllm_server import ChildServer, ExternalServer, ServerSettings  # noqa: PLC0415
 
     place = compute.vllm
@@ -104,10 +108,17 @@ async def open_engine(
             flags=place.flags,
         )
         server = ChildServer(settings)
-    engine = VllmEngine(
-        compute.model, server, place.directory / "weights", dtype=compute.dtype, run_sync=run_sync, report=report
+    sampler = VllmEngine(
+        compute.model,
+        server,
+        place.directory / "weights",
+        dtype=compute.dtype,
+        states=place.states == "vllm",
+        run_sync=run_sync,
+        report=report,
     )
+    engine: Engine = sampler if place.states == "vllm" else TorchPrefill(sampler, make_engine(compute, run_sync))
     try:
         yield engine
     finally:
-        await engine.close()
+        await sampler.close()

@@ -143,7 +143,8 @@ def _compute(policy: Policy, config: Config, directory: Path | None = None, *, r
         recompute: whether a backward pass computes each layer again instead of keeping its activations.
     """
     engine = config.engine
-    device = "cpu" if engine.kind == "vllm" and directory is not None else engine.device
+    with_torch = engine.kind == "torch" or engine.states == "torch" or directory is None
+    device = engine.device if with_torch else "cpu"
     compute = Compute(
         models.build(policy, torch.device(device), recompute=recompute),
         device=engine.device,
@@ -157,6 +158,7 @@ def _compute(policy: Policy, config: Config, directory: Path | None = None, *, r
         directory.absolute(),
         python=None if engine.python is None else config.at(engine.python),
         url=engine.url,
+        states=engine.states,
         runner=engine.runner,
         max_tokens=engine.max_tokens,
         sequences=engine.sequences,

@@ -113,6 +113,8 @@ def _check_engine(config: Config, role: Role) -> None:
             raise ConfigError(
                 f"engine.python: no interpreter at {config.at(engine.python)}; `grailnode engine install DIR` makes one"
             )
+        if engine.states == "torch":
+            _check_device(engine.device)
         return
     _check_device(engine.device)
 

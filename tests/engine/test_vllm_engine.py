@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from grailnode.convert import read_slime, read_trl, write_slime, write_trl
 from grailnode.engine.causal_model import CausalModel, build
 from grailnode.engine.policy import Policy
+from grailnode.engine.torch_engine import TorchEngine
+from grailnode.engine.vllm.torch_prefill import TorchPrefill
 from grailnode.engine.vllm.vllm_engine import VllmEngine
-from protocol.patch import encode
+from protocol.patch import apply, encode
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
 from roles.ports import Engine, EngineError, Request
@@ -90,6 +93,41 @@ async def test_rollouts_are_those_of_the_torch_engine(
         torch.testing.assert_close(
             torch.tensor(generation.logprobs), torch.tensor(expected.logprobs), rtol=0, atol=NOISE
         )
+
+
+async def test_the_states_may_come_from_a_prefill_by_torch(
+    model: CausalModel, server: SharedServer, tmp_path: Path
+) -> None:
+    weights = random_weights(model)
+    target, requests = changed(weights, 1), requests_of_many_lengths()
+    engine = TorchPrefill(VllmEngine(model, server, tmp_path, states=False), TorchEngine(model))
+    await engine.stage(0, weights)
+    await engine.commit()
+    await engine.stage_patch(1, encode(weights, target), manifest(1, target))
+    await engine.commit()
+    reference = await engine_of(model, target)
+    expected = await reference.generate(requests, PARAMS)
+    generations = await engine.generate(requests, PARAMS)
+    assert [g.tokens for g in generations] == [g.tokens for g in expected]
+    forwards = await reference.forward([r.prompt for r in requests], [g.tokens for g in generations])
+    assert all(torch.equal(g.hidden, forward.hidden) for g, forward in zip(generations, forwards, strict=True))
+
+
+@pytest.mark.parametrize("receiver", ["trl", "slime"])
+async def test_patches_that_went_through_another_format_are_applied(
+    model: CausalModel, new_engine: NewEngine, receiver: str
+) -> None:
+    weights = random_weights(model)
+    engine, target = await serving(new_engine, weights), changed(weights, 1)
+    ours = apply(weights, encode(weights, target))
+    if receiver == "trl":
+        received = read_trl(write_trl(ours, 1, weights)[1], weights).weights
+    else:
+        received = read_slime(write_slime(ours, 1, weights, 0)[1], weights).weights
+    await engine.stage_patch(1, encode(weights, received), manifest(1, target))
+    await engine.commit()
+    assert isinstance(engine, VllmEngine)
+    await engine.verify()
 
 
 class TestPatches:

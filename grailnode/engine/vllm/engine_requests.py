@@ -23,12 +23,14 @@ class GenerationCall:
     Attributes:
         request: the id of its record inside of vLLM.
         seed: 16 bytes; None for the most likely tokens.
+        states: whether the hidden states are recorded.
     """
 
     request: str
     prompt: Tokens
     seed: bytes | None
     params: SamplingParams
+    states: bool = True
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class PrefillCall:
 def completion_body(call: GenerationCall) -> dict[str, object]:
     """Return the body of a request that generates a completion."""
     params = call.params
-    arguments: dict[str, object] = {"id": call.request}
+    arguments: dict[str, object] = {"id": call.request, "states": call.states}
     if call.seed is not None:
         filters = params.filters
         arguments |= {"seed": call.seed.hex(), "temperature": params.temperature}
@@ -84,8 +86,10 @@ def collect(
     recorded = list(call.completion) if isinstance(call, PrefillCall) else record["tokens"]
     if not prefill and recorded != tokens:
         raise BrokenEngineError("vLLM answered other tokens than its worker recorded")
-    flat = torch.frombuffer(bytearray(base64.b64decode(record["states"])), dtype=torch.float32)
-    if not recorded or len(flat) % len(recorded):
+    states = base64.b64decode(record["states"])
+    flat = torch.frombuffer(bytearray(states), dtype=torch.float32) if states else torch.empty(0)
+    expected = prefill or (isinstance(call, GenerationCall) and call.states)
+    if not recorded or len(flat) % len(recorded) or bool(len(flat)) != expected:
         raise BrokenEngineError(f"vLLM recorded {len(flat)} numbers for the states of {len(recorded)} tokens")
     likely = () if prefill else tuple(record["log_probabilities"])
-    return Generation(tuple(recorded), flat.view(len(recorded), -1), likely)
+    return Generation(tuple(recorded), flat.view(len(recorded), len(flat) // len(recorded)), likely)

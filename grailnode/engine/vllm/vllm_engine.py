@@ -70,6 +70,7 @@ class VllmEngine:
         server: where vLLM runs.
         directory: of this machine, for the checkpoint and the patches of the served version.
         dtype: in which the server computes.
+        states: whether completions come with their hidden states; without, these have a width of 0.
         run_sync: runs a function outside the event loop.
         report: gets an event when the engine is restarted or verified.
     """
@@ -81,6 +82,7 @@ class VllmEngine:
         directory: Path,
         *,
         dtype: torch.dtype = torch.float32,
+        states: bool = True,
         limits: EngineLimits | None = None,
         run_sync: RunSync = trio.to_thread.run_sync,
         report: EventReport = lambda event, **fields: None,
@@ -88,6 +90,7 @@ class VllmEngine:
         self._model = model
         self._server = server
         self._dtype = dtype
+        self._states = states
         self._limits = limits or EngineLimits()
         self._run_sync = run_sync
         self._report = report
@@ -205,7 +208,7 @@ class VllmEngine:
         self._check_ids([request.prompt for request in requests])
         if any(len(request.seed) != sampling.SEED_BYTES for request in requests):
             raise ValueError(f"a seed has {sampling.SEED_BYTES} bytes")
-        calls = [GenerationCall(self._id(), request.prompt, request.seed, params) for request in requests]
+        calls = [GenerationCall(self._id(), request.prompt, request.seed, params, self._states) for request in requests]
         return await self._answered(calls)
 
     async def greedy(self, prompts: Sequence[Tokens], params: SamplingParams) -> list[Tokens]:
@@ -215,7 +218,7 @@ class VllmEngine:
             EngineError, ValueError: as for `generate`.
         """
         self._check_ids(prompts)
-        calls = [GenerationCall(self._id(), prompt, None, params) for prompt in prompts]
+        calls = [GenerationCall(self._id(), prompt, None, params, states=False) for prompt in prompts]
         return [generation.tokens for generation in await self._answered(calls)]
 
     async def forward(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:

@@ -23,7 +23,7 @@ from protocol.rollout.sampling import SEED_BYTES
 ARGUMENT: Final = "grailnode"
 """The key of a request's extra arguments (`SamplingParams.extra_args`) under which ours are."""
 
-_KEYS: Final = {"id", "seed", "temperature", "top_k", "top_p", "min_p", "begin"}
+_KEYS: Final = {"id", "seed", "temperature", "top_k", "top_p", "min_p", "begin", "states"}
 _MAX_RECORDS: Final = 65_536
 """Records of requests that nobody asks for are dropped after so many newer ones."""
 
@@ -37,6 +37,7 @@ class RequestArguments:
         seed: 16 bytes; None for the most likely tokens.
         temperature: divides the logits; filters: which tokens may be sampled.
         begin: for a prefill: the position of the first token whose state is recorded; None while sampling.
+        states: whether the states are recorded from which tokens are drawn.
     """
 
     request: str
@@ -44,6 +45,7 @@ class RequestArguments:
     temperature: float = 1.0
     filters: Filters = EVERY_TOKEN
     begin: int | None = None
+    states: bool = True
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any] | None) -> "RequestArguments | None":
@@ -67,7 +69,7 @@ class RequestArguments:
             raise ValueError(f"{ARGUMENT}.temperature: a positive number is needed")
         filters = Filters(int(values.get("top_k", 0)), float(values.get("top_p", 1.0)), float(values.get("min_p", 0.0)))
         begin = None if values.get("begin") is None else int(values["begin"])
-        return cls(values["id"], seed, temperature, filters, begin)
+        return cls(values["id"], seed, temperature, filters, begin, bool(values.get("states", True)))
 
 
 def validate(sampling_params: Any) -> None:
@@ -94,7 +96,8 @@ class Step:
 
     Attributes:
         version: of the verified weights; None if they were not verified.
-        states: [B, D], the states from which the tokens were drawn; tokens: int64 [B]; log_probabilities: float32 [B].
+        states: [B, D], the states from which the tokens were drawn; [B, 0] where they are not recorded.
+        tokens: int64 [B]; log_probabilities: float32 [B].
     """
 
     version: int | None

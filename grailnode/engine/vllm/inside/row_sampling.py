@@ -44,13 +44,15 @@ def draw(logits: Tensor, rows: Sequence[SampledRow], records: RequestRecords) ->
     groups: dict[tuple[object, ...], list[SampledRow]] = {}
     for row in rows:
         arguments = row.arguments
-        kind = arguments.seed is None, arguments.temperature, arguments.filters
+        kind = arguments.seed is None, arguments.temperature, arguments.filters, arguments.states
         groups.setdefault(kind, []).append(row)
     for group in groups.values():
         whole = len(group) == len(logits) and all(item.row == place for place, item in enumerate(group))
         index = torch.tensor([item.row for item in group], device=logits.device)
         tokens, log_probabilities = _draw_group(logits if whole else logits[index], group)
-        step = Step(records.version, states.clone() if whole else states[index], tokens, log_probabilities)
+        drawn_from = states if group[0].arguments.states else states[:, :0]
+        recorded = drawn_from.clone() if whole else drawn_from[index]
+        step = Step(records.version, recorded, tokens, log_probabilities)
         logits[index, tokens] = torch.inf
         for place, item in enumerate(group):
             records.record(item.arguments.request).write(item.position, step, place)
