@@ -98,6 +98,22 @@ async def measure_pair(
     """
     generating = await pair.generating.serve(work.policy, weights if copy is None else copy)
     checking = await pair.checking.serve(work.policy, weights)
+    async for group in measure(work, generating, checking, groups, first=first):
+        yield group
+
+
+async def measure(
+    work: CalibrationTask, generating: Engine, checking: Engine, groups: int, *, first: int = 0
+) -> AsyncIterator[GroupMeasurement]:
+    """Generate groups with one engine, check them with another, and yield the measurements.
+
+    Args:
+        generating, checking: engines that serve; which versions does not matter.
+        groups, first: as for `measure_pair`.
+
+    Raises:
+        EngineError: one of the two failed.
+    """
     for begin in range(first, first + groups, work.chunk):
         numbers = range(begin, min(begin + work.chunk, first + groups))
         for group in await _chunk(work, numbers, generating, checking):

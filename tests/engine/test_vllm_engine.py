@@ -47,7 +47,7 @@ def server(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """Return a server of the policy that all tests share."""
     server = shared_server(policy.directory, tmp_path_factory.mktemp("server"))
     yield server
-    server.close()
+    server.end()
 
 
 @pytest.fixture

@@ -44,27 +44,32 @@ async def engine(policy: Policy, model: CausalModel, tmp_path: Path) -> AsyncIte
     engine = VllmEngine(model, server, tmp_path / "engine", limits=EngineLimits(hang=5.0))
     yield engine
     await engine.close()
-    assert not processes_of(tmp_path)
+    await all_end(tmp_path / "server")
+
+
+async def all_end(directory: Path) -> None:
+    """Wait until no process of the server in a directory is left."""
+    with trio.fail_after(60):
+        while processes_of(directory):
+            await trio.sleep(0.1)
 
 
 def processes_of(directory: Path) -> list[int]:
-    """Return the ids of the processes of the server in a directory, the first one first."""
+    """Return the ids of the processes that a server in a directory has, in the order in which they were started."""
     result = []
     for entry in Path("/proc").iterdir():
         try:
-            environment, state = (
-                (entry / "environ").read_bytes(),
-                (entry / "stat").read_text().rpartition(")")[2].split(),
-            )
+            works_there = entry.name.isdigit() and (entry / "cwd").readlink() == directory
+            fields = (entry / "stat").read_text().rpartition(")")[2].split() if works_there else ["Z"]
         except OSError:
             continue
-        if f"NUMBA_CACHE_DIR={directory}".encode() in environment and state[0] != "Z":
-            result.append((int(state[19]), int(entry.name)))
+        if fields[0] != "Z":
+            result.append((int(fields[19]), int(entry.name)))
     return [number for _, number in sorted(result)]
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-@pytest.mark.parametrize("place", [0, -1], ids=["server", "worker"])
+@pytest.mark.parametrize("place", [0, 1, 2, 3], ids=["launcher", "server", "core", "worker"])
 async def test_rollouts_survive_a_process(
     engine: VllmEngine, model: CausalModel, tmp_path: Path, place: int, fault: signal.Signals
 ) -> None:
@@ -85,10 +90,25 @@ async def test_rollouts_survive_a_process(
         nursery.start_soon(generate)
         await trio.sleep(0.3)
         assert not results
-        os.kill(processes_of(tmp_path)[place], fault)
+        processes = processes_of(tmp_path / "server")
+        assert len(processes) == 4
+        os.kill(processes[place], fault)
     assert [g.tokens for g in results] == [g.tokens for g in expected]
     assert engine.version == 1
     await engine.verify()
+
+
+async def test_a_launcher_that_was_stopped_is_replaced(engine: VllmEngine, model: CausalModel, tmp_path: Path) -> None:
+    weights = random_weights(model)
+    await engine.stage(0, weights)
+    await engine.commit()
+    launcher, server, *_ = processes_of(tmp_path / "server")
+    os.kill(launcher, signal.SIGSTOP)
+    os.kill(server, signal.SIGKILL)
+    requests = requests_of_many_lengths()
+    expected = await (await engine_of(model, weights)).generate(requests, LONG)
+    assert [g.tokens for g in await engine.generate(requests, LONG)] == [g.tokens for g in expected]
+    assert processes_of(tmp_path / "server")[0] != launcher
 
 
 async def test_no_process_outlives_a_node_that_was_killed(policy: Policy, tmp_path: Path) -> None:
@@ -109,6 +129,4 @@ trio.run(main)
         assert await trio.to_thread.run_sync(node.stdout.readline) == b"ready\n"
         assert len(processes_of(directory)) >= 3
         node.kill()
-    with trio.fail_after(10):
-        while processes_of(directory):
-            await trio.sleep(0.1)
+    await all_end(directory)

@@ -22,7 +22,14 @@ class SharedServer(ChildServer):
     """A server that many engines use one after the other: an engine that is closed leaves it running."""
 
     async def stop(self) -> None:
-        """Do nothing; `close` ends it."""
+        """Do nothing; `end` ends it."""
+
+    def close(self) -> None:
+        """Do nothing; `end` ends it."""
+
+    def end(self) -> None:
+        """End the server."""
+        super().close()
 
 
 def shared_server(model: Path, directory: Path, **changes: object) -> SharedServer:

@@ -113,6 +113,7 @@ class VllmEngine:
     async def close(self) -> None:
         """Stop the server, if it is a child."""
         await self._disconnect()
+        self._server.close()
 
     async def stage(self, version: int, weights: Weights) -> None:
         """Prepare a policy beside the one that is served; whole weights travel through a file.

@@ -4,10 +4,8 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import tempfile
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -17,6 +15,7 @@ import trio
 
 import grailnode
 import protocol
+from grailnode.engine.vllm.server_launcher import ServerLauncher
 from roles.ports import EngineError
 
 _INSIDE: Final = "grailnode.engine.vllm.inside"
@@ -72,7 +71,10 @@ class Server(Protocol):
         """
 
     async def stop(self) -> None:
-        """End the server and all its processes, however they are."""
+        """End the server and all its processes, however they are. It may be started again."""
+
+    def close(self) -> None:
+        """End what a server was started with, too. This may be called outside of an event loop."""
 
     def client(self, seconds: float, connections: int) -> httpx.AsyncClient:
         """Return an HTTP client for the server.
@@ -104,20 +106,26 @@ class ChildServer:
     """A server that this process starts, on a Unix socket that only its user can open.
 
     Its processes are a group of their own, and the kernel kills them when this process ends (inside/process_guard.py).
+    They are forked from a launcher (server_launcher.py).
     """
 
     shares_files = True
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
-        self._process: subprocess.Popen[bytes] | None = None
+        self._launcher = ServerLauncher(self._spawn)
         self._socket_directory: tempfile.TemporaryDirectory[str] | None = None
         self._socket = ""
 
     @property
     def process_id(self) -> int | None:
         """The id of the server's first process, which is that of its group; None if it does not run."""
-        return self._process.pid if self._process is not None and self._process.poll() is None else None
+        return self._launcher.server_id
+
+    @property
+    def launcher_id(self) -> int | None:
+        """The id of the process that forks servers; None if it does not run."""
+        return self._launcher.process_id
 
     @property
     def log(self) -> Path:
@@ -126,35 +134,29 @@ class ChildServer:
 
     async def start(self) -> None:
         """Implements Server.start."""
-        if self.process_id is None:
-            await self.stop()
-            self._spawn()
-        async with self.client(5.0, 1) as client:
-            with trio.move_on_after(self.settings.start_seconds):
+        with trio.move_on_after(self.settings.start_seconds) as scope:
+            if self.process_id is None:
+                await self.stop()
+                # the path of a Unix socket has at most 107 bytes, which a state directory may exceed
+                self._socket_directory = tempfile.TemporaryDirectory(prefix="grailnode-")
+                self._socket = str(Path(self._socket_directory.name) / secrets.token_hex(4))
+                await self._launcher.fork(self.flags(self._socket))
+            async with self.client(5.0, 1) as client:
                 while not await _is_healthy(client):
                     if self.process_id is None:
                         raise EngineError(f"vLLM ended while it started:\n{self._last_lines()}")
                     await trio.sleep(_POLL_SECONDS)
-                return
-        raise EngineError(f"vLLM did not answer within {self.settings.start_seconds:g} s:\n{self._last_lines()}")
+        if scope.cancelled_caught:
+            seconds = f"{self.settings.start_seconds:g} s"
+            raise EngineError(f"vLLM did not answer within {seconds}:\n{self._last_lines()}")
 
     async def stop(self) -> None:
-        """Implements Server.stop."""
-        if self._process is None:
-            return
-        with trio.CancelScope(shield=True):
-            with suppress(ProcessLookupError):  # all of them have ended
-                os.killpg(self._process.pid, signal.SIGKILL)
-            await trio.to_thread.run_sync(self._process.wait)
-        self._process = None
+        """Implements Server.stop: what has imported vLLM stays for the next start."""
+        self._launcher.kill_server()
 
     def close(self) -> None:
-        """End the server from outside of an event loop."""
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
+        """Implements Server.close."""
+        self._launcher.close()
 
     def client(self, seconds: float, connections: int) -> httpx.AsyncClient:
         """Implements Server.client."""
@@ -164,26 +166,22 @@ class ChildServer:
         transport = httpx.AsyncHTTPTransport(uds=self._socket, limits=limits)
         return httpx.AsyncClient(transport=transport, base_url="http://vllm", timeout=_timeout(seconds))
 
-    def command(self) -> list[str]:
-        """Return the command line of the server."""
-        return [str(self.settings.python), "-m", f"{_INSIDE}.launch", *_flags(self.settings, self._socket)]
+    def flags(self, socket: str) -> list[str]:
+        """Return the flags of the server."""
+        return _flags(self.settings, socket)
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables of the server."""
         return _environment(self.settings, write_modules(self.settings.directory))
 
-    def _spawn(self) -> None:
-        """Start the process from the thread of the event loop: the death signal is bound to the thread."""
+    def _spawn(self) -> "subprocess.Popen[bytes]":
         settings = self.settings
         settings.directory.mkdir(parents=True, exist_ok=True)
-        # the path of a Unix socket has at most 107 bytes, which a state directory may exceed
-        self._socket_directory = tempfile.TemporaryDirectory(prefix="grailnode-")
-        self._socket = str(Path(self._socket_directory.name) / secrets.token_hex(4))
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self.command(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
+            return subprocess.Popen(
+                [str(settings.python), "-m", f"{_INSIDE}.launch"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 stderr=log,
                 env=self.environment(),
                 cwd=settings.directory,
@@ -221,6 +219,9 @@ class ExternalServer:
 
     async def stop(self) -> None:
         """Implements Server.stop: the server is not ours to stop; its operator's supervisor restarts it."""
+
+    def close(self) -> None:
+        """Implements Server.close: nothing was started."""
 
     def client(self, seconds: float, connections: int) -> httpx.AsyncClient:
         """Implements Server.client."""
@@ -291,6 +292,7 @@ def _environment(settings: ServerSettings, modules: Path) -> dict[str, str]:
             "TORCHDYNAMO_DISABLE": "1",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
+    own["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
     return inherited | server_environment(settings) | own
 
 

@@ -1,12 +1,76 @@
-"""Starts vLLM's server: `python -m grailnode.engine.vllm.inside.launch FLAGS`.
+"""Starts servers of vLLM: `python -m grailnode.engine.vllm.inside.launch`.
+
+Importing vLLM takes most of a server's start, three times over: in the server, in its engine core and in the worker. So
+this process imports it once, and forks a server for each line that it reads: the flags, a JSON array. It answers with
+the id of the server's process, which leads a session of its own, and with another line when that has ended. A server
+that crashed is replaced by one that has nothing to import. It shares this process's memory until it changes it.
 
 It asks for the death signal before anything else, because importing vLLM takes seconds.
 """
 
+import importlib
+import json
+import os
 import runpy
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 from grailnode.engine.vllm.inside.process_guard import die_with_parent
 
-if __name__ == "__main__":
+_SERVER = "vllm.entrypoints.openai.api_server"
+
+
+def main() -> None:
+    """Fork servers until standard input ends."""
     die_with_parent()
-    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
+    _preload_threads()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM's output goes to the log
+    _import()
+    for line in sys.stdin:
+        process = os.fork()
+        if not process:
+            answers.close()
+            _serve(json.loads(line))
+        print(process, file=answers, flush=True)
+        os.waitpid(process, 0)
+        print("ended", file=answers, flush=True)
+
+
+def _preload_threads() -> None:
+    """Start this program again with torch's OpenMP in front of the system's, as vLLM does for workers on a CPU."""
+    torch = find_spec("torch")
+    if sys.platform != "linux" or "LD_PRELOAD" in os.environ or torch is None or torch.origin is None:
+        return
+    package = Path(torch.origin).parent
+    folders = (package.parent / "torch.libs", package / "lib")
+    libraries = [str(path) for folder in folders for path in sorted(folder.glob("libgomp*.so*"))]
+    os.environ["LD_PRELOAD"] = libraries[0] if libraries else ""
+    os.execv(sys.executable, [sys.executable, "-m", "grailnode.engine.vllm.inside.launch"])  # noqa: S606
+
+
+def _import() -> None:
+    """Import what the server, its engine core and its workers need."""
+    from vllm.platforms import current_platform  # noqa: PLC0415 - not before the death signal
+
+    worker = "vllm.v1.worker.cpu_worker" if current_platform.is_cpu() else "vllm.v1.worker.gpu_worker"
+    for name in (_SERVER, "vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor", worker):
+        importlib.import_module(name)
+
+
+def _serve(flags: list[str]) -> None:
+    """Be a server, in a process that was forked; does not return."""
+    os.setsid()
+    die_with_parent()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.argv = [_SERVER, *flags]
+    try:
+        runpy.run_module(_SERVER, run_name="__main__", alter_sys=True)
+    finally:
+        sys.stderr.flush()
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

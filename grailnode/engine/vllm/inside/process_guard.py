@@ -1,24 +1,46 @@
 """Ends a process of vLLM when the process that started it is gone, even if that was killed.
 
 vLLM's server, engine core and workers are started by each other, and a killed server leaves the others behind. The
-kernel's death signal needs no cooperation: each process asks for it when this plugin of vLLM is loaded in it.
+kernel's death signal needs no cooperation: each process asks for it when this plugin of vLLM is loaded in it, or when
+it was forked from one that has the plugin.
 """
 
 import ctypes
 import os
 import signal
 import sys
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
 
 def register() -> None:
-    """Prepare a process of vLLM (an entry point of `vllm.general_plugins`): death signal and plain weights."""
+    """Prepare a process of vLLM (an entry point of `vllm.general_plugins`): death signal, forks, and plain weights."""
     from grailnode.engine.vllm.inside.plain_weights import keep_plain_weights  # noqa: PLC0415 - vLLM is loaded by now
 
     die_with_parent()
     os.register_at_fork(after_in_child=die_with_parent)
+    if os.environ.get(_METHOD) == "fork":
+        _keep_forking()
     keep_plain_weights()
+
+
+def _keep_forking() -> None:
+    """Let vLLM fork its engine core and workers on a CPU as well, where it would start them anew and import itself in
+    each: its reason is a library for threads, which launch.py loads first.
+    """
+    from vllm.platforms import current_platform  # noqa: PLC0415 - vLLM is loaded by now
+
+    platform = type(current_platform)
+    update = platform.check_and_update_config
+
+    def update_and_fork(vllm_config: Any) -> None:
+        update(vllm_config)
+        os.environ[_METHOD] = "fork"
+
+    if current_platform.is_cpu():
+        platform.check_and_update_config = staticmethod(update_and_fork)
 
 
 def die_with_parent() -> None:

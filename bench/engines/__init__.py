@@ -1,0 +1,1 @@
+"""The vLLM engine beside plain vLLM and the torch engine: `python -m bench.engines`, docs/benchmarks/engines.md."""

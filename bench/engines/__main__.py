@@ -1,0 +1,61 @@
+"""Measure the vLLM engine beside plain vLLM and the torch engine: `python -m bench.engines KIND --python PYTHON`.
+
+    speed       tokens a second, beside the same vLLM without us that samples by itself and returns log-probabilities
+    states      tokens a second with the hidden states of vLLM, with those of a prefill by torch, and without
+    patches     seconds to stage, pause, commit and read back, by size and number of changed elements
+    agreement   rollouts and their margins against the torch engine, by precision, batch and settings of vLLM
+    thresholds  the thresholds for miners with vLLM and validators with torch, and what they detect
+    faults      seconds from a fault to the repeated rollouts, and rollouts that were wrong
+
+PYTHON is the interpreter of vLLM's environment (`grailnode engine install DIR`). Each line of output is a JSON object.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+import trio
+
+from bench.engines.agreement import WAYS, agreement
+from bench.engines.faults import faults
+from bench.engines.patches import patches
+from bench.engines.speed import speed, states
+from bench.engines.thresholds import thresholds
+
+KINDS = {
+    "speed": speed,
+    "states": states,
+    "patches": patches,
+    "agreement": agreement,
+    "thresholds": thresholds,
+    "faults": faults,
+}
+
+
+def main() -> None:
+    """Run the measurements that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--python", type=Path, required=True)
+    parser.add_argument(
+        "--sizes", nargs="+", default=["32k", "152k"], help="of policies: 32k, 152k, 68M; genesis for patches"
+    )
+    parser.add_argument("--shares", nargs="+", type=float, default=[0.001, 0.01, 0.1], help="of changed elements")
+    parser.add_argument("--rollouts", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=64, help="of each rollout")
+    parser.add_argument("--batch", type=int, default=64, help="sequences that vLLM computes at the same time")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--prompts", choices=["random", "problems"], default="random", help="random tokens, or sums")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=["default"], help="settings of vLLM")
+    parser.add_argument("--batches", nargs="+", type=int, default=[256], help="as --batch, for agreement")
+    parser.add_argument("--hang", type=float, default=5.0, help="seconds without a sign of life, for faults")
+    parser.add_argument("--patches", type=int, default=200, help="bent patches, for faults")
+    parser.add_argument("--torch", action="store_true", help="measure the torch engine as well")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    trio.run(KINDS[arguments.kind], arguments.python, arguments)
+
+
+if __name__ == "__main__":
+    main()

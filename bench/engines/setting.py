@@ -1,0 +1,95 @@
+"""What all measurements of engines share: policies, requests, and the same vLLM without grailnode."""
+
+import json
+import random
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grailnode.engine.policy import Policy
+from grailnode.engine.vllm.vllm_server import ChildServer
+from protocol import environments
+from roles.ports import Request
+
+SIZES: dict[str, dict[str, int]] = {
+    "32k": {"vocab_size": 32_000, "hidden_size": 128, "head_dim": 32},
+    "152k": {"vocab_size": 151_936, "hidden_size": 128, "head_dim": 32},
+    "68M": {
+        "vocab_size": 32_000,
+        "hidden_size": 768,
+        "head_dim": 64,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+    },
+}
+
+
+class PlainServer(ChildServer):
+    """The same vLLM without our processor, extension and plugin."""
+
+    def flags(self, socket: str) -> list[str]:
+        """Return the flags without those that load our code."""
+        words = super().flags(socket)
+        for flag in ("--logits-processors", "--worker-extension-cls"):
+            place = words.index(flag)
+            del words[place : place + 2]
+        return words
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment without our plugin."""
+        return super().environment() | {"VLLM_PLUGINS": "none"}
+
+
+def report(**fields: Any) -> None:
+    """Print one result."""
+    print(json.dumps(fields), flush=True)
+
+
+def requests_of(count: int, vocabulary: int, length: int = 32) -> list[Request]:
+    """Return requests with random prompts."""
+    generator = random.Random(0)
+    return [
+        Request(tuple(generator.randrange(2, vocabulary) for _ in range(length)), generator.randbytes(16))
+        for _ in range(count)
+    ]
+
+
+@contextmanager
+def directory() -> Iterator[Path]:
+    """Yield a temporary directory."""
+    with tempfile.TemporaryDirectory(prefix="grailnode-bench-") as path:
+        yield Path(path)
+
+
+async def timed(work: Callable[[], Awaitable[Any]]) -> float:
+    """Return the seconds that some work takes."""
+    start = time.perf_counter()
+    await work()
+    return time.perf_counter() - start
+
+
+def problems_of(policy: Policy, count: int) -> list[Request]:
+    """Return requests with the prompts that the packaged policy has learned."""
+    environment = environments.get("addition")
+    seeds = [number.to_bytes(32, "little") for number in range(count)]
+    return [Request(policy.tokenizer.encode(environment.problem(seed).prompt), seed[:16]) for seed in seeds]
+
+
+def with_changes(weights: dict[str, torch.Tensor], share: float, seed: int) -> dict[str, torch.Tensor]:
+    """Return weights of which a share of the elements is one unit in the last place larger or smaller."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.where(
+            torch.rand(tensor.shape, generator=generator) < share,
+            tensor.view(torch.int16) ^ 1,
+            tensor.view(torch.int16),
+        ).view(torch.bfloat16)
+        for name, tensor in weights.items()
+    }

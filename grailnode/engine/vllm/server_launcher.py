@@ -1,0 +1,113 @@
+"""The process that has imported vLLM and forks servers (inside/launch.py), as seen from the node.
+
+Importing takes most of the time that a server needs to start. A launcher that stays makes a restart short. If it does
+not answer, it is killed as well and replaced by a new one.
+"""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import IO, Final
+
+import trio
+
+from roles.ports import EngineError
+
+_PATIENCE_SECONDS: Final = 5.0
+"""For the answer of a launcher that has already imported vLLM; a fork takes milliseconds."""
+
+
+class ServerLauncher:
+    """Starts and ends the servers of one `ChildServer`, one at a time.
+
+    Args:
+        spawn: starts the launcher with pipes as its standard input and output. It is called in the thread of the event
+            loop, because the death signal is bound to the thread.
+    """
+
+    def __init__(self, spawn: Callable[[], "subprocess.Popen[bytes]"]) -> None:
+        self._spawn = spawn
+        self._process: subprocess.Popen[bytes] | None = None
+        self._server: int | None = None
+        self._has_forked = False
+        self._answers = b""
+
+    @property
+    def process_id(self) -> int | None:
+        """The id of the launcher's process; None if it does not run."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    @property
+    def server_id(self) -> int | None:
+        """The id of the server's first process, which is that of its group; None if it does not run."""
+        if self._server is not None and self.process_id is not None:
+            os.set_blocking(self._pipe("stdout").fileno(), False)
+            with suppress(BlockingIOError):
+                self._answers += os.read(self._pipe("stdout").fileno(), 1024)
+            if b"ended" not in self._answers:
+                return self._server
+        return None
+
+    async def fork(self, flags: Sequence[str]) -> None:
+        """Start a server; this waits until vLLM is imported.
+
+        Raises:
+            EngineError: the launcher ended before it answered.
+        """
+        if self.process_id is not None and self._has_forked:
+            with trio.move_on_after(_PATIENCE_SECONDS):
+                if await self._ask(flags):
+                    return
+        self.close()
+        self._process = self._spawn()
+        if not await self._ask(flags):
+            raise EngineError("vLLM's launcher ended while it imported vLLM")
+
+    def kill_server(self) -> None:
+        """End all processes of the server, however they are; the launcher stays."""
+        server, self._server = self._server, None
+        if server is not None:
+            with suppress(ProcessLookupError):  # all of them have ended
+                os.killpg(server, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the server and the launcher."""
+        self.kill_server()
+        process, self._process = self._process, None
+        self._has_forked, self._answers = False, b""
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with suppress(BrokenPipeError):
+                        pipe.close()
+
+    async def _ask(self, flags: Sequence[str]) -> bool:
+        """Ask for a server, and return whether there is one."""
+        pipe = self._pipe("stdout").fileno()
+        os.set_blocking(pipe, False)
+        try:
+            self._pipe("stdin").write(json.dumps(list(flags)).encode() + b"\n")
+            self._pipe("stdin").flush()
+        except BrokenPipeError:
+            return False
+        while True:
+            *lines, self._answers = self._answers.split(b"\n")
+            servers = [int(line) for line in lines if line.isdigit()]  # other lines say that an earlier one ended
+            if servers:
+                self._server, self._has_forked = servers[-1], True
+                return True
+            await trio.lowlevel.wait_readable(pipe)
+            data = os.read(pipe, 1024)
+            if not data:
+                return False
+            self._answers += data
+
+    def _pipe(self, name: str) -> IO[bytes]:
+        pipe: IO[bytes] | None = getattr(self._process, name)
+        assert pipe is not None
+        return pipe
