@@ -77,6 +77,15 @@ MAX_PATCH_HEADER_BYTES: Final = 16 * MIB  # bytes of a patch's table, packed or 
 # pseudogradient/payload.py
 MAX_CONTRIBUTION_BYTES: Final = 64 * GIB  # bytes of one contribution's frames
 
+# outer/round_records.py
+MAX_WORKERS: Final = 64  # sites that train together
+MAX_ROUND_GROUPS: Final = 4096  # groups that a site uses in one round
+MAX_ROUND_CONTRIBUTION_BYTES: Final = 256 * KIB  # bytes of one contribution's record
+MAX_ROUND_MANIFEST_BYTES: Final = 16 * MIB  # bytes of one round manifest: MAX_ROUND_GROUPS digests for each worker
+MAX_STATE_SHARDS: Final = 1024  # shards of one outer state
+MAX_STATE_SHARD_BYTES: Final = 1 * GIB  # bytes of one of them
+MAX_ROUND_POINTER_BYTES: Final = 128 * KIB  # bytes of one round pointer
+
 # rollout/batch.py
 MAX_GROUP_SIZE: Final = 256  # rollouts of one group
 MAX_GROUPS: Final = 4096  # groups of one miner in one window

@@ -10,7 +10,7 @@ from protocol.errors import MalformedError
 
 _WINDOW_DIGITS: Final = 10
 _KEY_DIGITS: Final = 64
-_CONTENT_ADDRESSED: Final = ("files", "patches", "anchors", "batches")
+_CONTENT_ADDRESSED: Final = ("files", "patches", "anchors", "states", "payloads", "batches")
 
 
 def _number(value: int) -> str:
@@ -85,6 +85,51 @@ def anchors(trainer: bytes) -> str:
 def anchor(trainer: bytes, digest: bytes) -> str:
     """Return the path of one shard of an anchor, named by its SHA-256."""
     return f"{anchors(trainer)}{digest.hex()}"
+
+
+def rounds(trainer: bytes) -> str:
+    """Return the prefix of the paths of a trainer's round manifests."""
+    return f"{trainer.hex()}/rounds/"
+
+
+def round_manifest(trainer: bytes, number: int) -> str:
+    """Return the path of the signed manifest that closes an outer round."""
+    return f"{rounds(trainer)}{_number(number)}"
+
+
+def newest_round(trainer: bytes) -> str:
+    """Return the path of the signed pointer to the newest round manifest, which the trainer replaces."""
+    return f"{trainer.hex()}/newest-round"
+
+
+def states(trainer: bytes) -> str:
+    """Return the prefix of the paths of the shards of a trainer's outer states."""
+    return f"{trainer.hex()}/states/"
+
+
+def state_shard(trainer: bytes, digest: bytes) -> str:
+    """Return the path of one shard of an outer state, named by its SHA-256."""
+    return f"{states(trainer)}{digest.hex()}"
+
+
+def contributions(worker: bytes) -> str:
+    """Return the prefix of the paths of a worker's contributions."""
+    return f"{worker.hex()}/contributions/"
+
+
+def contribution(worker: bytes, number: int) -> str:
+    """Return the path of a worker's signed contribution to an outer round."""
+    return f"{contributions(worker)}{_number(number)}"
+
+
+def payloads(writer: bytes) -> str:
+    """Return the prefix of the paths of the payloads of contributions that a worker or a trainer stores."""
+    return f"{writer.hex()}/payloads/"
+
+
+def payload(writer: bytes, digest: bytes) -> str:
+    """Return the path of the payload of a contribution, named by its SHA-256."""
+    return f"{payloads(writer)}{digest.hex()}"
 
 
 def commitment(miner: bytes, window: int) -> str:

@@ -33,7 +33,8 @@ WORLD = {  # what pure code has no business with: files, clocks, networks, proce
 ROOMS = {  # rooms of each package in the order in which they may import: a room imports only rooms that stand before it
     "protocol": (
         *("errors", "limits", "encoding", "bounded_json", "compression", "digest", "paths", "window", "kernels"),
-        *("beacon", "identity", "environments", "rollout", "patch", "pseudogradient", "run", "chain", "judging"),
+        *("beacon", "identity", "environments", "rollout", "patch", "pseudogradient", "run", "chain", "outer"),
+        *("judging",),
     ),
     "roles": (
         *("ports", "first_failure", "gather", "node", "records"),

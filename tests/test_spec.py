@@ -74,7 +74,7 @@ def test_every_limit_in_the_specification_exists() -> None:
 
 
 def test_the_readme_lists_every_page() -> None:
-    links = set(re.findall(r"\]\(([a-z]+)\.md\)", PAGES["README"]))
+    links = set(re.findall(r"\]\(([a-z-]+)\.md\)", PAGES["README"]))
     assert set(PAGES) - {"README"} <= links
 
 

@@ -80,18 +80,18 @@ async def sweep_orphans(config: Config, key: bytes, telemetry: Telemetry, now: f
 
 
 class _AuthorityKeys(Collection[bytes]):
-    """The keys of the trainers and validators that the authority names now."""
+    """The keys of the trainers, validators and workers that the authority names now."""
 
     def __init__(self, revisions: Revisions) -> None:
         self._revisions = revisions
 
     def __contains__(self, key: object) -> bool:
         authority = self._revisions.current
-        return key in authority.trainers or key in authority.validators
+        return key in authority.trainers or key in authority.validators or key in authority.workers
 
     def __iter__(self) -> Iterator[bytes]:
         authority = self._revisions.current
-        return iter(dict.fromkeys((*authority.trainers, *authority.validators)))
+        return iter(dict.fromkeys((*authority.trainers, *authority.validators, *authority.workers)))
 
     def __len__(self) -> int:
         return len(list(iter(self)))

@@ -127,7 +127,11 @@ class AdmissionGate:
         self._inviters = {*authority.roots, *authority.admission.inviters}
         self._revoked = frozenset(authority.revoked)
         self._miners = frozenset(authority.admission.allowed)
-        self._keys = {"trainer": frozenset(authority.trainers), "validator": frozenset(authority.validators)}
+        self._keys = {
+            "trainer": frozenset(authority.trainers),
+            "worker": frozenset(authority.workers),
+            "validator": frozenset(authority.validators),
+        }
 
     def may_fetch(self, key: bytes, role: Role) -> bool:
         """Return whether an announcement of this key in this role could be admitted, as far as the key alone shows."""

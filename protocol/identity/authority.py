@@ -17,6 +17,7 @@ from protocol.errors import ChainError, ForkError, GapError, RollbackError, Sign
 from protocol.identity.signing import Digest, Key, Signed, check_public_key, claimed_signers, open_announced
 
 Keys = Annotated[tuple[Key, ...], Field(min_length=1, max_length=limits.MAX_KEYS)]
+Workers = Annotated[tuple[Key, ...], Field(max_length=limits.MAX_WORKERS)]
 ManyKeys = Annotated[tuple[Key, ...], Field(max_length=limits.MAX_PARTICIPANTS)]
 
 
@@ -62,6 +63,7 @@ class Authority(Record):
         root_threshold: how many roots must sign it.
         trainers: the keys that may publish policies.
         validators: the keys that may publish verdicts.
+        workers: the keys of the sites that train together, ascending; empty if the trainer trains alone.
         quorum: how many validators must accept a group.
         revoked: keys that may not act in any role.
     """
@@ -71,6 +73,7 @@ class Authority(Record):
     root_threshold: Annotated[int, Field(ge=1, le=limits.MAX_SIGNATURES)]
     trainers: Keys
     validators: Keys
+    workers: Workers = ()
     quorum: Annotated[int, Field(ge=1, le=limits.MAX_KEYS)]
     admission: Admission
     revoked: ManyKeys
@@ -83,15 +86,15 @@ class Authority(Record):
             raise ValueError("root_threshold exceeds the number of roots")
         if self.quorum > len(self.validators):
             raise ValueError("quorum exceeds the number of validators")
-        if not _ascend(self.revoked):
-            raise ValueError("revoked keys do not ascend")
+        if not (_ascend(self.revoked) and _ascend(self.workers)):
+            raise ValueError("revoked keys or workers do not ascend")
         if not set(self.revoked).isdisjoint(self._active_keys()):
             raise ValueError("a revoked key in a role")
         return self
 
     def _active_keys(self) -> tuple[bytes, ...]:
         admission = self.admission
-        return (*self.roots, *self.trainers, *self.validators, *admission.allowed, *admission.inviters)
+        return (*self.roots, *self.trainers, *self.validators, *self.workers, *admission.allowed, *admission.inviters)
 
     def check_keys(self) -> None:
         """Refuse unsound keys.

@@ -7,7 +7,7 @@ from pydantic import Field
 from protocol import limits, paths
 from protocol.identity.signing import Key, PublishedRecord
 
-Role = Literal["trainer", "miner", "validator"]
+Role = Literal["trainer", "worker", "miner", "validator"]
 
 _LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _PORT = "(:([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))?"  # 1 to 65535

@@ -24,6 +24,7 @@ from protocol.identity.signing import Envelope, open_announced, open_signed, sig
 from protocol.judging.ledger import Seal, Summary, Witness
 from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Verdict
+from protocol.outer.round_records import RoundContribution, RoundManifest, RoundPointer
 from protocol.rollout.batch import Commitment, Group, assemble, open_group
 from protocol.rollout.sketch import distances
 from protocol.run import RunManifest
@@ -47,6 +48,9 @@ TYPES: tuple[type[Record], ...] = (
     Summary,
     Verdict,
     Witness,
+    RoundManifest,
+    RoundContribution,
+    RoundPointer,
 )
 _, COMMITMENT = assemble([samples.group()])
 PARSERS: dict[str, Parser] = {

@@ -24,6 +24,11 @@ ALL = [
     paths.verdict(KEY, 3, OTHER),
     paths.summary(KEY, 3),
     paths.witness(KEY, 3),
+    paths.round_manifest(KEY, 3),
+    paths.newest_round(KEY),
+    paths.state_shard(KEY, digest("shard")),
+    paths.contribution(KEY, 3),
+    paths.payload(KEY, digest("payload")),
 ]
 
 

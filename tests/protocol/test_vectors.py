@@ -21,6 +21,9 @@ from protocol.identity.signing import Envelope, SigningKey, open_announced, open
 from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness, balances, scores
 from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Judgement, ReauditVerdict, Verdict
+from protocol.outer.dealing import owner
+from protocol.outer.round_checks import check_next_manifest
+from protocol.outer.round_records import RoundContribution, RoundManifest, RoundPointer
 from protocol.rollout import challenge, sampling, sketch
 from protocol.rollout.batch import Commitment, Group, Rollout, open_group
 from protocol.run import RunManifest, ScoringSpec
@@ -35,6 +38,7 @@ KINDS: tuple[type[Record], ...] = (
     *(Announcement, Commitment, Envelope, Group, Head, Judgement),
     *(Manifest, ValidatorReport, Rollout, LedgerRow, RunManifest, Seal, Summary, Trust, Verdict),
     *(Invite, ReauditVerdict, Revision, Witness, ProofOfWorkSolution),
+    *(RoundManifest, RoundContribution, RoundPointer),
 )
 
 
@@ -233,3 +237,24 @@ def test_scores() -> None:
     balances_by_miner = {miner.hex(): value for miner, value in balances(ledger, scoring).items()}
     assert balances_by_miner == pytest.approx(dict(item["balances"]))
     assert {miner.hex(): share for miner, share in scores(ledger, scoring)} == pytest.approx(dict(item["scores"]))
+
+
+@pytest.mark.parametrize("item", cases("outer", "trusted"), ids=name_of)
+def test_round_manifests(item: dict[str, Any]) -> None:
+    trusted, following = (
+        open_signed(bytes.fromhex(item[name]), RoundManifest, [KEYS["trainer"].public])
+        for name in ("trusted", "following")
+    )
+    if item["error"] is None:
+        check_next_manifest(trusted, following)
+        return
+    with pytest.raises(errors.ProtocolError) as error_info:
+        check_next_manifest(trusted, following)
+    assert type(error_info.value).__name__ == item["error"]
+
+
+def test_groups_are_dealt() -> None:
+    item = case("outer", "dealing")
+    workers = [bytes.fromhex(worker) for worker in item["workers"]]
+    for number, group, expected in item["owners"]:
+        assert owner(bytes.fromhex(item["run"]), number, bytes.fromhex(group), workers).hex() == expected

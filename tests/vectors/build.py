@@ -19,7 +19,7 @@ from protocol.judging.ledger import Amendment, Seal, Witness, balances, scores
 from protocol.rollout import challenge
 from tests.support.builders import samples
 from tests.support.builders.samples import MINER, ROOT, RUN_ID, TRAINER, VALIDATOR
-from tests.vectors import revisions, rollouts
+from tests.vectors import outer_rounds, revisions, rollouts
 from tests.vectors.cases import LIMIT, MALFORMED, SIGNATURE, Case, bad, good
 
 
@@ -322,4 +322,5 @@ PAGES: dict[str, Callable[[], list[Case]]] = {
     "chain": chain,
     "verdict": verdict,
     "ledger": ledger,
+    "outer": outer_rounds.page,
 }

@@ -16,6 +16,15 @@ from protocol.identity.signing import Envelope, Signature, SigningKey
 from protocol.judging.ledger import Amendment, Evaluation, LedgerRow, Seal, StratumResult, Summary, Witness
 from protocol.judging.report import CanaryFailure, Disagreement, ValidatorReport
 from protocol.judging.verdict import Judgement, ReauditVerdict, Verdict
+from protocol.outer.round_records import (
+    CountedContribution,
+    OuterState,
+    Refusal,
+    RoundContribution,
+    RoundManifest,
+    RoundPointer,
+    RoundRules,
+)
 from protocol.rollout.batch import Commitment, Group, Rollout, pack_tokens
 from protocol.run import EvaluationSpec, FileRef, ModelSpec, ProofSpec, RunManifest, SamplingSpec, ScoringSpec
 from protocol.window import Schedule
@@ -286,6 +295,95 @@ def announcement(**changes: Any) -> Announcement:
     return Announcement(**(fields | changes))
 
 
+def outer_state(step: int = 0, **changes: Any) -> OuterState:
+    fields: dict[str, Any] = {
+        "step": step,
+        "weights": digest(f"outer weights {step}"),
+        "momentum": digest(f"outer momentum {step}"),
+    }
+    return OuterState(**(fields | changes))
+
+
+def round_rules(**changes: Any) -> RoundRules:
+    fields: dict[str, Any] = {
+        "values": "grid",
+        "fraction": 3,
+        "chosen": 0,
+        "feedback_decay": 1.0,
+        "frozen_steps": 0,
+        "momentum": 0.9,
+        "outer_rate": 0.7,
+        "local_steps": 8,
+        "quorum": 1,
+    }
+    return RoundRules(**(fields | changes))
+
+
+WORKERS = tuple(sorted((MINER.public, VALIDATOR.public)))
+"""The keys of the sample sites."""
+
+
+def contribution(number: int = 1, worker: bytes = WORKERS[0], **changes: Any) -> RoundContribution:
+    fields: dict[str, Any] = {
+        "run": RUN_ID,
+        "worker": worker,
+        "number": number,
+        "opening": digest(f"round {number - 1}"),
+        "state": outer_state(number - 1),
+        "payload": ObjectRef(digest=digest("payload"), size=1000),
+        "groups": tuple(sorted((digest("group 0"), digest("group 1")))),
+        "local_steps": 8,
+        "norm": 0.5,
+        "feedback": digest("feedback"),
+        "beacon_round": 109,
+    }
+    return RoundContribution(**(fields | changes))
+
+
+def counted(worker: bytes = WORKERS[0], **changes: Any) -> CountedContribution:
+    fields: dict[str, Any] = {
+        "worker": worker,
+        "contribution": digest("contribution"),
+        "payload": ObjectRef(digest=digest("payload"), size=1000),
+        "groups": (digest("group 0"),),
+        "factor": 0.5,
+    }
+    return CountedContribution(**(fields | changes))
+
+
+def round_manifest(number: int = 0, previous: bytes | None = None, **changes: Any) -> RoundManifest:
+    """Return a round manifest; number 1 and later ones count a contribution of the first sample site."""
+    fields: dict[str, Any] = {
+        "run": RUN_ID,
+        "trainer": TRAINER.public,
+        "number": number,
+        "previous": previous if previous is not None else digest(f"round {number - 1}") if number else b"",
+        "epoch": 1,
+        "counted": (counted(),) if number else (),
+        "refused": (Refusal(worker=WORKERS[1], reason="lost"),) if number else (),
+        "state": outer_state(number),
+        "version": number,
+        "workers": WORKERS,
+        "rules": round_rules(),
+        "beacon_round": 100 + 10 * number,
+        "closes": 110 + 10 * number,
+    }
+    return RoundManifest(**(fields | changes))
+
+
+def round_pointer(**changes: Any) -> RoundPointer:
+    fields: dict[str, Any] = {
+        "run": RUN_ID,
+        "trainer": TRAINER.public,
+        "epoch": 1,
+        "newest": 3,
+        "digest": digest("round 3"),
+        "state_number": 2,
+        "shards": (ObjectRef(digest=digest("shard"), size=800),),
+    }
+    return RoundPointer(**(fields | changes))
+
+
 def every_record() -> list[Record]:
     """Return a record of every kind that is read from bytes."""
     frames = tuple((digest(f"frame {index}"), 50 + index) for index in range(3))
@@ -309,6 +407,10 @@ def every_record() -> list[Record]:
         Seal(run=RUN_ID, window=7, validator=VALIDATOR.public, summary=digest("summary 7")),
         Witness(run=RUN_ID, window=7, validator=VALIDATOR.public, seals=(b"a seal", b"another")),
         report(),
+        round_manifest(),
+        round_manifest(1),
+        contribution(),
+        round_pointer(),
         announcement(),
         Envelope(body=b"body", of="head", signatures=(Signature(key=MINER.public, value=bytes(64)),)),
     ]

@@ -1,0 +1,86 @@
+"""What a round manifest and a contribution must be, given the manifest that opened the round. No I/O.
+
+Order of checks of a round manifest whose envelope is verified: run, number, link, epoch, beacon round, workers, quorum,
+state and version. Of a contribution: run, number, opening, beacon round, state, groups.
+"""
+
+from collections.abc import Collection
+
+from protocol.errors import ChainError, ForkError, GapError, ProtocolError, RollbackError
+from protocol.identity.signing import Signed
+from protocol.outer.dealing import owner
+from protocol.outer.round_records import RefusalReason, RoundContribution, RoundManifest
+
+
+class RefusedContributionError(ProtocolError):
+    """A contribution must not count.
+
+    Attributes:
+        reason: the code that the round manifest gives.
+    """
+
+    def __init__(self, what: str, where: str = "contribution", reason: RefusalReason = RefusalReason.MALFORMED) -> None:
+        super().__init__(what, where)
+        self.reason = reason
+
+
+def check_next_manifest(trusted: Signed[RoundManifest], following: Signed[RoundManifest]) -> None:
+    """Check a round manifest against the trusted one before it.
+
+    Raises:
+        ChainError: it is of another run, or it contradicts itself or the manifest before it.
+        RollbackError, GapError: it is not the next one, or its epoch is lower.
+        ForkError: it does not continue the trusted one.
+    """
+    opening, closing = trusted.record, following.record
+    place = f"round manifest {closing.number}"
+    if closing.run != opening.run:
+        raise ChainError("of another run", place)
+    if closing.number != opening.number + 1:
+        kind = RollbackError if closing.number <= opening.number else GapError
+        raise kind(f"not the one that follows {opening.number}", place)
+    if closing.previous != trusted.digest:
+        raise ForkError("does not continue the round manifest before it", place)
+    if closing.epoch < opening.epoch:
+        raise RollbackError(f"epoch {closing.epoch} after {opening.epoch}", place)
+    if closing.beacon_round < opening.closes:
+        raise ChainError("closes a round before its time", place)
+    workers = sorted([*(item.worker for item in closing.counted), *(item.worker for item in closing.refused)])
+    if workers != list(opening.workers):
+        raise ChainError("does not say what became of each worker", place)
+    if 0 < len(closing.counted) < opening.rules.quorum:
+        raise ChainError(f"{len(closing.counted)} contributions where {opening.rules.quorum} are needed", place)
+    growth = 1 if closing.counted else 0
+    if closing.state.step != opening.state.step + growth or closing.version != opening.version + growth:
+        raise ChainError("a step or a version that does not follow", place)
+    if not growth and closing.state.weights != opening.state.weights:
+        raise ChainError("other weights without a contribution", place)
+
+
+def check_contribution(
+    opening: Signed[RoundManifest], contribution: RoundContribution, used_groups: Collection[bytes]
+) -> None:
+    """Check a contribution's record against the manifest that opened its round.
+
+    Args:
+        used_groups: digests of the groups that earlier manifests named.
+
+    Raises:
+        RefusedContributionError: it must not count; `reason` says why.
+    """
+    manifest = opening.record
+    if contribution.run != manifest.run or contribution.number != manifest.number + 1:
+        raise RefusedContributionError("of another run or round")
+    if contribution.opening != opening.digest:
+        raise RefusedContributionError("to a round that another manifest opened", reason=RefusalReason.OTHER_STATE)
+    if contribution.beacon_round >= manifest.closes:
+        raise RefusedContributionError("signed after the round was closed", reason=RefusalReason.LATE)
+    if contribution.state != manifest.state:
+        raise RefusedContributionError("starts from another state", reason=RefusalReason.OTHER_STATE)
+    for group in contribution.groups:
+        if group in used_groups:
+            raise RefusedContributionError(f"group {group.hex()[:16]} is used up", reason=RefusalReason.UNDEALT)
+        if owner(manifest.run, contribution.number, group, manifest.workers) != contribution.worker:
+            raise RefusedContributionError(
+                f"group {group.hex()[:16]} is another worker's", reason=RefusalReason.UNDEALT
+            )
