@@ -1,0 +1,139 @@
+"""The FP32 state that all sites share, and the step from one round to the next (docs/spec/outer-round.md).
+
+The arithmetic is that of protocol/pseudogradient/arithmetic.py, part by part, with the contributions in the order of
+the round manifest. A step makes a new state, so a contribution that turns out to be broken leaves the old one whole.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from protocol.digest import Weights, digest_weights
+from protocol.errors import ContributionError, MalformedError
+from protocol.outer.round_records import OuterState, RoundRules
+from protocol.pseudogradient import Part, decode, mean_of, parts_of
+
+
+@dataclass(frozen=True)
+class SharedState:
+    """The weights and the outer momentum between two rounds.
+
+    Attributes:
+        step: number of rounds that changed the weights.
+        weights: contiguous float32 tensors on the CPU, by name; nobody changes them in place.
+        momentum: the same names and shapes; None if there is none.
+        digests: of all of it.
+    """
+
+    step: int
+    weights: Mapping[str, torch.Tensor]
+    momentum: Mapping[str, torch.Tensor] | None
+    digests: OuterState
+
+    @classmethod
+    def of(cls, step: int, weights: Weights, momentum: Weights | None) -> "SharedState":
+        """Return a state with its digests."""
+        momentum_digest = b"" if momentum is None else digest_weights(momentum)
+        digests = OuterState(step=step, weights=digest_weights(weights), momentum=momentum_digest)
+        return cls(step, dict(weights), None if momentum is None else dict(momentum), digests)
+
+    @classmethod
+    def begin(cls, weights: Weights, *, has_momentum: bool) -> "SharedState":
+        """Return the state with which the first round begins.
+
+        Args:
+            weights: of the policy, of any floating-point dtype.
+        """
+        floats = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in weights.items()}
+        return cls.of(0, floats, _zeros(floats) if has_momentum else None)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts in which contributions and shards come."""
+        return parts_of({name: tensor.shape for name, tensor in self.weights.items()})
+
+    def bf16_view(self) -> dict[str, torch.Tensor]:
+        """Return the weights rounded to BF16, nearest, ties to even: the policy version of this state."""
+        return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in self.weights.items()}
+
+    def with_momentum(self, rules: RoundRules) -> "SharedState":
+        """Return this state, with a momentum of zeros if the rules of the next round need one and there is none."""
+        if self.momentum is not None or rules.momentum == 0:
+            return self
+        return self.of(self.step, self.weights, _zeros(self.weights))
+
+    def after(self, payloads: Sequence[bytes], factors: Sequence[float], rules: RoundRules) -> "SharedState":
+        """Return the state after a round.
+
+        Args:
+            payloads: of the contributions that count, in the manifest's order; none leaves everything as it is.
+            factors: one for each.
+            rules: of the round.
+
+        Raises:
+            MalformedError, LimitError, ContributionError: a payload is broken, or the new weights are not finite.
+        """
+        if not payloads:
+            return self
+        weights, momentum = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+        decoders = [decode(payload, self.weights, self.digests.weights) for payload in payloads]
+        for rows in zip(*decoders, strict=True):
+            part = rows[0][0]
+            mean = mean_of([values for _, values in rows], factors)
+            base = part.gather(self.weights).copy()
+            own = np.zeros_like(base) if self.momentum is None else part.gather(self.momentum).copy()
+            rules.method.step(base, own, mean)
+            weights |= part.scatter(base)
+            momentum |= part.scatter(own)
+        return self.of(self.step + 1, weights, None if self.momentum is None else momentum)
+
+    def shards(self, shard_bytes: int) -> Iterator[bytes]:
+        """Yield the state's bytes in shards of the same size; the last one may be smaller."""
+        rest = bytearray()
+        for part in self.parts:
+            for tensors in (self.weights, self.momentum):
+                if tensors is not None:
+                    rest += part.gather(tensors).astype("<f4", copy=False).tobytes()
+                while len(rest) >= shard_bytes:
+                    yield bytes(rest[:shard_bytes])
+                    del rest[:shard_bytes]
+        if rest:
+            yield bytes(rest)
+
+    @classmethod
+    def from_shards(cls, shards: Iterator[bytes], digests: OuterState, parts: Sequence[Part]) -> "SharedState":
+        """Return the state of some shards.
+
+        Args:
+            shards: hostile bytes, in order.
+            digests: which the state must have.
+            parts: of this run's weights.
+
+        Raises:
+            MalformedError: there are too few or too many bytes.
+            ContributionError: the state has other digests.
+        """
+        rest = bytearray()
+        weights, momentum = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+        for part in parts:
+            for tensors in (weights, momentum) if digests.momentum else (weights,):
+                while len(rest) < 4 * part.elements:
+                    shard = next(shards, b"")
+                    if not shard:
+                        raise MalformedError("fewer bytes than a state has", part.names[0])
+                    rest += shard
+                values = np.frombuffer(bytes(rest[: 4 * part.elements]), "<f4").astype(np.float32)
+                del rest[: 4 * part.elements]
+                tensors.update(part.scatter(values))
+        if rest or next(shards, b""):
+            raise MalformedError("more bytes than a state has", "shards")
+        state = cls.of(digests.step, weights, momentum if digests.momentum else None)
+        if state.digests != digests:
+            raise ContributionError("the shards give another state than the round manifest", "shards")
+        return state
+
+
+def _zeros(weights: Weights) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
