@@ -1,6 +1,7 @@
 """Since when a node knows of keys.
 
-Whoever knows the salt of a lottery can make keys that win it, so keys that were listed before the salt was out go first.
+Whoever knows the salt of a lottery can make keys that win it, so keys that were listed before the salt was out go
+first.
 """
 
 from collections.abc import Iterable

@@ -74,7 +74,7 @@ def data(report: DemoReport) -> Markup:
         )
         for version, size, share in zip(report.version_index, report.patch_bytes, report.sparsity, strict=True)
     ]
-    by_window = _table([(name, "n") for name in ("window", *columns)], windows, "No window was judged.")
+    by_window = _table(tuple((name, "n") for name in ("window", *columns)), windows, "No window was judged.")
     heads = ("version", "n"), ("patch", "n"), ("of the full checkpoint", "n"), ("sparsity", "n")
     by_version = _table(heads, versions, "No version was published.")
     return join(
