@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from grailnode.engine.checkpoint_names import CheckpointNames
+from grailnode.engine.output_projection import project
 from grailnode.engine.policy import PolicyError
 
 
@@ -104,12 +105,8 @@ class TransformersModel:
         """Implements CausalModel.logits."""
         head = self._module.get_output_embeddings()
         tied = next(name for name, parameter in self._module.named_parameters() if parameter is head.weight)
-        tensors = {"weight": weights[self._names.file_of(tied)]}
-        if head.bias is not None:
-            tensors["bias"] = weights["lm_head.bias"]
-        logits = functional_call(head, tensors, (hidden,))
-        assert isinstance(logits, Tensor)
-        return self._scaled(logits).to(torch.float32)
+        bias = None if head.bias is None else weights["lm_head.bias"]
+        return self._scaled(project(hidden, weights[self._names.file_of(tied)], bias))
 
     def _scaled(self, logits: Tensor) -> Tensor:
         """Apply what some models do after the projection: Granite's and Cohere's scales, Gemma's soft cap."""

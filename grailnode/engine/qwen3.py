@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from grailnode.engine.output_projection import project
+
 Weights = Mapping[str, Tensor]
 
 Attention = Literal["sdpa", "eager"]
@@ -229,7 +231,7 @@ class Qwen3:
     def logits(self, weights: Weights, hidden: Tensor) -> Tensor:
         """Implements CausalModel.logits."""
         name = "model.embed_tokens.weight" if self._config.tie_word_embeddings else "lm_head.weight"
-        return functional.linear(hidden, weights[name]).to(torch.float32)
+        return project(hidden, weights[name])
 
 
 def _shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:

@@ -29,6 +29,11 @@ def check_description(description: dict[str, Any], dtype: torch.dtype) -> None:
         fault = f"vLLM {description['vllm']}; versions from {low[0]}.{low[1]} to below {high[0]}.{high[1]} fit"
     elif description["dtype"] != expected:
         fault = f"it computes in {description['dtype']}, and engine.dtype is {expected}"
+    elif description["head"] != "float32":
+        fault = (
+            f"it computes logits in {description['head']}, and margins need float32: start it with "
+            """--hf-overrides '{"head_dtype": "float32"}'"""
+        )
     elif description["quantization"]:
         fault = f"it serves {description['quantization']}-quantized weights, which cannot be patched in place"
     elif description["speculative"]:

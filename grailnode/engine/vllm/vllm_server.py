@@ -261,14 +261,15 @@ def server_environment(settings: ServerSettings) -> dict[str, str]:
 
 
 def _overrides(model: Path) -> dict[str, object]:
-    """Return what vLLM needs in config.json and a policy may lack: the name of its architecture."""
+    """Return what vLLM needs in config.json: logits in float32, and the name of an architecture that a policy lacks."""
+    overrides: dict[str, object] = {"head_dtype": "float32"}
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     if config.get("architectures"):
-        return {}
+        return overrides
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: PLC0415 - slow
 
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.get("model_type", ""))
-    return {"architectures": [name]} if isinstance(name, str) else {}
+    return overrides | ({"architectures": [name]} if isinstance(name, str) else {})
 
 
 def _flags(settings: ServerSettings, socket: str) -> list[str]:

@@ -96,6 +96,7 @@ class WeightSession:
             "runner": self._kind,
             "device": str(device),
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "head": self._head_dtype(),
             "quantization": config.model_config.quantization,
             "speculative": config.speculative_config is not None,
             "sequences": config.scheduler_config.max_num_seqs,
@@ -104,6 +105,12 @@ class WeightSession:
             "rank": self._worker.rank,
             "probe": tokens.tolist(),
         }
+
+    def _head_dtype(self) -> str:
+        """Return the dtype of the logits: as the model's layer says, or else the model's."""
+        dtypes = (getattr(layer, "head_dtype", None) for layer in self._runner.get_model().modules())
+        dtype = next(filter(None, dtypes), self._worker.vllm_config.model_config.dtype)
+        return str(dtype).removeprefix("torch.")
 
     def map(self, shapes: dict[str, list[int]]) -> Values:
         """Find the places of a policy's tensors.

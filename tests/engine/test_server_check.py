@@ -1,0 +1,48 @@
+"""A server of vLLM that does not fit is refused in one line, before it gets a weight."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from grailnode.engine.vllm.server_check import check_description
+from protocol.rollout import sampling
+from roles.ports import EngineError
+
+
+def description(**changes: Any) -> dict[str, Any]:
+    """Return what a fitting server says, with changes."""
+    logits = torch.arange(4096, dtype=torch.float32).remainder(7.0).expand(4, -1)
+    words = sampling.seed_words([bytes(range(16))] * 4)
+    return {
+        "vllm": "0.31.2",
+        "dtype": "bfloat16",
+        "head": "float32",
+        "quantization": None,
+        "speculative": False,
+        "probe": sampling.choose(logits, words, torch.arange(4), 1.0).tolist(),
+    } | changes
+
+
+def test_a_server_that_fits():
+    check_description(description(), torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"vllm": "0.28.0"}, "versions from 0.29 to below 0.33 fit"),
+        ({"vllm": "0.33.0rc1"}, "versions from 0.29 to below 0.33 fit"),
+        ({"vllm": "nightly"}, "versions from 0.29 to below 0.33 fit"),
+        ({"dtype": "float16"}, "it computes in float16, and engine.dtype is bfloat16"),
+        ({"head": "bfloat16"}, "it computes logits in bfloat16, and margins need float32"),
+        ({"quantization": "fp8"}, "it serves fp8-quantized weights"),
+        ({"speculative": True}, "speculative decoding"),
+        ({"probe": [0, 1, 2, 3]}, "its noise has other bits"),
+    ],
+)
+def test_a_server_that_does_not_fit(changes: dict[str, Any], line: str):
+    with pytest.raises(EngineError) as refusal:
+        check_description(description(**changes), torch.bfloat16)
+    assert line in str(refusal.value)
+    assert "\n" not in str(refusal.value)
