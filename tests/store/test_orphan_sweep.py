@@ -66,6 +66,12 @@ def test_a_writer_sweeps_its_own_uploads_when_they_are_a_day_old(config: Config,
     store.close()
 
 
+def test_a_bucket_in_which_no_upload_ever_began_causes_no_event(config: Config):
+    log = Log("miner")
+    trio.run(sweep_orphans, config, MINE, log, time.time())
+    assert log.events == []
+
+
 def test_a_service_that_refuses_causes_one_event(config: Config):
     misconfigured = config.model_copy(update={"store": config.store.model_copy(update={"bucket": "no-such-bucket"})})
     log = Log("miner")

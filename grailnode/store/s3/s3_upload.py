@@ -193,7 +193,10 @@ class Uploads:
                 }
                 return uploads, _next_page(response.get("IsTruncated"), next_markers)
 
-        return await self._pages(prefix, page)
+        try:
+            return await self._pages(prefix, page)
+        except UnknownUploadError:
+            return []  # so rclone answers where there are no uploads
 
     async def _list_parts(self, path: str, upload_id: str) -> dict[int, str]:
         """Return the ETags of the parts that the service has, by number."""
