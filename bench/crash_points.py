@@ -192,11 +192,12 @@ def _hook_disk(point: Point, counter: _KillCounter) -> None:
     else:
         write = disk.write_through
 
-        def write_half(descriptor: int, data: bytes) -> None:
+        def write_half(descriptor: int, *parts: bytes) -> None:
             if counter.is_due():
+                data = b"".join(parts)
                 os.write(descriptor, data[: len(data) // 2])
                 kill_this_process()
-            write(descriptor, data)
+            write(descriptor, *parts)
 
         setattr(local, "write_through", write_half)  # noqa: B010
 
