@@ -120,12 +120,14 @@ class NameList:
                 self._append("-", name, flush=True)
 
     def _append(self, sign: str, name: str, *, flush: bool = False) -> None:
+        """Append a line. A line that a failure has cut before is ended first: the two would be one damaged line."""
         line = _line(sign + name)
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            written = os.write(descriptor, line)
-            if written != len(line):
-                os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                line = b"\n" + line
+            if os.write(descriptor, line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
             if flush:
                 os.fdatasync(descriptor)
