@@ -11,6 +11,7 @@ from grailnode.config import Config
 from grailnode.node.node_makers import make_spectator
 from grailnode.observe.chain_check import verify_chain
 from grailnode.store.state.envelope import open_file
+from protocol import paths
 from protocol.chain.manifest import Manifest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import open_announced
@@ -29,6 +30,7 @@ class AuditedNetwork(Protocol):
         config: configuration of a spectator of the run.
         processes: names of all processes whose logs count.
         validators: names of the validators' processes.
+        repaired_windows: windows whose groups a repair of the trainer's state has given up.
     """
 
     @property
@@ -37,6 +39,8 @@ class AuditedNetwork(Protocol):
     def processes(self) -> Collection[str]: ...
     @property
     def validators(self) -> Collection[str]: ...
+    @property
+    def repaired_windows(self) -> Collection[int]: ...
 
     def events(self, process: str, name: str = "") -> list[dict[str, Any]]:
         """Return the events that a process has logged, those of one name or all."""
@@ -101,13 +105,24 @@ def _missing_versions(network: AuditedNetwork) -> Iterator[str]:
 
 
 def _trained_groups(network: AuditedNetwork) -> list[str]:
-    """Return the digests of the groups of all steps that led to the newest weights, in order."""
+    """Return the digests of the groups of all steps that led to the newest weights, in order.
+
+    A repair of the checkpoint begins a new count of steps at the weights of a version.
+    """
+    step_of_version = {
+        event["version"]: event["optimizer_step"] for event in network.events("trainer/upload", "published")
+    }
+    counts = [(0, 0)]  # for each count of steps, its first version, and how many steps were taken before
     steps: list[list[str]] = []
     for event in network.events("trainer/training"):
         if event["event"] == "resumed":
-            del steps[event["step"] :]
+            if event["step"] == 0 and event["version"] > 0:
+                version = max((version for version in step_of_version if version <= event["version"]), default=0)
+                before = max(before for first, before in counts if first <= version)
+                counts.append((event["version"] + 1, before + step_of_version.get(version, 0)))
+            del steps[counts[-1][1] + event["step"] :]
         elif event["event"] == "step":
-            del steps[event["step"] - 1 :]
+            del steps[counts[-1][1] + event["step"] - 1 :]
             steps.append(event["groups"].split(","))
     return [digest for step in steps for digest in step]
 
@@ -135,6 +150,13 @@ def _unverified_or_repeated_training(network: AuditedNetwork) -> Iterator[str]:
             yield f"training: group {digest} was trained on, and no validator accepts it"
 
 
+def _outcomes(network: AuditedNetwork) -> Iterator[WindowOutcomes]:
+    """Yield the trainer's outcome logs, except those of windows that a repair has given up."""
+    for file in network.outcome_log_files():
+        if paths.window_of(file.name) not in network.repaired_windows:
+            yield WindowOutcomes.from_bytes(open_file(file.read_bytes()))
+
+
 def _missing_outcomes(network: AuditedNetwork) -> Iterator[str]:
     """Check that every judged group of a complete window has an outcome.
 
@@ -144,8 +166,7 @@ def _missing_outcomes(network: AuditedNetwork) -> Iterator[str]:
     schedule, now = spectator.run.schedule, spectator.window()
     last_complete_window = now - 2 - -(-schedule.verdict_rounds // schedule.rounds)
     digests_by_case = {}
-    for file in network.outcome_log_files():
-        outcomes = WindowOutcomes.from_bytes(open_file(file.read_bytes()))
+    for outcomes in _outcomes(network):
         digests_by_case[outcomes.window, outcomes.miner] = {outcome.digest for outcome in outcomes.outcomes}
     # The trainer deletes outcomes by time as well; its newest log may be much older than this.
     oldest_window = now - _RETAINED_WINDOWS
@@ -155,7 +176,7 @@ def _missing_outcomes(network: AuditedNetwork) -> Iterator[str]:
     for storage_time, verdict in _verdicts(network):
         if storage_time >= spectator.run.beacon.round_time(schedule.verdict(verdict.window)):
             continue  # the verdict came too late to count
-        if not oldest_window < verdict.window <= last_complete_window:
+        if not oldest_window < verdict.window <= last_complete_window or verdict.window in network.repaired_windows:
             continue
         if (verdict.window, verdict.validator.hex()[:8]) in exclusions:
             continue
@@ -193,10 +214,7 @@ def _wrong_rejections(network: AuditedNetwork) -> Iterator[str]:
         if event["rejected"] and not is_too_old:
             yield f"verdict: window {event['window']}: {event['rejected']} honest groups rejected: {event['reasons']}"
     used_digests = {
-        outcome.digest
-        for file in network.outcome_log_files()
-        for outcome in WindowOutcomes.from_bytes(open_file(file.read_bytes())).outcomes
-        if outcome.status == USED
+        outcome.digest for outcomes in _outcomes(network) for outcome in outcomes.outcomes if outcome.status == USED
     }
     committed_digests = set()
     for file in network.objects("commitments"):

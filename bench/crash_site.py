@@ -92,6 +92,11 @@ class ProcessNetwork:
         """The names of the validators' processes."""
         return ("validator",)
 
+    @property
+    def repaired_windows(self) -> tuple[int, ...]:
+        """No state is repaired here."""
+        return ()
+
     def objects(self, kind: str) -> list[Path]:
         """Return the files of all complete objects of a kind."""
         return complete_files(self.directory / "store", f"*/{kind}/*")

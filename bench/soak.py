@@ -3,10 +3,12 @@
 A trainer, two miners and two validators, each with a bucket of its own, use `rclone serve s3` behind
 tests/support/faults/stream_fault_proxy.py, which injects a fault into one request of twenty. Every two minutes SIGKILL
 ends one of the trainer's processes, or a whole node with its supervisor; the benchmark starts such a node again, as an
-init system would. The second miner and the second validator are never killed, so that their memory can be observed over
-the whole time. The command prints memory, descriptors and threads (tests/support/measuring/resources.py), counts of the
-work done, and all violations of invariants (bench/crash_audit.py), and exits with 1 if there are any. The samples stay
-in DIR/samples.jsonl. It takes --minutes and one more, and needs rclone (the `test` extra) on Linux.
+init system would. Every --bend seconds a bit of a file of a killed node's state is bent (bench/bent_states.py): the
+node must go on rightly, or end with one line, after which `grailnode repair` repairs it. The second miner and the
+second validator are never killed, so that their memory can be observed over the whole time. The command prints memory,
+descriptors and threads (tests/support/measuring/resources.py), counts of the work done, and all violations of
+invariants (bench/crash_audit.py), and exits with 1 if there are any. The samples stay in DIR/samples.jsonl. It takes
+--minutes and one more, and needs rclone (the `test` extra) on Linux.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from bench import crash_site
+from bench.bent_states import BentStates
 from bench.crash_audit import find_violations
 from grailnode.calibration import proof_file
 from grailnode.config import Config, load
@@ -44,6 +47,7 @@ ROLES: Final = {
     "miner-1": "miner",
     "miner-2": "miner",
 }
+BENT_NODES: Final = ("trainer", "validator", "miner-1")
 CHOICES: Final = replace(crash_site.CHOICES, validators=2)
 
 SETTINGS: Final = """
@@ -75,12 +79,14 @@ class NodeNetwork:
     Attributes:
         machines: the programs and directories of the nodes.
         config: configuration of a spectator of the run.
+        repaired_windows: windows whose groups a repair of the trainer's state has given up.
         processes: names of all processes that log events.
         validators: names of the validators' processes.
     """
 
     machines: Machines
     config: Config
+    repaired_windows: set[int] = field(default_factory=set)
     _events: dict[str, tuple[int, list[dict[str, Any]]]] = field(default_factory=dict)
 
     processes = (*(f"trainer/{kind}" for kind in _TRAINER), *(name for name in ROLES if name != "trainer"))
@@ -166,33 +172,37 @@ def kill_at_random(machines: Machines, rng: random.Random) -> str:
     return target
 
 
-def restart_stopped_nodes(machines: Machines) -> list[str]:
-    """Start the nodes whose supervisor has ended and return their names."""
-    stopped_nodes = [name for name, program in machines.programs.items() if program.process.poll() is not None]
-    for name in stopped_nodes:
+def restart_stopped_nodes(bent_states: BentStates) -> int:
+    """Start the nodes whose supervisor has ended; return how many ended neither by a kill nor by a bent file."""
+    machines, unexpected_ends = bent_states.machines, 0
+    for name in [name for name, program in machines.programs.items() if program.process.poll() is not None]:
+        named = bent_states.named
+        report = bent_states.take_end(name)
+        if report:
+            print(report, flush=True)
+            unexpected_ends += bent_states.named == named
         machines.programs[name].end()
         machines.start(name)
-    return stopped_nodes
+    return unexpected_ends
 
 
-def run_with_kills(machines: Machines, seconds: float, every: float, file: Path) -> ProcessMonitor:
-    """Run the network with kills and return samples of its resources.
+def run_with_kills(
+    bent_states: BentStates, seconds: float, every: float, bend_every: float, file: Path
+) -> ProcessMonitor:
+    """Run the network with kills and bent states, and return samples of its resources.
 
     Args:
-        machines: the nodes.
         seconds: how long the network runs.
-        every: seconds between two kills.
+        every: seconds between two kills; bend_every: between two bent files, 0 for none.
         file: file that gets the samples, one JSON object a line.
     """
-    monitor, rng = ProcessMonitor(), random.Random(1)
-    targets: list[str] = []
+    machines, monitor, rng = bent_states.machines, ProcessMonitor(), random.Random(1)
     start_time = time.monotonic()
-    next_kill = every
-    sample_count = unexpected_ends = 0
+    next_kill, next_bend = every, bend_every or float("inf")
+    kills = sample_count = unexpected_ends = 0
     with file.open("w") as out:
         while (now := time.monotonic() - start_time) < seconds:
-            restarted_nodes = restart_stopped_nodes(machines)
-            unexpected_ends += len([name for name in restarted_nodes if not targets or name != targets[-1]])
+            unexpected_ends += restart_stopped_nodes(bent_states)
             for name, program in machines.programs.items():
                 monitor.take_samples(now, name, program.session)
             for sample in monitor.samples[sample_count:]:
@@ -200,11 +210,16 @@ def run_with_kills(machines: Machines, seconds: float, every: float, file: Path)
             out.flush()
             sample_count = len(monitor.samples)
             if now >= next_kill:
-                targets.append(kill_at_random(machines, rng))
-                print(f"{now / 60:.1f} min: killed {targets[-1]}", flush=True)
+                print(f"{now / 60:.1f} min: killed {kill_at_random(machines, rng)}", flush=True)
                 next_kill += every
+                kills += 1
+            if now >= next_bend:
+                name = BENT_NODES[bent_states.bent % len(BENT_NODES)]
+                print(f"{now / 60:.1f} min: bent a bit of {name}'s {bent_states.bend_one(name, rng)}", flush=True)
+                next_bend += bend_every
             time.sleep(_SAMPLE_SECONDS)
-    print(f"{len(targets)} kills; {unexpected_ends} times a node ended by itself")
+    print(f"{kills} kills; {unexpected_ends} times a node ended by itself")
+    print(f"{bent_states.bent} bits were bent; {bent_states.named} times the node named the file and was repaired")
     return monitor
 
 
@@ -214,6 +229,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="how long the network runs")
     parser.add_argument("--share", type=float, default=0.05, help="share of requests that get a fault")
     parser.add_argument("--every", type=float, default=120.0, help="seconds between two kills")
+    parser.add_argument("--bend", type=float, default=150.0, help="seconds between two bent state files; 0 for none")
     parser.add_argument("--window", type=float, default=10.0, help="seconds of a window")
     parser.add_argument(
         "--warm-up", type=float, default=180.0, help="seconds at a process's start that its slope leaves out"
@@ -237,13 +253,17 @@ def main() -> None:
         urls = (f"http://127.0.0.1:{port}" for port in ports)
         machines = Machines(out, workspace_of_run, ROLES, *urls, settings=settings, patience=TIMEOUTS)
         stack.callback(machines.end)
-        network = NodeNetwork(machines, load(out / "trainer" / "run.toml"))
+        bent_states = BentStates(machines)
+        network = NodeNetwork(machines, load(out / "trainer" / "run.toml"), bent_states.repaired_windows)
         start_all(machines)
-        monitor = run_with_kills(machines, 60 * arguments.minutes, arguments.every, out / "samples.jsonl")
+        samples = out / "samples.jsonl"
+        monitor = run_with_kills(bent_states, 60 * arguments.minutes, arguments.every, arguments.bend, samples)
         proxy.send_signal(signal.SIGUSR1)
-        restart_stopped_nodes(machines)
+        restart_stopped_nodes(bent_states)
         time.sleep((CHOICES.verdict_rounds + 2 * CHOICES.rounds) * pace.period_ms / 1000)
-        violations = find_violations(network)  # the wait before this line lets all open windows end
+        restart_stopped_nodes(bent_states)
+        bent_states.harmless_outcomes()
+        violations = bent_states.problems + find_violations(network)  # the wait lets all open windows end
     print(proxy_log.read_text(), end="")
     print(table(monitor.samples, arguments.warm_up))
     print(progress(network))

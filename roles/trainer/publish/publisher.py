@@ -324,6 +324,7 @@ class Publisher:
         self._node.telemetry.event(
             "published",
             version=manifest.version,
+            optimizer_step=manifest.optimizer_step,
             first_window=manifest.first_window,
             patch_bytes=manifest.patch.object.size if manifest.patch else 0,
             changed=manifest.patch.changed if manifest.patch else 0,
