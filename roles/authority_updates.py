@@ -53,9 +53,6 @@ async def refresh_authority(node: Node) -> int:
 
     Returns:
         The number of new revisions.
-
-    Raises:
-        StoreError: this node's own state cannot be written; a revision that was not written is not obeyed.
     """
     before = node.revisions.number
     await load_authority(node)  # another process of this node may have stored some

@@ -17,6 +17,7 @@ from grailnode.run import creation, key_files
 from grailnode.store.memory import MemoryStore
 from grailnode.store.state.draft import StateDraft
 from grailnode.store.state.state_store import StateStore
+from grailnode.store.state.waiting_state import WaitingState
 from protocol.errors import error_context
 from protocol.identity.authority import Revisions
 from protocol.identity.signing import Signed, SigningKey
@@ -149,6 +150,7 @@ def _node(
     clock, state = SystemClock(), open_state(signed.digest)
     invitation = config.at(config.node.keys) / f"{invitation_name or name}{admission_credential.SUFFIX}"
     revisions = Revisions(signed.digest, signed.record.authority)
+    # The announcements that it remembers are no reason to wait for a full disk.
     store = storage.routed(signed.record, revisions, key.public, state, clock)
     chain = signed.record.beacon
     relays = storage.relays(chain.chain_hash)
@@ -158,7 +160,7 @@ def _node(
         key=key,
         name=name,
         store=store,
-        state=state,
+        state=WaitingState(state, telemetry) if isinstance(state, StateStore) else state,
         clock=clock,
         beacon=RelayBeacon(relays, chain, clock) if relays else StoreBeacon(store, chain, clock),
         telemetry=telemetry,

@@ -37,8 +37,12 @@ def disk_errors(where: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = _advice.get(error.errno or 0, error.strerror or type(error).__name__)
-        raise StoreError(f"{where}: {advice}") from error
+        raise StoreError(f"{where}: {advice(error)}") from error
+
+
+def advice(error: OSError) -> str:
+    """Return what is wrong with the disk, and what to do."""
+    return _advice.get(error.errno or 0, error.strerror or type(error).__name__)
 
 
 @contextmanager

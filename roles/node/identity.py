@@ -37,7 +37,8 @@ class Node:
     Attributes:
         run_id, run: the rules, already checked against the root keys. Only `authority` says who may act now.
         key: signs what this node publishes; name: for people.
-        store: the shared medium, which may lie; state: this node's own durable storage, which does not.
+        store: the shared medium, which may lie; state: this node's own durable storage, which does not. An operation on
+            the state waits for as long as the disk refuses it, and raises StateError where waiting would not help.
         space: the URL where others read what this node writes; empty where they read the same store.
         run_sync: runs a function that computes for long, off the event loop's thread (inline in a simulation).
         credential: gives the credential that the run's admission policy requires in this node's announcements

@@ -64,11 +64,7 @@ async def list_snapshots(state: ObjectStore) -> list[SnapshotName]:
 
 
 async def put_snapshot(state: ObjectStore, name: SnapshotName, weights: Weights) -> None:
-    """Put a snapshot into the outbox.
-
-    Raises:
-        StoreError: the state cannot be written.
-    """
+    """Put a snapshot into the outbox."""
     await state.put(name.path, safetensors.write(weights))
 
 

@@ -27,7 +27,6 @@ class Ledger:
         self._scoring = scoring
         self._entries: dict[int, Summary] = {}
         self._floor = -1  # windows up to this one were sealed, although their summaries are lost
-        self._unsettled_paths: set[str] = set()  # summaries of which a failed put may have stored one
 
     @classmethod
     async def open(cls, state: ObjectStore, scoring: ScoringSpec) -> "Ledger":
@@ -35,7 +34,7 @@ class Ledger:
 
         Raises:
             StateError: a summary does not follow the one before it.
-            StoreError, ProtocolError: the state cannot be read.
+            StateError, ProtocolError: the state is damaged.
         """
         ledger = cls(state, scoring)
         tip: bytes | None = None
@@ -103,16 +102,11 @@ class Ledger:
             StoreError: the state cannot be written.
             ProtocolError: the summary could not be read back by anybody.
         """
-        for path in sorted(self._unsettled_paths):  # the next summary would not follow it
-            await self._state.delete(path)
-            self._unsettled_paths.remove(path)
         earlier = [entry for entry in self.entries() if entry.window > summary.window - self._scoring.windows]
         entry = summary.model_copy(update={"scores": scores([*earlier, summary], self._scoring)})
         data = entry.to_bytes()
         Summary.from_bytes(data)
-        self._unsettled_paths.add(ledger_path(entry.window))
         await self._state.put(ledger_path(entry.window), data)
-        self._unsettled_paths.remove(ledger_path(entry.window))
         self._entries[entry.window] = entry
         for window in [window for window in self._entries if window <= entry.window - self._scoring.windows]:
             await self._state.delete(ledger_path(window))

@@ -25,7 +25,6 @@ SEALED_VERDICTS = "sealed/"
 PENDING = "pending/"
 WITNESS = "witness/"
 _POLL_SECONDS = 0.2
-_RETRY_SECONDS = 1.0
 
 
 def _number(window: int) -> str:
@@ -41,11 +40,7 @@ class Revealer:
         self._send, self._receive = trio.open_memory_channel[Summary](limits.MAX_PARTICIPANTS)
 
     async def store_verdicts(self, window: int, verdicts: Sequence[Verdict]) -> None:
-        """Store a window's verdicts. They are dropped after a restart unless the ledger has the window's entry by then.
-
-        Raises:
-            StoreError: the state cannot be written.
-        """
+        """Store a window's verdicts. A restart drops them unless the ledger has the window's entry by then."""
         for verdict in verdicts:
             path = f"{SEALED_VERDICTS}{_number(window)}-{verdict.miner.hex()}"
             await self._node.state.put(path, sign(verdict, self._node.key))
@@ -56,11 +51,7 @@ class Revealer:
         await self._send.send(summary)
 
     async def run(self) -> None:
-        """Seal and reveal for ever; first the windows that were pending before a restart.
-
-        Raises:
-            StoreError: the state cannot be read or written.
-        """
+        """Seal and reveal for ever; first the windows that were pending before a restart."""
         entries = {summary.window: summary for summary in self._ledger.entries()}
         pending = [paths.window_of(item.path) async for item in self._node.state.list(PENDING)]
         witnesses = [item.path async for item in self._node.state.list(WITNESS)]
@@ -90,10 +81,7 @@ class Revealer:
     async def _make_witness(self, window: int) -> bytes:
         """Return this validator's signed witness: the stored one after a restart, else of the seals that it waits for.
 
-        The witness is stored before it is returned; if the disk does not take it, this waits until it does.
-
-        Raises:
-            StoreError: the state cannot be read.
+        The witness is stored before it is returned.
         """
         node, path = self._node, WITNESS + _number(window)
         with suppress(NotFoundError):
@@ -101,15 +89,8 @@ class Revealer:
         seals = await self._wait_for_seals(window)
         ordered = tuple(seals[validator] for validator in sorted(seals))
         data = sign(Witness(run=node.run_id, window=window, validator=node.key.public, seals=ordered), node.key)
-        reporter = ChangeReporter(node.telemetry, "witness-not-stored", window=window)
-        while True:
-            try:
-                await node.state.put(path, data)
-            except StoreError as error:
-                reporter.failure(error)
-                await trio.sleep(_RETRY_SECONDS)
-            else:
-                return data
+        await node.state.put(path, data)
+        return data
 
     async def _forget(self, window: int) -> None:
         """Drop the state of a window that was revealed.

@@ -183,11 +183,7 @@ class Validator:
     async def _record(
         self, cases: WindowCases, weights: VerifiedWeights, verdicts: list[Verdict], seconds: float
     ) -> None:
-        """Record the window in the ledger, and have it sealed.
-
-        Raises:
-            StoreError: this node's own state cannot be written.
-        """
+        """Record the window in the ledger, and have it sealed."""
         node, evaluation = self._node, self._evaluation
         rows = [LedgerRow.of(verdict) for verdict in verdicts]
         rows += [LedgerRow.undelivered(miner, groups) for miner, groups in cases.undelivered.items()]

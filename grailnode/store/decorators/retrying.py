@@ -1,14 +1,15 @@
 """Retries operations of a store with exponential backoff and jitter, within a deadline."""
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 import trio
 
+from grailnode.store.decorators.repeating import RepeatingStore
 from grailnode.store.permanent_error import PermanentError
-from roles.ports import NotFoundError, ObjectInfo, ObjectStore, StoreError, TooLargeError
+from roles.ports import NotFoundError, ObjectStore, StoreError, TooLargeError
 
 T = TypeVar("T")
 
@@ -31,53 +32,21 @@ class RetryPolicy:
     deadline: float = 120.0
 
 
-class RetryingStore:
-    """Decorates a store: retries every operation that fails with a StoreError.
+class RetryingStore(RepeatingStore):
+    """Decorates a store: retries every operation that fails with a StoreError, for a limited time.
 
-    NotFoundError, TooLargeError and PermanentError are final. Retrying is safe, because ObjectStore's operations are
-    idempotent.
+    NotFoundError, TooLargeError and PermanentError are final.
 
     Args:
         rng: for the jitter.
     """
 
     def __init__(self, store: ObjectStore, rng: random.Random, policy: RetryPolicy | None = None) -> None:
-        self._store = store
+        super().__init__(store)
         self._rng = rng
         self._policy = policy or RetryPolicy()
 
-    async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put."""
-        await self._try(path, lambda: self._store.put(path, data))
-
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """Implements ObjectStore.get."""
-        return await self._try(path, lambda: self._store.get(path, max_bytes, offset=offset, size=size))
-
-    async def delete(self, path: str) -> None:
-        """Implements ObjectStore.delete."""
-        await self._try(path, lambda: self._store.delete(path))
-
-    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list; a listing that fails continues after the last path it yielded."""
-        source = self._store.list(prefix, after=after)
-        last_path, needs_restart = after, False
-
-        async def step() -> ObjectInfo | None:
-            nonlocal source, needs_restart
-            if needs_restart:
-                source, needs_restart = self._store.list(prefix, after=last_path), False
-            try:
-                return await anext(source, None)
-            except StoreError:
-                needs_restart = True  # an iterator that has raised yields nothing more
-                raise
-
-        while (info := await self._try(prefix, step)) is not None:
-            last_path = max(last_path, info.path)
-            yield info
-
-    async def _try(self, where: str, action: Callable[[], Awaitable[T]]) -> T:
+    async def _repeat(self, where: str, action: Callable[[], Awaitable[T]]) -> T:
         policy = self._policy
         failure: StoreError | None = None
         tries = 0

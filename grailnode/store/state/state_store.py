@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from grailnode.store.disk import advice
 from grailnode.store.local import LocalStore
 from grailnode.store.names import check_prefix
 from grailnode.store.ranges import check_range, slice_object
@@ -33,6 +34,13 @@ _UNREADABLE: Final = {
     errno.ENOTDIR: "not there: a part of its path is a file",
 }
 """Errors of reading that do not pass by themselves. Others, such as too many open files, stay a StoreError."""
+_OBSTRUCTED: Final = {
+    errno.EISDIR: "a folder, and not a file",
+    errno.ENOTDIR: "a part of its path is a file",
+    errno.EEXIST: "a part of its path is a file",
+    errno.ELOOP: "a part of its path is a symbolic link",
+}
+"""Errors of writing that mean that the disk has something else in the place of the object."""
 
 
 class IntactStateError(StateError):
@@ -138,7 +146,13 @@ class StateStore(LocalStore):
         return envelope.encode(path, self._run_id, data), data
 
     def _put(self, path: str, data: bytes) -> None:
-        super()._put(path, data)
+        try:
+            super()._put(path, data)
+        except StoreError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno in _OBSTRUCTED:
+                raise self._error(path, _OBSTRUCTED[cause.errno]) from error
+            raise
         with self._state_errors(path):
             self._names.add(path)
 
@@ -225,4 +239,4 @@ class StateStore(LocalStore):
                 raise IntactStateError(self._root / path, _FORBIDDEN[error.errno]) from error
             if error.errno in _UNREADABLE and error.errno != errno.EIO:
                 raise self._error(path, _UNREADABLE[error.errno]) from error
-            raise StoreError(f"{self._root / path}: {(error.strerror or type(error).__name__).lower()}") from error
+            raise StoreError(f"{self._root / path}: {advice(error)}") from error

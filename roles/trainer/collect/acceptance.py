@@ -43,7 +43,7 @@ class Acceptance:
         """Carry out what was decided before a restart.
 
         Raises:
-            StoreError, ProtocolError: the state cannot be read or written.
+            StateError, ProtocolError: the state is damaged.
         """
         intent_paths = [item.path async for item in self._node.state.list(INTENTS)]
         for path in intent_paths:
@@ -80,7 +80,7 @@ class Acceptance:
             Whether the miner's storage was asked and answered.
 
         Raises:
-            StoreError: storage did not answer or does not show yet what was promised, or the state cannot be written.
+            StoreError: storage did not answer, or does not show yet what was promised.
         """
         if miner in self._canaries:
             decisions = [replace(decision, reason=CANARY) for decision in decisions]
@@ -133,11 +133,7 @@ class Acceptance:
         self._pending[intent.window, intent.miner] = intent
 
     async def _carry_out(self, intent: Intent) -> None:
-        """Write inbox and outcome log as an intent says. Doing it twice has the effect of doing it once.
-
-        Raises:
-            StoreError: the state cannot be written.
-        """
+        """Write inbox and outcome log as an intent says. Doing it twice has the effect of doing it once."""
         node, name = self._node, object_name(intent.window, intent.miner)
         if len(await self._outcome_log.outcomes(intent.window, intent.miner)) == intent.previous_outcomes:
             if intent.batch is not None:

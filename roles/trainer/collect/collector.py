@@ -88,11 +88,7 @@ class Collector:
         self._slots, self._slow_slots = trio.CapacityLimiter(_MAX_CONCURRENT), trio.CapacityLimiter(_MAX_CONCURRENT)
 
     async def run(self) -> None:
-        """Collect for ever.
-
-        Raises:
-            StoreError: this node's own state cannot be read or written.
-        """
+        """Collect for ever."""
         node = self._node
         await self._monitor.open()
         await self._outcome_log.open()
@@ -156,13 +152,10 @@ class Collector:
             tasks.start_soon(node.publish, paths.report(node.key.public, window), sign(report, node.key))
         self._readers.pop(window).close(self._monitor.distrusted_validators)
         self._processed_verdicts = {key: count for key, count in self._processed_verdicts.items() if key[0] != window}
-        try:
-            self._outcome_log.release(window)
-            await self._outcome_log.advance(window + 1)
-            proven_window = node.run.schedule.window_at(node.time.newest_round)
-            await self._outcome_log.delete_before(proven_window - self._settings.outcome_windows)
-        except StoreError as error:  # the next window's progress makes up for it
-            node.telemetry.event("collect-failed", window=window, error=str(error))
+        self._outcome_log.release(window)
+        await self._outcome_log.advance(window + 1)
+        proven_window = node.run.schedule.window_at(node.time.newest_round)
+        await self._outcome_log.delete_before(proven_window - self._settings.outcome_windows)
 
     @property
     def open_windows(self) -> set[int]:
@@ -193,24 +186,20 @@ class Collector:
             _FINAL_ATTEMPTS, ignored, timed_out=await self._has_timed_out(window)
         )
         unprocessed = False
-        try:
-            for miner, verdicts in list(reader.verdicts.items()):  # the reader adds to it meanwhile
-                if miner in self._monitor.canaries:
-                    await self._monitor.examine(window, miner, verdicts)
-                if final or not reader.outstanding(ignored):
-                    self._monitor.compare(window, miner, verdicts)
-                elif miner in self._monitor.canaries:
-                    continue
-                if self._processed_verdicts.get((window, miner), 0) == len(verdicts):
-                    continue
-                unprocessed = True
-                may_start = self._retry(window, miner).permits(trio.current_time(), after_deadline)
-                if may_start and (window, miner) not in self._active:
-                    self._active.add((window, miner))
-                    tasks.start_soon(self._process, window, miner, final)
-        except StoreError as error:
-            self._node.telemetry.event("collect-failed", window=window, error=str(error))
-            return False
+        for miner, verdicts in list(reader.verdicts.items()):  # the reader adds to it meanwhile
+            if miner in self._monitor.canaries:
+                await self._monitor.examine(window, miner, verdicts)
+            if final or not reader.outstanding(ignored):
+                self._monitor.compare(window, miner, verdicts)
+            elif miner in self._monitor.canaries:
+                continue
+            if self._processed_verdicts.get((window, miner), 0) == len(verdicts):
+                continue
+            unprocessed = True
+            may_start = self._retry(window, miner).permits(trio.current_time(), after_deadline)
+            if may_start and (window, miner) not in self._active:
+                self._active.add((window, miner))
+                tasks.start_soon(self._process, window, miner, final)
         return final and not unprocessed
 
     async def _unlogged_decisions(self, window: int, miner: bytes, final: bool) -> list[Decision]:

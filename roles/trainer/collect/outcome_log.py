@@ -30,7 +30,7 @@ class OutcomeLog:
         """Read which windows and miners have entries, and how far the collector has come.
 
         Raises:
-            StoreError, ProtocolError: the state cannot be read.
+            StateError, ProtocolError: the state is damaged.
         """
         with suppress(NotFoundError):
             data = await self._state.get(COLLECTOR_PROGRESS, CollectorProgress.max_bytes)
@@ -47,7 +47,7 @@ class OutcomeLog:
         """Return what is logged for a miner's window; nothing if there are no entries.
 
         Raises:
-            StoreError, ProtocolError: the state cannot be read.
+            StateError, ProtocolError: the state is damaged.
         """
         if not self.has_entries(window, miner):
             return ()
@@ -61,18 +61,14 @@ class OutcomeLog:
         """Log what became of more groups of a miner's window.
 
         Raises:
-            StoreError, ProtocolError: the state cannot be read or written; nothing is logged.
+            StateError, ProtocolError: the state is damaged; nothing is logged.
         """
         record = WindowOutcomes(window=window, miner=miner, outcomes=(*await self.outcomes(window, miner), *outcomes))
         await self._state.put(OUTCOMES + object_name(window, miner), record.to_bytes())
         self._windows.setdefault(window, {})[miner] = record.outcomes
 
     async def advance(self, oldest_window: int) -> None:
-        """Remember the oldest window for which verdicts may still come.
-
-        Raises:
-            StoreError: the state cannot be written; after a restart the collector begins with an earlier window.
-        """
+        """Remember the oldest window for which verdicts may still come."""
         self.oldest_window = oldest_window
         await self._state.put(COLLECTOR_PROGRESS, CollectorProgress(oldest_window=oldest_window).to_bytes())
 
@@ -82,11 +78,7 @@ class OutcomeLog:
             self._windows[window][miner] = None
 
     async def delete_before(self, window: int) -> None:
-        """Delete the entries of all windows before one.
-
-        Raises:
-            StoreError: the state cannot be written.
-        """
+        """Delete the entries of all windows before one."""
         for old_window in [number for number in self._windows if number < window]:
             for miner in self._windows.pop(old_window):
                 await self._state.delete(OUTCOMES + object_name(old_window, miner))

@@ -37,21 +37,12 @@ class ValidatorMonitor:
         self._canary_failures: dict[int, list[CanaryFailure]] = {}  # by window
 
     async def open(self) -> None:
-        """Read which validators were distrusted before a restart.
-
-        Raises:
-            StoreError: the state cannot be read.
-        """
+        """Read which validators were distrusted before a restart."""
         async for item in self._node.state.list(DISTRUSTED):
             self.distrusted_validators.add(paths.key_at_end(item.path))
 
     async def examine(self, window: int, canary: bytes, verdicts: Mapping[bytes, Verdict]) -> None:
-        """Compare verdicts on a canary, by validator, with what is true of its groups; each verdict once.
-
-        Raises:
-            StoreError: the state cannot be written; a validator that failed is distrusted all the same, and its verdict
-                examined again.
-        """
+        """Compare verdicts on a canary, by validator, with what is true of its groups; each verdict once."""
         examined_verdicts = self._examined_verdicts.setdefault(window, set())
         for validator, verdict in sorted(verdicts.items()):
             if (canary, validator) in examined_verdicts:

@@ -114,7 +114,7 @@ class Training:
         """Train until the last step; then hand over the last version and keep the inbox empty, for ever.
 
         Raises:
-            StoreError, ValueError: this node's own state cannot be read or written, or is another model's.
+            StateError, ValueError: this node's own state is damaged, or is another model's.
         """
         await self._restore()
         outgoing, incoming = trio.open_memory_channel[_VersionFiles](0)

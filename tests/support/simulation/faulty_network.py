@@ -18,10 +18,12 @@ from grailnode.node.wiring import run_collector, run_publisher, run_training
 from grailnode.run.creation import Choices
 from grailnode.store.decorators.bounded import BoundedStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
+from grailnode.store.state.waiting_state import WaitingState
 from roles.node.identity import Node
 from roles.ports import Clock, ObjectStore, StoreError
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
 from tests.support.faults.faulty_store import FaultyStore
+from tests.support.faults.full_disk import DiskFill, DiskStore, NodeDisk
 from tests.support.faults.store_faults import Fault, Link, PutHistory
 from tests.support.simulation import small_policy
 from tests.support.simulation.network import BEACON_KEY, BEGIN, Log, Network
@@ -93,6 +95,7 @@ class FaultSchedule:
     cuts: tuple[LinkCut, ...] = ()
     crashes: tuple[ProcessCrash, ...] = ()
     jumps: tuple[ClockJump, ...] = ()
+    fills: tuple[DiskFill, ...] = ()
     beacon_outage: float = 0.0
     beacon_is_false: bool = False
 
@@ -164,12 +167,13 @@ class WrongClock:
 
 
 @dataclass
-class _ProcessContext:
-    """The stores and the crashes of one process: its view of the shared store, and its own disk."""
+class ProcessContext:
+    """The stores and the crashes of one process: its view of the shared store, and of its node's state."""
 
     acknowledgements: Acknowledgements
     shared_store: FaultyStore
     disk: FaultyStore
+    state: DiskStore
     trigger: CrashTrigger | None = None
     crashes: list[ProcessCrash] = field(default_factory=list)
 
@@ -185,7 +189,8 @@ class FaultyNetwork(Network):
         self.fault_schedule = fault_schedule
         self.store = RecordingStore()
         self.states = {}
-        self.contexts: dict[str, _ProcessContext] = {}
+        self.contexts: dict[str, ProcessContext] = {}
+        self.disks: dict[str, NodeDisk] = {}
         self.crashed_processes: list[str] = []
         self.failures: list[tuple[str, str]] = []
         self._put_history = PutHistory()
@@ -215,16 +220,22 @@ class FaultyNetwork(Network):
             await self.store.put(chain.path(number), BEACON_KEY.answer(number))
         await super().run_beacon()
 
-    def context(self, process: str) -> _ProcessContext:
+    def context(self, process: str) -> ProcessContext:
         """Return the context of a process, which remains the same over its restarts."""
         if process not in self.contexts:
             fault_schedule = self.fault_schedule
             rng = random.Random(f"{process} {fault_schedule.seed}")
-            state = self.states.setdefault(process.split("/", maxsplit=1)[0], RecordingStore())
-            self.contexts[process] = _ProcessContext(
+            name = process.split("/", maxsplit=1)[0]
+            state = DiskStore(
+                self.states.setdefault(name, RecordingStore()),
+                self.disks.setdefault(name, NodeDisk(self.clock)),
+                [fill for fill in fault_schedule.fills if fill.process == process],
+            )
+            self.contexts[process] = ProcessContext(
                 acknowledgements=Acknowledgements(),
                 shared_store=FaultyStore(self.store, rng, fault_schedule.rates, delay=0.5, history=self._put_history),
                 disk=FaultyStore(state, rng, fault_schedule.state_rates),
+                state=state,
                 crashes=[process_crash for process_crash in fault_schedule.crashes if process_crash.process == process],
             )
         return self.contexts[process]
@@ -241,9 +252,10 @@ class FaultyNetwork(Network):
         return CrashingStore(recorder, context.trigger) if context.trigger else recorder
 
     def durable(self, name: str, process: str) -> ObjectStore:
-        """Return a node's own disk, which may fail but has no false answers."""
+        """Return a node's own state, on a disk that may fail but has no false answers."""
         context = self.context(name + process)
-        return CrashingStore(context.disk, context.trigger) if context.trigger else context.disk
+        state = WaitingState(context.disk, self.logs.setdefault(name + process, Log(name + process)))
+        return CrashingStore(state, context.trigger) if context.trigger else state
 
     async def supervise(self, process: str, main: Callable[[], Awaitable[None]]) -> None:
         """Run a process as a supervisor does, and restart it after each crash or failure."""
@@ -305,6 +317,8 @@ class FaultyNetwork(Network):
         """End all faults: links are open, storage and clocks are right, and no process crashes."""
         for clock in self._clocks.values():
             clock.error_seconds = 0.0
+        for disk in self.disks.values():
+            disk.full_until = 0.0
         for context in self.contexts.values():
             context.crashes.clear()
             if context.trigger is not None:

@@ -1,0 +1,85 @@
+"""A node's disk that is full for a while: it can be read, and takes nothing."""
+
+import errno
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from roles.ports import Clock, ObjectInfo, ObjectStore, StoreError
+
+
+@dataclass(frozen=True)
+class DiskFill:
+    """A node's disk is full from the n-th write of one process on, for some seconds.
+
+    Attributes:
+        process: of the node; write: how many puts and deletes of this process happen before, since its first start.
+    """
+
+    process: str
+    write: int
+    seconds: float
+
+
+@dataclass
+class NodeDisk:
+    """The disk that the processes of a node share.
+
+    Attributes:
+        full_until: time at which there is space again, in seconds since the Unix epoch.
+        refusals: operations that it has refused.
+    """
+
+    clock: Clock
+    full_until: float = 0.0
+    refusals: int = 0
+
+    def check(self, path: str) -> None:
+        """Refuse a write while the disk is full.
+
+        Raises:
+            StoreError: it is full.
+        """
+        if self.clock.now() < self.full_until:
+            self.refusals += 1
+            raise StoreError(f"{path}: no space left on the disk") from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@dataclass
+class DiskStore:
+    """Decorates the state of a node's process with the node's disk. To delete takes space as well: docs/state.md.
+
+    Attributes:
+        fills: those of this process that are still to come, in order.
+        writes: (operation, path) of all writes that were not refused.
+    """
+
+    store: ObjectStore
+    disk: NodeDisk
+    fills: list[DiskFill] = field(default_factory=list)
+    writes: list[tuple[str, str]] = field(default_factory=list)
+
+    async def put(self, path: str, data: bytes) -> None:
+        """Implements ObjectStore.put."""
+        self._write("put", path)
+        await self.store.put(path, data)
+
+    async def delete(self, path: str) -> None:
+        """Implements ObjectStore.delete."""
+        self._write("delete", path)
+        await self.store.delete(path)
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        """Implements ObjectStore.get."""
+        return await self.store.get(path, max_bytes, offset=offset, size=size)
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Implements ObjectStore.list."""
+        async for info in self.store.list(prefix, after=after):
+            yield info
+
+    def _write(self, operation: str, path: str) -> None:
+        while self.fills and self.fills[0].write <= len(self.writes):
+            self.disk.full_until = self.disk.clock.now() + self.fills.pop(0).seconds
+        self.disk.check(path)
+        self.writes.append((operation, path))
