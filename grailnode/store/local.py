@@ -138,9 +138,7 @@ class LocalStore:
     def _delete(self, path: str) -> None:
         target = self._root / path
         with disk_errors(str(target)):
-            try:
-                target.unlink()
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            if not self._unlink(path):
                 return
             for folder in target.parents:
                 with suppress(FileNotFoundError):  # a concurrent deletion removed this folder and flushed its parent
@@ -151,6 +149,18 @@ class LocalStore:
                     folder.rmdir()
                 except OSError:  # the folder is not empty
                     return
+
+    def _unlink(self, path: str) -> bool:
+        """Remove the file of an object; return whether there was one.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        try:
+            (self._root / path).unlink()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return False
+        return True
 
     def _walk(self, prefix: str, after: str) -> Iterator[ObjectInfo]:
         """Yield objects in order of path. The path of a folder ends with '/', so that it sorts where its objects do."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from grailnode.store import local
 from grailnode.store.state import envelope
 from grailnode.store.state.name_list import NAME
 from grailnode.store.state.state_store import IntactStateError, StateStore
@@ -143,6 +144,28 @@ def test_what_one_process_deletes_or_stores_another_does_not_miss(tmp_path: Path
                 await one.get(f"inbox/{number}", 1000)
 
     trio.run(scenario)
+
+
+def test_what_another_process_deletes_as_soon_as_it_is_there_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The disk may take long to flush a folder after an object has appeared in it."""
+    collector, learner = store(tmp_path), store(tmp_path)
+    flush = local.sync_folder
+
+    def flush_slowly(folder: Path) -> None:
+        if (tmp_path / "inbox/5").exists():
+            learner._delete("inbox/5")
+        flush(folder)
+
+    trio.run(collector.put, "inbox/4", DATA)
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "sync_folder", flush_slowly)
+        trio.run(collector.put, "inbox/5", DATA)
+    for state in (collector, learner, store(tmp_path)):
+        assert trio.run(paths, state) == ["inbox/4"]
+        with pytest.raises(NotFoundError):
+            trio.run(state.get, "inbox/5", 1000)
 
 
 def test_threads_that_store_delete_and_list_at_once_miss_nothing(tmp_path: Path):

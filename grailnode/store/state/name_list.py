@@ -1,8 +1,9 @@
 """The list of the names in a node's state, so that an object which disappears is noticed (docs/state.md).
 
 A file of lines, to which every process of the node appends: "+path" after an object was stored, "-path" before one is
-deleted. Each line begins with a checksum. A line that is damaged, as a power failure may leave it, is ignored. So an
-object may be there and not in the list, which does no harm; an object that is in the list and not there is lost.
+deleted. The list is locked meanwhile, because one process may delete what another one has just stored. Each line begins
+with a checksum. A line that is damaged, as a power failure may leave it, is ignored. So an object may be there and not
+in the list, which does no harm; an object that is in the list and not there is lost.
 """
 
 import errno
@@ -99,17 +100,21 @@ class NameList:
             return name in self._names.get(_folder(name), ())
 
     def add(self, name: str) -> None:
-        """Add the name of an object that was stored. The line is not flushed: after a power failure it may be lost.
+        """Add the name of an object that was stored, unless it was deleted since.
+
+        The line is not flushed: after a power failure it may be lost.
 
         Raises:
             NameListError, OSError: as for `open`.
         """
         with self._locked():
-            if name not in self._names.get(_folder(name), ()):
+            if name not in self._names.get(_folder(name), ()) and (self._root / name).is_file():
                 self._append("+", name)
 
-    def remove(self, name: str) -> None:
-        """Remove the name of an object that is about to be deleted. This is on the disk when it returns.
+    @contextmanager
+    def removal(self, name: str) -> Iterator[None]:
+        """Remove the name of an object that the block deletes. The list is locked until the end of the block, so that
+        no other process adds the name meanwhile. It is removed on the disk when the block begins.
 
         Raises:
             NameListError, OSError: as for `open`.
@@ -118,6 +123,7 @@ class NameList:
             self._refresh()
             if name in self._names.get(_folder(name), ()):
                 self._append("-", name, flush=True)
+            yield
 
     def _append(self, sign: str, name: str, *, flush: bool = False) -> None:
         """Append a line. A line that a failure has cut before is ended first: the two would be one damaged line."""

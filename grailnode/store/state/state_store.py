@@ -133,8 +133,7 @@ class StateStore(LocalStore):
 
         def remove() -> None:
             target = self._root / path
-            with self._state_errors(path):
-                self._names.remove(path)
+            with self._state_errors(path), self._names.removal(path):
                 if target.is_dir() and not target.is_symlink():
                     target.rmdir()
                 else:
@@ -156,12 +155,11 @@ class StateStore(LocalStore):
         with self._state_errors(path):
             self._names.add(path)
 
-    def _delete(self, path: str) -> None:
+    def _unlink(self, path: str) -> bool:
         if (self._root / path).is_dir():
-            return
-        with self._state_errors(path):
-            self._names.remove(path)
-        super()._delete(path)
+            return False
+        with self._state_errors(path), self._names.removal(path):
+            return super()._unlink(path)
 
     def _get(self, path: str, max_bytes: int, offset: int, size: int | None) -> bytes:
         try:
