@@ -4,7 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import trio
 
+from grailnode.config import load
+from grailnode.node.node_makers import make_canary
+from grailnode.node.telemetry import NodeTelemetry
+from roles.policy.follower import Follower
+from roles.ports import StateError
 from tests.support.processes.command_line import CommandResult, run_command
 from tests.support.processes.programs import eventually, run_program
 from tests.support.processes.stepwise_trainer import StepwiseTrainer, make_run
@@ -77,6 +83,29 @@ def test_a_damaged_state_ends_a_trainer_in_one_line_until_it_is_repaired(site: S
     assert result.returncode == 0
     assert result.stdout.splitlines()[-1] == "trainer: its state is whole"
     StepwiseTrainer(site.directory).publish_versions(AFTER, first=BEFORE)
+
+
+def test_the_state_of_a_canary_is_repaired_with_that_of_its_trainer(site: Site):
+    canaries = ("--set", "trainer.canaries=1")
+    config = load(site.directory / "run.toml", [canaries[1]])
+
+    async def follow() -> int:
+        follower = await Follower.open(make_canary(config, "trainer", NodeTelemetry("canary")))
+        await follower.refresh()
+        assert follower.chain.trust is not None
+        return follower.chain.trust.version
+
+    assert trio.run(follow) == BEFORE
+    trust = site.directory / "state" / "trainer-canary-0" / "objects" / "trust"
+    data = bytearray(trust.read_bytes())
+    data[-1] ^= 1
+    trust.write_bytes(data)
+    with pytest.raises(StateError, match=r"trainer-canary-0/objects/trust: damaged.*grailnode repair"):
+        trio.run(follow)
+    result = site.command("repair", *canaries)
+    assert result.returncode == 0
+    assert f"trust: version {BEFORE}, which storage shows now" in result.stdout
+    assert trio.run(follow) == BEFORE
 
 
 def test_a_damaged_state_is_not_backed_up(site: Site):
