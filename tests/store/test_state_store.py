@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from grailnode.store import local
+from grailnode.store import disk, local
 from grailnode.store.state import envelope
 from grailnode.store.state.name_list import NAME
 from grailnode.store.state.state_store import IntactStateError, StateStore
@@ -151,7 +151,7 @@ def test_what_another_process_deletes_as_soon_as_it_is_there_is_not_missed(
 ):
     """The disk may take long to flush a folder after an object has appeared in it."""
     collector, learner = store(tmp_path), store(tmp_path)
-    flush = local.sync_folder
+    flush = disk.sync_folder
 
     def flush_slowly(folder: Path) -> None:
         if (tmp_path / "inbox/5").exists():
