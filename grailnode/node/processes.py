@@ -20,6 +20,7 @@ from grailnode.engine import causal_model as models
 from grailnode.engine.compute import Compute, VllmCompute
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.node.canary import CanaryProducer
+from grailnode.node.disk_check import check_disk, follower_bytes
 from grailnode.node.metrics_server import serve_metrics
 from grailnode.node.node_makers import make_canary, make_node, make_spectator, read_key
 from grailnode.node.process_kinds import TRAINER_KINDS, Kind
@@ -129,8 +130,10 @@ async def _task(node: Node, config: Config, directory: Path, sandbox: Sandbox | 
 
     Raises:
         StoreError, ProtocolError, PolicyError: a file cannot be fetched, or is not the one that the run names.
+        DiskError: the disk has no room for the node's state.
     """
     policy = await creation.fetch_model(node.store, node.run, node.authority.trainers, directory / "model")
+    check_disk(directory, follower_bytes(node.run, config, policy))
     data = await creation.fetch_data(node.store, node.run, node.authority.trainers, directory / "data")
     return make_task(node, policy, data, sandbox), _compute(policy, config, directory / "engine")
 

@@ -8,11 +8,13 @@ from typing import Final, Literal
 import torch
 import trio
 
+from grailnode.beacon.relays import RelayBeacon, StoreBeacon
 from grailnode.config import Config, ConfigError
-from grailnode.node import admission_credential, start_checks
-from grailnode.node.node_makers import make_canary, make_node
+from grailnode.engine.policy import Policy
+from grailnode.node import admission_credential, disk_check, start_checks, time_check
+from grailnode.node.node_makers import make_canary, make_node, state_directory
 from grailnode.node.process_kinds import Kind
-from grailnode.node.processes import Launch, data_file, main
+from grailnode.node.processes import Launch, data_file, main, policy_directory
 from grailnode.node.stores import Storage
 from grailnode.node.supervisor import ProcessSpec, Supervisor, run_until_interrupted
 from grailnode.node.telemetry import NodeTelemetry
@@ -20,7 +22,7 @@ from grailnode.run import key_files, requirements
 from protocol.errors import AdmissionError
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
-from roles.ports import LineReporter
+from roles.ports import Beacon, Clock, LineReporter
 
 Role = Literal["trainer", "miner", "validator"]
 PROCESSES: Final[Mapping[Role, tuple[Kind, ...]]] = {
@@ -61,7 +63,8 @@ def check_start(config: Config, role: Role, name: str, report: LineReporter) -> 
     Raises:
         ConfigError, KeyFileError, RequirementError, SandboxError: the configuration, the key, or what the run requires
             cannot be used.
-        StartError: the node could not do its work: its space, the meeting point, its admission or its disk is wrong.
+        StartError, DiskError: the node could not do its work: its space, the meeting point, its admission or its disk
+            is wrong.
         StoreError, ProtocolError: the run's authority cannot be read.
     """
     if config.store.kind == "https":
@@ -73,21 +76,28 @@ def check_start(config: Config, role: Role, name: str, report: LineReporter) -> 
     if not path.exists():
         _create_key(path, role, report)
     _check_engine(config, role)
-    start_checks.check_disk(config.at(config.node.state))
+    state = state_directory(config, name)
+    disk_check.check_disk(state, 0)
     node = make_node(config, name, NodeTelemetry(name))
+    if role == "trainer":
+        needed_bytes = disk_check.trainer_bytes(Policy.load(policy_directory(config)))
+    else:
+        needed_bytes = disk_check.follower_bytes(node.run, config, None)
+    disk_check.check_disk(state, needed_bytes)
     trio.run(_check_store, node, config)
     keys = {"trainer": node.authority.trainers, "validator": node.authority.validators}
     if role in keys and node.key.public not in keys[role]:
         raise key_files.KeyFileError(f"{path}: not a {role} key of this run; use --name for the node whose key is")
-    if role == "miner":
-        trio.run(start_checks.check_admission, node)
-    if role == "trainer" and config.trainer.canaries:
-        _check_canary(make_canary(config, name, NodeTelemetry(name)))
     if role == "trainer":
         requirements.find(node.run.environment)
         requirements.files_to_publish(node.run, data_file(config))
     if role != "trainer" or config.trainer.canaries:
         requirements.open_sandbox(node.run)
+    trio.run(_wait_for_time, config, role, name, report)  # before admissions, which expire
+    if role == "miner":
+        trio.run(start_checks.check_admission, node)
+    if role == "trainer" and config.trainer.canaries:
+        _check_canary(make_canary(config, name, NodeTelemetry(name)))
 
 
 async def _check_store(node: Node, config: Config) -> None:
@@ -95,6 +105,19 @@ async def _check_store(node: Node, config: Config) -> None:
     storage = Storage(config, NodeTelemetry(node.name))
     await start_checks.check_space(node, storage.announced(node.space) if node.space else None)
     await start_checks.check_meeting_point(node)
+
+
+async def _wait_for_time(config: Config, role: Role, name: str, report: LineReporter) -> None:
+    node = make_node(config, name, NodeTelemetry(name))
+    chain = node.run.beacon
+    relays = Storage(config, NodeTelemetry(name)).relays(chain.chain_hash)
+
+    def make_beacon(clock: Clock) -> Beacon:
+        return RelayBeacon(relays, chain, clock) if relays else StoreBeacon(node.store, chain, clock)
+
+    runs_beacon = role == "trainer" and bool(config.beacon.key) and not relays
+    urls = [*time_check.clock_urls(config), *(relay.name for relay in relays)]
+    await time_check.wait_for_time(node, None if runs_beacon else make_beacon, time_check.date_reader(urls), report)
 
 
 def _create_key(path: Path, role: Role, report: LineReporter) -> None:

@@ -2,13 +2,14 @@
 
 A node that cannot work should say so in one line while its operator watches, and not after hours in which others
 waited for it. It writes an object of its own space, reads it back, also by the URL that it announces, and deletes it;
-it looks at the meeting point, at its own invitation, and at the free space of its disk.
+it looks at the meeting point and at its own invitation. time_check.py and disk_check.py have the rest.
 """
 
 import secrets
-import shutil
-from pathlib import Path
+from contextlib import suppress
 from typing import Final
+
+import trio
 
 from grailnode import UserError
 from grailnode.node import admission_credential
@@ -19,7 +20,8 @@ from roles.node.identity import Node
 from roles.ports import NotFoundError, ObjectStore, StoreError
 
 _PROBE_BYTES: Final = 32
-_MIN_FREE_BYTES: Final = 256 << 20
+_ATTEMPTS: Final = 3  # because storage that works may answer wrongly once
+_PAUSE_SECONDS: Final = 1.0
 
 
 class StartError(UserError):
@@ -34,23 +36,42 @@ async def check_space(node: Node, announced: ObjectStore | None) -> None:
             share one store.
 
     Raises:
-        StartError: one of these does not work.
+        StartError: one of these does not work, several times.
     """
+    for remaining_attempts in reversed(range(_ATTEMPTS)):
+        try:
+            await _check_space(node, announced)
+        except StartError:
+            if not remaining_attempts:
+                raise
+            await trio.sleep(_PAUSE_SECONDS)
+        else:
+            return
+
+
+async def _check_space(node: Node, announced: ObjectStore | None) -> None:
     path, content = paths.probe(node.key.public, secrets.token_hex(8)), secrets.token_bytes(_PROBE_BYTES)
+    try:
+        await _check_probe(node, path, content)
+        if announced is not None:
+            await _check_announced(node, announced, path, content)
+    except StartError:
+        with suppress(StoreError):
+            await node.store.delete(path)
+        raise
+    try:
+        await node.store.delete(path)
+    except StoreError as error:
+        raise StartError(f"this node cannot delete objects of its own space: {error}") from error
+
+
+async def _check_probe(node: Node, path: str, content: bytes) -> None:
     try:
         await node.store.put(path, content)
         if await node.store.get(path, _PROBE_BYTES) != content:
             raise StartError(f"{path}: storage shows other bytes than this node wrote there")
     except StoreError as error:
         raise StartError(f"this node cannot write to its own space and read it: {error}") from error
-    try:
-        if announced is not None:
-            await _check_announced(node, announced, path, content)
-    finally:
-        try:
-            await node.store.delete(path)
-        except StoreError as error:
-            raise StartError(f"this node cannot delete objects of its own space: {error}") from error
 
 
 async def _check_announced(node: Node, announced: ObjectStore, path: str, content: bytes) -> None:
@@ -93,18 +114,3 @@ async def check_admission(node: Node) -> None:
             f"this run admits miners by {node.authority.admission.policy}, and does not admit this one ({error}); its "
             f"founder runs `grailnode admit {key}`"
         ) from error
-
-
-def check_disk(directory: Path) -> None:
-    """Check that the disk of the node's state has room at all.
-
-    Raises:
-        StartError: it has not.
-    """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    free = shutil.disk_usage(directory).free
-    if free < _MIN_FREE_BYTES:
-        raise StartError(
-            f"{directory}: {free >> 20} MiB are free where a node needs at least {_MIN_FREE_BYTES >> 20}; free space, "
-            "or move node.state"
-        )

@@ -1,6 +1,9 @@
 """A node that cannot work says so at its start, and pledges nothing (grailnode/node/start_checks.py)."""
 
+import errno
+import os
 import shutil
+import tempfile
 from collections import namedtuple
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -8,8 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from grailnode.config import EngineSection, load
+from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.node.admission_credential import make_credential_source
-from grailnode.node.start_checks import StartError, check_admission, check_disk, check_meeting_point, check_space
+from grailnode.node.disk_check import DiskError, check_disk, follower_bytes, trainer_bytes
+from grailnode.node.start_checks import StartError, check_admission, check_meeting_point, check_space
+from grailnode.run import workspace
+from grailnode.run.creation import Choices
 from grailnode.store.memory import MemoryStore
 from protocol.digest import content_digest
 from protocol.identity.authority import Admission
@@ -19,6 +27,7 @@ from roles.ports import ObjectInfo, StoreError
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, make_node, small_run
 from tests.support.simulation.network import Log
+from tests.support.simulation.network import draft as simulated_draft
 from tests.support.simulation.virtual_clock import simulated
 
 URL = "https://mine.example.org"
@@ -54,10 +63,16 @@ class RefusingStore(MemoryStore):
 
 
 class AlteringStore(MemoryStore):
-    """A store that shows zeros in place of every object."""
+    """A store that shows zeros in place of every object, or of the first that is read."""
+
+    def __init__(self, *, once: bool = False) -> None:
+        super().__init__()
+        self._remaining = 1 if once else 1 << 30
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        return bytes(len(await super().get(path, max_bytes, offset=offset, size=size)))
+        data = await super().get(path, max_bytes, offset=offset, size=size)
+        self._remaining -= 1
+        return data if self._remaining < 0 else bytes(len(data))
 
 
 def miner(store: MemoryStore, **admission: object) -> Node:
@@ -146,9 +161,45 @@ def test_a_miner_without_its_own_invitation_is_refused(tmp_path: Path) -> None:
     check()
 
 
+@simulated
+async def test_a_space_that_answers_wrongly_once_is_asked_again():
+    store = AlteringStore(once=True)
+    await check_space(miner(store), None)
+    assert [info async for info in store.list("")] == []
+
+
+def test_the_room_that_a_node_needs_follows_from_the_model(tmp_path: Path):
+    policy = Policy.load(PACKAGED_POLICY)
+    parameters = sum(tensor.numel() for tensor in load_weights(PACKAGED_POLICY).values())
+    small = trainer_bytes(policy) - 34 * parameters
+    assert small == 64 << 20
+    run = simulated_draft(Choices(), ["validator-0"], PACKAGED_POLICY)
+    files = sum(file.size for file in run.model.files)
+    config = load(workspace.create(tmp_path, Choices(), workspace.Pace()).config, [])
+    assert follower_bytes(run, config, policy) == small + files
+    vllm = config.model_copy(update={"engine": EngineSection(kind="vllm", url="http://127.0.0.1:1")})
+    assert follower_bytes(run, vllm, None) == small + files
+    assert follower_bytes(run, vllm, policy) == small + files + 4 * parameters
+
+
 def test_a_disk_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_disk(tmp_path / "state")
+    directory = tmp_path / "state"
+    check_disk(directory, 1 << 20)
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 40, 1 << 40, 1 << 20))
-    with pytest.raises(StartError, match=r"state: 1 MiB are free where a node needs at least 256"):
-        check_disk(tmp_path / "state")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 40, 1 << 40, 5 << 20))
+    (directory / "checkpoint").write_bytes(bytes(3 << 20))
+    check_disk(directory, 8 << 20)  # what the node has already is a part of what it needs
+    with pytest.raises(DiskError, match=r"state: 5 MiB are free and 3 MiB are this node's, .* up to 9 MiB"):
+        check_disk(directory, (8 << 20) + 1)
+
+
+@pytest.mark.parametrize(
+    "number", [errno.EROFS, errno.ENOSPC, errno.EACCES], ids=lambda number: errno.errorcode[number]
+)
+def test_a_disk_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(**_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(DiskError, match=rf"state: .*cannot be written there \({os.strerror(number).lower()}\)"):
+        check_disk(tmp_path / "state", 0)

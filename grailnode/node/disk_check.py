@@ -1,0 +1,88 @@
+"""How much room a node needs on the disk of its state, from the run's files and the model's parameters."""
+
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from grailnode import UserError
+from grailnode.config import Config
+from grailnode.engine import causal_model as models
+from grailnode.engine.policy import Policy
+from protocol.run import RunManifest
+
+_SMALL_BYTES: Final = 64 << 20  # records, verdicts and groups of a few windows, and logs
+_WEIGHT_BYTES: Final = 2  # of a parameter: BF16
+_MASTER_BYTES: Final = 12  # of a parameter: FP32 master and two moments
+_TRAINER_BYTES: Final = (
+    2 * _MASTER_BYTES  # the checkpoint, and the next one while it is written
+    + 2 * _WEIGHT_BYTES  # the newest published version, likewise
+    + 2 * _WEIGHT_BYTES  # a version that waits for its upload, and the next one
+    + _WEIGHT_BYTES  # an anchor that is being uploaded
+)
+_VLLM_BYTES: Final = 2 * _WEIGHT_BYTES  # the weights from which vLLM starts, and the next ones
+_MIB: Final = 1 << 20
+
+
+class DiskError(UserError):
+    """The disk of a node's state cannot be used; the message says what to do."""
+
+
+def trainer_bytes(policy: Policy) -> int:
+    """Return the bytes that a trainer's state takes at most, without the groups of its replay buffer."""
+    return _SMALL_BYTES + _TRAINER_BYTES * _parameters(policy)
+
+
+def follower_bytes(run: RunManifest, config: Config, policy: Policy | None) -> int:
+    """Return the bytes that a miner's or a validator's state takes at most.
+
+    Args:
+        policy: None as long as the run's files have not been fetched.
+    """
+    files = [*run.model.files, *([run.data] if run.data is not None else [])]
+    weights = _VLLM_BYTES * _parameters(policy) if config.engine.kind == "vllm" and policy is not None else 0
+    return _SMALL_BYTES + sum(file.size for file in files) + weights
+
+
+def check_disk(directory: Path, needed_bytes: int) -> None:
+    """Check that the directory of a node's state can be written, and that its disk has room for the state.
+
+    Args:
+        needed_bytes: by the whole state, what is there already included.
+
+    Raises:
+        DiskError: it cannot, or has not.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(b"\0")
+        free = shutil.disk_usage(directory).free
+        own = sum(_disk_bytes(directory))
+    except OSError as error:
+        what = (error.strerror or type(error).__name__).lower()
+        raise DiskError(
+            f"{directory}: this node's state cannot be written there ({what}); free space, mount the disk for writing, "
+            "or give the directory to the user who runs the node"
+        ) from error
+    if free + own < needed_bytes:
+        raise DiskError(
+            f"{directory}: {free // _MIB} MiB are free and {own // _MIB} MiB are this node's, where its state takes up "
+            f"to {-(-needed_bytes // _MIB)} MiB with this model; free space, or move node.state"
+        )
+
+
+def _parameters(policy: Policy) -> int:
+    return sum(math.prod(shape) for shape in models.build(policy).shapes.values())
+
+
+def _disk_bytes(directory: Path) -> Iterator[int]:
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            try:
+                yield (Path(folder) / name).lstat().st_blocks * 512
+            except FileNotFoundError:  # another process of the node has deleted it
+                continue

@@ -1,0 +1,198 @@
+"""What a node checks of clock and beacon before it pledges anything: it waits until both are right, and says for what.
+
+The beacon proves the time (docs/adr/0230). If a round that is due by the clock does not come, either the clock is ahead
+or nobody serves the beacon; the Date header of the node's own storage tells which. If a later round is out already, the
+clock is behind.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+import httpx
+import trio
+
+from grailnode.config import Config, PlaceSection
+from roles.node.identity import Node
+from roles.ports import Beacon, BeaconError, Clock, LineReporter
+
+TOLERANCE_SECONDS: Final = 3.0
+"""An error of the clock that a node starts with; the beacon makes up for it."""
+
+_PATIENCE_SECONDS: Final = 10.0  # for a round that is due
+_GLANCE_SECONDS: Final = 1.0  # for one that is not
+_PAUSE_SECONDS: Final = 2.0
+_HTTP_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True)
+class ClockError:
+    """How far this machine's clock is from another's, at least.
+
+    Attributes:
+        source: the other clock, for people.
+        seconds: that this machine's clock is ahead; negative if it is behind, 0 if the two may be equal.
+    """
+
+    source: str
+    seconds: float
+
+
+ReadClockError = Callable[[], Awaitable[ClockError | None]]
+"""Compares this machine's clock with another one; None if that one does not answer."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a node cannot start now.
+
+    Attributes:
+        kind: the same for as long as the operator sees nothing new.
+        text: what is wrong, and what to do.
+    """
+
+    kind: str
+    text: str
+
+
+class ShiftedClock:
+    """A clock that is some seconds ahead of another one."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock = clock
+        self._seconds = seconds
+
+    def now(self) -> float:
+        """Implements Clock.now."""
+        return self._clock.now() + self._seconds
+
+    async def sleep_until(self, moment: float) -> None:
+        """Implements Clock.sleep_until."""
+        await self._clock.sleep_until(moment - self._seconds)
+
+
+async def wait_for_time(
+    node: Node,
+    make_beacon: Callable[[Clock], Beacon] | None,
+    read_clock_error: ReadClockError,
+    report: LineReporter,
+) -> None:
+    """Wait until the clock is right and the beacon answers.
+
+    Args:
+        make_beacon: returns a beacon of the run by a clock; None for the node that runs the beacon itself.
+        report: takes a line for each new cause of the wait, and one at its end.
+    """
+    kind = ""
+    while (problem := await _find_problem(node, make_beacon, read_clock_error)) is not None:
+        if problem.kind != kind:
+            report(f"{problem.text}; waiting, and nothing is pledged meanwhile (Ctrl-C ends this)")
+        kind = problem.kind
+        await trio.sleep(_PAUSE_SECONDS)
+    if kind:
+        report("clock and beacon are right now")
+
+
+async def _find_problem(
+    node: Node, make_beacon: Callable[[Clock], Beacon] | None, read_clock_error: ReadClockError
+) -> Problem | None:
+    if make_beacon is None:
+        error = await read_clock_error()
+        wrong = error is not None and abs(error.seconds) > TOLERANCE_SECONDS
+        return _wrong_clock(error) if error is not None and wrong else None
+    cause = await _missing_round(node, make_beacon(node.clock))
+    if cause is not None:
+        error = await read_clock_error()
+        if error is not None and error.seconds > TOLERANCE_SECONDS:
+            return _wrong_clock(error)
+        agreement = f" ({error.source} agrees with this machine's clock)" if error is not None else ""
+        return Problem(
+            "beacon",
+            f"the beacon does not answer{agreement}: {cause}; is the node that runs it up, or can its relays be "
+            "reached?",
+        )
+    if await _is_behind(node, make_beacon):
+        error = await read_clock_error()
+        if error is None or error.seconds >= -TOLERANCE_SECONDS:
+            error = ClockError("the beacon", -TOLERANCE_SECONDS)
+        return _wrong_clock(error)
+    return None
+
+
+def _wrong_clock(error: ClockError) -> Problem:
+    side = "ahead of" if error.seconds > 0 else "behind"
+    return Problem(
+        f"clock {side}",
+        f"this machine's clock is at least {abs(error.seconds):.0f} s {side} {error.source}: set it right (NTP)",
+    )
+
+
+async def _missing_round(node: Node, beacon: Beacon) -> str | None:
+    """Return why the newest round that is due cannot be read; None if it can."""
+    number = node.run.beacon.round_at(node.clock.now())
+    if number < 1:
+        return None
+    with trio.move_on_after(_PATIENCE_SECONDS):
+        try:
+            await beacon.randomness(number)
+        except BeaconError as error:
+            return str(error)
+        else:
+            return None
+    return f"round {number} is due and does not come"
+
+
+async def _is_behind(node: Node, make_beacon: Callable[[Clock], Beacon]) -> bool:
+    """Return whether a round is out that is due only after the tolerance by this machine's clock."""
+    clock, chain = ShiftedClock(node.clock, TOLERANCE_SECONDS), node.run.beacon
+    number = chain.round_at(clock.now())
+    if number <= chain.round_at(node.clock.now()):
+        return False
+    with trio.move_on_after(_GLANCE_SECONDS):
+        try:
+            await make_beacon(clock).randomness(number)
+        except BeaconError:
+            return False
+        else:
+            return True
+    return False
+
+
+def clock_urls(config: Config) -> list[str]:
+    """Return the URLs of servers whose Date header tells the time: of the storage that this node uses."""
+    return [url for place in (config.store, config.store.meeting) if place is not None and (url := _server(place))]
+
+
+def _server(place: PlaceSection) -> str:
+    if place.kind == "s3":
+        return place.endpoint or f"https://s3.{place.region}.amazonaws.com"
+    return place.url if place.kind == "https" else ""
+
+
+def date_reader(urls: Sequence[str]) -> ReadClockError:
+    """Return a function that compares this machine's clock with the Date header of the first server that answers."""
+
+    async def read() -> ClockError | None:
+        async with httpx.AsyncClient(timeout=_HTTP_SECONDS) as client:
+            for url in urls:
+                start = time.time()
+                try:
+                    response = await client.head(url)
+                    date = parsedate_to_datetime(response.headers.get("date", "")).timestamp()
+                except (httpx.HTTPError, ValueError):
+                    continue
+                return ClockError(url, _difference(start, time.time(), date))
+        return None
+
+    return read
+
+
+def _difference(start: float, end: float, date: float) -> float:
+    """Return how far a clock is at least ahead of a server's (negative: behind), all in seconds since the Unix epoch.
+
+    Args:
+        start, end: of the request, by the clock; date: of the answer, without its fraction of a second.
+    """
+    return max(0.0, start - (date + 1.0)) + min(0.0, end - date)
