@@ -22,6 +22,7 @@ from roles.trainer.publish.retention import check_retention
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
 
 URL_RULE: Final = "a url is https://host[:port][/path], host in lower case, without user, query or a slash at the end"
 """What `is_space_url` accepts, in words."""
@@ -174,6 +175,7 @@ class TrainerSection(Section):
     `final_share` of itself at `training_steps`, where training ends (0: it never ends).
     `logits_chunk` tokens have their logits in memory at once, and `recompute` trades the activations of layers for a
     second computation.
+    `track` names the tracker that shows curves and samples (grailnode/track).
     `canaries` counts the miners that the trainer has run under secret keys to test the validators; only the last of
     them runs now. Raise it by one when a report has revealed the key of the last one. `canary_store` is where the
     canary writes: in the trainer's own bucket everybody would recognize it.
@@ -214,6 +216,7 @@ class TrainerSection(Section):
     link_mbps: Annotated[float, Field(ge=0)] = 0
     seed: int = 0
     poll_seconds: Positive = 0.1
+    track: TrackerName | None = None
     canaries: Annotated[int, Field(ge=0, le=1000)] = 0
     canary_store: StoreSection | None = None
 

@@ -44,7 +44,7 @@ ROOMS = {  # rooms of each package in the order in which they may import: a room
     "roles.trainer": ("spool", "verified_batch", "learn", "publish", "collect"),
     "grailnode": (
         *("config", "store", "beacon", "engine", "chat", "sandbox", "convert", "observe", "calibration"),
-        *("run", "ui", "node", "demo", "cli", "__main__"),
+        *("track", "run", "ui", "node", "demo", "cli", "__main__"),
     ),
 }
 SEPARATE = {  # rooms that do not import each other at all

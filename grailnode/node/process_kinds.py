@@ -2,5 +2,5 @@
 
 from typing import Final, Literal
 
-Kind = Literal["beacon", "training", "upload", "download", "canary", "miner", "validator"]
-TRAINER_KINDS: Final[tuple[Kind, ...]] = ("beacon", "training", "upload", "download", "canary")
+Kind = Literal["beacon", "training", "upload", "download", "canary", "tracking", "miner", "validator"]
+TRAINER_KINDS: Final[tuple[Kind, ...]] = ("beacon", "training", "upload", "download", "canary", "tracking")

@@ -29,6 +29,7 @@ from grailnode.node.state_locks import lock_state
 from grailnode.node.stores import sweep_orphans
 from grailnode.node.supervisor import EXIT_PERMANENT, run_process
 from grailnode.node.telemetry import NodeTelemetry
+from grailnode.node.tracking import track
 from grailnode.node.user_errors import explain, is_transient
 from grailnode.node.wiring import make_task, run_collector, run_miner, run_publisher, run_training, run_validator
 from grailnode.observe.recheck import GroupReference, RecheckedGroup, recheck
@@ -229,6 +230,10 @@ async def _canary(node: Node, launch: Launch) -> None:
     await run_miner(node, task, compute, miner_settings(config), producer)
 
 
+async def _tracking(node: Node, launch: Launch) -> None:
+    await track(node, launch.config, Policy.load(policy_directory(launch.config)).tokenizer)
+
+
 async def recheck_group(config: Config, reference: GroupReference) -> RecheckedGroup:
     """Judge one group of a run again, as anybody can.
 
@@ -254,6 +259,7 @@ _BODIES: dict[Kind, ProcessBody] = {
     "upload": _upload,
     "download": _download,
     "canary": _canary,
+    "tracking": _tracking,
     "miner": _miner,
     "validator": _validator,
 }

@@ -19,6 +19,7 @@ from grailnode.node.stores import Storage
 from grailnode.node.supervisor import ProcessSpec, Supervisor, run_until_interrupted
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import key_files, requirements
+from grailnode.track.tracker import check_tracker
 from protocol.errors import AdmissionError
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
@@ -54,6 +55,8 @@ def process_kinds(config: Config, role: Role) -> tuple[Kind, ...]:
         kinds = ("beacon", *kinds)
     if role == "trainer" and config.trainer.canaries:
         kinds = (*kinds, "canary")
+    if role == "trainer" and config.trainer.track is not None:
+        kinds = (*kinds, "tracking")
     return kinds
 
 
@@ -63,6 +66,7 @@ def check_start(config: Config, role: Role, name: str, report: LineReporter) -> 
     Raises:
         ConfigError, KeyFileError, RequirementError, SandboxError: the configuration, the key, or what the run requires
             cannot be used.
+        TrackerError: the package of the trainer's tracker is not installed.
         StartError, DiskError: the node could not do its work: its space, the meeting point, its admission or its disk
             is wrong.
         StoreError, ProtocolError: the run's authority cannot be read.
@@ -88,6 +92,8 @@ def check_start(config: Config, role: Role, name: str, report: LineReporter) -> 
     keys = {"trainer": node.authority.trainers, "validator": node.authority.validators}
     if role in keys and node.key.public not in keys[role]:
         raise key_files.KeyFileError(f"{path}: not a {role} key of this run; use --name for the node whose key is")
+    if role == "trainer" and config.trainer.track is not None:
+        check_tracker(config.trainer.track)
     if role == "trainer":
         requirements.find(node.run.environment)
         requirements.files_to_publish(node.run, data_file(config))

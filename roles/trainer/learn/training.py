@@ -6,7 +6,8 @@ A checkpoint is written before the snapshot of the same moment and contains the 
 killed at any instruction comes back as it was.
 """
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -26,7 +27,7 @@ from roles.trainer.spool import (
     next_version,
     put_snapshot,
 )
-from roles.trainer.verified_batch import VerifiedBatch
+from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
 
 CHECKPOINT = "training/checkpoint"
 
@@ -172,6 +173,8 @@ class Training:
             divergence=report.divergence,
             overlong=report.overlong,
             learning_rate=report.learning_rate,
+            length=mean_tokens(groups),
+            staleness=mean_staleness(groups, self._version),
             buffered=len(self._buffer),
             data_wait_fraction=data,
             io_wait_fraction=hand_over,
@@ -268,6 +271,16 @@ class Training:
         self._version = checkpoint.version
         self._buffer.advance(self._version)
         node.telemetry.event("resumed", version=self._version, step=self._learner.steps, groups=len(self._buffer))
+
+
+def mean_tokens(groups: Sequence[VerifiedGroup]) -> float:
+    """Return the mean length of the completions of some groups."""
+    return statistics.fmean(len(tokens) // 4 for group in groups for tokens in group.completions)
+
+
+def mean_staleness(groups: Sequence[VerifiedGroup], version: int) -> float:
+    """Return by how many versions some groups are behind a version, on average."""
+    return statistics.fmean(version - group.version for group in groups)
 
 
 def _unusable(what: str) -> StateError:

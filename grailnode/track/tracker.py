@@ -1,0 +1,154 @@
+"""The trackers behind one small interface. Each needs a package that is an extra of this one."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, Protocol
+
+from grailnode import UserError
+from grailnode.config import TrackerName
+
+_MODULES: Final[Mapping[TrackerName, str]] = {
+    "tensorboard": "torch.utils.tensorboard",
+    "wandb": "wandb",
+    "trackio": "trackio",
+}
+_PROJECT: Final = "grailnode"
+
+
+class TrackerError(UserError):
+    """A tracker that cannot be used; the message says what to install."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One rollout in a table of samples.
+
+    Attributes:
+        place: MINER/WINDOW/GROUP, as `grailnode verify --rollout` takes it.
+        status: what the validators said about it, in words.
+    """
+
+    place: str
+    prompt: str
+    completion: str
+    reward: float
+    status: str
+
+
+class Tracker(Protocol):
+    """Takes numbers and samples. Whatever its package raises comes through: the caller goes on without it."""
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Record values by name at a step, which is a number that grows."""
+
+    def samples(self, step: int, rows: Sequence[Sample]) -> None:
+        """Record a table of rollouts."""
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+
+
+class TensorBoard:
+    """Writes event files.
+
+    Args:
+        module: torch.utils.tensorboard.
+        directory: where; it is created.
+    """
+
+    def __init__(self, module: ModuleType, directory: Path) -> None:
+        self._writer: Any = module.SummaryWriter(str(directory))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Implements Tracker.scalars."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def samples(self, step: int, rows: Sequence[Sample]) -> None:
+        """Implements Tracker.samples: a text in Markdown, with the words of strangers as code."""
+        parts = [
+            f"{row.place}, reward {row.reward:g}, {row.status}\n\n{_as_code(row.prompt)}\n\n{_as_code(row.completion)}"
+            for row in rows
+        ]
+        self._writer.add_text("samples", "\n\n".join(parts), step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Implements Tracker.close."""
+        self._writer.close()
+
+
+class ExperimentRun:
+    """A run of Weights & Biases or of Trackio, which has the same interface.
+
+    Args:
+        module: wandb or trackio.
+        name: of the run.
+        directory: for the package's own files.
+    """
+
+    def __init__(self, module: ModuleType, name: str, directory: Path) -> None:
+        self._module = module
+        directory.mkdir(parents=True, exist_ok=True)
+        options = {"dir": str(directory), "resume": "allow"} if module.__name__ == "wandb" else {}
+        self._run: Any = module.init(project=_PROJECT, name=name, **options)
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Implements Tracker.scalars; the step is a value of its own, as versions and windows come between steps."""
+        axis = next(iter(values)).partition("/")[0]
+        self._run.log({f"{axis}/number": step, **values})
+
+    def samples(self, step: int, rows: Sequence[Sample]) -> None:
+        """Implements Tracker.samples."""
+        columns = ["place", "prompt", "completion", "reward", "status"]
+        data = [[row.place, row.prompt, row.completion, row.reward, row.status] for row in rows]
+        if self._module.__name__ == "wandb":
+            table = self._module.Table(columns=columns, data=data)
+        else:
+            pandas = importlib.import_module("pandas")  # which trackio needs itself
+            table = self._module.Table(dataframe=pandas.DataFrame(data, columns=columns))
+        self._run.log({"samples/number": step, "samples": table})
+
+    def close(self) -> None:
+        """Implements Tracker.close."""
+        self._run.finish()
+
+
+def check_tracker(name: TrackerName) -> ModuleType:
+    """Return the module of a tracker.
+
+    Raises:
+        TrackerError: its package is not installed.
+    """
+    try:
+        return importlib.import_module(_MODULES[name])
+    except ImportError as error:
+        raise TrackerError(
+            f"trainer.track: {name} is not installed here ({error}); pip install 'grailnode[{name}]', or leave the key "
+            "out"
+        ) from error
+
+
+def open_tracker(name: TrackerName, run: str, directory: Path) -> Tracker:
+    """Open a tracker.
+
+    Args:
+        run: the name under which it shows the run.
+        directory: for its files.
+
+    Raises:
+        TrackerError: its package is not installed.
+        Exception: whatever the package raises.
+    """
+    module = check_tracker(name)
+    return TensorBoard(module, directory) if name == "tensorboard" else ExperimentRun(module, run, directory)
+
+
+def _as_code(text: str) -> str:
+    """Return a text as a block of code in Markdown, which no text can end."""
+    lines = "".join(character if character.isprintable() or character == "\n" else " " for character in text)
+    return "\n".join(f"    {line}" for line in lines.split("\n"))
