@@ -60,6 +60,10 @@ VERBS: Final = {
         "results", "Show what miners wrote in a window: prompt, completion, reward, and why validators rejected it."
     ),
     "status": Verb("read", "Print a run's head, windows, miners and scores, read from its store."),
+    "train": Verb(
+        "results",
+        "Step a trainer's learner on the verified groups of a run, to try a loss; nothing is published.",
+    ),
     "verify": Verb("read", "Check a run's chain from its oldest anchor to the head; exit 1 at the first lie."),
 }
 

@@ -19,6 +19,23 @@ def export(**parameters: Any) -> None:
 
 @click.command()
 @run_options
+@click.option("--offline", is_flag=True, help="Learn from groups that storage has, and publish nothing.")
+@click.option(
+    "--policy",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Where to begin, such as an exported version. Default: the policy of run.toml.",
+)
+@click.option("--first", "first_window", type=click.IntRange(0), help="The first window. Default: 50 before the last.")
+@click.option("--last", "last_window", type=click.IntRange(0), help="The last window. Default: the newest judged one.")
+@click.option("--steps", type=click.IntRange(0), default=0, show_default=True, help="At most so many; 0 for all.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def train(**parameters: Any) -> None:
+    """Step a trainer's learner on the verified groups of a run, to try a loss; nothing is published."""
+    run_action("offline_training", "train", parameters)
+
+
+@click.command()
+@run_options
 @click.option("--window", type=click.IntRange(0), help="Which window. Default: the newest that was judged.")
 @click.option("--miner", default="", metavar="KEY", help="Only this miner's: its key, or the beginning of it.")
 @click.option("--best", "selection", flag_value="best", help="The highest rewards first.")

@@ -1,17 +1,19 @@
 """`grailnode rollouts`: the rollouts of a window, their rewards and the validators' reasons, from public objects."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from protocol import paths
+from protocol import environments, paths
 from protocol.errors import ProtocolError
 from protocol.judging.verdict import Judgement, Verdict
-from protocol.rollout.batch import Commitment, open_group
+from protocol.rollout.batch import Commitment, Group, open_group
 from roles.node.identity import Node
 from roles.participants import list_announced_keys
 from roles.ports import NotFoundError, StoreError
 from roles.records import fetch_record
+from roles.trainer.verified_batch import VerifiedGroup, verified_group
 
 
 class Decoder(Protocol):
@@ -61,6 +63,15 @@ class PublishedRollout:
 
 
 @dataclass(frozen=True)
+class JudgedGroup:
+    """A group as the storage shows it, the SHA-256 of its frame, and the validators' judgements on it."""
+
+    group: Group
+    digest: bytes
+    judgements: tuple[Judgement, ...]
+
+
+@dataclass(frozen=True)
 class ReadWindow:
     """The rollouts of a window, and which miners' work could not be read and why."""
 
@@ -93,35 +104,70 @@ async def read_rollouts(node: Node, decoder: Decoder, window: int, miner: str = 
 
 
 async def _read_miner(node: Node, decoder: Decoder, window: int, miner: bytes) -> list[PublishedRollout]:
-    signed = await fetch_record(node, Commitment, paths.commitment(miner, window))
-    commitment = signed.record
-    judgements = await _judgements(node, signed.digest, window, miner)
-    path = paths.batch(miner, window, commitment.batch)
     rollouts = []
-    for place in range(len(commitment.groups)):
-        offset, size = commitment.extent(place)
-        frame = await node.store.get(path, size, offset=offset, size=size)
-        group = open_group(frame, commitment, place, node.run.group_bytes)
-        own = [judgement for judgement in judgements if judgement.index == place]
-        rewards = next((judgement.rewards for judgement in own if judgement.accepted), None)
+    for item in await read_judged_groups(node, window, miner):
+        group, judgements = item.group, item.judgements
+        rewards = next((judgement.rewards for judgement in judgements if judgement.accepted), None)
         for index, rollout in enumerate(group.rollouts):
             rollouts.append(
                 PublishedRollout(
                     miner=miner,
                     window=window,
-                    group=place,
+                    group=group.index,
                     index=index,
                     version=group.version,
                     prompt=decoder.decode(group.prompt_tokens),
                     completion=decoder.decode(rollout.tokens),
                     tokens=len(rollout.tokens),
                     reward=rollout.reward if rewards is None or index >= len(rewards) else rewards[index],
-                    reasons=tuple(dict.fromkeys(judgement.reason for judgement in own if not judgement.accepted)),
-                    accepted=sum(judgement.accepted for judgement in own),
-                    judged=len(own),
+                    reasons=tuple(
+                        dict.fromkeys(judgement.reason for judgement in judgements if not judgement.accepted)
+                    ),
+                    accepted=sum(judgement.accepted for judgement in judgements),
+                    judged=len(judgements),
                 )
             )
     return rollouts
+
+
+async def read_judged_groups(node: Node, window: int, miner: bytes) -> list[JudgedGroup]:
+    """Read the groups that a miner delivered for a window, with what validators said about them.
+
+    Raises:
+        NotFoundError: there are none. StoreError, ProtocolError: they cannot be read, or are not what was committed to.
+    """
+    signed = await fetch_record(node, Commitment, paths.commitment(miner, window))
+    commitment = signed.record
+    judgements = await _judgements(node, signed.digest, window, miner)
+    path = paths.batch(miner, window, commitment.batch)
+    groups = []
+    for place, (digest, _) in enumerate(commitment.groups):
+        offset, size = commitment.extent(place)
+        frame = await node.store.get(path, size, offset=offset, size=size)
+        group = open_group(frame, commitment, place, node.run.group_bytes)
+        own = tuple(judgement for judgement in judgements if judgement.index == place and judgement.digest == digest)
+        groups.append(JudgedGroup(group, digest, own))
+    return groups
+
+
+async def read_verified_groups(node: Node, window: int) -> list[VerifiedGroup]:
+    """Read the groups of a window that a quorum of validators accepted, as a trainer learns from them.
+
+    What cannot be read is left out.
+
+    Raises:
+        StoreError: the storage does not answer.
+    """
+    exact = environments.is_exact(node.run.environment)
+    verified: list[VerifiedGroup] = []
+    for miner in sorted(await list_announced_keys(node)):
+        with suppress(StoreError, ProtocolError):
+            for item in await read_judged_groups(node, window, miner):
+                accepting = tuple(judgement for judgement in item.judgements if judgement.accepted)
+                if len(accepting) >= node.authority.quorum:
+                    group = verified_group(item.group, item.digest, accepting, exact=exact)
+                    verified += [] if group is None else [group]
+    return verified
 
 
 async def _judgements(node: Node, commitment: bytes, window: int, miner: bytes) -> list[Judgement]:

@@ -7,11 +7,15 @@ import pytest
 import torch
 
 from grailnode.cli.actions.model_export import ExportError, export_version
+from grailnode.cli.actions.offline_training import OfflineTrainingError, make_learner, take_steps
 from grailnode.cli.actions.rollout_listing import select
+from grailnode.config import Config
 from grailnode.engine.policy import Policy, load_weights
-from grailnode.observe.rollout_reader import ReadWindow, read_rollouts
+from grailnode.node.settings import trainer_settings
+from grailnode.observe.rollout_reader import ReadWindow, read_rollouts, read_verified_groups
 from grailnode.run.creation import Choices, model_files, publish_files
 from protocol.digest import digest_weights
+from roles.trainer.learn.learner import StepReport
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import run_nodes
 from tests.support.simulation.virtual_clock import simulate
@@ -37,6 +41,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         tokenizer = network.policy.tokenizer
         values["rollouts"] = await read_rollouts(node, tokenizer, WINDOW)
         values["of one miner"] = await read_rollouts(node, tokenizer, WINDOW, key("miner-1").public.hex()[:8])
+        values["verified"] = [
+            group for window in range(WINDOW + 3) for group in await read_verified_groups(node, window)
+        ]
+        values["trained on"] = [event["groups"] for event in network.events("trainer/training", "step")]
+        values["run"] = network.run
         values["newest"] = await export_version(node, directory / "newest")
         values["first"] = await export_version(node, directory / "first", version=0)
         with pytest.raises(ExportError, match="the newest version is"):
@@ -66,6 +75,30 @@ def test_the_exported_directory_is_a_policy_for_another_run(results: dict[str, A
     assert Policy.load(directory).stops == results["policy"].stops
 
 
+def test_verified_groups_are_those_that_the_trainer_learned_from(results: dict[str, Any]) -> None:
+    digests = {group.digest.hex()[:16] for group in results["verified"]}
+    used = {digest for groups in results["trained on"] for digest in groups.split(",")}
+    assert len(used & digests) > 4
+    assert all(len(group.completions) == CHOICES.group_size for group in results["verified"])
+    assert {reward for group in results["verified"] for reward in group.rewards} == {0.0, 1.0}
+
+
+def test_offline_training_takes_the_steps_of_a_trainer(results: dict[str, Any]) -> None:
+    run, directory = results["run"], results["policy"].directory
+    settings = trainer_settings(Config(), run.sampling.params()).learner
+    groups = [group for group in results["verified"] if group.informative][:6]
+
+    def reports() -> list[StepReport]:
+        return list(take_steps(make_learner(Config(), run, directory, settings), groups, 2))
+
+    first = reports()
+    assert [report.step for report in first] == [1, 2, 3]
+    assert all(report.grad_norm > 0 for report in first)
+    assert first == reports()
+    with pytest.raises(OfflineTrainingError, match="2 groups, and a step needs 3; read more windows"):
+        next(take_steps(make_learner(Config(), run, directory, settings), groups[:2], 3))
+
+
 def test_version_0_is_the_policy_that_the_run_began_with(results: dict[str, Any]) -> None:
     assert results["first"].digest == digest_weights(load_weights(results["policy"].directory))
 
@@ -91,7 +124,7 @@ def test_rollouts_have_text_reward_and_reason(results: dict[str, Any]) -> None:
     assert {rollout.status for rollout in honest} == {"accepted by 1"}
     assert {rollout.prompt[-1] for rollout in honest} == {"="}
     assert all(len(rollout.completion) > 0 for rollout in honest)
-    assert len({rollout.reward for rollout in honest}) > 1
+    assert {rollout.reward for rollout in honest} <= {0.0, 1.0}
     assert cheating
     assert {rollout.status for rollout in cheating} == {"rejected: copied", "not audited"}
 

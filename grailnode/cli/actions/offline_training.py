@@ -1,0 +1,115 @@
+"""`grailnode train --offline`: the learner of a run's trainer on groups that storage still has, step by step."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+import trio
+
+from grailnode import UserError
+from grailnode.cli.actions.open_run import RunOptions
+from grailnode.config import Config
+from grailnode.engine import causal_model
+from grailnode.engine.policy import Policy, load_weights
+from grailnode.node.node_makers import make_spectator
+from grailnode.node.processes import policy_directory
+from grailnode.node.settings import trainer_settings
+from grailnode.observe.observer import RECENT_WINDOWS, newest_summarized
+from grailnode.observe.rollout_reader import read_verified_groups
+from protocol.run import RunManifest
+from roles.authority_updates import refresh_authority
+from roles.node.identity import Node
+from roles.trainer.learn.learner import Learner, LearnerSettings, StepReport
+from roles.trainer.verified_batch import VerifiedGroup
+
+
+class OfflineTrainingError(UserError):
+    """There is nothing to learn from; says why."""
+
+
+@dataclass(frozen=True)
+class Options(RunOptions):
+    """The options of the command.
+
+    Attributes:
+        policy: a checkpoint directory; None for that of run.toml.
+        first_window, last_window: whose groups are read; None for the newest that are judged.
+        steps: optimizer steps at most; 0 for as many as there are groups.
+    """
+
+    offline: bool
+    policy: Path | None
+    first_window: int | None
+    last_window: int | None
+    steps: int
+    as_json: bool
+
+
+def train(**parameters: Any) -> None:
+    """Run `grailnode train`."""
+    options = Options(**parameters)
+    if not options.offline:
+        raise click.UsageError("give --offline; a trainer that publishes is `grailnode --role trainer --run FILE`")
+    config = options.open_config_to_read()
+    torch.set_num_threads(config.engine.threads)
+    node = make_spectator(config)
+    groups = trio.run(_read, node, options)
+    settings = trainer_settings(config, node.run.sampling.params())
+    usable = [group for group in groups if group.informative or not config.trainer.dynamic_filtering]
+    click.echo(f"{len(groups)} verified groups, {len(usable)} to learn from", err=True)
+    learner = make_learner(config, node.run, options.policy or policy_directory(config), settings.learner)
+    reports = take_steps(learner, usable, settings.training.groups_per_step)
+    for report in reports:
+        click.echo(json.dumps(asdict(report)) if options.as_json else _text(report))
+        if report.step == options.steps:
+            break
+
+
+async def _read(node: Node, options: Options) -> list[VerifiedGroup]:
+    await refresh_authority(node)
+    last = await newest_summarized(node) if options.last_window is None else options.last_window
+    if last is None:
+        raise OfflineTrainingError("no validator has summarized a window yet; name some with --first and --last")
+    first = max(0, last - RECENT_WINDOWS) if options.first_window is None else options.first_window
+    return [group for window in range(first, last + 1) for group in await read_verified_groups(node, window)]
+
+
+def make_learner(config: Config, run: RunManifest, directory: Path, settings: LearnerSettings) -> Learner:
+    """Return the learner that a trainer with this configuration has, with the weights of a policy directory.
+
+    Raises:
+        PolicyError: the directory holds no policy.
+    """
+    device, dtype = torch.device(config.engine.device), getattr(torch, config.engine.dtype)
+    model = causal_model.build(Policy.load(directory), device, recompute=config.trainer.recompute)
+    return Learner(model, load_weights(directory), settings, device=device, dtype=dtype)
+
+
+def take_steps(learner: Learner, groups: Sequence[VerifiedGroup], groups_per_step: int) -> Iterator[StepReport]:
+    """Take steps with the groups in order, and yield a report of each.
+
+    Raises:
+        OfflineTrainingError: there are fewer groups than one step needs, or a step is refused.
+    """
+    if len(groups) < groups_per_step:
+        raise OfflineTrainingError(
+            f"{len(groups)} groups, and a step needs {groups_per_step}; read more windows (--first), or --set "
+            "trainer.groups_per_step"
+        )
+    for begin in range(0, len(groups) - groups_per_step + 1, groups_per_step):
+        try:
+            yield learner.step(groups[begin : begin + groups_per_step])
+        except ValueError as error:
+            raise OfflineTrainingError(f"the step after {learner.steps}: {error}") from error
+
+
+def _text(report: StepReport) -> str:
+    return (
+        f"step {report.step}  loss {report.loss:.4g}  reward {report.mean_reward:.3f}  entropy {report.entropy:.3f}  "
+        f"clipped {report.clip_fraction:.3f}  gradient {report.grad_norm:.3g}  tokens {report.tokens}  "
+        f"rate {report.learning_rate:.2g}"
+    )
