@@ -115,6 +115,7 @@ class NetworkState:
         tokens_generated, tokens_verified: completion tokens of judged groups, and of accepted ones.
         check_rate: completion tokens that a validator checks in a second of checking; 0 before the first summary.
         pass_at: k of pass@k.
+        bottleneck: what limits the trainer, where it runs on this machine; empty elsewhere.
         alarms: one line each (forks, false objects, validators that a canary deceived, storage that does not answer).
     """
 
@@ -135,6 +136,7 @@ class NetworkState:
     check_rate: float = 0.0
     alarms: tuple[str, ...] = ()
     pass_at: int = 1
+    bottleneck: str = ""
 
     @property
     def generated_per_second(self) -> float:

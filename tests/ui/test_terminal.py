@@ -79,6 +79,11 @@ def test_status_shows_how_fast_validators_check():
     assert "12,431 tokens in a second of a validator's time" in text
 
 
+def test_status_shows_what_limits_the_trainer():
+    text = " ".join(render(render_status(replace(runs.network(), bottleneck="waits for groups; add miners")), 80))
+    assert "trainer waits for groups; add miners" in text
+
+
 def test_status_shows_pass_at_k_and_kinds_of_problems():
     strata = (StratumRow("easy", 12, 0.75), StratumRow("", 4, 0.25))
     row = WindowRow(3, 2, 8, 0, 0.5, 0.625, 0.9375, strata)

@@ -3,7 +3,7 @@
 import json
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from grailnode.convert.conversion import Conversion, Format
 from grailnode.convert.inspect_patch import inspect_patch
 from grailnode.node.node_makers import make_spectator
 from grailnode.node.processes import recheck_group
+from grailnode.observe.bottleneck import bottleneck, read_trainer_time
 from grailnode.observe.chain_check import verify_chain
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized
@@ -27,6 +28,7 @@ from protocol import limits, paths
 from protocol.chain import safetensors
 from protocol.errors import ProtocolError, error_context
 from roles.authority_updates import refresh_authority
+from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
 
 
@@ -64,16 +66,22 @@ class ConvertOptions:
 def status(**parameters: Any) -> None:
     """Run `grailnode status`."""
     config = RunOptions(**parameters).open_config_to_read()
-    Console().print(render_status(trio.run(_observe, config).state()))
+    node = make_spectator(config)
+    state = trio.run(_observe, node).state()
+    time = read_trainer_time(config.at(config.node.logs))
+    if time is not None:
+        audit_share = node.run.proof.audit_floor_ppm / 1_000_000
+        line = bottleneck(time, state, config.trainer.steps_per_version, audit_share)
+        state = replace(state, bottleneck=line)
+    Console().print(render_status(state))
 
 
-async def _observe(config: Config) -> Observer:
+async def _observe(node: Node) -> Observer:
     """Return an observer that has seen what the store shows of a run.
 
     Raises:
         StoreError: the storage does not answer at all.
     """
-    node = make_spectator(config)
     newest = None
     with suppress(NotFoundError, TooLargeError):  # a run without a head is shown, storage that fails is an error
         head = paths.head(node.authority.trainers[0])

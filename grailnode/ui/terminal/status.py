@@ -35,7 +35,7 @@ class _Status:
         if state.windows:
             parts += [trend_rows(learning(state), width), trend_rows(publication(state), width)]
             parts += [Text(""), _windows(state, width), *_strata(state)]
-        parts += [Text(""), *verification(state, width, lines=2), *check_rate(state)]
+        parts += [Text(""), *verification(state, width, lines=2), *check_rate(state), *_bottleneck(state)]
         if state.miners:
             parts += [Text(""), miners(state.miners, width, _ALL, keyed=True)]
         if lines_of(len(state.nodes)):
@@ -77,6 +77,11 @@ def _cells(row: WindowRow) -> list[Text]:
     counts = (f"{row.window:,}", f"v{row.version}", f"{row.accepted:,}", f"{row.rejected:,}")
     values = (row.reward, row.pass_at_1, row.pass_at_k)
     return [Text(cell) for cell in (*counts, *map(decimal_text, values))]
+
+
+def _bottleneck(state: NetworkState) -> list[Text]:
+    """Write what limits the trainer, over as many lines as it takes."""
+    return [Text(f"trainer {state.bottleneck}")] if state.bottleneck else []
 
 
 def _strata(state: NetworkState) -> list[Text]:

@@ -1,0 +1,87 @@
+"""What a trainer's time goes to, by its own log on this machine, and what to add so that it learns faster."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from grailnode.observe.state import NetworkState
+
+_TAIL_BYTES: Final = 1 << 16
+_MUCH: Final = 0.5  # share of the time from which on a wait is the bottleneck
+_MOST_JUDGED: Final = 0.8  # share of the groups to judge below which the validators do not keep up
+_RECENT_VERSIONS: Final = 8
+
+
+@dataclass(frozen=True)
+class TrainerTime:
+    """Shares of the training process's time since its start.
+
+    Attributes:
+        data: it waited for verified groups.
+        hand_over: it handed versions to the writer.
+    """
+
+    data: float
+    hand_over: float
+
+    @property
+    def compute(self) -> float:
+        """It computed steps."""
+        return max(0.0, 1.0 - self.data - self.hand_over)
+
+
+def read_trainer_time(logs: Path) -> TrainerTime | None:
+    """Return the newest shares in the log of a trainer of this machine; None if there is no trainer, or no step yet.
+
+    Args:
+        logs: the directory of the nodes' logs.
+    """
+    paths = sorted(logs.glob("*-training.jsonl"), key=lambda path: path.stat().st_mtime)
+    if not paths:
+        return None
+    with paths[-1].open("rb") as file:
+        file.seek(max(0, paths[-1].stat().st_size - _TAIL_BYTES))
+        lines = file.read().splitlines()
+    for line in reversed(lines):
+        event = _event(line)
+        data, hand_over = event.get("data_wait_fraction"), event.get("io_wait_fraction")
+        if event.get("event") == "step" and isinstance(data, float | int) and isinstance(hand_over, float | int):
+            return TrainerTime(float(data), float(hand_over))
+    return None
+
+
+def _event(line: bytes) -> Mapping[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return {}  # the first line of the tail, or one that a killed process began
+    return value if isinstance(value, dict) else {}
+
+
+def bottleneck(time: TrainerTime, state: NetworkState, steps_per_version: int, audit_share: float) -> str:
+    """Return a line that says what limits a trainer, and what to add.
+
+    Args:
+        state: of the run, for the groups that its miners and validators deliver.
+        steps_per_version: as the trainer's operator set it.
+        audit_share: the smallest share of a miner's groups that the run has validators judge, in (0, 1].
+    """
+    if time.data >= _MUCH:
+        submitted = sum(miner.submitted for miner in state.miners)
+        judged = sum(miner.accepted + sum(miner.rejected.values()) for miner in state.miners)
+        if submitted and judged < _MOST_JUDGED * audit_share * submitted:
+            what = f"validators judge {judged:,} of {submitted:,} groups: add validators, or faster ones"
+        else:
+            what = "add miners, or let them deliver more groups"
+        return f"waits {time.data:.0%} of its time for verified groups; {what}"
+    steps = [row.optimizer_step for row in state.versions[-_RECENT_VERSIONS:]]
+    if len(steps) > 1:
+        interval = (steps[-1] - steps[0]) / (len(steps) - 1)
+        if time.hand_over >= _MUCH or interval > 1.5 * steps_per_version:
+            return (
+                f"publishes a version every {interval:.1f} steps instead of {steps_per_version}: storage is slower "
+                "than steps; raise steps_per_version, or write to faster disks and links"
+            )
+    return f"computes {time.compute:.0%} of its time; a faster device or fewer groups_per_step give more steps"
