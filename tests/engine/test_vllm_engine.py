@@ -12,12 +12,13 @@ from grailnode.engine.policy import Policy
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.torch_prefill import TorchPrefill
 from grailnode.engine.vllm.vllm_engine import VllmEngine
+from grailnode.engine.vllm.vllm_server import ExternalServer
 from protocol.patch import apply, encode
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
 from roles.ports import Engine, EngineError, Request
 from tests.engine.engine_contract import EngineContract, NewEngine, changed, manifest, serving
-from tests.engine.vllm_site import SharedServer, shared_server
+from tests.engine.vllm_site import SharedServer, shared_server, url_of
 from tests.support.builders.policies import (
     NOISE,
     PARAMS,
@@ -111,6 +112,24 @@ async def test_the_states_may_come_from_a_prefill_by_torch(
     assert [g.tokens for g in generations] == [g.tokens for g in expected]
     forwards = await reference.forward([r.prompt for r in requests], [g.tokens for g in generations])
     assert all(torch.equal(g.hidden, forward.hidden) for g, forward in zip(generations, forwards, strict=True))
+
+
+async def test_a_server_of_somebody_else_is_patched_and_generates(
+    model: CausalModel, server: SharedServer, tmp_path: Path
+) -> None:
+    weights = random_weights(model)
+    target, requests = changed(weights, 1), requests_of_many_lengths()
+    expected = [g.tokens for g in await (await engine_of(model, target)).generate(requests, PARAMS)]
+    await server.start()
+    async with url_of(server) as url:
+        engine = VllmEngine(model, ExternalServer(url), tmp_path)
+        await engine.stage(0, weights)
+        await engine.commit()
+        await engine.stage_patch(1, encode(weights, target), manifest(1, target))
+        await engine.commit()
+        await engine.verify()
+        assert [g.tokens for g in await engine.generate(requests, PARAMS)] == expected
+        await engine.close()
 
 
 @pytest.mark.parametrize("receiver", ["trl", "slime"])

@@ -59,6 +59,18 @@ def write_config(directory: Path, family: str, changes: dict[str, Any]) -> Pretr
     return config
 
 
+class PlainServer(ChildServer):
+    """A vLLM whose operator does not load our code."""
+
+    def flags(self, socket: str) -> list[str]:
+        """Return the flags without those that load it."""
+        words = super().flags(socket)
+        for flag in ("--logits-processors", "--worker-extension-cls"):
+            place = words.index(flag)
+            del words[place : place + 2]
+        return words
+
+
 def engine_in(directory: Path, model: Any, *flags: str, **settings: Any) -> VllmEngine:
     """Return an engine with a server of its own."""
     server = ChildServer(ServerSettings(vllm_python(), directory, directory / "server", flags=flags, **settings))
@@ -100,6 +112,29 @@ async def test_two_ranks_are_patched_together(tmp_path: Path) -> None:
         requests = requests_of_many_lengths()
         expected = await (await engine_of(model, target)).generate(requests, PARAMS)
         assert [g.tokens for g in await engine.generate(requests, PARAMS)] == [g.tokens for g in expected]
+    finally:
+        await engine.close()
+
+
+async def test_quantized_serving_is_refused_by_its_name(tmp_path: Path) -> None:
+    write_config(tmp_path, "qwen3", FAMILIES["qwen3"])
+    model = TransformersModel(tmp_path)
+    engine = engine_in(tmp_path, model, "--quantization", "fp8")
+    try:
+        with pytest.raises(EngineError, match="fp8"):
+            await engine.stage(0, random_weights(model))
+    finally:
+        await engine.close()
+
+
+async def test_a_server_without_our_code_is_refused(tmp_path: Path) -> None:
+    write_config(tmp_path, "qwen3", FAMILIES["qwen3"])
+    model = TransformersModel(tmp_path)
+    server = PlainServer(ServerSettings(vllm_python(), tmp_path, tmp_path / "server"))
+    engine = VllmEngine(model, server, tmp_path / "engine")
+    try:
+        with pytest.raises(EngineError, match="does not answer as a grailnode engine"):
+            await engine.stage(0, random_weights(model))
     finally:
         await engine.close()
 

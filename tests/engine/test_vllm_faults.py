@@ -55,15 +55,19 @@ async def all_end(directory: Path) -> None:
 
 
 def processes_of(directory: Path) -> list[int]:
-    """Return the ids of the processes that a server in a directory has, in the order in which they were started."""
+    """Return the ids of the processes of a server in a directory, in the order in which they were started: launcher,
+    server, engine core, workers. Python's tracker of shared memory, which ends by itself, is left out.
+    """
     result = []
     for entry in Path("/proc").iterdir():
         try:
-            works_there = entry.name.isdigit() and (entry / "cwd").readlink() == directory
-            fields = (entry / "stat").read_text().rpartition(")")[2].split() if works_there else ["Z"]
+            if not entry.name.isdigit() or (entry / "cwd").readlink() != directory:
+                continue
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            is_tracker = b"resource_tracker" in (entry / "cmdline").read_bytes()
         except OSError:
             continue
-        if fields[0] != "Z":
+        if fields[0] != "Z" and not is_tracker:
             result.append((int(fields[19]), int(entry.name)))
     return [number for _, number in sorted(result)]
 

@@ -1,9 +1,12 @@
 """Where the tests of the vLLM engine find vLLM, and the servers that they share."""
 
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import trio
 
 from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
 
@@ -16,6 +19,28 @@ def vllm_python() -> Path:
     if not path.is_file():
         pytest.skip(ABSENT)
     return path
+
+
+@asynccontextmanager
+async def url_of(server: ChildServer) -> AsyncIterator[str]:
+    """Yield a URL on the loopback interface by which a server that runs on a Unix socket is reached."""
+
+    async def forward(source: trio.abc.ReceiveStream, target: trio.abc.HalfCloseableStream) -> None:
+        async for data in source:
+            await target.send_all(data)
+        await target.send_eof()
+
+    async def connect(client: trio.SocketStream) -> None:
+        async with await trio.open_unix_socket(server.socket) as inner, trio.open_nursery() as nursery:
+            nursery.start_soon(forward, client, inner)
+            nursery.start_soon(forward, inner, client)
+
+    async with trio.open_nursery() as nursery:
+        listeners: list[trio.SocketListener] = await nursery.start(
+            lambda task_status: trio.serve_tcp(connect, 0, host="127.0.0.1", task_status=task_status)
+        )
+        yield f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        nursery.cancel_scope.cancel()
 
 
 class SharedServer(ChildServer):

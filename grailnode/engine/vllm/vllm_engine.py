@@ -364,13 +364,27 @@ class VllmEngine:
             )
             async with AsyncExitStack() as until_it_fits:
                 until_it_fits.push_async_callback(client.close)
-                for description in await client.call("describe"):
+                for description in await self._describe(client):
                     check_description(description, self._dtype)
                 shapes = {name: list(shape) for name, shape in self._model.shapes.items()}
                 await client.call("map", shapes=shapes)
                 until_it_fits.pop_all()
             self._client = client
         return self._client
+
+    async def _describe(self, client: VllmClient) -> list[dict[str, Any]]:
+        """Return what the ranks of a server that has started say of themselves.
+
+        Raises:
+            EngineError: they say nothing, as those of a vLLM without our code.
+        """
+        try:
+            return await client.call("describe")
+        except (RefusedError, BrokenEngineError) as error:
+            raise EngineError(
+                f"this vLLM does not answer as a grailnode engine ({error}); start it as `grailnode engine flags` "
+                "prints: without our code it cannot draw the tokens that a run's seeds require"
+            ) from error
 
     async def _restart(self, broken: VllmClient, cause: Exception) -> None:
         """Kill the server, start it again, and bring the served version back into it, verified; then what was staged.

@@ -128,6 +128,11 @@ class ChildServer:
         return self._launcher.process_id
 
     @property
+    def socket(self) -> str:
+        """The path of the Unix socket of the server that was started last."""
+        return self._socket
+
+    @property
     def log(self) -> Path:
         """The file with the server's output."""
         return self.settings.directory / "vllm.log"

@@ -13,6 +13,7 @@ import json
 import os
 import runpy
 import sys
+import traceback
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -67,7 +68,10 @@ def _serve(flags: list[str]) -> None:
     sys.argv = [_SERVER, *flags]
     try:
         runpy.run_module(_SERVER, run_name="__main__", alter_sys=True)
+    except BaseException:  # noqa: BLE001 - the log says why a server ended, whatever it was
+        traceback.print_exc()
     finally:
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
 

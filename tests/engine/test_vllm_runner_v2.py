@@ -1,0 +1,95 @@
+"""vLLM's model runner V2 serves, is patched in place, and draws the tokens of the torch engine.
+
+V2 needs Triton, whose published builds compile for GPUs only. On a CPU this runs V2's kernels in Triton's interpreter:
+slow, but the same runner, scheduler and sampler as on a GPU. `pip install --target DIR triton==3.8.0` makes the folder
+that GRAILNODE_TRITON names.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from grailnode.engine.causal_model import build
+from grailnode.engine.vllm.vllm_engine import VllmEngine
+from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
+from protocol.patch import encode
+from protocol.rollout.filters import Filters
+from protocol.rollout.sampling import SamplingParams
+from tests.engine.engine_contract import changed, manifest
+from tests.engine.vllm_site import vllm_python
+from tests.support.builders.policies import (
+    NOISE,
+    PARAMS,
+    engine_of,
+    random_weights,
+    requests_of_many_lengths,
+    write_policy,
+)
+
+pytestmark = [pytest.mark.trio, pytest.mark.vllm, pytest.mark.slow]
+
+FILTERED = SamplingParams(temperature=0.7, max_tokens=6, eos=1, filters=Filters(top_k=9, top_p=0.9, min_p=0.01))
+CPU_BACKEND = """
+import triton.backends
+
+class Driver:
+    is_active = staticmethod(lambda: True)
+
+class Backend:
+    driver = Driver
+
+triton.backends.backends["cpu"] = Backend  # vLLM looks for it; the interpreter needs none
+"""
+
+
+class InterpretedServer(ChildServer):
+    """A server whose Triton kernels are interpreted."""
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment with Triton."""
+        own = super().environment()
+        site = self.settings.directory / "site"
+        site.mkdir(exist_ok=True)
+        (site / "sitecustomize.py").write_text(CPU_BACKEND)
+        paths = os.pathsep.join((own["PYTHONPATH"], str(site), str(triton_site())))
+        return own | {"PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
+
+
+def triton_site() -> Path:
+    """Return the folder with Triton, or skip the test."""
+    path = Path(os.environ.get("GRAILNODE_TRITON", ""))
+    if not (path / "triton").is_dir():
+        pytest.skip("GRAILNODE_TRITON names no folder with Triton; `pip install --target DIR triton==3.8.0` makes one")
+    return path
+
+
+async def test_runner_v2_is_patched_and_generates_as_the_torch_engine(tmp_path: Path) -> None:
+    triton_site()
+    policy = write_policy(tmp_path / "policy", head_dim=32)
+    model = build(policy)
+    weights, requests = random_weights(model), requests_of_many_lengths()
+    target = changed(weights, 1)
+    settings = ServerSettings(vllm_python(), policy.directory, tmp_path / "server", runner="v2", sequences=16)
+    engine = VllmEngine(model, InterpretedServer(settings), tmp_path / "engine")
+    try:
+        await engine.stage(0, weights)
+        await engine.commit()
+        await engine.stage_patch(1, encode(weights, target), manifest(1, target))
+        await engine.commit()
+        await engine.verify()
+        reference = await engine_of(model, target)
+        for params in (PARAMS, FILTERED):
+            expected = await reference.generate(requests, params)
+            generations = await engine.generate(requests, params)
+            assert [g.tokens for g in generations] == [g.tokens for g in expected]
+            for generation, other in zip(generations, expected, strict=True):
+                torch.testing.assert_close(generation.hidden, other.hidden, rtol=0, atol=NOISE)
+        prompts, completions = [r.prompt for r in requests], [g.tokens for g in expected]
+        for forward, known in zip(
+            await engine.forward(prompts, completions), await reference.forward(prompts, completions), strict=True
+        ):
+            torch.testing.assert_close(forward.hidden, known.hidden, rtol=0, atol=NOISE)
+    finally:
+        await engine.close()
