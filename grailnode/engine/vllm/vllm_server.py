@@ -1,11 +1,12 @@
 """A server of vLLM: as a child process in an environment of its own, or somewhere else by its URL."""
 
+import hashlib
 import json
 import os
 import secrets
-import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -87,19 +88,37 @@ class Server(Protocol):
 def write_modules(directory: Path) -> Path:
     """Write a directory for PYTHONPATH that has our packages and nothing else of this environment; return it.
 
-    It declares the plugin of vLLM that guards each of its processes.
+    It declares the plugin of vLLM that guards each of its processes. Several processes may write it at once.
     """
-    modules = directory / "modules"
-    shutil.rmtree(modules, ignore_errors=True)
+    packages = [Path(package.__file__ or "").parent.resolve() for package in (grailnode, protocol)]
+    places = hashlib.sha256("\n".join(map(str, packages)).encode()).hexdigest()[:16]
+    modules = directory / f"modules-{places}"
     information = modules / f"{_PLUGIN}-0.dist-info"
-    information.mkdir(parents=True)
-    for package in (grailnode, protocol):
-        (modules / package.__name__).symlink_to(Path(package.__file__ or "").parent.resolve())
+    information.mkdir(parents=True, exist_ok=True)
+    for package in packages:
+        with suppress(FileExistsError):
+            (modules / package.name).symlink_to(package)
     (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {_PLUGIN}\nVersion: 0\n")
     (information / "entry_points.txt").write_text(
         f"[vllm.general_plugins]\n{_PLUGIN} = {_INSIDE}.process_guard:register\n"
     )
     return modules
+
+
+def cache_directory(settings: ServerSettings) -> Path:
+    """Return the directory for what vLLM's processes compile and find out about models.
+
+    It is in vLLM's environment, so that a new server compiles nothing again; in the server's own directory, if there is
+    no virtual environment or it cannot be written.
+    """
+    environment = settings.python.absolute().parent.parent
+    cache = environment / "grailnode-cache"
+    if (environment / "pyvenv.cfg").is_file():
+        with suppress(OSError):
+            cache.mkdir(exist_ok=True)
+            if os.access(cache, os.W_OK):
+                return cache
+    return settings.directory / "kernels"
 
 
 class ChildServer:
@@ -177,7 +196,7 @@ class ChildServer:
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables of the server."""
-        return _environment(self.settings, write_modules(self.settings.directory))
+        return _environment(self.settings, cache_directory(self.settings))
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
         settings = self.settings
@@ -286,11 +305,11 @@ def _flags(settings: ServerSettings, socket: str) -> list[str]:
     return [*flags, *settings.flags]
 
 
-def _environment(settings: ServerSettings, modules: Path) -> dict[str, str]:
+def _environment(settings: ServerSettings, cache: Path) -> dict[str, str]:
     """Return the environment of the child: this one's without its Python, and what vLLM needs."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     caches = ("NUMBA_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT")
-    own = {"PYTHONPATH": str(modules), **{name: str(settings.directory / "kernels") for name in caches}}
+    own = {"PYTHONPATH": str(write_modules(cache)), **{name: str(cache) for name in caches}}
     if settings.device == "cpu":
         own |= {
             "VLLM_CPU_KVCACHE_SPACE": str(settings.cache_gib),
