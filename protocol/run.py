@@ -186,6 +186,7 @@ class ScoringSpec(Record):
         exponent: a miner's share grows with this power of its balance; above 1, two keys earn less than one.
         penalty: accepted groups that one rejected group costs.
         shortfall: accepted groups that one pledged but undelivered group costs.
+        miss_price: accepted groups that one miss costs beyond those that honest work may have.
         deposit: balance that a key must exceed before it earns anything, in groups: the cost of abandoning a key.
         cap: largest share of one miner.
         windows: how many of the newest windows count.
@@ -196,6 +197,7 @@ class ScoringSpec(Record):
     exponent: Annotated[float, Field(ge=1.0, le=8.0)]
     penalty: Annotated[float, Field(ge=1.0, le=1e6)]
     shortfall: Annotated[float, Field(ge=0.0, le=1e6)]
+    miss_price: Annotated[float, Field(ge=0.0, le=1e6)]
     deposit: Annotated[float, Field(ge=0.0, le=1e9)]
     cap: Annotated[float, Field(gt=0.0, le=1.0)]
     windows: Annotated[int, Field(ge=1, le=10_000)]

@@ -74,7 +74,7 @@ async def run_validator(node: Node, task: Task, compute: Compute, settings: Vali
 
     async def validate() -> None:
         follower = await Follower.open(node, keep=node.run.schedule.max_lag + _LATE_JUDGING_VERSIONS)
-        ledger = await Ledger.open(node.state, node.run.scoring)
+        ledger = await Ledger.open(node.state, node.run)
         await wait_and_check_published(node, ledger)
         async with open_engine(compute, node.run_sync, node.telemetry.event) as engine:
             await Validator(node, follower, engine, task, ledger, settings).run()

@@ -53,7 +53,7 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
         amended_rows.update((amendment.window, amendment.miner) for amendment in summary.amendments)
         counting = [item for item in ledger[: place + 1] if item.window > summary.window - node.run.scoring.windows]
         complete = whole or counting[0].window > ledger[0].window
-        if complete and summary.scores != scores(counting, node.run.scoring):
+        if complete and summary.scores != scores(counting, node.run.scoring, node.run.proof):
             raise ProtocolError("the scores do not follow from the rows", f"window {summary.window}")
     if ledger:
         say(f"validator {validator.hex()[:16]}: {_result(ledger, expired)}")

@@ -99,7 +99,16 @@ class Choices:
         )
 
 
-SCORING = ScoringSpec(exponent=2.0, penalty=10.0, shortfall=1.0, deposit=32.0, cap=1.0, windows=100, half_life=50.0)
+SCORING = ScoringSpec(
+    exponent=2.0,
+    penalty=10.0,
+    shortfall=1.0,
+    miss_price=1.0,
+    deposit=32.0,
+    cap=1.0,
+    windows=100,
+    half_life=50.0,
+)
 
 
 def model_files(directory: Path) -> dict[str, bytes]:

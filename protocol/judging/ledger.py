@@ -16,7 +16,7 @@ from protocol.identity.signing import Digest, Key, PublishedRecord
 from protocol.judging.evidence import Counts
 from protocol.judging.pass_at_k import pass_at_k
 from protocol.judging.verdict import Verdict
-from protocol.run import ScoringSpec
+from protocol.run import ProofSpec, ScoringSpec
 
 Groups = Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
@@ -251,11 +251,13 @@ class Witness(PublishedRecord):
         return paths.witness(self.validator, self.window)
 
 
-def balances(ledger: Sequence[Summary], scoring: ScoringSpec) -> dict[bytes, float]:
+def balances(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) -> dict[bytes, float]:
     """Compute each miner's balance, in groups of the newest window; it is negative if penalties exceed the credit.
 
     A miner's unaudited groups of a window count as accepted if none of its groups of that window was rejected and there
-    is no amendment. Every value halves in `half_life` windows.
+    is no amendment. Every value halves in `half_life` windows. Misses in accepted groups have a price as far as they
+    exceed what honest work may have over all windows that count (`proof`): a cheat too small to be refused costs more
+    than it saves.
 
     Args:
         ledger: summaries of one validator, ascending by window.
@@ -264,6 +266,7 @@ def balances(ledger: Sequence[Summary], scoring: ScoringSpec) -> dict[bytes, flo
         return {}
     newest = ledger[-1].window
     result: dict[bytes, float] = {}
+    excesses: dict[bytes, tuple[float, float]] = {}  # by miner, of misses of sketches and margins
     amendments: dict[tuple[int, bytes], tuple[int, int]] = {}  # (accepted, rejected) groups by (window, miner)
     for summary in ledger:
         for item in summary.amendments:
@@ -272,10 +275,30 @@ def balances(ledger: Sequence[Summary], scoring: ScoringSpec) -> dict[bytes, flo
     for summary in ledger:
         age = newest - summary.window
         if age < scoring.windows:
+            decay = 0.5 ** (age / scoring.half_life)
             for row in summary.rows:
                 value = _value(row, amendments.get((summary.window, row.miner)), scoring)
-                result[row.miner] = result.get(row.miner, 0.0) + value * 0.5 ** (age / scoring.half_life)
+                result[row.miner] = result.get(row.miner, 0.0) + value * decay
+                sketches, margins = excesses.get(row.miner, (0.0, 0.0))
+                sketch, margin = _excess_misses(row, proof)
+                excesses[row.miner] = sketches + sketch * decay, margins + margin * decay
+    for miner, both in excesses.items():
+        result[miner] -= scoring.miss_price * sum(max(0.0, excess) for excess in both)
     return result
+
+
+def _excess_misses(row: LedgerRow, proof: ProofSpec) -> tuple[float, float]:
+    """Return how many more misses of sketches and of margins a window has than honest work may have on average; fewer
+    are negative.
+
+    The audited groups stand for all that count.
+    """
+    if not row.accepted:
+        return 0.0, 0.0
+    scale = (row.submitted - row.rejected) / row.accepted
+    sketch = row.sketch_misses - proof.sketch_rate * row.positions
+    margin = row.margin_misses - proof.margin_rate * row.tokens
+    return scale * sketch, scale * margin
 
 
 def _value(row: LedgerRow, amendment: tuple[int, int] | None, scoring: ScoringSpec) -> float:
@@ -300,7 +323,7 @@ def shares(balances: Mapping[bytes, float], scoring: ScoringSpec) -> dict[bytes,
     return {miner: min(scoring.cap, weight / total) if total else 0.0 for miner, weight in weights.items()}
 
 
-def scores(ledger: Sequence[Summary], scoring: ScoringSpec) -> tuple[tuple[bytes, float], ...]:
+def scores(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) -> tuple[tuple[bytes, float], ...]:
     """Compute the `scores` of a ledger's newest summary: (miner, share) of each miner that earns something, ascending
     by miner.
 
@@ -310,7 +333,7 @@ def scores(ledger: Sequence[Summary], scoring: ScoringSpec) -> tuple[tuple[bytes
     Args:
         ledger: summaries of one validator, ascending by window, including the newest.
     """
-    earners = [(miner, share) for miner, share in shares(balances(ledger, scoring), scoring).items() if share]
+    earners = [(miner, share) for miner, share in shares(balances(ledger, scoring, proof), scoring).items() if share]
     earners.sort(key=lambda item: (-item[1], item[0]))
     return tuple(sorted(earners[: limits.MAX_PARTICIPANTS]))
 
@@ -325,12 +348,13 @@ def clean_windows(ledger: Iterable[Summary]) -> dict[bytes, int]:
 
 
 def histories(ledger: Iterable[Summary]) -> dict[bytes, list[Counts]]:
-    """Collect the counts of each miner's accepted groups, by window since its last rejection, oldest first."""
+    """Collect the counts of each miner's accepted groups, by window, oldest first.
+
+    A rejection does not end a history: a miner could otherwise sacrifice a group to be rid of its evidence.
+    """
     counts: dict[bytes, list[Counts]] = {}
     for summary in ledger:
         for row in summary.rows:
-            if row.rejected:
-                counts.pop(row.miner, None)
-            elif row.accepted:
+            if row.accepted:
                 counts.setdefault(row.miner, []).append(row.counts)
     return counts

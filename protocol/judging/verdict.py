@@ -159,8 +159,7 @@ def joint_rejection(judgements: Iterable[Judgement], history: Sequence[Counts], 
     that passes by chance is rejected together with the others.
 
     Args:
-        history: for each of the miner's earlier windows since its last rejection, oldest first, the counts of its
-            accepted groups.
+        history: for each of the miner's earlier windows that count, oldest first, the counts of its accepted groups.
     """
     judgements = list(judgements)
     if not any(judgement.accepted for judgement in judgements):

@@ -72,7 +72,7 @@ class Auditor:
         Args:
             share_ppm: millionths of the groups that are picked.
             is_known: whether the miner is a known one.
-            history: the counts of the miner's earlier windows since its last rejection, oldest first.
+            history: the counts of the miner's earlier windows, oldest first.
             at_engine: is entered for every use of the engine.
 
         Returns:

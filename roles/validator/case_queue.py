@@ -29,7 +29,7 @@ class CaseQueue:
 
     Attributes:
         clean_windows: clean windows of each miner since its last rejection.
-        histories: the counts of each miner's windows since its last rejection.
+        histories: the counts of each miner's accepted groups by window.
     """
 
     def __init__(self, node: Node, ledger: Ledger, draw: bytes) -> None:

@@ -6,7 +6,7 @@ from protocol.digest import content_digest
 from protocol.errors import error_context
 from protocol.judging.evidence import Counts
 from protocol.judging.ledger import LedgerRow, Summary, clean_windows, histories, scores
-from protocol.run import ScoringSpec
+from protocol.run import RunManifest
 from roles.ports import NotFoundError, ObjectStore, StateError
 
 LEDGER = "ledger/"
@@ -22,21 +22,22 @@ def ledger_path(window: int) -> str:
 class Ledger:
     """The newest summaries of one validator, revealed or only sealed."""
 
-    def __init__(self, state: ObjectStore, scoring: ScoringSpec) -> None:
+    def __init__(self, state: ObjectStore, run: RunManifest) -> None:
         self._state = state
-        self._scoring = scoring
+        self._scoring = run.scoring
+        self._proof = run.proof
         self._entries: dict[int, Summary] = {}
         self._floor = -1  # windows up to this one were sealed, although their summaries are lost
 
     @classmethod
-    async def open(cls, state: ObjectStore, scoring: ScoringSpec) -> "Ledger":
+    async def open(cls, state: ObjectStore, run: RunManifest) -> "Ledger":
         """Return the ledger that is stored in a state.
 
         Raises:
             StateError: a summary does not follow the one before it.
             StateError, ProtocolError: the state is damaged.
         """
-        ledger = cls(state, scoring)
+        ledger = cls(state, run)
         tip: bytes | None = None
         async for item in state.list(LEDGER):
             with error_context(f"{item.path} of this node's state"):
@@ -73,7 +74,7 @@ class Ledger:
         return clean_windows(self.entries())
 
     def histories(self) -> dict[bytes, list[Counts]]:
-        """Return the counts of each miner's windows since its last rejection, oldest first."""
+        """Return the counts of each miner's accepted groups by window, oldest first."""
         return histories(self.entries())
 
     def rejections(self, until: int | None = None) -> dict[bytes, int]:
@@ -103,7 +104,7 @@ class Ledger:
             ProtocolError: the summary could not be read back by anybody.
         """
         earlier = [entry for entry in self.entries() if entry.window > summary.window - self._scoring.windows]
-        entry = summary.model_copy(update={"scores": scores([*earlier, summary], self._scoring)})
+        entry = summary.model_copy(update={"scores": scores([*earlier, summary], self._scoring, self._proof)})
         data = entry.to_bytes()
         Summary.from_bytes(data)
         await self._state.put(ledger_path(entry.window), data)

@@ -36,7 +36,7 @@ async def write_ledger(
         previous = content_digest(ledger[-1].to_bytes()) if ledger else b""
         fields = {"window": window, "previous": previous, "amendments": amendments.get(window, ())}
         entry = testbed.summary(FIRST, verdict, **fields)
-        entry = entry.model_copy(update={"scores": scores([*ledger, entry], testbed.run.scoring)})
+        entry = entry.model_copy(update={"scores": scores([*ledger, entry], testbed.run.scoring, testbed.run.proof)})
         await testbed.seal(FIRST, entry)
         await testbed.reveal(FIRST, entry, verdict)
         ledger.append(entry)

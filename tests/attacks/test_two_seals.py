@@ -201,7 +201,7 @@ def test_a_witness_is_the_same_after_a_crash(late: bool) -> None:
         await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW))
         seal, verdict = seal_of(testbed, SECOND), testbed.verdict(FIRST)
         await store.put(paths.seal(SECOND.public, WINDOW), seal)
-        ledger = await Ledger.open(state, testbed.run.scoring)
+        ledger = await Ledger.open(state, testbed.run)
         revealer = Revealer(node(), ledger)
         await revealer.store_verdicts(WINDOW, [verdict])
         await revealer.add_window(await ledger.record(testbed.summary(FIRST, verdict)))
@@ -213,7 +213,7 @@ def test_a_witness_is_the_same_after_a_crash(late: bool) -> None:
         if late:
             await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.seal(WINDOW)) + 0.5)
         with trio.move_on_after(5.0):
-            await Revealer(node(), await Ledger.open(state, testbed.run.scoring)).run()
+            await Revealer(node(), await Ledger.open(state, testbed.run)).run()
         assert paths.summary(FIRST.public, WINDOW) in {item.path async for item in store.list(FIRST.public.hex())}
         assert await witness() == (seal,)
         assert [item.path async for item in state.list("witness/")] == []
@@ -238,7 +238,7 @@ async def test_nothing_is_revealed_before_the_witness_is_stored():
     await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW))
     verdict = testbed.verdict(FIRST)
     node = make_node(testbed.run_id, testbed.run, testbed.store, state, Log("v"), FIRST, clock=testbed.clock)
-    ledger = await Ledger.open(state, testbed.run.scoring)
+    ledger = await Ledger.open(state, testbed.run)
     revealer = Revealer(node, ledger)
     await revealer.store_verdicts(WINDOW, [verdict])
     await revealer.add_window(await ledger.record(testbed.summary(FIRST, verdict)))
@@ -276,7 +276,7 @@ def test_a_witness_is_the_same_after_a_crash_while_its_state_is_deleted(deletes:
         await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW))
         seal, verdict = seal_of(testbed, SECOND), testbed.verdict(FIRST)
         await testbed.store.put(paths.seal(SECOND.public, WINDOW), seal)
-        ledger = await Ledger.open(state, testbed.run.scoring)
+        ledger = await Ledger.open(state, testbed.run)
         await Revealer(node, ledger).store_verdicts(WINDOW, [verdict])
         await ledger.record(testbed.summary(FIRST, verdict))
         state.remaining_deletes = deletes

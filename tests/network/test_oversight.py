@@ -103,10 +103,11 @@ def test_a_short_delivery_lowers_the_score_and_no_delivery_voids_the_pledge():
         assert all((row.pledged, row.submitted, row.accepted) == (4, 1, 1) for row in short)
         undelivered = [window for window, row in rows.items() if row.submitted == 0]
         assert len(undelivered) == 1  # the miner had ended, and its pledge was void after the first such window
-        balance = balances(ledger, network.run.scoring)
+        balance = balances(ledger, network.run.scoring, network.run.proof)
         assert balance[key("under-delivering").public] < 0 < balance[key("miner-1").public]
         assert all(
-            entry.scores == scores(ledger[: place + 1], network.run.scoring) for place, entry in enumerate(ledger)
+            entry.scores == scores(ledger[: place + 1], network.run.scoring, network.run.proof)
+            for place, entry in enumerate(ledger)
         )
         digests = [content_digest(entry.to_bytes()) for entry in ledger]
         assert [entry.previous for entry in ledger] == [b"", *digests[:-1]]

@@ -26,12 +26,13 @@ from tests.support.builders.samples import MINER, SCORING, TRAINER, judgement, r
 
 WORTH = st.floats(-1e4, 1e4)
 A, B, C = MINER, TRAINER, samples.VALIDATOR
-STEADY = ScoringSpec(exponent=2.0, penalty=10.0, shortfall=1.0, deposit=0.0, cap=1.0, windows=100, half_life=1e6)
+STEADY = SCORING.model_copy(update={"miss_price": 0.0, "deposit": 0.0, "cap": 1.0, "half_life": 1e6})
+PROOF = samples.run_manifest().proof
 
 
 def worth(*summaries: Summary, scoring: ScoringSpec = STEADY) -> float:
     """Return the balance of miner A, rounded because the half-life is finite."""
-    return round(balances(summaries, scoring)[A.public], 2)
+    return round(balances(summaries, scoring, PROOF)[A.public], 2)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +125,18 @@ def test_stopping_early_never_pays() -> None:
 
 def test_balances_decay_and_end() -> None:
     ledger = (summary(row(), window=0), summary(window=50))
-    assert worth(*ledger, scoring=SCORING) == 8.0
-    assert balances((summary(row(), window=0), summary(window=100)), SCORING) == {}
-    assert balances((), SCORING) == {}
+    assert worth(*ledger, scoring=SCORING.model_copy(update={"miss_price": 0.0})) == 8.0
+    assert balances((summary(row(), window=0), summary(window=100)), SCORING, PROOF) == {}
+    assert balances((), SCORING, PROOF) == {}
+
+
+def test_misses_beyond_the_honest_rate_have_a_price() -> None:
+    scoring, rate = STEADY.model_copy(update={"miss_price": 0.5}), PROOF.sketch_rate
+    few, many = row(sketch_misses=0, margin_misses=0), row(sketch_misses=6, margin_misses=0)  # 4 of 16 groups audited
+    assert worth(summary(few), scoring=scoring) == 16.0
+    assert worth(summary(many), scoring=scoring) == round(16.0 - 0.5 * 4 * (6 - rate * 16), 2)
+    both = worth(summary(few, window=1), summary(many, window=2), scoring=scoring)
+    assert both == round(32.0 - 0.5 * 4 * (6 - rate * 32), 2)  # what one window has too few makes up for another
 
 
 @given(st.dictionaries(st.binary(min_size=1, max_size=2), WORTH, max_size=6))
@@ -163,7 +173,7 @@ def test_a_key_earns_nothing_until_its_balance_exceeds_the_deposit() -> None:
 
 def test_scores_are_in_order_and_capped() -> None:
     entry = summary(row(A), row(B), row(C, submitted=4))
-    result = scores((entry,), SCORING)
+    result = scores((entry,), SCORING, PROOF)
     assert [miner for miner, _ in result] == sorted(key.public for key in (A, B))
     assert dict(result) == {A.public: 0.5, B.public: 0.5}  # and C earns nothing
 
@@ -195,7 +205,7 @@ def test_a_row_has_the_counts_of_the_accepted_groups() -> None:
     assert LedgerRow.undelivered(A.public, 3).counts == Counts()
 
 
-def test_a_history_restarts_after_a_rejection() -> None:
+def test_a_rejection_does_not_end_a_history() -> None:
     good, bad = row(A), row(A, accepted=3, rejected=1)
     unaudited = row(A, audited=0, accepted=0, tokens=0, positions=0, sketch_misses=0)
     ledger = [
@@ -204,6 +214,6 @@ def test_a_history_restarts_after_a_rejection() -> None:
         summary(good, window=3),
         summary(unaudited, window=4),
     ]
-    assert histories(ledger) == {A.public: [good.counts], B.public: [row(B).counts]}
+    assert histories(ledger) == {A.public: [good.counts, bad.counts, good.counts], B.public: [row(B).counts]}
     amendment = Amendment(window=3, miner=A.public, verdict=bytes(32), accepted=0, rejected=1)
     assert histories([*ledger, summary(window=5, amendments=(amendment,))]) == histories(ledger)

@@ -26,7 +26,7 @@ from protocol.outer.round_checks import check_next_manifest
 from protocol.outer.round_records import RoundContribution, RoundManifest, RoundPointer
 from protocol.rollout import challenge, sampling, sketch
 from protocol.rollout.batch import Commitment, Group, Rollout, open_group
-from protocol.run import RunManifest, ScoringSpec
+from protocol.run import ProofSpec, RunManifest, ScoringSpec
 from protocol.window import Schedule
 from tests.protocol import slow_sampling, slow_sketch
 
@@ -233,10 +233,12 @@ def test_weights(item: dict[str, Any]) -> None:
 def test_scores() -> None:
     item = case("ledger", "scores")
     ledger = [Summary.from_bytes(bytes.fromhex(entry)) for entry in item["ledger"]]
-    scoring = ScoringSpec(**item["scoring"])
-    balances_by_miner = {miner.hex(): value for miner, value in balances(ledger, scoring).items()}
+    scoring, proof = ScoringSpec(**item["scoring"]), ProofSpec(**item["proof"])
+    balances_by_miner = {miner.hex(): value for miner, value in balances(ledger, scoring, proof).items()}
     assert balances_by_miner == pytest.approx(dict(item["balances"]))
-    assert {miner.hex(): share for miner, share in scores(ledger, scoring)} == pytest.approx(dict(item["scores"]))
+    assert {miner.hex(): share for miner, share in scores(ledger, scoring, proof)} == pytest.approx(
+        dict(item["scores"])
+    )
 
 
 @pytest.mark.parametrize("item", cases("outer", "trusted"), ids=name_of)

@@ -278,6 +278,7 @@ def ledger() -> list[Case]:
         ],
     )
     amendment = Amendment(window=7, miner=miners[0].public, verdict=b"", accepted=9, rejected=1)
+    proof = samples.run_manifest().proof
     entries = [
         samples.summary(*rows[0], window=7, scores=()),
         samples.summary(*rows[1], window=9, scores=(), amendments=(amendment,)),
@@ -304,9 +305,12 @@ def ledger() -> list[Case]:
         {
             "name": "scores",
             "scoring": samples.SCORING.model_dump(),
+            "proof": proof.model_dump(),
             "ledger": [entry.to_bytes().hex() for entry in entries],
-            "balances": [[miner.hex(), value] for miner, value in sorted(balances(entries, samples.SCORING).items())],
-            "scores": [[miner.hex(), share] for miner, share in scores(entries, samples.SCORING)],
+            "balances": [
+                [miner.hex(), value] for miner, value in sorted(balances(entries, samples.SCORING, proof).items())
+            ],
+            "scores": [[miner.hex(), share] for miner, share in scores(entries, samples.SCORING, proof)],
         },
     ]
 

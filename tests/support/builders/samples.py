@@ -49,7 +49,9 @@ def key(name: str) -> SigningKey:
 
 TRAINER, MINER, VALIDATOR, ROOT = key("trainer"), key("miner"), key("validator"), key("root")
 RUN_ID = digest("run")
-SCORING = ScoringSpec(exponent=2.0, penalty=10.0, shortfall=1.0, deposit=8.0, cap=0.5, windows=100, half_life=50.0)
+SCORING = ScoringSpec(
+    exponent=2.0, penalty=10.0, shortfall=1.0, miss_price=0.5, deposit=8.0, cap=0.5, windows=100, half_life=50.0
+)
 
 
 def schedule(**changes: Any) -> Schedule:

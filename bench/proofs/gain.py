@@ -1,0 +1,22 @@
+"""Table (h): what a planned cheat gains at every rate, in shares of an honest miner's balance; negative is a loss."""
+
+from grailnode.calibration import proof_file
+from grailnode.engine.policy import PACKAGED_POLICY
+from grailnode.run.creation import SCORING
+from tests.support.adversaries.harness import alter
+from tests.support.adversaries.planned_cheats import PLANS, mean_gain
+
+_RATES = (0.002, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
+_MIXED = {"sketch_rate": 0.016, "margin_rate": 0.0015}
+"""The rates of docs/benchmarks/proofs.md for a run that admits bfloat16."""
+
+
+def table() -> None:
+    """Print the table."""
+    float32 = proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds
+    for name, proof in (("float32", float32), ("mixed", alter(float32, **_MIXED))):
+        print(f"{name}: margin rate {proof.margin_rate:.2g}, a miss beyond it costs {SCORING.miss_price:g} groups")
+        print(f"{'share of the windows with a cheat':52}" + "".join(f"{rate:9.1%}" for rate in _RATES))
+        for plan in PLANS:
+            gains = [mean_gain(plan, rate, SCORING, proof) for rate in _RATES]
+            print(f"{plan.name:52}" + "".join(f"{value:+9.3f}" for value in gains), flush=True)

@@ -1,0 +1,126 @@
+"""What a miner gains that plans to cheat in a share of its windows, by the ledger and the tests of windows and histories."""
+
+import math
+import random
+from dataclasses import dataclass
+
+import numpy as np
+
+from protocol.judging.evidence import Counts, history_surprisal, surprisal_threshold, window_surprisal
+from protocol.judging.ledger import LedgerRow, Summary, balances, histories
+from protocol.run import ProofSpec, ScoringSpec
+
+_MINER = bytes(32)
+
+
+@dataclass(frozen=True)
+class PlannedCheat:
+    """A way to cheat.
+
+    Attributes:
+        saved: share of a group's work that a false group saves.
+        misses: share of the tokens of a false group that miss the margin; 1.0 for a group that is plainly false.
+        sacrifice: every so many windows it delivers one plainly false group alone; 0 for never.
+        groups: groups of a window.
+        tokens: tokens of a group.
+    """
+
+    name: str
+    saved: float
+    misses: float
+    sacrifice: int = 0
+    groups: int = 16
+    tokens: int = 200
+
+
+PLANS = (
+    PlannedCheat("one invented group of 16", saved=1.0 / 16, misses=1.0),
+    PlannedCheat("16 invented groups", saved=1.0, misses=1.0),
+    PlannedCheat("wrong in 5% of the tokens, 16 groups", saved=0.6, misses=0.05),
+    PlannedCheat("wrong in 5% of the tokens, 1 group of 24 tokens", saved=0.6, misses=0.05, groups=1, tokens=24),
+    PlannedCheat("the same, with a sacrifice in 20 windows", 0.6, 0.05, sacrifice=20, groups=1, tokens=24),
+    PlannedCheat("wrong in 2% of the tokens, 1 group of 472 tokens", saved=0.6, misses=0.02, groups=1, tokens=472),
+    PlannedCheat("wrong in 0.5% of the tokens, 16 groups of 472", saved=0.5, misses=0.005, tokens=472),
+)
+
+
+def gain(plan: PlannedCheat, rate: float, scoring: ScoringSpec, proof: ProofSpec, audited: float, seed: int) -> float:
+    """Return what cheating gains, in shares of an honest miner's balance: the work it saves minus the credit it loses.
+
+    Args:
+        rate: share of the windows in which the miner cheats.
+        audited: share of the groups of a window that are audited.
+    """
+    rng = random.Random(seed)
+    windows = scoring.windows
+    cheats, honest = [], []
+    saved = worth = 0.0
+    for window in range(windows):
+        cheating = rng.random() < rate
+        sacrificed = bool(plan.sacrifice) and window % plan.sacrifice == plan.sacrifice - 1
+        row = _row(plan, cheating, sacrificed, cheats, proof, audited, rng)
+        cheats.append(_summary(window, row))
+        honest.append(_summary(window, _accepted(plan, Counts(plan.groups * plan.tokens, plan.groups * plan.tokens))))
+        decay = 0.5 ** ((windows - 1 - window) / scoring.half_life)
+        worth += decay
+        saved += decay * (plan.saved if cheating else 0.0)
+    lost = balances(honest, scoring, proof)[_MINER] - balances(cheats, scoring, proof)[_MINER]
+    return (saved - lost / plan.groups) / worth
+
+
+def mean_gain(plan: PlannedCheat, rate: float, scoring: ScoringSpec, proof: ProofSpec, audited: float = 1.0) -> float:
+    """Return the mean of `gain` over some seeds."""
+    return float(np.mean([gain(plan, rate, scoring, proof, audited, seed) for seed in range(8)]))
+
+
+def _row(
+    plan: PlannedCheat,
+    cheating: bool,
+    sacrificed: bool,
+    ledger: list[Summary],
+    proof: ProofSpec,
+    audited: float,
+    rng: random.Random,
+) -> LedgerRow:
+    """Return the result of a window. A rejection causes the judgement of all groups."""
+    whole = plan.groups * plan.tokens
+    count = max(1, math.ceil(audited * plan.groups))
+    if sacrificed or (cheating and plan.misses == 1.0):
+        false = round(plan.saved * plan.groups) if not sacrificed else 1
+        if min(rng.sample(range(plan.groups), count)) < false:
+            return _rejected(plan, false)
+        return _accepted(plan, Counts(whole, whole))
+    misses = sum(rng.random() < plan.misses for _ in range(whole)) if cheating else 0
+    counts = Counts(whole, whole, margin_misses=misses)
+    history = histories(ledger).get(_MINER, [])
+    worst = max(window_surprisal([counts], proof), history_surprisal([*history, counts], proof))
+    return _rejected(plan, plan.groups) if worst > surprisal_threshold(proof) else _accepted(plan, counts)
+
+
+def _accepted(plan: PlannedCheat, counts: Counts) -> LedgerRow:
+    return _make_row(plan, 0, counts)
+
+
+def _rejected(plan: PlannedCheat, rejected: int) -> LedgerRow:
+    rest = plan.groups - rejected
+    return _make_row(plan, rejected, Counts(rest * plan.tokens, rest * plan.tokens))
+
+
+def _make_row(plan: PlannedCheat, rejected: int, counts: Counts) -> LedgerRow:
+    return LedgerRow.model_construct(
+        miner=_MINER,
+        verdict=bytes(32),
+        pledged=plan.groups,
+        submitted=plan.groups,
+        audited=plan.groups,
+        accepted=plan.groups - rejected,
+        rejected=rejected,
+        tokens=counts.tokens,
+        positions=counts.positions,
+        sketch_misses=counts.sketch_misses,
+        margin_misses=counts.margin_misses,
+    )
+
+
+def _summary(window: int, row: LedgerRow) -> Summary:
+    return Summary.model_construct(window=window, rows=(row,), amendments=())
