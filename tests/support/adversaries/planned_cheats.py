@@ -1,4 +1,4 @@
-"""What a miner gains that plans to cheat in a share of its windows, by the ledger and the tests of windows and histories."""
+"""What a miner gains that plans to cheat in a share of its windows, by the ledger and the tests of a history."""
 
 import math
 import random
