@@ -35,6 +35,7 @@ class AttackedValidator(AttackedTrainer):
             "name": "",
             "space": "",
             "groups": 2,
+            "version": 0,
             "credential": b"",
             "expires_ms": int(self.clock.now() * 1000) + HOUR_MS,
         }
