@@ -1,5 +1,7 @@
 """Miners that plan their cheats by the ledger's rules: it costs more than it saves, however rarely they cheat."""
 
+from typing import Any
+
 import pytest
 
 from grailnode.calibration import proof_file
@@ -34,9 +36,16 @@ def test_a_sacrificed_group_does_not_erase_the_evidence() -> None:
     def summary(result: LedgerRow) -> Summary:
         return Summary.model_construct(rows=(result,), amendments=())
 
-    little = {"submitted": 1, "audited": 1, "pledged": 1, "tokens": 24, "positions": 24, "sketch_misses": 0}
+    little: dict[str, Any] = {
+        "submitted": 1,
+        "audited": 1,
+        "pledged": 1,
+        "tokens": 24,
+        "positions": 24,
+        "sketch_misses": 0,
+    }
     cheat = summary(row(**little, accepted=1, margin_misses=1))
-    none = little | {"tokens": 0, "positions": 0}
+    none = one | {"tokens": 0, "positions": 0}
     sacrifice = summary(row(**none, accepted=0, rejected=1, margin_misses=0))
     (history,) = histories([*[cheat] * 5, sacrifice]).values()
     threshold = surprisal_threshold(PROOF)

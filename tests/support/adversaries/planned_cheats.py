@@ -53,7 +53,8 @@ def gain(plan: PlannedCheat, rate: float, scoring: ScoringSpec, proof: ProofSpec
     """
     rng = random.Random(seed)
     windows = scoring.windows
-    cheats, honest = [], []
+    cheats: list[Summary] = []
+    honest: list[Summary] = []
     saved = worth = 0.0
     for window in range(windows):
         cheating = rng.random() < rate
