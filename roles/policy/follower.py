@@ -28,6 +28,7 @@ from roles.records import fetch_envelope
 
 TRUST_PATH = "trust"
 _HEAD_SECONDS = 5.0  # to fetch the head, or half a window where that is longer
+_OTHER_HEADS_SECONDS = 2.0  # to wait for other trainers' heads after the first valid one
 _FETCH_AHEAD = 8  # objects
 _MAX_STEPS = 8  # patches that are kept with the weights that they led to,
 _STEP_SHARE = 4  # together at most the weights' bytes divided by this
@@ -199,8 +200,7 @@ class Follower:
         """
         async with self._refresh_lock:
             await self._apply_rewind()
-            chain, trainer = await self._newest_chain()
-            await self._fetch_manifests(chain, trainer)
+            chain, trainer = await first_success(self._follow_chain, await self._valid_chains())
             if chain.trust is not None and chain.trust != self._chain.trust:
                 await self._node.state.put(TRUST_PATH, chain.trust.to_bytes())
             self._chain, self._trainer = chain, trainer
@@ -249,19 +249,44 @@ class Follower:
         names = ", ".join(signer.hex()[:16] for signer in signers)
         self._node.alarm(f"trainer {names} signed two histories: {error}")
 
-    async def _newest_chain(self) -> tuple[ChainVerifier, bytes]:
-        """Return the chain with the first valid head among the trainers', and that trainer; manifests come later.
+    async def _valid_chains(self) -> list[tuple[ChainVerifier, bytes]]:
+        """Return the chain of each trainer with a valid head, and that trainer; manifests come later.
+
+        The newest head comes first; of equally new ones, that of the trainer that the authority prefers. Heads that do
+        not come soon after the first valid one are left out.
 
         Raises:
-            StoreError, ProtocolError: the first failure, if no trainer's head is valid.
+            StoreError, ProtocolError: the failure of the first trainer, if no trainer's head is valid.
         """
+        trainers = self._node.authority.trainers
+        chains: list[tuple[ChainVerifier, bytes]] = []
+        failures: dict[bytes, Exception] = {}
 
-        async def read_head(trainer: bytes) -> tuple[ChainVerifier, bytes]:
+        async def read_head(trainer: bytes, scope: trio.CancelScope) -> None:
             chain = self._chain.branch()
-            self._accept_head(chain, await self._fetch_head(trainer))
-            return chain, trainer
+            try:
+                self._accept_head(chain, await self._fetch_head(trainer))
+            except (StoreError, ProtocolError) as error:
+                failures[trainer] = error
+                return
+            chains.append((chain, trainer))
+            scope.deadline = min(scope.deadline, trio.current_time() + _OTHER_HEADS_SECONDS)
 
-        return await first_success(read_head, self._node.authority.trainers)
+        async with trio.open_nursery() as nursery:
+            for trainer in trainers:
+                nursery.start_soon(read_head, trainer, nursery.cancel_scope)
+        if not chains:
+            raise next(failures[trainer] for trainer in trainers if trainer in failures)
+        return sorted(chains, key=lambda item: (_age(item[0]), trainers.index(item[1])))
+
+    async def _follow_chain(self, item: tuple[ChainVerifier, bytes]) -> tuple[ChainVerifier, bytes]:
+        """Fetch the manifests of a chain, and return it.
+
+        Raises:
+            StoreError, ProtocolError: one of them cannot be fetched, or must not be followed.
+        """
+        await self._fetch_manifests(*item)
+        return item
 
     async def _fetch_head(self, trainer: bytes) -> bytes:
         """Fetch a trainer's head, unchecked. A fetch that hangs is given up soon, so that the next one can start.
@@ -400,3 +425,9 @@ class Follower:
             raise
         assert weights is not None
         return weights
+
+
+def _age(chain: ChainVerifier) -> tuple[int, int]:
+    """Return a rank of a chain by its head: the lower, the newer."""
+    head = chain.head
+    return (-head.epoch, -head.version) if head is not None else (0, 0)
