@@ -41,14 +41,14 @@ ROOMS = {  # rooms of each package in the order in which they may import: a room
         *("authority_updates", "participants", "seals", "policy"),
         *("miner", "validator", "trainer"),
     ),
-    "roles.trainer": ("spool", "verified_batch", "learn", "publish", "collect"),
+    "roles.trainer": ("spool", "verified_batch", "learn", "publish", "collect", "outer"),
     "grailnode": (
         *("config", "store", "beacon", "engine", "chat", "sandbox", "convert", "observe", "calibration"),
         *("track", "run", "ui", "node", "demo", "cli", "__main__"),
     ),
 }
 SEPARATE = {  # rooms that do not import each other at all
-    "roles.trainer": ("learn", "publish", "collect"),
+    "roles.trainer": ("learn", "publish", "collect", "outer"),
 }
 VAGUE = {"utils", "util", "common", "helpers", "helper", "shared", "manager", "misc"}
 

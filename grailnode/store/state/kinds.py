@@ -21,6 +21,7 @@ _CONTENTS: Final = {
     "intents/": "a decision on groups that is not carried out yet",
     "outcomes/": "the record by which no group is trained on twice",
     "collector-progress": "the record by which no group is trained on twice",
+    "outer/": "the rounds of sites that train together",
     "distrusted/": "the reason why a validator's verdicts do not count",
 }
 

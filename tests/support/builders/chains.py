@@ -14,7 +14,7 @@ from protocol.identity.signing import Signed, SigningKey, open_signed, sign
 from protocol.patch import LinkConditions
 from protocol.run import RunManifest
 from roles.node.identity import Node
-from roles.ports import Clock
+from roles.ports import Clock, ObjectStore
 from roles.trainer.publish.version_build import (
     PublicationMoment,
     VersionObjects,
@@ -113,7 +113,7 @@ def make_node(
     run_id: bytes,
     run: RunManifest,
     store: Any,
-    state: MemoryStore,
+    state: ObjectStore,
     log: Log,
     key: SigningKey = MINER,
     *,

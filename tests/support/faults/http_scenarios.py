@@ -146,7 +146,7 @@ class _Client:
     def __init__(self, store: ObjectStore, prefix: str, rng: random.Random, *, large: bool) -> None:
         run_id, run = small_run(bytes(32))
         self._log = Log("client")
-        self._node = make_node(run_id, run, store, store, self._log, MINER)  # type: ignore[arg-type]
+        self._node = make_node(run_id, run, store, store, self._log, MINER)
         self._store = store
         self._prefix = prefix
         self._bodies = {f"{prefix}{number:02}": rng.randbytes(2000 + number) for number in range(_OBJECTS)}

@@ -1,0 +1,362 @@
+"""The coordinator: it closes every round with one signed manifest, and makes policy versions of the shared weights.
+
+It runs in the publisher's process and signs under the publisher's fence. State and manifest of a round are durable here
+before anything shows them; the manifest comes last and is the atomic point. So a coordinator that is killed at any
+instruction publishes the same manifest again, and no round is decided twice.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from protocol import limits, paths
+from protocol.chain.manifest import ObjectRef
+from protocol.digest import Weights, content_digest
+from protocol.errors import ProtocolError
+from protocol.identity.signing import Signed, sign
+from protocol.outer.robust import RobustSettings, inner_products, weigh
+from protocol.outer.round_records import (
+    CountedContribution,
+    Refusal,
+    RefusalReason,
+    RoundManifest,
+    RoundPointer,
+    RoundRules,
+)
+from protocol.outer.shared_state import SharedState
+from roles.gather import gather
+from roles.node.identity import Node
+from roles.ports import NotFoundError, StoreError
+from roles.records import open_record
+from roles.trainer.outer import round_files
+from roles.trainer.outer.round_judging import Attendance, fetch_payload
+from roles.trainer.spool import SnapshotName, next_version, put_snapshot
+
+_AT_ONCE = 4  # downloads
+
+
+@dataclass(frozen=True)
+class CoordinatorSettings:
+    """What a trainer's operator sets.
+
+    Attributes:
+        rules: of the next rounds.
+        beacon_rounds: length of a round, in beacon rounds.
+        payload_seconds: how long the coordinator waits for payloads after a round is closed.
+        state_interval: rounds between two states in storage.
+        shard_bytes: size of their shards.
+        remembered_rounds: how many manifests are read again at a start, to know which groups are used up.
+        poll_seconds: how often it looks for contributions.
+        robust: the bounds of the aggregation.
+    """
+
+    rules: RoundRules
+    beacon_rounds: int
+    payload_seconds: float = 30.0
+    state_interval: int = 8
+    shard_bytes: int = 64 * limits.MIB
+    remembered_rounds: int = 64
+    poll_seconds: float = 0.5
+    robust: RobustSettings = field(default_factory=RobustSettings)
+
+
+@dataclass(frozen=True)
+class PublisherLink:
+    """How the coordinator depends on the publisher of its process.
+
+    Attributes:
+        check_fence: raises FencedError if another trainer publishes under this key.
+        epoch: returns the publisher's fencing epoch.
+        genesis: returns the newest policy version and its weights; for the first start.
+    """
+
+    check_fence: Callable[[], Awaitable[None]]
+    epoch: Callable[[], int]
+    genesis: Callable[[], Awaitable[tuple[int, Weights]]]
+
+
+class Coordinator:
+    """Closes the rounds of one run."""
+
+    def __init__(self, node: Node, settings: CoordinatorSettings, publisher: PublisherLink) -> None:
+        self._node = node
+        self._settings = settings
+        self._publisher = publisher
+        self._newest: Signed[RoundManifest] | None = None
+        self._shared: SharedState | None = None
+        self._used: dict[int, frozenset[bytes]] = {}  # groups that the manifest of a number names
+        self._payloads_of: dict[int, frozenset[bytes]] = {}  # likewise, digests of payloads
+        self._pointer: RoundPointer | None = None
+        self._previous_shards: tuple[ObjectRef, ...] = ()
+
+    async def run(self) -> None:
+        """Close rounds for ever.
+
+        Raises:
+            FencedError: another trainer publishes under this key.
+            StoreError, ProtocolError: this node's own state cannot be read or written.
+        """
+        await self._open()
+        while True:
+            await self._publish()
+            await self._close_round()
+
+    async def _open(self) -> None:
+        """Go on from this node's own state, or open the first round."""
+        node = self._node
+        manifests = await round_files.list_manifests(node.state)
+        if not manifests:
+            await self._found()
+            return
+        for number, trainer in manifests[-self._settings.remembered_rounds :]:
+            self._newest = await round_files.get_manifest(node, trainer, number)
+            self._remember(self._newest.record)
+        assert self._newest is not None
+        _, weights = await self._publisher.genesis()
+        parts = SharedState.begin(weights, has_momentum=False).parts
+        self._shared = await round_files.get_state(node, self._newest.record, parts)
+        try:
+            data = await node.state.get(round_files.POINTER, RoundPointer.max_signed_bytes())
+        except NotFoundError:
+            return
+        self._pointer = open_record(node, RoundPointer, paths.newest_round(node.key.public), data).record
+
+    async def _found(self) -> None:
+        """Open the first round with the newest policy version."""
+        version, weights = await self._publisher.genesis()
+        shared = SharedState.begin(weights, has_momentum=self._settings.rules.momentum > 0)
+        manifest = await self._manifest(shared, version, (), ())
+        await self._record(manifest, shared)
+
+    async def _manifest(
+        self,
+        shared: SharedState,
+        version: int,
+        counted: tuple[CountedContribution, ...],
+        refused: tuple[Refusal, ...],
+    ) -> RoundManifest:
+        """Return the manifest that closes the present round and opens the next one."""
+        node, newest = self._node, self._newest
+        while not (workers := tuple(sorted(node.authority.workers))):
+            node.telemetry.event("no-workers")
+            await trio.sleep(self._settings.poll_seconds)
+        await self._publisher.check_fence()  # which may begin a new epoch
+        rules = self._settings.rules
+        rules = rules.model_copy(update={"quorum": min(rules.quorum, len(workers))})
+        beacon_round = max(1, await node.time.wait_for_newest_round())
+        if newest is not None:
+            beacon_round = max(beacon_round, newest.record.closes)  # which is proven to be out
+        return RoundManifest(
+            run=node.run_id,
+            trainer=node.key.public,
+            number=newest.record.number + 1 if newest is not None else 0,
+            previous=newest.digest if newest is not None else b"",
+            epoch=self._publisher.epoch(),
+            counted=counted,
+            refused=refused,
+            state=shared.digests,
+            version=version,
+            workers=workers,
+            rules=rules,
+            beacon_round=beacon_round,
+            closes=beacon_round + self._settings.beacon_rounds,
+        )
+
+    async def _record(self, manifest: RoundManifest, shared: SharedState) -> None:
+        """Make a round's end durable here: the state, and then the manifest."""
+        node = self._node
+        await round_files.put_state(node.state, manifest.number, shared)
+        signed = open_record(node, RoundManifest, manifest.path, sign(manifest, node.key))
+        await round_files.put_manifest(node.state, signed)
+        self._newest, self._shared = signed, shared
+        self._remember(manifest)
+
+    def _remember(self, manifest: RoundManifest) -> None:
+        """Remember what a manifest names, as long as it matters."""
+        self._used[manifest.number] = frozenset(group for item in manifest.counted for group in item.groups)
+        self._payloads_of[manifest.number] = frozenset(item.payload.digest for item in manifest.counted)
+        for by_number in (self._used, self._payloads_of):
+            by_number.pop(manifest.number - self._settings.remembered_rounds, None)
+
+    async def _publish(self) -> None:
+        """Publish the newest manifest, the policy version of its state, and the pointer."""
+        assert self._newest is not None and self._shared is not None
+        node, manifest = self._node, self._newest.record
+        await node.publish(manifest.path, self._newest.data)
+        if manifest.version >= await next_version(node.state):
+            view = await node.run_sync(self._shared.bf16_view)
+            await put_snapshot(node.state, SnapshotName(manifest.version, manifest.state.step), view)
+        await self._publish_pointer()
+        await self._clean_up()
+        node.telemetry.event(
+            "round-closed",
+            number=manifest.number,
+            step=manifest.state.step,
+            version=manifest.version,
+            counted=len(manifest.counted),
+            refused=",".join(f"{item.worker.hex()[:8]}:{item.reason}" for item in manifest.refused),
+        )
+
+    async def _publish_pointer(self) -> None:
+        """Publish the pointer; every so many rounds, the shards of the state before it."""
+        assert self._newest is not None and self._shared is not None
+        node, manifest, pointer = self._node, self._newest.record, self._pointer
+        if pointer is None or manifest.number - pointer.state_number >= self._settings.state_interval:
+            refs = []
+            for shard in self._shared.shards(self._settings.shard_bytes):
+                ref = ObjectRef(digest=await node.run_sync(content_digest, shard), size=len(shard))
+                await node.publish(paths.state_shard(node.key.public, ref.digest), shard)
+                refs.append(ref)
+            state_number, shards = manifest.number, tuple(refs)
+        else:
+            state_number, shards = pointer.state_number, pointer.shards
+        self._pointer = RoundPointer(
+            run=node.run_id,
+            trainer=node.key.public,
+            epoch=manifest.epoch,
+            newest=manifest.number,
+            digest=self._newest.digest,
+            state_number=state_number,
+            shards=shards,
+        )
+        data = sign(self._pointer, node.key)
+        await node.state.put(round_files.POINTER, data)
+        await node.publish(self._pointer.path, data)
+
+    async def _clean_up(self) -> None:
+        """Delete old files here, and in storage what no site needs that continues from the state there."""
+        assert self._newest is not None and self._pointer is not None
+        node, key, number = self._node, self._node.key.public, self._newest.record.number
+        recent = set(range(max(0, number - self._settings.remembered_rounds), number + 1))
+        await round_files.delete_except(node.state, round_files.ROUNDS, recent)
+        await round_files.delete_except(node.state, round_files.STATES, {number})
+        await round_files.delete_except(node.state, round_files.SEEN, {number + 1})
+        if self._pointer.state_number != number:
+            return
+        oldest = number - 2 * self._settings.state_interval  # the state before may still be in use
+        payloads = {digest for other, digests in self._payloads_of.items() if other > oldest for digest in digests}
+        named = {paths.payload(key, digest) for digest in payloads}
+        named |= {paths.round_manifest(key, other) for other in range(max(0, oldest), number + 1)}
+        named |= {paths.state_shard(key, ref.digest) for ref in (*self._pointer.shards, *self._previous_shards)}
+        self._previous_shards = self._pointer.shards
+        try:
+            for prefix in (paths.payloads(key), paths.rounds(key), paths.states(key)):
+                for path in [item.path async for item in node.store.list(prefix) if item.path not in named]:
+                    await node.store.delete(path)
+        except StoreError as error:
+            node.telemetry.event("deletion-failed", error=str(error))
+
+    # The end of a round
+
+    async def _close_round(self) -> None:
+        """Wait for the end of the present round, and decide it."""
+        assert self._newest is not None and self._shared is not None
+        node, opening = self._node, self._newest
+        attendance = Attendance(opening)
+        await attendance.recall(node)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch, attendance)
+            await node.time.wait_for_round(opening.record.closes)
+            nursery.cancel_scope.cancel()
+        await attendance.look(node, opening.record.workers)
+        attendance.check(frozenset().union(*self._used.values()))
+        payloads = await self._payloads(attendance)
+        counted = await self._counted(attendance, payloads)
+        await self._look_for_late_ones(attendance)
+        shared = self._shared
+        if counted:
+            factors = [item.factor for item in counted]
+            in_order = [payloads[item.worker] for item in counted]
+            try:
+                shared = await node.run_sync(self._shared.after, in_order, factors, opening.record.rules)
+            except ProtocolError as error:  # each is finite, and their sum is not
+                node.telemetry.event("round-not-applied", number=attendance.number, error=str(error))
+                attendance.refusals.update({item.worker: RefusalReason.POISONED for item in counted})
+                counted = ()
+        shared = shared.with_momentum(self._settings.rules)
+        refused = tuple(
+            Refusal(worker=worker, reason=str(reason)) for worker, reason in sorted(attendance.refusals.items())
+        )
+        version = opening.record.version + (1 if counted else 0)
+        await self._record(await self._manifest(shared, version, counted, refused), shared)
+
+    async def _watch(self, attendance: Attendance) -> None:
+        while True:
+            await attendance.look(self._node, attendance.opening.record.workers)
+            await trio.sleep(self._settings.poll_seconds)
+
+    async def _payloads(self, attendance: Attendance) -> dict[bytes, bytes]:
+        """Return the payloads of the sound contributions by worker; refuse the others."""
+        assert self._shared is not None
+        node, shared, rules = self._node, self._shared, attendance.opening.record.rules
+        payloads: dict[bytes, bytes] = {}
+
+        async def fetch(worker: bytes) -> None:
+            record = attendance.contributions[worker].record
+            while True:
+                try:
+                    payloads[worker] = await fetch_payload(node, record, shared, rules)
+                except StoreError as error:
+                    node.telemetry.event("payload-unread", worker=worker.hex()[:16], error=str(error))
+                    await trio.sleep(self._settings.poll_seconds)
+                    continue
+                except ProtocolError as error:
+                    node.telemetry.event("contribution-refused", worker=worker.hex()[:16], error=str(error))
+                    attendance.refusals[worker] = RefusalReason.MALFORMED
+                return
+
+        workers = attendance.sound()
+        with trio.move_on_after(self._settings.payload_seconds):
+            await gather(fetch, workers, _AT_ONCE)
+        for worker in workers:
+            if worker not in payloads:
+                attendance.refusals.setdefault(worker, RefusalReason.WITHHELD)
+        return payloads
+
+    async def _counted(self, attendance: Attendance, payloads: dict[bytes, bytes]) -> tuple[CountedContribution, ...]:
+        """Decide which contributions count, and copy their payloads into this node's space."""
+        assert self._shared is not None
+        node, rules = self._node, attendance.opening.record.rules
+        workers = attendance.sound()
+        products = await node.run_sync(inner_products, self._shared, [payloads[worker] for worker in workers])
+        weighting = weigh(products, self._settings.robust)
+        factors = dict(zip(workers, weighting.factors, strict=True))
+        for worker, cosine in zip(workers, weighting.cosines, strict=True):
+            norm = attendance.contributions[worker].record.norm
+            node.telemetry.event(
+                "contribution-weighed",
+                number=attendance.number,
+                worker=worker.hex()[:16],
+                cosine=cosine,
+                norm=norm,
+                factor=factors[worker],
+            )
+            if factors[worker] == 0:
+                attendance.refusals[worker] = RefusalReason.POISONED
+        remaining = attendance.sound()
+        if len(remaining) < rules.quorum:
+            attendance.refusals.update(dict.fromkeys(remaining, RefusalReason.QUORUM))
+            return ()
+        counted = []
+        for worker in remaining:
+            signed = attendance.contributions[worker]
+            await node.publish(paths.payload(node.key.public, signed.record.payload.digest), payloads[worker])
+            counted.append(
+                CountedContribution(
+                    worker=worker,
+                    contribution=signed.digest,
+                    payload=signed.record.payload,
+                    groups=signed.record.groups,
+                    factor=factors[worker],
+                )
+            )
+        return tuple(counted)
+
+    async def _look_for_late_ones(self, attendance: Attendance) -> None:
+        """Say of each worker without a contribution whether one has come meanwhile."""
+        lost = attendance.lost()
+        await attendance.look(self._node, lost)
+        for worker in lost:
+            came = worker in attendance.contributions or worker in attendance.refusals
+            attendance.refusals[worker] = RefusalReason.LATE if came else RefusalReason.LOST

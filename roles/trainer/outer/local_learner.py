@@ -1,0 +1,48 @@
+"""The narrow interface between a learner and the outer optimizer: a learner is a state and a step.
+
+`roles.trainer.learn.learner.Learner` has it. The FP32 masters in its state begin each round as the shared weights; the
+rest of it, such as the moments, belongs to the site and goes on from round to round.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+from torch import Tensor
+
+from protocol.digest import Weights
+from roles.trainer.verified_batch import VerifiedGroup
+
+MASTER: Final = "master/"
+"""The prefix of the FP32 masters' names in a learner's state."""
+
+
+class LocalLearner(Protocol):
+    """What takes the local steps of a site."""
+
+    def step(self, groups: Sequence[VerifiedGroup]) -> object:
+        """Take one optimizer step.
+
+        Raises:
+            ValueError: a gradient is not finite; nothing has changed.
+        """
+
+    def state(self) -> dict[str, Tensor]:
+        """Return masters and everything else by name: CPU tensors that nobody else changes."""
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a state."""
+
+
+def masters(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the FP32 weights in a learner's state."""
+    return {name.removeprefix(MASTER): tensor for name, tensor in state.items() if name.startswith(MASTER)}
+
+
+def with_masters(state: Mapping[str, Tensor], weights: Weights) -> dict[str, Tensor]:
+    """Return a learner's state with other FP32 weights."""
+    return {**state, **{MASTER + name: tensor for name, tensor in weights.items()}}
+
+
+def without_masters(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what of a learner's state belongs to the site alone."""
+    return {name: tensor for name, tensor in state.items() if not name.startswith(MASTER)}

@@ -1,0 +1,147 @@
+"""What a site or a coordinator keeps of outer rounds in its own state.
+
+    outer/rounds/{number}-{trainer}     signed round manifests
+    outer/states/{number}/{place}       the shared state after a round, in shards
+    outer/site                          a site's record: which of the files below count
+    outer/feedback/{number}             a site's error feedback, if the manifest of this number counts its contribution
+    outer/inner/{number}                the learner's state after the local steps of a round, likewise
+    outer/prepared/{number}             a site's signed contribution; payload and both states are there before it
+    outer/payload/{number}              its payload
+    outer/download/{digest}             shards of a state that a site is fetching
+    outer/seen/{number}-{worker}        the contribution that a coordinator saw first
+    outer/pointer                       the round pointer that the coordinator published last
+
+An object is complete or absent. The manifest is the atomic point of a coordinator, the prepared contribution that of a
+site's sending, and the site's record that of its settling: what these do not name does not count.
+"""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from protocol import limits, paths
+from protocol.chain import safetensors
+from protocol.digest import Weights
+from protocol.encoding import Record
+from protocol.errors import MalformedError
+from protocol.identity.signing import Digest, Key, Signed
+from protocol.outer.round_records import OuterNumber, RoundManifest
+from protocol.outer.shared_state import SharedState
+from protocol.pseudogradient import Part
+from roles.node.identity import Node
+from roles.ports import NotFoundError, ObjectStore
+from roles.records import open_record
+
+OUTER = "outer/"
+ROUNDS = "outer/rounds/"
+STATES = "outer/states/"
+SITE = "outer/site"
+FEEDBACK = "outer/feedback/"
+INNER = "outer/inner/"
+PREPARED = "outer/prepared/"
+PAYLOAD = "outer/payload/"
+DOWNLOAD = "outer/download/"
+SEEN = "outer/seen/"
+POINTER = "outer/pointer"
+
+_SHARD_BYTES = 64 * limits.MIB  # of a state on this node's disk
+
+
+class UsedGroup(Record):
+    """A group that a manifest named, and the step of the state from which that round started."""
+
+    kind: ClassVar[str] = "used-group"
+    group: Digest
+    step: OuterNumber
+
+
+class SiteRecord(Record):
+    """Where a site stands.
+
+    Attributes:
+        number: of the manifest that it applied last; trainer: whose space that was in.
+        feedback, inner: the numbers of the files that count; -1 for none.
+        used: the groups that manifests named, as long as a copy of them would not be too stale.
+    """
+
+    kind: ClassVar[str] = "site"
+    number: OuterNumber
+    trainer: Key
+    feedback: Annotated[int, Field(ge=-1, lt=1 << 33)]
+    inner: Annotated[int, Field(ge=-1, lt=1 << 33)]
+    used: tuple[UsedGroup, ...]
+
+
+def numbered(prefix: str, number: int) -> str:
+    """Return the path of an object of a round."""
+    return f"{prefix}{number:010d}"
+
+
+async def put_tensors(state: ObjectStore, path: str, tensors: Weights) -> None:
+    """Store tensors by name."""
+    await state.put(path, safetensors.write(tensors))
+
+
+async def get_tensors(state: ObjectStore, path: str) -> dict[str, Tensor]:
+    """Read tensors by name."""
+    return safetensors.read(await state.get(path, limits.MAX_SHARD_BYTES))
+
+
+def _round_path(trainer: bytes, number: int) -> str:
+    return f"{numbered(ROUNDS, number)}-{trainer.hex()}"
+
+
+async def put_manifest(state: ObjectStore, signed: Signed[RoundManifest]) -> None:
+    """Store a round manifest."""
+    await state.put(_round_path(signed.record.trainer, signed.record.number), signed.data)
+
+
+async def get_manifest(node: Node, trainer: bytes, number: int) -> Signed[RoundManifest]:
+    """Read a round manifest of this node's own state.
+
+    Raises:
+        StoreError, ProtocolError: the state is damaged.
+    """
+    data = await node.state.get(_round_path(trainer, number), RoundManifest.max_signed_bytes())
+    return open_record(node, RoundManifest, paths.round_manifest(trainer, number), data)
+
+
+async def list_manifests(state: ObjectStore) -> list[tuple[int, bytes]]:
+    """Return number and trainer of the round manifests of this node's own state, in order."""
+    result = []
+    async for item in state.list(ROUNDS):
+        number, _, trainer = item.path.removeprefix(ROUNDS).partition("-")
+        if not number.isdigit():
+            raise MalformedError("not the name of a round manifest", item.path)
+        result.append((int(number), bytes.fromhex(trainer)))
+    return sorted(result)
+
+
+async def put_state(state: ObjectStore, number: int, shared: SharedState) -> None:
+    """Store the shared state after a round."""
+    for place, shard in enumerate(shared.shards(_SHARD_BYTES)):
+        await state.put(f"{numbered(STATES, number)}/{place:05d}", shard)
+
+
+async def get_state(node: Node, manifest: RoundManifest, parts: tuple[Part, ...]) -> SharedState:
+    """Read the shared state after a round from this node's own state.
+
+    Raises:
+        NotFoundError: it is not there, or not all of it.
+        StoreError, ProtocolError: the state is damaged.
+    """
+    prefix = f"{numbered(STATES, manifest.number)}/"
+    shard_paths = [item.path async for item in node.state.list(prefix)]
+    shards = [await node.state.get(path, _SHARD_BYTES) for path in sorted(shard_paths)]
+    if not shards:
+        raise NotFoundError(f"{prefix}: no shards")
+    shared: SharedState = await node.run_sync(SharedState.from_shards, iter(shards), manifest.state, parts)
+    return shared
+
+
+async def delete_except(state: ObjectStore, prefix: str, keep: set[int]) -> None:
+    """Delete the objects of all rounds but some below a prefix."""
+    for path in [item.path async for item in state.list(prefix)]:
+        if int(path.removeprefix(prefix)[:10]) not in keep:
+            await state.delete(path)

@@ -1,0 +1,130 @@
+"""How the coordinator looks at the contributions of a round: when it saw which, and what is wrong with them."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from protocol import paths
+from protocol.chain.manifest import ObjectRef
+from protocol.errors import ProtocolError
+from protocol.identity.signing import Signed
+from protocol.outer.round_checks import RefusedContributionError, check_contribution
+from protocol.outer.round_records import RefusalReason, RoundContribution, RoundManifest, RoundRules
+from protocol.outer.shared_state import SharedState
+from protocol.pseudogradient import decode, read_head
+from protocol.pseudogradient.payload import FRAME_SLACK
+from roles.node.identity import Node
+from roles.ports import NotFoundError, StoreError, TooLargeError
+from roles.records import fetch_record, open_record
+from roles.trainer.outer.round_files import SEEN, numbered
+from roles.trainer.outer.round_reader import fetch_object
+
+
+@dataclass
+class Attendance:
+    """What the coordinator has seen of the workers in a round.
+
+    Attributes:
+        contributions: the first contribution that it saw of each worker, in the order in which it saw them.
+        refusals: the workers of which nothing will count.
+    """
+
+    opening: Signed[RoundManifest]
+    contributions: dict[bytes, Signed[RoundContribution]] = field(default_factory=dict)
+    refusals: dict[bytes, RefusalReason] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        """The round."""
+        return self.opening.record.number + 1
+
+    async def recall(self, node: Node) -> None:
+        """Read what this coordinator saw of the round before it was started again."""
+        prefix = f"{numbered(SEEN, self.number)}-"
+        for path in sorted([item.path async for item in node.state.list(prefix)]):
+            worker = paths.key_at_end(path)
+            data = await node.state.get(path, RoundContribution.max_signed_bytes())
+            self.contributions[worker] = open_record(
+                node, RoundContribution, paths.contribution(worker, self.number), data
+            )
+
+    async def look(self, node: Node, workers: Sequence[bytes]) -> None:
+        """Look at the contribution of some workers once, and remember the first one of each."""
+        for worker in workers:
+            try:
+                signed = await fetch_record(node, RoundContribution, paths.contribution(worker, self.number))
+            except NotFoundError:
+                continue
+            except StoreError as error:
+                node.telemetry.event("contribution-unread", worker=worker.hex()[:16], error=str(error))
+                if isinstance(error, TooLargeError):
+                    self.refusals.setdefault(worker, RefusalReason.MALFORMED)
+                continue
+            except ProtocolError as error:
+                node.telemetry.event("contribution-refused", worker=worker.hex()[:16], error=str(error))
+                if worker not in self.contributions:
+                    self.refusals.setdefault(worker, RefusalReason.MALFORMED)
+                continue
+            if self.refusals.get(worker) is RefusalReason.MALFORMED:
+                del self.refusals[worker]  # storage showed something else before
+            first = self.contributions.setdefault(worker, signed)
+            if first is signed:
+                await node.state.put(f"{numbered(SEEN, self.number)}-{worker.hex()}", signed.data)
+            elif first.digest != signed.digest and worker not in self.refusals:
+                self.refusals[worker] = RefusalReason.CONTRADICTORY
+                node.alarm(f"worker {worker.hex()[:16]} signed two contributions to round {self.number}")
+
+    def check(self, used_groups: Collection[bytes]) -> None:
+        """Refuse the contributions whose records break the rules, and copies of other workers' payloads."""
+        payloads: set[bytes] = set()
+        for worker, signed in self.contributions.items():
+            if worker in self.refusals:
+                continue
+            if signed.record.payload.digest in payloads:
+                self.refusals[worker] = RefusalReason.DUPLICATE
+                continue
+            payloads.add(signed.record.payload.digest)
+            try:
+                check_contribution(self.opening, signed.record, used_groups)
+            except RefusedContributionError as error:
+                self.refusals[worker] = error.reason
+
+    def sound(self) -> list[bytes]:
+        """Return the workers with a contribution that is not refused, in ascending order."""
+        return sorted(worker for worker in self.contributions if worker not in self.refusals)
+
+    def lost(self) -> list[bytes]:
+        """Return the workers of which nothing was seen."""
+        known = self.contributions.keys() | self.refusals.keys()
+        return [worker for worker in self.opening.record.workers if worker not in known]
+
+
+async def fetch_payload(node: Node, contribution: RoundContribution, shared: SharedState, rules: RoundRules) -> bytes:
+    """Fetch the payload of a contribution from its worker's space, and check all of it.
+
+    Raises:
+        StoreError: it is not there, or the store does not answer.
+        ProtocolError: it breaks the rules.
+    """
+    ref = contribution.payload
+    _check_size(ref, shared)
+    payload = await fetch_object(node, paths.payload(contribution.worker, ref.digest), ref)
+    await node.run_sync(_check_payload, payload, contribution.norm, shared, rules)
+    return payload
+
+
+def _check_size(ref: ObjectRef, shared: SharedState) -> None:
+    largest = sum(
+        4 * part.elements + FRAME_SLACK * (len(part.names) + (part.elements >> 21) + 2) for part in shared.parts
+    )
+    if ref.size > largest:
+        raise RefusedContributionError(f"a payload of {ref.size} bytes for weights that need at most {largest}")
+
+
+def _check_payload(payload: bytes, norm: float, shared: SharedState, rules: RoundRules) -> None:
+    head = read_head(payload, shared.parts)
+    if head.coding != rules.coding:
+        raise RefusedContributionError("values of another kind than the round's rules say")
+    if head.squared_norm**0.5 != norm:
+        raise RefusedContributionError("another norm than the contribution states")
+    for _ in decode(payload, shared.weights, shared.digests.weights):
+        pass

@@ -1,0 +1,123 @@
+"""How a site reads rounds from storage: round manifests, the payloads that they name, and whole states."""
+
+from collections.abc import Iterator
+
+from protocol import paths
+from protocol.chain.manifest import ObjectRef
+from protocol.digest import content_digest
+from protocol.errors import ForkError, MalformedError
+from protocol.identity.signing import Signed
+from protocol.outer.round_records import CountedContribution, RoundManifest, RoundPointer
+from protocol.outer.shared_state import SharedState
+from protocol.pseudogradient import Part
+from roles.gather import first_success, gather
+from roles.node.identity import Node
+from roles.ports import NotFoundError, TooLargeError
+from roles.records import fetch_record
+from roles.trainer.outer.round_files import DOWNLOAD
+
+_AT_ONCE = 4  # downloads
+
+
+async def fetch_object(node: Node, path: str, ref: ObjectRef) -> bytes:
+    """Fetch an object and check its size and SHA-256.
+
+    Raises:
+        StoreError: it is not there, or the store does not answer.
+        MalformedError: it is another object.
+    """
+    try:
+        data = await node.store.get(path, ref.size)
+    except TooLargeError as error:
+        raise MalformedError("larger than its reference says", path) from error
+    if len(data) != ref.size or await node.run_sync(content_digest, data) != ref.digest:
+        raise MalformedError("not the object of this digest", path)
+    return data
+
+
+async def fetch_manifest(node: Node, number: int) -> Signed[RoundManifest]:
+    """Fetch the round manifest of a number from the space of a current trainer.
+
+    Raises:
+        NotFoundError: no trainer has one.
+        StoreError, TooLargeError, ProtocolError: it cannot be read, or must not be believed.
+    """
+
+    async def fetch(trainer: bytes) -> Signed[RoundManifest]:
+        return await fetch_record(node, RoundManifest, paths.round_manifest(trainer, number))
+
+    return await first_success(fetch, node.authority.trainers)
+
+
+async def fetch_pointer(node: Node) -> RoundPointer:
+    """Fetch the round pointer of a current trainer.
+
+    Raises:
+        NotFoundError: no trainer has one.
+        StoreError, TooLargeError, ProtocolError: it cannot be read, or must not be believed.
+    """
+
+    async def fetch(trainer: bytes) -> RoundPointer:
+        return (await fetch_record(node, RoundPointer, paths.newest_round(trainer))).record
+
+    return await first_success(fetch, node.authority.trainers)
+
+
+async def fetch_payloads(node: Node, trainer: bytes, counted: tuple[CountedContribution, ...]) -> list[bytes]:
+    """Fetch the payloads of the contributions that count, in order.
+
+    The worker's space may have another load than the trainer's, so it is tried first; the trainer has a copy of each.
+
+    Raises:
+        StoreError, MalformedError: a payload can be read from neither.
+    """
+
+    async def fetch(item: CountedContribution) -> bytes:
+        async def from_space(writer: bytes) -> bytes:
+            return await fetch_object(node, paths.payload(writer, item.payload.digest), item.payload)
+
+        return await first_success(from_space, (item.worker, trainer))
+
+    return await gather(fetch, counted, _AT_ONCE)
+
+
+async def fetch_state(
+    node: Node, parts: tuple[Part, ...], trusted: RoundManifest | None
+) -> tuple[Signed[RoundManifest], SharedState]:
+    """Fetch the state that the pointer names, with its manifest. Shards that are here already are not fetched again.
+
+    Args:
+        trusted: the manifest that this site trusts; None for a new site.
+
+    Raises:
+        NotFoundError: there is no state, or none that is newer than the trusted one.
+        ForkError: the trainer signed another history in one epoch.
+        StoreError, ProtocolError: it cannot be read, or must not be believed.
+    """
+    pointer = await fetch_pointer(node)
+    signed = await fetch_record(node, RoundManifest, paths.round_manifest(pointer.trainer, pointer.state_number))
+    if trusted is not None and signed.record.epoch <= trusted.epoch:
+        if signed.record.number < trusted.number:
+            raise NotFoundError(f"no state after round {trusted.number} is in storage")
+        if signed.record.epoch < trusted.epoch:
+            raise ForkError("a state of an epoch that is over", f"round manifest {signed.record.number}")
+
+    async def fetch(ref: ObjectRef) -> None:
+        path = f"{DOWNLOAD}{ref.digest.hex()}"
+        try:
+            await node.state.get(path, ref.size)
+        except NotFoundError:
+            data = await fetch_object(node, paths.state_shard(pointer.trainer, ref.digest), ref)
+            await node.state.put(path, data)
+
+    await gather(fetch, pointer.shards, _AT_ONCE)
+    data = [await node.state.get(f"{DOWNLOAD}{ref.digest.hex()}", ref.size) for ref in pointer.shards]
+    shards: Iterator[bytes] = iter(data)
+    state: SharedState = await node.run_sync(SharedState.from_shards, shards, signed.record.state, parts)
+    return signed, state
+
+
+async def forget_downloads(node: Node) -> None:
+    """Delete the shards that this site has fetched."""
+    for path in [item.path async for item in node.state.list(DOWNLOAD)]:
+        await node.state.delete(path)

@@ -1,0 +1,106 @@
+"""A site or the coordinator is killed at one of its operations, starts again, and no update is lost or doubled."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+
+import torch
+import trio
+
+from protocol import paths, pseudogradient
+from roles.trainer.outer.round_files import FEEDBACK, SITE, SiteRecord, get_tensors, numbered
+from roles.trainer.spool import INBOX, list_snapshots
+from tests.support.builders.samples import round_rules
+from tests.support.faults.crash_trigger import CrashTrigger
+from tests.support.simulation.network import key
+from tests.support.simulation.outer_sites import OuterTestbed
+
+ROUNDS = 4
+RULES = round_rules(values="exact", fraction=0, local_steps=2, quorum=2)
+
+
+async def never() -> None:
+    """Stand in for a crash until the testbed sets one."""
+    raise AssertionError
+
+
+@dataclass
+class Operations:
+    """The operations of a process that count, as a trigger sees them."""
+
+    seen: list[tuple[str, str]] = field(default_factory=list)
+
+    def matches(self, operation: str, path: str) -> bool:
+        """Note an operation that changes something; say that it counts."""
+        if operation not in ("put", "delete") or path.startswith(INBOX):
+            return False
+        self.seen.append((operation, path))
+        return True
+
+
+async def run(victim: str, place: int, *, after: bool) -> list[tuple[str, str]]:
+    """Run some rounds in which one process is killed at its operation of a number; check what the rest has.
+
+    Returns:
+        The operations of the victim up to the crash.
+    """
+    testbed = OuterTestbed(3, RULES)
+    operations = Operations()
+    trigger = CrashTrigger(operations.matches, place, after, never)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(testbed.feed)
+        for name in testbed.names:
+            if name != victim:
+                nursery.start_soon(testbed.run_site, testbed.handles[name])
+        if victim != "coordinator":
+            nursery.start_soon(testbed.run_coordinator)
+            handle = testbed.handles[victim]
+            nursery.start_soon(testbed.run_killed, partial(testbed.run_site, handle), handle.state, trigger)
+        else:
+            state = testbed.coordinator_state
+            nursery.start_soon(testbed.run_killed, testbed.run_coordinator, state, trigger)
+        await testbed.until_round(ROUNDS)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    await check(testbed, victim)
+    return operations.seen
+
+
+async def check(testbed: OuterTestbed, victim: str) -> None:
+    """Check the invariants of a run that has ended."""
+    manifests = await testbed.manifests()
+    assert testbed.store.rewritten == []
+    for number in range(1, ROUNDS + 1):
+        states = {table[number] for table in map(testbed.applied, testbed.names) if number in table}
+        assert states == {manifests[number].state.weights.hex()[:16]}, number
+    used = [group for manifest in manifests for item in manifest.counted for group in item.groups]
+    assert len(used) == len(set(used))
+    snapshots = [name.version for name in await list_snapshots(testbed.coordinator_state)]
+    assert snapshots == list(range(manifests[ROUNDS].version + 1)) or snapshots == list(
+        range(manifests[-1].version + 1)
+    )
+    lost = [manifest for manifest in manifests[1:] if len(manifest.counted) < 3]
+    assert len(lost) <= 1, "more than the round of the crash was lost"
+    for name in testbed.names:
+        await check_sums(testbed, name)
+
+
+async def check_sums(testbed: OuterTestbed, name: str) -> None:
+    """Check that what a site sent and counted, and its error feedback, add up to its local updates that counted."""
+    handle, manifests = testbed.handles[name], await testbed.manifests()
+    record = SiteRecord.from_bytes(await handle.state.get(SITE, 1 << 20))
+    total: dict[str, torch.Tensor] = {}
+    for opening, manifest in pairwise(manifests[: record.number + 1]):
+        item = next((item for item in manifest.counted if item.worker == key(name).public), None)
+        if item is None:
+            continue
+        base, local = handle.learner.local[opening.state.weights]
+        payload = await testbed.store.get(paths.payload(key(name).public, item.payload.digest), 1 << 20)
+        for part, values in pseudogradient.decode(payload, base, opening.state.weights):
+            for tensor_name, sent in part.scatter(values).items():
+                update = base[tensor_name] - local[tensor_name]
+                total[tensor_name] = total.get(tensor_name, torch.zeros_like(update)) + update - sent
+    assert record.feedback >= 0
+    feedback = await get_tensors(handle.state, numbered(FEEDBACK, record.feedback))
+    for tensor_name, expected in total.items():
+        assert torch.allclose(feedback[tensor_name], expected, atol=1e-6), tensor_name

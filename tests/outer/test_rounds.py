@@ -1,0 +1,331 @@
+"""Sites and coordinator together: the state is the same everywhere, whatever becomes of a site."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import trio
+
+from protocol import paths
+from protocol.identity.signing import sign
+from roles.ports import ObjectInfo
+from tests.support.builders.chains import TRAINER
+from tests.support.builders.samples import digest, round_rules
+from tests.support.simulation.network import key
+from tests.support.simulation.outer_sites import (
+    ROUND_SECONDS,
+    OuterTestbed,
+    first_weights,
+    loss,
+)
+from tests.support.simulation.virtual_clock import simulate, simulated
+
+RULES = {
+    "dense": round_rules(values="dense", fraction=0, feedback_decay=0.0, local_steps=3, quorum=2),
+    "averaging": round_rules(
+        values="dense", fraction=0, feedback_decay=0.0, momentum=0.0, outer_rate=1.0, local_steps=3, quorum=2
+    ),
+    "exact": round_rules(values="exact", fraction=0, local_steps=3, quorum=2),
+    "grid": round_rules(local_steps=3, quorum=2),
+    "chunked": round_rules(
+        values="chunked",
+        fraction=0,
+        chosen=128,
+        feedback_decay=0.95,
+        frozen_steps=2,
+        momentum=0.0,
+        outer_rate=1.0,
+        local_steps=3,
+        quorum=2,
+    ),
+}
+
+
+def equal_states(testbed: OuterTestbed, rounds: int) -> None:
+    """Check that all sites applied the same states."""
+    tables = [testbed.applied(name) for name in testbed.names]
+    common = set.intersection(*(set(table) for table in tables))
+    assert len(common) >= rounds
+    assert all(len({table[number] for table in tables}) == 1 for number in common)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_all_sites_have_the_same_state_and_learn(name: str) -> None:
+    async def scenario() -> None:
+        testbed = OuterTestbed(3, RULES[name])
+        async with trio.open_nursery() as nursery:
+            testbed.start(nursery)
+            await testbed.until_round(8)
+            await trio.sleep(ROUND_SECONDS / 2)
+            nursery.cancel_scope.cancel()
+        manifests = await testbed.manifests()
+        assert all(len(manifest.counted) == 3 for manifest in manifests[1:])
+        assert [manifest.version for manifest in manifests] == list(range(len(manifests)))
+        equal_states(testbed, 8)
+        site = testbed.handles["site-0"].site
+        assert site is not None and site.shared is not None
+        before = loss(first_weights())
+        assert loss(site.shared.weights) < (0.9 if name == "chunked" else 0.5) * before
+        used = [group for manifest in manifests for item in manifest.counted for group in item.groups]
+        assert len(used) == len(set(used)) > 24
+
+    simulate(scenario)
+
+
+@simulated
+async def test_a_lost_site_is_named_and_its_groups_are_dealt_again() -> None:
+    testbed = OuterTestbed(3)
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery, testbed.names[:2])
+        manifest = await testbed.until_round(3)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert testbed.reasons(manifest) == {"site-2": "lost"}
+    assert len(manifest.counted) == 2
+    refusals = testbed.handles["site-0"].log.named("site-refused")
+    assert any(event["groups"] > 0 for event in refusals)
+
+
+@simulated
+async def test_below_quorum_nothing_changes_and_the_next_round_repeats_the_work() -> None:
+    testbed = OuterTestbed(3, round_rules(local_steps=3, quorum=3))
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery, testbed.names[:2])
+        manifest = await testbed.until_round(2)
+        opening = await testbed.manifest(0)
+        assert manifest.counted == () and manifest.version == 0 and manifest.state == opening.state
+        assert testbed.reasons(manifest) == {"site-0": "quorum", "site-1": "quorum", "site-2": "lost"}
+        nursery.start_soon(testbed.run_site, testbed.handles["site-2"])
+        closing = await testbed.until_round(5)
+        nursery.cancel_scope.cancel()
+    assert len(closing.counted) == 3 and closing.version >= 1
+    first = await testbed.contribution("site-0", 1)
+    second = await testbed.contribution("site-0", 2)
+    assert first.record.state == second.record.state
+
+
+@simulated
+async def test_a_late_contribution_does_not_count_and_its_site_keeps_its_feedback() -> None:
+    testbed = OuterTestbed(3)
+
+    class LateStore:
+        """Shows the contribution of a site to round 2 only after the round is closed."""
+
+        async def put(self, path: str, data: bytes) -> None:
+            await testbed.store.put(path, data)
+
+        async def delete(self, path: str) -> None:
+            await testbed.store.delete(path)
+
+        async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+            async for info in testbed.store.list(prefix, after=after):
+                yield info
+
+        async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+            late = path == paths.contribution(key("site-1").public, 2)
+            if late and not any(event[0] == "contribution-weighed" and event[1]["number"] == 2 for event in events):
+                path += "-not-yet"
+            return await testbed.store.get(path, max_bytes, offset=offset, size=size)
+
+    events = testbed.coordinator_log.events
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(testbed.feed)
+        nursery.start_soon(testbed.run_coordinator, None, LateStore())
+        for name in testbed.names:
+            nursery.start_soon(testbed.run_site, testbed.handles[name])
+        manifest = await testbed.until_round(2)
+        await testbed.until_round(5)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert testbed.reasons(manifest) == {"site-1": "late"}
+    assert [len((await testbed.manifest(number)).counted) for number in (3, 4, 5)] == [3, 3, 3]
+    equal_states(testbed, 5)
+
+
+@simulated
+async def test_a_site_that_signs_two_contributions_is_refused_and_reported() -> None:
+    testbed = OuterTestbed(3)
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery)
+        await testbed.until_round(1)
+        await testbed.until(lambda: any(e["number"] == 2 for e in testbed.handles["site-1"].log.named("contributed")))
+        await trio.sleep(0.5)
+        first = await testbed.contribution("site-1", 2)
+        second = first.record.model_copy(update={"local_steps": 2})
+        await testbed.store.put(first.record.path, sign(second, key("site-1")))
+        manifest = await testbed.until_round(2)
+        await testbed.until_round(4)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert testbed.reasons(manifest) == {"site-1": "contradictory"}
+    assert any("two contributions" in event["error"] for event in testbed.coordinator_log.named("alarm"))
+    assert len((await testbed.manifest(4)).counted) == 3
+    equal_states(testbed, 4)
+
+
+@simulated
+async def test_a_copied_payload_counts_once() -> None:
+    testbed = OuterTestbed(3)
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery, testbed.names[:2])
+        await testbed.until_round(1)
+        await testbed.until(lambda: any(e["number"] == 2 for e in testbed.handles["site-1"].log.named("contributed")))
+        await trio.sleep(0.5)
+        first = await testbed.contribution("site-1", 2)
+        copier = key("site-2")
+        payload = await testbed.store.get(paths.payload(key("site-1").public, first.record.payload.digest), 1 << 20)
+        await testbed.store.put(paths.payload(copier.public, first.record.payload.digest), payload)
+        copy = first.record.model_copy(update={"worker": copier.public, "groups": ()})
+        await testbed.store.put(copy.path, sign(copy, copier))
+        manifest = await testbed.until_round(2)
+        nursery.cancel_scope.cancel()
+    assert testbed.reasons(manifest) == {"site-2": "duplicate"}
+    assert len(manifest.counted) == 2
+
+
+@pytest.mark.parametrize(
+    ("attack", "reason"),
+    [
+        ("no payload", "withheld"),
+        ("altered payload", "malformed"),
+        ("another norm", "malformed"),
+        ("not a record", "malformed"),
+        ("another state", "other-state"),
+        ("another round", "malformed"),
+        ("a group of another site", "undealt"),
+    ],
+)
+def test_false_contributions_are_refused_with_their_reason(attack: str, reason: str) -> None:
+    async def scenario() -> None:
+        testbed = OuterTestbed(3)
+        async with trio.open_nursery() as nursery:
+            testbed.start(nursery, testbed.names[:2])
+            await testbed.until_round(1)
+            await testbed.until(
+                lambda: any(e["number"] == 2 for e in testbed.handles["site-1"].log.named("contributed"))
+            )
+            await trio.sleep(0.5)
+            first = (await testbed.contribution("site-1", 2)).record
+            attacker = key("site-2")
+            payload = await testbed.store.get(paths.payload(key("site-1").public, first.payload.digest), 1 << 20)
+            altered = payload[:-1] + bytes([payload[-1] ^ 1])
+            ref = first.payload.model_copy(update={"digest": digest("altered")})
+            record = first.model_copy(update={"worker": attacker.public, "groups": (), "payload": ref})
+            if attack != "no payload":
+                await testbed.store.put(paths.payload(attacker.public, ref.digest), altered)
+            changes: dict[str, dict[str, Any]] = {
+                "another norm": {"norm": 2 * first.norm},
+                "another state": {"state": first.state.model_copy(update={"weights": digest("other")})},
+                "another round": {"number": 1},
+                "a group of another site": {"groups": first.groups[:1]},
+            }
+            data = sign(record.model_copy(update=changes.get(attack, {})), attacker)
+            if attack == "not a record":
+                data = b"not a record"
+            await testbed.store.put(paths.contribution(attacker.public, 2), data)
+            manifest = await testbed.until_round(2)
+            await testbed.until_round(3)
+            await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+        assert testbed.reasons(manifest) == {"site-2": reason}
+        assert len(manifest.counted) == 2
+        assert testbed.applied("site-0")[3] == testbed.applied("site-1")[3]
+
+    simulate(scenario)
+
+
+@simulated
+async def test_a_poisoned_site_is_refused_and_the_others_learn_as_if_it_was_not_there() -> None:
+    testbed = OuterTestbed(4)
+    testbed.handles["site-3"].learner.direction = -1.0
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery)
+        await testbed.until_round(8)
+        await trio.sleep(ROUND_SECONDS / 2)
+        nursery.cancel_scope.cancel()
+    manifests = await testbed.manifests()
+    for manifest in manifests[1:]:
+        assert testbed.reasons(manifest) == {"site-3": "poisoned"}
+    equal_states(testbed, 8)
+    site = testbed.handles["site-3"].site
+    assert site is not None and site.shared is not None
+    assert loss(site.shared.weights) < 0.5 * loss(first_weights())
+
+
+@simulated
+async def test_a_site_that_comes_later_fetches_the_state_and_takes_part() -> None:
+    testbed = OuterTestbed(3)
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery, testbed.names[:2])
+        await testbed.until_round(6)
+        nursery.start_soon(testbed.run_site, testbed.handles["site-2"])
+        await testbed.until_round(9)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    manifest = await testbed.manifest(9)
+    assert len(manifest.counted) == 3
+    assert testbed.handles["site-2"].log.named("state-adopted")[0]["number"] == 4
+    equal_states(testbed, 4)
+
+
+@simulated
+async def test_a_site_that_was_away_for_long_fetches_the_state() -> None:
+    testbed = OuterTestbed(3, state_interval=2)
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery, testbed.names[:2])
+        async with trio.open_nursery() as absent:
+            absent.start_soon(testbed.run_site, testbed.handles["site-2"])
+            await testbed.until_round(2)
+            absent.cancel_scope.cancel()
+        await testbed.until_round(12)  # the manifests from round 3 on are deleted
+        nursery.start_soon(testbed.run_site, testbed.handles["site-2"])
+        closing = await testbed.until_round(15)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert len(closing.counted) == 3
+    assert len(testbed.handles["site-2"].log.named("state-adopted")) == 2
+    assert testbed.applied("site-2")[15] == testbed.applied("site-0")[15]
+
+
+@simulated
+async def test_a_site_that_computes_another_state_says_so_and_fetches_the_state() -> None:
+    testbed = OuterTestbed(3)
+    handle = testbed.handles["site-2"]
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery)
+        await testbed.until_round(2)
+        assert handle.site is not None and handle.site.shared is not None
+        handle.site.shared.weights["norm"][0] += 1.0  # memory that went bad
+        await testbed.until_round(9)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert handle.log.named("alarm") or handle.log.named("round-not-applied")
+    assert len((await testbed.manifest(9)).counted) == 3
+    assert testbed.applied("site-2")[9] == testbed.applied("site-0")[9]
+
+
+@simulated
+async def test_a_site_follows_a_coordinator_of_a_higher_epoch_and_reports_two_histories_of_one() -> None:
+    testbed = OuterTestbed(2)
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery)
+        await testbed.until_round(3)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert (await testbed.manifest(3)).epoch == 1
+    testbed.epoch = 2
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery)
+        manifest = await testbed.until_round(5)
+        nursery.cancel_scope.cancel()
+    assert manifest.epoch == 2 and len(manifest.counted) == 2
+    other = (await testbed.manifest(5)).model_copy(update={"number": 6, "previous": digest("another history")})
+    changed = other.model_copy(update={"beacon_round": other.closes, "closes": other.closes + 20})
+    handle = testbed.handles["site-0"]
+    await testbed.store.put(changed.path, sign(changed, TRAINER))
+    with pytest.raises(BaseExceptionGroup):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(testbed.run_site, handle)
+            await trio.sleep(60)
+            nursery.cancel_scope.cancel()
+    assert any("round manifests" in event["error"] for event in handle.log.named("alarm"))

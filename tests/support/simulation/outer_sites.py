@@ -1,0 +1,295 @@
+"""Sites and their coordinator over a store in memory, on trio's virtual clock, with a small learner of their own."""
+
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import trio
+from torch import Tensor
+
+from grailnode.store.memory import MemoryStore
+from protocol import paths
+from protocol.digest import Weights, digest_weights
+from protocol.identity.signing import Signed, SigningKey
+from protocol.outer.round_records import RoundContribution, RoundManifest, RoundRules
+from roles.node.identity import Node
+from roles.ports import NotFoundError, ObjectStore
+from roles.records import fetch_record
+from roles.trainer.outer.coordinator import Coordinator, CoordinatorSettings, PublisherLink
+from roles.trainer.outer.local_learner import MASTER
+from roles.trainer.outer.site import Site, SiteSettings
+from roles.trainer.spool import INBOX
+from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
+from tests.support.builders.chains import TRAINER, make_node, small_run
+from tests.support.builders.samples import round_rules
+from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
+from tests.support.simulation.network import BEGIN, Log, key
+from tests.support.simulation.trio_clock import TrioClock
+
+SHAPES = {"embed": (12, 40), "layer.weight": (40, 64), "norm": (40,)}
+ROUND_SECONDS = 5.0  # 20 beacon rounds of 250 ms
+SITE_SETTINGS = SiteSettings(groups_per_step=1, upload_seconds=1.0, poll_seconds=0.25)
+
+
+def first_weights() -> dict[str, Tensor]:
+    """Return the policy with which a simulated run begins: BF16."""
+    random = np.random.default_rng(0)
+    return {
+        name: torch.from_numpy(random.standard_normal(shape) * 0.05).to(torch.bfloat16)
+        for name, shape in SHAPES.items()
+    }
+
+
+def target_weights() -> dict[str, Tensor]:
+    """Return the weights at which the loss of `SmallLearner` is zero."""
+    random = np.random.default_rng(1)
+    return {
+        name: torch.from_numpy(random.standard_normal(shape) * 0.05).to(torch.float32) for name, shape in SHAPES.items()
+    }
+
+
+class SmallLearner:
+    """A learner with momentum that walks towards the target; each group adds a noise of its own.
+
+    Attributes:
+        local: its weights after the local steps of each round, by the digest of the weights with which they began; the
+            last ones, if it took the steps again.
+        direction: 1; -1 for a learner that is poisoned.
+    """
+
+    def __init__(self, direction: float = 1.0) -> None:
+        self._weights = {name: tensor.to(torch.float32) for name, tensor in first_weights().items()}
+        self._moments = {name: torch.zeros_like(tensor) for name, tensor in self._weights.items()}
+        self._target = target_weights()
+        self.direction = direction
+        self.local: dict[bytes, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
+        self._base = self._weights
+
+    def step(self, groups: Sequence[VerifiedGroup]) -> None:
+        """Take one step."""
+        for group in groups:
+            generator = torch.Generator().manual_seed(int.from_bytes(group.digest[:7], "little"))
+            for name, weight in self._weights.items():
+                noise = torch.randn(weight.shape, generator=generator) * 0.02
+                gradient = self.direction * (weight - self._target[name] + noise)
+                self._moments[name] = self._moments[name] * 0.5 + gradient * 0.5
+                self._weights[name] = weight - 0.1 * self._moments[name]
+
+    def state(self) -> dict[str, Tensor]:
+        """Return weights and moments."""
+        self.local[digest_weights(self._base)] = (self._base, dict(self._weights))
+        own = {MASTER + name: tensor.clone() for name, tensor in self._weights.items()}
+        return own | {f"moment/{name}": tensor.clone() for name, tensor in self._moments.items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a state."""
+        self._weights = {name: state[MASTER + name].clone() for name in SHAPES}
+        self._moments = {name: state[f"moment/{name}"].clone() for name in SHAPES}
+        self._base = dict(self._weights)
+
+
+def loss(weights: Weights) -> float:
+    """Return the mean squared distance from the target."""
+    target = target_weights()
+    squares = [float(((weights[name].float() - target[name]) ** 2).sum()) for name in target]
+    return sum(squares) / sum(tensor.numel() for tensor in target.values())
+
+
+def groups(number: int, count: int, version: int = 0) -> VerifiedBatch:
+    """Return a batch of groups whose digests depend on the number."""
+
+    def group(place: int) -> VerifiedGroup:
+        return VerifiedGroup(
+            digest=hashlib.sha256(f"group {number} {place}".encode()).digest(),
+            version=version,
+            prompt=bytes(4),
+            completions=(bytes(4), bytes(4)),
+            logprobs=bytes(8),
+            rewards=(1.0, 0.0),
+        )
+
+    return VerifiedBatch(window=number, miner=bytes(32), groups=tuple(group(place) for place in range(count)))
+
+
+class WatchedStore(MemoryStore):
+    """A store that notices when a signed object is replaced that nobody may replace.
+
+    Attributes:
+        rewritten: the paths of these objects.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rewritten: list[str] = []
+        self._first: dict[str, bytes] = {}
+
+    async def put(self, path: str, data: bytes) -> None:
+        """Implements ObjectStore.put."""
+        is_final = "/rounds/" in path or "/contributions/" in path
+        if is_final and self._first.setdefault(path, data) != data:
+            self.rewritten.append(path)
+        await super().put(path, data)
+
+
+@dataclass
+class SiteHandle:
+    """A site of the testbed, with its state and log."""
+
+    name: str
+    state: MemoryStore
+    log: Log
+    learner: SmallLearner
+    site: Site | None = None
+
+    @property
+    def key(self) -> SigningKey:
+        return key(self.name)
+
+
+class OuterTestbed:
+    """A run with some sites."""
+
+    def __init__(self, sites: int = 3, rules: RoundRules | None = None, **settings: Any) -> None:
+        self.store, self.clock = WatchedStore(), TrioClock(BEGIN)
+        self.names = [f"site-{number}" for number in range(sites)]
+        run_id, run = small_run(digest_weights(first_weights()))
+        workers = tuple(sorted(key(name).public for name in self.names))
+        authority = run.authority.model_copy(update={"workers": workers})
+        self.run_id, self.run = run_id, run.model_copy(update={"authority": authority})
+        rules = rules or round_rules(local_steps=3, quorum=2)
+        self.settings = replace(
+            CoordinatorSettings(
+                rules=rules,
+                beacon_rounds=20,
+                payload_seconds=2.0,
+                state_interval=4,
+                shard_bytes=5000,
+                poll_seconds=0.25,
+            ),
+            **settings,
+        )
+        self.coordinator_log, self.coordinator_state = Log("trainer"), MemoryStore()
+        self.epoch = 1
+        self.handles = {name: self.handle(name) for name in self.names}
+        self._batches = 0
+
+    def handle(self, name: str) -> SiteHandle:
+        """Return a new site, which has an empty state."""
+        return SiteHandle(name, MemoryStore(), Log(name), SmallLearner())
+
+    def node(self, log: Log, state: ObjectStore, signing_key: SigningKey, store: ObjectStore | None = None) -> Node:
+        return make_node(
+            self.run_id,
+            self.run,
+            store or self.store,
+            state,
+            log,
+            signing_key,
+            clock=self.clock,
+        )
+
+    async def run_coordinator(self, state: ObjectStore | None = None, store: ObjectStore | None = None) -> None:
+        """Run the coordinator."""
+
+        async def check_fence() -> None:
+            await trio.lowlevel.checkpoint()
+
+        async def genesis() -> tuple[int, Weights]:
+            await trio.lowlevel.checkpoint()
+            return 0, first_weights()
+
+        link = PublisherLink(check_fence, lambda: self.epoch, genesis)
+        node = self.node(self.coordinator_log, state or self.coordinator_state, TRAINER, store)
+        await Coordinator(node, self.settings, link).run()
+
+    async def run_killed(
+        self, run: Callable[[ObjectStore, ObjectStore], Awaitable[None]], state: ObjectStore, trigger: CrashTrigger
+    ) -> None:
+        """Run a process until the trigger kills it, and then start it again, for ever.
+
+        Args:
+            run: takes the process's state and the shared store.
+        """
+        with trio.CancelScope() as scope:
+
+            async def crash() -> None:
+                scope.cancel()
+                await trio.sleep_forever()
+
+            trigger.crash = crash
+            await run(CrashingStore(state, trigger), CrashingStore(self.store, trigger))
+        await trio.sleep(0.5)
+        await run(state, self.store)
+
+    async def run_site(
+        self, handle: SiteHandle, state: ObjectStore | None = None, store: ObjectStore | None = None
+    ) -> None:
+        """Run a site."""
+        node = self.node(handle.log, state or handle.state, handle.key, store)
+        handle.site = Site(node, handle.learner, SITE_SETTINGS)
+        await handle.site.run()
+
+    async def feed(self, per_second: int = 8) -> None:
+        """Give every site the same new groups each second, for ever."""
+        while True:
+            await self.feed_once(per_second)
+            await trio.sleep(1.0)
+
+    async def feed_once(self, count: int) -> None:
+        """Give every site some new groups of the newest version."""
+        self._batches += 1
+        version = max([0, *(event["version"] for event in self.coordinator_log.named("round-closed"))])
+        batch = groups(self._batches, count, version)
+        for handle in self.handles.values():
+            await handle.state.put(f"{INBOX}{self._batches:010d}-{'0' * 64}", batch.to_bytes())
+
+    def start(self, nursery: trio.Nursery, names: Sequence[str] | None = None) -> None:
+        """Start the coordinator, the source of groups and some of the sites: all by default."""
+        nursery.start_soon(self.feed)
+        nursery.start_soon(self.run_coordinator)
+        for name in self.names if names is None else names:
+            nursery.start_soon(self.run_site, self.handles[name])
+
+    async def manifest(self, number: int) -> RoundManifest:
+        """Return the round manifest of a number."""
+        node = self.node(Log("reader"), MemoryStore(), key("reader"))
+        return (await fetch_record(node, RoundManifest, paths.round_manifest(TRAINER.public, number))).record
+
+    async def manifests(self) -> list[RoundManifest]:
+        """Return all round manifests, from number 0 on."""
+        result: list[RoundManifest] = []
+        while True:
+            try:
+                result.append(await self.manifest(len(result)))
+            except NotFoundError:
+                return result
+
+    async def contribution(self, name: str, number: int) -> Signed[RoundContribution]:
+        """Return the contribution of a site to a round."""
+        node = self.node(Log("reader"), MemoryStore(), key("reader"))
+        return await fetch_record(node, RoundContribution, paths.contribution(key(name).public, number))
+
+    async def until_round(self, number: int) -> RoundManifest:
+        """Wait until a round is closed, and return its manifest."""
+        while True:
+            try:
+                return await self.manifest(number)
+            except NotFoundError:
+                await trio.sleep(0.25)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds."""
+        while not condition():
+            await trio.sleep(0.25)
+
+    def reasons(self, manifest: RoundManifest) -> dict[str, str]:
+        """Return why sites were refused, by name."""
+        names = {key(name).public: name for name in self.names}
+        return {names[item.worker]: item.reason for item in manifest.refused}
+
+    def applied(self, name: str) -> dict[int, str]:
+        """Return the digest of the state after each round, as a site computed it."""
+        return {event["number"]: event["state"] for event in self.handles[name].log.named("round-applied")}
