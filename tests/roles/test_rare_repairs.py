@@ -63,7 +63,7 @@ def test_a_damaged_floor_of_a_ledger_is_named_and_found_again_in_the_seals(
         damage(other.root / "validator-0" / FLOOR_PATH)
         refusal = await outcome(other, "validator-0")
         await repair(other, "validator-0")
-        ledger = await Ledger.open(other.durable("validator-0", ""), other.run.scoring)
+        ledger = await Ledger.open(other.durable("validator-0", ""), other.run)
         assert ledger.closed_window == window
         assert ledger.newest < window
         result = await outcome(other, "validator-0")
