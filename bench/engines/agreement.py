@@ -44,9 +44,9 @@ WAYS = {
     "default": Way(),
     "whole-prefill": Way(("--no-enable-chunked-prefill", "--max-num-batched-tokens", "16384"), length=64),
     "chunked-prefill": Way(("--enable-chunked-prefill", "--max-num-batched-tokens", "272"), length=64),
-    "no-prefix-cache": Way(("--no-enable-prefix-caching", "--block-size", "16"), length=64, group=8),
-    "prefix-cache": Way(("--enable-prefix-caching", "--block-size", "16"), length=64, group=8),
-    "update": Way(("--enable-prefix-caching", "--block-size", "16"), length=64, group=8, update=True),
+    "no-prefix-cache": Way(("--no-enable-prefix-caching", "--block-size", "32"), length=64, group=8),
+    "prefix-cache": Way(("--enable-prefix-caching", "--block-size", "32"), length=64, group=8),
+    "update": Way(("--enable-prefix-caching", "--block-size", "32"), length=64, group=8, update=True),
 }
 
 
