@@ -45,7 +45,7 @@ def test_a_sacrificed_group_does_not_erase_the_evidence() -> None:
         "sketch_misses": 0,
     }
     cheat = summary(row(**little, accepted=1, margin_misses=1))
-    none = one | {"tokens": 0, "positions": 0}
+    none = little | {"tokens": 0, "positions": 0}
     sacrifice = summary(row(**none, accepted=0, rejected=1, margin_misses=0))
     (history,) = histories([*[cheat] * 5, sacrifice]).values()
     threshold = surprisal_threshold(PROOF)
