@@ -4,14 +4,15 @@ import os
 from collections.abc import Callable
 
 import torch
+import trio
 
 from grailnode.engine.compute import Compute, open_engine
 from grailnode.engine.policy import Policy
 from grailnode.node.settings import TrainerSettings
 from protocol import environments
-from protocol.digest import Weights
+from protocol.digest import Weights, digest_weights
 from protocol.environments import Sandbox
-from protocol.errors import MalformedError, ProtocolError
+from protocol.errors import ChainError, MalformedError, ProtocolError
 from roles.authority_updates import run_under_authority
 from roles.miner.miner import Miner, MinerSettings
 from roles.miner.produce import HonestProducer, Producer
@@ -20,11 +21,14 @@ from roles.policy.assignment import Task
 from roles.policy.follower import Follower
 from roles.ports import Engine
 from roles.trainer.collect.collector import Collector, CollectorSettings
-from roles.trainer.learn.learner import Learner
+from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training import Training
+from roles.trainer.outer.coordinator import Coordinator, CoordinatorSettings, PublisherLink
+from roles.trainer.outer.site import Site, SiteSettings
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
+from roles.trainer.spool import newest_weights
 from roles.validator.ledger_state import Ledger
 from roles.validator.published_ledger import wait_and_check_published
 from roles.validator.validator import Validator, ValidatorSettings
@@ -99,6 +103,58 @@ async def run_publisher(node: Node, settings: PublisherSettings) -> None:
         await Publisher(node, history, settings).run()
 
     await run_under_authority(node, publish)
+
+
+async def run_coordinator(
+    node: Node, genesis: Callable[[], Weights], publisher: PublisherSettings, settings: CoordinatorSettings
+) -> None:
+    """Close the rounds of sites that train together, and publish the versions, until cancelled.
+
+    It takes the place of a trainer's training and upload processes.
+    """
+
+    async def coordinate() -> None:
+        history = await History.open(node.state)
+        uploads = Publisher(node, history, publisher)
+
+        async def first_version() -> tuple[int, Weights]:
+            newest = await newest_weights(node.state)
+            return newest if newest is not None else (0, checked_genesis(node, genesis))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(uploads.run)
+            await uploads.started.wait()  # the rounds are signed in the publisher's epoch
+            link = PublisherLink(uploads.fence.check, lambda: history.epoch, first_version)
+            await Coordinator(node, settings, link).run()
+
+    await run_under_authority(node, coordinate)
+
+
+async def run_site(
+    node: Node, genesis: Callable[[], Weights], compute: Compute, learner: LearnerSettings, settings: SiteSettings
+) -> None:
+    """Train as one of several sites until cancelled. The site's collector runs beside it."""
+
+    async def train() -> None:
+        device = torch.device(compute.device)
+        local = Learner(compute.model, checked_genesis(node, genesis), learner, device=device, dtype=compute.dtype)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.keep_announced, "worker", 600.0)
+            await Site(node, local, settings).run()
+
+    await run_under_authority(node, train)
+
+
+def checked_genesis(node: Node, genesis: Callable[[], Weights]) -> Weights:
+    """Return the weights of version 0.
+
+    Raises:
+        ChainError: they are not those that the run names.
+    """
+    weights = genesis()
+    if digest_weights(weights) != node.run.model.genesis:
+        raise ChainError("this policy is not the genesis that the run names; use the one it was founded with", "policy")
+    return weights
 
 
 async def run_collector(node: Node, settings: CollectorSettings) -> None:

@@ -15,14 +15,14 @@ An object is complete or absent. The manifest is the atomic point of a coordinat
 site's sending, and the site's record that of its settling: what these do not name does not count.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
+import safetensors.torch
 from pydantic import Field
 from torch import Tensor
 
 from protocol import limits, paths
-from protocol.chain import safetensors
-from protocol.digest import Weights
 from protocol.encoding import Record
 from protocol.errors import MalformedError
 from protocol.identity.signing import Digest, Key, Signed
@@ -78,14 +78,14 @@ def numbered(prefix: str, number: int) -> str:
     return f"{prefix}{number:010d}"
 
 
-async def put_tensors(state: ObjectStore, path: str, tensors: Weights) -> None:
-    """Store tensors by name."""
-    await state.put(path, safetensors.write(tensors))
+async def put_tensors(state: ObjectStore, path: str, tensors: Mapping[str, Tensor]) -> None:
+    """Store tensors of any dtype by name."""
+    await state.put(path, safetensors.torch.save(dict(tensors)))
 
 
 async def get_tensors(state: ObjectStore, path: str) -> dict[str, Tensor]:
     """Read tensors by name."""
-    return safetensors.read(await state.get(path, limits.MAX_SHARD_BYTES))
+    return safetensors.torch.load(await state.get(path, limits.MAX_SHARD_BYTES))
 
 
 def _round_path(trainer: bytes, number: int) -> str:

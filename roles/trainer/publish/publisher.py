@@ -71,13 +71,19 @@ _CLOCK_SECONDS: Final = 1.0  # between two readings of the clock, which somebody
 
 
 class Publisher:
-    """Publishes the snapshots of one trainer."""
+    """Publishes the snapshots of one trainer.
+
+    Attributes:
+        fence: detects other publishers under this key.
+        started: set once this publisher has begun its epoch and shows its head.
+    """
 
     def __init__(self, node: Node, history: History, settings: PublisherSettings) -> None:
         self._node = node
         self._history = history
         self._settings = settings
-        self._fence = Fence(node, history)
+        self.fence = Fence(node, history)
+        self.started = trio.Event()
         self._published_weights: VerifiedWeights | None = None  # of the newest published version
         self._head_lock = trio.Lock()
         self._head_version = history.published_version
@@ -93,6 +99,7 @@ class Publisher:
             ChainError: what is published differs from this node's state.
         """
         await self._start()
+        self.started.set()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._node.keep_announced, "trainer", 600.0)
             nursery.start_soon(self._renew_head)
@@ -112,7 +119,7 @@ class Publisher:
         """
         node, history = self._node, self._history
         await history.clean_up()
-        await self._fence.begin()
+        await self.fence.begin()
         version = history.published_version
         if version >= 0:
             weights = await history.weights()
@@ -302,13 +309,13 @@ class Publisher:
         await node.time.wait_for_newest_round()
         async with self._head_lock:
             with suppress(StoreError):  # a store that does not answer shows no other trainer; the put is retried anyway
-                await self._fence.check()
+                await self.fence.check()
             # an anchor's upload may end after a version's head was written and before the version is marked published
             self._head_version = max(newest, self._head_version)
             self._head_expiry = await node.time.proven_time() + node.run.head_ttl
             expires_ms = int(self._head_expiry * 1000) - self._settings.expiry_offset_ms
             head = self._head(self._head_version, expires_ms)
-            self._fence.add_own_head(content_digest(head.to_bytes()))
+            self.fence.add_own_head(content_digest(head.to_bytes()))
             await node.publish(paths.head(node.key.public), sign(head, node.key))
 
     async def _renew_head(self) -> None:

@@ -66,10 +66,11 @@ class SmallLearner:
         self._target = target_weights()
         self.direction = direction
         self.local: dict[bytes, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
-        self._base = self._weights
+        self._base, self._steps = self._weights, 0
 
     def step(self, groups: Sequence[VerifiedGroup]) -> None:
         """Take one step."""
+        self._steps += 1
         for group in groups:
             generator = torch.Generator().manual_seed(int.from_bytes(group.digest[:7], "little"))
             for name, weight in self._weights.items():
@@ -82,13 +83,14 @@ class SmallLearner:
         """Return weights and moments."""
         self.local[digest_weights(self._base)] = (self._base, dict(self._weights))
         own = {MASTER + name: tensor.clone() for name, tensor in self._weights.items()}
-        return own | {f"moment/{name}": tensor.clone() for name, tensor in self._moments.items()}
+        moments = {f"moment/{name}": tensor.clone() for name, tensor in self._moments.items()}
+        return own | moments | {"steps": torch.tensor(self._steps, dtype=torch.int64)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a state."""
         self._weights = {name: state[MASTER + name].clone() for name in SHAPES}
         self._moments = {name: state[f"moment/{name}"].clone() for name in SHAPES}
-        self._base = dict(self._weights)
+        self._base, self._steps = dict(self._weights), int(state["steps"])
 
 
 def loss(weights: Weights) -> float:
