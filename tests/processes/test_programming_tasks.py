@@ -119,10 +119,9 @@ def test_a_node_that_is_shown_another_data_file_waits_for_the_right_one(
     sandbox: BubblewrapSandbox, network: NetworkOfProcesses
 ):
     assert sandbox.python == OWN
-    trainer = network.start("trainer", "trainer")
+    network.start("trainer", "trainer")
     files = network.workspace.directory / "store" / network.workspace.keys["trainer"].hex() / "files"
     eventually(lambda: files.exists() and len(list(files.iterdir())) == 3, "the run's files")
-    trainer.end()
     (data,) = [file for file in files.iterdir() if file.read_bytes().startswith(b'{"text"')]
     right = data.read_bytes()
     data.write_bytes(right.replace(b"Task 3", b"Task X"))
