@@ -6,7 +6,6 @@ before its first pledge, and pledges no more than it has been able to do.
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
@@ -55,7 +54,7 @@ class Miner:
         self._engine = engine
         self._producer = producer
         self._settings = settings
-        self._pledged_groups, self._pledged_version = 0, 0  # in the newest announcement
+        self._pledged_groups = 0  # in the newest announcement
         self._renewal_time = -math.inf  # of that announcement, in trio's time
         self._last_window = -1  # the newest window that has opened for this miner
         self._group_seconds = 0.0  # seconds per group in the slowest of the last few chunks; plans the next ones
@@ -83,17 +82,12 @@ class Miner:
             await self._pledge(0)
 
     async def _pledge(self, groups: int) -> None:
-        """Announce how many groups each of the next windows will bring, and of which version, if that changes or has to
-        be renewed."""
-        version = self._pledged_version
-        with suppress(ProtocolError):  # no version of the chain serves it as far as this node knows
-            version = self._follower.version_for(self._node.window() + 1)
-        pledge, newest = (groups, version), (self._pledged_groups, self._pledged_version)
-        if pledge != newest or trio.current_time() >= self._renewal_time:
-            await self._node.announce("miner", ANNOUNCEMENT_SECONDS, groups, version)
+        """Announce how many groups each of the next windows will bring, if that changes or has to be renewed."""
+        if groups != self._pledged_groups or trio.current_time() >= self._renewal_time:
+            await self._node.announce("miner", ANNOUNCEMENT_SECONDS, groups)
             schedule = self._node.run.schedule
             renewal = _RENEWAL_WINDOWS * schedule.rounds * self._node.run.beacon.period_ms / 1000
-            self._pledged_groups, self._pledged_version = groups, version
+            self._pledged_groups = groups
             self._renewal_time = trio.current_time() + min(ANNOUNCEMENT_SECONDS / 3, renewal)
 
     async def _mine(self, window: int) -> None:
@@ -151,7 +145,7 @@ class Miner:
         try:
             randomness = await node.randomness(node.run.schedule.opening(window))
             self._last_window = window
-            version = self._pledged_version
+            version = self._follower.version_for(window)
             await serve(node, self._engine, await self._follower.rebuild(version))
             groups = await self._generate(MiningWindow(window, randomness, version, node.key.public), pledged_groups)
         except (StoreError, BeaconError, ProtocolError, EngineError) as error:

@@ -94,8 +94,6 @@ class JudgingScheduler:
         self._window = window
         self._newest_version = version
         self._refreshed = False
-        self.unbound_pledges: dict[bytes, int] = {}
-        """Groups pledged by miners whose commitment has another version than their pledge: nothing counts."""
         self._refresh_error = ""
         self._refresh_lock = trio.Lock()
         self._engine_slot = EngineSlot()
@@ -116,12 +114,7 @@ class JudgingScheduler:
 
         async def judge_one(case: Case, reputation: Reputation, fetch_limit: trio.Semaphore) -> None:
             try:
-                verdict = await self._judge(case, reputation)
-                if verdict is None:
-                    self.unbound_pledges[case.miner] = case.pledged_groups
-                    self._report(case, "not of the version that its pledge binds")
-                else:
-                    verdicts.append(verdict)
+                verdicts.append(await self._judge(case, reputation))
             except (StoreError, ProtocolError) as error:  # the validator abstains where it cannot check
                 self._report(case, str(error))
             except trio.Cancelled:
@@ -142,8 +135,8 @@ class JudgingScheduler:
     def _report(self, case: Case, error: str) -> None:
         self._node.telemetry.event("not-judged", window=self._window, miner=case.miner.hex()[:8], error=error)
 
-    async def _judge(self, case: Case, reputation: Reputation) -> tuple[Verdict, dict[int, bytes]] | None:
-        """Return the verdict on one case, and its suspected copies; None if it is not of the version that was pledged.
+    async def _judge(self, case: Case, reputation: Reputation) -> tuple[Verdict, dict[int, bytes]]:
+        """Return the verdict on one case, and its suspected copies.
 
         Raises:
             StoreError, ProtocolError: storage does not show what is needed, and that is not the miner's fault.
@@ -153,8 +146,6 @@ class JudgingScheduler:
         weights = await self._weights_of(commitment.version)
         if weights is None or len(commitment.groups) > node.run.groups:
             return reject_all(node, case, Reason.VERSION if weights is None else Reason.QUOTA), {}
-        if case.pledged_version not in (None, commitment.version):
-            return None
         return await self._auditor.audit(
             case,
             node.run.proof.audit_share(self._queue.clean_windows.get(case.miner, 0)),

@@ -7,7 +7,7 @@ round after which nobody waits for a verdict. Results are sealed first and revea
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import trio
 
@@ -94,22 +94,21 @@ class Validator:
             window = await node.next_window(last_window, ahead)
             try:
                 pledges = await self._pledges.read(self._known_miners())
-                versions = self._pledges.versions()
                 if node.time.now() >= node.run.opening_time(window):
                     raise StoreError("the pledges were read after the window had opened")
                 await node.randomness(schedule.opening(window))
                 last_window = window
                 await node.time.wait_for_round(schedule.deadline(window))
-                send_cases.send_nowait(await self._read_cases(window, pledges, versions))
+                send_cases.send_nowait(await self._read_cases(window, pledges))
             except BeaconError as error:  # it has not opened yet, whatever the clock said
                 node.telemetry.event("window-missed", window=window, error=str(error))
             except (StoreError, trio.WouldBlock) as error:
                 last_window = window
                 node.telemetry.event("window-missed", window=window, error=str(error) or "judging is too far behind")
 
-    async def _read_cases(self, window: int, pledges: dict[bytes, int], versions: dict[bytes, int]) -> WindowCases:
+    async def _read_cases(self, window: int, pledges: dict[bytes, int]) -> WindowCases:
         """Return the window's cases without the commitments that were read too late; no miner is blamed for these."""
-        cases = await read_window_cases(self._node, window, pledges, self._known_miners(), versions)
+        cases = await read_window_cases(self._node, window, pledges, self._known_miners())
         draw_time = self._node.run.beacon.round_time(self._node.run.schedule.audit(window))
         for miner in cases.undelivered:
             self._pledges.void(miner)
@@ -133,8 +132,7 @@ class Validator:
             opening = await node.randomness(schedule.opening(window))
             draw = await node.randomness(schedule.audit(window))
             start = trio.current_time()
-            verdicts, unbound = await self._judge(cases, weights.version, opening, draw)
-            cases = replace(cases, undelivered={**cases.undelivered, **unbound})
+            verdicts = await self._judge(cases, weights.version, opening, draw)
             seconds = trio.current_time() - start
             if evaluate:
                 with trio.move_on_after(self._seconds_for_judging(window)):
@@ -149,12 +147,8 @@ class Validator:
         except (BeaconError, EngineError) as error:
             self._node.telemetry.event("reaudit-failed", error=str(error))
 
-    async def _judge(
-        self, cases: WindowCases, version: int, opening: bytes, draw: bytes
-    ) -> tuple[list[Verdict], dict[bytes, int]]:
-        """Return the verdict on every case that there is time for, and the pledges of miners that used another version
-        than they had pledged: groups by miner.
-        """
+    async def _judge(self, cases: WindowCases, version: int, opening: bytes, draw: bytes) -> list[Verdict]:
+        """Return the verdict on every case that there is time for."""
         node, window = self._node, cases.window
         auditor = Auditor(node, Judge(self._task, self._engine, window, opening), draw, self._accepted_work)
         queue = CaseQueue(node, self._ledger, draw)
@@ -164,7 +158,7 @@ class Validator:
         self._drop_old_work()
         for verdict in verdicts:
             self._report(verdict)
-        return verdicts, scheduler.unbound_pledges
+        return verdicts
 
     def _seconds_for_judging(self, window: int) -> float:
         """Return the seconds until the window must be sealed or, after that, until nobody waits for its verdicts."""

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import trio
 
@@ -29,14 +28,12 @@ class Case:
 
     Attributes:
         pledged_groups: what the miner had pledged.
-        pledged_version: the version that it had pledged; None where that is not known, as in a re-audit.
         read_time: when this validator read the commitment, in seconds since the Unix epoch.
     """
 
     commitment: Signed[Commitment]
     pledged_groups: int
     read_time: float
-    pledged_version: int | None = None
 
     @property
     def miner(self) -> bytes:
@@ -90,10 +87,6 @@ class Pledges:
         quota = self._node.run.groups
         return {miner: min(quota, item.groups) for miner, item in self._current.items()}
 
-    def versions(self) -> dict[bytes, int]:
-        """Return the version that each miner has pledged, as of the last read."""
-        return {miner: item.version for miner, item in self._current.items()}
-
     def void(self, miner: bytes) -> None:
         """Ignore the current pledge of a miner, which delivered nothing."""
         if miner in self._current:
@@ -101,11 +94,7 @@ class Pledges:
 
 
 async def read_window_cases(
-    node: Node,
-    window: int,
-    pledges: Mapping[bytes, int],
-    known: AbstractSet[bytes] = frozenset(),
-    versions: Mapping[bytes, int] = MappingProxyType({}),
+    node: Node, window: int, pledges: Mapping[bytes, int], known: AbstractSet[bytes] = frozenset()
 ) -> WindowCases:
     """Return the commitments of a window by those who had pledged, as far as they can be read before the second round.
 
@@ -115,7 +104,6 @@ async def read_window_cases(
     Args:
         pledges: groups by miner.
         known: miners with a history, for which places are kept if there are too many.
-        versions: the version that each miner has pledged; those that are not named may use any.
 
     Raises:
         BeaconError: the window's opening is no longer due.
@@ -128,7 +116,7 @@ async def read_window_cases(
         signed = await fetch_record(node, Commitment, path, _COMMITMENT_BYTES * node.run.groups)
         if not signed.record.groups:
             raise MalformedError("has no groups", path)
-        return Case(signed, pledges[miner], node.time.now(), versions.get(miner))
+        return Case(signed, pledges[miner], node.time.now())
 
     async def read(miner: bytes) -> None:
         try:

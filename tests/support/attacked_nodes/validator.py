@@ -35,7 +35,6 @@ class AttackedValidator(AttackedTrainer):
             "name": "",
             "space": "",
             "groups": 2,
-            "version": 0,
             "credential": b"",
             "expires_ms": int(self.clock.now() * 1000) + HOUR_MS,
         }
