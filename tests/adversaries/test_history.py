@@ -37,11 +37,14 @@ def windows_until_refusal(harness: TrialHarness, name: str, max_windows: int = D
     return accepted, set(reasons)
 
 
-@pytest.mark.parametrize("name", ["4-bit weights", "careless"])
-def test_an_adversary_that_no_window_shows_is_refused_before_it_earns(mixed_harness: TrialHarness, name: str) -> None:
-    accepted, reasons = windows_until_refusal(mixed_harness, name)
+def test_an_adversary_that_no_window_shows_is_refused_before_it_earns(mixed_harness: TrialHarness) -> None:
+    accepted, reasons = windows_until_refusal(mixed_harness, "4-bit weights")
     assert 0 < accepted < DEPOSIT
     assert reasons == {Reason.HISTORY.value}
+
+
+def test_an_edited_token_lies_beyond_the_margin_limit(mixed_harness: TrialHarness) -> None:
+    assert windows_until_refusal(mixed_harness, "careless") == (0, {Reason.SAMPLING.value})
 
 
 def test_honest_work_is_never_refused(mixed_harness: TrialHarness) -> None:

@@ -10,6 +10,7 @@ import trio
 
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.store.memory import MemoryStore
+from grailnode.store.state.waiting_state import WaitingState
 from protocol import limits, paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import SigningKey, open_signed, sign
@@ -234,7 +235,8 @@ class Full(MemoryStore):
 
 @simulated
 async def test_nothing_is_revealed_before_the_witness_is_stored():
-    testbed, state = AttackedTrainer(quorum=2), Full()
+    testbed, disk = AttackedTrainer(quorum=2), Full()
+    state = WaitingState(disk, Log("v"))
     await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW))
     verdict = testbed.verdict(FIRST)
     node = make_node(testbed.run_id, testbed.run, testbed.store, state, Log("v"), FIRST, clock=testbed.clock)
@@ -246,7 +248,7 @@ async def test_nothing_is_revealed_before_the_witness_is_stored():
     with trio.move_on_after(2.5):
         await revealer.run()
     assert paths.witness(FIRST.public, WINDOW) not in {item.path async for item in testbed.store.list("")}
-    state.full = False
+    disk.full = False
     with trio.move_on_after(5.0):
         await Revealer(node, ledger).run()
     assert paths.summary(FIRST.public, WINDOW) in {item.path async for item in testbed.store.list("")}

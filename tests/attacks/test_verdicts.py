@@ -12,6 +12,7 @@ from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.identity.signing import sign
 from protocol.rollout.batch import assemble
+from roles.trainer.collect.quorum import LOGPROBS_DISAGREE
 from tests.support.attacked_nodes.trainer import (
     FIRST,
     SECOND,
@@ -161,7 +162,7 @@ def test_forged_log_probabilities_outside_their_range(value: float) -> None:
             FIRST, testbed.judgement(0, logprobs=np.full(5, value, "<f4").tobytes()), testbed.judgement(1)
         )
         await testbed.collect()
-        assert await testbed.outcomes() == {"used", "verdict-does-not-fit"}
+        assert await testbed.outcomes() == {"used", LOGPROBS_DISAGREE}
 
     simulated(scenario)()
 
@@ -183,12 +184,12 @@ def test_forged_numbers_that_do_not_fit_the_group(changes: dict[str, Any]) -> No
 
 
 @simulated
-async def test_forged_log_probabilities_of_one_validator_are_not_the_median():
+async def test_forged_log_probabilities_of_one_validator_cost_the_group():
     testbed = await make_honest_testbed(2, SECOND)
     low = np.full(5, -50.0, "<f4").tobytes()
     await testbed.publish_records(FIRST, testbed.judgement(0, logprobs=low), testbed.judgement(1))
     await testbed.collect()
-    assert await testbed.outcomes() == ALL_USED
+    assert await testbed.outcomes() == {"used", LOGPROBS_DISAGREE}
 
 
 # Oversized
