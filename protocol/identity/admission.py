@@ -210,7 +210,7 @@ def draw_places(salt: bytes, keys: Iterable[bytes], known: AbstractSet[bytes], p
         known: keys with a history.
     """
     drawn = sorted(keys, key=lambda key: lottery(salt, key))
-    kept = [key for key in drawn if key in known][: int(_KNOWN_PLACES * places)]
-    kept_keys = set(kept)
-    chosen = {*kept, *[key for key in drawn if key not in kept_keys][: places - len(kept)]}
+    first = [key for key in drawn if key in known][: int(_KNOWN_PLACES * places)]
+    first_keys = set(first)
+    chosen = {*first, *[key for key in drawn if key not in first_keys][: places - len(first)]}
     return [key for key in drawn if key in chosen]
