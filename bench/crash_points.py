@@ -57,7 +57,7 @@ def _before_and_after(
 
 POINTS: Final = (
     *_before_and_after("the optimizer step", "training", "step", "step", ""),
-    *_before_and_after("writing the checkpoint", "training", "state", "put", "^training/checkpoint"),
+    *_before_and_after("writing the checkpoint", "training", "state", "put", "^training/"),
     *_before_and_after("handing over the snapshot", "training", "state", "put", "^outbox/"),
     *_before_and_after("deleting a batch from the inbox", "training", "state", "delete", "^inbox/"),
     *_before_and_after("recording the epoch", "upload", "state", "put", "^chain/epoch", at_start=True),
@@ -68,10 +68,10 @@ POINTS: Final = (
     *_before_and_after("recording the version", "upload", "state", "put", "^chain/weights/"),
     *_before_and_after("deleting the old version", "upload", "state", "delete", "^chain/weights/"),
     *_before_and_after("deleting the snapshot", "upload", "state", "delete", "^outbox/"),
-    *_before_and_after("recording an anchor's shard", "upload", "state", "put", "^chain/shards/"),
     *_before_and_after("uploading an anchor's shard", "upload", "store", "put", "/anchors/"),
     *_before_and_after("recording the anchor", "upload", "state", "put", "^chain/anchors/"),
-    *_before_and_after("deleting a recorded shard", "upload", "state", "delete", "^chain/shards/"),
+    *_before_and_after("writing a file of the weights", "training", "state", "put", "^weights/"),
+    *_before_and_after("deleting a file of older weights", "upload", "state", "delete", "^weights/"),
     *_before_and_after("deleting an old object from storage", "upload", "store", "delete", ""),
     *_before_and_after("writing an intent", "download", "state", "put", "^intents/"),
     *_before_and_after("deleting an intent", "download", "state", "delete", "^intents/"),
@@ -155,7 +155,7 @@ def main(launch: Launch, plan: KillPlan) -> None:
 def install_hook(point: Point, counter: _KillCounter) -> None:
     """Install the hook of a point in this process; nothing removes it."""
     if point.where == "step":
-        _replace(Learner, "step", point, counter)
+        _replace(Learner, "update", point, counter)
     elif point.where == "disk":
         _hook_disk(point, counter)
     else:

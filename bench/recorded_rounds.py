@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from roles.trainer.learn.optimizer import MASTER
 from tests.support.simulation.learning import Setup, Simulation
 
 Floats = dict[str, NDArray[np.float32]]
@@ -38,21 +39,16 @@ class _Site(Simulation):
 
     def train(self, base: Floats, steps: int, number: int) -> Floats:
         """Take optimizer steps from `base` and return the FP32 weights that they give."""
-        state = self._learner.state()
-        for name, values in base.items():
-            state[f"master/{name}"] = torch.from_numpy(values.copy())
-        self._learner.restore(state)
+        masters = {MASTER + name: torch.from_numpy(values.copy()) for name, values in base.items()}
+        self._learner.restore(masters, self._learner.steps)
         view = self._learner.bf16_view()
         self._versions.append(view)
         version = len(self._versions) - 1
         self.serve(version)
         for step in range(steps):
             self._learner.step(self._mine(number * steps + step, version))
-        return {
-            name.removeprefix("master/"): tensor.numpy().copy()
-            for name, tensor in self._learner.state().items()
-            if name.startswith("master/")
-        }
+        results = self._learner.state_source().read([MASTER + name for name in base])
+        return {name.removeprefix(MASTER): tensor.numpy().copy() for name, tensor in results.items()}
 
 
 def record(learning_rate: float, *, rounds: int, sites: int = 4, steps: int = 8, seed: int = 0) -> Iterator[SiteRound]:

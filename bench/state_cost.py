@@ -25,7 +25,7 @@ _STORES: Final[dict[str, Callable[[Path], ObjectStore]]] = {
     "without envelopes": LocalStore,
     "state": lambda root: StateStore(root, bytes(32)),
 }
-_LARGE: Final = "training/checkpoint"
+_LARGE: Final = "checkpoints/large"
 _SMALL_BYTES: Final = 600
 _SMALL_OBJECTS: Final = 300
 

@@ -29,7 +29,8 @@ from roles.node.identity import Node
 from roles.policy.follower import Follower
 from roles.ports import StoreError
 from roles.trainer.publish.publisher import PublisherSettings
-from roles.trainer.spool import SnapshotName, newest_published_version, put_snapshot
+from roles.trainer.spool import newest_published_version
+from tests.support.builders.snapshots import put_snapshot
 
 _POLL_SECONDS = 0.1
 
@@ -53,11 +54,11 @@ async def publish(config: Config, pair: Path, tensors: int) -> None:
     await node.publish(paths.run(node.run_id), config.at(config.run.manifest).read_bytes())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(publish_beacon, node, Launch(config, "beacon", "trainer"))
-        nursery.start_soon(run_publisher, node, PublisherSettings(anchor_interval=1 << 20, shard_bytes=1 << 28))
+        nursery.start_soon(run_publisher, node, PublisherSettings(anchor_interval=1 << 20))
         for version in range(1 << 20):
             while not config.at(Path(f"go-{version}")).exists():
                 await trio.sleep(_POLL_SECONDS)
-            await put_snapshot(node.state, SnapshotName(version, version), weights_of(version, views, tensors))
+            await put_snapshot(node.state, version, weights_of(version, views, tensors))
             node.telemetry.event("snapshot", version=version)
             while await newest_published_version(node.state) < version:
                 await trio.sleep(_POLL_SECONDS)

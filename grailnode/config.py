@@ -176,6 +176,8 @@ class TrainerSection(Section):
     `logits_chunk` tokens have their logits in memory at once, and `recompute` trades the activations of layers for a
     second computation.
     `track` names the tracker that shows curves and samples (grailnode/track).
+    A checkpoint is written every `checkpoint_versions` versions (0: 1 with fewer than 100 million parameters, 20 with
+    more), and with the next version after `checkpoint_seconds` (0: never for that reason).
     `canaries` counts the miners that the trainer has run under secret keys to test the validators; only the last of
     them runs now. Raise it by one when a report has revealed the key of the last one. `canary_store` is where the
     canary writes: in the trainer's own bucket everybody would recognize it.
@@ -205,6 +207,8 @@ class TrainerSection(Section):
     recompute: bool = False
     groups_per_step: Count = 16
     steps_per_version: Count = 1
+    checkpoint_versions: Annotated[int, Field(ge=0)] = 0
+    checkpoint_seconds: Annotated[float, Field(ge=0)] = 0.0
     max_uses: Count = 1
     decay: Annotated[float, Field(gt=0, le=1)] = 0.7
     max_staleness: Annotated[int, Field(ge=0)] = 16

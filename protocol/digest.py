@@ -6,7 +6,7 @@ tensor is wrong, and an unchanged tensor keeps its digest.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
@@ -67,6 +67,11 @@ def type_name(dtype: torch.dtype) -> str:
         return type_names[dtype]
     except KeyError:
         raise MalformedError(f"weights may not have the dtype {dtype}") from None
+
+
+def outline(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> Weights:
+    """Return tensors without data: dtypes and shapes, of which tables and digests are made without the weights."""
+    return {name: torch.empty(tuple(shape), dtype=dtype, device="meta") for name, (dtype, shape) in tensors.items()}
 
 
 def weights_digest(tensor_digests: Mapping[str, bytes], weights: Weights) -> bytes:

@@ -41,7 +41,7 @@ ROOMS = {  # rooms of each package in the order in which they may import: a room
         *("authority_updates", "participants", "seals", "policy"),
         *("miner", "validator", "trainer"),
     ),
-    "roles.trainer": ("spool", "verified_batch", "learn", "publish", "collect", "outer"),
+    "roles.trainer": ("tensor_shards", "spool", "verified_batch", "learn", "publish", "collect", "outer"),
     "grailnode": (
         *("config", "store", "beacon", "engine", "chat", "sandbox", "convert", "observe", "calibration"),
         *("track", "run", "ui", "node", "demo", "cli", "__main__"),

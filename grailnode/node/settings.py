@@ -38,7 +38,11 @@ def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSetting
     section = config.trainer
     return TrainerSettings(
         training=TrainingSettings(
-            section.groups_per_step, section.steps_per_version, training_steps=section.training_steps
+            section.groups_per_step,
+            section.steps_per_version,
+            training_steps=section.training_steps,
+            checkpoint_versions=section.checkpoint_versions,
+            checkpoint_seconds=section.checkpoint_seconds,
         ),
         learner=LearnerSettings(
             temperature=sampling.temperature,
@@ -59,6 +63,7 @@ def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSetting
             keep_anchors=section.keep_anchors,
             profile=section.patch_profile,
             link_mbps=section.link_mbps or None,
+            threads=config.engine.threads,
         ),
         collector=CollectorSettings(poll_seconds=section.poll_seconds, canaries=section.canaries),
         seed=section.seed,

@@ -59,9 +59,10 @@ async def repair_state(node: Node, say: LineReporter) -> None:
     await _repair_authority(node, set(lost), say)
     if node.key.public in node.authority.trainers:
         chain = ChainRepair(node, lost.keys(), say)
-        if await chain.is_needed():
+        chain_is_rebuilt = await chain.is_needed()
+        if chain_is_rebuilt:
             await chain.run()
-        await repair_checkpoint(draft, say)
+        await repair_checkpoint(draft, say, chain_is_rebuilt=chain_is_rebuilt)
         await repair_collector(draft, lost.keys(), say)
     elif node.key.public in node.authority.validators:
         await LedgerRepair(node, lost.keys(), say).run()

@@ -28,7 +28,8 @@ from roles.trainer.outer.coordinator import Coordinator, CoordinatorSettings, Pu
 from roles.trainer.outer.site import Site, SiteSettings
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
-from roles.trainer.spool import newest_weights
+from roles.trainer.spool import newest_weights, weights_folder
+from roles.trainer.tensor_shards import read_tensors
 from roles.validator.ledger_state import Ledger
 from roles.validator.published_ledger import wait_and_check_published
 from roles.validator.validator import Validator, ValidatorSettings
@@ -88,9 +89,12 @@ async def run_validator(node: Node, task: Task, compute: Compute, settings: Vali
 
 async def run_training(node: Node, genesis: Callable[[], Weights], compute: Compute, settings: TrainerSettings) -> None:
     """Train until cancelled: the training process of a trainer."""
-    learner = Learner(
-        compute.model, genesis(), settings.learner, device=torch.device(compute.device), dtype=compute.dtype
-    )
+
+    def make_learner() -> Learner:
+        device = torch.device(compute.device)
+        return Learner(compute.model, genesis(), settings.learner, device=device, dtype=compute.dtype)
+
+    learner: Learner = await node.run_sync(make_learner)
     buffer = ReplayBuffer(settings.replay, settings.seed)
     await Training(node, learner, buffer, genesis, settings.training).run()
 
@@ -119,7 +123,10 @@ async def run_coordinator(
 
         async def first_version() -> tuple[int, Weights]:
             newest = await newest_weights(node.state)
-            return newest if newest is not None else (0, checked_genesis(node, genesis))
+            if newest is None:
+                return 0, checked_genesis(node, genesis)
+            version, shards = newest
+            return version, await read_tensors(node.state, weights_folder(version), shards)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(uploads.run)

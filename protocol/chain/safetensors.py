@@ -4,17 +4,19 @@ The format is the published one (8-byte little-endian header length, JSON header
 anchor.
 """
 
+import json
 import math
+from collections.abc import Mapping
 from typing import Any, Final
 
-import safetensors.torch
 import torch
 
 from protocol import bounded_json, limits
-from protocol.digest import Weights, dtypes
+from protocol.digest import Weights, dtypes, raw_bytes, type_name
 from protocol.errors import LimitError, MalformedError
 
 _LENGTH_BYTES: Final = 8
+_FILE_ORDER: Final = ("F32", "I32", "BF16", "F16", "I16", "F8_E4M3", "F8_E5M2", "I8", "U8")  # as the library has it
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -110,24 +112,41 @@ def read(data: bytes) -> dict[str, torch.Tensor]:
 
 
 def write(weights: Weights) -> bytes:
-    """Serialize contiguous CPU tensors as a safetensors file."""
-    return safetensors.torch.save(dict(weights))
+    """Serialize contiguous CPU tensors as a safetensors file, with one copy of them in memory.
+
+    The bytes are those that the library safetensors writes.
+
+    Raises:
+        MalformedError: weights may not have one of the dtypes.
+        ValueError: a tensor is not contiguous or not on the CPU.
+    """
+    names = sorted(weights, key=lambda name: (_FILE_ORDER.index(type_name(weights[name].dtype)), name))
+    entries, end = {}, 0
+    for name in names:
+        tensor = weights[name]
+        begin, end = end, end + tensor.nbytes
+        entries[name] = {"dtype": type_name(tensor.dtype), "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    header += b" " * (-len(header) % _LENGTH_BYTES)
+    return b"".join((len(header).to_bytes(_LENGTH_BYTES, "little"), header, *(raw_bytes(weights[n]) for n in names)))
 
 
-def shards(weights: Weights, shard_bytes: int) -> list[list[str]]:
+def shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
     """Distribute tensors over shards in order of name; a new shard begins when the next tensor would exceed
     `shard_bytes`.
+
+    Args:
+        sizes: bytes of each tensor by name.
 
     Returns:
         The tensor names of each shard.
     """
     result: list[list[str]] = [[]]
-    size = 0
-    for name in sorted(weights):
-        nbytes = weights[name].nbytes
-        if result[-1] and size + nbytes > shard_bytes:
+    total = 0
+    for name in sorted(sizes):
+        if result[-1] and total + sizes[name] > shard_bytes:
             result.append([])
-            size = 0
+            total = 0
         result[-1].append(name)
-        size += nbytes
+        total += sizes[name]
     return result

@@ -7,12 +7,21 @@ from protocol.patch.applying import (
     apply_in_place_with_digests,
     apply_with_digests,
 )
-from protocol.patch.codec import Digests, EncodedPatch, PatchSummary, encode, encode_with_digests, summary
+from protocol.patch.codec import (
+    Digests,
+    EncodedPatch,
+    EncodedTensor,
+    PatchEncoder,
+    PatchSummary,
+    encode,
+    encode_with_digests,
+    summary,
+)
 from protocol.patch.composition import invert, squash
 from protocol.patch.container import Mode, TensorRow
 from protocol.patch.partial import StreamingApply, apply_rows, apply_tensors, row_edges
-from protocol.patch.profiles import PROFILES, LinkConditions, ProfileChoice, Rates, choose_profile
-from protocol.patch.self_check import check_encoded
+from protocol.patch.profiles import PROFILES, LinkConditions, ProfileChoice, Rates, choose_profile, pick_profile
+from protocol.patch.self_check import check_container, check_frames
 from protocol.patch.sparse import warm_up
 
 __all__ = [
@@ -20,8 +29,10 @@ __all__ = [
     "AppliedPatch",
     "Digests",
     "EncodedPatch",
+    "EncodedTensor",
     "LinkConditions",
     "Mode",
+    "PatchEncoder",
     "PatchSummary",
     "ProfileChoice",
     "Rates",
@@ -33,11 +44,13 @@ __all__ = [
     "apply_rows",
     "apply_tensors",
     "apply_with_digests",
-    "check_encoded",
+    "check_container",
+    "check_frames",
     "choose_profile",
     "encode",
     "encode_with_digests",
     "invert",
+    "pick_profile",
     "row_edges",
     "squash",
     "summary",

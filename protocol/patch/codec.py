@@ -8,7 +8,7 @@ from threading import local
 import torch
 from blake3 import blake3
 
-from protocol.digest import Weights, raw_bytes, type_name, weights_digest
+from protocol.digest import Weights, outline, raw_bytes, type_name, weights_digest
 from protocol.patch.container import CHECK_BYTES, Mode, Table, TensorRow, check_length, read_header, write_container
 from protocol.patch.frames import encode_frame
 from protocol.patch.profiles import LinkConditions, ProfileChoice, pick_profile
@@ -30,6 +30,21 @@ class EncodedPatch:
     patch: bytes
     digests: dict[str, bytes]
     choice: ProfileChoice
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedTensor:
+    """A tensor of a patch.
+
+    Attributes:
+        frame: its change; empty if it is unchanged.
+        before, after: BLAKE3 of the old and of the new tensor.
+    """
+
+    row: TensorRow
+    frame: memoryview
+    before: bytes
+    after: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +91,74 @@ def check_same_tensors(old: Weights, new: Weights) -> None:
             raise ValueError(f"{name}: old and new weights must have the same dtypes and shapes")
 
 
+class PatchEncoder:
+    """The encoding of a patch, some tensors at a time: only their frames stay in memory.
+
+    Args:
+        profile: "compact" or "fast".
+        threads: how many tensors to encode at the same time; each thread needs a `Scratch` of memory.
+    """
+
+    def __init__(self, profile: str, *, threads: int = 1) -> None:
+        self._profile = profile
+        self._threads = threads
+        self._local = local()
+        self._encoded: dict[str, EncodedTensor] = {}
+
+    @property
+    def tensors(self) -> Mapping[str, EncodedTensor]:
+        """The tensors that were encoded so far, by name."""
+        return self._encoded
+
+    def add(
+        self, old: Weights, new: Weights, *, base_digests: Digests | None = None, digests: Digests | None = None
+    ) -> None:
+        """Encode more tensors.
+
+        Args:
+            old: tensors of the last published version; new: the same tensors of the version to publish.
+            base_digests, digests: as for `encode_with_digests`.
+
+        Raises:
+            ValueError, MalformedError: as for `encode_with_digests`.
+        """
+        check_same_tensors(old, new)
+
+        def encode_tensor(name: str) -> EncodedTensor:
+            if not hasattr(self._local, "scratch"):
+                self._local.scratch = Scratch()
+            mode, changes, frame = encode_frame(old[name], new[name], self._profile, self._local.scratch)
+            before = base_digests[name] if base_digests is not None else digest_tensor(old[name])
+            unchanged = mode == Mode.UNCHANGED
+            after = digests[name] if digests is not None else before if unchanged else digest_tensor(new[name])
+            if (after == before) != unchanged:
+                raise ValueError(f"{name}: a digest of another tensor")
+            check = b"" if unchanged else after[:CHECK_BYTES]
+            row = TensorRow(name, new[name].dtype, tuple(new[name].shape), mode, changes, len(frame), check)
+            return EncodedTensor(row, frame, before, after)
+
+        names = sorted(new)
+        if self._threads == 1:
+            encoded = [encode_tensor(name) for name in names]
+        else:
+            with ThreadPoolExecutor(self._threads) as pool:
+                encoded = list(pool.map(encode_tensor, names))
+        self._encoded.update(zip(names, encoded, strict=True))
+
+    def finish(self) -> bytes:
+        """Return the patch of all tensors.
+
+        Raises:
+            LimitError: its table exceeds a limit.
+        """
+        tensors = [self._encoded[name] for name in sorted(self._encoded)]
+        rows = [tensor.row for tensor in tensors]
+        shapes = outline({row.name: (row.dtype, row.shape) for row in rows})
+        base = weights_digest({tensor.row.name: tensor.before for tensor in tensors}, shapes)
+        result = weights_digest({tensor.row.name: tensor.after for tensor in tensors}, shapes)
+        return write_container(self._profile, base, result, rows, [tensor.frame for tensor in tensors])
+
+
 def encode_with_digests(
     old: Weights,
     new: Weights,
@@ -104,34 +187,10 @@ def encode_with_digests(
             one.
         MalformedError: weights may not have one of the dtypes.
     """
-    check_same_tensors(old, new)
     choice = pick_profile(profile, sum(tensor.nbytes for tensor in new.values()), conditions)
-    names = sorted(new)
-    thread = local()
-
-    def encode_tensor(name: str) -> tuple[TensorRow, memoryview, bytes, bytes]:
-        if not hasattr(thread, "scratch"):
-            thread.scratch = Scratch()
-        mode, changes, frame = encode_frame(old[name], new[name], choice.profile, thread.scratch)
-        before = base_digests[name] if base_digests is not None else digest_tensor(old[name])
-        unchanged = mode == Mode.UNCHANGED
-        after = digests[name] if digests is not None else before if unchanged else digest_tensor(new[name])
-        if (after == before) != unchanged:
-            raise ValueError(f"{name}: a digest of another tensor")
-        check = b"" if unchanged else after[:CHECK_BYTES]
-        row = TensorRow(name, new[name].dtype, tuple(new[name].shape), mode, changes, len(frame), check)
-        return row, frame, before, after
-
-    if threads == 1:
-        tensors = [encode_tensor(name) for name in names]
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            tensors = list(pool.map(encode_tensor, names))
-    new_digests = {row.name: after for row, _, _, after in tensors}
-    base = weights_digest({row.name: before for row, _, before, _ in tensors}, old)
-    rows, frames = [row for row, *_ in tensors], [frame for _, frame, *_ in tensors]
-    patch = write_container(choice.profile, base, weights_digest(new_digests, new), rows, frames)
-    return EncodedPatch(patch, new_digests, choice)
+    encoder = PatchEncoder(choice.profile, threads=threads)
+    encoder.add(old, new, base_digests=base_digests, digests=digests)
+    return EncodedPatch(encoder.finish(), {name: item.after for name, item in encoder.tensors.items()}, choice)
 
 
 def encode(old: Weights, new: Weights, *, profile: str = "compact") -> bytes:

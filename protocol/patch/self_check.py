@@ -5,12 +5,14 @@ and their digests, so it compares the decoded elements with them and hashes noth
 the manifest will contain.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from protocol.digest import Weights, weights_digest
+from protocol.digest import Weights
 from protocol.errors import PatchError
-from protocol.patch.applying import check_fit, check_result, check_tensor
-from protocol.patch.codec import Digests
+from protocol.patch.applying import check_fit, check_tensor
+from protocol.patch.codec import EncodedTensor
 from protocol.patch.container import Mode, TensorRow, read_header, split_frames
 from protocol.patch.frames import decode_frame
 from protocol.patch.values import bits_of
@@ -27,25 +29,40 @@ def _check_elements(row: TensorRow, frame: memoryview, old: Weights, new: Weight
         raise PatchError(f"decodes to {end} of {new_elements.size} elements", row.name)
 
 
-def check_encoded(old: Weights, new: Weights, patch: bytes, *, base_digests: Digests, digests: Digests) -> None:
-    """Check that a follower that applies this patch to the old weights gets the new ones.
+def check_frames(old: Weights, new: Weights, encoded: Mapping[str, EncodedTensor]) -> None:
+    """Check that a follower that decodes the frames of some tensors gets the new ones.
 
     Args:
-        base_digests: BLAKE3 of each old tensor.
-        digests: BLAKE3 of each new tensor, computed by the caller from these tensors.
+        old, new: tensors, with the same names; encoded: the frames of at least these.
 
     Raises:
-        MalformedError, LimitError, PatchError: a follower would refuse the patch, or get other weights.
+        MalformedError, LimitError, PatchError: a follower would refuse a frame, or get another tensor.
     """
-    header = read_header(patch, len(old))
-    rows = check_fit(old, header.rows)
-    if weights_digest(base_digests, old) != header.base:
-        raise PatchError("made for other weights than these")
-    for row, frame in zip(rows, split_frames(patch, header), strict=True):
+    for name in new:
+        item = encoded[name]
+        (row,) = check_fit(old, (item.row,))
         if row.mode == Mode.UNCHANGED:
-            if digests[row.name] != base_digests[row.name]:
-                raise PatchError("unchanged in the patch, but the new tensor has another digest", row.name)
+            if item.after != item.before:
+                raise PatchError("unchanged in the patch, but the new tensor has another digest", name)
             continue
-        check_tensor(row, digests[row.name])
-        _check_elements(row, frame, old, new)
-    check_result(new, digests, header)
+        check_tensor(row, item.after)
+        _check_elements(row, item.frame, old, new)
+
+
+def check_container(patch: bytes, encoded: Mapping[str, EncodedTensor], base: bytes, result: bytes) -> None:
+    """Check that a patch consists of frames that `check_frames` has checked.
+
+    Args:
+        encoded: all tensors by name.
+        base, result: digests of the old and of the new weights.
+
+    Raises:
+        MalformedError, LimitError, PatchError: a follower would refuse the patch.
+    """
+    header = read_header(patch, len(encoded))
+    if (header.base, header.result) != (base, result):
+        raise PatchError("made for other weights than these")
+    for row, frame in zip(header.rows, split_frames(patch, header), strict=True):
+        item = encoded.get(row.name)
+        if item is None or item.row != row or bytes(frame) != bytes(item.frame):
+            raise PatchError("a frame that is not the one that was encoded", row.name)

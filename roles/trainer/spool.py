@@ -1,6 +1,7 @@
 """The objects that the trainer's three processes hand to each other, durable in the node's own state.
 
-    outbox/{version}-{step}     BF16 snapshots (safetensors), from the learner to the publisher
+    weights/{version}/{number}  the BF16 weights of a version (tensor_shards.py), written by the learner
+    outbox/{version}-{step}     how many files these are: a snapshot, from the learner to the publisher
     inbox/{window}-{miner}      verified groups, from the collector to the learner; a later batch of the same window and
                                 miner has "-{n}" at its end, where n outcomes had been logged before it
     intents/{window}-{miner}    the collector's write-ahead log: what it has decided, until inbox and outcomes have it
@@ -9,18 +10,19 @@
     chain/...                   what the publisher has published (roles/trainer/publish/history.py)
 
 An object is complete or absent (the store's promise). Each has one writer, and the one reader that deletes it, so a
-process that is killed at any instruction finds all that it needs to go on when it starts again.
+process that is killed at any instruction finds all that it needs to go on when it starts again. The files of a version
+are never copied: a note in outbox/ or chain/weights/ says that they are complete and what they are. The learner deletes
+those of which no note was written, the publisher those of versions that it does not need any more.
 """
 
 from dataclasses import dataclass
 
-from protocol.chain import safetensors
-from protocol.digest import Weights
 from protocol.errors import MalformedError
-from protocol.limits import MAX_SHARD_BYTES
 from roles.ports import ObjectStore
+from roles.trainer.tensor_shards import SHARD_BYTES, RunSync, TensorSource, put_shards
 
 CHAIN = "chain/"
+WEIGHTS = "weights/"
 OUTBOX = "outbox/"
 INBOX = "inbox/"
 INTENTS = "intents/"
@@ -63,18 +65,35 @@ async def list_snapshots(state: ObjectStore) -> list[SnapshotName]:
     return [SnapshotName.parse(item.path) async for item in state.list(OUTBOX)]
 
 
-async def put_snapshot(state: ObjectStore, name: SnapshotName, weights: Weights) -> None:
-    """Put a snapshot into the outbox."""
-    await state.put(name.path, safetensors.write(weights))
+def weights_folder(version: int) -> str:
+    """Return the folder of a version's weights."""
+    return f"{WEIGHTS}{version:010d}/"
 
 
-async def get_snapshot(state: ObjectStore, name: SnapshotName) -> Weights:
-    """Read a snapshot's weights.
+async def put_snapshot(
+    state: ObjectStore, name: SnapshotName, source: TensorSource, run_sync: RunSync, shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Put a snapshot into the outbox.
 
     Raises:
-        StoreError, ProtocolError: the state is damaged.
+        StoreError: the state cannot be written.
     """
-    return safetensors.read(await state.get(name.path, MAX_SHARD_BYTES))
+    count = await put_shards(state, weights_folder(name.version), source, run_sync, shard_bytes)
+    await state.put(name.path, str(count).encode())
+
+
+async def count_shards(state: ObjectStore, path: str) -> int:
+    """Return how many files a version's weights have, as a note in outbox/ or chain/weights/ says.
+
+    Raises:
+        StoreError: the state is damaged, or there is no such note.
+    """
+    return int(await state.get(path, 32))
+
+
+async def stored_versions(state: ObjectStore) -> set[int]:
+    """Return the versions that have files of weights, complete or not."""
+    return {int(item.path.removeprefix(WEIGHTS).partition("/")[0]) async for item in state.list(WEIGHTS)}
 
 
 async def newest_published_version(state: ObjectStore) -> int:
@@ -94,9 +113,9 @@ async def next_version(state: ObjectStore) -> int:
     return max([await newest_published_version(state), *queued_versions]) + 1
 
 
-async def newest_weights(state: ObjectStore) -> tuple[int, Weights] | None:
-    """Return the version and the weights from which training continues: those of the newest snapshot in the outbox, or
-    of the published version if that is as new; None if there is neither.
+async def newest_weights(state: ObjectStore) -> tuple[int, int] | None:
+    """Return the version from which training continues, and how many files its weights have: that of the newest
+    snapshot in the outbox, or the published version if that is as new; None if there is neither.
 
     Raises:
         StoreError, ProtocolError: the state is damaged.
@@ -104,7 +123,7 @@ async def newest_weights(state: ObjectStore) -> tuple[int, Weights] | None:
     snapshots = await list_snapshots(state)
     version = await newest_published_version(state)
     if snapshots and snapshots[-1].version > version:  # an old one may still lie there, in the state of a backup
-        return snapshots[-1].version, await get_snapshot(state, snapshots[-1])
+        return snapshots[-1].version, await count_shards(state, snapshots[-1].path)
     if version < 0:
         return None
-    return version, safetensors.read(await state.get(f"{PUBLISHED_WEIGHTS}{version:010d}", MAX_SHARD_BYTES))
+    return version, await count_shards(state, f"{PUBLISHED_WEIGHTS}{version:010d}")

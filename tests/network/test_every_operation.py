@@ -9,11 +9,10 @@ import trio
 from grailnode.node.wiring import run_publisher, run_training
 from grailnode.observe.chain_check import verify_chain
 from protocol import paths
-from protocol.chain import safetensors
-from protocol.digest import digest_weights
 from roles.ports import ObjectStore
 from roles.trainer.publish.publisher import PublisherSettings
-from roles.trainer.spool import INBOX, OUTBOX, SnapshotName
+from roles.trainer.spool import INBOX
+from tests.support.builders.snapshots import snapshot_views
 from tests.support.builders.verified_batches import GROUPS, verified_batch
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
 from tests.support.simulation import small_policy
@@ -86,13 +85,10 @@ class Trainer(Network):
             put.path.rsplit("/", 1)[-1].split("-") for put in self.store.under(paths.manifests(key("trainer").public))
         ]
         assert len({number for number, _ in names}) == len({digest for _, digest in names}) == BATCHES + 1
-        views: dict[int, set[str]] = {}
-        for put in self.disk.under(OUTBOX):
-            digest = digest_weights(safetensors.read(put.data)).hex()
-            views.setdefault(SnapshotName.parse(put.path).version, set()).add(digest)
+        views = snapshot_views(self.disk.puts)
         assert all(len(digests) == 1 for digests in views.values())
-        assert views[BATCHES] == {weights.digest.hex()}
-        return {version: min(digests) for version, digests in views.items()}
+        assert views[BATCHES] == {weights.digest}
+        return {version: min(digests).hex() for version, digests in views.items()}
 
     async def _training(self, settings: object) -> None:
         await run_training(self.node("trainer", "/training"), lambda: self.weights, self.compute, settings)  # type: ignore[arg-type]

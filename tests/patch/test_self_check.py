@@ -24,7 +24,17 @@ def update() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
 
 
 def check(old: Weights, new: Weights, data: bytes) -> None:
-    patch.check_encoded(old, new, data, base_digests=digests_of(old), digests=digests_of(new))
+    """Check a patch as the publisher does, with the frames in the patch as those that were encoded."""
+    before, after = digests_of(old), digests_of(new)
+    header = read_header(data, len(old))
+    encoded = {
+        row.name: patch.EncodedTensor(row, frame, before.get(row.name, b""), after.get(row.name, b""))
+        for row, frame in zip(header.rows, split_frames(data, header), strict=True)
+    }
+    if encoded.keys() != new.keys():
+        raise PatchError("a patch of other tensors")
+    patch.check_frames(old, new, encoded)
+    patch.check_container(data, encoded, weights_digest(before, old), weights_digest(after, new))
 
 
 @pytest.mark.parametrize("profile", ["compact", "fast"])
@@ -88,6 +98,18 @@ def test_the_check_accepts_exactly_the_patches_that_a_follower_accepts(update):
         assert is_accepted(lambda data: check(old, new, data), bytes(mutant)) == applies, f"byte {place}"
         verdicts.append(applies)
     assert not all(verdicts)
+
+
+def test_a_container_of_other_frames_is_refused(update):
+    old, new = update
+    encoder = patch.PatchEncoder("compact")
+    encoder.add(old, new)
+    digests = weights_digest(digests_of(old), old), weights_digest(digests_of(new), new)
+    patch.check_container(encoder.finish(), encoder.tensors, *digests)
+    with pytest.raises(PatchError):
+        patch.check_container(patch.encode(old, new, profile="fast"), encoder.tensors, *digests)
+    with pytest.raises(PatchError, match="made for other weights"):
+        patch.check_container(encoder.finish(), encoder.tensors, *reversed(digests))
 
 
 def test_digests_of_other_tensors_are_a_value_error(update):

@@ -159,6 +159,14 @@ def test_the_published_library_reads_every_accepted_file_alike(header: dict[str,
 
 def test_shards_contain_every_tensor_once_in_order() -> None:
     weights = {f"{place:02d}": torch.zeros(place, dtype=torch.uint8) for place in range(20)}
-    names = shards(weights, 30)
+    names = shards({name: tensor.nbytes for name, tensor in weights.items()}, 30)
     assert [name for shard in names for name in shard] == sorted(weights)
     assert all(len(shard) == 1 or sum(weights[name].nbytes for name in shard) <= 30 for shard in names)
+
+
+def test_a_file_has_the_bytes_that_the_published_library_writes() -> None:
+    tensors: dict[str, torch.Tensor] = {'\u00fc"\n': torch.tensor(1.5).bfloat16(), "a\u0007": torch.zeros(0, 3)}
+    for number, dtype in enumerate(type_names):
+        tensors |= {f"{name}{number}": torch.arange(6).reshape(2, 3).to(dtype) for name in "zb"}
+    assert write(tensors) == safetensors.torch.save(tensors)
+    assert write({}) == safetensors.torch.save({})

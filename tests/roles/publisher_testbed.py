@@ -16,9 +16,9 @@ from roles.node.identity import Node
 from roles.policy.follower import Follower
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
-from roles.trainer.spool import SnapshotName, put_snapshot
 from tests.support.builders.chains import TRAINER, change_elements, make_node, small_run, small_weights
 from tests.support.builders.samples import revision
+from tests.support.builders.snapshots import put_snapshot
 from tests.support.simulation.network import BEGIN, Log, key
 from tests.support.simulation.trio_clock import TrioClock
 
@@ -50,7 +50,7 @@ class PublisherTestbed:
 
     async def snapshot(self, *versions: int, state: MemoryStore | None = None) -> None:
         for version in versions:
-            await put_snapshot(state or self.state, SnapshotName(version, version), self.weights[version])
+            await put_snapshot(state or self.state, version, self.weights[version])
 
     async def publish(
         self, seconds: float = 5.0, expiry_offset_ms: int = 0, settings: PublisherSettings = SETTINGS, **options: Any

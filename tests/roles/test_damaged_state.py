@@ -22,9 +22,10 @@ from tests.support.simulation.disk_network import DiskNetwork
 from tests.support.simulation.virtual_clock import simulate
 
 BITS = 3
-MAY_GO_ON = {".names", "outcomes", "pending"}
-"""Kinds with which a node may go on: damaged lines of the list of names do no harm while the files are there, a pending
-window has no content, and the outcomes of a closed window are not read.
+MAY_GO_ON = {".names", "inbox", "outcomes", "pending"}
+"""Kinds with which a node may go on: damaged lines of the list of names do no harm while the files are there, a batch
+in the inbox is written again while its intent is there, a pending window has no content, and the outcomes of a closed
+window are not read.
 """
 
 
@@ -41,9 +42,9 @@ def files(networks: list[DiskNetwork]) -> dict[tuple[str, str], Kept]:
 
 
 KINDS = [
-    *(("trainer", f"chain/{kind}") for kind in ("anchors", "manifests", "shards", "weights")),
+    *(("trainer", f"chain/{kind}") for kind in ("anchors", "manifests", "weights")),
     *(("trainer", kind) for kind in (".names", "authority", "chain", "collector-progress", "inbox", "intents")),
-    *(("trainer", kind) for kind in ("outbox", "outcomes", "training")),
+    *(("trainer", kind) for kind in ("checkpoints", "outbox", "outcomes", "training", "weights")),
     *(("validator-0", kind) for kind in (".names", "authority", "ledger", "pending", "sealed", "trust", "witness")),
     *(("miner-1", kind) for kind in (".names", "authority", "trust")),
 ]

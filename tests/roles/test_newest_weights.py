@@ -1,11 +1,12 @@
 """The weights from which training continues are the newest, wherever they lie (roles/trainer/spool.py)."""
 
 import pytest
-import safetensors.torch
 import torch
 
 from grailnode.store.memory import MemoryStore
-from roles.trainer.spool import PUBLISHED_WEIGHTS, SnapshotName, newest_weights, put_snapshot
+from roles.trainer.spool import PUBLISHED_WEIGHTS, newest_weights, weights_folder
+from roles.trainer.tensor_shards import TensorSource, put_shards, read_tensors, run_inline
+from tests.support.builders.snapshots import put_snapshot
 from tests.support.simulation.virtual_clock import simulate
 
 
@@ -14,16 +15,18 @@ def test_the_newest_of_outbox_and_published_weights(queued: int | None, publishe
     async def scenario() -> None:
         state = MemoryStore()
         if queued is not None:
-            await put_snapshot(state, SnapshotName(queued, queued), {"w": torch.full((4,), float(queued))})
+            await put_snapshot(state, queued, {"w": torch.full((4,), float(queued))})
         if published is not None:
-            data = safetensors.torch.save({"w": torch.full((4,), float(published))})
-            await state.put(f"{PUBLISHED_WEIGHTS}{published:010d}", data)
+            source = TensorSource.of({"w": torch.full((4,), float(published))})
+            count = await put_shards(state, weights_folder(published), source, run_inline)
+            await state.put(f"{PUBLISHED_WEIGHTS}{published:010d}", str(count).encode())
         newest = await newest_weights(state)
         versions = [version for version in (queued, published) if version is not None]
         if not versions:
             assert newest is None
             return
         assert newest is not None
-        assert (newest[0], newest[1]["w"][0].item()) == (max(versions), max(versions))
+        weights = await read_tensors(state, weights_folder(newest[0]), newest[1])
+        assert (newest[0], weights["w"][0].item()) == (max(versions), max(versions))
 
     simulate(scenario)

@@ -13,9 +13,8 @@ from protocol.chain.manifest import Manifest
 from protocol.errors import ChainError
 from protocol.identity.authority import ChainPoint
 from protocol.identity.signing import open_announced, sign
-from roles.ports import ObjectStore
+from roles.ports import ObjectStore, StoreError
 from roles.trainer.publish.history import HeadStamp, History, make_head
-from roles.trainer.publish.version_build import make_shards, reference
 from tests.roles.killed_publisher import killed_at
 from tests.roles.publisher_testbed import SETTINGS, SUCCESSOR, LosesPatches, PublisherTestbed, copy_of, newest
 from tests.support.builders import samples
@@ -28,6 +27,17 @@ LAST_EPOCH = (1 << 53) - 1
 
 class KilledError(Exception):
     """The process that uses a state was killed."""
+
+
+class RefusesAnchors(MemoryStore):
+    """Storage that takes no anchors while `refusing` is True."""
+
+    refusing = False
+
+    async def put(self, path: str, data: bytes) -> None:
+        if self.refusing and "/anchors/" in path:
+            raise StoreError(f"{path}: refused")
+        await super().put(path, data)
 
 
 class DeadlyState(MemoryStore):
@@ -191,7 +201,7 @@ def test_killed_at_any_operation_it_leaves_nothing_over_and_the_chain_verifies(a
             await testbed.snapshot(5, 6)
             await testbed.publish(3, settings=settings)
             assert (operation, await names_below(testbed.state, "chain/weights/")) == (operation, ["0000000006"])
-            assert (operation, await names_below(testbed.state, "chain/shards/")) == (operation, [])
+            assert (operation, await names_below(testbed.state, "weights/")) == (operation, ["0000000006/00000"])
             notes = set(await names_below(testbed.state, "chain/anchors/")) - set(
                 await names_below(testbed.state, "chain/manifests/")
             )
@@ -207,17 +217,32 @@ def test_killed_at_any_operation_it_leaves_nothing_over_and_the_chain_verifies(a
 @simulated
 async def test_opening_the_history_of_a_running_trainer_deletes_nothing():
     testbed = PublisherTestbed()
-    await testbed.snapshot(0)
+    await testbed.snapshot(0, 1)
     await testbed.publish()
-    running = await History.open(testbed.state)
-    shards = make_shards(testbed.weights[1], 1 << 20)
-    last = running.manifests[0]
-    changes = {"version": 1, "previous": last.digest, "patch": None, "anchor": tuple(map(reference, shards))}
-    manifest = Manifest(**(dict(last.record) | changes))
-    await running.put_shards(manifest, shards)
+    await testbed.snapshot(0)  # its note is left over, and its files would be cleaned up
+    objects = await names_below(testbed.state, "")
     await History.open(testbed.state)  # as another process does, to look something up
-    await running.record_manifest(sign(manifest, TRAINER))
-    assert await running.get_shard(manifest, manifest.anchor[0]) == shards[0]
+    assert await names_below(testbed.state, "") == objects
+
+
+@simulated
+async def test_weights_stay_until_their_anchor_is_uploaded_and_no_longer():
+    testbed, store = PublisherTestbed(), RefusesAnchors()
+    testbed.store = store
+    await testbed.snapshot(0)
+    await testbed.publish(settings=replace(SETTINGS, anchor_interval=2))
+    store.refusing = True
+    await testbed.snapshot(1, 2, 3, 4, 5)
+    await testbed.publish(settings=replace(SETTINGS, anchor_interval=2))
+    assert {name.split("/")[0] for name in await names_below(testbed.state, "weights/")} == {
+        f"{version:010d}" for version in (2, 4, 5)
+    }
+    store.refusing = False
+    await testbed.publish(settings=replace(SETTINGS, anchor_interval=2))
+    assert {name.split("/")[0] for name in await names_below(testbed.state, "weights/")} == {"0000000005"}
+    assert (await testbed.head()).anchors[-1] == 4
+    version, weights = await newest(*await testbed.follower())
+    assert version == 5 and equal(weights, testbed.weights[5])
 
 
 def long_history(versions: int, *anchors: int) -> History:

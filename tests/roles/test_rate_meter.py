@@ -12,12 +12,12 @@ from grailnode.convert.inspect_patch import inspect_patch
 from grailnode.run.creation import Choices
 from grailnode.store.memory import MemoryStore
 from protocol import patch
-from protocol.patch import EncodedPatch
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
 from roles.trainer.publish.rate_meter import FORGET_AFTER, PatchMeasurement, RateMeter
-from roles.trainer.spool import SnapshotName, put_snapshot
+from roles.trainer.publish.version_build import VersionBuild
 from tests.support.builders.chains import PunctualBeacon, change_elements, small_weights
+from tests.support.builders.snapshots import put_snapshot
 from tests.support.simulation.network import Network
 from tests.support.simulation.virtual_clock import simulate
 
@@ -48,8 +48,9 @@ def successive_views(versions: int) -> Iterator[dict[str, torch.Tensor]]:
 async def slow_codec(work: Callable[..., Any], *arguments: object) -> Any:
     """Run work at once, and wait as long as encoding is to take."""
     result = work(*arguments)
-    if isinstance(result, EncodedPatch):
-        await trio.sleep(ENCODE_SECONDS[result.choice.profile])
+    build = getattr(work, "__self__", None)
+    if isinstance(build, VersionBuild) and work == build.encode:
+        await trio.sleep(ENCODE_SECONDS[build.profile])
     return result
 
 
@@ -62,7 +63,7 @@ def publish(link: float, settings: PublisherSettings, versions: int = 6) -> tupl
         node = network.node("trainer", "/upload", store)
         node = replace(node, run_sync=slow_codec, beacon=PunctualBeacon())
         for version, snapshot in enumerate(successive_views(versions)):
-            await put_snapshot(node.state, SnapshotName(version, version), snapshot)
+            await put_snapshot(node.state, version, snapshot)
         with trio.move_on_after(2000):
             await Publisher(node, await History.open(node.state), settings).run()
         return network.events("trainer/upload", "patch")

@@ -13,7 +13,7 @@ from protocol import paths
 from protocol.chain.manifest import Manifest
 from protocol.identity.signing import open_announced
 from protocol.judging.ledger import Seal
-from roles.trainer.spool import SnapshotName, put_snapshot
+from tests.support.builders.snapshots import put_snapshot
 from tests.support.simulation.damaged_states import NODES, Outcome, outcome, repair
 from tests.support.simulation.disk_network import DiskNetwork
 from tests.support.simulation.faulty_network import CHOICES
@@ -109,7 +109,7 @@ def test_an_old_snapshot_in_the_outbox_is_not_taken_for_the_newest_weights(netwo
 
     async def scenario() -> tuple[DiskNetwork, Outcome]:
         other = restored(network, tmp_path / "states", "trainer", 0)
-        await put_snapshot(other.durable("trainer", ""), SnapshotName(0, 0), other.weights)
+        await put_snapshot(other.durable("trainer", ""), 0, other.weights)
         await repair(other, "trainer")
         return other, await outcome(other, "trainer", windows=7)
 

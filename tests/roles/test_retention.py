@@ -22,10 +22,10 @@ from protocol.limits import MAX_CHAIN
 from roles.policy.follower import Follower
 from roles.trainer.publish.publisher import PublisherSettings
 from roles.trainer.publish.retention import check_retention, retained_range
-from roles.trainer.spool import SnapshotName, put_snapshot
 from tests.roles.killed_publisher import killed_at
 from tests.roles.publisher_testbed import SUCCESSOR, PublisherTestbed, newest
 from tests.support.builders.chains import TRAINER, change_elements, make_node, small_run, small_weights
+from tests.support.builders.snapshots import put_snapshot
 from tests.support.simulation.network import BEGIN, Log
 from tests.support.simulation.virtual_clock import simulate, simulated
 
@@ -271,7 +271,7 @@ async def test_no_object_is_deleted_while_a_reader_behind_a_slow_link_fetches_it
     async def train() -> None:
         nonlocal weights
         for version in range(60):
-            await put_snapshot(testbed.state, SnapshotName(version, version), weights)
+            await put_snapshot(testbed.state, version, weights)
             weights = {"a": weights["a"].roll(1, 0)}
             await trio.sleep(1)
 

@@ -7,11 +7,12 @@ import blake3 as blake3_module
 import pytest
 import torch
 
-from protocol import digest
-from protocol.digest import tensor_digest
+from protocol import digest, patch
+from protocol.digest import digest_weights, tensor_digest
 from protocol.errors import PatchError
-from protocol.patch import LinkConditions, applying, codec
-from roles.trainer.publish.version_build import check_patch, digest_snapshot, encode_patch
+from protocol.patch import applying, codec
+from roles.trainer.publish.version_build import VersionBuild
+from tests.support.builders.chains import version_weights
 
 TENSOR_BYTES = 64 * 64 * 2
 
@@ -53,24 +54,33 @@ def weights(seed: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("profile", ["compact", "fast"])
 def test_every_tensor_is_hashed_once_on_its_way_to_a_patch(hashed_sizes: list[int], profile: str) -> None:
     old = weights(0)
-    before = digest_snapshot(0, old, None)
+    before = version_weights(0, old)
     new = old | {name: tensor * 1.01 for name, tensor in old.items() if name != "b"}
     hashed_sizes.clear()
-    after = digest_snapshot(1, new, before)
-    encoded = encode_patch(after, before, profile, LinkConditions())
-    assert check_patch(encoded.patch, after, before) > 0
+    build = VersionBuild(1, before, profile)
+    for name in "abc":  # each in a file of its own
+        build.add({name: new[name]})
+        build.encode({name: new[name]}, {name: old[name]})
+        build.check({name: new[name]}, {name: old[name]})
+    data, changed = build.patch()
+    assert changed == patch.summary(data).changed > 0
     assert sum(size == TENSOR_BYTES for size in hashed_sizes) == 3
     assert max(hashed_sizes) == TENSOR_BYTES  # the others are tables of digests
     assert sum(hashed_sizes) < 3.5 * TENSOR_BYTES
-    assert encoded.digests == after.digests == {name: tensor_digest(tensor) for name, tensor in new.items()}
+    after = build.weights()
+    assert after.digests == {name: tensor_digest(tensor) for name, tensor in new.items()}
+    assert (after.digest, after.shards, after.nbytes) == (digest_weights(new), 3, 3 * TENSOR_BYTES)
+    assert data == patch.encode(old, new, profile=profile)
 
 
-def test_a_patch_to_other_weights_is_refused() -> None:
-    before, after, other = (
-        digest_snapshot(0, weights(0), None),
-        digest_snapshot(1, weights(1), None),
-        digest_snapshot(1, weights(2), None),
-    )
-    encoded = encode_patch(other, before, "compact", LinkConditions())
+def test_a_fault_of_the_codec_is_found_before_the_patch_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new, other = (weights(seed) for seed in range(3))
+    build = VersionBuild(1, version_weights(0, old))
+    build.add(new)
+    build.encode(new, old)
     with pytest.raises(PatchError):
-        check_patch(encoded.patch, after, before)
+        build.check(other, old)
+    wrong_patch = patch.encode(old, other)
+    monkeypatch.setattr(codec, "write_container", lambda *parts: wrong_patch)
+    with pytest.raises(PatchError):
+        build.patch()

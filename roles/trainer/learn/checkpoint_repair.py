@@ -1,35 +1,68 @@
 """Rebuilds the checkpoint of the training process from the newest weights (docs/state.md)."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import suppress
 
-from protocol.limits import MAX_SHARD_BYTES
+import torch
+
+from protocol.digest import Weights
 from roles.ports import LineReporter, NotFoundError, ObjectStore
-from roles.trainer.learn.checkpoint_file import CheckpointFile
-from roles.trainer.learn.training import CHECKPOINT
-from roles.trainer.spool import newest_weights
+from roles.trainer.learn.checkpoint_files import (
+    NOTES,
+    CheckpointNote,
+    delete_checkpoints,
+    get_replay,
+    newest_checkpoint,
+    put_checkpoint,
+)
+from roles.trainer.learn.optimizer import MASTER
+from roles.trainer.spool import newest_weights, weights_folder
+from roles.trainer.tensor_shards import SHARD_BYTES, TensorSource, read_tensors, run_inline
 
 
-async def repair_checkpoint(state: ObjectStore, say: LineReporter) -> None:
+async def repair_checkpoint(state: ObjectStore, say: LineReporter, *, chain_is_rebuilt: bool) -> None:
     """Make the checkpoint fit the chain and the outbox, which are whole.
 
-    A checkpoint that is lost, or older than the newest weights, is made from these: masters are the published weights,
-    the moments begin at zero, the warm-up starts again, and the replay buffer is empty.
+    A checkpoint that is lost is made from the newest weights, and so is one that is older than these where the chain
+    was rebuilt, because the state may be that of an old backup: masters are the published weights, the moments begin at
+    zero, the warm-up starts again, and the replay buffer is empty.
 
     Raises:
         StoreError, ProtocolError: the state cannot be read.
     """
     newest = await newest_weights(state)
+    note = await _whole_checkpoint(state)
     if newest is None or newest[0] == 0:
-        await state.delete(CHECKPOINT)  # training begins with the genesis weights
+        await delete_checkpoints(state, None)  # training begins with the genesis weights
         return
-    version, weights = newest
-    try:
-        checkpoint = CheckpointFile.decode(await state.get(CHECKPOINT, MAX_SHARD_BYTES))
-    except NotFoundError:
-        checkpoint = None
-    if checkpoint is None or checkpoint.version < version:
-        await state.put(CHECKPOINT, CheckpointFile.from_weights(version, weights).encode())
-        say(f"{CHECKPOINT}: made from version {version}; moments and waiting groups are lost, the warm-up starts again")
-    elif checkpoint.version > version + 1:
-        await state.put(CHECKPOINT, replace(checkpoint, version=version + 1).encode())
-        say(f"{CHECKPOINT}: becomes version {version + 1}, since the versions before it are lost")
+    version, shards = newest
+    if note is None or (chain_is_rebuilt and note.version < version):
+        await delete_checkpoints(state, None)
+        source = _masters(await read_tensors(state, weights_folder(version), shards))
+        await put_checkpoint(state, (version, 0), source, {}, run_inline, SHARD_BYTES)
+        say(f"{NOTES}: made from version {version}; moments and waiting groups are lost, the warm-up starts again")
+    elif note.version > version + 1:
+        moved = note.model_copy(update={"version": version + 1})
+        await state.put(moved.path, moved.to_bytes())
+        say(f"{note.path}: becomes version {version + 1}, since the versions before it are lost")
+
+
+async def _whole_checkpoint(state: ObjectStore) -> CheckpointNote | None:
+    """Return the newest checkpoint if no file of it is lost."""
+    note = await newest_checkpoint(state)
+    if note is None:
+        return None
+    with suppress(NotFoundError):
+        await get_replay(state, note, run_inline)
+        if len([item async for item in state.list(note.folder)]) == note.shards + 1:
+            return note
+    return None
+
+
+def _masters(weights: Weights) -> TensorSource:
+    """Return weights as masters in float32, which are made when they are read."""
+
+    def read(names: Sequence[str]) -> Weights:
+        return {name: weights[name.removeprefix(MASTER)].to(torch.float32) for name in names}
+
+    return TensorSource({MASTER + name: 4 * tensor.numel() for name, tensor in weights.items()}, read)

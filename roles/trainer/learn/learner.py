@@ -9,7 +9,7 @@ serving there; rounding costs 1% of a step.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -23,7 +23,7 @@ from roles.trainer.learn.loss.divergence import entropy
 from roles.trainer.learn.loss.loss_names import AdvantageName
 from roles.trainer.learn.loss.policy_loss import LossSettings, PolicyLoss, policy_loss
 from roles.trainer.learn.optimizer import AdamW, AdamWSettings
-from roles.trainer.learn.snapshot import Snapshot, SnapshotSource
+from roles.trainer.tensor_shards import TensorSource
 from roles.trainer.verified_batch import VerifiedGroup
 
 
@@ -87,20 +87,16 @@ class StepReport:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A copy of a learner's weights and state; copying may not have finished yet."""
+class Gradients:
+    """The gradients of one step.
 
-    _view: Snapshot
-    _state: Snapshot
-    _count: dict[str, Tensor]
+    Attributes:
+        tensors: by name, in the dtype in which the learner computes.
+        figures: of the step, as far as they are known before the update.
+    """
 
-    def bf16_view(self) -> dict[str, Tensor]:
-        """Wait for the copy, and return the weights to publish: contiguous BF16 tensors on the CPU."""
-        return self._view.tensors()
-
-    def state(self) -> dict[str, Tensor]:
-        """Wait for the copy, and return the state for `Learner.restore`: tensors on the CPU."""
-        return self._state.tensors() | self._count
+    tensors: Mapping[str, Tensor]
+    figures: StepReport
 
 
 @dataclass(frozen=True)
@@ -142,25 +138,35 @@ class Learner:
         self._device = device
         self._dtype = dtype
         self._optimizer = AdamW(weights, settings.optimizer, device)
-        self._views = SnapshotSource(self._optimizer.masters, torch.bfloat16)
-        self._states = SnapshotSource(self._optimizer.tensors)
         self._reference = {  # the weights of the reference policy, if the loss needs one
             name: tensor.detach().to(device, torch.bfloat16, copy=True)
             for name, tensor in weights.items()
             if settings.loss.kl_coefficient
         }
-        self._snapshots: tuple[Snapshot, ...] = ()  # the newest, which may still be copying
 
     @property
     def steps(self) -> int:
         """Optimizer steps taken."""
         return self._optimizer.steps
 
+    @property
+    def parameters(self) -> int:
+        """Number of weights."""
+        return sum(master.numel() for master in self._optimizer.masters.values())
+
     def step(self, groups: Sequence[VerifiedGroup]) -> StepReport:
         """Take one optimizer step with these groups.
 
         Raises:
             ValueError: the groups have no tokens, or a gradient is not finite; nothing has changed.
+        """
+        return self.update(self.gradients(groups))
+
+    def gradients(self, groups: Sequence[VerifiedGroup]) -> Gradients:
+        """Return the gradients of the loss of these groups. Masters and moments are only read.
+
+        Raises:
+            ValueError: the groups have no tokens.
         """
         samples = [sample for group in groups for sample in _samples(group, self._settings.loss.advantage_name)]
         completions = len(samples)
@@ -182,22 +188,29 @@ class Learner:
             for batch in split([len(s.prompt) + len(s.completion) for s in samples], self._settings.max_batch_tokens)
         ]
         loss, clipped_tokens, divergence, entropy_sum = (math.fsum(column) for column in zip(*sums, strict=True))
-        gradients = {name: _gradient(weight) for name, weight in weights.items()}
-        for snapshot in self._snapshots:
-            snapshot.wait_before_writing()
         rewards = [reward for group in groups for reward in group.rewards]
-        return StepReport(
-            grad_norm=self._optimizer.step(gradients),
-            step=self._optimizer.steps,
+        figures = StepReport(
+            step=self._optimizer.steps + 1,
             loss=loss,
+            grad_norm=0.0,
             mean_reward=math.fsum(rewards) / len(rewards),
             clip_fraction=clipped_tokens / tokens,
             entropy=entropy_sum / tokens,
             divergence=divergence / tokens,
             overlong=1 - len(samples) / completions,
             tokens=tokens,
-            learning_rate=self._optimizer.learning_rate,
+            learning_rate=0.0,
         )
+        return Gradients({name: _gradient(weight) for name, weight in weights.items()}, figures)
+
+    def update(self, gradients: Gradients) -> StepReport:
+        """Change masters and moments by gradients of the present masters.
+
+        Raises:
+            ValueError: a gradient is not finite; nothing has changed.
+        """
+        norm = self._optimizer.step(gradients.tensors)
+        return replace(gradients.figures, grad_norm=norm, learning_rate=self._optimizer.learning_rate)
 
     def _is_cut_off(self, completion: tuple[int, ...]) -> bool:
         """Return whether a completion has the longest length and no end."""
@@ -298,25 +311,33 @@ class Learner:
         """Return the weights to publish: contiguous BF16 tensors on the CPU, which belong to the caller."""
         return self._optimizer.bf16_view()
 
-    def begin_checkpoint(self) -> "Checkpoint":
-        """Start to copy the present weights and state, while training goes on.
+    def view_source(self) -> TensorSource:
+        """Return the weights to publish, which are rounded when they are read. No update may run meanwhile."""
+        sizes = {name: 2 * master.numel() for name, master in self._optimizer.masters.items()}
+        return TensorSource(sizes, self._optimizer.bf16_view)
 
-        On a GPU the previous checkpoint must have been read, because its memory is used again.
-        """
-        self._snapshots = (self._views.take(), self._states.take())
-        return Checkpoint(*self._snapshots, self._optimizer.count())
+    def state_source(self) -> TensorSource:
+        """Return masters and moments. They are not copied on a CPU: no update may run while they are read."""
+        tensors = self._optimizer.tensors
+        return TensorSource(
+            {name: tensor.nbytes for name, tensor in tensors.items()},
+            lambda names: {name: tensors[name].cpu().contiguous() for name in names},
+        )
 
     def state(self) -> dict[str, Tensor]:
-        """Return masters, moments and step count as CPU tensors by name, for a safetensors file."""
+        """Return copies of masters, moments and step count by name, for a state that is changed and restored."""
         return self._optimizer.state()
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a saved state, bit for bit.
+    def restore(self, state: Mapping[str, Tensor], steps: int | None = None) -> None:
+        """Take over some or all of the tensors of `state_source`, or a `state`; training then goes on bit for bit.
+
+        Args:
+            steps: the optimizer steps of the saved state; None for those in a whole `state`.
 
         Raises:
-            ValueError: it is not a state of this model; nothing has changed.
+            ValueError: they are not tensors of this model; nothing has changed.
         """
-        self._optimizer.restore(state)
+        self._optimizer.restore(state, steps)
 
 
 def _samples(group: VerifiedGroup, advantage_name: AdvantageName) -> list[_Sample]:
@@ -331,5 +352,5 @@ def _samples(group: VerifiedGroup, advantage_name: AdvantageName) -> list[_Sampl
 
 
 def _gradient(weight: Tensor) -> Tensor:
-    """Return a weight's gradient in float32; zeros if the loss does not depend on the weight."""
-    return torch.zeros_like(weight, dtype=torch.float32) if weight.grad is None else weight.grad.to(torch.float32)
+    """Return a weight's gradient; zeros if the loss does not depend on the weight."""
+    return torch.zeros_like(weight, requires_grad=False) if weight.grad is None else weight.grad

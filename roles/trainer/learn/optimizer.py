@@ -5,7 +5,7 @@ A step smaller than half a BF16 unit in the last place stays in the master, and 
 of them have added up. The sparsity of patches comes from this (PULSE, section A.2).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,7 +16,7 @@ from roles.trainer.learn.learning_rate import RateSchedule
 
 _FIRST: Final = "first_moment/"
 _SECOND: Final = "second_moment/"
-_MASTER: Final = "master/"
+MASTER: Final = "master/"
 _STEPS: Final = "steps"
 
 
@@ -72,14 +72,17 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor]) -> float:
-        """Update the masters with float32 gradients by name, and return the gradients' L2 norm before clipping.
+        """Update the masters with gradients by name, and return the gradients' L2 norm before clipping.
+
+        Gradients of a lower precision are widened to float32 one after the other.
 
         Raises:
             ValueError: a gradient is missing, or the norm is not finite; nothing has changed.
         """
         if gradients.keys() != self._masters.keys():
             raise ValueError(f"gradients do not match the weights: {sorted(gradients.keys() ^ self._masters.keys())}")
-        norm = float(torch.stack([gradient.norm() for gradient in gradients.values()]).norm())
+        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients.values()]
+        norm = float(torch.stack(norms).norm())
         if not norm < float("inf"):
             raise ValueError(f"the gradient's norm is {norm}")
         s = self._settings
@@ -88,44 +91,52 @@ class AdamW:
         rate = s.learning_rate * s.schedule.share(self.steps)
         correction1, correction2 = 1 - s.beta1**self.steps, 1 - s.beta2**self.steps
         for name, theta in self._masters.items():
-            g = gradients[name] * scale
+            g = gradients[name].to(torch.float32) * scale
             m = self._first[name].mul_(s.beta1).add_(g, alpha=1 - s.beta1)
             v = self._second[name].mul_(s.beta2).addcmul_(g, g, value=1 - s.beta2)
+            del g
             denominator = (v / correction2).sqrt_().add_(s.epsilon)
             theta.mul_(1 - rate * s.weight_decay).addcdiv_(m, denominator, value=-rate / correction1)
         return norm
 
-    def bf16_view(self) -> dict[str, Tensor]:
-        """Return the masters rounded to BF16 (nearest, ties to even): contiguous copies on the CPU, for publishing."""
-        return {name: master.to(torch.bfloat16).cpu().contiguous() for name, master in self._masters.items()}
+    def bf16_view(self, names: Collection[str] | None = None) -> dict[str, Tensor]:
+        """Return masters rounded to BF16 (nearest, ties to even): contiguous copies on the CPU, for publishing.
+
+        Args:
+            names: of the masters; None for all.
+        """
+        names = self._masters.keys() if names is None else names
+        return {name: self._masters[name].to(torch.bfloat16).cpu().contiguous() for name in names}
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Masters and moments by name, on the device; `step` changes them in place."""
-        parts = {_MASTER: self._masters, _FIRST: self._first, _SECOND: self._second}
+        parts = {MASTER: self._masters, _FIRST: self._first, _SECOND: self._second}
         return {prefix + name: tensor for prefix, tensors in parts.items() for name, tensor in tensors.items()}
 
-    def count(self) -> dict[str, Tensor]:
-        """Return the step count as a tensor by name: with `tensors` it makes a state for `restore`."""
-        return {_STEPS: torch.tensor(self.steps, dtype=torch.int64)}
-
     def state(self) -> dict[str, Tensor]:
-        """Return masters, moments and step count by name: contiguous copies on the CPU, for a safetensors file."""
+        """Return masters, moments and step count by name: contiguous copies on the CPU."""
         copies = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in self.tensors.items()}
-        return copies | self.count()
+        return copies | {_STEPS: torch.tensor(self.steps, dtype=torch.int64)}
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a saved state, bit for bit.
+    def restore(self, tensors: Mapping[str, Tensor], steps: int | None = None) -> None:
+        """Take over some or all of the tensors of a saved state. With all of them, training goes on bit for bit.
+
+        Args:
+            tensors: some of those of `tensors`, by name, or a whole `state`.
+            steps: the optimizer steps of the saved state; None for those in a whole `state`.
 
         Raises:
-            ValueError: it is not a state of these weights; nothing has changed.
+            ValueError: they are not tensors of these weights, or the step count is missing; nothing has changed.
         """
         own_tensors = self.tensors
-        if state.keys() != own_tensors.keys() | {_STEPS} or any(
-            state[name].shape != tensor.shape or state[name].dtype != tensor.dtype
-            for name, tensor in own_tensors.items()
-        ):
+        values = {name: tensor for name, tensor in tensors.items() if steps is not None or name != _STEPS}
+        for name, tensor in values.items():
+            own = own_tensors.get(name)
+            if own is None or own.shape != tensor.shape or own.dtype != tensor.dtype:
+                raise ValueError("a saved state of another model")
+        if steps is None and (_STEPS not in tensors or values.keys() != own_tensors.keys()):
             raise ValueError("a saved state of another model")
-        for name, tensor in own_tensors.items():
-            tensor.copy_(state[name])
-        self.steps = int(state[_STEPS])
+        for name, tensor in values.items():
+            own_tensors[name].copy_(tensor)
+        self.steps = int(tensors[_STEPS]) if steps is None else steps

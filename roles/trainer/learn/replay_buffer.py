@@ -10,11 +10,11 @@ import json
 import math
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate, pairwise
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -61,6 +61,39 @@ class ReplaySettings:
 class _Entry:
     group: VerifiedGroup
     uses: int = 0
+
+
+@dataclass(frozen=True)
+class FrozenReplay:
+    """The state of a replay buffer at some moment.
+
+    Attributes:
+        random_state: of Python's generator.
+        groups: in order of arrival, with their uses.
+    """
+
+    random_state: tuple[Any, ...]
+    newest_version: int
+    outcome_counts: Mapping[BufferOutcome, int]
+    past_versions: Mapping[bytes, int]
+    groups: Sequence[tuple[VerifiedGroup, int]]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the state as tensors by name, for a safetensors file. This takes as long as writing the groups."""
+        kind, words, gauss = self.random_state
+        packed_groups = [group.to_bytes() for group, _ in self.groups]
+        header = {
+            "random": [kind, list(words), gauss],
+            "newest_version": self.newest_version,
+            "outcome_counts": {str(outcome): count for outcome, count in self.outcome_counts.items()},
+            "past_versions": {digest.hex(): version for digest, version in self.past_versions.items()},
+            "uses": [uses for _, uses in self.groups],
+            "sizes": [len(data) for data in packed_groups],
+        }
+        return {
+            _HEADER: _bytes_to_tensor(json.dumps(header, separators=(",", ":")).encode()),
+            _GROUPS: _bytes_to_tensor(b"".join(packed_groups)),
+        }
 
 
 class ReplayBuffer:
@@ -138,22 +171,19 @@ class ReplayBuffer:
                 self._remove(digest, BufferOutcome.USED_UP)
         return groups
 
+    def freeze(self) -> "FrozenReplay":
+        """Return contents, counters and random state as they are now, to be saved later. This takes no time."""
+        return FrozenReplay(
+            self._random.getstate(),
+            self._newest_version,
+            dict(self._outcome_counts),
+            dict(self._past_versions),
+            [(entry.group, entry.uses) for entry in self._entries.values()],
+        )
+
     def state(self) -> dict[str, Tensor]:
         """Return contents, counters and random state as tensors by name, for a safetensors file."""
-        kind, words, gauss = self._random.getstate()
-        packed_groups = [entry.group.to_bytes() for entry in self._entries.values()]
-        header = {
-            "random": [kind, list(words), gauss],
-            "newest_version": self._newest_version,
-            "outcome_counts": {str(outcome): count for outcome, count in self._outcome_counts.items()},
-            "past_versions": {digest.hex(): version for digest, version in self._past_versions.items()},
-            "uses": [entry.uses for entry in self._entries.values()],
-            "sizes": [len(data) for data in packed_groups],
-        }
-        return {
-            _HEADER: _bytes_to_tensor(json.dumps(header, separators=(",", ":")).encode()),
-            _GROUPS: _bytes_to_tensor(b"".join(packed_groups)),
-        }
+        return self.freeze().tensors()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state of our own (never a peer's).

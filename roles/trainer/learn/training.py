@@ -1,35 +1,51 @@
-"""The training process: groups in, snapshots out. The training loop never waits for storage or network.
+"""The training process: groups in, snapshots and checkpoints out.
 
-The loop draws from the replay buffer and takes steps. Other tasks read the inbox and write checkpoints and snapshots.
-If the writer is still busy when a version should be published, the loop goes on, and a later step is published instead.
-A checkpoint is written before the snapshot of the same moment and contains the replay buffer, so a process that is
-killed at any instruction comes back as it was.
+The loop draws from the replay buffer, computes gradients and updates the masters. Another task writes snapshots and
+checkpoints from the masters themselves, so that there is no copy of them, while the next gradients are computed; an
+update waits until the version before it is written. If the writer is still busy otherwise when a version should be
+published, the loop goes on, and a later step is published instead.
+
+A checkpoint is written before the snapshot of the same moment, contains the replay buffer, and is followed by the
+deletion of what it contains from the inbox. A process that is killed at any instruction goes on from its last
+checkpoint: with every group that the checkpoint has not seen, and none that it has. With a checkpoint for each version
+it comes back as it was. Otherwise versions may have been published after the checkpoint: the next version is then the
+first one after these, and its patch leads from what is published to what training has now.
 """
 
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import trio
-from torch import Tensor
 
 from protocol.digest import Weights, digest_weights
 from protocol.errors import ChainError
-from protocol.limits import MAX_SHARD_BYTES
 from roles.node.identity import Node
-from roles.ports import NotFoundError, StateError
-from roles.trainer.learn.checkpoint_file import CheckpointFile
-from roles.trainer.learn.learner import Checkpoint, Learner, StepReport
-from roles.trainer.learn.replay_buffer import ReplayBuffer
+from roles.ports import StateError
+from roles.trainer.learn.checkpoint_files import (
+    NOTES,
+    CheckpointNote,
+    delete_checkpoints,
+    get_replay,
+    newest_checkpoint,
+    put_checkpoint,
+)
+from roles.trainer.learn.learner import Learner, StepReport
+from roles.trainer.learn.optimizer import MASTER
+from roles.trainer.learn.replay_buffer import FrozenReplay, ReplayBuffer
 from roles.trainer.spool import (
     INBOX,
     SnapshotName,
     next_version,
     put_snapshot,
+    stored_versions,
+    weights_folder,
 )
+from roles.trainer.tensor_shards import SHARD_BYTES, TensorSource, delete_shards
 from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
 
-CHECKPOINT = "training/checkpoint"
+_LARGE: Final = 100_000_000  # parameters
 
 
 @dataclass(frozen=True)
@@ -41,17 +57,24 @@ class TrainingSettings:
         steps_per_version: optimizer steps between two published versions.
         poll_seconds: how often to look into the inbox.
         training_steps: optimizer steps after which training ends; 0 for no end.
+        checkpoint_versions: versions from one checkpoint to the next; 0 for 1 with fewer than 100 million parameters,
+            and 20 with more. The first version has one, and so has the last.
+        checkpoint_seconds: seconds after which a version has a checkpoint anyhow; 0 for never.
+        shard_bytes: bytes of tensors in one file of the state, and so in one shard of an anchor.
     """
 
     groups_per_step: int
     steps_per_version: int
     poll_seconds: float = 0.05
     training_steps: int = 0
+    checkpoint_versions: int = 0
+    checkpoint_seconds: float = 0.0
+    shard_bytes: int = SHARD_BYTES
 
 
 @dataclass
 class TimeShares:
-    """Seconds that the training loop spent on steps, on waiting for groups, and on handing versions to the writer."""
+    """Seconds that the training loop spent on steps, on waiting for groups, and on waiting for the writer."""
 
     compute: float = 0.0
     data: float = 0.0
@@ -64,23 +87,17 @@ class TimeShares:
 
 
 @dataclass(frozen=True)
-class _VersionFiles:
-    """What the writer needs to make a version durable.
+class _Version:
+    """What the writer needs to make a version durable, beside masters and moments.
 
     Attributes:
-        learner: weights and state; its copies may still be on their way from the device.
-        replay: the state of the replay buffer.
+        replay: the replay buffer of the moment, if a checkpoint is due.
         consumed_paths: the inbox objects whose groups are in `replay` or were used before.
     """
 
     name: SnapshotName
-    learner: Checkpoint
-    replay: dict[str, Tensor]
+    replay: FrozenReplay | None
     consumed_paths: tuple[str, ...]
-
-    def checkpoint(self) -> bytes:
-        """Wait for the copies, and return the checkpoint as a safetensors file."""
-        return CheckpointFile(self.name.version, self.learner.state(), self.replay).encode()
 
 
 class Training:
@@ -107,7 +124,11 @@ class Training:
         self._version_is_due = False
         self._handed_steps = 0  # the optimizer steps of the version that the writer got last
         self._new_groups = trio.Event()
-        self._consumed_paths: list[str] = []  # since the last version
+        self._masters_written = trio.Event()  # for the version that the writer got last
+        self._masters_written.set()
+        self._checkpoint_version = -1
+        self._checkpoint_time = 0.0
+        self._consumed_paths: list[str] = []  # since the last checkpoint
         self._read_paths: set[str] = set()  # inbox objects that were read and not deleted yet
         self._time = TimeShares()
 
@@ -118,7 +139,8 @@ class Training:
             StateError, ValueError: this node's own state is damaged, or is another model's.
         """
         await self._restore()
-        outgoing, incoming = trio.open_memory_channel[_VersionFiles](0)
+        self._checkpoint_time = trio.current_time()
+        outgoing, incoming = trio.open_memory_channel[_Version](0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read_inbox)
             nursery.start_soon(self._write, incoming)
@@ -126,12 +148,10 @@ class Training:
                 await self._wait_for_groups()
                 if not await self._step():
                     continue
-                began = trio.current_time()
                 self._hand_over(outgoing)
-                self._time.hand_over += trio.current_time() - began
             await self._end(outgoing)
 
-    async def _end(self, outgoing: "trio.MemorySendChannel[_VersionFiles]") -> None:
+    async def _end(self, outgoing: "trio.MemorySendChannel[_Version]") -> None:
         """Hand over the policy of the last step, then delete what still comes in: nothing will learn from it."""
         while self._handed_steps < self._learner.steps:
             self._version_is_due = True
@@ -156,7 +176,13 @@ class Training:
         began = trio.current_time()
         groups = self._buffer.draw(self._settings.groups_per_step)
         try:
-            report: StepReport = await self._node.run_sync(self._learner.step, groups)
+            gradients = await self._node.run_sync(self._learner.gradients, groups)
+            self._time.compute += trio.current_time() - began
+            began = trio.current_time()
+            await self._masters_written.wait()
+            self._time.hand_over += trio.current_time() - began
+            began = trio.current_time()
+            report: StepReport = await self._node.run_sync(self._learner.update, gradients)
         except ValueError as error:  # a gradient is not finite: nothing has changed, and these groups are used up
             self._node.telemetry.event("step-refused", error=str(error), groups=len(groups))
             return False
@@ -182,28 +208,53 @@ class Training:
         )
         return True
 
-    def _hand_over(self, outgoing: "trio.MemorySendChannel[_VersionFiles]") -> None:
+    def _hand_over(self, outgoing: "trio.MemorySendChannel[_Version]") -> None:
         """Give the writer a version if one is due and the writer is free; never wait for it."""
         self._version_is_due = self._version_is_due or self._learner.steps % self._settings.steps_per_version == 0
         if not self._version_is_due or not outgoing.statistics().tasks_waiting_receive:
             return
         name = SnapshotName(self._version + 1, self._learner.steps)
         self._buffer.advance(name.version)
-        checkpoint = self._learner.begin_checkpoint()
-        outgoing.send_nowait(_VersionFiles(name, checkpoint, self._buffer.state(), tuple(self._consumed_paths)))
-        self._version, self._version_is_due, self._consumed_paths = name.version, False, []
+        replay: FrozenReplay | None = None
+        consumed_paths: tuple[str, ...] = ()
+        if self._checkpoint_is_due(name):
+            replay, consumed_paths = self._buffer.freeze(), tuple(self._consumed_paths)
+            self._consumed_paths = []
+            self._checkpoint_version, self._checkpoint_time = name.version, trio.current_time()
+        self._masters_written = trio.Event()
+        outgoing.send_nowait(_Version(name, replay, consumed_paths))
+        self._version, self._version_is_due = name.version, False
         self._handed_steps = name.optimizer_step
 
-    async def _write(self, incoming: "trio.MemoryReceiveChannel[_VersionFiles]") -> None:
-        """Make each version durable: its checkpoint, then its snapshot; then delete what the checkpoint contains from
-        the inbox.
+    def _checkpoint_is_due(self, name: SnapshotName) -> bool:
+        settings = self._settings
+        interval = settings.checkpoint_versions or (1 if self._learner.parameters < _LARGE else 20)
+        seconds = trio.current_time() - self._checkpoint_time
+        return (
+            self._checkpoint_version < 0
+            or name.version - self._checkpoint_version >= interval
+            or 0 < settings.checkpoint_seconds <= seconds
+            or 0 < settings.training_steps <= name.optimizer_step
+        )
+
+    async def _write(self, incoming: "trio.MemoryReceiveChannel[_Version]") -> None:
+        """Make each version durable: its checkpoint if one is due, then its snapshot; then delete what the checkpoint
+        contains from the inbox.
         """
         node = self._node
-        async for files in incoming:
-            await node.state.put(CHECKPOINT, await node.run_sync(files.checkpoint))
-            await put_snapshot(node.state, files.name, await node.run_sync(files.learner.bf16_view))
-            for path in files.consumed_paths:
+        async for version in incoming:
+            if version.replay is not None:
+                moment = version.name.version, version.name.optimizer_step
+                replay = await node.run_sync(version.replay.tensors)
+                source = self._learner.state_source()
+                await put_checkpoint(node.state, moment, source, replay, node.run_sync, self._settings.shard_bytes)
+            await self._put_snapshot(version.name, self._learner.view_source())
+            self._masters_written.set()
+            for path in version.consumed_paths:
                 await node.state.delete(path)
+
+    async def _put_snapshot(self, name: SnapshotName, source: TensorSource) -> None:
+        await put_snapshot(self._node.state, name, source, self._node.run_sync, self._settings.shard_bytes)
 
     async def _read_inbox(self) -> None:
         """Add what the collector delivers to the replay buffer."""
@@ -236,41 +287,62 @@ class Training:
         return weights
 
     async def _restore(self) -> None:
-        """Go on from the checkpoint, or from genesis if there is none.
+        """Go on from the newest checkpoint, or from genesis if there is none, and delete what a crash left over.
 
         Raises:
-            StateError: the checkpoint is missing, older than a version that was made after it, or another model's.
+            StateError: the checkpoint is missing, or another model's.
         """
         node = self._node
         newest = await next_version(node.state) - 1
-        try:
-            data = await node.state.get(CHECKPOINT, MAX_SHARD_BYTES)
-        except NotFoundError:
+        for version in sorted(await stored_versions(node.state)):
+            if version > newest:
+                await delete_shards(node.state, weights_folder(version))
+        note = await newest_checkpoint(node.state)
+        await delete_checkpoints(node.state, note)
+        if note is None:
             if newest > 0:
-                raise _unusable(f"missing, but version {newest} was made from it") from None
+                raise StateError(f"{NOTES} of this node's state", f"missing, but version {newest} was made from it")
             if newest < 0:
-                await put_snapshot(node.state, SnapshotName(0, 0), self._checked_genesis())
+                genesis = await node.run_sync(self._checked_genesis)
+                await self._put_snapshot(SnapshotName(0, 0), TensorSource.of(genesis))
             self._version = 0
             self._buffer.advance(self._version)
             return
-        checkpoint = CheckpointFile.decode(data)
-        if checkpoint.version < newest:
-            raise _unusable(f"of version {checkpoint.version}, but version {newest} was made after it")
-        try:
-            self._learner.restore(checkpoint.learner)
-        except ValueError as error:
-            raise _unusable(str(error)) from error
-        if checkpoint.replay:
-            self._buffer.restore(checkpoint.replay)
-        if newest < checkpoint.version:
+        await self._load(note)
+        if newest < note.version:
             # killed between the checkpoint and its snapshot: the restored masters give the very same view
-            await put_snapshot(
-                node.state, SnapshotName(checkpoint.version, self._learner.steps), self._learner.bf16_view()
-            )
-        self._handed_steps = self._learner.steps
-        self._version = checkpoint.version
+            await self._put_snapshot(SnapshotName(note.version, note.step), self._learner.view_source())
+        self._checkpoint_version = note.version
+        self._handed_steps = note.step
+        self._version = max(newest, note.version)
         self._buffer.advance(self._version)
-        node.telemetry.event("resumed", version=self._version, step=self._learner.steps, groups=len(self._buffer))
+        node.telemetry.event(
+            "resumed",
+            version=self._version,
+            step=note.step,
+            groups=len(self._buffer),
+            behind=self._version - note.version,
+        )
+
+    async def _load(self, note: CheckpointNote) -> None:
+        """Restore learner and replay buffer from a checkpoint.
+
+        Raises:
+            StateError: it is not a checkpoint of this model.
+        """
+        node, missing = self._node, set(self._learner.state_source().sizes)
+        reader = note.reader(node.state, node.run_sync)
+        try:
+            while (tensors := await reader.next_shard()) is not None:
+                await node.run_sync(self._learner.restore, tensors, note.step)
+                missing -= tensors.keys()
+            if any(note.step > 0 or name.startswith(MASTER) for name in missing):
+                raise ValueError("a saved state of another model")
+            replay = await get_replay(node.state, note, node.run_sync)
+            if replay:
+                await node.run_sync(self._buffer.restore, replay)
+        except ValueError as error:
+            raise StateError(f"{note.folder} of this node's state", str(error)) from error
 
 
 def mean_tokens(groups: Sequence[VerifiedGroup]) -> float:
@@ -281,7 +353,3 @@ def mean_tokens(groups: Sequence[VerifiedGroup]) -> float:
 def mean_staleness(groups: Sequence[VerifiedGroup], version: int) -> float:
     """Return by how many versions some groups are behind a version, on average."""
     return statistics.fmean(version - group.version for group in groups)
-
-
-def _unusable(what: str) -> StateError:
-    return StateError(f"{CHECKPOINT} of this node's state", what)

@@ -32,6 +32,7 @@ from roles.records import open_record
 from roles.trainer.outer import round_files
 from roles.trainer.outer.round_judging import Attendance, fetch_payload
 from roles.trainer.spool import SnapshotName, next_version, put_snapshot
+from roles.trainer.tensor_shards import TensorSource
 
 _AT_ONCE = 4  # downloads
 
@@ -186,7 +187,8 @@ class Coordinator:
         await node.publish(manifest.path, self._newest.data)
         if manifest.version >= await next_version(node.state):
             view = await node.run_sync(self._shared.bf16_view)
-            await put_snapshot(node.state, SnapshotName(manifest.version, manifest.state.step), view)
+            name = SnapshotName(manifest.version, manifest.state.step)
+            await put_snapshot(node.state, name, TensorSource.of(view), node.run_sync)
         await self._publish_pointer()
         await self._clean_up()
         node.telemetry.event(

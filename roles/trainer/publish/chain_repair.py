@@ -7,8 +7,7 @@ is behind what this state is known to have published, because the followers woul
 from collections.abc import Set
 from contextlib import suppress
 
-from protocol import limits, paths
-from protocol.chain import safetensors
+from protocol import paths
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier
 from protocol.digest import digest_weights
@@ -25,13 +24,21 @@ from roles.trainer.publish.history import (
     FIRST_PATCH,
     MANIFESTS,
     RETIRED,
-    SHARDS,
     WRITER,
     History,
     read_manifests,
-    shard_path,
 )
-from roles.trainer.spool import CHAIN, OUTBOX, PUBLISHED_WEIGHTS, get_snapshot, list_snapshots
+from roles.trainer.spool import (
+    CHAIN,
+    OUTBOX,
+    PUBLISHED_WEIGHTS,
+    WEIGHTS,
+    count_shards,
+    list_snapshots,
+    stored_versions,
+    weights_folder,
+)
+from roles.trainer.tensor_shards import TensorSource, delete_shards, put_shards, read_tensors, run_inline
 
 
 class ChainRepair:
@@ -54,7 +61,7 @@ class ChainRepair:
         Raises:
             StoreError, ProtocolError: storage or the state cannot be read.
         """
-        if any(path.startswith((CHAIN, OUTBOX)) for path in self._lost_paths):
+        if any(path.startswith((CHAIN, OUTBOX, WEIGHTS)) for path in self._lost_paths):
             return True
         head = await self._read_head()
         if head is None:
@@ -92,9 +99,9 @@ class ChainRepair:
                 "restore the storage first"
             )
         manifests = await self._fetch_manifests(head)
-        weights = await self._rebuild_weights(head)
+        count = await self._rebuild_weights(head)
         await self._repair_outbox(head.version)
-        await self._write(head, manifests, weights)
+        await self._write(head, manifests, count)
         self._say(f"{CHAIN}: continues version {head.version}, the newest that storage shows")
 
     async def _known_version(self) -> int:
@@ -114,7 +121,7 @@ class ChainRepair:
     async def _begin_anew(self) -> None:
         """Drop everything that was made of a chain of which nothing was shown to anybody."""
         state = self._node.state
-        for prefix in (CHAIN, OUTBOX):
+        for prefix in (CHAIN, OUTBOX, WEIGHTS):
             for path in [item.path async for item in state.list(prefix)]:
                 await state.delete(path)
         self._say(f"{CHAIN}: nothing was published; it begins with the genesis weights")
@@ -142,25 +149,37 @@ class ChainRepair:
                 manifests[version] = chain.accept_manifest(version, data), data
         return manifests
 
-    async def _rebuild_weights(self, head: Head) -> bytes:
-        """Return the weights of the newest version as a file: from the state, or else from storage."""
+    async def _rebuild_weights(self, head: Head) -> int:
+        """Make the weights of the newest version whole: from the state, or else from storage; return how many files
+        they have.
+        """
         node, path = self._node, f"{PUBLISHED_WEIGHTS}{head.version:010d}"
         with suppress(NotFoundError):
-            return await node.state.get(path, limits.MAX_SHARD_BYTES)
+            count = await count_shards(node.state, path)
+            if await self._is_complete(head.version, count):
+                return count
         follower = await Follower.open(node, allow_expired=True)
         await follower.refresh()
         await node.state.delete(TRUST_PATH)  # a publisher has none
         if follower.chain.head is None or follower.chain.head.version != head.version:
             raise RepairError(f"{path}: storage shows the chain of another trainer as the newest")
         verified = await follower.rebuild(head.version)
-        self._say(f"{path}: rebuilt from storage")
-        return safetensors.write(verified.weights)
+        folder = weights_folder(head.version)
+        await delete_shards(node.state, folder)
+        for lost_path in sorted({path, *(lost for lost in self._lost_paths if lost.startswith(folder))}):
+            self._say(f"{lost_path}: rebuilt from storage")
+        return await put_shards(node.state, folder, TensorSource.of(verified.weights), run_inline)
+
+    async def _is_complete(self, version: int, count: int) -> bool:
+        """Return whether the state still has all files of a version's weights."""
+        return len([item async for item in self._node.state.list(weights_folder(version))]) == count
 
     async def _repair_outbox(self, published_version: int) -> None:
         """Keep the snapshots that follow the published version without a gap, and a signed manifest that fits."""
         state, expected = self._node.state, published_version + 1
         for name in await list_snapshots(state):
-            if name.version == expected:
+            is_complete = await self._is_complete(name.version, await count_shards(state, name.path))
+            if name.version == expected and is_complete:
                 expected += 1
                 continue
             await state.delete(name.path)
@@ -171,16 +190,20 @@ class ChainRepair:
             return
         for name in await list_snapshots(state):
             if name.version == published_version + 1:
-                weights = await get_snapshot(state, name)
+                count = await count_shards(state, name.path)
+                weights = await read_tensors(state, weights_folder(name.version), count)
                 if digest_weights(weights) == promised.record.weights:
                     return
         del self._local[published_version + 1]
         self._say(f"{MANIFESTS}{published_version + 1:010d}: was signed and not shown to anybody; it is made again")
 
-    async def _write(self, head: Head, manifests: dict[int, tuple[Manifest, bytes]], weights: bytes) -> None:
-        """Write the record anew."""
+    async def _write(self, head: Head, manifests: dict[int, tuple[Manifest, bytes]], count: int) -> None:
+        """Write the record anew.
+
+        Args:
+            count: of the files of the newest version's weights.
+        """
         state = self._node.state
-        shards = {item.path async for item in state.list(SHARDS)}
         epoch = head.epoch
         with suppress(NotFoundError):
             epoch = max(epoch, int(await state.get(EPOCH, 32)))
@@ -189,21 +212,23 @@ class ChainRepair:
             EPOCH: str(epoch).encode(),
             WRITER: self._node.key.public,
             FIRST_PATCH: str(head.oldest_patch).encode(),
-            f"{PUBLISHED_WEIGHTS}{head.version:010d}": weights,
+            f"{PUBLISHED_WEIGHTS}{head.version:010d}": str(count).encode(),
         }
+        versions = {head.version, *(name.version for name in await list_snapshots(state))}
         if promised is not None:
             manifests[head.version + 1] = promised.record, promised.data
         for version, (manifest, data) in manifests.items():
             objects[f"{MANIFESTS}{version:010d}"] = data
-            own_shards = {shard_path(version, ref) for ref in manifest.anchor}
             if version in head.anchors:
                 objects[f"{ANCHORS}{version:010d}"] = b""
-            elif manifest.anchor and own_shards <= shards:
-                objects |= {path: await state.get(path, limits.MAX_SHARD_BYTES) for path in own_shards}
+            elif manifest.anchor and await self._is_complete(version, len(manifest.anchor)):
+                versions.add(version)  # its anchor is uploaded from there
             elif manifest.anchor:
                 objects[f"{ANCHORS}{version:010d}"] = RETIRED
         for path in [item.path async for item in state.list(CHAIN)]:
             if path not in objects:
                 await state.delete(path)
+        for version in await stored_versions(state) - versions:
+            await delete_shards(state, weights_folder(version))
         for path, data in objects.items():
             await state.put(path, data)

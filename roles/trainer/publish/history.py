@@ -7,8 +7,10 @@ chain/manifests/{version}        signed manifests, written before anything of th
 chain/anchors/{version}          empty for an anchor that is complete in storage, and "retired" for one that was and
                                  may be deleted there
 chain/first-patch                patches of versions before this one are retired: they may be deleted in storage
-chain/shards/{version}-{digest}  anchor shards that are not uploaded yet
-chain/weights/{version}          the weights of the newest published version (safetensors)
+chain/weights/{version}          how many files the weights of the newest published version have
+
+The files themselves are in weights/{version}/ (spool.py): the record needs those of the newest published version, and
+of each version whose anchor is not complete yet, because they are its shards.
 """
 
 from collections.abc import Set
@@ -16,20 +18,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from protocol import limits
-from protocol.chain import safetensors
-from protocol.chain.manifest import Head, Manifest, ObjectRef
-from protocol.digest import Weights
+from protocol.chain.manifest import Head, Manifest
 from protocol.errors import ChainError
 from protocol.identity.signing import Signed, open_announced
 from roles.ports import NotFoundError, ObjectStore, StateError
 from roles.trainer.publish.retention import retained_range
-from roles.trainer.spool import PUBLISHED_WEIGHTS, newest_published_version
+from roles.trainer.spool import (
+    PUBLISHED_WEIGHTS,
+    count_shards,
+    newest_published_version,
+    stored_versions,
+    weights_folder,
+)
+from roles.trainer.tensor_shards import delete_shards
 
 EPOCH = "chain/epoch"
 WRITER = "chain/writer"
 MANIFESTS = "chain/manifests/"
 ANCHORS = "chain/anchors/"
-SHARDS = "chain/shards/"
 FIRST_PATCH = "chain/first-patch"
 RETIRED = b"retired"
 
@@ -85,8 +91,7 @@ class History:
 
     async def clean_up(self) -> None:
         """Delete what a crash left over. Only the publisher may do it, because it is the only writer."""
-        await self._delete_needless_shards()
-        await self._delete_older_weights()
+        await self.delete_needless_weights()
         for version in sorted((self.anchors | self.retired_anchors) - self.manifests.keys()):
             await self._delete_anchor_note(version)
 
@@ -94,17 +99,6 @@ class History:
         """Record in whose space the chain is now."""
         await self._state.put(WRITER, key)
         self.writer = key
-
-    async def _delete_needless_shards(self) -> None:
-        """Delete shards of anchors that are complete, and of versions that have no manifest because of a crash."""
-        needed_paths = {
-            shard_path(version, ref)
-            for version, signed in self.manifests.items()
-            if version not in self.anchors | self.retired_anchors
-            for ref in signed.record.anchor
-        }
-        for path in [item.path async for item in self._state.list(SHARDS) if item.path not in needed_paths]:
-            await self._state.delete(path)
 
     async def begin_epoch(self, epoch: int) -> None:
         """Record the fencing epoch of this start."""
@@ -118,21 +112,10 @@ class History:
         self.manifests[signed.record.version] = signed
         return signed
 
-    async def put_shards(self, manifest: Manifest, shards: tuple[bytes, ...]) -> None:
-        """Store an anchor's shards until they are uploaded."""
-        for ref, data in zip(manifest.anchor, shards, strict=True):
-            await self._state.put(shard_path(manifest.version, ref), data)
-
-    async def get_shard(self, manifest: Manifest, ref: ObjectRef) -> bytes:
-        """Read a shard of a manifest's anchor that is not uploaded yet."""
-        return await self._state.get(shard_path(manifest.version, ref), ref.size)
-
     async def complete_anchor(self, manifest: Manifest) -> None:
-        """Record that an anchor is complete in storage, and delete its shards here."""
+        """Record that an anchor is complete in storage."""
         await self._state.put(f"{ANCHORS}{manifest.version:010d}", b"")
         self.anchors.add(manifest.version)
-        for ref in manifest.anchor:
-            await self._state.delete(shard_path(manifest.version, ref))
 
     def incomplete_anchors(self) -> list[Manifest]:
         """Return the published manifests whose anchor is not complete in storage yet."""
@@ -144,25 +127,32 @@ class History:
             and version not in self.anchors | self.retired_anchors
         ]
 
-    async def mark_published(self, version: int, weights: Weights) -> None:
-        """Record that a version is published, and its weights, from which the next patch is made."""
-        await self._state.put(f"{PUBLISHED_WEIGHTS}{version:010d}", safetensors.write(weights))
+    async def mark_published(self, version: int, shards: int) -> None:
+        """Record that a version is published, and how many files its weights have; the next patch is made of them."""
+        await self._state.put(f"{PUBLISHED_WEIGHTS}{version:010d}", str(shards).encode())
         self.published_version = version
-        await self._delete_older_weights()
 
-    async def _delete_older_weights(self) -> None:
+    async def delete_needless_weights(self, uploading: Set[int] = frozenset()) -> None:
+        """Delete the weights of versions before the newest published one.
+
+        Args:
+            uploading: versions whose anchor is being uploaded. Those whose anchor is to be uploaded are needed anyhow.
+        """
         newest = f"{PUBLISHED_WEIGHTS}{self.published_version:010d}"
         for path in [item.path async for item in self._state.list(PUBLISHED_WEIGHTS) if item.path < newest]:
             await self._state.delete(path)
+        needed = {manifest.version for manifest in self.incomplete_anchors()} | uploading
+        for version in sorted(await stored_versions(self._state)):
+            if version < self.published_version and version not in needed:
+                await delete_shards(self._state, weights_folder(version))
 
-    async def weights(self) -> Weights:
-        """Read the weights of the newest published version.
+    async def published_shards(self) -> int:
+        """Return how many files the weights of the newest published version have.
 
         Raises:
-            StoreError, ProtocolError: the state is damaged.
+            StoreError: the state is damaged.
         """
-        path = f"{PUBLISHED_WEIGHTS}{self.published_version:010d}"
-        return safetensors.read(await self._state.get(path, limits.MAX_SHARD_BYTES))
+        return await count_shards(self._state, f"{PUBLISHED_WEIGHTS}{self.published_version:010d}")
 
     async def delete_before(self, version: int) -> None:
         """Delete the record of all versions before one."""
@@ -219,11 +209,6 @@ async def read_manifests(state: ObjectStore) -> dict[int, Signed[Manifest]]:
         signed = open_announced(await state.get(item.path, limits.MAX_RECORD_BYTES * 2), Manifest)
         manifests[signed.record.version] = signed
     return manifests
-
-
-def shard_path(version: int, ref: ObjectRef) -> str:
-    """Return a shard's path. Two versions with equal tensors have equal shards, and a copy of each."""
-    return f"{SHARDS}{version:010d}-{ref.digest.hex()}"
 
 
 @dataclass(frozen=True)

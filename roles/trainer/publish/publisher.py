@@ -13,13 +13,13 @@ from typing import Final
 import trio
 
 from protocol import paths
-from protocol.chain.manifest import Head, Manifest
+from protocol.chain.manifest import Head, Manifest, ObjectRef
 from protocol.digest import content_digest
 from protocol.errors import ChainError, PatchError
 from protocol.identity.signing import Signed, sign
-from protocol.patch import EncodedPatch
+from protocol.limits import MAX_SHARD_BYTES
+from protocol.patch import pick_profile
 from roles.node.identity import Node
-from roles.policy.follower import VerifiedWeights
 from roles.ports import NotFoundError, StateError, StoreError
 from roles.trainer.publish.fencing import Fence
 from roles.trainer.publish.history import HeadStamp, History, make_head
@@ -28,14 +28,14 @@ from roles.trainer.publish.rate_meter import PatchMeasurement, RateMeter
 from roles.trainer.publish.retention import DeletionSchedule
 from roles.trainer.publish.version_build import (
     PublicationMoment,
+    VersionBuild,
     VersionObjects,
-    check_patch,
-    digest_snapshot,
-    encode_patch,
+    VersionWeights,
     make_manifest,
-    make_shards,
+    reference,
 )
-from roles.trainer.spool import SnapshotName, get_snapshot, list_snapshots
+from roles.trainer.spool import SnapshotName, count_shards, list_snapshots, weights_folder
+from roles.trainer.tensor_shards import ShardReader, shard_path
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,6 @@ class PublisherSettings:
     Attributes:
         anchor_interval: versions between anchors.
         keep_patches, keep_anchors: how many of them storage keeps (retention.py).
-        shard_bytes: size of an anchor's shards.
         patch_attempts: attempts to upload a patch before the version gets an anchor instead.
         poll_seconds: how often to look for a snapshot.
         takeover_seconds: how long a start waits for the head of another trainer under its key.
@@ -53,18 +52,19 @@ class PublisherSettings:
             two trainers that start at the same moment do not write equal heads.
         profile: of the patches: "compact", "fast" or "auto".
         link_mbps: megabits a second of the followers' links, for "auto"; None: the rate of this node's uploads.
+        threads: how many tensors to encode at the same time.
     """
 
     anchor_interval: int = 50
     keep_patches: int = 100
     keep_anchors: int = 10
-    shard_bytes: int = 1 << 30
     patch_attempts: int = 3
     poll_seconds: float = 0.05
     takeover_seconds: float = 1.0
     expiry_offset_ms: int = 0
     profile: str = "compact"
     link_mbps: float | None = None
+    threads: int = 1
 
 
 _CLOCK_SECONDS: Final = 1.0  # between two readings of the clock, which somebody may set
@@ -84,7 +84,8 @@ class Publisher:
         self._settings = settings
         self.fence = Fence(node, history)
         self.started = trio.Event()
-        self._published_weights: VerifiedWeights | None = None  # of the newest published version
+        self._published_weights: VersionWeights | None = None  # of the newest published version
+        self._uploading: set[int] = set()  # versions whose anchor is being uploaded
         self._head_lock = trio.Lock()
         self._head_version = history.published_version
         self._head_expiry = 0.0  # seconds since the Unix epoch, without the offset
@@ -122,13 +123,15 @@ class Publisher:
         await self.fence.begin()
         version = history.published_version
         if version >= 0:
-            weights = await history.weights()
-            verified: VerifiedWeights = await node.run_sync(digest_snapshot, version, weights, None)
-            if verified.digest != history.manifests[version].record.weights:
+            build = VersionBuild(version)
+            await self._read(build, self._reader(version, await history.published_shards()))
+            weights: VersionWeights = await node.run_sync(build.weights)
+            if weights.digest != history.manifests[version].record.weights:
                 raise StateError(
-                    "chain/weights/ of this node's state", f"not the weights that were published as version {version}"
+                    f"{weights_folder(version)} of this node's state",
+                    f"not the weights that were published as version {version}",
                 )
-            self._published_weights = verified
+            self._published_weights = weights
         if history.writer not in (None, node.key.public):
             assert history.writer is not None
             await migrate(node, history, history.writer, self._head(version))
@@ -172,15 +175,19 @@ class Publisher:
             raise ChainError(
                 f"the outbox begins with version {name.version}, {history.published_version} is published", "outbox"
             )
-        weights = await get_snapshot(node.state, name)
-        verified: VerifiedWeights = await node.run_sync(digest_snapshot, name.version, weights, self._published_weights)
+        reader = self._reader(name.version, await count_shards(node.state, name.path))
         signed = history.manifests.get(name.version)
         if signed is None:
-            signed = await self._sign_manifest(name, await self._build(verified))
+            objects = await self._build(name, reader)
+            signed, weights = await self._sign_manifest(name, objects), objects.weights
+        else:
+            build = VersionBuild(name.version)
+            await self._read(build, reader)
+            weights = await node.run_sync(build.weights)
         manifest = signed.record
-        if manifest.weights != verified.digest:
+        if manifest.weights != weights.digest:
             raise StateError(
-                f"{name.path} of this node's state",
+                f"{weights_folder(name.version)} of this node's state",
                 f"not the weights of the manifest that was signed for version {name.version}",
             )
         if manifest.patch is None and manifest.version not in history.anchors:
@@ -188,61 +195,84 @@ class Publisher:
         await node.publish(paths.manifest(node.key.public, manifest.version, signed.digest), signed.data)
         await self._write_head(manifest.version)
         self._log_version(manifest)  # before the mark: after a crash between them it is logged twice, never not at all
-        await history.mark_published(manifest.version, verified.weights)
+        await history.mark_published(manifest.version, weights.shards)
         await node.state.delete(name.path)
-        self._published_weights = verified
+        self._published_weights = weights
         if manifest.anchor and manifest.version not in history.anchors:
             nursery.start_soon(self._upload_anchor, manifest)
+        await history.delete_needless_weights(self._uploading)
         await self._delete_unnamed_objects()
 
-    async def _build(self, verified: VerifiedWeights) -> VersionObjects:
+    def _reader(self, version: int, shards: int) -> ShardReader:
+        return ShardReader(self._node.state, weights_folder(version), shards, self._node.run_sync)
+
+    async def _read(self, build: VersionBuild, reader: ShardReader) -> None:
+        """Read the weights of a version into its build."""
+        while (new := await reader.next_shard()) is not None:
+            await self._node.run_sync(build.add, new)
+
+    async def _build(self, name: SnapshotName, reader: ShardReader) -> VersionObjects:
         """Return a version's objects, with the patch uploaded. If the patch fails, here or in the store, the version
         has an anchor instead.
         """
-        if self._published_weights is not None:
-            try:
-                patch, changed_elements = await self._build_patch(verified, self._published_weights)
-            except PatchError as error:
-                self._node.telemetry.event("patch-refused", version=verified.version, error=str(error))
-                return VersionObjects(verified, None, 0, self._shards(verified))
-            if await self._upload_patch(patch):
-                has_anchor = verified.version % self._settings.anchor_interval == 0
-                return VersionObjects(verified, patch, changed_elements, self._shards(verified) if has_anchor else ())
-        return VersionObjects(verified, None, 0, self._shards(verified))
+        previous = self._published_weights
+        if previous is None:
+            build = VersionBuild(name.version)
+            await self._read(build, reader)
+            return await self._anchored(await self._node.run_sync(build.weights))
+        weights, patch = await self._build_patch(name.version, previous, reader)
+        if patch is None or not await self._upload_patch(patch[0]):
+            return await self._anchored(weights)
+        has_anchor = name.version % self._settings.anchor_interval == 0
+        return VersionObjects(weights, *patch, await self._shard_refs(weights) if has_anchor else ())
 
-    async def _build_patch(self, verified: VerifiedWeights, previous: VerifiedWeights) -> tuple[bytes, int]:
-        """Return the patch from the previous version, and how many elements it changes. Both ways are measured.
-
-        Raises:
-            PatchError: the codec is at fault.
+    async def _build_patch(
+        self, version: int, previous: VersionWeights, reader: ShardReader
+    ) -> tuple[VersionWeights, tuple[bytes, int] | None]:
+        """Return the weights of a version, and the patch from the previous one with how many elements it changes; None
+        for the patch if the codec is at fault. Encoding and checking are measured.
         """
         run_sync, settings = self._node.run_sync, self._settings
-        began = trio.current_time()
-        encoded: EncodedPatch = await run_sync(
-            encode_patch, verified, previous, settings.profile, self._meter.conditions()
-        )
-        encode_seconds = trio.current_time() - began
-        began = trio.current_time()
-        changed_elements: int = await run_sync(check_patch, encoded.patch, verified, previous)
-        measurement = PatchMeasurement(
-            profile=encoded.choice.profile,
-            weight_bytes=sum(tensor.nbytes for tensor in verified.weights.values()),
-            patch_bytes=len(encoded.patch),
-            encode_seconds=encode_seconds,
-            apply_seconds=trio.current_time() - began,
-        )
-        self._meter.add_patch(measurement)
-        self._node.telemetry.event(
-            "patch", version=verified.version, reason=encoded.choice.reason, **asdict(measurement)
-        )
-        return encoded.patch, changed_elements
+        choice = pick_profile(settings.profile, previous.nbytes, self._meter.conditions())
+        build = VersionBuild(version, previous, choice.profile, settings.threads)
+        old_reader = self._reader(previous.version, previous.shards)
+        encode_seconds = apply_seconds = 0.0
+        patch: tuple[bytes, int] | None = None
+        try:
+            while (new := await reader.next_shard()) is not None:
+                old = await old_reader.take(new.keys())
+                began = trio.current_time()
+                await run_sync(build.add, new)
+                await run_sync(build.encode, new, old)
+                encode_seconds += trio.current_time() - began
+                began = trio.current_time()
+                await run_sync(build.check, new, old)
+                apply_seconds += trio.current_time() - began
+            patch = await run_sync(build.patch)
+        except PatchError as error:
+            self._node.telemetry.event("patch-refused", version=version, error=str(error))
+            await self._read(build, reader)
+        weights: VersionWeights = await run_sync(build.weights)
+        if patch is not None:
+            measurement = PatchMeasurement(choice.profile, weights.nbytes, len(patch[0]), encode_seconds, apply_seconds)
+            self._meter.add_patch(measurement)
+            self._node.telemetry.event("patch", version=version, reason=choice.reason, **asdict(measurement))
+        return weights, patch
 
-    def _shards(self, verified: VerifiedWeights) -> tuple[bytes, ...]:
-        return make_shards(verified.weights, self._settings.shard_bytes)
+    async def _anchored(self, weights: VersionWeights) -> VersionObjects:
+        return VersionObjects(weights, None, 0, await self._shard_refs(weights))
+
+    async def _shard_refs(self, weights: VersionWeights) -> tuple[ObjectRef, ...]:
+        """Return the references to the files of a version's weights, which are the shards of its anchor."""
+        refs = []
+        for number in range(weights.shards):
+            path = shard_path(weights_folder(weights.version), number)
+            refs.append(await self._node.run_sync(reference, await self._node.state.get(path, MAX_SHARD_BYTES)))
+        return tuple(refs)
 
     async def _upload_patch(self, patch: bytes) -> bool:
         """Upload a patch; return whether one of the attempts succeeded."""
-        path = paths.patch(self._node.key.public, content_digest(patch))
+        path = paths.patch(self._node.key.public, await self._node.run_sync(content_digest, patch))
         for _ in range(self._settings.patch_attempts):
             began = trio.current_time()
             try:
@@ -256,7 +286,7 @@ class Publisher:
         return False
 
     async def _sign_manifest(self, name: SnapshotName, objects: VersionObjects) -> Signed[Manifest]:
-        """Sign a version's manifest, and record it with the shards before anything shows the version."""
+        """Sign a version's manifest, and record it before anything shows the version."""
         node, history = self._node, self._history
         previous = history.manifests.get(name.version - 1)
         if previous is not None and previous.record.beacon_round > 1:  # round 1 is also recorded before it is out
@@ -272,8 +302,7 @@ class Publisher:
             first_window=self._first_window(previous.record.first_window, beacon_round) if previous else 0,
             epoch=history.epoch,
         )
-        manifest = make_manifest(objects, moment)
-        await history.put_shards(manifest, objects.shards)
+        manifest = await node.run_sync(make_manifest, objects, moment)
         return await history.record_manifest(sign(manifest, node.key))
 
     def _first_window(self, previous_first_window: int, beacon_round: int) -> int:
@@ -282,15 +311,20 @@ class Publisher:
         return max(previous_first_window, schedule.window_at(beacon_round) + schedule.lead)
 
     async def _upload_shards(self, manifest: Manifest) -> None:
-        for ref in manifest.anchor:
-            shard = await self._history.get_shard(manifest, ref)
-            await self._node.publish(paths.anchor(self._node.key.public, ref.digest), shard)
+        """Upload the files of a version's weights as the shards of its anchor, one after the other."""
+        node = self._node
+        for number, ref in enumerate(manifest.anchor):
+            shard = await node.state.get(shard_path(weights_folder(manifest.version), number), ref.size)
+            await node.publish(paths.anchor(node.key.public, ref.digest), shard)
         await self._history.complete_anchor(manifest)
 
     async def _upload_anchor(self, manifest: Manifest) -> None:
         """Upload an anchor while later versions are published, then write a head that names it."""
+        self._uploading.add(manifest.version)
         await self._upload_shards(manifest)
+        self._uploading.remove(manifest.version)
         await self._write_head(self._history.published_version)
+        await self._history.delete_needless_weights(self._uploading)
 
     def _head(self, newest: int, expires_ms: int = 0) -> Head:
         """Return the head that shows everything up to version `newest`."""

@@ -1,12 +1,37 @@
-"""Builds a version from a snapshot: digests, patch, anchor shards, manifest. No I/O; the publisher does that."""
+"""Builds a version from a snapshot: digests, patch, manifest. No I/O; the publisher does that.
 
+The tensors come file by file, and only those of one file of the new version and of the one before are in memory.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
 from protocol import patch
-from protocol.chain import safetensors
 from protocol.chain.manifest import Manifest, ObjectRef, PatchRef, tensor_table
-from protocol.digest import Weights, content_digest, tensor_digest, weights_digest
-from roles.policy.follower import VerifiedWeights
+from protocol.digest import Weights, content_digest, outline, tensor_digest, weights_digest
+
+
+@dataclass(frozen=True)
+class VersionWeights:
+    """The weights of a version, whose data are on the disk.
+
+    Attributes:
+        outline: dtypes and shapes; digests: BLAKE3 of each tensor; digest: of all weights.
+        shards: how many files they have.
+    """
+
+    version: int
+    outline: Weights
+    digests: Mapping[str, bytes]
+    digest: bytes
+    shards: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.outline.values())
 
 
 @dataclass(frozen=True)
@@ -14,61 +39,80 @@ class VersionObjects:
     """The objects of which a version consists.
 
     Attributes:
-        verified: the weights with their digests.
         patch: from the previous version; None for a version with an anchor only.
         changed_elements: how many elements the patch changes.
-        shards: of the anchor; empty for a version with a patch only.
+        anchor: references to the files of the weights; empty for a version with a patch only.
     """
 
-    verified: VerifiedWeights
+    weights: VersionWeights
     patch: bytes | None
     changed_elements: int
-    shards: tuple[bytes, ...]
+    anchor: tuple[ObjectRef, ...]
 
 
-def digest_snapshot(version: int, weights: Weights, previous: VerifiedWeights | None) -> VerifiedWeights:
-    """Compute the digests of a version's weights. Tensors equal to those of the previous version share their memory."""
-    tensors = dict(weights)
-    digests: dict[str, bytes] = {}
-    for name, tensor in weights.items():
-        digests[name] = tensor_digest(tensor)
-        if previous is not None and digests[name] == previous.digests[name]:
-            tensors[name] = previous.weights[name]
-    return VerifiedWeights(version, tensors, digests, weights_digest(digests, tensors))
+class VersionBuild:
+    """The build of one version from the files of its weights, one after the other.
 
-
-def encode_patch(
-    verified: VerifiedWeights, previous: VerifiedWeights, profile: str, conditions: patch.LinkConditions
-) -> patch.EncodedPatch:
-    """Encode the patch from the previous version to this one."""
-    return patch.encode_with_digests(
-        previous.weights,
-        verified.weights,
-        profile=profile,
-        conditions=conditions,
-        base_digests=previous.digests,
-        digests=verified.digests,
-    )
-
-
-def check_patch(data: bytes, verified: VerifiedWeights, previous: VerifiedWeights) -> int:
-    """Apply a patch as every follower will, and return how many elements it changes.
-
-    Raises:
-        ProtocolError: it does not lead to the weights that it was made from: a fault of the codec, which must not
-            reach followers.
+    Args:
+        previous: the version from which to encode a patch; None to compute digests only.
+        profile: of the patch: "compact" or "fast".
+        threads: how many tensors to encode at the same time.
     """
-    patch.check_encoded(
-        previous.weights, verified.weights, data, base_digests=previous.digests, digests=verified.digests
-    )
-    return patch.summary(data).changed
 
+    def __init__(
+        self, version: int, previous: VersionWeights | None = None, profile: str = "compact", threads: int = 1
+    ) -> None:
+        self.profile = profile
+        self._version = version
+        self._previous = previous
+        self._encoder = patch.PatchEncoder(profile, threads=threads) if previous is not None else None
+        self._shapes: dict[str, tuple[torch.dtype, torch.Size]] = {}
+        self._digests: dict[str, bytes] = {}
+        self._shards = 0
 
-def make_shards(weights: Weights, shard_bytes: int) -> tuple[bytes, ...]:
-    """Return the anchor of weights: safetensors files of at most about `shard_bytes` bytes each."""
-    return tuple(
-        safetensors.write({name: weights[name] for name in names}) for names in safetensors.shards(weights, shard_bytes)
-    )
+    def add(self, new: Weights) -> None:
+        """Add the tensors of the next file: compute their digests."""
+        self._shards += 1
+        for name, tensor in new.items():
+            self._shapes[name] = (tensor.dtype, tensor.shape)
+            self._digests[name] = tensor_digest(tensor)
+
+    def encode(self, new: Weights, old: Weights) -> None:
+        """Encode the changes of tensors that were added.
+
+        Args:
+            old: the tensors of the previous version with the same names.
+
+        Raises:
+            ValueError: they are not the same tensors.
+        """
+        assert self._encoder is not None and self._previous is not None
+        self._encoder.add(old, new, base_digests=self._previous.digests, digests=self._digests)
+
+    def check(self, new: Weights, old: Weights) -> None:
+        """Decode the changes of tensors that were encoded, as every follower will.
+
+        Raises:
+            ProtocolError: they do not lead to these tensors: a fault of the codec, which must not reach followers.
+        """
+        assert self._encoder is not None
+        patch.check_frames(old, new, self._encoder.tensors)
+
+    def weights(self) -> VersionWeights:
+        """Return what is known of the weights after the last file."""
+        shapes = outline(self._shapes)
+        return VersionWeights(self._version, shapes, self._digests, weights_digest(self._digests, shapes), self._shards)
+
+    def patch(self) -> tuple[bytes, int]:
+        """Return the patch, and how many elements it changes.
+
+        Raises:
+            ProtocolError: it does not consist of what was checked.
+        """
+        assert self._encoder is not None and self._previous is not None
+        data, tensors = self._encoder.finish(), self._encoder.tensors
+        patch.check_container(data, tensors, self._previous.digest, self.weights().digest)
+        return data, sum(tensor.row.changed for tensor in tensors.values())
 
 
 def reference(data: bytes) -> ObjectRef:
@@ -95,12 +139,12 @@ def make_manifest(objects: VersionObjects, moment: PublicationMoment) -> Manifes
         ref = PatchRef(object=reference(objects.patch), changed=objects.changed_elements)
     return Manifest(
         run=moment.run_id,
-        version=objects.verified.version,
+        version=objects.weights.version,
         previous=moment.previous,
-        weights=objects.verified.digest,
-        tensors=tensor_table(objects.verified.weights),
+        weights=objects.weights.digest,
+        tensors=tensor_table(objects.weights.outline),
         patch=ref,
-        anchor=tuple(reference(shard) for shard in objects.shards),
+        anchor=objects.anchor,
         optimizer_step=moment.optimizer_step,
         beacon_round=moment.beacon_round,
         first_window=moment.first_window,

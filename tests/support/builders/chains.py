@@ -8,22 +8,23 @@ import trio
 from grailnode.run.creation import Choices
 from grailnode.store.memory import MemoryStore
 from protocol import paths
+from protocol.chain import safetensors
 from protocol.chain.manifest import Head, Manifest
 from protocol.digest import Weights, content_digest
 from protocol.identity.signing import Signed, SigningKey, open_signed, sign
-from protocol.patch import LinkConditions
+from protocol.patch import encode, summary
 from protocol.run import RunManifest
 from roles.node.identity import Node
 from roles.ports import Clock, ObjectStore
 from roles.trainer.publish.version_build import (
     PublicationMoment,
+    VersionBuild,
     VersionObjects,
-    check_patch,
-    digest_snapshot,
-    encode_patch,
+    VersionWeights,
     make_manifest,
-    make_shards,
+    reference,
 )
+from roles.trainer.tensor_shards import TensorSource
 from tests.support.simulation.network import BEGIN, Log, draft, inline
 from tests.support.simulation.trio_clock import TrioClock
 
@@ -50,6 +51,19 @@ def change_elements(weights: Weights, seed: int) -> dict[str, torch.Tensor]:
     return {**weights, name: tensor}
 
 
+def version_weights(version: int, weights: Weights) -> VersionWeights:
+    """Return what the publisher knows of weights."""
+    build = VersionBuild(version)
+    build.add(weights)
+    return build.weights()
+
+
+def anchor_shards(weights: Weights, shard_bytes: int) -> list[bytes]:
+    """Return the files of an anchor."""
+    source = TensorSource.of(weights)
+    return [source.file(names) for names in safetensors.shards(source.sizes, shard_bytes)]
+
+
 class Chain:
     """Publishes versions into a store, as a trainer does.
 
@@ -69,15 +83,14 @@ class Chain:
     async def publish(self, weights: Weights, *, anchor: bool = False, head: bool = True) -> Manifest:
         """Publish the next version; the first one always has an anchor."""
         version = len(self.signed_manifests)
-        previous = digest_snapshot(version - 1, self.weights[-1], None) if version else None
-        snapshot = digest_snapshot(version, weights, previous)
-        patch = encode_patch(snapshot, previous, "compact", LinkConditions()).patch if previous else None
-        count = check_patch(patch, snapshot, previous) if patch and previous else 0
-        shards = make_shards(weights, 1 << 20) if anchor or previous is None else ()
+        patch = encode(self.weights[-1], weights) if version else None
+        count = summary(patch).changed if patch else 0
+        shards = anchor_shards(weights, 1 << 20) if anchor or patch is None else []
         moment = PublicationMoment(
             self._run_id, self.signed_manifests[-1].digest if version else b"", version, 1, version, 0
         )
-        manifest = make_manifest(VersionObjects(snapshot, patch, count, shards), moment)
+        refs = tuple(reference(shard) for shard in shards)
+        manifest = make_manifest(VersionObjects(version_weights(version, weights), patch, count, refs), moment)
         if patch is not None:
             await self._store.put(paths.patch(TRAINER.public, content_digest(patch)), patch)
         for ref, shard in zip(manifest.anchor, shards, strict=True):

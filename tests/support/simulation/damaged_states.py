@@ -67,7 +67,8 @@ class Kept:
     @property
     def kind(self) -> str:
         """What the file holds, for tables: the folder of the object, or its name."""
-        return self.path.rpartition("/")[0] or self.path
+        folder = self.path.rpartition("/")[0] or self.path
+        return folder.partition("/")[0] if folder.startswith(("weights/", "checkpoints/")) else folder
 
 
 def files_by_kind(networks: Sequence[DiskNetwork]) -> list[Kept]:

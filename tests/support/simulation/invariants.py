@@ -9,19 +9,19 @@ from collections.abc import Iterator
 
 from grailnode.observe.chain_check import verify_chain
 from protocol import paths
-from protocol.chain import safetensors
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import Trust
-from protocol.digest import content_digest, digest_weights
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed, open_signed
 from protocol.judging.verdict import Reason, Verdict
 from protocol.rollout.batch import Commitment
 from roles.ports import StoreError
-from roles.trainer.spool import INBOX, OUTBOX, OUTCOMES, SnapshotName
+from roles.trainer.spool import INBOX, OUTCOMES
 from roles.trainer.verified_batch import VerifiedBatch, WindowOutcomes
+from tests.support.builders.snapshots import snapshot_views
 from tests.support.simulation.faulty_network import CHECKER, FAULTY_WINDOWS, WINDOWS, FaultyNetwork
 from tests.support.simulation.network import BEGIN, key
+from tests.support.simulation.trained_groups import trained_groups
 
 _TRAINER = key("trainer").public
 
@@ -44,13 +44,7 @@ async def violations(network: FaultyNetwork) -> list[str]:
 
 def _views(network: FaultyNetwork) -> tuple[dict[int, bytes], list[str]]:
     """Return the digest of the trainer's BF16 view of each version, and a line for each version with two views."""
-    digests_by_version: dict[int, set[bytes]] = defaultdict(set)
-    digests: dict[bytes, bytes] = {}
-    for put in network.states["trainer"].under(OUTBOX):
-        file = content_digest(put.data)
-        if file not in digests:
-            digests[file] = digest_weights(safetensors.read(put.data))
-        digests_by_version[SnapshotName.parse(put.path).version].add(digests[file])
+    digests_by_version = snapshot_views(network.states["trainer"].puts)
     violations = [
         f"weights: version {version} was handed over with two contents"
         for version, digests in digests_by_version.items()
@@ -168,26 +162,13 @@ def _honest_work_is_accepted(network: FaultyNetwork) -> Iterator[str]:
             yield f"verdict: {miners[verdict.miner]} was refused for {names} in window {verdict.window}"
 
 
-def _lineage(network: FaultyNetwork) -> list[str]:
-    """Return the groups of the steps in the newest weights, without the steps that a crash has undone."""
-    steps: list[list[str]] = []
-    for event, fields in network.logs["trainer/training"].events:
-        if event == "started":
-            steps = []
-        elif event == "resumed":
-            del steps[fields["step"] :]
-        elif event == "step":
-            steps.append(fields["groups"].split(","))
-    return [group for step in steps for group in step]
-
-
 def _trained_once(network: FaultyNetwork) -> Iterator[str]:
     inbox_groups = {
         group.digest.hex()[:16]
         for put in network.states["trainer"].under(INBOX)
         for group in VerifiedBatch.from_bytes(put.data).groups
     }
-    for group, times in Counter(_lineage(network)).items():
+    for group, times in Counter(trained_groups(network.logs["trainer/training"].events)).items():
         if times > 1:
             yield f"training: group {group} was trained on {times} times"
         if group not in inbox_groups:

@@ -111,6 +111,7 @@ class Network:
         self.weights = load_weights(policy)
         self.data = choices.data.read_bytes() if choices.data else None
         self.sandbox = sandbox
+        self.checkpoint_versions = 1
         self.compute = Compute(models.build(self.policy))
         self.validators = [f"validator-{number}" for number in range(validators)]
         problems = min(16, choices.evaluation_problems)  # enough for a simulation
@@ -161,7 +162,7 @@ class Network:
     def trainer_settings(self, groups_per_step: int = 4, canaries: int = 0, **publisher: Any) -> TrainerSettings:
         """Return the settings of the simulated trainer."""
         return TrainerSettings(
-            training=TrainingSettings(groups_per_step=groups_per_step, steps_per_version=1),
+            training=TrainingSettings(groups_per_step, 1, checkpoint_versions=self.checkpoint_versions),
             learner=LearnerSettings(optimizer=AdamWSettings(learning_rate=2e-5)),
             publisher=PublisherSettings(**{"anchor_interval": 4, **publisher}),
             collector=CollectorSettings(canaries=canaries),

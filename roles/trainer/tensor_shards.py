@@ -1,0 +1,134 @@
+"""Tensors in a node's own state, as files of a bounded size: only one of them is in memory at a time.
+
+    {folder}{number}    a safetensors file of some tensors, in order of name
+
+A shard has at most `shard_bytes` bytes of tensors, or one tensor that is larger. Other objects say that a folder is
+complete; until then its files may be replaced.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from protocol.chain import safetensors
+from protocol.digest import Weights
+from protocol.limits import MAX_SHARD_BYTES
+from roles.ports import ObjectStore
+
+SHARD_BYTES = 1 << 28
+
+RunSync = Callable[..., Awaitable[Any]]
+"""Runs a function that computes for long, off the event loop's thread."""
+
+
+@dataclass(frozen=True)
+class TensorSource:
+    """Tensors that are read some at a time.
+
+    Attributes:
+        sizes: bytes of each tensor by name.
+        read: returns the tensors of some names: contiguous, on the CPU.
+    """
+
+    sizes: Mapping[str, int]
+    read: Callable[[Sequence[str]], Weights]
+
+    @classmethod
+    def of(cls, weights: Weights) -> "TensorSource":
+        """Return the source of tensors that are in memory."""
+        sizes = {name: tensor.nbytes for name, tensor in weights.items()}
+        return cls(sizes, lambda names: {name: weights[name] for name in names})
+
+    def file(self, names: Sequence[str]) -> bytes:
+        """Return some of the tensors as a safetensors file."""
+        return safetensors.write(self.read(names))
+
+
+async def put_shards(
+    state: ObjectStore, folder: str, source: TensorSource, run_sync: RunSync, shard_bytes: int = SHARD_BYTES
+) -> int:
+    """Write tensors into a folder; return how many files they have.
+
+    Args:
+        folder: with a slash at its end.
+
+    Raises:
+        StoreError: the state cannot be written.
+    """
+    shards = safetensors.shards(source.sizes, shard_bytes)
+    for number, names in enumerate(shards):
+        await state.put(shard_path(folder, number), await run_sync(source.file, names))
+    return len(shards)
+
+
+class ShardReader:
+    """Reads a folder's tensors in order of name.
+
+    Args:
+        folder: with a slash at its end; count: of its files.
+    """
+
+    def __init__(self, state: ObjectStore, folder: str, count: int, run_sync: RunSync) -> None:
+        self._state = state
+        self._folder = folder
+        self._count = count
+        self._run_sync = run_sync
+        self._next = 0
+        self._tensors: dict[str, Tensor] = {}  # that were read and not taken yet
+
+    async def next_shard(self) -> Weights | None:
+        """Return the tensors of the next file; None after the last.
+
+        Raises:
+            StoreError, ProtocolError: the state is damaged, or cannot be read.
+        """
+        if self._next == self._count:
+            return None
+        self._next += 1
+        data = await self._state.get(shard_path(self._folder, self._next - 1), MAX_SHARD_BYTES)
+        tensors: Weights = await self._run_sync(safetensors.read, data)
+        return tensors
+
+    async def take(self, names: Collection[str]) -> Weights:
+        """Return tensors that follow those that were taken before; without those that the folder does not have.
+
+        Raises:
+            StoreError, ProtocolError: the state is damaged, or cannot be read.
+        """
+        while not self._tensors.keys() >= set(names) and (shard := await self.next_shard()) is not None:
+            self._tensors |= shard
+        return {name: self._tensors.pop(name) for name in names if name in self._tensors}
+
+
+async def run_inline(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return a function's result, computed in this task: for repairs and tools, which have nothing else to do."""
+    return function(*arguments)
+
+
+async def read_tensors(state: ObjectStore, folder: str, count: int) -> Weights:
+    """Return all tensors of a folder: for repairs and tools, since they are all in memory.
+
+    Raises:
+        StoreError, ProtocolError: the state is damaged, or cannot be read.
+    """
+    reader, tensors = ShardReader(state, folder, count, run_inline), dict[str, Tensor]()
+    while (shard := await reader.next_shard()) is not None:
+        tensors |= shard
+    return tensors
+
+
+async def delete_shards(state: ObjectStore, folder: str) -> None:
+    """Delete a folder's files.
+
+    Raises:
+        StoreError: the state cannot be written.
+    """
+    for path in [item.path async for item in state.list(folder)]:
+        await state.delete(path)
+
+
+def shard_path(folder: str, number: int) -> str:
+    """Return the path of a file."""
+    return f"{folder}{number:05d}"
