@@ -1,0 +1,243 @@
+"""Memory, disk and time of a trainer's processes and of a follower, by the size of the model.
+
+    python -m bench.sizes 0.7M 75M 0.5B
+
+Each row is a process of its own, which works on the files that the rows before it left: training takes some steps and
+makes a version of each, upload publishes them, training starts again from its checkpoint, and a follower with a
+bfloat16 engine goes from the anchor to the newest version. Weights are random, in the shapes of a Qwen3; those of 0.5B
+are the shapes of Qwen2.5-0.5B. Memory is the largest resident memory of the process, without what it takes before it
+has weights; `B/param` divides it by the number of weights. Seconds are those of the clock. `loop` is the longest step
+on the event loop, in seconds of the processor.
+
+0.5B needs 12 GB of memory, 20 GB of disk, and some ten minutes.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import trio
+
+from grailnode.engine.qwen3 import Qwen3, Qwen3Config
+from grailnode.engine.torch_engine import TorchEngine
+from grailnode.node.loop_watch import LoopWatch
+from grailnode.store.local import LocalStore
+from grailnode.store.state.state_store import StateStore
+from protocol.digest import Weights, digest_weights
+from roles.authority_updates import refresh_authority
+from roles.node.identity import Node
+from roles.policy.follower import Follower
+from roles.policy.serving import serve
+from roles.trainer.learn.learner import Learner, LearnerSettings
+from roles.trainer.learn.optimizer import AdamWSettings
+from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings
+from roles.trainer.learn.training import Training, TrainingSettings
+from roles.trainer.publish.history import History
+from roles.trainer.publish.publisher import Publisher, PublisherSettings
+from tests.support.builders.chains import MINER, TRAINER, PunctualBeacon, make_node, small_run
+from tests.support.builders.verified_batches import make_group
+from tests.support.simulation.trio_clock import TrioClock
+
+# vocabulary, width, feed-forward width, layers, heads, key-value heads, width of a head
+SHAPES: Final = {
+    "0.7M": (512, 128, 384, 3, 4, 2, 32),
+    "75M": (32_000, 640, 1_920, 12, 10, 2, 64),
+    "0.5B": (151_936, 896, 4_864, 24, 14, 2, 64),
+}
+STAGES: Final = ("training", "upload", "resume", "follower")
+_CHECKPOINT_VERSIONS: Final = 2
+_LENGTH: Final = 32  # tokens of a completion
+_MB: Final = 1e6
+
+
+@dataclass
+class Events:
+    """The events of a node, with their times."""
+
+    name: str
+    events: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Implements Telemetry.event."""
+        self.events.append((time.monotonic(), name, fields))
+
+    def named(self, name: str) -> list[tuple[float, dict[str, Any]]]:
+        """Return time and fields of all events of a name."""
+        return [(moment, fields) for moment, event, fields in self.events if event == name]
+
+
+class Site:
+    """The stores of a trainer and of a miner, and a model."""
+
+    def __init__(self, directory: Path, size: str, versions: int, completions: int) -> None:
+        vocabulary, width, inner, layers, heads, key_heads, head = SHAPES[size]
+        self.directory = directory
+        self.versions = versions
+        self.completions = completions
+        self.model = Qwen3(
+            Qwen3Config(vocabulary, width, inner, layers, heads, key_heads, head, 1e-6, 10_000.0, True), recompute=True
+        )
+        self.vocabulary = vocabulary
+        self.parameters = sum(torch.Size(shape).numel() for shape in self.model.shapes.values())
+        self.events = Events("node")
+        digest_file = directory / "genesis"
+        if not digest_file.exists():
+            digest_file.write_bytes(digest_weights(self.weights()))
+        self.run_id, self.run = small_run(digest_file.read_bytes())
+
+    def weights(self) -> Weights:
+        """Return random BF16 weights, the same at each call."""
+        torch.manual_seed(0)
+        return {
+            name: torch.empty(shape, dtype=torch.bfloat16).normal_(1.0 if len(shape) == 1 else 0.0, 0.02)
+            for name, shape in self.model.shapes.items()
+        }
+
+    def node(self, name: str) -> Node:
+        """Return a node whose state and store are on the disk."""
+        store: Any = LocalStore(self.directory / "store")
+        state: Any = StateStore(self.directory / name, self.run_id)
+        log: Any = self.events
+        key = TRAINER if name == "trainer" else MINER
+        node = make_node(self.run_id, self.run, store, state, log, key, clock=TrioClock(1_750_000_000.0))
+        return replace(node, run_sync=trio.to_thread.run_sync, beacon=PunctualBeacon())
+
+    async def training(self) -> str:
+        """Take a step for each version."""
+        return await self._train(self.versions)
+
+    async def resume(self) -> str:
+        """Go on from the checkpoint."""
+        return await self._train(self.versions + 1)
+
+    async def _train(self, steps: int) -> str:
+        node, began = self.node("trainer"), time.monotonic()
+        settings = LearnerSettings(optimizer=AdamWSettings(learning_rate=1e-6), max_tokens=_LENGTH, logits_chunk=256)
+        learner = await trio.to_thread.run_sync(lambda: Learner(self.model, self.weights(), settings))
+        buffer = ReplayBuffer(ReplaySettings(1 << 30, 1.0, 1000, 1000), 0)
+        completions = torch.randint(self.vocabulary, (self.completions, _LENGTH)).tolist()
+        logprobs = [torch.full((_LENGTH,), -11.0) for _ in completions]
+        rewards = [float(number % 2) for number in range(self.completions)]
+        buffer.add(make_group(bytes(32), 0, range(16), completions, logprobs, rewards))
+        training = Training(
+            node,
+            learner,
+            buffer,
+            self.weights,
+            TrainingSettings(1, 1, training_steps=steps, checkpoint_versions=_CHECKPOINT_VERSIONS),
+        )
+        await _until(training.run, lambda: bool(self.events.named("training-ended")))
+        moments = [moment for moment, _ in self.events.named("step")]
+        (ended, _), fields = self.events.named("training-ended")[0], self.events.named("step")[-1][1]
+        start = f"{self.events.named('resumed')[0][0] - began:.1f} s to resume, " if steps > self.versions else ""
+        between = (moments[-1] - moments[0]) / max(1, len(moments) - 1)
+        return (
+            f"{start}first step after {moments[0] - began:.1f} s, {between:.1f} s from step to step, waits for writing "
+            f"{fields['io_wait_fraction']:.0%}, last version {ended - moments[-1]:.1f} s after its step"
+        )
+
+    async def upload(self) -> str:
+        """Publish the versions."""
+        node, began = self.node("trainer"), time.monotonic()
+        await refresh_authority(node)
+        history = await History.open(node.state)
+        settings = PublisherSettings(anchor_interval=1000, takeover_seconds=0.01, threads=2)
+        await _until(Publisher(node, history, settings).run, lambda: history.published_version >= self.versions)
+        published = self.events.named("published")
+        seconds = (published[-1][0] - published[0][0]) / self.versions
+        sizes = [fields["patch_bytes"] for _, fields in published[1:]]
+        changed = published[-1][1]["changed"] / self.parameters
+        return (
+            f"anchor {published[0][0] - began:.1f} s, a version {seconds:.1f} s, patch {max(sizes) / _MB:.2f} MB at "
+            f"{changed:.2%} changed"
+        )
+
+    async def follower(self) -> str:
+        """Follow from the anchor to the newest version, and serve both."""
+        node = self.node("miner")
+        await refresh_authority(node)
+        follower = await Follower.open(node)
+        engine = TorchEngine(self.model, dtype=torch.bfloat16, run_sync=trio.to_thread.run_sync)
+        await follower.refresh()
+        began = time.monotonic()
+        await serve(node, engine, await follower.rebuild(0))
+        anchored = time.monotonic()
+        for version in range(1, self.versions + 1):
+            await serve(node, engine, await follower.rebuild(version))
+        seconds = (time.monotonic() - anchored) / self.versions
+        return f"anchor {anchored - began:.1f} s, a version {seconds:.1f} s"
+
+
+async def _until(work: Callable[[], Awaitable[None]], is_done: Callable[[], bool]) -> None:
+    """Run work until something is so, and cancel it."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work)
+        while not is_done():
+            await trio.sleep(0.1)
+        nursery.cancel_scope.cancel()
+
+
+def _status(name: str) -> int:
+    """Return a figure of this process's memory, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))
+
+
+def _disk(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def measure(stage: str, size: str, directory: Path, versions: int, completions: int) -> None:
+    """Run one stage in this process, and print its row."""
+    torch.set_num_threads(1)
+    site = Site(directory, size, versions, completions)
+    longest = [0.0]
+    before = _status("VmRSS")
+    watch = LoopWatch(lambda task, seconds: longest.append(seconds), 0.0)
+    text = trio.run(getattr(site, stage), instruments=[watch])
+    memory = _status("VmHWM") - before
+    state = _disk(directory / "trainer")
+    print(
+        f"| {size} | {stage} | {memory / _MB:.0f} | {memory / site.parameters:.1f} | {max(longest) * 1000:.0f} | "
+        f"{state / site.parameters:.1f} | {text} |",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Measure each stage of each size in a process of its own."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sizes", nargs="*", choices=list(SHAPES), help="all of them unless some are given")
+    parser.add_argument("--versions", type=int, default=4)
+    parser.add_argument("--completions", type=int, default=8, help="of 32 tokens, in each step")
+    parser.add_argument("--stage", choices=STAGES, help="run this one in this process")
+    parser.add_argument("--directory", type=Path)
+    arguments = parser.parse_args()
+    if arguments.stage is not None:
+        measure(arguments.stage, arguments.sizes[0], arguments.directory, arguments.versions, arguments.completions)
+        return
+    print(
+        "| model | process | MB | B/param | loop, ms | state, B/param | times |\n|---|---|---|---|---|---|---|",
+        flush=True,
+    )
+    for size in arguments.sizes or SHAPES:
+        directory = Path(tempfile.mkdtemp())
+        try:
+            for stage in STAGES:
+                options = [size, "--stage", stage, "--directory", str(directory)]
+                options += ["--versions", str(arguments.versions), "--completions", str(arguments.completions)]
+                subprocess.run([sys.executable, "-m", "bench.sizes", *options], check=True)
+        finally:
+            shutil.rmtree(directory)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Nothing that grows with the model runs on an event loop: there it would hold up the renewal of heads and all else.
+
+The processor time of each step of each task is measured, on stores on a disk and with real threads. Work that grows
+with the model takes long in every pass, while an interruption by the machine does not hit the same task each time: a
+task is at fault if it has a long step in each of several passes. On one core, hashing, copying or writing the weights
+of these tests once takes several times the limit.
+"""
+
+import gc
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import trio
+
+from grailnode.engine.qwen3 import Qwen3, Qwen3Config
+from grailnode.engine.torch_engine import TorchEngine
+from grailnode.node.loop_watch import LoopWatch
+from grailnode.store.local import LocalStore
+from grailnode.store.state.state_store import StateStore
+from protocol.digest import Weights, digest_weights
+from roles.authority_updates import refresh_authority
+from roles.node.identity import Node
+from roles.policy.follower import Follower
+from roles.policy.serving import serve
+from roles.trainer.learn.learner import Learner, LearnerSettings
+from roles.trainer.learn.optimizer import AdamWSettings
+from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings
+from roles.trainer.learn.training import Training, TrainingSettings
+from roles.trainer.publish.history import History
+from roles.trainer.publish.publisher import Publisher, PublisherSettings
+from roles.trainer.spool import list_snapshots
+from tests.support.builders.chains import MINER, TRAINER, PunctualBeacon, make_node, small_run
+from tests.support.builders.policies import random_weights
+from tests.support.builders.verified_batches import make_group
+from tests.support.simulation.network import Log
+from tests.support.simulation.trio_clock import TrioClock
+
+LIMIT_SECONDS = 0.02
+VERSIONS = 3
+PASSES = 3
+MODEL = Qwen3(
+    Qwen3Config(
+        vocab_size=60_000,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        rms_norm_eps=1e-6,
+        rope_theta=10_000.0,
+        tie_word_embeddings=True,
+    )
+)
+
+
+class Site:
+    """The stores of a trainer and of a miner, and the weights of version 0: 33 MB."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.weights: Weights = random_weights(MODEL)
+        self.run_id, self.run = small_run(digest_weights(self.weights))
+
+    def node(self, name: str) -> Node:
+        key = TRAINER if name == "trainer" else MINER
+        store, state = LocalStore(self.directory / "store"), StateStore(self.directory / name, self.run_id)
+        node = make_node(self.run_id, self.run, store, state, Log(name), key, clock=TrioClock(1_750_000_000.0))
+        return replace(node, run_sync=trio.to_thread.run_sync, beacon=PunctualBeacon())
+
+    async def train(self) -> object:
+        node = self.node("trainer")
+        settings_of_learner = LearnerSettings(optimizer=AdamWSettings(learning_rate=1e-4))
+        learner = await trio.to_thread.run_sync(Learner, MODEL, self.weights, settings_of_learner)
+        buffer = ReplayBuffer(ReplaySettings(1 << 30, 0.7, 1000, 1000), 0)
+        logprobs = [torch.full((2,), -1.0)] * 2
+        buffer.add(make_group(bytes(32), 0, (5, 6, 7), ((3, 1), (4, 1)), logprobs, (1.0, 0.0)))
+        settings = TrainingSettings(1, 1, training_steps=VERSIONS, checkpoint_versions=1, shard_bytes=1 << 23)
+        training = Training(node, learner, buffer, lambda: self.weights, settings)
+        await _until(training.run, lambda: _has_snapshots(node))
+        return learner  # whose memory is given back after the last step
+
+    async def publish(self) -> None:
+        node = self.node("trainer")
+        await refresh_authority(node)
+        history = await History.open(node.state)
+        publisher = Publisher(node, history, PublisherSettings(anchor_interval=2, takeover_seconds=0.01))
+        await _until(publisher.run, lambda: _is_published(history))
+
+    async def follow(self) -> None:
+        node = self.node("miner")
+        await refresh_authority(node)
+        follower = await Follower.open(node)
+        engine = TorchEngine(MODEL, dtype=torch.bfloat16, run_sync=trio.to_thread.run_sync)
+        await follower.refresh()
+        for version in (0, VERSIONS):
+            await serve(node, engine, await follower.rebuild(version))
+
+
+async def _has_snapshots(node: Node) -> bool:
+    return len(await list_snapshots(node.state)) > VERSIONS
+
+
+async def _is_published(history: History) -> bool:
+    return history.published_version >= VERSIONS and not history.incomplete_anchors()
+
+
+async def _until(work: Callable[[], Awaitable[None]], is_done: Callable[[], Awaitable[bool]]) -> None:
+    """Run work until something is so, and cancel it."""
+    with trio.fail_after(600):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work)
+            while not await is_done():
+                await trio.sleep(0.05)
+            await trio.sleep(0.2)
+            nursery.cancel_scope.cancel()
+
+
+def measure(directory: Path) -> dict[str, set[str]]:
+    """Return the names of the tasks that had a long step, by role."""
+    site, result = Site(directory), {}
+    for work in (site.train, site.publish, site.follow):
+        names: set[str] = set()
+
+        def report(task: str, seconds: float, names: set[str] = names) -> None:
+            names.add(task)
+
+        gc.collect()
+        gc.disable()  # its pauses are as long as this session has objects
+        try:
+            trio.run(work, instruments=[LoopWatch(report, LIMIT_SECONDS)])
+        finally:
+            gc.enable()
+        result[work.__name__] = names
+    return result
+
+
+@pytest.mark.slow
+def test_no_step_on_the_event_loop_grows_with_the_model(tmp_path_factory: pytest.TempPathFactory) -> None:
+    measure(tmp_path_factory.mktemp("warm-up"))  # compiles kernels, and imports what is imported late
+    suspects = measure(tmp_path_factory.mktemp("site"))
+    for _ in range(PASSES - 1):
+        if any(suspects.values()):
+            again = measure(tmp_path_factory.mktemp("site"))
+            suspects = {role: names & again[role] for role, names in suspects.items()}
+    assert suspects == {"train": set(), "publish": set(), "follow": set()}
+
+
+def test_a_long_step_is_reported():
+    steps = []
+
+    async def compute() -> None:
+        torch.rand(1 << 23).sort()
+        await trio.lowlevel.checkpoint()
+
+    trio.run(compute, instruments=[LoopWatch(lambda task, seconds: steps.append(task), LIMIT_SECONDS)])
+    assert any("compute" in task for task in steps)
