@@ -50,9 +50,23 @@ def test_two_quorums_that_contradict_each_other_are_refused() -> None:
 
 
 def test_honest_noise_is_no_disagreement() -> None:
-    accepted = decision(TRUE, noisy(), noisy(-0.005))
+    accepted = decision(TRUE, noisy(), noisy(-0.004))
     assert not accepted.reason
     assert len(accepted.accepting) == 3
+
+
+def test_those_that_count_agree_with_each_other_and_not_only_with_one_between_them() -> None:
+    accepted = decision(TRUE, noisy(0.009), noisy(-0.009))
+    assert len(accepted.accepting) == 2
+    assert len(accepted.dissenting) == 1
+    assert decision(TRUE, noisy(0.009), noisy(-0.009), quorum=3).reason == LOGPROBS_DISAGREE
+
+
+def test_equal_values_of_many_validators_are_compared_once() -> None:
+    honest = [TRUE] * 600 + [noisy()] * 424
+    accepted = decision(*honest, HALF, quorum=600)
+    assert len(accepted.accepting) == 1024
+    assert [np.frombuffer(item.logprobs, "<f4")[0] for item in accepted.dissenting] == [HALF[0]]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0.5])

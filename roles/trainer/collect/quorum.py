@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protocol.judging.verdict import Judgement, Verdict
 from roles.trainer.verified_batch import GroupOutcome, valid_logprobs
@@ -92,24 +93,39 @@ def split_by_logprobs(accepting: Sequence[Judgement], tolerance: float) -> tuple
         accepting: judgements of one group that accept it.
         tolerance: the largest mean absolute difference of two that agree.
     """
-    values = [np.frombuffer(judgement.logprobs, dtype="<f4").astype(np.float64) for judgement in accepting]
-    usable = [number for number, array in enumerate(values) if valid_logprobs(array)]
-
-    def agree(first: int, second: int) -> bool:
-        one, other = values[first], values[second]
-        return len(one) == len(other) and float(np.abs(one - other).sum()) <= tolerance * len(one)
-
-    neighbors = {number: [other for other in usable if agree(number, other)] for number in usable}
-    largest: list[int] = []
-    for number in sorted(usable, key=lambda item: -len(neighbors[item])):
-        if len(neighbors[number]) <= len(largest):
+    numbers_by_values: dict[bytes, list[int]] = {}  # engines of one kind give equal values, which are compared once
+    for number, judgement in enumerate(accepting):
+        numbers_by_values.setdefault(judgement.logprobs, []).append(number)
+    counts = np.array([len(numbers) for numbers in numbers_by_values.values()])
+    neighbors = _agreements(
+        [np.frombuffer(data, dtype="<f4").astype(np.float64) for data in numbers_by_values], tolerance
+    )
+    neighbor_counts = neighbors @ counts
+    largest, largest_count = np.empty(0, dtype=np.int64), 0
+    for row in np.argsort(-neighbor_counts, kind="stable"):
+        if neighbor_counts[row] <= largest_count:
             break
-        members = [number]
-        members += [
-            other
-            for other in neighbors[number]
-            if other != number and all(other in neighbors[member] for member in members)
-        ]
-        largest = max(largest, members, key=len)
-    chosen = set(largest)
+        members, candidates = [row], neighbors[row].copy()
+        for other in np.flatnonzero(candidates):
+            if other != row and candidates[other]:
+                members.append(other)
+                candidates &= neighbors[other]
+        if counts[members].sum() > largest_count:
+            largest, largest_count = np.array(members), int(counts[members].sum())
+    numbers = list(numbers_by_values.values())
+    chosen = {number for row in largest for number in numbers[row]}
     return [accepting[i] for i in sorted(chosen)], [item for i, item in enumerate(accepting) if i not in chosen]
+
+
+def _agreements(values: Sequence[NDArray[np.float64]], tolerance: float) -> NDArray[np.bool_]:
+    """Return which of these log-probabilities agree: booleans of shape [len(values), len(values)]."""
+    result = np.zeros((len(values), len(values)), dtype=np.bool_)
+    rows_by_length: dict[int, list[int]] = {}
+    for row, array in enumerate(values):
+        if valid_logprobs(array):
+            rows_by_length.setdefault(len(array), []).append(row)
+    for length, rows in rows_by_length.items():
+        table = np.stack([values[row] for row in rows])
+        for row in rows:
+            result[row, rows] = np.abs(table - values[row]).sum(axis=1) <= tolerance * length
+    return result

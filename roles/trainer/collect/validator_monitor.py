@@ -87,13 +87,12 @@ class ValidatorMonitor:
             rejecting = [validator for validator, judgement in judgements if not judgement.accepted]
             if accepting and rejecting:
                 self._add(window, miner, index, digest, "verdict", [key for key, _ in accepting], rejecting)
-            agreeing, others = split_by_logprobs([judgement for _, judgement in accepting], tolerance)
+            _, others = split_by_logprobs([judgement for _, judgement in accepting], tolerance)
             if others:
-                sides = [
-                    [key for key, judgement in accepting if any(judgement is item for item in side)]
-                    for side in (agreeing, others)
-                ]
-                self._add(window, miner, index, digest, "logprobs", *sides)
+                dissenting = {id(judgement) for judgement in others}
+                agreeing_keys = [key for key, judgement in accepting if id(judgement) not in dissenting]
+                other_keys = [key for key, judgement in accepting if id(judgement) in dissenting]
+                self._add(window, miner, index, digest, "logprobs", agreeing_keys, other_keys)
 
     def _add(
         self,
