@@ -27,7 +27,7 @@ from grailnode.node.process_kinds import TRAINER_KINDS, Kind
 from grailnode.node.settings import miner_settings, trainer_settings, validator_settings
 from grailnode.node.state_locks import lock_state
 from grailnode.node.stores import sweep_orphans
-from grailnode.node.supervisor import EXIT_PERMANENT, run_process
+from grailnode.node.supervisor import EXIT_PERMANENT, EXIT_TRANSIENT, run_process
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.tracking import track
 from grailnode.node.user_errors import explain, is_transient
@@ -102,7 +102,7 @@ async def _run(launch: Launch, body: ProcessBody) -> int:
         if line is None:
             raise  # a bug: the traceback goes to standard error, and a restart may help
         telemetry.event("failed", error=line)
-        return 1 if is_transient(error) else EXIT_PERMANENT
+        return EXIT_TRANSIENT if is_transient(error) else EXIT_PERMANENT
     return 0
 
 

@@ -24,11 +24,16 @@ from roles.ports import LineReporter
 _PRELOADED: Final = ["grailnode.node.fork_server", "torch", "grailnode.node.processes"]
 EXIT_PERMANENT: Final = 3
 """The exit code of a process whose failure a restart would not mend; it has logged the cause."""
+EXIT_TRANSIENT: Final = 4
+"""The exit code of a process that storage or the machine has stopped; it has logged the cause."""
 
 _GRACE_SECONDS: Final = 3.0
 _POLL_SECONDS: Final = 0.02
-_MAX_RESTARTS: Final = 5  # within _RESTART_SPAN_SECONDS
+_MAX_RESTARTS: Final = 5  # after faults of the program, within _RESTART_SPAN_SECONDS
 _RESTART_SPAN_SECONDS: Final = 60.0
+_MAX_DELAY_SECONDS: Final = 30.0
+_OUTSIDE_CAUSES: Final = {EXIT_TRANSIENT, -signal.SIGKILL, -signal.SIGTERM}
+"""Ends that say nothing about the program: storage, the machine (also its memory running out), or somebody's signal."""
 _PR_SET_NAME: Final = 15
 
 Result = TypeVar("Result")
@@ -89,8 +94,11 @@ class Supervisor:
         await self._stop_all([self._processes[name]])
 
     async def _keep_one(self, spec: ProcessSpec) -> None:
-        ends: deque[float] = deque(maxlen=_MAX_RESTARTS)
+        """Start a process again whenever it ends: for ever after ends with an outside cause, with a growing delay."""
+        faults: deque[float] = deque(maxlen=_MAX_RESTARTS)
+        delay = 0.0
         while True:
+            start = trio.current_time()
             process = self._context.Process(target=spec.target, args=spec.arguments, name=spec.name, daemon=True)
             process.start()
             self._processes[spec.name] = process
@@ -101,11 +109,13 @@ class Supervisor:
             if process.exitcode == EXIT_PERMANENT:
                 raise ProcessError(f"{spec.name} cannot go on; its last line says why")
             now = trio.current_time()
-            if len(ends) == _MAX_RESTARTS and now - ends[0] < _RESTART_SPAN_SECONDS:
-                raise ProcessError(f"{spec.name} ended {_MAX_RESTARTS + 1} times within a minute; see its log")
-            ends.append(now)
-            self._report(f"{spec.name} ended ({_describe_exit(process.exitcode)}); starting it again")
-            await trio.sleep(0.2 * len(ends))
+            if process.exitcode not in _OUTSIDE_CAUSES:
+                if len(faults) == _MAX_RESTARTS and now - faults[0] < _RESTART_SPAN_SECONDS:
+                    raise ProcessError(f"{spec.name} ended {_MAX_RESTARTS + 1} times within a minute; see its log")
+                faults.append(now)
+            delay = next_delay(delay, now - start)
+            self._report(f"{spec.name} ended ({_describe_exit(process.exitcode)}); starting it again in {delay:.1f} s")
+            await trio.sleep(delay)
 
     @staticmethod
     async def _stop_all(processes: Sequence[ForkServerProcess]) -> None:
@@ -122,7 +132,18 @@ class Supervisor:
             process.join()
 
 
+def next_delay(delay: float, uptime: float) -> float:
+    """Return how many seconds to wait before a process is started again.
+
+    Args:
+        delay: the delay before its last start; uptime: how many seconds it then ran. After a minute it begins anew.
+    """
+    return 0.2 if uptime >= _RESTART_SPAN_SECONDS else min(_MAX_DELAY_SECONDS, max(0.2, 1.5 * delay))
+
+
 def _describe_exit(exit_code: int | None) -> str:
+    if exit_code == EXIT_TRANSIENT:
+        return "storage or this machine failed; its last line says how"
     if exit_code is not None and exit_code < 0:
         return f"killed by {signal.Signals(-exit_code).name}"
     return f"exit code {exit_code}"
