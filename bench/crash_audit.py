@@ -19,6 +19,7 @@ from protocol.judging.verdict import Reason, Verdict
 from protocol.rollout.batch import Commitment
 from roles.ports import StoreError
 from roles.trainer.verified_batch import USED, WindowOutcomes
+from tests.support.simulation.exclusions import Exclusions
 
 _RETAINED_WINDOWS = 900  # a trainer deletes outcomes after 1,000 windows
 
@@ -170,15 +171,16 @@ def _missing_outcomes(network: AuditedNetwork) -> Iterator[str]:
         digests_by_case[outcomes.window, outcomes.miner] = {outcome.digest for outcome in outcomes.outcomes}
     # The trainer deletes outcomes by time as well; its newest log may be much older than this.
     oldest_window = now - _RETAINED_WINDOWS
-    exclusions = {
-        (event["window"], event["validator"]) for event in network.events("trainer/download", "validator-excluded")
-    }
+    exclusions = Exclusions(
+        network.events("trainer/download", "validator-excluded"),
+        network.events("trainer/download", "validator-sealed-again"),
+    )
     for storage_time, verdict in _verdicts(network):
         if storage_time >= spectator.run.beacon.round_time(schedule.verdict(verdict.window)):
             continue  # the verdict came too late to count
         if not oldest_window < verdict.window <= last_complete_window or verdict.window in network.repaired_windows:
             continue
-        if (verdict.window, verdict.validator.hex()[:8]) in exclusions:
+        if exclusions.reason(verdict.window, verdict.validator.hex()[:8]):
             continue
         digests = {judgement.digest for judgement in verdict.judgements}
         count = len(digests - digests_by_case.get((verdict.window, verdict.miner), set()))

@@ -18,6 +18,7 @@ from protocol import paths
 from protocol.identity.signing import sign
 from roles.node.identity import Node
 from roles.ports import StoreError
+from roles.trainer.collect.absences import Absences
 from roles.trainer.collect.acceptance import Acceptance
 from roles.trainer.collect.outcome_log import OutcomeLog
 from roles.trainer.collect.quorum import Decision, decide
@@ -77,6 +78,7 @@ class Collector:
         self._node = node
         self._settings = settings
         self._readers: dict[int, VerdictReader] = {}
+        self._absences = Absences(node.telemetry)
         self._monitor = ValidatorMonitor(node, settings.canaries)
         self._start_time = 0.0
         self._outcome_log = OutcomeLog(node.state)
@@ -163,7 +165,7 @@ class Collector:
         return set(self._readers)
 
     def _reader(self, window: int) -> VerdictReader:
-        return self._readers.setdefault(window, VerdictReader(self._node, window, self._start_time))
+        return self._readers.setdefault(window, VerdictReader(self._node, window, self._start_time, self._absences))
 
     def _open_window_count(self) -> int:
         schedule = self._node.run.schedule

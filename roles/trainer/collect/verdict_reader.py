@@ -21,6 +21,7 @@ from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from roles.records import fetch_record
 from roles.seals import fetch_witnessed_seals, find_seal
+from roles.trainer.collect.absences import Absences
 
 _HANG_SECONDS: Final = 600.0  # a read of a validator's storage that takes longer is taken to hang
 
@@ -31,11 +32,13 @@ class VerdictReader:
     Args:
         start_time: when this node began to read, seconds since the Unix epoch. If the deadline for seals was before, a
             seal counts whenever it was put, because this node cannot tell when that was.
+        absences: of all windows.
     """
 
-    def __init__(self, node: Node, window: int, start_time: float) -> None:
+    def __init__(self, node: Node, window: int, start_time: float, absences: Absences) -> None:
         self._node = node
         self._window = window
+        self._absences = absences
         seal_deadline = node.run.beacon.round_time(node.run.schedule.seal(window))
         self._began_after_deadline = seal_deadline <= start_time
         self._sealed_digests: dict[bytes, bytes] = {}  # by validator, the summary that its own storage shows sealed
@@ -103,8 +106,10 @@ class VerdictReader:
         """Log which validators did not reveal in time, because their judgements do not count then."""
         for validator in self._node.authority.validators:
             if validator not in self._finished_validators and validator not in ignored:
-                has_sealed = validator in self._sealed_digests
-                self._exclude(validator, "sealed, and not revealed in time" if has_sealed else "not sealed in time")
+                if validator in self._sealed_digests:
+                    self._exclude(validator, "sealed, and not revealed in time")
+                else:
+                    self._absences.add(validator, self._window)
 
     async def _read(self, validator: bytes) -> None:
         if validator not in self._sealed_digests:
@@ -124,8 +129,10 @@ class VerdictReader:
         except (ProtocolError, TooLargeError) as error:
             self._report_once("seal-refused", paths.seal(validator, self._window), error)
         if not await self._seals_still_count():  # storage may delay an answer until the others have revealed
-            self._exclude(validator, "not sealed in time")
+            self._finished_validators.add(validator)
+            self._absences.add(validator, self._window)
         elif seal is not None:
+            self._absences.end(validator, self._window)
             self._sealed_digests[validator] = seal.record.summary
             self._add_sealed_digest(validator, seal.record.summary)
 

@@ -19,6 +19,7 @@ from roles.ports import StoreError
 from roles.trainer.spool import INBOX, OUTCOMES
 from roles.trainer.verified_batch import VerifiedBatch, WindowOutcomes
 from tests.support.builders.snapshots import snapshot_views
+from tests.support.simulation.exclusions import Exclusions
 from tests.support.simulation.faulty_network import CHECKER, FAULTY_WINDOWS, WINDOWS, FaultyNetwork
 from tests.support.simulation.network import BEGIN, key
 from tests.support.simulation.trained_groups import trained_groups
@@ -189,10 +190,10 @@ def _accounted_for(network: FaultyNetwork) -> Iterator[str]:
     schedule = network.run.schedule
     open_windows = -(-schedule.verdict_rounds // schedule.rounds)
     acknowledged_paths = set().union(*(network.context(name).acknowledgements.times for name in network.validators))
-    exclusions = {
-        (event["window"], event["validator"]): event["error"]
-        for event in network.events("trainer/download", "validator-excluded")
-    }
+    exclusions = Exclusions(
+        network.events("trainer/download", "validator-excluded"),
+        network.events("trainer/download", "validator-sealed-again"),
+    )
     for moment, verdict in _verdicts(network):
         due = network.run.beacon.round_time(schedule.verdict(verdict.window))
         if moment >= due:
@@ -200,7 +201,7 @@ def _accounted_for(network: FaultyNetwork) -> Iterator[str]:
         path = paths.verdict(verdict.validator, verdict.window, verdict.miner)
         if verdict.window > WINDOWS - 1 - open_windows or path not in acknowledged_paths:
             continue
-        exclusion = exclusions.get((verdict.window, verdict.validator.hex()[:8]), "")
+        exclusion = exclusions.reason(verdict.window, verdict.validator.hex()[:8])
         summaries = network.store.under(paths.summary(verdict.validator, verdict.window))
         late = min((BEGIN + put.moment for put in summaries), default=math.inf) >= due
         if exclusion == "not sealed in time" or (exclusion and late):

@@ -1,0 +1,36 @@
+"""Reads from a trainer's events which validators' judgements of which windows do not count."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from math import inf
+from typing import Any
+
+NOT_SEALED = "not sealed in time"
+
+
+class Exclusions:
+    """The exclusions that the download process has logged.
+
+    Args:
+        excluded: its events `validator-excluded`; sealed_again: its events `validator-sealed-again`, in their order.
+    """
+
+    def __init__(self, excluded: Iterable[Mapping[str, Any]], sealed_again: Iterable[Mapping[str, Any]]) -> None:
+        self._reasons = {(event["window"], event["validator"]): str(event["error"]) for event in excluded}
+        self._returns: defaultdict[str, set[int]] = defaultdict(set)
+        for event in sealed_again:
+            self._returns[event["validator"]].add(event["window"])
+
+    def reason(self, window: int, validator: str) -> str:
+        """Return why the judgements of a validator (8 hexadecimal digits) do not count, or ''.
+
+        The first window of an absence stands for the windows up to the one that the validator seals again.
+        """
+        if (window, validator) in self._reasons:
+            return self._reasons[window, validator]
+        for (first_window, name), reason in self._reasons.items():
+            if name == validator and reason == NOT_SEALED and first_window < window:
+                end = min((item for item in self._returns[validator] if item > first_window), default=inf)
+                if window < end:
+                    return reason
+        return ""
