@@ -39,7 +39,7 @@ def windows_until_refusal(harness: TrialHarness, name: str, max_windows: int = D
 
 @pytest.mark.parametrize("name", ["4-bit weights", "careless"])
 def test_an_adversary_that_no_window_shows_is_refused_before_it_earns(mixed_harness: TrialHarness, name: str) -> None:
-    """Where a machine's calibration gives a small margin limit, an edited token may be refused by its window already."""
+    """An edited token may be refused by its window already, where a calibration gives a small margin limit."""
     accepted, reasons = windows_until_refusal(mixed_harness, name)
     assert accepted < DEPOSIT
     assert reasons <= {Reason.HISTORY.value, Reason.SAMPLING.value}
