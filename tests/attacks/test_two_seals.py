@@ -22,6 +22,7 @@ from roles.validator.reveal import Revealer
 from tests.support.attacked_nodes.trainer import FIRST, SECOND, STRANGER, WINDOW, AttackedTrainer, SilentStore
 from tests.support.builders.chains import make_node
 from tests.support.builders.samples import digest
+from tests.support.simulation.exclusions import Exclusions
 from tests.support.simulation.network import Log
 from tests.support.simulation.virtual_clock import simulated
 
@@ -38,8 +39,8 @@ def seal_of(
 
 def ignored_validators(testbed: AttackedTrainer) -> list[tuple[str, str]]:
     """Return the validators that did not count, each with the beginning of the reason."""
-    lines = [line for line in testbed.log.named("validator-excluded") if line["window"] == WINDOW]
-    return [(line["validator"], line["error"].partition(":")[0]) for line in lines]
+    exclusions = Exclusions(testbed.log.named("validator-excluded"), testbed.log.named("validator-sealed-again"))
+    return [(validator, reason.partition(":")[0]) for validator, reason in exclusions.of_window(WINDOW)]
 
 
 async def make_testbed_with_records(quorum: int) -> AttackedTrainer:

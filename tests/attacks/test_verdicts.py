@@ -23,6 +23,7 @@ from tests.support.attacked_nodes.trainer import (
 )
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER
+from tests.support.simulation.exclusions import Exclusions
 from tests.support.simulation.virtual_clock import simulated
 
 ALL_USED = {"used"}
@@ -42,6 +43,12 @@ def logged_error(testbed: AttackedTrainer, event: str) -> str:
     lines = [str(line["error"]) for line in testbed.log.named(event)]
     assert lines and all(len(line) < 500 and line.isprintable() for line in lines)
     return lines[0]
+
+
+def exclusions_of(testbed: AttackedTrainer) -> list[tuple[str, str]]:
+    """Return the validators that do not count for the window, each with the reason."""
+    events = testbed.log.named("validator-excluded"), testbed.log.named("validator-sealed-again")
+    return Exclusions(*events).of_window(WINDOW)
 
 
 @simulated
@@ -254,8 +261,7 @@ def test_withheld(kind: str, quorum: int, outcome: str) -> None:
         await testbed.collect()
         assert await testbed.outcomes() == {outcome}
         error = "not sealed in time" if kind == "seals" else "sealed, and not revealed in time"
-        exclusions = [line for line in testbed.log.named("validator-excluded") if line["window"] == WINDOW]
-        assert [(line["validator"], line["error"]) for line in exclusions] == [(FIRST.public.hex()[:8], error)]
+        assert exclusions_of(testbed) == [(FIRST.public.hex()[:8], error)]
 
     simulated(scenario)()
 
@@ -271,7 +277,7 @@ async def test_withheld_until_the_other_seals_are_revealed():
         await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.verdict(WINDOW)) + 2.0)
         nursery.cancel_scope.cancel()
     assert await testbed.outcomes() == {"no-quorum"}
-    assert logged_error(testbed, "validator-excluded") == "not sealed in time"
+    assert exclusions_of(testbed) == [(FIRST.public.hex()[:8], "not sealed in time")]
 
 
 @simulated

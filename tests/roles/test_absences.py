@@ -34,6 +34,16 @@ def test_the_next_absence_and_an_earlier_window_are_reported_again():
     assert [line["window"] for line in log.named("validator-excluded")] == [4, 3, 6]
 
 
+def test_a_window_before_one_that_was_sealed_begins_no_absence():
+    log = Log("trainer")
+    absences = Absences(log)
+    absences.end(FIRST, 7)
+    for window in (5, 6):
+        absences.add(FIRST, window)
+    assert [line["window"] for line in log.named("validator-excluded")] == [5, 6]
+    assert exclusions(log).of_window(7) == []
+
+
 def test_every_window_of_an_absence_can_be_told_from_the_events():
     log = Log("trainer")
     absences = Absences(log)

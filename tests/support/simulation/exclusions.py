@@ -34,3 +34,8 @@ class Exclusions:
                 if window < end:
                     return reason
         return ""
+
+    def of_window(self, window: int) -> list[tuple[str, str]]:
+        """Return the validators that do not count for a window, each with the reason, sorted."""
+        names = {validator for _, validator in self._reasons}
+        return [(name, reason) for name in sorted(names) if (reason := self.reason(window, name))]
