@@ -257,3 +257,10 @@ def test_an_adr_that_is_amended_or_superseded_is_named_by_its_successor(adr: Pat
                 (successor,) = (DOCS / "adr").glob(f"{number}-*.md")
                 successor_status = successor.read_text(encoding="utf-8").split("\n")[2]
                 assert re.search(rf"{inverse} [\d, and]*{adr.name[:4]}", successor_status)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_prose_ends_at_120_columns(page: Path) -> None:
+    prose = _code_block.sub("", page.read_text(encoding="utf-8"))
+    lines = [line for line in prose.splitlines() if not line.startswith(("|", "#", "    "))]
+    assert [line for line in lines if len(line) > 120] == []
