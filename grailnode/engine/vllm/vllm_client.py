@@ -25,7 +25,7 @@ class BrokenEngineError(EngineError):
     """vLLM does not answer, or not what it was asked for: a restart may help."""
 
 
-class RefusedError(EngineError):
+class RefusedCommandError(EngineError):
     """The code inside of vLLM refused a command; vLLM itself goes on.
 
     Attributes:
@@ -72,7 +72,7 @@ class VllmClient:
             seconds: deadline, if another than that of all control calls.
 
         Raises:
-            RefusedError: a rank refused it.
+            RefusedCommandError: a rank refused it.
             BrokenEngineError: vLLM does not answer.
         """
         body = {"method": "grailnode", "args": [command, json.dumps(arguments)]}
@@ -82,14 +82,14 @@ class VllmClient:
             raise BrokenEngineError(f"{command}: vLLM answered without results; is the worker extension loaded?")
         for result in results:
             if "error" in result:
-                raise RefusedError(str(result["error"]), poisoned=result.get("kind") == "PoisonedError")
+                raise RefusedCommandError(str(result["error"]), poisoned=result.get("kind") == "PoisonedError")
         return [result["value"] for result in results]
 
     async def finish(self, command: str, **arguments: object) -> list[dict[str, Any]]:
         """Begin the long work of a command, wait until it is finished on every rank, and return the results.
 
         Raises:
-            RefusedError, BrokenEngineError: as for `call`.
+            RefusedCommandError, BrokenEngineError: as for `call`.
         """
         await self.call(command, None, **arguments)
         while True:
@@ -102,7 +102,7 @@ class VllmClient:
         """Make a file of this machine readable for the server, and return its path there.
 
         Raises:
-            RefusedError, BrokenEngineError: as for `call`.
+            RefusedCommandError, BrokenEngineError: as for `call`.
             OSError: the file cannot be read.
         """
         if self._shares_files:
@@ -128,7 +128,7 @@ class VllmClient:
 
         Raises:
             BrokenEngineError: vLLM does not answer.
-            RefusedError: vLLM refuses the request.
+            RefusedCommandError: vLLM refuses the request.
         """
         answer = await self._post(self._data, "/inference/v1/generate", body, None)
         try:
@@ -151,7 +151,7 @@ class VllmClient:
             except (httpx.HTTPError, RuntimeError) as error:  # a RuntimeError if another call has closed the client
                 raise BrokenEngineError(f"vLLM cannot be reached ({error or type(error).__name__})") from error
         if httpx.codes.is_client_error(response.status_code):
-            raise RefusedError(f"vLLM refused {path}: {response.text[:300]}")
+            raise RefusedCommandError(f"vLLM refused {path}: {response.text[:300]}")
         if not response.is_success:
             raise BrokenEngineError(f"vLLM failed at {path} with {response.status_code}: {response.text[:300]}")
         return response.json() if response.content else None

@@ -23,7 +23,7 @@ from grailnode.engine.vllm.checkpoints import Checkpoints
 from grailnode.engine.vllm.engine_requests import GenerationCall, PrefillCall, collect, completion_body, prefill_body
 from grailnode.engine.vllm.server_check import check_description
 from grailnode.engine.vllm.version_gate import VersionGate
-from grailnode.engine.vllm.vllm_client import BrokenEngineError, RefusedError, VllmClient
+from grailnode.engine.vllm.vllm_client import BrokenEngineError, RefusedCommandError, VllmClient
 from grailnode.engine.vllm.vllm_server import Server
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights, digest_weights
@@ -165,7 +165,7 @@ class VllmEngine:
             await self._swap(client, version)
             self._commits += 1
             due = self._commits % self._limits.verify_interval == 0
-        except RefusedError as error:
+        except RefusedCommandError as error:
             if error.poisoned:
                 await self._restart(client, error)
             raise EngineError(f"version {version} was not committed: {error}") from error
@@ -196,7 +196,7 @@ class VllmEngine:
         try:
             states = await client.finish("verify", version=serving.version, digest=serving.digest.hex())
             self._report("engine-verified", version=serving.version, seconds=round(float(states[0]["seconds"]), 3))
-        except (RefusedError, BrokenEngineError) as error:
+        except (RefusedCommandError, BrokenEngineError) as error:
             await self._restart(client, error)
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
@@ -316,7 +316,7 @@ class VllmEngine:
         """Commit a staged version between two requests.
 
         Raises:
-            RefusedError: it was not committed. BrokenEngineError: nobody knows.
+            RefusedCommandError: it was not committed. BrokenEngineError: nobody knows.
         """
         try:
             with trio.fail_after(self._limits.drain):
@@ -380,7 +380,7 @@ class VllmEngine:
         """
         try:
             return await client.call("describe")
-        except (RefusedError, BrokenEngineError) as error:
+        except (RefusedCommandError, BrokenEngineError) as error:
             raise EngineError(
                 f"this vLLM does not answer as a grailnode engine ({error}); start it as `grailnode engine flags` "
                 "prints: without our code it cannot draw the tokens that a run's seeds require"
