@@ -64,6 +64,7 @@ MAX_SAFETENSORS_HEADER_BYTES: Final = 16 * MIB  # bytes of the JSON header of on
 # chain/manifest.py
 MAX_ANCHOR_SHARDS: Final = 4096  # shards of one anchor
 MAX_SHARD_BYTES: Final = 64 * GIB  # bytes of one anchor shard
+MAX_PATCH_PARTS: Final = 4096  # parts of one patch
 MAX_CHAIN: Final = 4096  # manifests that a head lists
 MAX_HEAD_BYTES: Final = 512 * KIB  # bytes of one head
 

@@ -67,7 +67,7 @@ async def run_miner(
     """Mine until cancelled."""
 
     async def mine() -> None:
-        follower = await Follower.open(node)
+        follower = await Follower.open(node, threads=torch.get_num_threads())
         async with open_engine(compute, node.run_sync, node.telemetry.event) as engine:
             await Miner(node, follower, engine, producer(task, engine), settings).run()
 
@@ -78,7 +78,9 @@ async def run_validator(node: Node, task: Task, compute: Compute, settings: Vali
     """Validate until cancelled."""
 
     async def validate() -> None:
-        follower = await Follower.open(node, keep=node.run.schedule.max_lag + _LATE_JUDGING_VERSIONS)
+        follower = await Follower.open(
+            node, keep=node.run.schedule.max_lag + _LATE_JUDGING_VERSIONS, threads=torch.get_num_threads()
+        )
         ledger = await Ledger.open(node.state, node.run)
         await wait_and_check_published(node, ledger)
         async with open_engine(compute, node.run_sync, node.telemetry.event) as engine:

@@ -8,7 +8,7 @@ from protocol.chain.verifier import ChainVerifier
 from protocol.digest import content_digest
 from protocol.errors import ChainError, ExpiredError, error_context
 from roles.node.identity import Node
-from roles.policy.follower import VerifiedWeights, apply_patch, load_anchor
+from roles.policy.verified_weights import AnchorBuild, PatchBuild, VerifiedWeights, WeightsBuild, objects_of
 from roles.ports import LineReporter, ObjectStore
 from roles.records import fetch_envelope
 
@@ -55,19 +55,17 @@ async def follow_chain(node: Node, say: LineReporter) -> AsyncIterator[VerifiedW
     weights: VerifiedWeights | None = None
     for manifest in chain.manifests():
         if manifest.version in head.anchors:
-            files = [
-                await _object(node.store, paths.anchor(trainer, r.digest), r.digest, r.size) for r in manifest.anchor
-            ]
-            anchor = load_anchor(manifest, files)
-            say(f"version {manifest.version}: anchor of {sum(map(len, files))} bytes is {anchor.digest.hex()[:16]}")
+            anchor = await _build(node.store, AnchorBuild(manifest), trainer, manifest, from_anchor=True)
+            size = sum(ref.size for ref in manifest.anchor)
+            say(f"version {manifest.version}: anchor of {size} bytes is {anchor.digest.hex()[:16]}")
             patch_follows = (
                 weights is not None and weights.version == manifest.version - 1 and manifest.patch is not None
             )
             if manifest.version >= head.oldest_patch - 1 and not patch_follows:
                 weights = anchor  # the patches begin here, or no listed patch leads to this version
         if weights is not None and weights.version == manifest.version - 1 and manifest.patch is not None:
-            weights = await _apply_patch(node, trainer, weights, manifest)
-            size, digest_text = manifest.patch.object.size, weights.digest.hex()[:16]
+            weights = await _build(node.store, PatchBuild(weights, manifest), trainer, manifest, from_anchor=False)
+            size, digest_text = manifest.patch.size, weights.digest.hex()[:16]
             say(f"version {weights.version}: patch of {size} bytes leads to {digest_text}")
         if weights is not None and weights.version == manifest.version:
             yield weights
@@ -75,16 +73,14 @@ async def follow_chain(node: Node, say: LineReporter) -> AsyncIterator[VerifiedW
         raise ChainError("no listed anchor and patches lead to the newest version", f"version {head.version}")
 
 
-async def _apply_patch(node: Node, trainer: bytes, weights: VerifiedWeights, manifest: Manifest) -> VerifiedWeights:
-    assert manifest.patch is not None
-    ref = manifest.patch.object
-    return apply_patch(
-        weights, manifest, await _object(node.store, paths.patch(trainer, ref.digest), ref.digest, ref.size)
-    )
-
-
-async def _object(store: ObjectStore, path: str, digest: bytes, size: int) -> bytes:
-    data = await store.get(path, size)
-    if content_digest(data) != digest:
-        raise ChainError("not the bytes that the manifest names", path)
-    return data
+async def _build(
+    store: ObjectStore, build: WeightsBuild, trainer: bytes, manifest: Manifest, *, from_anchor: bool
+) -> VerifiedWeights:
+    path_of = paths.anchor if from_anchor else paths.patch
+    for ref in objects_of(manifest, from_anchor):
+        path = path_of(trainer, ref.digest)
+        data = await store.get(path, ref.size)
+        if content_digest(data) != ref.digest:
+            raise ChainError("not the bytes that the manifest names", path)
+        build.add(data)
+    return build.finish()

@@ -285,7 +285,7 @@ def _version_row(manifest: Manifest) -> VersionRow:
         version=manifest.version,
         optimizer_step=manifest.optimizer_step,
         first_window=manifest.first_window,
-        patch_bytes=manifest.patch.object.size if manifest.patch else None,
+        patch_bytes=manifest.patch.size if manifest.patch else None,
         anchor_bytes=sum(ref.size for ref in manifest.anchor) if manifest.anchor else None,
         changed=manifest.patch.changed if manifest.patch else 0,
         total=manifest.elements,

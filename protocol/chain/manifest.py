@@ -36,12 +36,19 @@ class PatchRef(Record):
     """A reference to the patch from the version before.
 
     Attributes:
+        parts: the objects that are the patch's bytes, one after the other. A follower decodes each when it has arrived
+            and has its digest, while the next ones still arrive.
         changed: number of elements that the patch changes.
     """
 
     kind: ClassVar[str] = "patch"
-    object: ObjectRef
+    parts: Annotated[tuple[ObjectRef, ...], Field(min_length=1, max_length=limits.MAX_PATCH_PARTS)]
     changed: Annotated[int, Field(ge=0)]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the patch."""
+        return sum(part.size for part in self.parts)
 
 
 class Manifest(Record):
@@ -91,7 +98,7 @@ class Manifest(Record):
 
     @model_validator(mode="after")
     def _sizes(self) -> "Manifest":
-        if self.patch is not None and self.patch.object.size > 2 * self.weight_bytes + limits.MAX_PATCH_HEADER_BYTES:
+        if self.patch is not None and self.patch.size > 2 * self.weight_bytes + limits.MAX_PATCH_HEADER_BYTES:
             raise ValueError("the patch is larger than its tensors can need")
         headers = len(self.anchor) * limits.MAX_SAFETENSORS_HEADER_BYTES
         if sum(shard.size for shard in self.anchor) > self.weight_bytes + headers:

@@ -18,7 +18,7 @@ from protocol.patch.codec import (
     summary,
 )
 from protocol.patch.composition import invert, squash
-from protocol.patch.container import Mode, TensorRow
+from protocol.patch.container import Mode, TensorRow, split_parts
 from protocol.patch.partial import StreamingApply, apply_rows, apply_tensors, row_edges
 from protocol.patch.profiles import PROFILES, LinkConditions, ProfileChoice, Rates, choose_profile, pick_profile
 from protocol.patch.self_check import check_container, check_frames
@@ -52,6 +52,7 @@ __all__ = [
     "invert",
     "pick_profile",
     "row_edges",
+    "split_parts",
     "squash",
     "summary",
     "warm_up",

@@ -99,9 +99,10 @@ def _check_in_scratch(old: torch.Tensor, row: TensorRow, frame: memoryview) -> b
     return digest
 
 
-def _for_each(
+def for_each(
     work: Callable[[tuple[TensorRow, memoryview]], T], items: Iterable[tuple[TensorRow, memoryview]], threads: int
 ) -> list[T]:
+    """Do some work for each row and its frame, on so many threads, and return the results in their order."""
     if threads == 1:
         return [work(item) for item in items]
     with ThreadPoolExecutor(threads) as pool:
@@ -135,7 +136,7 @@ def apply_with_digests(
         return apply_frame(old, row, frame)
 
     items = zip(rows, split_frames(patch, header), strict=True)
-    pairs = dict(zip((row.name for row in rows), _for_each(apply_row, items, threads), strict=True))
+    pairs = dict(zip((row.name for row in rows), for_each(apply_row, items, threads), strict=True))
     result = AppliedPatch({name: pairs[name][0] for name in weights}, {name: pairs[name][1] for name in weights})
     check_result(result.weights, result.digests, header)
     return result
@@ -191,9 +192,9 @@ def apply_in_place_with_digests(
                 flat[begin : begin + piece.size] = torch.from_numpy(piece.view("u1")).view(flat.dtype)
 
     items = list(zip(rows, split_frames(patch, header), strict=True))
-    after = dict(zip((row.name for row in rows), _for_each(check, items, threads), strict=True))
+    after = dict(zip((row.name for row in rows), for_each(check, items, threads), strict=True))
     check_result(weights, after, header)
-    _for_each(write, items, threads)
+    for_each(write, items, threads)
     return after
 
 

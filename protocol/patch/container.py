@@ -346,3 +346,20 @@ def split_frames(data: bytes | bytearray | memoryview, header: Header) -> Iterat
     check_length(data, header)
     ends = accumulate(header.rows.sizes, initial=header.frames_begin)
     return (memoryview(data)[begin:end] for begin, end in pairwise(ends))
+
+
+def split_parts(patch: bytes, part_bytes: int) -> tuple[bytes, ...]:
+    """Split a patch of this program into parts that end where a frame ends; joined, they are the patch.
+
+    Args:
+        part_bytes: a part has more bytes than this only if its last frame begins before that. The number of parts is
+            at most MAX_PATCH_PARTS, so those of a very large patch have more.
+    """
+    header = read_header(patch)
+    part_bytes = max(part_bytes, -(-len(patch) // limits.MAX_PATCH_PARTS))
+    parts, begin = [], 0
+    for end in accumulate(header.rows.sizes, initial=header.frames_begin):
+        if end - begin >= part_bytes:
+            parts.append(patch[begin:end])
+            begin = end
+    return tuple([*parts, patch[begin:]] if begin < len(patch) else parts)

@@ -7,7 +7,7 @@ import torch
 
 from protocol.digest import Weights, weights_digest
 from protocol.errors import PatchError
-from protocol.patch.applying import AppliedPatch, apply_frame, check_fit, check_result
+from protocol.patch.applying import AppliedPatch, apply_frame, check_fit, check_result, for_each
 from protocol.patch.bounded_buffer import BoundedBuffer
 from protocol.patch.codec import Digests, digest_tensor
 from protocol.patch.container import PREAMBLE, Header, Mode, TensorRow, header_bytes, read_header, split_frames
@@ -96,17 +96,20 @@ def _apply_to_rows(
 
 
 class StreamingApply:
-    """The application of a patch while it arrives. Only one frame is in memory at a time.
+    """The application of a patch while it arrives. With one thread, only one frame is in memory at a time; with more,
+    those that the bytes fed together complete.
 
     Args:
         weights: the weights that the patch is for.
         digests: BLAKE3 of each tensor of `weights`, computed when they were verified; None to compute the digests of
             the unchanged tensors again.
+        threads: how many tensors to decode at the same time.
     """
 
-    def __init__(self, weights: Weights, *, digests: Digests | None = None) -> None:
+    def __init__(self, weights: Weights, *, digests: Digests | None = None, threads: int = 1) -> None:
         self._weights = weights
         self._base_digests = digests
+        self._threads = threads
         self._head = bytearray()
         self._header: Header | None = None
         self._rows: tuple[TensorRow, ...] = ()
@@ -131,7 +134,7 @@ class StreamingApply:
             self._header = self._read_table()
             rest = memoryview(bytes(self._head))[self._header.frames_begin :]
             self._head.clear()
-        return list(self._take(rest))
+        return for_each(self._apply, self._take(rest), self._threads)
 
     def finish(self) -> AppliedPatch:
         """Return the new weights after all bytes of the patch were processed.
@@ -139,10 +142,14 @@ class StreamingApply:
         Raises:
             PatchError: the patch is cut off, or does not give the weights that it promises.
         """
-        if self._header is None or self._next < len(self._rows):
+        result = self._result
+        if self._header is None or len(result.weights) < len(self._rows):
             raise PatchError("cut off", "patch")
-        check_result(self._result.weights, self._result.digests, self._header)
-        return self._result
+        check_result(result.weights, result.digests, self._header)
+        return AppliedPatch(
+            {name: result.weights[name] for name in self._weights},
+            {name: result.digests[name] for name in self._weights},
+        )
 
     def _read_table(self) -> Header:
         header = read_header(self._head, len(self._weights))
@@ -151,8 +158,8 @@ class StreamingApply:
             raise PatchError("made for other weights than these")
         return header
 
-    def _take(self, rest: memoryview) -> Iterator[str]:
-        """Yield the names of the tensors that more bytes of the frames complete."""
+    def _take(self, rest: memoryview) -> Iterator[tuple[TensorRow, memoryview]]:
+        """Yield the frames that more bytes complete, with their rows."""
         while self._next < len(self._rows):
             row = self._rows[self._next]
             self._frame = self._frame or BoundedBuffer(row.size)
@@ -162,16 +169,17 @@ class StreamingApply:
             if self._frame.size < row.size:
                 return
             frame, self._frame = self._frame.frame(), None
-            self._apply(row, frame)
             self._next += 1
-            yield row.name
+            yield row, frame
         if len(rest):
             raise PatchError(f"{len(rest)} bytes behind the end", "patch")
 
-    def _apply(self, row: TensorRow, frame: memoryview) -> None:
+    def _apply(self, item: tuple[TensorRow, memoryview]) -> str:
+        row, frame = item
         old = self._weights[row.name]
         if row.mode == Mode.UNCHANGED:
             new, digest = old, self._base_digests[row.name] if self._base_digests is not None else digest_tensor(old)
         else:
             new, digest = apply_frame(old, row, frame)
         self._result.weights[row.name], self._result.digests[row.name] = new, digest
+        return row.name

@@ -17,8 +17,9 @@ from protocol.rollout.batch import Group, assemble
 from roles.miner.produce import MiningWindow, Producer
 from roles.node.change_reporter import ChangeReporter
 from roles.node.identity import Node
-from roles.policy.follower import Follower, VerifiedWeights
+from roles.policy.follower import Follower
 from roles.policy.serving import keep_fresh, serve
+from roles.policy.verified_weights import VerifiedWeights
 from roles.ports import BeaconError, Engine, EngineError, StoreError
 
 ANNOUNCEMENT_SECONDS = 600.0

@@ -3,26 +3,31 @@
 
 It has the verified weights of one version, and of the few before it. A step to another version is transactional: new
 tensors are built beside the old ones, digested and compared with the manifest, and only then become a version. Whatever
-goes wrong, the node still has its last good version, and the caller gets the error.
+goes wrong, the node still has its last good version, and the caller gets the error. Each object of a step is decoded
+when it has arrived and its digest was compared, while the next ones arrive.
 """
 
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
 
-import torch
 import trio
 
 from protocol import paths
-from protocol.chain import safetensors
-from protocol.chain.manifest import Head, Manifest, ObjectRef, check_expiry
+from protocol.chain.manifest import Head, Manifest, check_expiry
 from protocol.chain.verifier import ChainVerifier, Plan, Trust
-from protocol.digest import Weights, content_digest, tensor_digest, weights_digest
-from protocol.errors import ChainError, ForkError, GapError, MalformedError, ProtocolError, error_context
+from protocol.digest import content_digest
+from protocol.errors import ChainError, ForkError, GapError, ProtocolError, error_context
 from protocol.identity.signing import claimed_signers
-from protocol.patch import apply_with_digests
 from roles.gather import fetch_ahead, first_success, gather
 from roles.node.identity import Node
 from roles.policy.progress import CatchUpProgress
+from roles.policy.verified_weights import (
+    AnchorBuild,
+    PatchBuild,
+    VerifiedWeights,
+    VersionObject,
+    WeightsBuild,
+    objects_of,
+)
 from roles.ports import NotFoundError, StoreError
 from roles.records import fetch_envelope
 
@@ -30,104 +35,6 @@ TRUST_PATH = "trust"
 _HEAD_SECONDS = 5.0  # to fetch the head, or half a window where that is longer
 _OTHER_HEADS_SECONDS = 2.0  # to wait for other trainers' heads after the first valid one
 _FETCH_AHEAD = 8  # objects
-_MAX_STEPS = 8  # patches that are kept with the weights that they led to,
-_STEP_SHARE = 4  # together at most the weights' bytes divided by this
-
-
-@dataclass(frozen=True)
-class PatchStep:
-    """A patch that was applied.
-
-    Attributes:
-        base: digest of the weights before it; manifest: of the version after it.
-    """
-
-    base: bytes
-    manifest: Manifest
-    patch: bytes
-
-
-@dataclass(frozen=True)
-class VerifiedWeights:
-    """The weights of one version, whose digest is the one in its manifest.
-
-    Attributes:
-        digests: BLAKE3 of each tensor; digest: of all weights.
-        steps: the last patches that led here, in order, for an engine that serves a version before one of them.
-    """
-
-    version: int
-    weights: Weights
-    digests: dict[str, bytes]
-    digest: bytes
-    steps: tuple[PatchStep, ...] = ()
-
-    def steps_from(self, digest: bytes | None) -> tuple[PatchStep, ...]:
-        """Return the patches that lead here from weights with a digest; none if they are not known."""
-        places = [place for place, step in enumerate(self.steps) if step.base == digest]
-        return self.steps[places[-1] :] if places else ()
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One step of a plan: to load a version's anchor, or to apply its patch."""
-
-    manifest: Manifest
-    from_anchor: bool
-
-    @property
-    def size(self) -> int:
-        """Bytes to fetch."""
-        if self.from_anchor:
-            return sum(ref.size for ref in self.manifest.anchor)
-        assert self.manifest.patch is not None
-        return self.manifest.patch.object.size
-
-
-def verify_weights(manifest: Manifest, weights: Weights, digests: dict[str, bytes]) -> VerifiedWeights:
-    """Compare weights with their manifest.
-
-    Args:
-        digests: BLAKE3 of each tensor.
-
-    Raises:
-        ChainError: they are not the weights that the manifest names.
-    """
-    digest = weights_digest(digests, weights)
-    if digest != manifest.weights:
-        raise ChainError("the rebuilt weights are not those that the trainer signed", f"version {manifest.version}")
-    return VerifiedWeights(manifest.version, weights, digests, digest)
-
-
-def apply_patch(base: VerifiedWeights, manifest: Manifest, patch: bytes) -> VerifiedWeights:
-    """Return the version after `base`, verified. Both share the tensors that did not change, and their digests.
-
-    Raises:
-        ProtocolError: the patch does not fit, or does not lead to the signed weights; `base` is untouched.
-    """
-    result = apply_with_digests(base.weights, patch, digests=base.digests)
-    weights = verify_weights(manifest, result.weights, result.digests)
-    steps = (*base.steps[1 - _MAX_STEPS :], PatchStep(base.digest, manifest, patch))
-    most = sum(tensor.nbytes for tensor in weights.weights.values()) // _STEP_SHARE
-    while steps and sum(len(step.patch) for step in steps) > most:
-        steps = steps[1:]
-    return replace(weights, steps=steps)
-
-
-def load_anchor(manifest: Manifest, files: list[bytes]) -> VerifiedWeights:
-    """Return a version from the shards of its anchor, verified.
-
-    Raises:
-        ProtocolError: the shards are not safetensors, or not the signed weights.
-    """
-    tensors: dict[str, torch.Tensor] = {}
-    for data in files:
-        shard = safetensors.read(data)
-        if not tensors.keys().isdisjoint(shard):
-            raise MalformedError("a tensor in two shards of its anchor", f"version {manifest.version}")
-        tensors |= shard
-    manifest.check_table(tensors)
-    return verify_weights(manifest, tensors, {name: tensor_digest(tensor) for name, tensor in tensors.items()})
 
 
 class Follower:
@@ -137,25 +44,29 @@ class Follower:
         node: whose store and state to use.
         chain: the chain that is trusted so far.
         keep: how many versions of weights to keep in memory, the newest included.
+        threads: how many tensors of a patch to decode at the same time.
         allow_expired: whether to follow a head that has expired: for looking at a run that has ended, never for acting
             on it.
     """
 
-    def __init__(self, node: Node, chain: ChainVerifier, keep: int, *, allow_expired: bool = False) -> None:
+    def __init__(
+        self, node: Node, chain: ChainVerifier, keep: int, *, allow_expired: bool = False, threads: int = 1
+    ) -> None:
         self._node = node
         self._chain = chain
         self._keep = keep
         self._allow_expired = allow_expired
+        self._threads = threads
         self._trainer = node.authority.trainers[0]
         self._weights: dict[int, VerifiedWeights] = {}  # by version
-        # By version and digest: after a rewind a version has another patch.
-        self._patches: dict[tuple[int, bytes], bytes] = {}
+        # Of patches, by version and digest: after a rewind a version has another patch.
+        self._parts: dict[tuple[int, bytes], bytes] = {}
         self._refresh_lock = trio.Lock()
         self._rebuild_lock = trio.Lock()
         self._rebuild_scope = trio.CancelScope()
 
     @classmethod
-    async def open(cls, node: Node, keep: int = 1, *, allow_expired: bool = False) -> "Follower":
+    async def open(cls, node: Node, keep: int = 1, *, allow_expired: bool = False, threads: int = 1) -> "Follower":
         """Return a follower that begins with the trust in this node's state.
 
         Raises:
@@ -168,7 +79,7 @@ class Follower:
         except NotFoundError:
             trust = None
         verifier = ChainVerifier(node.run_id, node.run, trust, node.revisions)
-        return cls(node, verifier, keep, allow_expired=allow_expired)
+        return cls(node, verifier, keep, allow_expired=allow_expired, threads=threads)
 
     @property
     def chain(self) -> ChainVerifier:
@@ -216,7 +127,7 @@ class Follower:
         self._node.telemetry.event("chain-rewound", version=trust.version, revision=trust.revision)
         await self._node.state.put(TRUST_PATH, trust.to_bytes())
         self._chain = chain
-        self._patches = {}
+        self._parts = {}
         self._rebuild_scope.cancel()
         self._drop_other_weights()
 
@@ -311,25 +222,24 @@ class Follower:
 
         await fetch_ahead(fetch, chain.missing_manifests(), accept, ahead=_FETCH_AHEAD)
 
-    async def _fetch_object(self, path: str, ref: ObjectRef) -> bytes:
-        data = await self._node.store.get(path, ref.size)
-        if content_digest(data) != ref.digest:
-            raise ChainError("not the bytes that the manifest names", path)
+    async def _fetch_object(self, item: VersionObject) -> bytes:
+        """Fetch an object of a version, unless it is a part of a patch that is in memory.
+
+        Raises:
+            StoreError: it cannot be fetched. ChainError: these are not the bytes that the manifest names.
+        """
+        ref, version = item.ref, item.manifest.version
+        data = None if item.from_anchor else self._parts.pop((version, ref.digest), None)
+        if data is None:
+            path = (paths.anchor if item.from_anchor else paths.patch)(self._trainer, ref.digest)
+            data = await self._node.store.get(path, ref.size)
+            if await self._node.run_sync(content_digest, data) != ref.digest:
+                raise ChainError("not the bytes that the manifest names", path)
         return data
 
-    async def _fetch_patch(self, manifest: Manifest) -> tuple[int, bytes]:
-        """Fetch a patch unless it is in memory, and return its key there."""
-        assert manifest.patch is not None
-        ref = manifest.patch.object
-        key = manifest.version, ref.digest
-        if key not in self._patches:
-            self._patches[key] = await self._fetch_object(paths.patch(self._trainer, ref.digest), ref)
-        return key
-
-    async def _fetch_shard(self, progress: CatchUpProgress, ref: ObjectRef) -> bytes:
-        data = await self._fetch_object(paths.anchor(self._trainer, ref.digest), ref)
-        progress.add_fetched(len(data))
-        return data
+    async def _prefetch_part(self, item: VersionObject) -> None:
+        data = await self._fetch_object(item)
+        self._parts[item.manifest.version, item.ref.digest] = data
 
     async def prefetch(self) -> None:
         """Fetch the patches from the newest weights to the head, so that no window's opening waits for them.
@@ -345,8 +255,8 @@ class Follower:
         except GapError:
             return  # the next `rebuild` raises it
         if plan.anchor is None:
-            await gather(self._fetch_patch, plan.patches[:_FETCH_AHEAD])
-            self._drop_old_patches()
+            await gather(self._prefetch_part, _objects(plan.patches[:_FETCH_AHEAD], from_anchor=False))
+            self._drop_old_parts()
 
     async def rebuild(self, version: int) -> VerifiedWeights:
         """Return the verified weights of a version, rebuilt unless they are in memory; the newest few stay there.
@@ -384,47 +294,65 @@ class Follower:
         self._weights[weights.version] = weights
         while len(self._weights) > self._keep:
             del self._weights[min(self._weights)]
-        self._drop_old_patches()
+        self._drop_old_parts()
 
-    def _drop_old_patches(self) -> None:
-        """Drop the patches up to the newest version whose weights are in memory."""
+    def _drop_old_parts(self) -> None:
+        """Drop the parts of patches up to the newest version whose weights are in memory."""
         newest = max(self._weights, default=-1)
-        self._patches = {key: data for key, data in self._patches.items() if key[0] > newest}
+        self._parts = {key: data for key, data in self._parts.items() if key[0] > newest}
 
     async def _carry_out(self, plan: Plan, base: int | None) -> VerifiedWeights:
-        """Carry out a plan, fetching the next objects while one step is applied.
+        """Carry out a plan: the next objects are fetched while one is decoded.
 
         After a failure, the last version that was verified before it stays in memory.
         """
-        steps = [*([_Step(plan.anchor, True)] if plan.anchor else []), *(_Step(patch, False) for patch in plan.patches)]
+        anchors = [plan.anchor] if plan.anchor is not None else []
+        items = [*_objects(anchors, from_anchor=True), *_objects(plan.patches, from_anchor=False)]
         weights = self._weights[base] if plan.anchor is None and base is not None else None
-        target = steps[-1].manifest.version
-        progress = CatchUpProgress(self._node.clock, self._node.telemetry, target, [step.size for step in steps])
+        build: WeightsBuild | None = None
+        steps = [*(objects_of(manifest, True) for manifest in anchors), *(objects_of(m, False) for m in plan.patches)]
+        sizes = [sum(ref.size for ref in refs) for refs in steps]
+        target = items[-1].manifest.version
+        progress = CatchUpProgress(self._node.clock, self._node.telemetry, target, sizes)
 
-        async def fetch(step: _Step) -> list[bytes]:
-            if step.from_anchor:
-                return await gather(partial(self._fetch_shard, progress), step.manifest.anchor)
-            key = await self._fetch_patch(step.manifest)
-            data = self._patches.pop(key)  # without waiting: a rewind may replace the patches at any checkpoint
+        async def fetch(item: VersionObject) -> bytes:
+            data = await self._fetch_object(item)
             progress.add_fetched(len(data))
-            return [data]
+            return data
 
-        async def apply(step: _Step, files: list[bytes]) -> None:
-            nonlocal weights
-            if step.from_anchor:
-                weights = await self._node.run_sync(load_anchor, step.manifest, files)
-            else:
-                weights = await self._node.run_sync(apply_patch, weights, step.manifest, files[0])
-            progress.finish_step()
+        async def add(item: VersionObject, data: bytes) -> None:
+            nonlocal weights, build
+            if item.number == 0:
+                build = self._begin(item, weights)
+            assert build is not None
+            await self._node.run_sync(build.add, data)
+            if item.is_last:
+                weights, build = await self._node.run_sync(build.finish), None
+                progress.finish_step()
 
         try:
-            await fetch_ahead(fetch, steps, apply, ahead=_FETCH_AHEAD)
+            await fetch_ahead(fetch, items, add, ahead=_FETCH_AHEAD)
         except (StoreError, ProtocolError):
             if weights is not None and weights.version not in self._weights:
                 self._remember(weights)
             raise
         assert weights is not None
         return weights
+
+    def _begin(self, item: VersionObject, weights: VerifiedWeights | None) -> WeightsBuild:
+        if item.from_anchor:
+            return AnchorBuild(item.manifest)
+        assert weights is not None
+        return PatchBuild(weights, item.manifest, self._threads)
+
+
+def _objects(manifests: Sequence[Manifest], *, from_anchor: bool) -> list[VersionObject]:
+    """Return the objects of some versions in order."""
+    return [
+        VersionObject(manifest, from_anchor, number)
+        for manifest in manifests
+        for number in range(len(objects_of(manifest, from_anchor)))
+    ]
 
 
 def _age(chain: ChainVerifier) -> tuple[int, int]:

@@ -11,7 +11,8 @@ from protocol.errors import ProtocolError
 from roles.first_failure import first_failure
 from roles.node.change_reporter import ChangeReporter
 from roles.node.identity import Node
-from roles.policy.follower import Follower, PatchStep, VerifiedWeights
+from roles.policy.follower import Follower
+from roles.policy.verified_weights import PatchStep, VerifiedWeights
 from roles.ports import Engine, EngineError, StoreError
 
 _serving_digests: WeakKeyDictionary[Engine, bytes] = WeakKeyDictionary()

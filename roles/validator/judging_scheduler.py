@@ -14,8 +14,9 @@ from protocol.errors import ProtocolError
 from protocol.judging.verdict import Reason, Verdict
 from roles.first_failure import first_failure
 from roles.node.identity import Node
-from roles.policy.follower import Follower, VerifiedWeights
+from roles.policy.follower import Follower
 from roles.policy.serving import serve
+from roles.policy.verified_weights import VerifiedWeights
 from roles.ports import Engine, EngineError, StoreError
 from roles.validator.audit import Auditor, reject_all
 from roles.validator.case_queue import CaseQueue, Reputation

@@ -16,8 +16,9 @@ from protocol.judging.ledger import Evaluation, LedgerRow, Summary
 from protocol.judging.verdict import Verdict
 from roles.node.identity import Node
 from roles.policy.assignment import Task
-from roles.policy.follower import Follower, VerifiedWeights
+from roles.policy.follower import Follower
 from roles.policy.serving import keep_fresh, serve
+from roles.policy.verified_weights import VerifiedWeights
 from roles.ports import BeaconError, Engine, EngineError, StoreError
 from roles.validator.audit import Auditor
 from roles.validator.case_queue import CaseQueue

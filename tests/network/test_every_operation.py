@@ -22,7 +22,7 @@ from tests.support.simulation.recording_store import RecordingStore
 from tests.support.simulation.seeded_scheduling import run_seeded
 
 BATCHES = 2
-SETTINGS = PublisherSettings(anchor_interval=2, keep_patches=2, keep_anchors=1)
+SETTINGS = PublisherSettings(anchor_interval=2, keep_patches=2, keep_anchors=1, part_bytes=4096)
 
 
 class Trainer(Network):

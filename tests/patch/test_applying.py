@@ -163,6 +163,39 @@ def test_streaming_completes_tensors_as_they_arrive(piece):
     assert same_bits(stream.finish().weights, new)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("part_bytes", [1, 300, 1 << 20])
+def test_parts_end_behind_frames_and_joined_they_are_the_patch(part_bytes, threads):
+    old, new = versions(2)
+    data = patch.encode(old, new)
+    parts = patch.split_parts(data, part_bytes)
+    assert b"".join(parts) == data
+    assert all(len(part) >= part_bytes for part in parts[:-1])
+    stream = patch.StreamingApply(old, threads=threads)
+    names = [stream.feed(part) for part in parts]
+    assert [name for part in names for name in part] == sorted(old)
+    assert all(names[1:]), "a part completes no tensor"
+    result = stream.finish()
+    assert same_bits(result.weights, new)
+    assert list(result.weights) == list(old)
+
+
+def test_no_patch_has_more_parts_than_a_manifest_may_name(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("protocol.limits.MAX_PATCH_PARTS", 2)
+    data = patch.encode(*versions(2))
+    assert 1 <= len(patch.split_parts(data, 1)) <= 2
+
+
+def test_a_frame_that_was_refused_cannot_be_passed_over():
+    old, new = versions(2)
+    data = patch.encode(old, new)
+    stream = patch.StreamingApply(old)
+    with pytest.raises(ProtocolError):
+        stream.feed(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(PatchError, match="cut off"):
+        stream.finish()
+
+
 def test_streaming_refuses_too_few_and_too_many_bytes():
     old, new = versions(2)
     data = patch.encode(old, new)

@@ -15,8 +15,9 @@ PATCH = 2 * WEIGHTS + limits.MAX_PATCH_HEADER_BYTES
 HEADER = limits.MAX_SAFETENSORS_HEADER_BYTES
 
 
-def patch(size: int) -> dict[str, Any]:
-    return {"patch": PatchRef(object=ObjectRef(digest=samples.digest("patch"), size=size), changed=1)}
+def patch(*sizes: int) -> dict[str, Any]:
+    refs = (ObjectRef(digest=samples.digest(f"part {place}"), size=size) for place, size in enumerate(sizes))
+    return {"patch": PatchRef(parts=tuple(refs), changed=1)}
 
 
 def anchor(*sizes: int) -> dict[str, Any]:
@@ -28,6 +29,7 @@ def anchor(*sizes: int) -> dict[str, Any]:
     "changes",
     [
         patch(PATCH),
+        patch(0, PATCH - 1, 1),
         anchor(WEIGHTS + HEADER),
         anchor(WEIGHTS + 2 * HEADER, 0),
         anchor(HEADER, WEIGHTS, 2 * HEADER),
@@ -43,6 +45,7 @@ def test_objects_up_to_the_size_of_their_tensors_are_accepted(changes: dict[str,
     "changes",
     [
         patch(PATCH + 1),
+        patch(PATCH, 1),
         patch(limits.MAX_PATCH_BYTES),
         anchor(WEIGHTS + HEADER + 1),
         anchor(WEIGHTS + 2 * HEADER, 1),

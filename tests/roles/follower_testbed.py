@@ -33,4 +33,4 @@ class FollowerTestbed:
     def patch_path(self, version: int) -> str:
         ref = self.chain.signed_manifests[version].record.patch
         assert ref is not None
-        return paths.patch(TRAINER.public, ref.object.digest)
+        return paths.patch(TRAINER.public, ref.parts[0].digest)

@@ -23,7 +23,7 @@ from tests.support.simulation.network import BEGIN, Log, key
 from tests.support.simulation.trio_clock import TrioClock
 
 SUCCESSOR = SigningKey(b"s" * 32)
-SETTINGS = PublisherSettings(anchor_interval=2, keep_patches=3, keep_anchors=2, takeover_seconds=1.0)
+SETTINGS = PublisherSettings(anchor_interval=2, keep_patches=3, keep_anchors=2, takeover_seconds=1.0, part_bytes=1)
 
 
 async def copy_of(store: MemoryStore) -> MemoryStore:

@@ -30,7 +30,7 @@ from tests.support.simulation.network import BEGIN, Log
 from tests.support.simulation.virtual_clock import simulate, simulated
 
 HEAD_TTL = 20  # seconds
-SETTINGS = PublisherSettings(takeover_seconds=0.1, poll_seconds=0.05)
+SETTINGS = PublisherSettings(takeover_seconds=0.1, poll_seconds=0.05, part_bytes=1)
 
 
 class CheckingStore(MemoryStore):
@@ -82,7 +82,7 @@ class CheckingStore(MemoryStore):
             manifest = self.manifests[digest]
             names.append(paths.manifest(trainer, version, digest))
             if manifest.patch is not None and version >= head.oldest_patch:
-                names.append(paths.patch(trainer, manifest.patch.object.digest))
+                names += [paths.patch(trainer, part.digest) for part in manifest.patch.parts]
             if version in head.anchors:
                 names += [paths.anchor(trainer, shard.digest) for shard in manifest.anchor]
         return names

@@ -21,7 +21,8 @@ from grailnode.run.creation import fetch_model
 from protocol.errors import ProtocolError
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
-from roles.policy.follower import Follower, VerifiedWeights
+from roles.policy.follower import Follower
+from roles.policy.verified_weights import VerifiedWeights
 from roles.ports import StoreError
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"

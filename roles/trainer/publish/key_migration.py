@@ -33,8 +33,8 @@ async def migrate(node: Node, history: History, old_key: bytes, head: Head) -> N
     for version, signed in sorted(history.manifests.items()):
         manifest = signed.record
         if manifest.patch is not None and version >= head.oldest_patch:
-            ref = manifest.patch.object
-            await _copy(node, paths.patch(old_key, ref.digest), paths.patch(new_key, ref.digest), ref)
+            for ref in manifest.patch.parts:
+                await _copy(node, paths.patch(old_key, ref.digest), paths.patch(new_key, ref.digest), ref)
         is_published_next = version > history.published_version and version in history.anchors
         for ref in manifest.anchor if version in head.anchors or is_published_next else ():
             await _copy(node, paths.anchor(old_key, ref.digest), paths.anchor(new_key, ref.digest), ref)

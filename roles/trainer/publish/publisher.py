@@ -18,7 +18,7 @@ from protocol.digest import content_digest
 from protocol.errors import ChainError, PatchError
 from protocol.identity.signing import Signed, sign
 from protocol.limits import MAX_SHARD_BYTES
-from protocol.patch import pick_profile
+from protocol.patch import pick_profile, split_parts
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StateError, StoreError
 from roles.trainer.publish.fencing import Fence
@@ -65,6 +65,7 @@ class PublisherSettings:
     profile: str = "compact"
     link_mbps: float | None = None
     threads: int = 1
+    part_bytes: int = 4 << 20
 
 
 _CLOCK_SECONDS: Final = 1.0  # between two readings of the clock, which somebody may set
@@ -221,10 +222,14 @@ class Publisher:
             await self._read(build, reader)
             return await self._anchored(await self._node.run_sync(build.weights))
         weights, patch = await self._build_patch(name.version, previous, reader)
-        if patch is None or not await self._upload_patch(patch[0]):
+        if patch is None:
             return await self._anchored(weights)
+        parts: tuple[bytes, ...] = await self._node.run_sync(split_parts, patch[0], self._settings.part_bytes)
+        for part in parts:
+            if not await self._upload_part(part):
+                return await self._anchored(weights)
         has_anchor = name.version % self._settings.anchor_interval == 0
-        return VersionObjects(weights, *patch, await self._shard_refs(weights) if has_anchor else ())
+        return VersionObjects(weights, parts, patch[1], await self._shard_refs(weights) if has_anchor else ())
 
     async def _build_patch(
         self, version: int, previous: VersionWeights, reader: ShardReader
@@ -260,7 +265,7 @@ class Publisher:
         return weights, patch
 
     async def _anchored(self, weights: VersionWeights) -> VersionObjects:
-        return VersionObjects(weights, None, 0, await self._shard_refs(weights))
+        return VersionObjects(weights, (), 0, await self._shard_refs(weights))
 
     async def _shard_refs(self, weights: VersionWeights) -> tuple[ObjectRef, ...]:
         """Return the references to the files of a version's weights, which are the shards of its anchor."""
@@ -270,18 +275,18 @@ class Publisher:
             refs.append(await self._node.run_sync(reference, await self._node.state.get(path, MAX_SHARD_BYTES)))
         return tuple(refs)
 
-    async def _upload_patch(self, patch: bytes) -> bool:
-        """Upload a patch; return whether one of the attempts succeeded."""
-        path = paths.patch(self._node.key.public, await self._node.run_sync(content_digest, patch))
+    async def _upload_part(self, part: bytes) -> bool:
+        """Upload a part of a patch; return whether one of the attempts succeeded."""
+        path = paths.patch(self._node.key.public, await self._node.run_sync(content_digest, part))
         for _ in range(self._settings.patch_attempts):
             began = trio.current_time()
             try:
-                await self._node.store.put(path, patch)
+                await self._node.store.put(path, part)
             except StoreError as error:
                 self._node.telemetry.event("put-failed", path=path, error=str(error))
             else:
-                self._meter.add_upload(len(patch), trio.current_time() - began)
-                if await self._node.is_readable(path, patch):
+                self._meter.add_upload(len(part), trio.current_time() - began)
+                if await self._node.is_readable(path, part):
                     return True
         return False
 
@@ -367,7 +372,7 @@ class Publisher:
             version=manifest.version,
             optimizer_step=manifest.optimizer_step,
             first_window=manifest.first_window,
-            patch_bytes=manifest.patch.object.size if manifest.patch else 0,
+            patch_bytes=manifest.patch.size if manifest.patch else 0,
             changed=manifest.patch.changed if manifest.patch else 0,
             elements=manifest.elements,
         )
@@ -382,7 +387,7 @@ class Publisher:
         for version, signed in history.manifests.items():
             available.add(paths.manifest(key, version, signed.digest))
             if signed.record.patch is not None and version >= history.first_patch:
-                available.add(paths.patch(key, signed.record.patch.object.digest))
+                available |= {paths.patch(key, ref.digest) for ref in signed.record.patch.parts}
             if version not in history.retired_anchors:
                 available |= {paths.anchor(key, ref.digest) for ref in signed.record.anchor}
         unnamed: set[str] = set()

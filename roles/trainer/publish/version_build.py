@@ -39,13 +39,13 @@ class VersionObjects:
     """The objects of which a version consists.
 
     Attributes:
-        patch: from the previous version; None for a version with an anchor only.
+        patch: the parts of the patch from the previous version; none for a version with an anchor only.
         changed_elements: how many elements the patch changes.
         anchor: references to the files of the weights; empty for a version with a patch only.
     """
 
     weights: VersionWeights
-    patch: bytes | None
+    patch: tuple[bytes, ...]
     changed_elements: int
     anchor: tuple[ObjectRef, ...]
 
@@ -135,8 +135,8 @@ class PublicationMoment:
 def make_manifest(objects: VersionObjects, moment: PublicationMoment) -> Manifest:
     """Return the unsigned manifest of a version."""
     ref = None
-    if objects.patch is not None:
-        ref = PatchRef(object=reference(objects.patch), changed=objects.changed_elements)
+    if objects.patch:
+        ref = PatchRef(parts=tuple(map(reference, objects.patch)), changed=objects.changed_elements)
     return Manifest(
         run=moment.run_id,
         version=objects.weights.version,

@@ -127,10 +127,10 @@ class AttackedFollower:
         return paths.manifest(TRAINER.public, version, self.chain.signed_manifests[version].digest)
 
     def patch_path(self, version: int) -> str:
-        """Return the path of a version's patch."""
+        """Return the path of the first part of a version's patch."""
         ref = self.chain.signed_manifests[version].record.patch
         assert ref is not None
-        return paths.patch(TRAINER.public, ref.object.digest)
+        return paths.patch(TRAINER.public, ref.parts[0].digest)
 
     def shard_path(self, version: int) -> str:
         """Return the path of the first shard of a version's anchor."""

@@ -12,7 +12,7 @@ from protocol.chain import safetensors
 from protocol.chain.manifest import Head, Manifest
 from protocol.digest import Weights, content_digest
 from protocol.identity.signing import Signed, SigningKey, open_signed, sign
-from protocol.patch import encode, summary
+from protocol.patch import encode, split_parts, summary
 from protocol.run import RunManifest
 from roles.node.identity import Node
 from roles.ports import Clock, ObjectStore
@@ -70,6 +70,7 @@ class Chain:
     Attributes:
         signed_manifests, weights: by version.
         anchors: the versions with an anchor.
+        part_bytes: of a patch's parts.
     """
 
     def __init__(self, run_id: bytes, store: MemoryStore, expires_ms: int) -> None:
@@ -79,6 +80,7 @@ class Chain:
         self.signed_manifests: list[Signed[Manifest]] = []
         self.weights: list[Weights] = []
         self.anchors: list[int] = []
+        self.part_bytes = 1 << 20
 
     async def publish(self, weights: Weights, *, anchor: bool = False, head: bool = True) -> Manifest:
         """Publish the next version; the first one always has an anchor."""
@@ -90,9 +92,10 @@ class Chain:
             self._run_id, self.signed_manifests[-1].digest if version else b"", version, 1, version, 0
         )
         refs = tuple(reference(shard) for shard in shards)
-        manifest = make_manifest(VersionObjects(version_weights(version, weights), patch, count, refs), moment)
-        if patch is not None:
-            await self._store.put(paths.patch(TRAINER.public, content_digest(patch)), patch)
+        parts = split_parts(patch, self.part_bytes) if patch else ()
+        manifest = make_manifest(VersionObjects(version_weights(version, weights), parts, count, refs), moment)
+        for part in parts:
+            await self._store.put(paths.patch(TRAINER.public, content_digest(part)), part)
         for ref, shard in zip(manifest.anchor, shards, strict=True):
             await self._store.put(paths.anchor(TRAINER.public, ref.digest), shard)
         signed = open_signed(sign(manifest, TRAINER), Manifest, [TRAINER.public])

@@ -146,7 +146,7 @@ def manifest(version: int = 0, previous: bytes = b"", **changes: Any) -> Manifes
         "previous": previous,
         "weights": digest(f"weights {version}"),
         "tensors": TABLE,
-        "patch": PatchRef(object=ref, changed=3) if version else None,
+        "patch": PatchRef(parts=(ref,), changed=3) if version else None,
         "anchor": () if version else (ref,),
         "optimizer_step": 10 * version,
         "beacon_round": 100 + version,

@@ -92,7 +92,7 @@ def _chain_in_order(network: FaultyNetwork, views: dict[int, bytes]) -> Iterator
             manifest = by_version[version].record
             object_paths = [paths.manifest(_TRAINER, version, by_version[version].digest)]
             if manifest.patch is not None and version >= head.oldest_patch:
-                object_paths.append(paths.patch(_TRAINER, manifest.patch.object.digest))
+                object_paths += [paths.patch(_TRAINER, ref.digest) for ref in manifest.patch.parts]
             if version in head.anchors:
                 object_paths += [paths.anchor(_TRAINER, ref.digest) for ref in manifest.anchor]
             early = [path for path in object_paths if acknowledgement_times.get(path, math.inf) > put.moment]

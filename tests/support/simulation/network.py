@@ -164,7 +164,7 @@ class Network:
         return TrainerSettings(
             training=TrainingSettings(groups_per_step, 1, checkpoint_versions=self.checkpoint_versions),
             learner=LearnerSettings(optimizer=AdamWSettings(learning_rate=2e-5)),
-            publisher=PublisherSettings(**{"anchor_interval": 4, **publisher}),
+            publisher=PublisherSettings(**{"anchor_interval": 4, "part_bytes": 4096, **publisher}),
             collector=CollectorSettings(canaries=canaries),
         )
 
