@@ -16,10 +16,14 @@ from pathlib import Path
 
 PROCESSES = {
     "trainer": {"training": 1, "upload": 2, "download": 3},
+    "worker": {"site": 0},
     "miner": {"miner": 0},
     "validator": {"validator": 0},
 }
 """The processes of each role's nodes, and what to add to metrics_port for the port of each."""
+
+COORDINATOR = {"coordinator": 6}
+"""The same for a trainer whose sites train."""
 
 _ANSWER_SECONDS = 3.0
 
@@ -42,11 +46,12 @@ def absent_processes(arguments: Sequence[str], directory: Path) -> list[str]:
         directory: its working directory.
     """
     role = option(arguments, "--role")
-    name = option(arguments, "--name") or ("miner-1" if role == "miner" else role)
-    states, port = _state_and_port(option(arguments, "--run"), directory)
+    name = option(arguments, "--name") or (f"{role}-1" if role in ("miner", "worker") else role)
+    states, port, has_sites = _node_settings(option(arguments, "--run"), directory)
+    processes = COORDINATOR if role == "trainer" and has_sites else PROCESSES[role]
     return [
         f"{name}/{kind}"
-        for kind, offset in PROCESSES[role].items()
+        for kind, offset in processes.items()
         if not is_locked(states / name / f".{kind}.lock") or (port and not answers(port + offset))
     ]
 
@@ -75,17 +80,19 @@ def answers(port: int) -> bool:
         connection.close()
 
 
-def _state_and_port(run: str, directory: Path) -> tuple[Path, int]:
-    """Return the directory of the nodes' states and the metrics_port (0 for none).
+def _node_settings(run: str, directory: Path) -> tuple[Path, int, bool]:
+    """Return the directory of the nodes' states, the metrics_port (0 for none), and whether the run has sites.
 
     Args:
         run: a run.toml, or the URL of a run, which is joined without a run.toml.
     """
     if run.startswith(("https://", "http://")):
-        return directory / "state", 0
+        return directory / "state", 0, False
     file = directory / run
-    section = tomllib.loads(file.read_text(encoding="utf-8")).get("node", {})
-    return file.parent / section.get("state", "state"), section.get("metrics_port", 0)
+    sections = tomllib.loads(file.read_text(encoding="utf-8"))
+    section = sections.get("node", {})
+    has_sites = "outer" in sections.get("trainer", {})
+    return file.parent / section.get("state", "state"), section.get("metrics_port", 0), has_sites
 
 
 def main() -> int:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from grailnode import UserError
 from protocol.identity.participant import SPACE_FORM
+from protocol.limits import MAX_WORKERS
 from roles.trainer.learn.learning_rate import ScheduleName
 from roles.trainer.learn.loss.loss_names import AdvantageName, LossName
 from roles.trainer.publish.retention import check_retention
@@ -23,6 +24,7 @@ from roles.trainer.publish.retention import check_retention
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
+OuterMethod = Literal["pulseloco", "pulseloco-exact", "sparseloco", "diloco", "averaging"]
 
 URL_RULE: Final = "a url is https://host[:port][/path], host in lower case, without user, query or a slash at the end"
 """What `is_space_url` accepts, in words."""
@@ -166,6 +168,28 @@ class EngineSection(Section):
         return self
 
 
+class OuterSection(Section):
+    """How the sites of a run train one policy together (docs/many-trainers.md).
+
+    All of it is the trainer's, whose coordinator puts it into the rounds' rules, but `upload_seconds`: so long before
+    the end of a round a site stops its local steps. `momentum` and `outer_rate` are the method's own where they are
+    missing. A round lasts `round_windows` windows, and counts with `quorum` contributions or more.
+    """
+
+    method: OuterMethod = "pulseloco"
+    local_steps: Annotated[int, Field(ge=1, le=1 << 16)] = 8
+    quorum: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1
+    outer_rate: Annotated[float, Field(gt=0, le=10)] | None = None
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    fraction: Annotated[int, Field(ge=0, le=8)] = 3
+    chosen: Annotated[int, Field(ge=1, le=1024)] = 128
+    frozen_rounds: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
+    round_windows: Count = 1
+    state_interval: Count = 8
+    payload_seconds: Positive = 30.0
+    upload_seconds: Positive = 5.0
+
+
 class TrainerSection(Section):
     """How the trainer learns and publishes.
 
@@ -181,6 +205,7 @@ class TrainerSection(Section):
     `canaries` counts the miners that the trainer has run under secret keys to test the validators; only the last of
     them runs now. Raise it by one when a report has revealed the key of the last one. `canary_store` is where the
     canary writes: in the trainer's own bucket everybody would recognize it.
+    With `outer`, the run's workers train, and the trainer closes their rounds and publishes.
     """
 
     policy: str = "genesis"
@@ -223,6 +248,7 @@ class TrainerSection(Section):
     track: TrackerName | None = None
     canaries: Annotated[int, Field(ge=0, le=1000)] = 0
     canary_store: StoreSection | None = None
+    outer: OuterSection | None = None
 
     @model_validator(mode="after")
     def _check_bounds(self) -> "TrainerSection":
@@ -233,6 +259,8 @@ class TrainerSection(Section):
             )
         if self.truncation <= 1 + self.clip_high:
             raise ValueError(f"truncation must be above 1 + clip_high = {1 + self.clip_high:g}: the clip comes first")
+        if self.outer is not None and self.canaries:
+            raise ValueError("canaries need a trainer that collects groups itself; with [trainer.outer] its sites do")
         return self
 
 

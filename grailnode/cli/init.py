@@ -12,6 +12,7 @@ from protocol.limits import (
     MAX_EVALUATION_SAMPLES,
     MAX_GROUP_SIZE,
     MAX_GROUPS,
+    MAX_WORKERS,
 )
 
 _WORK_BITS = 20  # the price of a miner's key of an open run: about a million hashes a day
@@ -83,6 +84,13 @@ _WORK_BITS = 20  # the price of a miner's key of an open run: about a million ha
 @click.option("--name", default="miner-1", show_default=True, help="With --join: the node's name.")
 @click.option("--roots", type=click.IntRange(1, 16), default=1, show_default=True, help="Root keys; 3 for a real run.")
 @click.option("--threshold", type=click.IntRange(1, 16), help="Root keys that must sign. Default: 2, or 1 of 1.")
+@click.option(
+    "--trainers",
+    type=click.IntRange(1, MAX_WORKERS),
+    default=1,
+    show_default=True,
+    help="Sites that train together (docs/many-trainers.md).",
+)
 @click.option(
     "--validators", type=click.IntRange(0, 16), default=1, show_default=True, help="Keys of validators to make."
 )

@@ -41,9 +41,9 @@ def rotate(**parameters: Any) -> None:
 @keys.command()
 @click.argument("key")
 @authority_option
-@click.option("--role", type=click.Choice(["validator", "inviter"]), default="validator", show_default=True)
+@click.option("--role", type=click.Choice(["validator", "worker", "inviter"]), default="validator", show_default=True)
 def grant(**parameters: Any) -> None:
-    """Make KEY (64 hexadecimal digits, or a key file) a validator of the run, or an inviter of miners."""
+    """Make KEY (64 hexadecimal digits, or a key file) a validator, a site that trains, or an inviter of miners."""
     run_action("key_changes", "grant", parameters)
 
 

@@ -15,7 +15,7 @@ from grailnode.cli.options import run_action
 EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 130
 
-ROLES: Final = ("trainer", "miner", "validator")
+ROLES: Final = ("trainer", "worker", "miner", "validator")
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class LazyGroup(click.Group):
 @click.version_option(package_name="grailnode")
 @click.option("--role", type=click.Choice(ROLES), help="Run a node of this role until Ctrl-C.")
 @click.option("--run", metavar="FILE-or-URL", help="The run.toml of the run, or the URL of its manifest (.../runs/ID).")
-@click.option("--name", help="The node's name: its key and state. Default: the role (for a miner, miner-1).")
+@click.option("--name", help="The node's name: its key and state. Default: the role (miner-1, worker-1).")
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a key of run.toml.")
 @click.option("--trust-run", is_flag=True, help="Accept the run that a URL's server names, where no id is given.")
 @click.pass_context

@@ -2,5 +2,15 @@
 
 from typing import Final, Literal
 
-Kind = Literal["beacon", "training", "upload", "download", "canary", "tracking", "miner", "validator"]
-TRAINER_KINDS: Final[tuple[Kind, ...]] = ("beacon", "training", "upload", "download", "canary", "tracking")
+Kind = Literal[
+    "beacon", "training", "upload", "download", "canary", "tracking", "coordinator", "site", "miner", "validator"
+]
+TRAINER_KINDS: Final[tuple[Kind, ...]] = (
+    "beacon",
+    "training",
+    "upload",
+    "download",
+    "canary",
+    "tracking",
+    "coordinator",
+)

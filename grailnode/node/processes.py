@@ -23,6 +23,7 @@ from grailnode.node.canary import CanaryProducer
 from grailnode.node.disk_check import check_disk, follower_bytes
 from grailnode.node.metrics_server import serve_metrics
 from grailnode.node.node_makers import make_canary, make_node, make_spectator, read_key
+from grailnode.node.outer_settings import coordinator_settings, site_settings
 from grailnode.node.process_kinds import TRAINER_KINDS, Kind
 from grailnode.node.settings import miner_settings, trainer_settings, validator_settings
 from grailnode.node.state_locks import lock_state
@@ -31,7 +32,16 @@ from grailnode.node.supervisor import EXIT_PERMANENT, EXIT_TRANSIENT, run_proces
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.tracking import track
 from grailnode.node.user_errors import explain, is_transient
-from grailnode.node.wiring import make_task, run_collector, run_miner, run_publisher, run_training, run_validator
+from grailnode.node.wiring import (
+    make_task,
+    run_collector,
+    run_coordinator,
+    run_miner,
+    run_publisher,
+    run_training,
+    run_validator,
+    run_worker,
+)
 from grailnode.observe.recheck import GroupReference, RecheckedGroup, recheck
 from grailnode.run import creation, key_files, requirements
 from protocol import paths
@@ -41,8 +51,16 @@ from roles.node.change_reporter import ChangeReporter
 from roles.node.identity import Node
 from roles.policy.assignment import Task
 from roles.ports import StoreError
+from roles.trainer.publish.publisher import PublisherSettings
 
-_ORPHAN_SWEEPERS: tuple[Kind, ...] = ("upload", "canary", "miner", "validator")  # one process for each space
+_ORPHAN_SWEEPERS: tuple[Kind, ...] = (
+    "upload",
+    "canary",
+    "coordinator",
+    "site",
+    "miner",
+    "validator",
+)  # one for each space
 _RETRY_SECONDS = 0.5
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -203,15 +221,37 @@ async def _training(node: Node, launch: Launch) -> None:
 
 
 async def _upload(node: Node, launch: Launch) -> None:
-    config = launch.config
+    await _publish_run(node, launch.config)
+    await run_publisher(node, _publisher_settings(node, launch.config))
+
+
+async def _publish_run(node: Node, config: Config) -> None:
+    """Publish the run's manifest, and the files that it names."""
     data = requirements.files_to_publish(node.run, data_file(config))
     files = creation.model_files(policy_directory(config)) | data
     await creation.publish_files(node.store, node.key.public, files)
     await node.publish(paths.run(node.run_id), config.at(config.run.manifest).read_bytes())
+
+
+def _publisher_settings(node: Node, config: Config) -> PublisherSettings:
     expiry_offset_ms = secrets.randbelow(max(1, node.run.head_ttl * 100))
-    await run_publisher(
-        node, replace(trainer_settings(config, node.run.sampling.params()).publisher, expiry_offset_ms=expiry_offset_ms)
-    )
+    return replace(trainer_settings(config, node.run.sampling.params()).publisher, expiry_offset_ms=expiry_offset_ms)
+
+
+async def _coordinator(node: Node, launch: Launch) -> None:
+    config = launch.config
+    settings = coordinator_settings(config, node.run)
+    await _publish_run(node, config)
+    genesis = partial(load_weights, policy_directory(config))
+    await run_coordinator(node, genesis, _publisher_settings(node, config), settings)
+
+
+async def _site(node: Node, launch: Launch) -> None:
+    config = launch.config
+    directory = policy_directory(config)
+    compute = _compute(Policy.load(directory), config, recompute=config.trainer.recompute)
+    settings = trainer_settings(config, node.run.sampling.params())
+    await run_worker(node, partial(load_weights, directory), compute, settings, site_settings(config))
 
 
 async def _download(node: Node, launch: Launch) -> None:
@@ -260,6 +300,8 @@ _BODIES: dict[Kind, ProcessBody] = {
     "download": _download,
     "canary": _canary,
     "tracking": _tracking,
+    "coordinator": _coordinator,
+    "site": _site,
     "miner": _miner,
     "validator": _validator,
 }

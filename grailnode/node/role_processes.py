@@ -25,13 +25,14 @@ from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
 from roles.ports import Beacon, Clock, LineReporter
 
-Role = Literal["trainer", "miner", "validator"]
+Role = Literal["trainer", "worker", "miner", "validator"]
 PROCESSES: Final[Mapping[Role, tuple[Kind, ...]]] = {
     "trainer": ("training", "upload", "download"),
+    "worker": ("site",),
     "miner": ("miner",),
     "validator": ("validator",),
 }
-"""The processes that every node of a role has."""
+"""The processes that every node of a role has; those of a trainer with sites are in `process_kinds`."""
 
 
 def run_role(config: Config, role: Role, name: str, report: LineReporter) -> None:
@@ -50,7 +51,8 @@ def run_role(config: Config, role: Role, name: str, report: LineReporter) -> Non
 
 def process_kinds(config: Config, role: Role) -> tuple[Kind, ...]:
     """Return the kinds of processes of a node."""
-    kinds = PROCESSES[role]
+    has_sites = role == "trainer" and config.trainer.outer is not None
+    kinds: tuple[Kind, ...] = ("coordinator",) if has_sites else PROCESSES[role]
     if role == "trainer" and config.beacon.key:
         kinds = ("beacon", *kinds)
     if role == "trainer" and config.trainer.canaries:
@@ -83,21 +85,30 @@ def check_start(config: Config, role: Role, name: str, report: LineReporter) -> 
     state = state_directory(config, name)
     disk_check.check_disk(state, 0)
     node = make_node(config, name, NodeTelemetry(name))
-    if role == "trainer":
+    if role in ("trainer", "worker"):
         needed_bytes = disk_check.trainer_bytes(Policy.load(policy_directory(config)))
     else:
         needed_bytes = disk_check.follower_bytes(node.run, config, None)
     disk_check.check_disk(state, needed_bytes)
     trio.run(_check_store, node, config)
-    keys = {"trainer": node.authority.trainers, "validator": node.authority.validators}
+    authority = node.authority
+    keys = {"trainer": authority.trainers, "worker": authority.workers, "validator": authority.validators}
     if role in keys and node.key.public not in keys[role]:
-        raise key_files.KeyFileError(f"{path}: not a {role} key of this run; use --name for the node whose key is")
+        granted = f", or let its founder run `grailnode keys grant {node.key.public.hex()} --role worker`"
+        raise key_files.KeyFileError(
+            f"{path}: not a {role} key of this run; use --name for the node whose key is"
+            + (granted if role == "worker" else "")
+        )
     if role == "trainer" and config.trainer.track is not None:
         check_tracker(config.trainer.track)
     if role == "trainer":
         requirements.find(node.run.environment)
         requirements.files_to_publish(node.run, data_file(config))
-    if role != "trainer" or config.trainer.canaries:
+    if role == "trainer" and authority.workers and config.trainer.outer is None:
+        raise ConfigError(
+            "trainer.outer: missing, and this run has workers, whose rounds its trainer closes (docs/many-trainers.md)"
+        )
+    if role in ("miner", "validator") or (role == "trainer" and config.trainer.canaries):
         requirements.open_sandbox(node.run)
     trio.run(_wait_for_time, config, role, name, report)  # before admissions, which expire
     if role == "miner":
@@ -137,7 +148,7 @@ def _create_key(path: Path, role: Role, report: LineReporter) -> None:
 def _check_engine(config: Config, role: Role) -> None:
     """Refuse an engine that cannot start; vLLM itself is checked when it has started."""
     engine = config.engine
-    if engine.kind == "vllm" and role != "trainer":
+    if engine.kind == "vllm" and role in ("miner", "validator"):
         if engine.python is not None and not config.at(engine.python).is_file():
             raise ConfigError(
                 f"engine.python: no interpreter at {config.at(engine.python)}; `grailnode engine install DIR` makes one"

@@ -139,6 +139,16 @@ async def run_coordinator(
     await run_under_authority(node, coordinate)
 
 
+async def run_worker(
+    node: Node, genesis: Callable[[], Weights], compute: Compute, trainer: TrainerSettings, settings: SiteSettings
+) -> None:
+    """Collect groups and train on them as one of several sites, until cancelled: all the work of a worker's node."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_collector, node, trainer.collector)
+        await run_site(node, genesis, compute, trainer.learner, settings)
+        nursery.cancel_scope.cancel()
+
+
 async def run_site(
     node: Node, genesis: Callable[[], Weights], compute: Compute, learner: LearnerSettings, settings: SiteSettings
 ) -> None:

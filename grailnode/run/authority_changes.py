@@ -14,7 +14,8 @@ from protocol.identity.signing import SigningKey, check_public_key, sign
 from roles.ports import ObjectStore
 from roles.trainer.publish.history import History
 
-_ROLES = {"root": "roots", "trainer": "trainers", "validator": "validators"}
+_ROLES = {"root": "roots", "trainer": "trainers", "validator": "validators", "worker": "workers"}
+_ASCENDING = ("workers",)  # a field in order of keys, that may be empty
 _DAY_SECONDS = 86_400
 
 
@@ -88,7 +89,7 @@ def grant_role(revisions: Revisions, key: bytes, role: str) -> Draft:
     """Draft a role for a key.
 
     Args:
-        role: "validator" or "inviter".
+        role: "validator", "worker" or "inviter".
 
     Raises:
         RevisionError: the key is revoked, or has the role.
@@ -189,7 +190,8 @@ def replacement(authority: Authority, key: bytes, new_key: bytes) -> dict[str, A
     for field in _ROLES.values():
         keys = getattr(authority, field)
         if key in keys:
-            changes[field] = tuple(new_key if other == key else other for other in keys)
+            keys = tuple(new_key if other == key else other for other in keys)
+            changes[field] = tuple(sorted(keys)) if field in _ASCENDING else keys
     admission = authority.admission
     for field in ("allowed", "inviters"):
         keys = getattr(admission, field)
@@ -211,7 +213,7 @@ def revocation(authority: Authority, key: bytes) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for field in _ROLES.values():
         others = tuple(other for other in getattr(authority, field) if other != key)
-        if not others:
+        if not others and field not in _ASCENDING:
             raise RevisionError(
                 f"{key.hex()} is the only one of the {field}; name a successor with `grailnode keys rotate`, which "
                 "revokes it, and then give this command again where it has a --rewind"
@@ -231,7 +233,7 @@ def grant(authority: Authority, key: bytes, role: str) -> dict[str, Any]:
     """Return the changes that give a key a role.
 
     Args:
-        role: "validator" or "inviter".
+        role: "validator", "worker" or "inviter".
 
     Raises:
         RevisionError: the key is revoked, or has the role.
@@ -239,10 +241,12 @@ def grant(authority: Authority, key: bytes, role: str) -> dict[str, Any]:
     if key in authority.revoked:
         raise RevisionError(f"{key.hex()} is revoked in this run for good; make another key")
     admission = authority.admission
-    if key in (authority.validators if role == "validator" else admission.inviters):
+    if key in {"validator": authority.validators, "worker": authority.workers, "inviter": admission.inviters}[role]:
         raise RevisionError(f"{key.hex()} has the role {role} already")
     if role == "validator":
         return {"validators": (*authority.validators, key)}
+    if role == "worker":
+        return {"workers": tuple(sorted((*authority.workers, key)))}
     return {"admission": admission.model_copy(update={"inviters": tuple(sorted({*admission.inviters, key}))})}
 
 

@@ -202,6 +202,7 @@ def describe(revision: Revision) -> list[str]:
         f"{authority.root_threshold} of these roots must sign the next: {_short(authority.roots)}",
         f"trainers: {_short(authority.trainers)}",
         f"validators, {authority.quorum} of which must accept: {_short(authority.validators)}",
+        f"workers: {_short(authority.workers)}" if authority.workers else "",
         f"admission: {admission.policy}, at most {admission.miners} miners"
         + (f", credential {admission.credential} {admission.difficulty}" if admission.credential else ""),
         f"allowed: {_short(admission.allowed)}" if admission.policy == "allowlist" else "",

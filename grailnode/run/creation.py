@@ -36,6 +36,7 @@ class Choices:
         chat: whether prompts are conversations, by the chat template of the policy's tokenizer; `system_prompt` is what
             they begin with, empty for nothing.
         evaluation_problems, evaluation_samples, pass_at: see `EvaluationSpec` of protocol/run.py.
+        sites: how many keys of sites are created with the run; 0 if its trainer trains alone.
         validators: how many keys of validators are created with the run.
         remote_validators: the public keys of validators whose secret keys other people hold.
         quorum: how many of both must accept a group.
@@ -64,6 +65,7 @@ class Choices:
     first_round: int = 1
     lead: int = 1
     max_lag: int = 2
+    sites: int = 0
     validators: int = 1
     remote_validators: tuple[bytes, ...] = ()
     quorum: int = 1
@@ -184,7 +186,12 @@ def draft_manifest(
 
 
 def first_authority(
-    choices: Choices, *, roots: Sequence[bytes], trainers: Sequence[bytes], validators: Sequence[bytes]
+    choices: Choices,
+    *,
+    roots: Sequence[bytes],
+    trainers: Sequence[bytes],
+    validators: Sequence[bytes],
+    workers: Sequence[bytes] = (),
 ) -> Authority:
     """Return who may act when the run begins.
 
@@ -196,6 +203,7 @@ def first_authority(
         root_threshold=choices.root_threshold,
         trainers=tuple(trainers),
         validators=tuple(validators),
+        workers=tuple(sorted(workers)),
         quorum=choices.quorum,
         admission=choices.admission,
         revoked=(),

@@ -52,6 +52,7 @@ class InitOptions:
         meeting: the bucket where the participants of the run to join meet.
         name: of the node that joins.
         threshold: root keys that must sign; None for 2, or for the only one.
+        trainers: how many sites train; 1 for the trainer alone.
         validators: how many keys of validators are created; validator_keys: public keys of others, in hexadecimal.
         window: seconds; None for the demo's, or a minute with a public beacon.
         work: bits of the proof of work that each key of an open run's miners does a day; 0 for none.
@@ -87,6 +88,7 @@ class InitOptions:
     name: str
     roots: int
     threshold: int | None
+    trainers: int
     validators: int
     validator_keys: tuple[str, ...]
     quorum: int
@@ -126,6 +128,8 @@ def create_run(options: InitOptions) -> NewRun:
     bucket = None if options.bucket is None else _bucket(options, options.bucket)
     chain = None if options.beacon == "own" else public_chains.CHAINS[options.beacon]
     recipe = read_recipe(options.recipe)
+    if recipe.trainer.outer is not None and options.trainers == 1:
+        raise WorkspaceError(f"{options.recipe}: [trainer.outer] is for several sites; say how many with --trainers")
     choices = _choices(options, with_options(recipe.rules, vars(options)), chain)
     seconds = options.window
     new_workspace = workspace.create(
@@ -239,6 +243,7 @@ def _choices(options: InitOptions, rules: RulesSection, chain: ChainInfo | None)
         groups=rules.groups,
         roots=options.roots,
         root_threshold=threshold,
+        sites=options.trainers if options.trainers > 1 else 0,
         validators=options.validators,
         remote_validators=remote_validators,
         quorum=options.quorum,

@@ -14,8 +14,8 @@ from grailnode.beacon.public_chains import RELAYS
 from grailnode.run.buckets import Bucket
 from protocol.beacon import ChainInfo
 
-Value = str | int | float | None
-"""Of a key; None leaves the key out of the file."""
+Value = str | int | float | Mapping[str, str | int | float] | None
+"""Of a key; None leaves the key out of the file, and a mapping is a section in the section."""
 
 Sections = Mapping[str, Mapping[str, Value]]
 """Values by section and key."""
@@ -90,7 +90,18 @@ decay = 0.7               # weight of a group for each version that it is behind
 max_staleness = 16        # versions behind after which it is dropped
 anchor_interval = 25      # versions between two full checkpoints
 patch_profile = "compact" # or "fast", or "auto": whichever brings a version to the followers first, as measured
+"""
 
+_SITES: Final = """
+[trainer.outer]  # the run's workers train; docs/many-trainers.md has this and every other key
+method = "pulseloco"   # or pulseloco-exact, sparseloco, diloco, averaging
+local_steps = 4        # of a site in a round
+quorum = 1             # contributions that a round needs
+round_windows = 2      # a round's length
+upload_seconds = 0.8   # so long before the end of a round a site stops its local steps
+"""
+
+_FOLLOWERS: Final = """
 [miner]
 groups = 16  # a window, at most what the run allows
 
@@ -110,7 +121,14 @@ key = ""  # somebody else runs it; for a public one, relays = ["https://..."] na
 """
 
 
-def for_new_run(values: Sections, starts: Sequence[str], bucket: Bucket | None, beacon: ChainInfo | None) -> str:
+def for_new_run(
+    values: Sections,
+    starts: Sequence[str],
+    bucket: Bucket | None,
+    beacon: ChainInfo | None,
+    *,
+    has_sites: bool = False,
+) -> str:
     """Return the run.toml of a run that is created here.
 
     Args:
@@ -118,11 +136,13 @@ def for_new_run(values: Sections, starts: Sequence[str], bucket: Bucket | None, 
         starts: the commands that start the nodes.
         bucket: where the run is stored and its participants meet; None for a directory of this machine.
         beacon: the public beacon; None for one of the run's own.
+        has_sites: whether several sites train.
     """
     header = _HEADER.format(starts="\n".join(f"  {start}" for start in starts))
     comments = "".join(f"# {line}\n" for line in header.splitlines())
     store = _LOCAL_STORE if bucket is None else _BUCKET_STORE
-    document = tomlkit.parse(comments + _RUN + store + _SETTINGS)
+    settings = _SETTINGS + (_SITES if has_sites else "") + _FOLLOWERS
+    document = tomlkit.parse(comments + _RUN + store + settings)
     if bucket is not None:
         _set_buckets(document, bucket, bucket, meeting_credentials="s3.credentials")
     if beacon is None:
@@ -158,6 +178,8 @@ def _set(table: AbstractTable, values: Mapping[str, Value]) -> None:
     for key, value in values.items():
         if value is None:
             table.remove(key)
+        elif isinstance(value, Mapping) and key in table:
+            _set(_table(table, key), value)
         else:
             table[key] = value
 

@@ -3,9 +3,11 @@
 import secrets
 import shlex
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
 from grailnode import UserError
 from grailnode.calibration import proof_file
@@ -21,6 +23,10 @@ from protocol.identity.signing import SigningKey
 from protocol.rollout.challenge import stream
 
 MINERS = ("miner-1", "miner-2")
+ROUND_WINDOWS: Final = 2
+"""Windows of a round of sites."""
+
+_UPLOAD_SHARE: Final = 0.2  # of a round: the time for the uploads of the sites
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,7 @@ class _Names:
 
     roots: tuple[str, ...]
     validators: tuple[str, ...]
+    workers: tuple[str, ...]
     miners: tuple[str, ...]
 
     @classmethod
@@ -93,17 +100,18 @@ class _Names:
         return cls(
             roots=("root",) if choices.roots == 1 else roots,
             validators=("validator", *validators[1:]) if validators else (),
+            workers=tuple(f"worker-{number + 1}" for number in range(choices.sites)),
             miners=miners,
         )
 
     @property
     def all(self) -> tuple[str, ...]:
-        return (*self.roots, "trainer", *self.validators, *self.miners)
+        return (*self.roots, "trainer", *self.workers, *self.validators, *self.miners)
 
     def start_commands(self, config: Path) -> tuple[str, ...]:
         """Return the commands that start the nodes; the first node of a role has the name that is the default."""
         nodes = [("trainer", "")]
-        for role, names in (("validator", self.validators), ("miner", self.miners)):
+        for role, names in (("worker", self.workers), ("validator", self.validators), ("miner", self.miners)):
             nodes += [(role, f" --name {name}" if number else "") for number, name in enumerate(names)]
         run = shlex.quote(str(config))
         return tuple(f"grailnode --role {role:<9} --run {run}{name}" for role, name in nodes)
@@ -168,13 +176,15 @@ def create(
         roots=[public[name] for name in names.roots],
         trainers=[public["trainer"]],
         validators=[*(public[name] for name in names.validators), *choices.remote_validators],
+        workers=[public[name] for name in names.workers],
     )
     manifest = creation.draft_manifest(choices, policy, chain, authority, thresholds, task.chat)
     signers = [signing[name] for name in names.roots[: choices.root_threshold]]
     run = creation.sign_manifest(manifest, *signers)
     start_commands = names.start_commands(config)
-    values = _values(run.digest, choices, pace, policy, sections)
-    text = run_toml.for_new_run(values, start_commands, bucket, beacon)
+    defaults = _defaults(choices, pace, chain.period_ms * choices.rounds / 1000)
+    values = _values(run.digest, choices, policy, defaults, sections)
+    text = run_toml.for_new_run(values, start_commands, bucket, beacon, has_sites=choices.sites > 0)
     with NewFiles() as files:  # nothing is written before everything else has succeeded
         for name, secret in seeds.items():
             files.create_key(directory / "keys" / f"{name}{key_files.SUFFIX}", secret)
@@ -185,18 +195,42 @@ def create(
     return Workspace(directory, config, run.digest, public, task.problems, start_commands, files)
 
 
+def _defaults(choices: Choices, pace: Pace, window_seconds: float) -> run_toml.Sections:
+    """Return the values of run.toml that follow from pace and choices; sites share the groups of a window."""
+    if not choices.sites:
+        return pace.sections()
+    sections = replace(pace, groups_per_step=max(1, pace.groups_per_step // choices.sites)).sections()
+    upload_seconds = round(_UPLOAD_SHARE * ROUND_WINDOWS * window_seconds, 3)
+    outer: dict[str, str | int | float] = {"round_windows": ROUND_WINDOWS, "upload_seconds": upload_seconds}
+    return {**sections, "trainer": {**sections["trainer"], "outer": outer}}
+
+
 def _values(
-    run_id: bytes, choices: Choices, pace: Pace, policy: Path, sections: run_toml.Sections
+    run_id: bytes, choices: Choices, policy: Path, defaults: run_toml.Sections, sections: run_toml.Sections
 ) -> run_toml.Sections:
-    """Return the values of run.toml."""
-    values = {section: dict(keys) for section, keys in pace.sections().items()}
+    """Return the values of run.toml.
+
+    Args:
+        sections: in place of the defaults.
+    """
+    values = {section: dict(keys) for section, keys in defaults.items()}
     for section, keys in sections.items():
-        values[section] = {**values.get(section, {}), **keys}
+        values[section] = _merged(values.get(section, {}), keys)
     values["run"] = {"id": run_id.hex()}
     values["trainer"]["data"] = requirements.DATA if choices.data is not None else None
     if policy != PACKAGED_POLICY:
         values["trainer"]["policy"] = str(policy.absolute())
     return values
+
+
+def _merged(values: Mapping[str, run_toml.Value], others: Mapping[str, run_toml.Value]) -> dict[str, run_toml.Value]:
+    """Return values by key, those of `others` first; the keys of a section in both are merged likewise."""
+    merged = {**values, **others}
+    for key, other in others.items():
+        value = values.get(key)
+        if isinstance(value, Mapping) and isinstance(other, Mapping):
+            merged[key] = {**value, **other}
+    return merged
 
 
 def _proof_of(policy: Path) -> Path:

@@ -256,6 +256,14 @@ def test_a_node_is_healthy_while_all_its_processes_live(health: ModuleType, role
     assert health.absent_processes(arguments, tmp_path) == [f"it/{kinds[0]}"]
 
 
+def test_a_trainer_with_sites_is_healthy_while_its_coordinator_lives(health: ModuleType, tmp_path: Path):
+    _run_file(tmp_path, "[trainer.outer]\nlocal_steps = 4\n")
+    arguments = ["grailnode", "--role=trainer", "--run", "run.toml"]
+    assert health.absent_processes(arguments, tmp_path) == ["trainer/coordinator"]
+    with lock_state(tmp_path / "state" / "trainer", "coordinator"):
+        assert health.absent_processes(arguments, tmp_path) == []
+
+
 def test_a_process_with_a_metrics_port_must_answer(health: ModuleType, tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -266,6 +274,7 @@ def test_a_process_with_a_metrics_port_must_answer(health: ModuleType, tmp_path:
         for processes in health.PROCESSES.values()
         for kind, offset in processes.items()
     )
+    assert metrics_port(config, "coordinator") == port + health.COORDINATOR["coordinator"]
     arguments = ["grailnode", "--role", "miner", "--run", "run.toml"]
     with lock_state(tmp_path / "state" / "miner-1", "miner"):
         assert health.absent_processes(arguments, tmp_path) == ["miner-1/miner"]

@@ -24,6 +24,7 @@ from tests.support.simulation.virtual_clock import simulated
 
 ROOTS = tuple(samples.key(f"root {number}") for number in range(3))
 OTHER = samples.key("other")
+STRANGER = samples.key("stranger")
 
 
 def first_authority(**changes: Any) -> Authority:
@@ -96,6 +97,28 @@ def test_a_role_is_granted_to_one_more_key():
     assert after.revision.authority.quorum == authority.quorum
     after = propose(Revisions(RUN_ID, authority), "", **authority_changes.grant(authority, OTHER.public, "inviter"))
     assert after.revision.authority.admission.inviters == (OTHER.public,)
+
+
+def test_workers_stay_in_order_and_the_last_of_them_may_be_revoked():
+    authority = first_authority()
+    for key in (MINER.public, OTHER.public):
+        authority = propose(
+            Revisions(RUN_ID, authority), "", **authority_changes.grant(authority, key, "worker")
+        ).revision.authority
+    assert authority.workers == tuple(sorted((MINER.public, OTHER.public)))
+    with pytest.raises(RevisionError, match="has the role worker already"):
+        authority_changes.grant(authority, OTHER.public, "worker")
+    draft = propose(
+        Revisions(RUN_ID, authority), "", **authority_changes.replacement(authority, OTHER.public, STRANGER.public)
+    )
+    authority = draft.revision.authority
+    assert authority.workers == tuple(sorted((MINER.public, STRANGER.public)))
+    assert STRANGER.public.hex()[:16] in "\n".join(authority_drafts.describe(draft.revision))
+    for key in (MINER.public, STRANGER.public):
+        authority = propose(
+            Revisions(RUN_ID, authority), "", **authority_changes.revocation(authority, key)
+        ).revision.authority
+    assert authority.workers == ()
 
 
 def test_impossible_changes_are_refused():

@@ -63,6 +63,19 @@ def test_only_keys_of_the_run_may_train_or_validate(run_file: Path):
     result = run_command("--role", "validator", "--run", str(run_file), "--name", "stranger")
     assert result.returncode == 1
     assert "not a validator key of this run" in result.stderr
+    result = run_command("--role", "worker", "--run", str(run_file), "--name", "stranger")
+    assert result.returncode == 1
+    assert "not a worker key of this run" in result.stderr
+    assert "`grailnode keys grant" in result.stderr
+
+
+def test_a_trainer_does_not_train_alone_where_the_run_has_workers(run_file: Path):
+    worker = str(run_file.parent / "keys" / "worker-1.key")
+    run_command("keys", "new", worker)
+    assert run_command("keys", "grant", worker, "--role", "worker", "--run", str(run_file)).returncode == 0
+    result = run_command("--role", "trainer", "--run", str(run_file))
+    assert result.returncode == 1
+    assert "trainer.outer: missing, and this run has workers" in result.stderr
 
 
 def test_a_missing_validator_key_is_not_created(run_file: Path):

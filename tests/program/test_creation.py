@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from grailnode.config import load
+from grailnode.config import ConfigError, load
 from grailnode.engine.policy import PACKAGED_POLICY
+from grailnode.node.outer_settings import coordinator_settings, site_settings
 from grailnode.node.stores import Storage
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import workspace
@@ -134,6 +135,48 @@ class TestValidators:
         )
         assert result.returncode == 0, result.stderr
         assert f"validator-2 is {public}" in result.stdout
+
+
+class TestSites:
+    def test_their_keys_are_workers_of_the_run_and_each_has_a_start_command(self, tmp_path: Path):
+        result = run_command("init", str(tmp_path), "--trainers", "2")
+        assert result.returncode == 0, result.stderr
+        seeds = [(tmp_path / "keys" / f"worker-{number}.key").read_text() for number in (1, 2)]
+        keys = sorted(SigningKey(bytes.fromhex(seed)).public for seed in seeds)
+        assert rules(tmp_path).authority.workers == tuple(keys)
+        starts = [line.strip() for line in result.stdout.splitlines() if "--role worker" in line]
+        assert [start.partition("run.toml")[2] for start in starts] == ["", " --name worker-2"]
+
+    def test_they_share_the_groups_of_a_window(self, tmp_path: Path):
+        run_command("init", str(tmp_path), "--trainers", "2", "--window", "10")
+        config = load(tmp_path)
+        assert config.trainer.groups_per_step == workspace.Pace().groups_per_step // 2
+        settings = coordinator_settings(config, rules(tmp_path))
+        assert settings.beacon_rounds == 2 * rules(tmp_path).schedule.rounds
+        assert settings.rules.values == "grid"
+        assert (settings.rules.local_steps, settings.rules.quorum) == (4, 1)
+        assert site_settings(config).upload_seconds == 4.0  # a fifth of a round
+
+    def test_a_recipe_may_set_their_rules(self, tmp_path: Path):
+        recipe = tmp_path / "recipe.toml"
+        recipe.write_text('[trainer.outer]\nmethod = "sparseloco"\nchosen = 64\nlocal_steps = 15\nouter_rate = 0.8\n')
+        result = run_command("init", str(tmp_path / "run"), "--trainers", "3", "--recipe", str(recipe))
+        assert result.returncode == 0, result.stderr
+        round_rules = coordinator_settings(load(tmp_path / "run"), rules(tmp_path / "run")).rules
+        assert (round_rules.values, round_rules.chosen, round_rules.fraction) == ("chunked", 64, 0)
+        assert (round_rules.momentum, round_rules.outer_rate, round_rules.local_steps) == (0.0, 0.8, 15)
+        assert load(tmp_path / "run").trainer.outer.round_windows == 2  # type: ignore[union-attr]
+        result = run_command("init", str(tmp_path / "other"), "--recipe", str(recipe))
+        assert result.returncode == 1
+        assert "is for several sites; say how many with --trainers" in result.stderr
+        assert not (tmp_path / "other").exists()
+
+    def test_a_trainer_alone_has_neither_workers_nor_rounds(self, tmp_path: Path):
+        run_command("init", str(tmp_path))
+        assert rules(tmp_path).authority.workers == ()
+        assert "outer" not in (tmp_path / "run.toml").read_text()
+        with pytest.raises(ConfigError, match=r"trainer\.outer: missing"):
+            coordinator_settings(load(tmp_path), rules(tmp_path))
 
 
 class TestMiners:

@@ -40,7 +40,7 @@ def rotate(name: str, run: str) -> None:
 
 
 def grant(key: str, run: str, role: str) -> None:
-    """Make KEY (64 hexadecimal digits, or a key file) a validator of the run, or an inviter of miners."""
+    """Make KEY (64 hexadecimal digits, or a key file) a validator, a site that trains, or an inviter of miners."""
     config, node = open_authority(run)
     public = authority_changes.parse_public_key(key)
     submit(config, node, authority_changes.grant_role(node.revisions, public, role))

@@ -25,7 +25,7 @@ def run_node(**parameters: Any) -> None:
     """Run a node until Ctrl-C."""
     options = Options(**parameters)
     config = wait_for_run(options)
-    name = options.name or ("miner-1" if options.role == "miner" else options.role)
+    name = options.name or (f"{options.role}-1" if options.role in ("miner", "worker") else options.role)
     check_name(name)
     check_start(config, options.role, name, report_line)
     run_role(config, options.role, name, report_line)

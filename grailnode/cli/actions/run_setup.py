@@ -33,7 +33,7 @@ def init(**parameters: Any) -> None:
     click.echo(f"{options.name} is {member.key.hex()}")
     _print_bucket(options.directory, member.documents, ["s3.credentials", "meeting.credentials"])
     run = shlex.quote(str(options.directory / "run.toml"))
-    click.echo("then start it, ROLE being miner or validator:")
+    click.echo("then start it, ROLE being miner, validator or worker:")
     click.echo(f"  grailnode --role ROLE --run {run} --name {options.name}")
 
 

@@ -1,0 +1,67 @@
+"""Translates [trainer.outer] of run.toml into the settings of a coordinator and of a site."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from grailnode.config import Config, ConfigError, OuterMethod, OuterSection
+from protocol.outer.round_records import RoundRules
+from protocol.pseudogradient import AVERAGING, DILOCO, PULSELOCO_EXACT, PULSELOCO_GRID, SPARSELOCO, Kind, Method
+from protocol.run import RunManifest
+from roles.trainer.outer.coordinator import CoordinatorSettings
+from roles.trainer.outer.site import SiteSettings
+
+_METHODS: Final[Mapping[OuterMethod, Method]] = {
+    "pulseloco": PULSELOCO_GRID,
+    "pulseloco-exact": PULSELOCO_EXACT,
+    "sparseloco": SPARSELOCO,
+    "diloco": DILOCO,
+    "averaging": AVERAGING,
+}
+
+
+def coordinator_settings(config: Config, run: RunManifest) -> CoordinatorSettings:
+    """Return a coordinator's settings.
+
+    Raises:
+        ConfigError: run.toml has no [trainer.outer].
+    """
+    section = config.trainer.outer
+    if section is None:
+        raise ConfigError("trainer.outer: missing; without it the trainer trains alone (docs/many-trainers.md)")
+    return CoordinatorSettings(
+        rules=_round_rules(section),
+        beacon_rounds=section.round_windows * run.schedule.rounds,
+        payload_seconds=section.payload_seconds,
+        state_interval=section.state_interval,
+        poll_seconds=config.trainer.poll_seconds,
+    )
+
+
+def _round_rules(section: OuterSection) -> RoundRules:
+    method = _METHODS[section.method]
+    values = method.coding.kind.name.lower()
+    return RoundRules.model_validate(
+        {
+            "values": values,
+            "fraction": section.fraction if method.coding.kind is Kind.GRID else 0,
+            "chosen": section.chosen if method.coding.kind is Kind.CHUNKED else 0,
+            "feedback_decay": method.feedback_decay,
+            "frozen_steps": section.frozen_rounds,
+            "momentum": method.momentum if section.momentum is None else section.momentum,
+            "outer_rate": method.outer_rate if section.outer_rate is None else section.outer_rate,
+            "local_steps": section.local_steps,
+            "quorum": section.quorum,
+        }
+    )
+
+
+def site_settings(config: Config) -> SiteSettings:
+    """Return a site's settings: those of a run.toml without [trainer.outer] are the defaults."""
+    trainer = config.trainer
+    section = trainer.outer or OuterSection()
+    return SiteSettings(
+        groups_per_step=trainer.groups_per_step,
+        max_staleness=trainer.max_staleness,
+        upload_seconds=section.upload_seconds,
+        poll_seconds=trainer.poll_seconds,
+    )
