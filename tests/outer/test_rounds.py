@@ -9,6 +9,7 @@ import trio
 from protocol import paths
 from protocol.identity.signing import sign
 from roles.ports import ObjectInfo
+from roles.trainer.outer.contribution_retention import KEPT_ROUNDS
 from tests.support.builders.chains import TRAINER
 from tests.support.builders.samples import digest, round_rules
 from tests.support.simulation.network import key
@@ -70,6 +71,25 @@ def test_all_sites_have_the_same_state_and_learn(name: str) -> None:
         assert len(used) == len(set(used)) > 24
 
     simulate(scenario)
+
+
+@simulated
+async def test_a_site_keeps_only_its_newest_contributions_in_storage() -> None:
+    testbed = OuterTestbed(2)
+    rounds = KEPT_ROUNDS + 3
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery)
+        await testbed.until_round(rounds)
+        await trio.sleep(ROUND_SECONDS / 2)
+        nursery.cancel_scope.cancel()
+    for name in testbed.names:
+        numbers = []
+        async for item in testbed.store.list(paths.contributions(key(name).public)):
+            numbers.append(int(item.path.rpartition("/")[2]))
+        assert len([item async for item in testbed.store.list(paths.payloads(key(name).public))]) == len(numbers)
+        assert min(numbers) == rounds - KEPT_ROUNDS + 1
+        assert len(numbers) >= KEPT_ROUNDS
+    equal_states(testbed, rounds - 1)
 
 
 @simulated

@@ -16,10 +16,26 @@ MASTER: Final = "master/"
 """The prefix of the FP32 masters' names in a learner's state."""
 
 
+class StepFigures(Protocol):
+    """The figures of a local step that a site reports."""
+
+    @property
+    def loss(self) -> float:
+        """The loss."""
+
+    @property
+    def grad_norm(self) -> float:
+        """L2 norm of the gradient before clipping."""
+
+    @property
+    def mean_reward(self) -> float:
+        """Mean over the rollouts of the step."""
+
+
 class LocalLearner(Protocol):
     """What takes the local steps of a site."""
 
-    def step(self, groups: Sequence[VerifiedGroup]) -> object:
+    def step(self, groups: Sequence[VerifiedGroup]) -> StepFigures:
         """Take one optimizer step.
 
         Raises:

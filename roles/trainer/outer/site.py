@@ -5,28 +5,29 @@ the case that the contribution counts, before anything of it is uploaded; the ol
 So a site that is killed at any instruction sends the same bytes again, and settles each round once.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import trio
-from torch import Tensor
 
-from protocol import paths, pseudogradient
+from protocol import paths
 from protocol.chain.manifest import ObjectRef
-from protocol.digest import Weights, content_digest, digest_weights
+from protocol.digest import content_digest, digest_weights
 from protocol.errors import ForkError, ProtocolError
 from protocol.identity.signing import Signed, sign
 from protocol.outer.round_checks import check_next_manifest
 from protocol.outer.round_records import RoundContribution, RoundManifest, RoundRules
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part, parts_of
+from roles.node.change_reporter import ChangeReporter
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from roles.records import open_record
 from roles.trainer.outer import round_files
+from roles.trainer.outer.contribution_retention import delete_old_contributions
 from roles.trainer.outer.group_pool import GroupPool
-from roles.trainer.outer.local_learner import LocalLearner, masters, with_masters, without_masters
+from roles.trainer.outer.local_learner import LocalLearner, StepFigures, masters, with_masters, without_masters
+from roles.trainer.outer.local_work import LocalWork, encode_work
 from roles.trainer.outer.round_files import SiteRecord, UsedGroup, numbered
 from roles.trainer.outer.round_reader import (
     fetch_manifest,
@@ -54,20 +55,6 @@ class SiteSettings:
     max_staleness: int = 8
     upload_seconds: float = 5.0
     poll_seconds: float = 0.5
-
-
-@dataclass(frozen=True)
-class _LocalWork:
-    """What the local steps of a round gave.
-
-    Attributes:
-        payload, norm: of the contribution; feedback, inner: the site's own states if it counts.
-    """
-
-    payload: bytes
-    norm: float
-    feedback: dict[str, Tensor]
-    inner: Mapping[str, Tensor]
 
 
 class Site:
@@ -106,6 +93,7 @@ class Site:
         while True:
             await self._contribute()
             await self._settle(await self._closing_manifest())
+            await delete_old_contributions(self._node, self._opening.record.number)
 
     async def _open(self) -> None:
         """Go on from this site's own state, or from the state in storage if there is none."""
@@ -125,13 +113,14 @@ class Site:
     async def _adopt_state(self, trusted: RoundManifest | None) -> None:
         """Fetch a whole state, as often as it takes. The error feedback begins with 0."""
         node = self._node
+        reporter = ChangeReporter(node.telemetry, "state-unread")
         while True:
             try:
                 opening, shared = await fetch_state(node, self._parts, trusted)
             except ForkError:
                 raise
             except (StoreError, TooLargeError, ProtocolError) as error:
-                node.telemetry.event("state-unread", error=str(error))
+                reporter.failure(error)
                 await trio.sleep(self._settings.poll_seconds)
                 continue
             break
@@ -223,7 +212,7 @@ class Site:
         feedback = None
         if record.feedback >= 0 and opening.rules.uses_feedback(shared.step):
             feedback = await round_files.get_tensors(node.state, numbered(round_files.FEEDBACK, record.feedback))
-        work: _LocalWork = await node.run_sync(_encode, shared, self._learner.state(), feedback, opening.rules)
+        work: LocalWork = await node.run_sync(encode_work, shared, self._learner.state(), feedback, opening.rules)
         await node.state.put(numbered(round_files.PAYLOAD, number), work.payload)
         await round_files.put_tensors(node.state, numbered(round_files.FEEDBACK, number), work.feedback)
         await round_files.put_tensors(node.state, numbered(round_files.INNER, number), work.inner)
@@ -257,11 +246,19 @@ class Site:
                 continue
             used += digests
             try:
-                await node.run_sync(self._learner.step, self._pool.groups(digests))
+                figures: StepFigures = await node.run_sync(self._learner.step, self._pool.groups(digests))
             except ValueError as error:
                 node.telemetry.event("step-refused", error=str(error), groups=len(digests))
                 continue
             steps += 1
+            node.telemetry.event(
+                "local-step",
+                number=number,
+                step=steps,
+                loss=figures.loss,
+                grad_norm=figures.grad_norm,
+                reward=figures.mean_reward,
+            )
         return used, steps
 
     # The end of a round
@@ -373,24 +370,3 @@ class Site:
                 reason=refusal.reason,
                 groups=len(groups),  # which are dealt again
             )
-
-
-def _encode(
-    shared: SharedState, state: Mapping[str, Tensor], feedback: Weights | None, rules: RoundRules
-) -> _LocalWork:
-    """Encode what the local steps have changed."""
-    uses_feedback = rules.uses_feedback(shared.step)
-    contribution = pseudogradient.encode(
-        shared.weights,
-        masters(state),
-        feedback,
-        rules.coding,
-        shared.digests.weights,
-        decay=rules.feedback_decay if uses_feedback else 1.0,
-    )
-    return _LocalWork(
-        payload=contribution.payload,
-        norm=contribution.head.squared_norm**0.5,
-        feedback=contribution.residual if uses_feedback else {},
-        inner=without_masters(state),
-    )

@@ -51,6 +51,15 @@ def target_weights() -> dict[str, Tensor]:
     }
 
 
+@dataclass(frozen=True)
+class SmallStep:
+    """The figures of a step of `SmallLearner`."""
+
+    loss: float
+    grad_norm: float = 0.0
+    mean_reward: float = 0.0
+
+
 class SmallLearner:
     """A learner with momentum that walks towards the target; each group adds a noise of its own.
 
@@ -68,7 +77,7 @@ class SmallLearner:
         self.local: dict[bytes, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
         self._base, self._steps = self._weights, 0
 
-    def step(self, groups: Sequence[VerifiedGroup]) -> None:
+    def step(self, groups: Sequence[VerifiedGroup]) -> SmallStep:
         """Take one step."""
         self._steps += 1
         for group in groups:
@@ -78,6 +87,7 @@ class SmallLearner:
                 gradient = self.direction * (weight - self._target[name] + noise)
                 self._moments[name] = self._moments[name] * 0.5 + gradient * 0.5
                 self._weights[name] = weight - 0.1 * self._moments[name]
+        return SmallStep(loss(self._weights))
 
     def state(self) -> dict[str, Tensor]:
         """Return weights and moments."""
