@@ -27,6 +27,13 @@ DEFAULT_WINDOWS: Final = 72
 )
 @click.option("--keep", is_flag=True, help="Keep the run's directory (store, keys, logs) in --out.")
 @click.option(
+    "--trainers",
+    type=click.IntRange(1, 8),
+    default=1,
+    show_default=True,
+    help="Sites that train together, each in a process of its own.",
+)
+@click.option(
     "--engine",
     type=click.Choice(["torch", "vllm"]),
     default="torch",

@@ -28,11 +28,14 @@ from grailnode.ui.terminal import View, open_view
 
 CHEAT = "cheat"
 HONEST = ("miner-1", "miner-2")
-_PROCESSES: tuple[tuple[str, Kind], ...] = (
+_TRAINER: tuple[tuple[str, Kind], ...] = (
     ("trainer", "beacon"),
     ("trainer", "training"),
     ("trainer", "upload"),
     ("trainer", "download"),
+)
+_COORDINATOR: tuple[tuple[str, Kind], ...] = (("trainer", "beacon"), ("trainer", "coordinator"))
+_FOLLOWERS: tuple[tuple[str, Kind], ...] = (
     ("validator", "validator"),
     ("miner-1", "miner"),
     ("miner-2", "miner"),
@@ -54,6 +57,7 @@ class DemoSettings:
         out: directory of the report; keep: keep the run's directory in it.
         command: the command line, for the report.
         python: the interpreter of vLLM's environment, with which the honest miners generate; None for torch.
+        trainers: how many sites train together; 1 for the trainer alone.
     """
 
     windows: int
@@ -62,6 +66,18 @@ class DemoSettings:
     keep: bool
     command: str
     python: Path | None = None
+    trainers: int = 1
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The names of the sites; none where the trainer trains alone."""
+        return tuple(f"worker-{number + 1}" for number in range(self.trainers)) if self.trainers > 1 else ()
+
+    @property
+    def processes(self) -> tuple[tuple[str, Kind], ...]:
+        """Name and kind of each process."""
+        sites: list[tuple[str, Kind]] = [(name, "site") for name in self.sites]
+        return (*(_COORDINATOR if sites else _TRAINER), *sites, *_FOLLOWERS)
 
 
 async def run_demo(settings: DemoSettings, choices: Choices, pace: workspace.Pace) -> DemoReport:
@@ -75,7 +91,7 @@ async def run_demo(settings: DemoSettings, choices: Choices, pace: workspace.Pac
     with _directory(settings) as directory:
         created = workspace.create(
             directory,
-            choices,
+            replace(choices, sites=len(settings.sites)),
             pace,
             miners=(*HONEST, CHEAT),
             seed=settings.seed,
@@ -108,7 +124,7 @@ class _Demo:
         self._logs = _Logs(self._config.at(self._config.node.logs))
         self._node = node_makers.make_spectator(self._config)
         kinds = {created.keys[name]: "honest" for name in HONEST} | {created.keys[CHEAT]: "cheating"}
-        names = {created.keys[name]: name for name in (*HONEST, CHEAT)}
+        names = {created.keys[name]: name for name in (*settings.sites, *HONEST, CHEAT)}
         self._observer = Observer(self._node, 0, OperatorKnowledge(names, kinds, settings.windows))
         weights = load_weights(PACKAGED_POLICY)
         self._parameters = sum(tensor.numel() for tensor in weights.values())
@@ -123,7 +139,7 @@ class _Demo:
                 cheater.main if name == CHEAT else processes.main,
                 (Launch(self._config_of(name), kind, name, echo=False),),
             )
-            for name, kind in _PROCESSES
+            for name, kind in self._settings.processes
         ]
         with open_view(self._node.run.name) as view:
             async with trio.open_nursery() as nursery:
@@ -150,7 +166,7 @@ class _Demo:
             state = self._state()
             view.update(state)
             if self._node.window() >= last:
-                await self._supervisor.stop("trainer/training")
+                await self._supervisor.stop("trainer/coordinator" if self._settings.sites else "trainer/training")
                 if self._is_complete(state) or self._node.clock.now() > end:
                     return
             await trio.sleep(_REFRESH_SECONDS)
@@ -164,7 +180,7 @@ class _Demo:
 
     def _state(self) -> NetworkState:
         rows = []
-        for name in ("trainer", "validator", "miner-1", "miner-2", CHEAT):
+        for name in ("trainer", *self._settings.sites, "validator", "miner-1", "miner-2", CHEAT):
             version, doing = self._logs.doing(name)
             rows.append(NodeRow(name, version, doing))
         return replace(self._observer.state(tuple(rows)), full_bytes=self._full_bytes)
@@ -223,6 +239,12 @@ class _Logs:
     def doing(self, name: str) -> tuple[int | None, str]:
         """Return the version that a node serves, and its newest event in words."""
         self._read()
+        if contribution := self._last.get(name, {}).get("contributed"):
+            applied = self._last[name].get("round-applied", {})
+            steps, groups = contribution["local_steps"], contribution["groups"]
+            return applied.get("version"), f"round {contribution['number']}: {steps} steps on {groups} groups"
+        if name == "trainer" and (closed := self.last("trainer/coordinator", "round-closed")):
+            return closed["version"], f"round {closed['number']}: {closed['counted']} contributions"
         if name == "trainer":
             publication = self.last("trainer/upload", "published")
             step = self.last("trainer/training", "step")

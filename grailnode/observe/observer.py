@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from grailnode.observe.round_reader import RoundReader
 from grailnode.observe.state import MinerRow, NetworkState, NodeRow, StratumRow, VersionRow, WindowRow
 from protocol import paths
 from protocol.chain.manifest import Head, Manifest
@@ -82,6 +83,7 @@ class Observer:
         self._summaries: dict[tuple[int, bytes], Summary] = {}
         self._last_report: dict[bytes, str] = {}
         self._names: dict[bytes, str] = {}
+        self._rounds = RoundReader(node)
         self._alarms: list[str] = []
         self._storage_alarm = ""  # why storage could not be read at the last refresh
 
@@ -102,6 +104,8 @@ class Observer:
                     break  # a space that does not answer is read again at the next refresh
         for trainer in self._node.authority.trainers:
             await self._try_read(partial(self._read_reports, trainer))
+        if self._node.authority.workers:
+            await self._try_read(self._rounds.refresh)
         open_for = -(-self._node.run.schedule.verdict_rounds // self._node.run.schedule.rounds)
         self._next_window = max(self._next_window, now - open_for)
 
@@ -123,8 +127,9 @@ class Observer:
             self._alarms.append(line)
 
     async def _read_names(self) -> None:
-        for announcement in await find_participants(self._node, "miner"):
-            self._names[announcement.key] = announcement.name
+        for role in ("miner", "worker") if self._node.authority.workers else ("miner",):
+            for announcement in await find_participants(self._node, role):
+                self._names[announcement.key] = announcement.name
 
     async def _read_chain(self) -> None:
         await refresh_authority(self._node)
@@ -201,6 +206,8 @@ class Observer:
             windows=self._window_rows(),
             miners=self._miner_rows(),
             nodes=nodes,
+            rounds=self._rounds.round_rows(),
+            sites=self._rounds.site_rows({**self._names, **self._operator.names}),
             tokens_generated=sum(j.tokens for verdict in self._verdicts.values() for j in verdict.judgements),
             tokens_verified=sum(
                 j.tokens for verdict in self._verdicts.values() for j in verdict.judgements if j.accepted

@@ -91,6 +91,48 @@ class MinerRow:
 
 
 @dataclass(frozen=True)
+class RoundRow:
+    """One closed round of sites that train together.
+
+    Attributes:
+        number: the round.
+        step: rounds so far that changed the weights; version: the policy version after the round.
+        counted: contributions that count; sites: those that the round had.
+        local_steps, groups, payload_bytes: of the contributions that count.
+    """
+
+    number: int
+    step: int
+    version: int
+    counted: int
+    sites: int
+    local_steps: int
+    groups: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True)
+class SiteRow:
+    """One site over the rounds that were read.
+
+    Attributes:
+        key: its public key, lower-case hex.
+        name: the operator's name for it, else the name that it announced, else the first eight digits of its key.
+        rounds: in which its contribution counted.
+        refused: rounds in which nothing of it counted, by reason code.
+        steps, groups, payload_bytes: of the contributions that counted.
+    """
+
+    key: str
+    name: str
+    rounds: int
+    refused: dict[str, int]
+    steps: int
+    groups: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True)
 class NodeRow:
     """One node that the demo runs: its name ('trainer', 'miner-1', ...), its policy version, and its newest event in
     words.
@@ -112,6 +154,7 @@ class NetworkState:
         window_seconds: length of a window; window_elapsed: seconds into the current one.
         full_bytes: size of a full BF16 checkpoint.
         versions, windows, miners, nodes: rows in order.
+        rounds, sites: likewise; none where the trainer trains alone.
         tokens_generated, tokens_verified: completion tokens of judged groups, and of accepted ones.
         check_rate: completion tokens that a validator checks in a second of checking; 0 before the first summary.
         pass_at: k of pass@k.
@@ -131,6 +174,8 @@ class NetworkState:
     windows: tuple[WindowRow, ...] = ()
     miners: tuple[MinerRow, ...] = ()
     nodes: tuple[NodeRow, ...] = ()
+    rounds: tuple[RoundRow, ...] = ()
+    sites: tuple[SiteRow, ...] = ()
     tokens_generated: int = 0
     tokens_verified: int = 0
     check_rate: float = 0.0

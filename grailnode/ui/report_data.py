@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from grailnode.observe.state import MinerRow, NetworkState
+from grailnode.observe.state import MinerRow, NetworkState, RoundRow, SiteRow
 
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -34,6 +34,45 @@ class MinerGroups(BaseModel):
     @classmethod
     def of(cls, row: MinerRow) -> Self:
         """Return the part of a miner's row that a report keeps."""
+        return cls.model_validate({name: getattr(row, name) for name in cls.model_fields})
+
+
+class SiteWork(BaseModel):
+    """One site's rounds: counted, and refused by reason code; local steps, groups and bytes of those that counted."""
+
+    model_config = _STRICT
+
+    name: str
+    key: Hex
+    rounds: Count
+    refused: dict[str, Count]
+    steps: Count
+    groups: Count
+    payload_bytes: Count
+
+    @classmethod
+    def of(cls, row: SiteRow) -> Self:
+        """Return a site's row as a report keeps it."""
+        return cls.model_validate({name: getattr(row, name) for name in cls.model_fields})
+
+
+class RoundResult(BaseModel):
+    """One round of sites that train together: its contributions, and what those that counted used and sent."""
+
+    model_config = _STRICT
+
+    number: Count
+    step: Count
+    version: Count
+    counted: Count
+    sites: Count
+    local_steps: Count
+    groups: Count
+    payload_bytes: Count
+
+    @classmethod
+    def of(cls, row: RoundRow) -> Self:
+        """Return a round's row as a report keeps it."""
         return cls.model_validate({name: getattr(row, name) for name in cls.model_fields})
 
 
@@ -84,6 +123,7 @@ class DemoReport(RunFacts):
             re-anchorings).
         anchor_bytes: size of the newest anchor, 0 for none; full_bytes: of a full BF16 checkpoint.
         groups: for each miner.
+        sites, rounds: of the sites that train together; both are missing where the trainer trains alone.
     """
 
     run_id: Hex
@@ -103,6 +143,8 @@ class DemoReport(RunFacts):
     full_bytes: Count
     groups: list[MinerGroups]
     tokens_per_second: TokensPerSecond
+    sites: list[SiteWork] = Field(default_factory=list)
+    rounds: list[RoundResult] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _lists_match(self) -> Self:
@@ -139,5 +181,7 @@ class DemoReport(RunFacts):
             anchor_bytes=anchors[-1] if anchors else 0,
             full_bytes=state.full_bytes,
             groups=[MinerGroups.of(row) for row in state.miners],
+            sites=[SiteWork.of(row) for row in state.sites],
+            rounds=[RoundResult.of(row) for row in state.rounds],
             tokens_per_second=TokensPerSecond(generated=state.generated_per_second, verified=state.verified_per_second),
         )

@@ -2,8 +2,8 @@
 
 import trio
 
-from grailnode.node.wiring import run_collector, run_coordinator, run_site
-from roles.trainer.collect.collector import CollectorSettings
+from grailnode.node.wiring import run_coordinator, run_worker
+from grailnode.observe.observer import Observer
 from roles.trainer.outer.coordinator import CoordinatorSettings
 from roles.trainer.outer.site import SiteSettings
 from roles.trainer.publish.publisher import PublisherSettings
@@ -23,7 +23,7 @@ async def test_two_sites_publish_one_chain_of_policies() -> None:
     rounds = CoordinatorSettings(
         rules=round_rules(local_steps=2, quorum=2), beacon_rounds=network.run.schedule.rounds, state_interval=2
     )
-    learner = network.trainer_settings().learner
+    trainer = network.trainer_settings()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(network.run_beacon)
         nursery.start_soon(network.run_validator)
@@ -32,14 +32,16 @@ async def test_two_sites_publish_one_chain_of_policies() -> None:
         publisher = PublisherSettings(anchor_interval=4)
         nursery.start_soon(run_coordinator, network.node("trainer"), lambda: network.weights, publisher, rounds)
         for name in SITES:
-            nursery.start_soon(run_collector, network.node(name, "/download"), CollectorSettings())
             settings = SiteSettings(groups_per_step=1, upload_seconds=0.5, poll_seconds=0.2)
             node = network.node(name)
-            nursery.start_soon(run_site, node, lambda: network.weights, network.compute, learner, settings)
+            nursery.start_soon(run_worker, node, lambda: network.weights, network.compute, trainer, settings)
+        observer = Observer(network.node("observer"), 0)
         with trio.fail_after(600):
             while max([0, *(event["version"] for event in network.events("trainer", "published"))]) < 3:
+                await observer.refresh()
                 await trio.sleep(0.5)
         await trio.sleep(5)
+        await observer.refresh()
         nursery.cancel_scope.cancel()
     tables = [{event["number"]: event["state"] for event in network.events(name, "round-applied")} for name in SITES]
     assert tables[0].keys() == tables[1].keys() and tables[0] == tables[1]
@@ -49,3 +51,11 @@ async def test_two_sites_publish_one_chain_of_policies() -> None:
     assert max(event["changed"] for event in network.events("trainer", "published")) > 0
     used = [event["groups"] for name in SITES for event in network.events(name, "contributed")]
     assert sum(used) > 6
+    state = observer.state()
+    assert [row.number for row in state.rounds] == list(range(1, state.rounds[-1].number + 1))
+    assert {row.counted for row in state.rounds} <= {0, 2}
+    assert state.rounds[-1].version == state.rounds[-1].step >= 3
+    assert [site.name for site in state.sites] == sorted(SITES)
+    assert all(site.rounds >= 3 and site.steps >= site.rounds and site.payload_bytes > 0 for site in state.sites)
+    assert sum(site.groups for site in state.sites) == sum(row.groups for row in state.rounds)
+    assert not state.alarms

@@ -1,5 +1,6 @@
 """report.json round-trips; report.html needs no other file, and no stranger's text can act in it."""
 
+import json
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -20,6 +21,8 @@ STATES = {
     "two": runs.network(windows=2),
     "hundreds": runs.network(windows=700, strangers=40),
     "hostile": runs.hostile(),
+    "sites": runs.many_sites(),
+    "hostile sites": runs.many_sites(name=runs.HOSTILE),
 }
 
 
@@ -49,6 +52,18 @@ def test_report_round_trips(tmp_path: Path):
     assert read_report(as_json) == report
     assert as_html.read_text("utf-8") == page(report)
     assert {file.name for file in as_json.parent.iterdir()} == {"report.json", "report.html"}
+
+
+def test_a_report_has_sites_only_if_there_are_some(tmp_path: Path):
+    report = runs.report(runs.many_sites())
+    as_json, as_html = write_report(report, tmp_path / "sites")
+    assert read_report(as_json) == report
+    assert report.sites[1].refused == {"lost": 3, "poisoned": 1}
+    assert report.rounds[0].counted == 1
+    assert "<h2>Sites</h2>" in as_html.read_text("utf-8")
+    as_json, as_html = write_report(runs.report(), tmp_path / "alone")
+    assert not {"sites", "rounds"} & json.loads(as_json.read_text()).keys()
+    assert "Sites" not in as_html.read_text("utf-8")
 
 
 def test_report_has_the_figures_of_the_state():

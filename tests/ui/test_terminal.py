@@ -20,6 +20,8 @@ STATES = {
     "endless": runs.network(planned=None),
     "crowded": runs.network(windows=400, strangers=60),
     "overdue": runs.network(windows=40),
+    "sites": runs.many_sites(),
+    "many sites": runs.many_sites(rounds=900, count=40, name=runs.HOSTILE),
 }
 WIDTHS = (20, 34, 46, 60, 80, 99, 100, 120, 200)
 
@@ -72,6 +74,37 @@ def test_screen_shows_the_figures_of_the_run(width: int, height: int):
 
 def test_the_smallest_screen_shows_alarms():
     assert any("ALARM" in line for line in render(Screen("demo", runs.hostile()), 20, 8))
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40)])
+def test_screen_and_status_show_what_sites_did(width: int, height: int):
+    state = runs.many_sites()
+    for page in (Screen("demo", state), render_status(state)):
+        text = "\n".join(render(page, width, height))
+        for words in (
+            "round 6",
+            "2 of 2 contributions",
+            "8 steps, 60 groups",
+            "worker-0",
+            "worker-1",
+            "180",
+            "4 lost 3",
+        ):
+            assert words in text
+    assert "2, 6 rounds, 48 local steps on 360 groups" in "\n".join(render(render_summary(runs.report(state)), width))
+
+
+def test_a_trainer_alone_has_no_sites_to_show():
+    pages = (Screen("demo", runs.network()), render_status(runs.network()), render_summary(runs.report()))
+    for page in pages:
+        text = "\n".join(render(page, 120, 40))
+        assert "contributions" not in text
+        assert "sites" not in text
+
+
+def test_plain_lines_name_the_newest_round():
+    lines = plain_lines(runs.many_sites())
+    assert all("round 6 of 2 sites, 60 groups" in line for line in lines[1:])
 
 
 def test_status_shows_how_fast_validators_check():

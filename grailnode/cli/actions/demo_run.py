@@ -25,6 +25,7 @@ class Options:
     seed: int
     out: Path
     keep: bool
+    trainers: int
     engine: str
     engine_python: Path | None
 
@@ -39,7 +40,7 @@ def demo(**parameters: Any) -> None:
         raise click.UsageError("--engine vllm and --engine-python belong together: `grailnode engine install DIR`")
     python = None if options.engine_python is None else options.engine_python.absolute()
     command = shlex.join(["grailnode", *sys.argv[1:]])
-    settings = DemoSettings(options.windows, options.seed, options.out, options.keep, command, python)
+    settings = DemoSettings(options.windows, options.seed, options.out, options.keep, command, python, options.trainers)
     report = run_until_interrupted(partial(run_demo, settings, Choices(), Pace()))
     if report is None:
         raise click.exceptions.Abort

@@ -1,9 +1,9 @@
-"""The tables of report.html: miners, digests, and the numbers behind the plots."""
+"""The tables of report.html: miners, sites, digests, and the numbers behind the plots."""
 
 from grailnode.ui.findings import reference_digest
 from grailnode.ui.formatting import byte_text, clean, decimal_text, part_text, share_text
 from grailnode.ui.report.markup import Child, Markup, element, join
-from grailnode.ui.report_data import DemoReport, MinerGroups
+from grailnode.ui.report_data import DemoReport, MinerGroups, SiteWork
 from grailnode.ui.tallies import Tally, by_count
 
 
@@ -31,6 +31,37 @@ def _miner(miner: MinerGroups) -> Markup:
         element("td", f"{miner.submitted:,}", class_="n wide"),
         element("td", f"{miner.accepted:,}", class_="n"),
         element("td", f"{Tally.of([miner]).rejected:,}", class_="n"),
+        element("td", why or "-", class_="why"),
+    )
+
+
+def sites(report: DemoReport) -> Markup:
+    """Return the section on the sites that trained together; nothing where the trainer trained alone."""
+    if not report.sites:
+        return Markup("")
+    heads = (
+        ("site", ""),
+        ("key", "wide"),
+        ("rounds", "n"),
+        ("steps", "n"),
+        ("groups", "n"),
+        ("sent", "n"),
+        ("refused", ""),
+    )
+    rows = [_site(site) for site in report.sites]
+    return join([element("section", element("h2", "Sites"), _table(heads, rows, "")), Markup("")], "\n")
+
+
+def _site(site: SiteWork) -> Markup:
+    why = ", ".join(f"{clean(reason, 32)} {count:,}" for reason, count in by_count(site.refused))
+    return element(
+        "tr",
+        element("td", clean(site.name, 40), class_="name"),
+        element("td", element("code", site.key[:8] or "-", title=site.key), class_="wide"),
+        element("td", f"{site.rounds:,}", class_="n"),
+        element("td", f"{site.steps:,}", class_="n"),
+        element("td", f"{site.groups:,}", class_="n"),
+        element("td", byte_text(site.payload_bytes), class_="n"),
         element("td", why or "-", class_="why"),
     )
 
@@ -77,12 +108,28 @@ def data(report: DemoReport) -> Markup:
     by_window = _table(tuple((name, "n") for name in ("window", *columns)), windows, "No window was judged.")
     heads = ("version", "n"), ("patch", "n"), ("of the full checkpoint", "n"), ("sparsity", "n")
     by_version = _table(heads, versions, "No version was published.")
-    return join(
-        [
-            element("details", element("summary", f"By window ({len(windows):,})"), by_window),
-            element("details", element("summary", f"By policy version ({len(versions):,})"), by_version),
-        ]
-    )
+    parts = [
+        element("details", element("summary", f"By window ({len(windows):,})"), by_window),
+        element("details", element("summary", f"By policy version ({len(versions):,})"), by_version),
+    ]
+    if report.rounds:
+        parts.append(element("details", element("summary", f"By round ({len(report.rounds):,})"), _rounds(report)))
+    return join(parts)
+
+
+def _rounds(report: DemoReport) -> Markup:
+    rows = [
+        _row(
+            str(item.number),
+            str(item.version),
+            f"{item.counted} of {item.sites}",
+            *(f"{value:,}" for value in (item.local_steps, item.groups)),
+            byte_text(item.payload_bytes),
+        )
+        for item in report.rounds
+    ]
+    names = ("round", "version", "contributions", "local steps", "groups", "sent")
+    return _table(tuple((name, "n") for name in names), rows, "")
 
 
 def _table(heads: tuple[tuple[str, str], ...], rows: list[Markup], empty: str) -> Markup:

@@ -8,7 +8,7 @@ from string import Template
 from grailnode.ui.findings import Findings, judgement_text, trainer_wait_text
 from grailnode.ui.formatting import byte_text, clean, duration_words, part_text, rate_text, share_text
 from grailnode.ui.report.charts import learning, patches, sparsity
-from grailnode.ui.report.html_tables import data, digests, miners
+from grailnode.ui.report.html_tables import data, digests, miners, sites
 from grailnode.ui.report.markup import Markup, element, join, text
 from grailnode.ui.report.verification import groups
 from grailnode.ui.report_data import DemoReport
@@ -29,6 +29,7 @@ def page(report: DemoReport) -> str:
         tiles=_tiles(report, findings),
         figures=join(figures, "\n"),
         miners=miners(report),
+        sites=sites(report),
         digests=digests(report),
         how=_how(report),
         data=data(report),
@@ -60,7 +61,9 @@ def _facts(report: DemoReport) -> Markup:
         ("model", text(f"{report.model_parameters:,} parameters")),
         ("seed", text(str(report.seed))),
         ("versions published", text(f"{report.versions:,}")),
-        ("trainer waited", text(trainer_wait_text(report))),
+        ("sites", text(f"{len(report.sites)}, {_number(len(report.rounds), 'round')}"))
+        if report.sites
+        else ("trainer waited", text(trainer_wait_text(report))),
         ("duration", text(duration_words(report.seconds))),
     ]
     pairs = [element("div", element("dt", name), element("dd", value)) for name, value in entries]
@@ -136,6 +139,14 @@ def _how(report: DemoReport) -> Markup:
             "change it.",
         ),
     ]
+    if report.sites:
+        meanings.append(
+            (
+                "Sites",
+                "Each site takes local steps on the verified groups that are dealt to it, and publishes what changed. "
+                "A signed round manifest says which contributions count; all sites then have the same FP32 weights.",
+            )
+        )
     entries = [part for name, meaning in meanings for part in (element("dt", name), element("dd", meaning))]
     return join(
         [

@@ -21,7 +21,8 @@ def write_report(report: DemoReport, directory: Path) -> tuple[Path, Path]:
     """
     directory.mkdir(parents=True, exist_ok=True)
     as_json, as_html = directory / JSON_NAME, directory / HTML_NAME
-    write_whole(as_json, f"{report.model_dump_json(indent=2)}\n".encode())
+    absent = set() if report.sites else {"sites", "rounds"}
+    write_whole(as_json, f"{report.model_dump_json(indent=2, exclude=absent)}\n".encode())
     write_whole(as_html, page(report).encode())
     return as_json, as_html
 

@@ -85,6 +85,9 @@ def _window_line(row: WindowRow, state: NetworkState) -> str:
     if version is not None:
         parts += _patch_parts(version, state.full_bytes)
     parts.append(f"groups {row.accepted} verified, {row.rejected} rejected")
+    if state.rounds:
+        newest = state.rounds[-1]
+        parts.append(f"round {newest.number} of {newest.counted} sites, {newest.groups} groups")
     return "  ".join(parts)
 
 

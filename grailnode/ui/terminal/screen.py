@@ -12,8 +12,8 @@ from rich.text import Text
 
 from grailnode.observe.state import NetworkState
 from grailnode.ui.terminal.glyphs import columns
-from grailnode.ui.terminal.sections import alarms, heading, line, rates, trend_rows, verification
-from grailnode.ui.terminal.text_tables import lines_of, miners, nodes
+from grailnode.ui.terminal.sections import alarms, heading, line, rates, rounds, trend_rows, verification
+from grailnode.ui.terminal.text_tables import lines_of, miners, nodes, sites
 from grailnode.ui.terminal.trends import Trend, learning, publication
 
 # Terminals of this size or more get frames and tall charts; on smaller ones every line counts.
@@ -50,6 +50,8 @@ def _compact(title: str, state: NetworkState, width: int, height: int) -> Render
     warnings = alarms(state.alarms, width, _MOST_ALARMS)
     room = max(height - 2 - len(warnings) - 4 - 1, 0)
     all_miners, all_nodes = lines_of(len(state.miners)), lines_of(len(state.nodes))
+    for_sites = _site_lines(state, room // 2)
+    room -= for_sites
     spare = max(room - all_miners - all_nodes, 0)
     tall = 3 if spare >= 10 else 1
     groups = verification(state, width, lines=2 if spare >= 1 else 1)
@@ -65,9 +67,18 @@ def _compact(title: str, state: NetworkState, width: int, height: int) -> Render
     parts.append(list(groups))
     if for_miners >= min(all_miners, _LEAST_TABLE) > 0:
         parts.append([miners(state.miners, width, for_miners)])
+    if for_sites:
+        parts.append([*rounds(state, width), sites(state.sites, width, for_sites - len(state.rounds[-1:]))])
     if for_nodes >= min(all_nodes, _LEAST_TABLE) > 0:
         parts.append([nodes(state.nodes, width, for_nodes)])
     return _spread(parts, blanks)
+
+
+def _site_lines(state: NetworkState, most: int) -> int:
+    """Return how many lines the sites get, the line on the newest round included; 0 if they would not fit."""
+    lines = lines_of(len(state.sites)) + len(state.rounds[-1:])
+    least = _LEAST_TABLE + len(state.rounds[-1:])
+    return min(lines, most) if min(lines, most) >= min(lines, least) else 0
 
 
 def _spread(parts: Sequence[Sequence[RenderableType]], blanks: int) -> Group:
@@ -88,8 +99,10 @@ def _spacious(title: str, state: NetworkState, width: int, height: int) -> Rende
     # Two rows of charts need at least five lines each; the two frames below them take six beside their tables.
     most = max(height - top - 2 * 5 - 6, 0)
     for_nodes = min(lines_of(len(state.nodes)), most // 2)
-    for_miners = min(lines_of(len(state.miners)), most - for_nodes)
-    framed = for_miners + 2 + 2 + (for_nodes + 2 if for_nodes else 0)
+    for_sites = _site_lines(state, (most - for_nodes - 2) // 2)
+    framed_sites = for_sites + 2 if for_sites else 0
+    for_miners = min(lines_of(len(state.miners)), most - for_nodes - framed_sites)
+    framed = for_miners + 2 + 2 + framed_sites + (for_nodes + 2 if for_nodes else 0)
     room = height - top - framed - 4
     tall = min(max(room * 3 // 5, 3), 10)
     low = min(max(room - tall, 2), 5)
@@ -100,6 +113,9 @@ def _spacious(title: str, state: NetworkState, width: int, height: int) -> Rende
     inside = width - 4
     body = Group(*verification(state, inside), Text(""), miners(state.miners, inside, for_miners))
     parts.append(_frame("verification", body, note=rates(state)))
+    if for_sites:
+        rows = sites(state.sites, inside, for_sites - len(state.rounds[-1:]))
+        parts.append(_frame("sites", Group(*rounds(state, inside), rows)))
     if for_nodes >= 2:
         parts.append(_frame("nodes", nodes(state.nodes, inside, for_nodes)))
     return Group(*parts)

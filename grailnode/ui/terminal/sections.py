@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grailnode.observe.state import NetworkState
-from grailnode.ui.formatting import clean, duration_text, rate_text
+from grailnode.ui.formatting import byte_text, clean, duration_text, rate_text
 from grailnode.ui.tallies import Tally, reasons_text
 from grailnode.ui.terminal.glyphs import columns, progress
 from grailnode.ui.terminal.trends import Trend
@@ -99,6 +99,19 @@ def verification(state: NetworkState, width: int, lines: int = 1) -> list[Text]:
         return [text, line((" " * 8 + reasons_text(reasons, max(width - 8, 1)), "dim"))]
     if reasons and room >= 8:
         text.append("  ").append(reasons_text(reasons, room), style="dim")
+    return [text]
+
+
+def rounds(state: NetworkState, width: int) -> list[Text]:
+    """Return a line on the newest round of sites that train together; none where the trainer trains alone."""
+    if not state.rounds:
+        return []
+    newest = state.rounds[-1]
+    words = f"{newest.counted} of {newest.sites} contributions, {newest.local_steps} steps, {newest.groups} groups"
+    text = line(f"round {newest.number:,}", ("  ", ""), (words, "green" if newest.counted else "red"))
+    tail = f"  {byte_text(newest.payload_bytes)}, outer step {newest.step:,}"
+    if text.cell_len + cell_len(tail) <= width:
+        text.append(tail, style="dim")
     return [text]
 
 

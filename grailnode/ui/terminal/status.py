@@ -9,8 +9,8 @@ from rich.text import Text
 from grailnode.observe.state import NetworkState, WindowRow
 from grailnode.ui.formatting import byte_part_text, byte_text, clean, decimal_text, share_text
 from grailnode.ui.terminal.glyphs import AsciiFallback
-from grailnode.ui.terminal.sections import alarms, check_rate, heading, line, trend_rows, verification
-from grailnode.ui.terminal.text_tables import Column, fitted, lines_of, miners, nodes
+from grailnode.ui.terminal.sections import alarms, check_rate, heading, line, rounds, trend_rows, verification
+from grailnode.ui.terminal.text_tables import Column, fitted, lines_of, miners, nodes, sites
 from grailnode.ui.terminal.trends import learning, publication
 
 _RECENT: Final = 8  # windows in the table, the newest last
@@ -38,6 +38,8 @@ class _Status:
         parts += [Text(""), *verification(state, width, lines=2), *check_rate(state), *_bottleneck(state)]
         if state.miners:
             parts += [Text(""), miners(state.miners, width, _ALL, keyed=True)]
+        if state.sites:
+            parts += [Text(""), *rounds(state, width), sites(state.sites, width, _ALL)]
         if lines_of(len(state.nodes)):
             parts += [Text(""), nodes(state.nodes, width, _ALL)]
         yield from console.render(Group(*parts), options.update(width=width))

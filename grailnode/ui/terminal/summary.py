@@ -77,7 +77,12 @@ def _lines(report: DemoReport, findings: Findings) -> list[tuple[str, str]]:
     if findings.nodes:
         equal = f"{findings.equal_nodes} of {findings.nodes} nodes equal, bit for bit"
         lines.append(("weights", f"{equal} · {(reference_digest(report) or '-')[:12]}"))
-    lines.append(("trainer waited", trainer_wait_text(report)))
+    if report.sites:
+        rounds = sum(item.counted > 0 for item in report.rounds)
+        steps, groups = (sum(getattr(site, name) for site in report.sites) for name in ("steps", "groups"))
+        lines.append(("sites", f"{len(report.sites)}, {rounds} rounds, {steps:,} local steps on {groups:,} groups"))
+    else:
+        lines.append(("trainer waited", trainer_wait_text(report)))
     speed = report.tokens_per_second
     lines.append(("tokens a second", f"{rate_text(speed.generated)} generated, {rate_text(speed.verified)} verified"))
     return lines

@@ -1,6 +1,6 @@
-"""The tables of the terminal view: miners and nodes. Narrow terminals get fewer columns; no cell ever wraps."""
+"""The tables of the terminal view: miners, sites and nodes. Narrow terminals get fewer columns; no cell ever wraps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from grailnode.observe.state import MinerRow, NodeRow
-from grailnode.ui.formatting import clean
-from grailnode.ui.tallies import Tally, reasons_text
+from grailnode.observe.state import MinerRow, NodeRow, SiteRow
+from grailnode.ui.formatting import byte_text, clean
+from grailnode.ui.tallies import reasons_text
 from grailnode.ui.terminal.glyphs import bar
 
 KIND_STYLE: Final = {"honest": "green", "cheating": "red"}
@@ -60,6 +60,32 @@ def miners(
     return _with_rest(table, len(rows) - len(included), "miner")
 
 
+def sites(rows: Sequence[SiteRow], width: int, most: int) -> RenderableType:
+    """Return one line for each site that trains: its contributions that counted, with their local steps, groups and
+    bytes, and those that did not, by reason. At most `most` lines with the heading.
+
+    Tables of less than 58 cells have no bytes, of less than 46 no steps.
+    """
+    fits = len(rows) <= most - 1
+    included = rows if fits else rows[: max(most - 2, 0)]
+    name = max([cell_len(clean(row.name, 16)) for row in included] + [4])
+    sized, stepped = width >= 58, width >= 46
+    fixed = name + 7 + 6 + (6 if stepped else 0) + (8 if sized else 0)
+    why = max(width - fixed - _GAP * (3 + stepped + sized), 4)
+    table = fitted(
+        [
+            Column("site", name, right=False),
+            Column("counted", 7),
+            Column("steps", 6) if stepped else None,
+            Column("groups", 6),
+            Column("sent", 8) if sized else None,
+            Column("refused", why, right=False),
+        ],
+        [_site(row, why) for row in included],
+    )
+    return _with_rest(table, len(rows) - len(included), "site")
+
+
 def nodes(rows: Sequence[NodeRow], width: int, most: int) -> RenderableType:
     """Return one line for each node: name, version, and what it does now. At most `most` lines with the heading."""
     fits = len(rows) <= most - 1
@@ -104,8 +130,20 @@ def _miner(row: MinerRow, why: int, *, has_kind: bool, bar_width: int) -> list[T
         Text(clean(row.kind, 8), style=style),
         Text(f"{row.submitted:,}"),
         Text(f"{row.accepted:,}", style="green" if row.accepted else ""),
-        _rejections(row, why),
+        _rejections(row.rejected, why),
         _score(row.score, bar_width),
+    ]
+
+
+def _site(row: SiteRow, why: int) -> list[Text]:
+    """Return a site's six cells."""
+    return [
+        Text(clean(row.name, 16)),
+        Text(f"{row.rounds:,}", style="green" if row.rounds else ""),
+        Text(f"{row.steps:,}"),
+        Text(f"{row.groups:,}"),
+        Text(byte_text(row.payload_bytes)),
+        _rejections(row.refused, why),
     ]
 
 
@@ -123,15 +161,15 @@ def _with_rest(table: Table, rest: int, noun: str) -> RenderableType:
     return Group(table, Text(words, style="dim", no_wrap=True, overflow="ellipsis"))
 
 
-def _rejections(row: MinerRow, cells: int) -> Text:
-    total = Tally.of([row]).rejected
+def _rejections(reasons: Mapping[str, int], cells: int) -> Text:
+    total = sum(reasons.values())
     if not total:
         return Text("-", style="dim")
     count = f"{total:,}"
     text = Text.assemble((count, "red"))
     room = cells - len(count) - 1
     if room >= 6:
-        text.append(f" {reasons_text(row.rejected, room)}", style="dim")
+        text.append(f" {reasons_text(reasons, room)}", style="dim")
     return text
 
 

@@ -1,0 +1,133 @@
+"""Reads the outer rounds of a run (docs/spec/outer-round.md) from public objects, and checks each round manifest."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from grailnode.observe.state import RoundRow, SiteRow
+from protocol import paths
+from protocol.errors import ForkError
+from protocol.identity.signing import Signed
+from protocol.outer.round_checks import check_next_manifest
+from protocol.outer.round_records import CountedContribution, RoundContribution, RoundManifest, RoundPointer
+from roles.node.identity import Node
+from roles.ports import NotFoundError, TooLargeError
+from roles.records import fetch_record
+
+_RECENT_ROUNDS: Final = 64
+
+
+@dataclass
+class _SiteCounts:
+    """What a site has done in the rounds that were read."""
+
+    rounds: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    steps: int = 0
+    groups: int = 0
+    payload_bytes: int = 0
+
+
+class RoundReader:
+    """The rounds of one run: at each `refresh` those that are new, the newest 64 at most."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._newest: Signed[RoundManifest] | None = None
+        self._rows: list[RoundRow] = []
+        self._sites: dict[bytes, _SiteCounts] = {}
+
+    async def refresh(self) -> None:
+        """Read the round manifests that are new, and the contributions that they name.
+
+        Raises:
+            NotFoundError: no round is open yet.
+            StoreError, ProtocolError: an object cannot be read, or must not be believed.
+        """
+        node = self._node
+        trainer = node.authority.trainers[0]
+        pointer = (await fetch_record(node, RoundPointer, paths.newest_round(trainer))).record
+        read = -1 if self._newest is None else self._newest.record.number
+        for number in range(max(read, pointer.newest - _RECENT_ROUNDS) + 1, pointer.newest + 1):
+            try:
+                signed = await fetch_record(node, RoundManifest, paths.round_manifest(trainer, number))
+            except NotFoundError:
+                continue  # an old one, which no site needs any more
+            self._check(signed)
+            steps = {item.worker: await self._local_steps(item, number) for item in signed.record.counted}
+            self._add(signed.record, steps)
+            self._newest = signed
+
+    def _check(self, signed: Signed[RoundManifest]) -> None:
+        """Compare a manifest with the one before.
+
+        Raises:
+            ProtocolError: it does not continue that one.
+        """
+        before = self._newest
+        if before is None or before.record.number + 1 != signed.record.number:
+            return
+        try:
+            check_next_manifest(before, signed)
+        except ForkError:
+            if signed.record.epoch <= before.record.epoch:
+                raise  # else another coordinator took over, and went on from an earlier round
+
+    async def _local_steps(self, item: CountedContribution, number: int) -> int:
+        """Return the local steps of a contribution; 0 if its record is no longer there."""
+        try:
+            signed = await fetch_record(self._node, RoundContribution, paths.contribution(item.worker, number))
+        except (NotFoundError, TooLargeError):
+            return 0
+        return signed.record.local_steps if signed.digest == item.contribution else 0
+
+    def _add(self, manifest: RoundManifest, steps: Mapping[bytes, int]) -> None:
+        for worker in manifest.workers:
+            self._sites.setdefault(worker, _SiteCounts())
+        if manifest.number == 0:
+            return
+        for item in manifest.counted:
+            site = self._sites.setdefault(item.worker, _SiteCounts())
+            site.rounds += 1
+            site.steps += steps[item.worker]
+            site.groups += len(item.groups)
+            site.payload_bytes += item.payload.size
+        for refusal in manifest.refused:
+            self._sites.setdefault(refusal.worker, _SiteCounts()).refused[refusal.reason] += 1
+        self._rows.append(
+            RoundRow(
+                number=manifest.number,
+                step=manifest.state.step,
+                version=manifest.version,
+                counted=len(manifest.counted),
+                sites=len(manifest.counted) + len(manifest.refused),
+                local_steps=sum(steps.values()),
+                groups=sum(len(item.groups) for item in manifest.counted),
+                payload_bytes=sum(item.payload.size for item in manifest.counted),
+            )
+        )
+
+    def round_rows(self) -> tuple[RoundRow, ...]:
+        """Return the closed rounds that were read, in order."""
+        return tuple(self._rows)
+
+    def site_rows(self, names: Mapping[bytes, str]) -> tuple[SiteRow, ...]:
+        """Return the sites of these rounds, by name.
+
+        Args:
+            names: of the sites, by key.
+        """
+        rows = [
+            SiteRow(
+                key=key.hex(),
+                name=names.get(key) or key.hex()[:8],
+                rounds=site.rounds,
+                refused=dict(sorted(site.refused.items())),
+                steps=site.steps,
+                groups=site.groups,
+                payload_bytes=site.payload_bytes,
+            )
+            for key, site in self._sites.items()
+        ]
+        return tuple(sorted(rows, key=lambda row: row.name))
