@@ -21,7 +21,7 @@ from roles.policy.assignment import Task
 from roles.policy.follower import Follower
 from roles.ports import Engine
 from roles.trainer.collect.collector import Collector, CollectorSettings
-from roles.trainer.learn.learner import Learner, LearnerSettings
+from roles.trainer.learn.learner import Learner
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training import Training
 from roles.trainer.outer.coordinator import Coordinator, CoordinatorSettings, PublisherLink
@@ -143,23 +143,18 @@ async def run_worker(
     node: Node, genesis: Callable[[], Weights], compute: Compute, trainer: TrainerSettings, settings: SiteSettings
 ) -> None:
     """Collect groups and train on them as one of several sites, until cancelled: all the work of a worker's node."""
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run_collector, node, trainer.collector)
-        await run_site(node, genesis, compute, trainer.learner, settings)
-        nursery.cancel_scope.cancel()
 
-
-async def run_site(
-    node: Node, genesis: Callable[[], Weights], compute: Compute, learner: LearnerSettings, settings: SiteSettings
-) -> None:
-    """Train as one of several sites until cancelled. The site's collector runs beside it."""
+    def make_learner() -> Learner:
+        device = torch.device(compute.device)
+        weights = checked_genesis(node, genesis)
+        return Learner(compute.model, weights, trainer.learner, device=device, dtype=compute.dtype)
 
     async def train() -> None:
-        device = torch.device(compute.device)
-        local = Learner(compute.model, checked_genesis(node, genesis), learner, device=device, dtype=compute.dtype)
+        learner: Learner = await node.run_sync(make_learner)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.keep_announced, "worker", 600.0)
-            await Site(node, local, settings).run()
+            nursery.start_soon(Collector(node, trainer.collector).run)
+            await Site(node, learner, settings).run()
 
     await run_under_authority(node, train)
 

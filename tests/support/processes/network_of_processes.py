@@ -42,7 +42,8 @@ class NetworkOfProcesses:
 
     def newest_version(self) -> int:
         """Return the newest published version, or -1."""
-        return max((event["version"] for event in self.events("trainer-upload", "published")), default=-1)
+        events = (*self.events("trainer-upload", "published"), *self.events("trainer-coordinator", "published"))
+        return max((event["version"] for event in events), default=-1)
 
     def progress(self) -> tuple[int, int]:
         """Return the newest version and the number of verdicts."""

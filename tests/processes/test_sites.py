@@ -1,0 +1,110 @@
+"""Two sites that train one policy as real processes: one is killed and comes back, and a third one joins."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from grailnode.node.process_kinds import TRAINER_KINDS
+from tests.support.processes.command_line import run_command
+from tests.support.processes.network_of_processes import CHOICES, NetworkOfProcesses, wait_until_gone
+from tests.support.processes.programs import eventually
+
+ROLES = {
+    "trainer": "trainer",
+    "worker-1": "worker",
+    "worker-2": "worker",
+    "validator": "validator",
+    "miner-1": "miner",
+    "miner-2": "miner",
+}
+FOLLOWERS = ("validator", "miner-1", "miner-2")
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[NetworkOfProcesses]:
+    network = NetworkOfProcesses(tmp_path, replace(CHOICES, sites=2))
+    yield network
+    for program in network.programs.values():
+        program.end()
+
+
+def counted_rounds(network: NetworkOfProcesses, worker: str) -> list[int]:
+    """Return the numbers of the rounds in which a contribution of a site counted, as the site saw it."""
+    return [event["number"] for event in network.events(worker, "round-applied") if event["counts_own"]]
+
+
+def closed_rounds(network: NetworkOfProcesses) -> list[int]:
+    return [event["number"] for event in network.events("trainer-coordinator", "round-closed")]
+
+
+def has_counted_again(network: NetworkOfProcesses, worker: str, rounds: int, after: int = 0) -> bool:
+    """Return whether so many contributions of a site count in rounds after some round."""
+    return sum(number > after for number in counted_rounds(network, worker)) >= rounds
+
+
+@pytest.mark.slow
+def test_sites_end_with_one_state_though_one_was_killed_and_another_came_late(network: NetworkOfProcesses):
+    for name, role in ROLES.items():
+        network.start(role, name)
+    for name in ("worker-1", "worker-2"):
+        eventually(partial(has_counted_again, network, name, 2), f"contributions of {name} count")
+
+    victim = network.programs["worker-1"]
+    victim.kill()
+    wait_until_gone(victim)
+    killed = max(closed_rounds(network))
+    eventually(lambda: max(closed_rounds(network)) >= killed + 3, "rounds are closed without the killed site")
+    assert has_counted_again(network, "worker-2", 1, after=killed)
+    closed = max(closed_rounds(network))
+    network.start("worker", "worker-1")
+    eventually(partial(has_counted_again, network, "worker-1", 2, closed), "the killed site counts again")
+
+    key = run_command("keys", "new", str(network.workspace.directory / "keys" / "worker-3.key")).stdout.split()[-1]
+    grant = run_command("keys", "grant", key, "--role", "worker", "--run", str(network.workspace.config))
+    assert grant.returncode == 0, grant.stderr
+    network.start("worker", "worker-3")
+    eventually(partial(has_counted_again, network, "worker-3", 2), "contributions of the late site count")
+
+    for name in FOLLOWERS:
+        network.programs[name].interrupt()
+        network.programs[name].wait()
+    last = max(closed_rounds(network)) + 1
+    workers = ("worker-1", "worker-2", "worker-3")
+
+    def have_applied() -> bool:
+        return all(any(event["number"] >= last for event in network.events(name, "round-applied")) for name in workers)
+
+    eventually(have_applied, "all sites apply one more round")
+    for name in ("trainer", *workers):
+        network.programs[name].interrupt()
+        network.programs[name].wait()
+        wait_until_gone(network.programs[name])
+
+    states: dict[int, set[str]] = {}
+    for name in workers:
+        for event in network.events(name, "round-applied"):
+            states.setdefault(event["number"], set()).add(event["state"])
+    assert all(len(digests) == 1 for digests in states.values())
+    assert len(states) >= killed + 3
+    reasons = ",".join(event["refused"] for event in network.events("trainer-coordinator", "round-closed"))
+    assert f"{network.workspace.keys['worker-1'].hex()[:8]}:lost" in reasons
+    for process in (*(f"trainer-{kind}" for kind in TRAINER_KINDS), *workers, *FOLLOWERS):
+        assert not network.events(process, "alarm")
+
+    verdicts = [event for event in network.events("validator", "verdict") if event["accepted"] + event["rejected"]]
+    assert verdicts
+    assert all(verdict["rejected"] == 0 for verdict in verdicts)
+    versions = [event["version"] for event in network.events("trainer-coordinator", "published")]
+    assert versions == list(range(versions[-1] + 1))
+    weights: dict[int, set[str]] = {}
+    for name in FOLLOWERS:
+        assert not network.events(name, "cannot-follow")
+        for event in network.events(name, "serving"):
+            weights.setdefault(event["version"], set()).add(event["weights"])
+    assert len(weights) >= 3
+    assert all(len(digests) == 1 for digests in weights.values())
+    verification = run_command("verify", "--run", str(network.workspace.config))
+    assert verification.returncode == 0, verification.stdout + verification.stderr
