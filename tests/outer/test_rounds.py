@@ -289,6 +289,23 @@ async def test_a_site_that_comes_later_fetches_the_state_and_takes_part() -> Non
 
 
 @simulated
+async def test_a_site_that_comes_later_uses_no_group_that_is_used_up() -> None:
+    testbed = OuterTestbed(3)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(testbed.feed, 1)  # a site that comes later would use the old groups, too
+        nursery.start_soon(testbed.run_coordinator)
+        for name in testbed.names[:2]:
+            nursery.start_soon(testbed.run_site, testbed.handles[name])
+        await testbed.until_round(6)
+        nursery.start_soon(testbed.run_site, testbed.handles["site-2"])
+        await testbed.until_round(9)
+        nursery.cancel_scope.cancel()
+    manifests = await testbed.manifests()
+    assert {reason for manifest in manifests for reason in testbed.reasons(manifest).values()} == {"lost"}
+    assert key("site-2").public in {item.worker for item in manifests[8].counted}
+
+
+@simulated
 async def test_a_site_that_was_away_for_long_fetches_the_state() -> None:
     testbed = OuterTestbed(3, state_interval=2)
     async with trio.open_nursery() as nursery:

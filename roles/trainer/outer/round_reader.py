@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from protocol import paths
 from protocol.chain.manifest import ObjectRef
 from protocol.digest import content_digest
-from protocol.errors import ForkError, MalformedError
+from protocol.errors import ForkError, MalformedError, ProtocolError
 from protocol.identity.signing import Signed
 from protocol.outer.round_records import CountedContribution, RoundManifest, RoundPointer
 from protocol.outer.shared_state import SharedState
@@ -14,7 +14,7 @@ from roles.gather import first_success, gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, TooLargeError
 from roles.records import fetch_record
-from roles.trainer.outer.round_files import DOWNLOAD
+from roles.trainer.outer.round_files import DOWNLOAD, UsedGroup
 
 _AT_ONCE = 4  # downloads
 
@@ -115,6 +115,32 @@ async def fetch_state(
     shards: Iterator[bytes] = iter(data)
     state: SharedState = await node.run_sync(SharedState.from_shards, shards, signed.record.state, parts)
     return signed, state
+
+
+async def fetch_used_groups(node: Node, newest: RoundManifest, steps: int) -> tuple[UsedGroup, ...]:
+    """Return the groups that a trusted round manifest has named, and those before it as far as storage has them.
+
+    Args:
+        steps: outer steps to go back.
+
+    Raises:
+        StoreError: the store does not answer.
+    """
+    used: list[UsedGroup] = []
+    manifest = newest
+    while manifest.number > 0 and newest.state.step - manifest.state.step <= steps:
+        used += [
+            UsedGroup(group=group, step=manifest.state.step - 1) for item in manifest.counted for group in item.groups
+        ]
+        try:
+            path = paths.round_manifest(manifest.trainer, manifest.number - 1)
+            signed = await fetch_record(node, RoundManifest, path)
+        except (NotFoundError, TooLargeError, ProtocolError):
+            break
+        if signed.digest != manifest.previous:
+            break
+        manifest = signed.record
+    return tuple(used)
 
 
 async def forget_downloads(node: Node) -> None:

@@ -34,6 +34,7 @@ from roles.trainer.outer.round_reader import (
     fetch_payloads,
     fetch_pointer,
     fetch_state,
+    fetch_used_groups,
     forget_downloads,
 )
 
@@ -117,6 +118,7 @@ class Site:
         while True:
             try:
                 opening, shared = await fetch_state(node, self._parts, trusted)
+                used = await fetch_used_groups(node, opening.record, self._settings.max_staleness + 1)
             except ForkError:
                 raise
             except (StoreError, TooLargeError, ProtocolError) as error:
@@ -124,7 +126,10 @@ class Site:
                 await trio.sleep(self._settings.poll_seconds)
                 continue
             break
-        used = self._record.used if self._record is not None else ()
+        self._pool.use_up(item.group for item in used)
+        if self._record is not None:
+            known = {item.group for item in used}
+            used += tuple(item for item in self._record.used if item.group not in known)
         inner = self._record.inner if self._record is not None else _NO_FILE
         await self._become(opening, shared, _NO_FILE, inner, used)
         await forget_downloads(node)
