@@ -1,0 +1,52 @@
+"""Sites that train together: learning, bytes, poisoned sites, ablations, and a projection to 7B parameters.
+
+    python -m bench.outer learning      DDP, DiLoCo, PULSELoCo and SparseLoCo: end values, areas, bytes (15 minutes)
+    python -m bench.outer bytes         bytes and the share that the gate sends, by learning rate and round
+    python -m bench.outer poisoned      one poisoned site in four, with the robust aggregation and the plain mean
+    python -m bench.outer ablations     without error feedback or momentum, other quantizers, and a delay
+    python -m bench.outer projection    a 7B model with H = 8 over 400 Mbit/s from measured rates
+
+Times are CPU seconds of one core. Learning is reinforcement learning of sums with the product's learner; bytes and
+projection use weights and steps of a real model's size (bench/outer/sizes.py). With `--results FILE` each trial is
+written there as soon as it has run, and trials that are there are not run again; `--print-only` runs nothing. The
+commands need the `bench` and `test` extras.
+"""
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from bench.outer.learning import METHODS, learning
+from bench.outer.results import Results
+
+
+def main() -> None:
+    """Run the chosen measurement."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, dest="command")
+    command = commands.add_parser("learning")
+    _add_trial_options(command, seeds=5)
+    command.add_argument("--local-steps", default="8,4,16", help="values of H, in the order in which they are run")
+    command.add_argument("--methods", default=",".join(METHODS), help="methods to compare")
+    command.add_argument("--policy", default="small", choices=("small", "demo"), help="policy that is trained")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.command == "learning":
+        steps = [int(number) for number in arguments.local_steps.split(",")]
+        learning(_results(arguments), arguments.seeds, steps, arguments.methods.split(","), arguments.policy)
+
+
+def _add_trial_options(command: argparse.ArgumentParser, *, seeds: int) -> None:
+    command.add_argument("--seeds", type=int, default=seeds, help="seeds of each cell")
+    command.add_argument("--results", type=Path, help="file of the trials that have been run")
+    command.add_argument("--print-only", action="store_true", help="print what the file has, and run nothing")
+
+
+def _results(arguments: argparse.Namespace) -> Results:
+    return Results(arguments.results, run=not arguments.print_only, show=partial(print, flush=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""How the methods learn: end values, areas under the curves and bytes, with a learning rate for each method."""
+
+from collections.abc import Sequence
+from math import sqrt
+from statistics import fmean, stdev
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.outer.methods import VARIANTS
+from bench.outer.results import Results
+from bench.outer.trials import ROUNDS, Outcome, Trial
+
+METHODS: Final = ("ddp", "diloco", "exact", "grid", "sparse-32", "sparse-128")
+T_95: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Two-sided 95% quantiles of Student's t with 1 to 9 degrees of freedom."""
+SWEEP_SEED: Final = 1000
+_MOMENTUM_RATES: Final = (3e-5, 1e-4, 3e-4)
+_PLAIN_RATES: Final = (1e-4, 3e-4, 1e-3)
+DEMO_SCALE: Final = 0.07
+"""The demo's policy has more weights and takes smaller steps."""
+
+
+def rates_of(variant: str, policy: str) -> tuple[float, ...]:
+    """Return the learning rates that are tried."""
+    rates = _MOMENTUM_RATES if VARIANTS[variant].method.momentum else _PLAIN_RATES
+    return rates if policy == "small" else tuple(DEMO_SCALE * rate for rate in rates)
+
+
+def sweep(results: Results, variant: str, local_steps: int, policy: str = "small") -> list[tuple[float, Outcome]]:
+    """Return the learning rates that were tried with one seed, and what they gave."""
+    tried = []
+    for rate in rates_of(variant, policy):
+        trial = Trial(variant, rate, local_steps, SWEEP_SEED, policy=policy)
+        tried += [(rate, outcome) for outcome in results.of([trial])]
+    return tried
+
+
+def best_rate(results: Results, variant: str, local_steps: int = 8, policy: str = "small") -> float:
+    """Return the rate with the largest mean of end value and area under the curve."""
+    tried = sweep(results, variant, local_steps, policy)
+    return max(tried, key=lambda pair: pair[1].end + pair[1].area)[0] if tried else rates_of(variant, policy)[1]
+
+
+def interval(values: Sequence[float]) -> str:
+    """Return the mean and half of its 95% interval by Student's t."""
+    if len(values) < 2:
+        return "".join(f"{value:.3f}" for value in values)
+    half = T_95[min(len(values), 10) - 2] * stdev(values) / sqrt(len(values))
+    return f"{fmean(values):.3f} ± {half:.3f}"
+
+
+def differences(own: Sequence[Outcome], others: Sequence[Outcome]) -> list[float]:
+    """Return the differences of end values, seed by seed."""
+    return [one.end - other.end for one, other in zip(own, others, strict=False)]
+
+
+def learning(
+    results: Results,
+    seeds: int,
+    local_steps: Sequence[int] = (8, 4, 16),
+    methods: Sequence[str] = METHODS,
+    policy: str = "small",
+    rounds: int = ROUNDS,
+) -> None:
+    """Print the sweep and the table of the methods."""
+    rates = {method: best_rate(results, method, policy=policy) for method in methods}
+    cells: dict[tuple[int, str], list[Outcome]] = {}
+    for seed in range(seeds):
+        for steps in local_steps:
+            for method in methods:
+                trial = Trial(method, rates[method], steps, seed, rounds, policy=policy)
+                cells.setdefault((steps, method), []).extend(results.of([trial]))
+    _print_sweep(results, methods, policy)
+    table = Table(title=f"{rounds} rounds, four sites, policy {policy}; mean and 95% interval over seeds")
+    for title in ("H", "method", "rate", "seeds", "end", "minus DiLoCo", "area", "bytes a round", "DiLoCo's", "holds"):
+        table.add_column(title, justify="right")
+    for steps in sorted(local_steps):
+        base = cells.get((steps, "diloco"), [])
+        for method in methods:
+            own = cells[steps, method]
+            if own:
+                table.add_row(str(steps), method, f"{rates[method]:g}", str(len(own)), *_row(method, own, base))
+    Console(width=140).print(table)
+
+
+def _print_sweep(results: Results, methods: Sequence[str], policy: str) -> None:
+    table = Table(title=f"learning rates, H = 8, seed {SWEEP_SEED}: end value, area under the curve")
+    for title in ("method", "first", "second", "third"):
+        table.add_column(title, justify="right")
+    for method in methods:
+        tried = sweep(results, method, 8, policy)
+        table.add_row(method, *(f"{rate:g}: {outcome.end:.3f}, {outcome.area:.3f}" for rate, outcome in tried))
+    Console(width=140).print(table)
+
+
+def _row(method: str, own: Sequence[Outcome], base: Sequence[Outcome]) -> list[str]:
+    size = fmean(fmean(outcome.payload_bytes) for outcome in own)
+    cells = [interval([outcome.end for outcome in own])]
+    gaps = differences(own, base)
+    if method == "diloco" or not gaps:
+        return [*cells, "", interval([outcome.area for outcome in own]), f"{size:.0f}", "1x", ""]
+    ratio = fmean(fmean(outcome.payload_bytes) for outcome in base) / size
+    holds = ""
+    if method in ("exact", "grid") and len(base) > 1:
+        spread = stdev([outcome.end for outcome in base])
+        holds = f"{'yes' if fmean(gaps) >= -spread else 'no'} (sd {spread:.3f})"
+    elif method.startswith("sparse"):
+        holds = f"{'yes' if fmean(gaps) >= -0.03 else 'no'} (0.03)"
+    area = interval([outcome.area for outcome in own])
+    return [*cells, interval(gaps), area, f"{size:.0f}", f"{ratio:.3g}x", holds]

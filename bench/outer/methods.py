@@ -1,0 +1,82 @@
+"""The methods that `bench.outer` compares: those of protocol/pseudogradient/methods.py, and variations of them."""
+
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Final
+
+from protocol.outer.round_records import RoundRules
+from protocol.pseudogradient import (
+    AVERAGING,
+    DDP,
+    DILOCO,
+    PULSELOCO_EXACT,
+    PULSELOCO_GRID,
+    SPARSELOCO,
+    Coding,
+    Kind,
+    Method,
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method as a trial uses it.
+
+    Attributes:
+        method: coding, error feedback and outer step.
+        delay: rounds that a site goes on with before it has the result of a round; 0 or 1.
+        value_bits: bits of a chunked value, where they are not the format's 2; 32 for values as they are. The bench
+            quantizes such values itself, and counts their bits.
+    """
+
+    method: Method
+    delay: int = 0
+    value_bits: int | None = None
+
+    def rules(self, local_steps: int, rounds: int) -> RoundRules:
+        """Return the rules that a round manifest would give."""
+        method = self.method
+        return RoundRules(
+            values=method.coding.kind.name.lower(),
+            fraction=method.coding.fraction,
+            chosen=method.coding.chosen,
+            feedback_decay=method.feedback_decay,
+            frozen_steps=ceil(method.frozen_share * rounds),
+            momentum=method.momentum,
+            outer_rate=method.outer_rate,
+            local_steps=local_steps,
+            quorum=1,
+        )
+
+
+def _grid(fraction: int) -> Method:
+    return replace(PULSELOCO_GRID, coding=Coding(Kind.GRID, fraction=fraction))
+
+
+def _sparse(chosen: int) -> Method:
+    return replace(SPARSELOCO, coding=Coding(Kind.CHUNKED, chosen=chosen))
+
+
+VARIANTS: Final = {
+    "ddp": Variant(DDP),
+    "diloco": Variant(DILOCO),
+    "exact": Variant(PULSELOCO_EXACT),
+    "grid": Variant(PULSELOCO_GRID),
+    "sparse-32": Variant(_sparse(32)),
+    "sparse-128": Variant(_sparse(128)),
+    "averaging": Variant(AVERAGING),
+    "diloco, delay 1": Variant(DILOCO, delay=1),
+    "grid, delay 1": Variant(PULSELOCO_GRID, delay=1),
+    "grid, no feedback": Variant(replace(PULSELOCO_GRID, feedback_decay=0.0)),
+    "grid, no momentum": Variant(replace(PULSELOCO_GRID, momentum=0.0, outer_rate=1.0)),
+    "grid, f = 0": Variant(_grid(0)),
+    "grid, f = 1": Variant(_grid(1)),
+    "grid, f = 6": Variant(_grid(6)),
+    "sparse-128, no feedback": Variant(replace(SPARSELOCO, feedback_decay=0.0)),
+    "sparse-128, momentum": Variant(replace(SPARSELOCO, momentum=0.9, outer_rate=0.7)),
+    "sparse-512": Variant(_sparse(512)),
+    "sparse-128, 1 bit": Variant(SPARSELOCO, value_bits=1),
+    "sparse-128, 3 bits": Variant(SPARSELOCO, value_bits=3),
+    "sparse-128, FP32 values": Variant(SPARSELOCO, value_bits=32),
+}
+"""By name. The first six are the methods that issue and papers compare."""

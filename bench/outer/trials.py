@@ -1,0 +1,231 @@
+"""A trial: some sites train one policy for some rounds, in one process, with the real codec and the real arithmetic.
+
+Each round, miners sample with the BF16 view of the shared weights, as in PULSE (appendix J.2). Every site takes its
+local steps with `roles.trainer.learn.learner.Learner`, and encodes what they changed into bytes. The coordinator's
+weights of the contributions and the step of the shared state are those of protocol/outer. No clock is used, so a
+machine gives the same figures each time.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from bench.outer.attacks import ATTACKS, Scene
+from bench.outer.methods import VARIANTS, Variant
+from bench.outer.quantizing import requantized
+from bench.outer.task import GROUPS_PER_STEP, POLICIES, Task, new_learner, split
+from protocol import pseudogradient
+from protocol.outer.robust import PLAIN_MEAN, RobustSettings, inner_products, weigh
+from protocol.outer.round_records import RoundRules
+from protocol.outer.shared_state import SharedState
+from protocol.pseudogradient import DDP
+from roles.trainer.learn.learner import Learner
+from roles.trainer.outer.local_learner import masters, with_masters, without_masters
+from roles.trainer.verified_batch import VerifiedGroup
+
+SITES: Final = 4
+ROUNDS: Final = 24
+POISONED: Final = 1
+"""The site that an attack uses."""
+
+Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The parameters of a trial.
+
+    Attributes:
+        variant: name in `VARIANTS`; rate: of the sites' AdamW.
+        seed: of problems and sampling; attack: name in `ATTACKS`, or empty.
+        policy: name in `POLICIES`; local_steps: of each site in a round (H).
+        robust: whether the coordinator bounds contributions; else it takes the plain mean.
+    """
+
+    variant: str
+    rate: float
+    local_steps: int = 8
+    seed: int = 0
+    rounds: int = ROUNDS
+    attack: str = ""
+    robust: bool = False
+    policy: str = "small"
+
+
+@dataclass
+class Outcome:
+    """What a trial gave.
+
+    Attributes:
+        curve: pass@1 before the first round and after each.
+        payload_bytes: of a contribution, mean over sites, by round.
+        sent: share of the weights that a contribution has, mean over sites, by round.
+        refused: how often each site was refused as poisoned.
+        parameters: of the policy.
+    """
+
+    curve: list[float] = field(default_factory=list)
+    payload_bytes: list[float] = field(default_factory=list)
+    sent: list[float] = field(default_factory=list)
+    refused: list[int] = field(default_factory=lambda: [0] * SITES)
+    parameters: int = 0
+
+    @property
+    def end(self) -> float:
+        """pass@1, mean over the last three rounds."""
+        return fmean(self.curve[-3:])
+
+    @property
+    def area(self) -> float:
+        """The area under the curve: mean pass@1 over the rounds."""
+        return fmean(self.curve[1:])
+
+
+@dataclass
+class _Site:
+    """A site's own state between two rounds: inner optimizer, error feedback, and steps ahead of the shared weights."""
+
+    learner: Learner
+    inner: dict[str, Tensor]
+    feedback: dict[str, Tensor] | None = None
+    ahead: dict[str, Tensor] | None = None
+
+    def take_steps(
+        self, start: Weights, groups: Sequence[VerifiedGroup]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Take a round's local steps from some weights; return the new weights and the optimizer's state."""
+        self.learner.restore(with_masters(self.inner, start))
+        for begin in range(0, len(groups), GROUPS_PER_STEP):
+            self.learner.step(groups[begin : begin + GROUPS_PER_STEP])
+        state = self.learner.state()
+        return masters(state), without_masters(state)
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A contribution, and the site's own states if it counts."""
+
+    payload: bytes
+    size: float
+    entries: int
+    residual: dict[str, Tensor]
+    inner: dict[str, Tensor]
+    ahead: dict[str, Tensor] | None
+
+
+def run_trial(trial: Trial) -> Outcome:
+    """Run a trial."""
+    variant = VARIANTS[trial.variant]
+    return _run_ddp(trial) if variant.method == DDP else _run_rounds(trial, variant)
+
+
+def _run_ddp(trial: Trial) -> Outcome:
+    """Train with the mean gradient of all sites in each step: one learner with the groups of all sites.
+
+    The loss weighs all tokens of a step alike, so the mean over the sites' gradients has other weights only by the
+    sites' numbers of tokens.
+    """
+    task, outcome = Task(POLICIES[trial.policy], SITES * GROUPS_PER_STEP, trial.seed), Outcome()
+    learner = new_learner(POLICIES[trial.policy], task.versions[0], trial.rate)
+    task.serve(0)
+    outcome.curve.append(task.pass_at_1())
+    dense = _payload_of(masters(learner.state()))
+    outcome.parameters = sum(tensor.numel() for tensor in task.versions[0].values())
+    for number in range(trial.rounds):
+        for step in range(trial.local_steps):
+            learner.step(task.mine(number * trial.local_steps + step))
+            task.publish(learner.bf16_view())
+        outcome.curve.append(task.pass_at_1())
+        outcome.payload_bytes.append(trial.local_steps * len(dense))
+        outcome.sent.append(1.0)
+    return outcome
+
+
+def _payload_of(gradient: Weights) -> bytes:
+    """Return the payload of a gradient."""
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in gradient.items()}
+    return pseudogradient.encode(gradient, zeros, None, DDP.coding, bytes(32)).payload
+
+
+def _run_rounds(trial: Trial, variant: Variant) -> Outcome:
+    task, outcome = Task(POLICIES[trial.policy], SITES * trial.local_steps * GROUPS_PER_STEP, trial.seed), Outcome()
+    rules = variant.rules(trial.local_steps, trial.rounds)
+    shared = SharedState.begin(task.versions[0], has_momentum=rules.momentum > 0)
+    scene = Scene(shared.weights, trial.seed)
+    learners = [new_learner(POLICIES[trial.policy], task.versions[0], trial.rate) for _ in range(SITES)]
+    sites = [_Site(learner, without_masters(learner.state())) for learner in learners]
+    outcome.parameters = sum(tensor.numel() for tensor in shared.weights.values())
+    task.serve(0)
+    outcome.curve.append(task.pass_at_1())
+    previous = task.mine(0)
+    for number in range(trial.rounds):
+        fresh = task.mine(number) if number else previous
+        groups, previous = (previous if variant.delay else fresh), fresh
+        sent = []
+        for place, (site, own) in enumerate(zip(sites, split(groups, SITES), strict=True)):
+            attack = trial.attack if place == POISONED else ""
+            sent.append(_contribute(site, own, shared, rules, variant, attack, scene))
+        factors = _factors(shared, sent, trial)
+        counted = [place for place in range(SITES) if factors[place] > 0]
+        shared = shared.after([sent[p].payload for p in counted], [factors[p] for p in counted], rules)
+        for place, site in enumerate(sites):
+            if place in counted:
+                site.inner = sent[place].inner
+                site.feedback = sent[place].residual if rules.uses_feedback(number) else None
+                site.ahead = sent[place].ahead
+            else:
+                outcome.refused[place] += 1
+        task.publish(shared.bf16_view())
+        outcome.curve.append(task.pass_at_1())
+        outcome.payload_bytes.append(fmean(item.size for item in sent))
+        outcome.sent.append(fmean(item.entries for item in sent) / outcome.parameters)
+    return outcome
+
+
+def _contribute(
+    site: _Site,
+    groups: Sequence[VerifiedGroup],
+    shared: SharedState,
+    rules: RoundRules,
+    variant: Variant,
+    attack: str,
+    scene: Scene,
+) -> _Sent:
+    """Take a site's local steps and encode them.
+
+    With a delay, a site does not wait for the round: it takes its steps from where its own last steps ended, and adds
+    the difference to the shared weights when it has them.
+    """
+    start = shared.weights if site.ahead is None else site.ahead
+    local, inner = site.take_steps(start, groups)
+    if start is not shared.weights:
+        local = {name: shared.weights[name] + (local[name] - start[name]) for name in local}
+    ahead = local if variant.delay else None
+    if attack:
+        update = {name: shared.weights[name] - tensor for name, tensor in local.items()}
+        poisoned = ATTACKS[attack](update, scene)
+        local = {name: (shared.weights[name] - tensor).contiguous() for name, tensor in poisoned.items()}
+    uses_feedback = rules.uses_feedback(shared.step)
+    decay = rules.feedback_decay if uses_feedback else 1.0
+    feedback = site.feedback if uses_feedback else None
+    digest = shared.digests.weights
+    made = pseudogradient.encode(shared.weights, local, feedback, rules.coding, digest, decay=decay)
+    entries = sum(made.head.entries)
+    if variant.value_bits is None:
+        return _Sent(made.payload, len(made.payload), entries, made.residual, inner, ahead)
+    values, residual = requantized(shared.weights, made, digest, variant.value_bits)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in values.items()}
+    payload = pseudogradient.encode(values, zeros, None, DDP.coding, digest).payload
+    size = len(made.payload) + entries * (variant.value_bits - 2) / 8
+    return _Sent(payload, size, entries, residual, inner, ahead)
+
+
+def _factors(shared: SharedState, sent: Sequence[_Sent], trial: Trial) -> tuple[float, ...]:
+    settings = RobustSettings() if trial.robust else PLAIN_MEAN
+    if settings == PLAIN_MEAN:
+        return (1.0,) * len(sent)
+    return weigh(inner_products(shared, [item.payload for item in sent]), settings).factors
