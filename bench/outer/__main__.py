@@ -18,8 +18,12 @@ from pathlib import Path
 
 import torch
 
+from bench.outer.ablations import ablations
 from bench.outer.learning import METHODS, learning
+from bench.outer.poisoned import poisoned
+from bench.outer.projection import projection
 from bench.outer.results import Results
+from bench.outer.sizes import sizes
 
 
 def main() -> None:
@@ -31,8 +35,31 @@ def main() -> None:
     command.add_argument("--local-steps", default="8,4,16", help="values of H, in the order in which they are run")
     command.add_argument("--methods", default=",".join(METHODS), help="methods to compare")
     command.add_argument("--policy", default="small", choices=("small", "demo"), help="policy that is trained")
+    command = commands.add_parser("poisoned")
+    _add_trial_options(command, seeds=3)
+    command.add_argument("--methods", default="grid", help="methods that sites use")
+    command = commands.add_parser("ablations")
+    _add_trial_options(command, seeds=3)
+    command.add_argument("--local-steps", type=int, default=8, help="H")
+    command = commands.add_parser("bytes")
+    command.add_argument("--rates", default="1e-6,3e-7,3e-6,7e-6", help="learning rates of the sites' AdamW")
+    command.add_argument("--rounds", type=int, default=24, help="outer rounds")
+    command.add_argument("--local-steps", type=int, default=8, help="H")
+    command = commands.add_parser("projection")
+    command.add_argument("--rounds", type=int, default=12, help="outer rounds before rates are measured")
+    command.add_argument("--repeats", type=int, default=3, help="runs of which the fastest counts")
+    command.add_argument("--cores", type=int, default=8, help="cores of the second sum")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.command == "poisoned":
+        poisoned(_results(arguments), arguments.seeds, arguments.methods.split(","))
+    if arguments.command == "ablations":
+        ablations(_results(arguments), arguments.seeds, arguments.local_steps)
+    if arguments.command == "bytes":
+        rates = [float(rate) for rate in arguments.rates.split(",")]
+        sizes(rates, arguments.rounds, arguments.local_steps)
+    if arguments.command == "projection":
+        projection(arguments.rounds, arguments.repeats, arguments.cores)
     if arguments.command == "learning":
         steps = [int(number) for number in arguments.local_steps.split(",")]
         learning(_results(arguments), arguments.seeds, steps, arguments.methods.split(","), arguments.policy)

@@ -8,9 +8,6 @@ from torch import Tensor
 
 Update = Mapping[str, Tensor]
 
-DRIFT: Final = 0.5
-"""The sine of the angle by which a drifting site turns its update."""
-
 
 class Scene:
     """What a poisoned site knows.
@@ -72,7 +69,8 @@ ATTACKS: Final[dict[str, Callable[[Update, Scene], dict[str, Tensor]]]] = {
     "times -10": _times(-10.0),
     "noise": _noise,
     "one tensor": _one_tensor,
-    "slow drift": _turned(DRIFT, lambda _, scene: scene.direction),
+    "slow drift": _turned(0.5, lambda _, scene: scene.direction),
     "strong drift": _turned(0.95, lambda _, scene: scene.direction),
+    "drift to zero": _turned(0.95, lambda _, scene: scene.start),
 }
 """By name."""

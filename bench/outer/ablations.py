@@ -1,0 +1,56 @@
+"""Variations of the methods: without error feedback or momentum, other quantizers and densities, and a delay."""
+
+from statistics import fmean
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.outer.learning import best_rate, differences, interval
+from bench.outer.methods import VARIANTS
+from bench.outer.results import Results
+from bench.outer.trials import ROUNDS, Outcome, Trial
+
+COMPARED: Final = {
+    "diloco": ("averaging", "diloco, delay 1"),
+    "grid": (
+        "grid, no feedback", "grid, no momentum", "grid, f = 0", "grid, f = 1", "grid, f = 6", "grid, delay 1",
+    ),
+    "sparse-128": (
+        "sparse-128, no feedback", "sparse-128, momentum", "sparse-32", "sparse-512", "sparse-128, 1 bit",
+        "sparse-128, 3 bits", "sparse-128, FP32 values",
+    ),
+}  # fmt: skip
+"""A method, and what is varied. A variation has the method's learning rate, unless it changes the outer momentum or the
+density, which need one of their own."""
+
+
+def ablations(results: Results, seeds: int, local_steps: int, rounds: int = ROUNDS) -> None:
+    """Print the table."""
+    rates = {}
+    for method, variations in COMPARED.items():
+        for name in (method, *variations):
+            own = VARIANTS[name].method, VARIANTS[method].method
+            same = own[0].momentum == own[1].momentum and own[0].coding.chosen == own[1].coding.chosen
+            rates[name] = best_rate(results, method if same else name)
+    cells: dict[str, list[Outcome]] = {}
+    for seed in range(seeds):
+        for name, rate in rates.items():
+            cells.setdefault(name, []).extend(results.of([Trial(name, rate, local_steps, seed, rounds)]))
+    table = Table(title=f"H = {local_steps}, {rounds} rounds, four sites; mean and 95% interval over seeds")
+    for title in ("variation", "rate", "seeds", "end", "minus the method", "area", "sent", "bytes a round"):
+        table.add_column(title, justify="right")
+    for method, variations in COMPARED.items():
+        for name in (method, *variations):
+            own_outcomes = cells[name]
+            if not own_outcomes:
+                continue
+            gaps = differences(own_outcomes, cells[method])
+            table.add_row(
+                name, f"{rates[name]:g}", str(len(own_outcomes)), interval([outcome.end for outcome in own_outcomes]),
+                interval(gaps) if name != method and gaps else "", interval([outcome.area for outcome in own_outcomes]),
+                f"{fmean(fmean(outcome.sent) for outcome in own_outcomes):.1%}",
+                f"{fmean(fmean(outcome.payload_bytes) for outcome in own_outcomes):.0f}",
+            )  # fmt: skip
+        table.add_section()
+    Console(width=130).print(table)

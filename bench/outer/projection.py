@@ -1,0 +1,115 @@
+"""A projection to a model of 7.6e9 parameters with H = 8 over links of 400 Mbit/s, from measured sizes and rates."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.measures import best_of
+from bench.outer.methods import VARIANTS
+from bench.outer.sizes import SHAPES, Run, elements, simulate
+from bench.outer.trials import SITES
+from protocol import pseudogradient
+from protocol.outer.robust import inner_products
+
+PARAMETERS: Final = 7.6e9
+LINK: Final = 400e6 / 8
+"""Bytes a second, each way, of a site and of the coordinator."""
+LOCAL_STEPS: Final = 8
+RATE: Final = 1e-6
+PAPER: Final = {
+    "ddp": "8 x 30.46 GB, 4874 s",
+    "diloco": "30.46 GB, 609 s",
+    "exact": "1.77 GB (zstd-1), 35 s",
+    "sparse-128": "6.6 + 2 bits an entry, 5 s",
+    "sparse-32": "8.9 + 2 bits an entry, 2 s",
+}
+"""PULSE, table 7 and section F.3, and SparseLoCo, section 3: bytes of a payload, and seconds of its upload."""
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Seconds of one round's stages at 7.6e9 parameters, one core and one link each.
+
+    Attributes:
+        payload: bytes.
+        encode, upload: of a site; check: decoding all payloads; weigh: their inner products; step: the new state with
+            its digests, which every site and the coordinator compute; fetch: of all payloads.
+    """
+
+    payload: float
+    encode: float
+    upload: float
+    check: float
+    weigh: float
+    step: float
+    fetch: float
+
+    def total(self, cores: int) -> float:
+        """Return the seconds from the end of the local steps to the start of the next ones.
+
+        Site: encode, upload. Coordinator: fetch, check, weigh, step, and the copies of the payloads. Site: fetch, step.
+        """
+        computing = self.encode + self.check + self.weigh + 2 * self.step
+        return computing / cores + self.upload + 3 * self.fetch
+
+
+def measure(run: Run, repeats: int) -> Stages:
+    """Measure the stages of a run's newest round, and scale them."""
+    last = run.last
+    assert last is not None
+    rules = VARIANTS[run.variant].rules(LOCAL_STEPS, 1)
+    digest, count = last.shared.digests.weights, elements(last.shared.weights)
+    scale = PARAMETERS / count
+
+    def encode() -> object:
+        decay = rules.feedback_decay or 1.0
+        return pseudogradient.encode(last.shared.weights, last.local, last.feedback, rules.coding, digest, decay=decay)
+
+    def check() -> None:
+        for payload in last.payloads:
+            for _ in pseudogradient.decode(payload, last.shared.weights, digest):
+                pass
+
+    payload = sum(map(len, last.payloads)) / len(last.payloads) * scale
+    step = best_of(lambda: last.shared.after(last.payloads, [1.0] * SITES, rules), repeats)
+    return Stages(
+        payload=payload,
+        encode=best_of(encode, repeats) * scale,
+        upload=payload / LINK,
+        check=best_of(check, repeats) * scale,
+        weigh=best_of(lambda: inner_products(last.shared, last.payloads), repeats) * scale,
+        step=step * scale,
+        fetch=SITES * payload / LINK,
+    )
+
+
+def projection(rounds: int, repeats: int, cores: int, shapes: dict[str, tuple[int, ...]] = SHAPES) -> None:
+    """Print the projection."""
+    pairs = [(variant, RATE) for variant in ("diloco", "exact", "grid", "sparse-32", "sparse-128")]
+    runs: list[Run] = []
+    for runs in simulate(pairs, rounds, LOCAL_STEPS, shapes):  # noqa: B007
+        pass
+    count = elements(runs[0].shared.weights)
+    columns = ("method", "GB", "GB/s encode", "GB/s decode", "encode", "upload", "check", "weigh", "step", "fetch")
+    title = f"7.6e9 weights, {SITES} sites, 400 Mbit/s; from {count} weights, rate {RATE:g}, round {rounds}"
+    table = Table(title=f"{title}; seconds on one core")
+    for name in (*columns, "a round", f"with {cores} cores", "the papers: payload, upload"):
+        table.add_column(name, justify="right")
+    gigabytes = 4 * PARAMETERS / 1e9
+    for run in runs:
+        stages = measure(run, repeats)
+        table.add_row(
+            run.variant, f"{stages.payload / 1e9:.2f}", f"{gigabytes / stages.encode:.2f}",
+            f"{SITES * gigabytes / stages.check:.2f}",
+            *(f"{getattr(stages, name):.0f}" for name in ("encode", "upload", "check", "weigh", "step", "fetch")),
+            f"{stages.total(1):.0f}", f"{stages.total(cores):.0f}", PAPER.get(run.variant, ""),
+        )  # fmt: skip
+    dense = 4 * PARAMETERS
+    seconds = LOCAL_STEPS * (SITES + 1) * dense / LINK
+    table.add_row(
+        "ddp", f"{LOCAL_STEPS * dense / 1e9:.0f}", *[""] * 3, f"{LOCAL_STEPS * dense / LINK:.0f}", *[""] * 3,
+        f"{LOCAL_STEPS * SITES * dense / LINK:.0f}", f"{seconds:.0f}", f"{seconds:.0f}", PAPER["ddp"],
+    )  # fmt: skip
+    Console(width=170).print(table)
