@@ -13,12 +13,10 @@ from bench.outer.trials import ROUNDS, Outcome, Trial
 
 COMPARED: Final = {
     "diloco": ("averaging", "diloco, delay 1"),
-    "grid": (
-        "grid, no feedback", "grid, no momentum", "grid, f = 0", "grid, f = 1", "grid, f = 6", "grid, delay 1",
-    ),
+    "grid": ("grid, no feedback", "grid, f = 0", "grid, f = 1", "grid, delay 1"),
     "sparse-128": (
-        "sparse-128, no feedback", "sparse-128, momentum", "sparse-32", "sparse-512", "sparse-128, 1 bit",
-        "sparse-128, 3 bits", "sparse-128, FP32 values",
+        "sparse-32", "sparse-128, no feedback", "sparse-128, momentum", "sparse-128, 1 bit", "sparse-128, 3 bits",
+        "sparse-128, FP32 values",
     ),
 }  # fmt: skip
 """A method, and what is varied. A variation has the method's learning rate, unless it changes the outer momentum or the

@@ -68,15 +68,12 @@ VARIANTS: Final = {
     "diloco, delay 1": Variant(DILOCO, delay=1),
     "grid, delay 1": Variant(PULSELOCO_GRID, delay=1),
     "grid, no feedback": Variant(replace(PULSELOCO_GRID, feedback_decay=0.0)),
-    "grid, no momentum": Variant(replace(PULSELOCO_GRID, momentum=0.0, outer_rate=1.0)),
     "grid, f = 0": Variant(_grid(0)),
     "grid, f = 1": Variant(_grid(1)),
-    "grid, f = 6": Variant(_grid(6)),
     "sparse-128, no feedback": Variant(replace(SPARSELOCO, feedback_decay=0.0)),
     "sparse-128, momentum": Variant(replace(SPARSELOCO, momentum=0.9, outer_rate=0.7)),
-    "sparse-512": Variant(_sparse(512)),
     "sparse-128, 1 bit": Variant(SPARSELOCO, value_bits=1),
     "sparse-128, 3 bits": Variant(SPARSELOCO, value_bits=3),
     "sparse-128, FP32 values": Variant(SPARSELOCO, value_bits=32),
 }
-"""By name. The first six are the methods that issue and papers compare."""
+"""By name. The first six are the methods that the papers compare."""

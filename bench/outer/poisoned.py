@@ -1,4 +1,4 @@
-"""One poisoned site in four: the end values with the bounds of protocol/outer/robust.py and with the plain mean."""
+"""One poisoned site in four: end values with the plain mean, with the bounds of a round, and with those over rounds."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,53 +14,46 @@ from bench.outer.results import Results
 from bench.outer.trials import POISONED, ROUNDS, Outcome, Trial
 
 BAR: Final = 0.03
+AGGREGATIONS: Final = {
+    "plain mean": {"robust": False},
+    "bounds of a round": {"robust": True, "over_rounds": False},
+    "bounds over rounds": {"robust": True},
+}
+"""By name: the fields of a trial. The second one is run for drifts alone, since only those take rounds."""
 
 
 def poisoned(results: Results, seeds: int, methods: Sequence[str], rounds: int = ROUNDS) -> None:
     """Print the table."""
-    table = Table(
-        title=f"site {POISONED} of four is poisoned; H = 8, {rounds} rounds; mean and 95% interval over seeds"
-    )
-    for title in (
-        "method",
-        "attack",
-        "seeds",
-        "plain mean",
-        "bounded",
-        "minus clean",
-        "area",
-        "refused",
-        "honest",
-        "holds",
-    ):
-        table.add_column(title, justify="right")
     clean = {method: Trial(method, best_rate(results, method), rounds=rounds) for method in methods}
-    cells: dict[tuple[str, str, bool], list[Outcome]] = {}
+    cells: dict[tuple[str, str, str], list[Outcome]] = {}
     for seed in range(seeds):
         for method in methods:
             for attack in ("", *ATTACKS):
-                for robust in (False, True):
-                    trial = replace(clean[method], seed=seed, attack=attack, robust=robust)
-                    cells.setdefault((method, attack, robust), []).extend(results.of([trial]))
-    for method in methods:
-        for attack in ("", *ATTACKS):
-            plain, bounded = cells[method, attack, False], cells[method, attack, True]
-            if plain and bounded:
-                row = _row(plain, bounded, cells[method, "", False], rounds)
-                table.add_row(method, attack or "none", str(len(bounded)), *row)
+                for name, fields in AGGREGATIONS.items():
+                    if name != "bounds of a round" or "drift" in attack:
+                        trial = replace(clean[method], seed=seed, attack=attack, **fields)
+                        cells.setdefault((method, attack, name), []).extend(results.of([trial]))
+    table = Table(title=f"one poisoned site in four; H = 8, {rounds} rounds; mean and 95% interval over seeds")
+    columns = ("method", "attack", "aggregation", "seeds", "end", "minus clean", "area", "refused", "honest ones")
+    for title in (*columns, "drift", "holds"):
+        table.add_column(title, justify="right")
+    for (method, attack, name), own in cells.items():
+        if own:
+            row = _row(own, cells[method, "", "plain mean"], rounds)
+            table.add_row(method, attack or "none", name, str(len(own)), *row)
     Console(width=150).print(table)
 
 
-def _row(plain: Sequence[Outcome], bounded: Sequence[Outcome], clean: Sequence[Outcome], rounds: int) -> list[str]:
-    gaps = differences(bounded, clean)
-    refused = fmean(outcome.refused[POISONED] for outcome in bounded)
-    honest = fmean(sum(outcome.refused) - outcome.refused[POISONED] for outcome in bounded)
+def _row(own: Sequence[Outcome], clean: Sequence[Outcome], rounds: int) -> list[str]:
+    gaps = differences(own, clean)
+    refused = fmean(outcome.refused[POISONED] for outcome in own)
+    honest = fmean(sum(outcome.refused) - outcome.refused[POISONED] for outcome in own)
     return [
-        interval([outcome.end for outcome in plain]),
-        interval([outcome.end for outcome in bounded]),
+        interval([outcome.end for outcome in own]),
         interval(gaps),
-        interval([outcome.area for outcome in bounded]),
+        interval([outcome.area for outcome in own]),
         f"{refused:.0f} of {rounds}",
         f"{honest:.1f} of {3 * rounds}",
+        f"{fmean(outcome.drift for outcome in own):+.3f}",
         "yes" if fmean(gaps) >= -BAR else "no",
     ]

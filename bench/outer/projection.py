@@ -11,7 +11,7 @@ from bench.outer.methods import VARIANTS
 from bench.outer.sizes import SHAPES, Run, elements, simulate
 from bench.outer.trials import SITES
 from protocol import pseudogradient
-from protocol.outer.robust import inner_products
+from protocol.outer.comparing import compare
 
 PARAMETERS: Final = 7.6e9
 LINK: Final = 400e6 / 8
@@ -79,7 +79,7 @@ def measure(run: Run, repeats: int) -> Stages:
         encode=best_of(encode, repeats) * scale,
         upload=payload / LINK,
         check=best_of(check, repeats) * scale,
-        weigh=best_of(lambda: inner_products(last.shared, last.payloads), repeats) * scale,
+        weigh=best_of(lambda: compare(last.shared, last.payloads, bytes(32)), repeats) * scale,
         step=step * scale,
         fetch=SITES * payload / LINK,
     )

@@ -14,12 +14,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from bench.outer.attacks import ATTACKS, Scene
+from bench.outer.attacks import ATTACKS, Scene, length_of
 from bench.outer.methods import VARIANTS, Variant
 from bench.outer.quantizing import requantized
 from bench.outer.task import GROUPS_PER_STEP, POLICIES, Task, new_learner, split
 from protocol import pseudogradient
-from protocol.outer.robust import PLAIN_MEAN, RobustSettings, inner_products, weigh
+from protocol.outer.comparing import SentSums, compare
+from protocol.outer.robust import RobustSettings, weigh_round
 from protocol.outer.round_records import RoundRules
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import DDP
@@ -44,6 +45,7 @@ class Trial:
         seed: of problems and sampling; attack: name in `ATTACKS`, or empty.
         policy: name in `POLICIES`; local_steps: of each site in a round (H).
         robust: whether the coordinator bounds contributions; else it takes the plain mean.
+        over_rounds: whether it compares the sums over rounds as well.
     """
 
     variant: str
@@ -54,6 +56,7 @@ class Trial:
     attack: str = ""
     robust: bool = False
     policy: str = "small"
+    over_rounds: bool = True
 
 
 @dataclass
@@ -66,6 +69,7 @@ class Outcome:
         sent: share of the weights that a contribution has, mean over sites, by round.
         refused: how often each site was refused as poisoned.
         parameters: of the policy.
+        drift: how far the weights went in the direction of the drifting attacks, divided by how far they went.
     """
 
     curve: list[float] = field(default_factory=list)
@@ -73,6 +77,7 @@ class Outcome:
     sent: list[float] = field(default_factory=list)
     refused: list[int] = field(default_factory=lambda: [0] * SITES)
     parameters: int = 0
+    drift: float = 0.0
 
     @property
     def end(self) -> float:
@@ -155,7 +160,7 @@ def _run_rounds(trial: Trial, variant: Variant) -> Outcome:
     task, outcome = Task(POLICIES[trial.policy], SITES * trial.local_steps * GROUPS_PER_STEP, trial.seed), Outcome()
     rules = variant.rules(trial.local_steps, trial.rounds)
     shared = SharedState.begin(task.versions[0], has_momentum=rules.momentum > 0)
-    scene = Scene(shared.weights, trial.seed)
+    scene, sums, begin = Scene(shared.weights, trial.seed), SentSums(), shared.weights
     learners = [new_learner(POLICIES[trial.policy], task.versions[0], trial.rate) for _ in range(SITES)]
     sites = [_Site(learner, without_masters(learner.state())) for learner in learners]
     outcome.parameters = sum(tensor.numel() for tensor in shared.weights.values())
@@ -169,7 +174,7 @@ def _run_rounds(trial: Trial, variant: Variant) -> Outcome:
         for place, (site, own) in enumerate(zip(sites, split(groups, SITES), strict=True)):
             attack = trial.attack if place == POISONED else ""
             sent.append(_contribute(site, own, shared, rules, variant, attack, scene))
-        factors = _factors(shared, sent, trial)
+        factors = _factors(shared, sent, sums, trial)
         counted = [place for place in range(SITES) if factors[place] > 0]
         shared = shared.after([sent[p].payload for p in counted], [factors[p] for p in counted], rules)
         for place, site in enumerate(sites):
@@ -183,6 +188,9 @@ def _run_rounds(trial: Trial, variant: Variant) -> Outcome:
         outcome.curve.append(task.pass_at_1())
         outcome.payload_bytes.append(fmean(item.size for item in sent))
         outcome.sent.append(fmean(item.entries for item in sent) / outcome.parameters)
+    moved = {name: begin[name] - tensor for name, tensor in shared.weights.items()}
+    along = sum(float((moved[name] * tensor).sum()) for name, tensor in scene.direction.items())
+    outcome.drift = along / length_of(moved)
     return outcome
 
 
@@ -224,8 +232,10 @@ def _contribute(
     return _Sent(payload, size, entries, residual, inner, ahead)
 
 
-def _factors(shared: SharedState, sent: Sequence[_Sent], trial: Trial) -> tuple[float, ...]:
-    settings = RobustSettings() if trial.robust else PLAIN_MEAN
-    if settings == PLAIN_MEAN:
+def _factors(shared: SharedState, sent: Sequence[_Sent], sums: SentSums, trial: Trial) -> tuple[float, ...]:
+    """Return the factors of the contributions: those of protocol/outer/robust.py, or ones."""
+    if not trial.robust:
         return (1.0,) * len(sent)
-    return weigh(inner_products(shared, [item.payload for item in sent]), settings).factors
+    settings = RobustSettings() if trial.over_rounds else RobustSettings(long_agreement=None)
+    comparison = compare(shared, [item.payload for item in sent], bytes(32))
+    return weigh_round([bytes([place]) for place in range(SITES)], comparison, sums, settings).factors

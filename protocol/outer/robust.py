@@ -1,28 +1,26 @@
 """With which factors the contributions of a round count, and which are refused as poisoned.
 
-Only the coordinator computes this, and the round manifest has the result, so order and precision are free here. Three
+Only the coordinator computes this, and the round manifest has the result, so order and precision are free here. Four
 bounds apply, one after the other:
 
 1. A contribution that is longer than the median is scaled down to it, so that no site counts for its length.
 2. A contribution must agree with the others: the cosine between it and the sum of the others (leave one out) is
    compared with the median of these cosines. The least agreeing one is removed, and the rest is compared again, as long
    as fewer than half of all are removed. Two contributions cannot be told apart, so this needs three.
-3. No site has more than a share of the summed lengths.
+3. The same holds, with a higher share of the median, for the sums of what each site sent in many rounds
+   (protocol/outer/comparing.py). The noise of a round averages out in a sum, so the cosines of honest sites come close
+   to each other, and a small drift that a site adds in every round stands out.
+4. No site has more than a share of the summed lengths.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from statistics import median, median_low
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from protocol.outer.shared_state import SharedState
-from protocol.pseudogradient import decode
-
-Matrix = NDArray[np.float64]
+from protocol.outer.comparing import Comparison, LongProducts, Matrix, SentSums
 
 
 @dataclass(frozen=True)
@@ -33,15 +31,19 @@ class RobustSettings:
         clips: whether contributions are scaled down to the median length.
         agreement: share of the median cosine that a contribution must reach; 0 refuses only those that point away from
             the others; None refuses none.
+        long_agreement: the same for sums over rounds; None refuses none.
+        clear_cosine: a median cosine of sums below this says nothing, since honest sites then agree by chance.
         share: largest share of one site of the summed lengths, if there are enough sites for it; 1 for no bound.
     """
 
     clips: bool = True
     agreement: float | None = 0.25
+    long_agreement: float | None = 0.8
+    clear_cosine: float = 0.2
     share: float = 0.5
 
 
-PLAIN_MEAN = RobustSettings(clips=False, agreement=None, share=1.0)
+PLAIN_MEAN = RobustSettings(clips=False, agreement=None, long_agreement=None, share=1.0)
 """No bounds: the mean of the papers."""
 
 
@@ -58,50 +60,73 @@ class Weighting:
     cosines: tuple[float, ...]
 
 
-def inner_products(state: SharedState, payloads: Sequence[bytes]) -> Matrix:
-    """Return the inner products of all contributions with each other: float64 [R, R].
-
-    Raises:
-        MalformedError, LimitError, ContributionError: a payload is broken.
-    """
-    products = np.zeros((len(payloads), len(payloads)))
-    decoders = [decode(payload, state.weights, state.digests.weights) for payload in payloads]
-    for rows in zip(*decoders, strict=True):
-        values = [row[1].astype(np.float64) for row in rows]
-        for i, own in enumerate(values):
-            products[i, i] += own @ own
-        for i, j in combinations(range(len(values)), 2):
-            products[i, j] += values[i] @ values[j]
-    return products + np.triu(products, 1).T
+def weigh_round(
+    workers: Sequence[bytes], comparison: Comparison, sums: SentSums, settings: RobustSettings
+) -> Weighting:
+    """Return the factors of the contributions of a round, and add them to the sums of what their workers sent."""
+    lengths = np.sqrt(np.diag(comparison.products)).tolist()
+    long = sums.add(workers, comparison.sketches, _length_factors(lengths, clips=True))
+    return weigh(comparison.products, settings, long)
 
 
-def weigh(products: Matrix, settings: RobustSettings) -> Weighting:
+def weigh(products: Matrix, settings: RobustSettings, long: LongProducts | None = None) -> Weighting:
     """Return the factors of the contributions of a round.
 
     Args:
         products: their inner products: float64 [R, R].
+        long: the same of the sums over rounds; None if there are none.
     """
     lengths = np.sqrt(np.diag(products)).tolist()
-    factors = [1.0] * len(lengths)
-    if settings.clips and lengths:
-        bound = median_low(lengths)
-        factors = [min(1.0, bound / length) if length > 0 else 1.0 for length in lengths]
+    factors = _length_factors(lengths, clips=settings.clips)
     active = list(range(len(lengths)))
     first_cosines = _cosines(products, factors, active)
-    cosines = dict(first_cosines)
-    while settings.agreement is not None and len(active) >= 3:
-        threshold = settings.agreement * max(0.0, median(cosines.values()))
-        worst = min(active, key=lambda place: cosines[place])
-        removed = len(lengths) - len(active)
-        if cosines[worst] >= threshold or 2 * (removed + 1) >= len(lengths):
-            break
-        active.remove(worst)
-        cosines = _cosines(products, factors, active)
+    if settings.agreement is not None:
+        _refuse(active, active, products, factors, settings.agreement, 0.0)
+    if settings.long_agreement is not None and long is not None:
+        settled = [place for place in active if long.settled[place]]
+        scales = _length_factors(np.sqrt(np.diag(long.products)).tolist(), clips=True)
+        _refuse(active, settled, long.products, scales, settings.long_agreement, settings.clear_cosine)
     _limit_shares(factors, lengths, active, settings.share)
     return Weighting(
         tuple(factors[place] if place in active else 0.0 for place in range(len(lengths))),
         tuple(first_cosines[place] for place in range(len(lengths))),
     )
+
+
+def _length_factors(lengths: Sequence[float], *, clips: bool) -> list[float]:
+    """Return the factors that scale contributions down to the median length."""
+    if not clips or not lengths:
+        return [1.0] * len(lengths)
+    bound = median_low(lengths)
+    return [min(1.0, bound / length) if length > 0 else 1.0 for length in lengths]
+
+
+def _refuse(
+    active: list[int],
+    compared: Sequence[int],
+    products: Matrix,
+    factors: Sequence[float],
+    agreement: float,
+    clear_cosine: float,
+) -> None:
+    """Remove from `active` those of the compared ones that do not agree with the others, one after the other.
+
+    Args:
+        compared: active ones; of fewer than three, none can be told apart.
+        agreement: share of the median cosine that each must reach.
+        clear_cosine: nobody is removed if the median is lower.
+    """
+    rest = list(compared)
+    while len(rest) >= 3:
+        cosines = _cosines(products, factors, rest)
+        middle = median(cosines.values())
+        worst = min(rest, key=lambda place: cosines[place])
+        removed = len(factors) - len(active)
+        enough = cosines[worst] >= agreement * max(0.0, middle) or (clear_cosine > 0 and middle < clear_cosine)
+        if enough or 2 * (removed + 1) >= len(factors):
+            return
+        rest.remove(worst)
+        active.remove(worst)
 
 
 def _cosines(products: Matrix, factors: Sequence[float], active: Sequence[int]) -> dict[int, float]:

@@ -4,9 +4,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
-from protocol.outer.robust import PLAIN_MEAN, RobustSettings, Weighting, weigh
+from protocol.outer.comparing import SETTLED, SKETCH, Comparison, SentSums, compare
+from protocol.outer.robust import PLAIN_MEAN, RobustSettings, Weighting, weigh, weigh_round
+from protocol.outer.shared_state import SharedState
+from protocol.pseudogradient import DILOCO, encode
 
 Vector = NDArray[np.float64]
 SIZE = 4000
@@ -98,3 +102,71 @@ def test_two_sites_and_updates_of_zero() -> None:
     assert result([own, -own]).factors == (1.0, 1.0)
     assert all(np.isfinite(result([np.zeros(SIZE)] * 3).factors))
     assert weigh(np.zeros((0, 0)), ROBUST).factors == ()
+
+
+def drifting_rounds(sine: float, rounds: int, *, signal: float = 0.45, absent: int = 0) -> list[tuple[float, ...]]:
+    """Return the factors of some rounds in which site 2 turns its updates by an angle towards a fixed direction.
+
+    Args:
+        absent: rounds at the beginning in which site 0 sends nothing.
+    """
+    random = np.random.default_rng(5)
+    direction, sums, result = random.standard_normal(SIZE), SentSums(), []
+    direction /= np.linalg.norm(direction)
+    for number in range(rounds):
+        vectors = honest(100 + number, agreement=signal)
+        length = np.linalg.norm(vectors[2])
+        vectors[2] = np.sqrt(1 - sine**2) * vectors[2] + sine * length * direction
+        places = [place for place in range(4) if place or number >= absent]
+        matrix = np.array([vectors[place] for place in places])
+        sketches = np.zeros((len(places), SKETCH))
+        sketches[:, :SIZE] = matrix
+        comparison = Comparison(matrix @ matrix.T, sketches)
+        factors = weigh_round([bytes([place]) for place in places], comparison, sums, ROBUST).factors
+        result.append(tuple(dict(zip(places, factors, strict=True)).get(place, 1.0) for place in range(4)))
+    return result
+
+
+@pytest.mark.parametrize("sine", [0.6, 0.9, 0.99])
+def test_a_drift_over_many_rounds_is_refused(sine: float) -> None:
+    rounds = drifting_rounds(sine, 20)
+    assert all(factors[2] == 0 for factors in rounds[SETTLED:])
+    assert all(factors[place] > 0.9 for factors in rounds for place in (0, 1, 3))
+
+
+@pytest.mark.parametrize("absent", [0, 3, 15])
+def test_honest_sites_count_in_every_round(absent: int) -> None:
+    for factors in drifting_rounds(0.0, 20, absent=absent):
+        assert min(factors) > 0.9
+
+
+def test_sums_without_a_common_direction_refuse_nobody_who_agrees_by_chance() -> None:
+    refused = sum(factor == 0 for factors in drifting_rounds(0.0, 30, signal=0.001) for factor in factors)
+    short = sum(factor == 0 for number in range(30) for factor in result(honest(100 + number, agreement=0.001)).factors)
+    assert refused == short
+
+
+def test_sketches_keep_inner_products_and_depend_on_the_secret() -> None:
+    random = np.random.default_rng(3)
+    shared = SharedState.begin({"w": torch.zeros(300, 200), "x": torch.zeros(7)}, has_momentum=False)
+    common = torch.from_numpy(random.standard_normal((300, 200)).astype(np.float32))
+    payloads = []
+    for _ in range(3):
+        own = common + torch.from_numpy(random.standard_normal((300, 200)).astype(np.float32))
+        local = {"w": own, "x": torch.ones(7)}
+        payloads.append(encode(shared.weights, local, None, DILOCO.coding, shared.digests.weights).payload)
+    first, second = (compare(shared, payloads, bytes([number] * 32)) for number in range(2))
+    assert np.allclose(first.products, second.products)
+    assert first.products[0, 1] == pytest.approx(60_000, rel=0.05)
+    error = np.abs(first.sketches @ first.sketches.T - first.products) / first.products[0, 0]
+    assert 0 < error.max() < 0.05
+    assert not np.allclose(first.sketches, second.sketches)
+
+
+def test_workers_that_left_are_forgotten() -> None:
+    sums, sketches = SentSums(), np.ones((2, SKETCH))
+    for _ in range(SETTLED):
+        long = sums.add([b"a", b"b"], sketches, [1.0, 1.0])
+    assert long.settled == (True, True)
+    sums.keep({b"b"})
+    assert sums.add([b"a", b"b"], sketches, [1.0, 1.0]).settled == (False, True)

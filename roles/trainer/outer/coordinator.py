@@ -15,7 +15,8 @@ from protocol.chain.manifest import ObjectRef
 from protocol.digest import Weights, content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed, sign
-from protocol.outer.robust import RobustSettings, inner_products, weigh
+from protocol.outer.comparing import SentSums, compare
+from protocol.outer.robust import RobustSettings, weigh_round
 from protocol.outer.round_records import (
     CountedContribution,
     Refusal,
@@ -90,6 +91,7 @@ class Coordinator:
         self._payloads_of: dict[int, frozenset[bytes]] = {}  # likewise, digests of payloads
         self._pointer: RoundPointer | None = None
         self._previous_shards: tuple[ObjectRef, ...] = ()
+        self._sent = SentSums()  # begins anew when this process does
 
     async def run(self) -> None:
         """Close rounds for ever.
@@ -321,8 +323,10 @@ class Coordinator:
         assert self._shared is not None
         node, rules = self._node, attendance.opening.record.rules
         workers = attendance.sound()
-        products = await node.run_sync(inner_products, self._shared, [payloads[worker] for worker in workers])
-        weighting = weigh(products, self._settings.robust)
+        secret = node.key.derive("sketches of contributions")
+        comparison = await node.run_sync(compare, self._shared, [payloads[worker] for worker in workers], secret)
+        self._sent.keep(attendance.opening.record.workers)
+        weighting = weigh_round(workers, comparison, self._sent, self._settings.robust)
         factors = dict(zip(workers, weighting.factors, strict=True))
         for worker, cosine in zip(workers, weighting.cosines, strict=True):
             norm = attendance.contributions[worker].record.norm
