@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from bench.checkpoints import WEIGHT_DEVIATION
 from bench.outer.ablations import ablations
 from bench.outer.learning import METHODS, learning
 from bench.outer.poisoned import poisoned
@@ -45,6 +46,7 @@ def main() -> None:
     command.add_argument("--rates", default="1e-6,3e-7,3e-6,7e-6", help="learning rates of the sites' AdamW")
     command.add_argument("--rounds", type=int, default=24, help="outer rounds")
     command.add_argument("--local-steps", type=int, default=8, help="H")
+    command.add_argument("--deviation", type=float, default=WEIGHT_DEVIATION, help="of the weights of matrices")
     command = commands.add_parser("projection")
     command.add_argument("--rounds", type=int, default=12, help="outer rounds before rates are measured")
     command.add_argument("--repeats", type=int, default=3, help="runs of which the fastest counts")
@@ -57,7 +59,7 @@ def main() -> None:
         ablations(_results(arguments), arguments.seeds, arguments.local_steps)
     if arguments.command == "bytes":
         rates = [float(rate) for rate in arguments.rates.split(",")]
-        sizes(rates, arguments.rounds, arguments.local_steps)
+        sizes(rates, arguments.rounds, arguments.local_steps, arguments.deviation)
     if arguments.command == "projection":
         projection(arguments.rounds, arguments.repeats, arguments.cores)
     if arguments.command == "learning":

@@ -71,10 +71,12 @@ class NoiseSite:
         return drift
 
 
-def first_weights(shapes: Mapping[str, tuple[int, ...]], generator: torch.Generator) -> dict[str, Tensor]:
+def first_weights(
+    shapes: Mapping[str, tuple[int, ...]], generator: torch.Generator, deviation: float = WEIGHT_DEVIATION
+) -> dict[str, Tensor]:
     """Return weights like those of a trained model: float32; norms are around 1."""
     return {
-        name: torch.randn(shape, generator=generator).mul_(WEIGHT_DEVIATION if len(shape) > 1 else 0.1)
+        name: torch.randn(shape, generator=generator).mul_(deviation if len(shape) > 1 else 0.1)
         + (0.0 if len(shape) > 1 else 1.0)
         for name, shape in shapes.items()
     }
@@ -138,11 +140,15 @@ def elements(weights: Mapping[str, Tensor]) -> int:
 
 
 def simulate(
-    pairs: list[tuple[str, float]], rounds: int, local_steps: int, shapes: Mapping[str, tuple[int, ...]]
+    pairs: list[tuple[str, float]],
+    rounds: int,
+    local_steps: int,
+    shapes: Mapping[str, tuple[int, ...]],
+    deviation: float = WEIGHT_DEVIATION,
 ) -> Iterator[list[Run]]:
     """Yield the runs of some methods and rates after each round."""
     generator = torch.Generator().manual_seed(0)
-    weights = first_weights(shapes, generator)
+    weights = first_weights(shapes, generator, deviation)
     means = {name: torch.randn(shape, generator=generator) * MEAN_DEVIATION for name, shape in shapes.items()}
     sites = [NoiseSite(means, 1 + site) for site in range(SITES)]
     runs = []
@@ -156,15 +162,23 @@ def simulate(
         yield runs
 
 
-def sizes(rates: list[float], rounds: int, local_steps: int, shapes: Mapping[str, tuple[int, ...]] = SHAPES) -> None:
+def sizes(
+    rates: list[float],
+    rounds: int,
+    local_steps: int,
+    deviation: float,
+    shapes: Mapping[str, tuple[int, ...]] = SHAPES,
+) -> None:
     """Print bytes by method and learning rate, and the share that the gate sends by round."""
     pairs = [(variant, rate) for rate in rates for variant in ("exact", "grid")]
     pairs += [(variant, rates[0]) for variant in ("sparse-32", "sparse-128")]
     runs: list[Run] = []
-    for number, runs in enumerate(simulate(pairs, rounds, local_steps, shapes)):  # noqa: B007
+    for number, runs in enumerate(simulate(pairs, rounds, local_steps, shapes, deviation)):  # noqa: B007
         print(f"round {number + 1} of {rounds}", flush=True)
     count = elements(runs[0].shared.weights)
-    table = Table(title=f"{count} weights, {rounds} rounds of {local_steps} local steps, {SITES} sites")
+    table = Table(
+        title=f"{count} weights, deviation {deviation:g}, {rounds} rounds of {local_steps} local steps, {SITES} sites"
+    )
     for title in ("rate", "method", "sent", "bits/entry", "bytes a round", "of DiLoCo", "of DDP", "holds"):
         table.add_column(title, justify="right")
     for run in runs:

@@ -166,10 +166,11 @@ def _run_rounds(trial: Trial, variant: Variant) -> Outcome:
     outcome.parameters = sum(tensor.numel() for tensor in shared.weights.values())
     task.serve(0)
     outcome.curve.append(task.pass_at_1())
-    previous = task.mine(0)
+    upcoming: list[VerifiedGroup] = []
     for number in range(trial.rounds):
-        fresh = task.mine(number) if number else previous
-        groups, previous = (previous if variant.delay else fresh), fresh
+        groups = upcoming or task.mine(number)
+        if variant.delay:  # the next local steps are taken while this round closes
+            upcoming = task.mine(number + 1)
         sent = []
         for place, (site, own) in enumerate(zip(sites, split(groups, SITES), strict=True)):
             attack = trial.attack if place == POISONED else ""
