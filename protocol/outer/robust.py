@@ -38,7 +38,7 @@ class RobustSettings:
 
     clips: bool = True
     agreement: float | None = 0.25
-    long_agreement: float | None = 0.8
+    long_agreement: float | None = 0.88
     clear_cosine: float = 0.2
     share: float = 0.5
 

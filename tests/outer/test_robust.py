@@ -127,7 +127,7 @@ def drifting_rounds(sine: float, rounds: int, *, signal: float = 0.45, absent: i
     return result
 
 
-@pytest.mark.parametrize("sine", [0.6, 0.9, 0.99])
+@pytest.mark.parametrize("sine", [0.5, 0.6, 0.9, 0.99])
 def test_a_drift_over_many_rounds_is_refused(sine: float) -> None:
     rounds = drifting_rounds(sine, 20)
     assert all(factors[2] == 0 for factors in rounds[SETTLED:])
