@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Final
+from typing import Final, Literal
 
 from protocol.outer.round_records import RoundRules
 from protocol.pseudogradient import (
@@ -16,6 +16,13 @@ from protocol.pseudogradient import (
     Kind,
     Method,
 )
+
+_VALUES: Final[dict[Kind, Literal["dense", "exact", "grid", "chunked"]]] = {
+    Kind.DENSE: "dense",
+    Kind.EXACT: "exact",
+    Kind.GRID: "grid",
+    Kind.CHUNKED: "chunked",
+}
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ class Variant:
         """Return the rules that a round manifest would give."""
         method = self.method
         return RoundRules(
-            values=method.coding.kind.name.lower(),
+            values=_VALUES[method.coding.kind],
             fraction=method.coding.fraction,
             chosen=method.coding.chosen,
             feedback_decay=method.feedback_decay,

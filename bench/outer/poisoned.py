@@ -15,11 +15,11 @@ from bench.outer.trials import POISONED, ROUNDS, Outcome, Trial
 
 BAR: Final = 0.03
 AGGREGATIONS: Final = {
-    "plain mean": {"robust": False},
-    "bounds of a round": {"robust": True, "over_rounds": False},
-    "bounds over rounds": {"robust": True},
+    "plain mean": (False, True),
+    "bounds of a round": (True, False),
+    "bounds over rounds": (True, True),
 }
-"""By name: the fields of a trial. The second one is run for drifts alone, since only those take rounds."""
+"""By name: `robust` and `over_rounds` of a trial. The second is run for drifts alone, since only those take rounds."""
 
 
 def poisoned(results: Results, seeds: int, methods: Sequence[str], rounds: int = ROUNDS) -> None:
@@ -29,9 +29,9 @@ def poisoned(results: Results, seeds: int, methods: Sequence[str], rounds: int =
     for seed in range(seeds):
         for method in methods:
             for attack in ("", *ATTACKS):
-                for name, fields in AGGREGATIONS.items():
+                for name, (robust, over_rounds) in AGGREGATIONS.items():
                     if name != "bounds of a round" or "drift" in attack:
-                        trial = replace(clean[method], seed=seed, attack=attack, **fields)
+                        trial = replace(clean[method], seed=seed, attack=attack, robust=robust, over_rounds=over_rounds)
                         cells.setdefault((method, attack, name), []).extend(results.of([trial]))
     table = Table(title=f"one poisoned site in four; H = 8, {rounds} rounds; mean and 95% interval over seeds")
     columns = ("method", "attack", "aggregation", "seeds", "end", "minus clean", "area", "refused", "honest ones")

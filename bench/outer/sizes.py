@@ -114,7 +114,7 @@ class Run:
     def advance(self, drifts: list[dict[str, Tensor]], rounds: int, local_steps: int) -> None:
         """Let all sites contribute, and apply it."""
         rules = VARIANTS[self.variant].rules(local_steps, rounds)
-        shared, payloads, entries = self.shared, [], 0
+        shared, payloads, entries = self.shared, list[bytes](), 0
         uses_feedback = rules.uses_feedback(shared.step)
         for site, drift in enumerate(drifts):
             local = {name: shared.weights[name] - self.rate * drift[name] for name in drift}
