@@ -15,8 +15,9 @@ from bench.outer.trials import ROUNDS, Outcome, Trial
 METHODS: Final = ("ddp", "diloco", "exact", "grid", "sparse-32", "sparse-128")
 T_95: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Two-sided 95% quantiles of Student's t with 1 to 9 degrees of freedom."""
-SWEEP_SEEDS: Final = {4: (1000,), 8: (1000, 1001), 16: (1000,)}
-"""By H; the tables have other seeds."""
+SWEEP_SEEDS: Final[tuple[int, ...]] = (1000, 1001)
+LONG_ROUNDS: Final = 16
+"""The H for which methods with an outer momentum have a sweep of their own: a round moves the weights further there."""
 _MOMENTUM_RATES: Final = (1e-5, 3e-5, 1e-4)
 _PLAIN_RATES: Final = (1e-4, 3e-4, 1e-3)
 DEMO_SCALE: Final = 0.07
@@ -30,10 +31,17 @@ def rates_of(variant: str, policy: str) -> tuple[float, ...]:
 
 
 def sweep(results: Results, variant: str, local_steps: int, policy: str = "small") -> list[tuple[float, list[Outcome]]]:
-    """Return the learning rates that are tried, and what they gave."""
-    tried = []
-    for rate in rates_of(variant, policy):
-        seeds = SWEEP_SEEDS.get(local_steps, (1000,))
+    """Return the learning rates that are tried, and what they gave.
+
+    The sweep with H = 8 serves every H, but for methods with an outer momentum and `LONG_ROUNDS`; there, the lower two
+    rates are tried with the first seed.
+    """
+    tried, rates, seeds = [], rates_of(variant, policy), SWEEP_SEEDS
+    if local_steps == LONG_ROUNDS and VARIANTS[variant].method.momentum:
+        rates, seeds = rates[:2], SWEEP_SEEDS[:1]
+    else:
+        local_steps = 8
+    for rate in rates:
         outcomes = results.of([Trial(variant, rate, local_steps, seed, policy=policy) for seed in seeds])
         tried += [(rate, outcomes)] if outcomes else []
     return tried
@@ -96,8 +104,10 @@ def _print_sweep(results: Results, local_steps: Sequence[int], methods: Sequence
     table = Table(title="learning rates: end value, area under the curve")
     for title in ("H", "method", "first", "second", "third"):
         table.add_column(title, justify="right")
-    for steps in sorted(local_steps):
+    for steps in (8, LONG_ROUNDS):
         for method in methods:
+            if steps == LONG_ROUNDS and (steps not in local_steps or not VARIANTS[method].method.momentum):
+                continue
             cells = [
                 f"{rate:g}: {mean_end(outcomes):.3f}, {fmean(outcome.area for outcome in outcomes):.3f}"
                 for rate, outcomes in sweep(results, method, steps, policy)
