@@ -1,10 +1,10 @@
 """What a coordinator compares contributions by: inner products in a round, and the sums of what each site sent before.
 
 A sum over rounds of whole contributions would take as much memory for each site as the weights. So the sums are those
-of *sketches*: each element is multiplied by a sign, and then all elements whose index in their part is the same modulo
-`SKETCH` are added up. The inner product of two sketches is that of the contributions but for an error of about
-1 / sqrt(SKETCH) of their lengths. The signs follow from a secret of the coordinator, so that no site can choose a
-direction that its sketch does not show.
+of *random projections*: each element is multiplied by a sign, and then all elements whose index in their part is the
+same modulo `PROJECTED` are added up. The inner product of two projections is that of the contributions but for an error
+of about 1 / sqrt(PROJECTED) of their lengths. The signs follow from a secret of the coordinator, so that no site can
+choose a direction that its projection does not show.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,8 +20,8 @@ from protocol.pseudogradient import decode
 
 Matrix = NDArray[np.float64]
 
-SKETCH: Final = 1 << 14
-"""Numbers in a sketch; also the elements of each contribution that are multiplied at a time, which fit in a cache."""
+PROJECTED: Final = 1 << 14
+"""Numbers in a projection; also the elements of each contribution that are multiplied at a time: they fit in a cache."""
 
 DECAY: Final = 0.9
 """What a sum keeps of the earlier contributions when the next one is added."""
@@ -36,11 +36,11 @@ class Comparison:
 
     Attributes:
         products: their inner products with each other: float64 [R, R].
-        sketches: float64 [R, SKETCH].
+        projections: float64 [R, PROJECTED].
     """
 
     products: Matrix
-    sketches: Matrix
+    projections: Matrix
 
 
 @dataclass(frozen=True)
@@ -66,38 +66,38 @@ def compare(state: SharedState, payloads: Sequence[bytes], secret: bytes) -> Com
     Raises:
         MalformedError, LimitError, ContributionError: a payload is broken.
     """
-    products, sketches = np.zeros((len(payloads),) * 2), np.zeros((len(payloads), SKETCH))
+    products, projections = np.zeros((len(payloads),) * 2), np.zeros((len(payloads), PROJECTED))
     decoders = [decode(payload, state.weights, state.digests.weights) for payload in payloads]
     for number, rows in enumerate(zip(*decoders, strict=True)):
         size = rows[0][1].size
         random = np.random.Philox(key=int.from_bytes(secret[:16], "little"), counter=number << 192)
         bits = np.frombuffer(np.random.Generator(random).bytes(-(-size // 8)), np.uint8)
-        for begin, end in pairwise([*range(0, size, SKETCH), size]):
+        for begin, end in pairwise([*range(0, size, PROJECTED), size]):
             block = np.array([values[begin:end] for _, values in rows], np.float64)
             products += block @ block.T
             signs = np.unpackbits(bits[begin // 8 : -(-end // 8)])[: end - begin]
-            sketches[:, : end - begin] += np.where(signs, block, -block)
-    return Comparison(products, sketches)
+            projections[:, : end - begin] += np.where(signs, block, -block)
+    return Comparison(products, projections)
 
 
 class SentSums:
-    """What each site sent over the rounds, in sketches; older contributions count less."""
+    """What each site sent over the rounds, in projections; older contributions count less."""
 
     def __init__(self) -> None:
         self._sums: dict[bytes, Matrix] = {}
         self._counts: dict[bytes, int] = {}
 
-    def add(self, workers: Sequence[bytes], sketches: Matrix, factors: Sequence[float]) -> LongProducts:
+    def add(self, workers: Sequence[bytes], projections: Matrix, factors: Sequence[float]) -> LongProducts:
         """Add the contributions of a round, refused ones as well, and return the products of these workers' sums.
 
         Args:
-            workers: whose contributions they are; sketches: float64 [R, SKETCH].
+            workers: whose contributions they are; projections: float64 [R, PROJECTED].
             factors: by which each is scaled for its length.
         """
-        for worker, sketch, factor in zip(workers, sketches, factors, strict=True):
-            self._sums[worker] = DECAY * self._sums.get(worker, 0.0) + factor * sketch
+        for worker, projection, factor in zip(workers, projections, factors, strict=True):
+            self._sums[worker] = DECAY * self._sums.get(worker, 0.0) + factor * projection
             self._counts[worker] = self._counts.get(worker, 0) + 1
-        sums = np.array([self._sums[worker] for worker in workers]).reshape(len(workers), SKETCH)
+        sums = np.array([self._sums[worker] for worker in workers]).reshape(len(workers), PROJECTED)
         return LongProducts(sums @ sums.T, tuple(self._counts[worker] >= SETTLED for worker in workers))
 
     def keep(self, workers: Collection[bytes]) -> None:

@@ -65,7 +65,7 @@ def weigh_round(
 ) -> Weighting:
     """Return the factors of the contributions of a round, and add them to the sums of what their workers sent."""
     lengths = np.sqrt(np.diag(comparison.products)).tolist()
-    long = sums.add(workers, comparison.sketches, _length_factors(lengths, clips=True))
+    long = sums.add(workers, comparison.projections, _length_factors(lengths, clips=True))
     return weigh(comparison.products, settings, long)
 
 

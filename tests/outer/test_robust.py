@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from protocol.outer.comparing import SETTLED, SKETCH, Comparison, SentSums, compare
+from protocol.outer.comparing import PROJECTED, SETTLED, Comparison, SentSums, compare
 from protocol.outer.robust import PLAIN_MEAN, RobustSettings, Weighting, weigh, weigh_round
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import DILOCO, encode
@@ -119,9 +119,9 @@ def drifting_rounds(sine: float, rounds: int, *, signal: float = 0.45, absent: i
         vectors[2] = np.sqrt(1 - sine**2) * vectors[2] + sine * length * direction
         places = [place for place in range(4) if place or number >= absent]
         matrix = np.array([vectors[place] for place in places])
-        sketches = np.zeros((len(places), SKETCH))
-        sketches[:, :SIZE] = matrix
-        comparison = Comparison(matrix @ matrix.T, sketches)
+        projections = np.zeros((len(places), PROJECTED))
+        projections[:, :SIZE] = matrix
+        comparison = Comparison(matrix @ matrix.T, projections)
         factors = weigh_round([bytes([place]) for place in places], comparison, sums, ROBUST).factors
         result.append(tuple(dict(zip(places, factors, strict=True)).get(place, 1.0) for place in range(4)))
     return result
@@ -146,7 +146,7 @@ def test_sums_without_a_common_direction_refuse_nobody_who_agrees_by_chance() ->
     assert refused == short
 
 
-def test_sketches_keep_inner_products_and_depend_on_the_secret() -> None:
+def test_projections_keep_inner_products_and_depend_on_the_secret() -> None:
     random = np.random.default_rng(3)
     shared = SharedState.begin({"w": torch.zeros(300, 200), "x": torch.zeros(7)}, has_momentum=False)
     common = torch.from_numpy(random.standard_normal((300, 200)).astype(np.float32))
@@ -158,15 +158,15 @@ def test_sketches_keep_inner_products_and_depend_on_the_secret() -> None:
     first, second = (compare(shared, payloads, bytes([number] * 32)) for number in range(2))
     assert np.allclose(first.products, second.products)
     assert first.products[0, 1] == pytest.approx(60_000, rel=0.05)
-    error = np.abs(first.sketches @ first.sketches.T - first.products) / first.products[0, 0]
+    error = np.abs(first.projections @ first.projections.T - first.products) / first.products[0, 0]
     assert 0 < error.max() < 0.05
-    assert not np.allclose(first.sketches, second.sketches)
+    assert not np.allclose(first.projections, second.projections)
 
 
 def test_workers_that_left_are_forgotten() -> None:
-    sums, sketches = SentSums(), np.ones((2, SKETCH))
+    sums, projections = SentSums(), np.ones((2, PROJECTED))
     for _ in range(SETTLED):
-        long = sums.add([b"a", b"b"], sketches, [1.0, 1.0])
+        long = sums.add([b"a", b"b"], projections, [1.0, 1.0])
     assert long.settled == (True, True)
     sums.keep({b"b"})
-    assert sums.add([b"a", b"b"], sketches, [1.0, 1.0]).settled == (False, True)
+    assert sums.add([b"a", b"b"], projections, [1.0, 1.0]).settled == (False, True)

@@ -323,7 +323,7 @@ class Coordinator:
         assert self._shared is not None
         node, rules = self._node, attendance.opening.record.rules
         workers = attendance.sound()
-        secret = node.key.derive("sketches of contributions")
+        secret = node.key.derive("projections of contributions")
         comparison = await node.run_sync(compare, self._shared, [payloads[worker] for worker in workers], secret)
         self._sent.keep(attendance.opening.record.workers)
         weighting = weigh_round(workers, comparison, self._sent, self._settings.robust)
