@@ -21,7 +21,7 @@ from protocol.pseudogradient import decode
 Matrix = NDArray[np.float64]
 
 PROJECTED: Final = 1 << 14
-"""Numbers in a projection; also the elements of each contribution that are multiplied at a time: they fit in a cache."""
+"""Numbers in a projection; also the elements of each contribution that are multiplied at a time, to fit in a cache."""
 
 DECAY: Final = 0.9
 """What a sum keeps of the earlier contributions when the next one is added."""
