@@ -94,6 +94,7 @@ class Site:
         while True:
             await self._contribute()
             await self._settle(await self._closing_manifest())
+            assert self._opening is not None
             await delete_old_contributions(self._node, self._opening.record.number)
 
     async def _open(self) -> None:
