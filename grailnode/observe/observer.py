@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from grailnode.observe.round_reader import RoundReader
+from grailnode.observe.round_summaries import RoundReader
 from grailnode.observe.state import MinerRow, NetworkState, NodeRow, StratumRow, VersionRow, WindowRow
 from protocol import paths
 from protocol.chain.manifest import Head, Manifest
