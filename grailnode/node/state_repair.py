@@ -22,6 +22,7 @@ from roles.ports import LineReporter, NotFoundError, RepairError, TooLargeError
 from roles.records import fetch_record
 from roles.trainer.collect.collector_repair import repair_collector
 from roles.trainer.learn.checkpoint_repair import repair_checkpoint
+from roles.trainer.outer.round_repair import repair_rounds, repair_site
 from roles.trainer.publish.chain_repair import ChainRepair
 from roles.validator.ledger_repair import LedgerRepair
 from roles.validator.ledger_state import Ledger
@@ -62,7 +63,11 @@ async def repair_state(node: Node, say: LineReporter) -> None:
         chain_is_rebuilt = await chain.is_needed()
         if chain_is_rebuilt:
             await chain.run()
-        await repair_checkpoint(draft, say, chain_is_rebuilt=chain_is_rebuilt)
+        if not await repair_rounds(node, lost.keys(), say):
+            await repair_checkpoint(draft, say, chain_is_rebuilt=chain_is_rebuilt)
+        await repair_collector(draft, lost.keys(), say)
+    elif node.key.public in node.authority.workers:
+        await repair_site(node, lost.keys(), say)
         await repair_collector(draft, lost.keys(), say)
     elif node.key.public in node.authority.validators:
         await LedgerRepair(node, lost.keys(), say).run()

@@ -104,7 +104,7 @@ def test_a_trainer_alone_has_no_sites_to_show():
 
 def test_plain_lines_name_the_newest_round():
     lines = plain_lines(runs.many_sites())
-    assert all("round 6 of 2 sites, 60 groups" in line for line in lines[1:])
+    assert all("round 6: 2 of 2 sites, 60 groups" in line for line in lines[1:])
 
 
 def test_status_shows_how_fast_validators_check():

@@ -87,7 +87,7 @@ def _window_line(row: WindowRow, state: NetworkState) -> str:
     parts.append(f"groups {row.accepted} verified, {row.rejected} rejected")
     if state.rounds:
         newest = state.rounds[-1]
-        parts.append(f"round {newest.number} of {newest.counted} sites, {newest.groups} groups")
+        parts.append(f"round {newest.number}: {newest.counted} of {newest.sites} sites, {newest.groups} groups")
     return "  ".join(parts)
 
 

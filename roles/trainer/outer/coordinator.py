@@ -27,11 +27,13 @@ from protocol.outer.round_records import (
 )
 from protocol.outer.shared_state import SharedState
 from roles.gather import gather
+from roles.node.change_reporter import ChangeReporter
 from roles.node.identity import Node
-from roles.ports import NotFoundError, StoreError
+from roles.ports import NotFoundError, StateError, StoreError
 from roles.records import open_record
 from roles.trainer.outer import round_files
 from roles.trainer.outer.round_judging import Attendance, fetch_payload
+from roles.trainer.outer.round_repair import fetch_own_pointer
 from roles.trainer.spool import SnapshotName, next_version, put_snapshot
 from roles.trainer.tensor_shards import TensorSource
 
@@ -98,6 +100,7 @@ class Coordinator:
 
         Raises:
             FencedError: another trainer publishes under this key.
+            StateError: this node's own state is lost or older than what it has published.
             StoreError, ProtocolError: this node's own state cannot be read or written.
         """
         await self._open()
@@ -109,6 +112,7 @@ class Coordinator:
         """Go on from this node's own state, or open the first round."""
         node = self._node
         manifests = await round_files.list_manifests(node.state)
+        await self._check_published(manifests[-1][0] if manifests else -1)
         if not manifests:
             await self._found()
             return
@@ -124,6 +128,26 @@ class Coordinator:
         except NotFoundError:
             return
         self._pointer = open_record(node, RoundPointer, paths.newest_round(node.key.public), data).record
+
+    async def _check_published(self, newest: int) -> None:
+        """Compare this node's own state with the pointer in storage.
+
+        Raises:
+            StateError: storage shows a round that this state does not know.
+        """
+        reporter = ChangeReporter(self._node.telemetry, "pointer-unread")
+        while True:
+            try:
+                pointer = await fetch_own_pointer(self._node)
+            except StoreError as error:
+                reporter.failure(error)
+                await trio.sleep(self._settings.poll_seconds)
+                continue
+            if pointer is not None and pointer.record.newest > newest:
+                raise StateError(
+                    round_files.ROUNDS, f"storage shows round {pointer.record.newest}, which this state did not close"
+                )
+            return
 
     async def _found(self) -> None:
         """Open the first round with the newest policy version."""

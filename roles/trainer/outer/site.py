@@ -77,6 +77,7 @@ class Site:
         self._record: SiteRecord | None = None
         self._opening: Signed[RoundManifest] | None = None  # opens the present round
         self._shared: SharedState | None = None  # with which it begins
+        self._has_forgotten = False  # whether a lost state of this site may have signed for the present round
 
     @property
     def shared(self) -> SharedState | None:
@@ -104,6 +105,7 @@ class Site:
             data = await state.get(round_files.SITE, SiteRecord.max_bytes)
         except NotFoundError:
             await self._adopt_state(None)
+            self._has_forgotten = True
         else:
             record = SiteRecord.from_bytes(data)
             opening = await round_files.get_manifest(self._node, record.trainer, record.number)
@@ -173,8 +175,9 @@ class Site:
         if node.key.public not in opening.workers:
             return
         prepared = await self._prepared()
-        if prepared is None:
+        if prepared is None and not (self._has_forgotten and await self._has_signed(opening.number + 1)):
             prepared = await self._prepare()
+            self._has_forgotten = self._has_forgotten and prepared is None
         if prepared is None:
             node.telemetry.event("nothing-to-contribute", number=opening.number + 1)
             return
@@ -190,6 +193,19 @@ class Site:
             payload_bytes=record.payload.size,
             norm=record.norm,
         )
+
+    async def _has_signed(self, number: int) -> bool:
+        """Return whether storage has a contribution of this site to a round that its state does not know.
+
+        If the store does not answer, it may have one.
+        """
+        try:
+            await self._node.store.get(paths.contribution(self._node.key.public, number), 1, size=1)
+        except NotFoundError:
+            return False
+        except StoreError as error:
+            self._node.telemetry.event("contribution-unread", number=number, error=str(error))
+        return True
 
     async def _prepared(self) -> Signed[RoundContribution] | None:
         """Return the contribution that this site has signed for the present round; None if it has not."""

@@ -1,0 +1,162 @@
+"""Rebuilds what a coordinator or a site has lost of its rounds (docs/state.md).
+
+A coordinator's manifests, and a state from which its newest one follows, are in its own space: the rounds are applied
+again, and their digests must be those that it signed. A site gives up what it has, and fetches the shared state when it
+starts; its error feedback begins with 0.
+"""
+
+from collections.abc import Set
+
+from protocol import paths
+from protocol.errors import ProtocolError
+from protocol.identity.signing import Signed
+from protocol.outer.round_checks import check_next_manifest
+from protocol.outer.round_records import RoundManifest, RoundPointer
+from protocol.outer.shared_state import SharedState
+from protocol.pseudogradient import parts_of
+from roles.node.identity import Node
+from roles.ports import LineReporter, NotFoundError, RepairError, TooLargeError
+from roles.records import fetch_record
+from roles.trainer.outer import round_files
+from roles.trainer.outer.round_reader import fetch_object, fetch_payloads
+from roles.trainer.spool import SnapshotName, newest_weights, next_version, put_snapshot, weights_folder
+from roles.trainer.tensor_shards import TensorSource, read_tensors
+
+
+async def fetch_own_pointer(node: Node) -> Signed[RoundPointer] | None:
+    """Return the round pointer that storage shows under a coordinator's own key; None if there is none of this run.
+
+    Raises:
+        StoreError: the store does not answer.
+    """
+    try:
+        return await fetch_record(node, RoundPointer, paths.newest_round(node.key.public))
+    except (NotFoundError, TooLargeError, ProtocolError):
+        return None
+
+
+async def repair_rounds(node: Node, lost_paths: Set[str], say: LineReporter) -> bool:
+    """Rebuild a coordinator's rounds, if they have lost something or are older than what storage shows.
+
+    The published chain has been rebuilt before.
+
+    Returns:
+        Whether this trainer closes rounds at all.
+
+    Raises:
+        RepairError: they cannot be rebuilt.
+        StoreError, ProtocolError: storage or the state cannot be read.
+    """
+    pointer = await fetch_own_pointer(node)
+    manifests = await round_files.list_manifests(node.state)
+    newest = manifests[-1][0] if manifests else -1
+    is_lost = any(path.startswith(round_files.OUTER) for path in lost_paths)
+    if pointer is None and not (manifests or is_lost):
+        return False
+    if pointer is None:
+        raise RepairError(
+            f"{round_files.ROUNDS}: storage shows no round of this trainer; try again when its bucket answers"
+        )
+    if not is_lost and newest >= pointer.record.newest:
+        return True
+    if newest > pointer.record.newest:
+        raise RepairError(
+            f"{round_files.ROUNDS}: storage shows round {pointer.record.newest}, and this node has closed round "
+            f"{newest}; try again when storage shows it, since a coordinator must not go back"
+        )
+    await _rebuild(node, pointer)
+    say(f"{round_files.ROUNDS}: continues round {pointer.record.newest}, the newest that storage shows")
+    return True
+
+
+async def _rebuild(node: Node, pointer: Signed[RoundPointer]) -> None:
+    """Fetch the state in storage, and apply the rounds that follow.
+
+    Raises:
+        RepairError: an object is missing, or gives another state than the manifests do.
+    """
+    record, key = pointer.record, node.key.public
+    try:
+        signed = await fetch_record(node, RoundManifest, paths.round_manifest(key, record.state_number))
+        shards = [await fetch_object(node, paths.state_shard(key, ref.digest), ref) for ref in record.shards]
+        weights = await newest_weights(node.state)
+        if weights is None:
+            raise RepairError("chain/: there is no version of the policy; repair it first")
+        version, count = weights
+        tensors = await read_tensors(node.state, weights_folder(version), count)
+        parts = parts_of({name: tensor.shape for name, tensor in tensors.items()})
+        shared: SharedState = await node.run_sync(SharedState.from_shards, iter(shards), signed.record.state, parts)
+        manifests = await _older_manifests(node, signed)
+        await _put_version(node, signed.record, shared)
+        for number in range(record.state_number + 1, record.newest + 1):
+            closing = await fetch_record(node, RoundManifest, paths.round_manifest(key, number))
+            check_next_manifest(signed, closing)
+            shared = await _after(node, shared, signed.record, closing.record)
+            await _put_version(node, closing.record, shared)
+            manifests.append(closing)
+            signed = closing
+    except (NotFoundError, TooLargeError, ProtocolError) as error:
+        raise RepairError(f"{round_files.ROUNDS}: cannot be rebuilt from storage: {error}") from error
+    if signed.digest != record.digest:
+        raise RepairError(f"{round_files.ROUNDS}: storage shows another round {record.newest} than its pointer")
+    for path in [item.path async for item in node.state.list(round_files.OUTER)]:
+        await node.state.delete(path)
+    for manifest in manifests:
+        await round_files.put_manifest(node.state, manifest)
+    await round_files.put_state(node.state, record.newest, shared)
+    await node.state.put(round_files.POINTER, pointer.data)
+
+
+async def _older_manifests(node: Node, newest: Signed[RoundManifest]) -> list[Signed[RoundManifest]]:
+    """Return the manifests up to one, as far as storage has them, in order: they say which groups are used up."""
+    manifests = [newest]
+    while (record := manifests[0].record).number > 0:
+        try:
+            path = paths.round_manifest(node.key.public, record.number - 1)
+            signed = await fetch_record(node, RoundManifest, path)
+        except (NotFoundError, TooLargeError, ProtocolError):
+            break
+        if signed.digest != record.previous:
+            break
+        manifests.insert(0, signed)
+    return manifests
+
+
+async def _after(node: Node, shared: SharedState, opening: RoundManifest, closing: RoundManifest) -> SharedState:
+    """Return the state after a round.
+
+    Raises:
+        ProtocolError: a payload is broken.
+        RepairError: it is another state than the manifest gives.
+    """
+    payloads = await fetch_payloads(node, closing.trainer, closing.counted)
+    factors = [item.factor for item in closing.counted]
+    after: SharedState = await node.run_sync(shared.after, payloads, factors, opening.rules)
+    after = after.with_momentum(closing.rules)
+    if after.digests != closing.state:
+        raise RepairError(f"round {closing.number}: its contributions give another state than its manifest")
+    return after
+
+
+async def _put_version(node: Node, manifest: RoundManifest, shared: SharedState) -> None:
+    """Put the policy version of a state into the outbox, if it is not published yet.
+
+    Raises:
+        RepairError: a version before it is lost.
+    """
+    following = await next_version(node.state)
+    if manifest.version > following:
+        raise RepairError(f"outbox/: versions {following} to {manifest.version - 1} are lost, and not published")
+    if manifest.version == following:
+        view = await node.run_sync(shared.bf16_view)
+        name = SnapshotName(manifest.version, manifest.state.step)
+        await put_snapshot(node.state, name, TensorSource.of(view), node.run_sync)
+
+
+async def repair_site(node: Node, lost_paths: Set[str], say: LineReporter) -> None:
+    """Give up a site's own state if a part of it is lost; the shared state is fetched at the next start."""
+    if not any(path.startswith(round_files.OUTER) for path in lost_paths):
+        return
+    for path in [item.path async for item in node.state.list(round_files.OUTER)]:
+        await node.state.delete(path)
+    say(f"{round_files.OUTER}: is fetched again; error feedback and the optimizer's moments begin with 0")

@@ -1,0 +1,107 @@
+"""A coordinator or a site that has lost its own state: it refuses to go on, is repaired, and continues one history."""
+
+import pytest
+import trio
+
+from grailnode.store.memory import MemoryStore
+from protocol.outer.round_records import RoundManifest
+from roles.ports import ObjectStore, RepairError, StateError
+from roles.trainer.outer.round_files import OUTER, SITE, STATES
+from roles.trainer.outer.round_repair import repair_rounds, repair_site
+from tests.support.builders.chains import TRAINER
+from tests.support.simulation.network import Log, key
+from tests.support.simulation.outer_sites import ROUND_SECONDS, OuterTestbed
+from tests.support.simulation.virtual_clock import simulated
+
+
+async def without(state: ObjectStore, prefix: str) -> MemoryStore:
+    """Return a copy of a state that has lost what is below a prefix."""
+    copy = MemoryStore()
+    async for item in state.list(""):
+        if not item.path.startswith(prefix):
+            await copy.put(item.path, await state.get(item.path, 1 << 30))
+    return copy
+
+
+async def stopped_after(testbed: OuterTestbed, rounds: int) -> list[RoundManifest]:
+    """Run until a round is closed, and stop everything."""
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery)
+        await testbed.until_round(rounds)
+        await trio.sleep(ROUND_SECONDS / 3)
+        nursery.cancel_scope.cancel()
+    return await testbed.manifests()
+
+
+@simulated
+async def test_a_coordinator_without_its_rounds_refuses_to_begin_anew_and_is_repaired() -> None:
+    testbed = OuterTestbed(2, state_interval=4)
+    before = await stopped_after(testbed, 6)
+    state = await without(testbed.coordinator_state, OUTER)
+    with pytest.raises(StateError, match=f"storage shows round {before[-1].number}, which this state did not close"):
+        await testbed.run_coordinator(state)
+    lines: list[str] = []
+    node = testbed.node(Log("repair"), state, TRAINER)
+    assert await repair_rounds(node, set(), lines.append)
+    assert lines == [f"outer/rounds/: continues round {before[-1].number}, the newest that storage shows"]
+    assert await repair_rounds(node, set(), lines.append)
+    assert len(lines) == 1
+    testbed.coordinator_state, testbed.epoch = state, 2
+    after = await stopped_after(testbed, 9)
+    assert after[: len(before)] == before
+    assert testbed.store.rewritten == []
+    assert len(after[-1].counted) == 2
+    tables = [testbed.applied(name) for name in testbed.names]
+    assert tables[0] == tables[1]
+    assert {number: manifest.state.weights.hex()[:16] for number, manifest in enumerate(after)}.items() >= tables[
+        0
+    ].items()
+
+
+@simulated
+async def test_a_lost_shard_of_the_newest_state_is_rebuilt_from_the_rounds() -> None:
+    testbed = OuterTestbed(2, state_interval=4)
+    before = await stopped_after(testbed, 6)
+    state = await without(testbed.coordinator_state, STATES)
+    lost = {f"{STATES}{before[-1].number:010d}/00000"}
+    await repair_rounds(testbed.node(Log("repair"), state, TRAINER), lost, lambda line: None)
+    parts = [item.path async for item in state.list(STATES)]
+    assert parts == sorted(lost)
+    expected = await testbed.coordinator_state.get(parts[0], 1 << 30)
+    assert await state.get(parts[0], 1 << 30) == expected
+
+
+@simulated
+async def test_a_coordinator_is_not_repaired_from_a_store_that_was_rolled_back() -> None:
+    testbed = OuterTestbed(2)
+    await stopped_after(testbed, 2)
+    old = [(item.path, await testbed.store.get(item.path, 1 << 30)) async for item in testbed.store.list("")]
+    await stopped_after(testbed, 4)
+    for path, data in old:
+        await testbed.store.put(path, data)
+    node = testbed.node(Log("repair"), testbed.coordinator_state, TRAINER)
+    with pytest.raises(RepairError, match=r"storage shows round 2, and this node has closed round 4"):
+        await repair_rounds(node, {f"{OUTER}pointer"}, lambda line: None)
+
+
+@simulated
+async def test_a_trainer_alone_has_no_rounds_to_repair() -> None:
+    testbed = OuterTestbed(2)
+    assert not await repair_rounds(testbed.node(Log("repair"), MemoryStore(), TRAINER), set(), lambda line: None)
+
+
+@simulated
+async def test_a_site_without_its_own_state_signs_no_second_contribution_and_takes_part_again() -> None:
+    testbed = OuterTestbed(2)
+    await stopped_after(testbed, 3)  # both have signed contributions to round 4
+    handle = testbed.handles["site-1"]
+    lines: list[str] = []
+    state = await without(handle.state, SITE)
+    await repair_site(testbed.node(Log("repair"), state, key("site-1")), {SITE}, lines.append)
+    assert lines == ["outer/: is fetched again; error feedback and the optimizer's moments begin with 0"]
+    assert not [item async for item in state.list(OUTER)]
+    handle.state = state
+    after = await stopped_after(testbed, 6)
+    assert testbed.store.rewritten == []
+    assert not testbed.coordinator_log.named("alarm")
+    assert all(len(manifest.counted) == 2 for manifest in after[1:])
