@@ -45,6 +45,11 @@ class Padded:
         return self._model.shapes
 
     @property
+    def layers(self) -> tuple[str, ...]:
+        """Implements CausalModel.layers."""
+        return self._model.layers
+
+    @property
     def vocabulary(self) -> int:
         """Implements CausalModel.vocabulary."""
         return self._model.vocabulary

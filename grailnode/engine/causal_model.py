@@ -31,6 +31,10 @@ class CausalModel(Protocol):
         """Shapes of all tensors of the weights, by name. A tied tensor occurs once."""
 
     @property
+    def layers(self) -> tuple[str, ...]:
+        """The prefixes of the weights that `hidden` reads in parts (roles/policy/layer_weights.py)."""
+
+    @property
     def vocabulary(self) -> int:
         """V, the number of rows of the output projection."""
 

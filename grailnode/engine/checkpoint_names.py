@@ -5,7 +5,7 @@ have other names, and one tensor for all experts of a layer. Here the files' ten
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -68,9 +68,13 @@ class CheckpointNames:
             return weights
         if self._last is not None and self._last[0] is weights:
             return self._last[1]
-        result = {name: _module_tensor(name, [weights[file] for file in files]) for name, files in self._parts.items()}
+        result = self.module_part(weights, self._parts)
         self._last = None if torch.is_grad_enabled() else (weights, result)
         return result
+
+    def module_part(self, weights: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+        """Return some of the modules' tensors; only the files' tensors that they are made of are read."""
+        return {name: _module_tensor(name, [weights[file] for file in self._parts[name]]) for name in names}
 
     def file_of(self, name: str) -> str:
         """Return the name in the files of a parameter that is one tensor there."""

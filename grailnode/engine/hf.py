@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from grailnode.engine.checkpoint_names import CheckpointNames
 from grailnode.engine.output_projection import project
 from grailnode.engine.policy import PolicyError
+from roles.policy.layer_weights import PartialWeights, compute_part
 
 
 class _Cache:
@@ -67,13 +68,19 @@ class TransformersModel:
         self._module = module.eval()
         shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
         self._names = CheckpointNames(config.model_type, shapes)
-        if recompute:
-            _recompute_layers(directory, module)
+        self._layers = _recompute_layers(directory, module, self._names) if recompute else {}
+        inside = tuple(self._layers)
+        self._outside_layers = [name for name in shapes if not (inside and name.startswith(inside))]
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Implements CausalModel.shapes."""
         return self._names.shapes
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Implements CausalModel.layers: those that are computed again; without these, all weights are one part."""
+        return tuple(self._layers)
 
     @property
     def vocabulary(self) -> int:
@@ -87,7 +94,11 @@ class TransformersModel:
     def hidden(self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: _Cache | None = None) -> Tensor:
         """Implements CausalModel.hidden."""
         prefix = self._module.base_model_prefix + "."
-        tensors = self._names.module_weights(weights)
+        in_parts = bool(self._layers) and (torch.is_grad_enabled() or isinstance(weights, PartialWeights))
+        if in_parts:
+            tensors: Mapping[str, Tensor] = self._names.module_part(weights, self._outside_layers)
+        else:
+            tensors = self._names.module_weights(weights)
         inner = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         arguments = {
             "input_ids": ids,
@@ -96,7 +107,13 @@ class TransformersModel:
             "past_key_values": None if cache is None else cache.states,
             "use_cache": cache is not None,
         }
-        output = functional_call(self._module.base_model, inner, kwargs=arguments)
+        try:
+            for layer in self._layers.values():
+                layer.weights = weights if in_parts else None
+            output = functional_call(self._module.base_model, inner, kwargs=arguments)
+        finally:
+            for layer in self._layers.values():
+                layer.weights = None  # the backward pass has them of its own; here they would keep the gradients
         states = output.last_hidden_state
         assert isinstance(states, Tensor)
         return states
@@ -123,17 +140,27 @@ class TransformersModel:
 class _RecomputedLayer(torch.nn.Module):
     """A decoder layer whose activations are computed again in the backward pass.
 
-    The parameters keep their names, since the children are the layer's own. They are looked up when the layer is
-    called, because `functional_call` has put others in their place by the time of the backward pass.
+    It reads its weights when it computes, so that they can be rounded or gathered for it, and once more for the
+    backward pass. The parameters keep their names, since the children are the layer's own.
+
+    Args:
+        prefix: with which the names of the layer's parameters begin, in the whole model.
+
+    Attributes:
+        weights: from which it reads, by the files' names; None where `functional_call` gives it its parameters.
     """
 
-    def __init__(self, layer: torch.nn.Module) -> None:
+    def __init__(self, layer: torch.nn.Module, names: CheckpointNames, prefix: str) -> None:
         super().__init__()
         for name, child in layer.named_children():
             self.add_module(name, child)
         for name, parameter in layer.named_parameters(recurse=False):
             self.register_parameter(name, parameter)
         object.__setattr__(self, "_layer", layer)  # not registered as a child
+        self._parameter_names = [name for name, _ in layer.named_parameters()]
+        self._names = names
+        self._prefix = prefix
+        self.weights: Mapping[str, Tensor] | None = None
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the layer that is none of this wrapper."""
@@ -144,15 +171,23 @@ class _RecomputedLayer(torch.nn.Module):
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
         """Compute the layer."""
-        layer = object.__getattribute__(self, "_layer")
+        weights = self.weights
+        if weights is None:
+            return object.__getattribute__(self, "_layer")(*arguments, **options)
         if not torch.is_grad_enabled():
-            return layer(*arguments, **options)
-        tensors = dict(self.named_parameters())
-        return checkpoint(functional_call, layer, tensors, arguments, options, use_reentrant=False)
+            return compute_part(weights, self._prefix, self._compute, weights, *arguments, **options)
+        return compute_part(
+            weights, self._prefix, checkpoint, self._compute, weights, *arguments, use_reentrant=False, **options
+        )
+
+    def _compute(self, weights: Mapping[str, Tensor], *arguments: Any, **options: Any) -> Any:
+        tensors = self._names.module_part(weights, [self._prefix + name for name in self._parameter_names])
+        own = {name.removeprefix(self._prefix): tensor for name, tensor in tensors.items()}
+        return functional_call(object.__getattribute__(self, "_layer"), own, arguments, options)
 
 
-def _recompute_layers(directory: Path, module: torch.nn.Module) -> None:
-    """Replace each decoder layer by one whose activations are computed again.
+def _recompute_layers(directory: Path, module: torch.nn.Module, names: CheckpointNames) -> dict[str, _RecomputedLayer]:
+    """Replace each decoder layer by one whose activations are computed again; return these by their prefix.
 
     Raises:
         PolicyError: the architecture has no list of decoder layers.
@@ -160,8 +195,12 @@ def _recompute_layers(directory: Path, module: torch.nn.Module) -> None:
     layers = getattr(module.base_model, "layers", getattr(module.base_model, "h", None))
     if not isinstance(layers, torch.nn.ModuleList):
         raise PolicyError(f"{directory}: this architecture has no list of layers; set [trainer] recompute = false")
+    path = next(name for name, child in module.named_modules() if child is layers)
+    recomputed = {}
     for index, layer in enumerate(layers):
-        layers[index] = _RecomputedLayer(layer)
+        prefix = f"{path}.{index}."
+        layers[index] = recomputed[prefix] = _RecomputedLayer(layer, names, prefix)
+    return recomputed
 
 
 def _check_rope(directory: Path, config: Any) -> None:

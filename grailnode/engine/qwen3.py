@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from grailnode.engine.output_projection import project
+from roles.policy.layer_weights import compute_part
 
 Weights = Mapping[str, Tensor]
 
@@ -157,6 +158,11 @@ class Qwen3:
         return self._shapes
 
     @property
+    def layers(self) -> tuple[str, ...]:
+        """Implements CausalModel.layers."""
+        return tuple(f"model.layers.{layer}." for layer in range(self._config.num_hidden_layers))
+
+    @property
     def vocabulary(self) -> int:
         """Implements CausalModel.vocabulary."""
         return self._config.vocab_size
@@ -175,11 +181,12 @@ class Qwen3:
         rotation = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         visible = _visible(mask, new)
         for layer in range(config.num_hidden_layers):
+            arguments = weights, layer, x, rotation, visible, cache
             if self._recompute and torch.is_grad_enabled():
                 # The forward pass keeps what enters a layer, and the backward pass computes the layer once more.
-                x = checkpoint(self._layer, weights, layer, x, rotation, visible, cache, use_reentrant=False)
+                x = compute_part(weights, self.layers[layer], checkpoint, self._layer, *arguments, use_reentrant=False)
             else:
-                x = self._layer(weights, layer, x, rotation, visible, cache)
+                x = compute_part(weights, self.layers[layer], self._layer, *arguments)
         return _rms_norm(x, weights["model.norm.weight"], config.rms_norm_eps)
 
     def _layer(

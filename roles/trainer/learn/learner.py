@@ -17,12 +17,14 @@ from torch import Tensor
 
 from protocol.rollout.filters import EVERY_TOKEN, Filters
 from protocol.rollout.sampling import log_probabilities
+from roles.policy.layer_weights import compute_part
 from roles.policy.sequences import PaddedBatch, pad, split
 from roles.trainer.learn.loss.advantages import advantages
 from roles.trainer.learn.loss.divergence import entropy
 from roles.trainer.learn.loss.loss_names import AdvantageName
 from roles.trainer.learn.loss.policy_loss import LossSettings, PolicyLoss, policy_loss
 from roles.trainer.learn.optimizer import AdamW, AdamWSettings
+from roles.trainer.learn.rounded_weights import RoundedWeights
 from roles.trainer.tensor_shards import TensorSource
 from roles.trainer.verified_batch import VerifiedGroup
 
@@ -114,6 +116,13 @@ class _Sample:
     advantage: float
 
 
+Pass = tuple[Sequence[_Sample], Sequence[float]]
+"""The samples of one forward and backward pass, and the weight in the loss of each one's tokens."""
+
+PassSums = tuple[float, float, float, float]
+"""The loss of a pass, and its sums over tokens of clipped tokens, divergence and entropy."""
+
+
 class Learner:
     """The policy in training.
 
@@ -178,15 +187,12 @@ class Learner:
         token_weights = self._settings.loss.token_weights(
             [len(s.completion) for s in samples], self._settings.max_tokens
         )
-        weights = {
-            name: master.to(torch.bfloat16).to(self._dtype).requires_grad_()
-            for name, master in self._optimizer.masters.items()
-        }
-        reference = {name: tensor.to(self._dtype) for name, tensor in self._reference.items()}
-        sums = [
-            self._backward(weights, reference, [samples[i] for i in batch], [token_weights[i] for i in batch])
+        weights, leaves = self._weights()
+        passes = [
+            ([samples[i] for i in batch], [token_weights[i] for i in batch])
             for batch in split([len(s.prompt) + len(s.completion) for s in samples], self._settings.max_batch_tokens)
         ]
+        sums = self._take_passes(weights, self._reference_weights(), passes)
         loss, clipped_tokens, divergence, entropy_sum = (math.fsum(column) for column in zip(*sums, strict=True))
         rewards = [reward for group in groups for reward in group.rewards]
         figures = StepReport(
@@ -201,7 +207,26 @@ class Learner:
             tokens=tokens,
             learning_rate=0.0,
         )
-        return Gradients({name: _gradient(weight) for name, weight in weights.items()}, figures)
+        return Gradients({name: _gradient(leaf) for name, leaf in leaves.items()}, figures)
+
+    def _weights(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        """Return the rounded weights of a step, and the tensors in which their gradients add up."""
+        masters = self._optimizer.masters
+        if self._dtype == torch.float32:
+            leaves = {name: master.detach().requires_grad_() for name, master in masters.items()}
+            return RoundedWeights(leaves), leaves
+        leaves = {name: master.to(torch.bfloat16).to(self._dtype).requires_grad_() for name, master in masters.items()}
+        return leaves, leaves
+
+    def _reference_weights(self) -> Mapping[str, Tensor]:
+        """Return the weights of the reference policy; empty for a loss without one."""
+        return {name: tensor.to(self._dtype) for name, tensor in self._reference.items()}
+
+    def _take_passes(
+        self, weights: Mapping[str, Tensor], reference: Mapping[str, Tensor], passes: Sequence[Pass]
+    ) -> list[PassSums]:
+        """Add the gradients of all passes; return their sums."""
+        return [self._backward(weights, reference, *one) for one in passes]
 
     def update(self, gradients: Gradients) -> StepReport:
         """Change masters and moments by gradients of the present masters.
@@ -222,7 +247,7 @@ class Learner:
         reference: Mapping[str, Tensor],
         samples: Sequence[_Sample],
         token_weights: Sequence[float],
-    ) -> tuple[float, float, float, float]:
+    ) -> PassSums:
         """Add a batch's part of the gradient.
 
         Args:
@@ -285,7 +310,8 @@ class Learner:
 
     def _states_of(self, weights: Mapping[str, Tensor], batch: PaddedBatch) -> Tensor:
         """Return the state from which each completion token is drawn: [N, D]."""
-        return self._model.hidden(weights, batch.ids, batch.mask)[batch.rows, batch.columns]
+        states: Tensor = compute_part(weights, "", self._model.hidden, weights, batch.ids, batch.mask)
+        return states[batch.rows, batch.columns]
 
     def _statistics(self, weights: Mapping[str, Tensor], states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-probability of each token, with gradient, and the entropy before it: float32 [N] each."""

@@ -5,7 +5,8 @@ A step smaller than half a BF16 unit in the last place stays in the master, and 
 of them have added up. The sparsity of patches comes from this (PULSE, section A.2).
 """
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,6 +19,8 @@ _FIRST: Final = "first_moment/"
 _SECOND: Final = "second_moment/"
 MASTER: Final = "master/"
 _STEPS: Final = "steps"
+_NORM_BLOCK: Final = 1 << 20
+"""Elements of a gradient that are widened to float64 at a time."""
 
 
 @dataclass(frozen=True)
@@ -43,20 +46,30 @@ class AdamWSettings:
 
 
 class AdamW:
-    """FP32 masters with their moments.
+    """FP32 masters with their moments, or the part of them that one of several ranks has.
 
     Args:
         weights: initial values of the masters, of any floating-point dtype; copied.
         settings: constants.
         device: of the masters.
+        masters: the masters themselves, float32, instead of copies of `weights`.
+        add_over_ranks: returns the exact sum of numbers of all ranks, when each has called it with its own.
     """
 
     def __init__(
-        self, weights: Mapping[str, Tensor], settings: AdamWSettings, device: torch.device | None = None
+        self,
+        weights: Mapping[str, Tensor],
+        settings: AdamWSettings,
+        device: torch.device | None = None,
+        *,
+        masters: Mapping[str, Tensor] | None = None,
+        add_over_ranks: Callable[[Sequence[float]], float] = math.fsum,
     ) -> None:
         self._settings = settings
+        self._add_over_ranks = add_over_ranks
         self.steps = 0
-        self._masters = {name: tensor.detach().to(device, torch.float32, copy=True) for name, tensor in weights.items()}
+        copies = {name: tensor.detach().to(device, torch.float32, copy=True) for name, tensor in weights.items()}
+        self._masters = copies if masters is None else dict(masters)
         self._first = {name: torch.zeros_like(master) for name, master in self._masters.items()}
         self._second = {name: torch.zeros_like(master) for name, master in self._masters.items()}
 
@@ -81,8 +94,8 @@ class AdamW:
         """
         if gradients.keys() != self._masters.keys():
             raise ValueError(f"gradients do not match the weights: {sorted(gradients.keys() ^ self._masters.keys())}")
-        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients.values()]
-        norm = float(torch.stack(norms).norm())
+        squares = torch.stack([_sum_of_squares(gradient) for gradient in gradients.values()])
+        norm = _to_float32(math.sqrt(self._add_over_ranks(squares.tolist())))
         if not norm < float("inf"):
             raise ValueError(f"the gradient's norm is {norm}")
         s = self._settings
@@ -140,3 +153,18 @@ class AdamW:
         for name, tensor in values.items():
             own_tensors[name].copy_(tensor)
         self.steps = int(tensors[_STEPS]) if steps is None else steps
+
+
+def _sum_of_squares(gradient: Tensor) -> Tensor:
+    """Return the sum of a gradient's squares: float64, on its device.
+
+    Squares of float32 are exact in float64, so that the norm, rounded to float32, does not depend on the order of the
+    sum but where it is within about 1e-15 of a rounding boundary. So ranks with parts of a gradient agree with one that
+    has all of it.
+    """
+    blocks = gradient.reshape(-1).split(_NORM_BLOCK)  # type: ignore[no-untyped-call]
+    return torch.stack([block.to(torch.float64).square_().sum() for block in blocks]).sum()
+
+
+def _to_float32(number: float) -> float:
+    return float(torch.tensor(number, dtype=torch.float32))

@@ -1,0 +1,36 @@
+"""Weights that are complete only while a part of the model is computed with them.
+
+A model computes its parts through `compute_part`. With plain weights that is a call; weights that lie on several
+devices are gathered for it, and for its backward pass, and are freed behind it.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+
+class PartialWeights(Mapping[str, Tensor]):
+    """Weights by name. Those of a part can be read while `within` computes the part, and not at other times."""
+
+    @abstractmethod
+    def within(self, prefix: str, compute: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Return `compute(*arguments, **options)`, with the weights of a part at hand.
+
+        Args:
+            prefix: with which the names of the part's weights begin; empty for those of no layer, which stay until the
+                backward pass is over.
+            arguments: the tensors among them through which gradients flow have to be arguments themselves.
+        """
+
+
+def compute_part(
+    weights: Mapping[str, Tensor], prefix: str, compute: Callable[..., Any], *arguments: Any, **options: Any
+) -> Any:
+    """Return `compute(*arguments, **options)`, which reads the weights whose names begin with `prefix`, and those that
+    are at hand already.
+    """
+    if isinstance(weights, PartialWeights):
+        return weights.within(prefix, compute, *arguments, **options)
+    return compute(*arguments, **options)
