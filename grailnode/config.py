@@ -198,7 +198,7 @@ class TrainerSection(Section):
     such bound). The learning rate rises over `warmup_steps`, and a schedule that is not constant takes it down to
     `final_share` of itself at `training_steps`, where training ends (0: it never ends).
     `logits_chunk` tokens have their logits in memory at once, and `recompute` trades the activations of layers for a
-    second computation.
+    second computation. `gpus` processes share the masters and the work (docs/training.md).
     `track` names the tracker that shows curves and samples (grailnode/track).
     A checkpoint is written every `checkpoint_versions` versions (0: 1 with fewer than 100 million parameters, 20 with
     more), and with the next version after `checkpoint_seconds` (0: never for that reason).
@@ -230,6 +230,7 @@ class TrainerSection(Section):
     max_grad_norm: Positive = 1.0
     logits_chunk: Count = 1024
     recompute: bool = False
+    gpus: Count = 1
     groups_per_step: Count = 16
     steps_per_version: Count = 1
     checkpoint_versions: Annotated[int, Field(ge=0)] = 0

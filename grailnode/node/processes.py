@@ -25,7 +25,8 @@ from grailnode.node.metrics_server import serve_metrics
 from grailnode.node.node_makers import make_canary, make_node, make_spectator, read_key
 from grailnode.node.outer_settings import coordinator_settings, site_settings
 from grailnode.node.process_kinds import TRAINER_KINDS, Kind
-from grailnode.node.settings import miner_settings, trainer_settings, validator_settings
+from grailnode.node.seat import Seat, prepare_rank
+from grailnode.node.settings import TrainerSettings, miner_settings, trainer_settings, validator_settings
 from grailnode.node.state_locks import lock_state
 from grailnode.node.stores import sweep_orphans
 from grailnode.node.supervisor import EXIT_PERMANENT, EXIT_TRANSIENT, run_process
@@ -47,6 +48,7 @@ from grailnode.run import creation, key_files, requirements
 from protocol import paths
 from protocol.beacon import LocalKey
 from protocol.environments import Sandbox
+from protocol.run import RunManifest
 from roles.node.change_reporter import ChangeReporter
 from roles.node.identity import Node
 from roles.policy.assignment import Task
@@ -211,13 +213,58 @@ def data_file(config: Config) -> Path | None:
     return None if config.trainer.data is None else config.at(config.trainer.data)
 
 
-async def _training(node: Node, launch: Launch) -> None:
-    config = launch.config
-    directory = policy_directory(config)
-    policy = Policy.load(directory)
-    settings = trainer_settings(config, node.run.sampling.params())
+async def _training(node: Node, launch: Launch, seat: Seat | None = None) -> None:
+    """Train, on one device or as rank 0 of several."""
+    directory = policy_directory(launch.config)
+    compute, settings = _training_compute(launch.config, node.run)
+    genesis = partial(load_weights, directory)
+    if seat is None:
+        await run_training(node, genesis, compute, settings)
+        return
+    from grailnode.node.rank_processes import join_ranks  # noqa: PLC0415 - it imports torch's compiler
+    from roles.trainer.learn.sharded.rank_learner import RankLearner  # noqa: PLC0415
+    from roles.trainer.learn.sharded.sharded_learner import ShardedLearner  # noqa: PLC0415
+
+    def make_learner() -> ShardedLearner:
+        group = join_ranks(seat, compute.device)
+        return ShardedLearner(RankLearner(compute.model, settings.learner, group, compute.dtype), genesis())
+
+    await run_training(node, genesis, compute, settings, make_learner)
+
+
+def _training_compute(config: Config, run: RunManifest) -> tuple[Compute, TrainerSettings]:
+    policy = Policy.load(policy_directory(config))
     compute = _compute(policy, config, recompute=config.trainer.recompute)
-    await run_training(node, partial(load_weights, directory), compute, settings)
+    return compute, trainer_settings(config, run.sampling.params())
+
+
+def main_of_rank(launch: Launch, seat: Seat) -> None:
+    """Run one of the ranks of a trainer's training process until it is stopped, or until rank 0 has ended."""
+    prepare_rank(seat)
+    if seat.rank == 0:
+        main(launch, partial(_training, seat=seat))
+        return
+    torch.set_num_threads(launch.config.engine.threads)
+    run_process(f"{launch.name}/training-{seat.rank}", partial(_run_rank, launch, seat))
+
+
+async def _run_rank(launch: Launch, seat: Seat) -> int:
+    """Follow rank 0, and return the exit code. A rank has no key, no store and no state."""
+    from grailnode.node.rank_processes import follow  # noqa: PLC0415 - it imports torch's compiler
+
+    config, process = launch.config, f"{launch.name}/training-{seat.rank}"
+    log = config.at(config.node.logs) / f"{process.replace('/', '-')}.jsonl"
+    telemetry = NodeTelemetry.to_file(process, log, sys.stderr if launch.echo else None)
+    try:
+        compute, settings = _training_compute(config, make_spectator(config).run)
+        await follow(compute, settings.learner, seat)
+    except Exception as error:
+        line = explain(error)
+        if line is None:
+            raise
+        telemetry.event("failed", error=line)
+        return 1 if is_transient(error) else EXIT_PERMANENT
+    return 0
 
 
 async def _upload(node: Node, launch: Launch) -> None:

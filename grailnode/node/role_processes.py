@@ -14,7 +14,7 @@ from grailnode.engine.policy import Policy
 from grailnode.node import admission_credential, disk_check, start_checks, time_check
 from grailnode.node.node_makers import make_canary, make_node, state_directory
 from grailnode.node.process_kinds import Kind
-from grailnode.node.processes import Launch, data_file, main, policy_directory
+from grailnode.node.processes import Launch, data_file, main, main_of_rank, policy_directory
 from grailnode.node.stores import Storage
 from grailnode.node.supervisor import ProcessSpec, Supervisor, run_until_interrupted
 from grailnode.node.telemetry import NodeTelemetry
@@ -44,9 +44,17 @@ def run_role(config: Config, role: Role, name: str, report: LineReporter) -> Non
     Raises:
         ProcessError: a process keeps failing.
     """
-    specs = [ProcessSpec(f"{name}/{kind}", main, (Launch(config, kind, name),)) for kind in process_kinds(config, role)]
+    specs = [make_spec(Launch(config, kind, name)) for kind in process_kinds(config, role)]
     run_until_interrupted(partial(Supervisor(report).keep, specs))
     report(f"{name}: stopped")
+
+
+def make_spec(launch: Launch) -> ProcessSpec:
+    """Return what the supervisor keeps running: one process, or the ranks of a trainer on several GPUs."""
+    title = f"{launch.name}/{launch.kind}"
+    if launch.kind == "training" and launch.config.trainer.gpus > 1:
+        return ProcessSpec(title, main_of_rank, (launch,), launch.config.trainer.gpus)
+    return ProcessSpec(title, main, (launch,))
 
 
 def process_kinds(config: Config, role: Role) -> tuple[Kind, ...]:
@@ -157,6 +165,8 @@ def _check_engine(config: Config, role: Role) -> None:
             _check_device(engine.device)
         return
     _check_device(engine.device)
+    if role == "trainer" and config.trainer.gpus > 1:
+        start_checks.check_ranks(engine.device, config.trainer.gpus)
 
 
 def _check_device(name: str) -> None:

@@ -5,10 +5,12 @@ waited for it. It writes an object of its own space, reads it back, also by the 
 it looks at the meeting point and at its own invitation. time_check.py and disk_check.py have the rest.
 """
 
+import os
 import secrets
 from contextlib import suppress
 from typing import Final
 
+import torch
 import trio
 
 from grailnode import UserError
@@ -114,3 +116,20 @@ async def check_admission(node: Node) -> None:
             f"this run admits miners by {node.authority.admission.policy}, and does not admit this one ({error}); its "
             f"founder runs `grailnode admit {key}`"
         ) from error
+
+
+def check_ranks(device: str, count: int) -> None:
+    """Check that a trainer's ranks have a device each.
+
+    Raises:
+        StartError: there are too few, or they are of a kind that ranks cannot share.
+    """
+    if device not in ("cpu", "cuda"):
+        raise StartError(
+            f'engine.device: with trainer.gpus = {count} it is "cuda" or "cpu", not {device!r}: each process takes a '
+            "GPU of its own"
+        )
+    present = torch.cuda.device_count() if device == "cuda" else len(os.sched_getaffinity(0))
+    if count > present:
+        things = "GPUs" if device == "cuda" else "processor cores"
+        raise StartError(f"trainer.gpus: {count}, but this machine has {present} {things}")

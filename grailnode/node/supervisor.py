@@ -9,8 +9,10 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any, Final, TypeVar
@@ -18,6 +20,7 @@ from typing import Any, Final, TypeVar
 import trio
 
 from grailnode import UserError
+from grailnode.node.seat import Seat
 from roles.first_failure import first_failure
 from roles.ports import LineReporter
 
@@ -51,11 +54,14 @@ class ProcessSpec:
         name: shown to people.
         target: a module-level function that runs until the process is stopped.
         arguments: of `target`; picklable.
+        ranks: 1, or the number of processes that are started together with a `Seat` as another argument. When one of
+            them ends, the others are killed, and all are started again.
     """
 
     name: str
     target: Callable[..., None]
     arguments: tuple[Any, ...]
+    ranks: int = 1
 
 
 class Supervisor:
@@ -69,7 +75,7 @@ class Supervisor:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
         self._report = report
-        self._processes: dict[str, ForkServerProcess] = {}
+        self._processes: dict[str, list[ForkServerProcess]] = {}
         self._stopped_names: set[str] = set()
 
     async def keep(self, specs: Sequence[ProcessSpec]) -> None:
@@ -84,14 +90,14 @@ class Supervisor:
                     tasks.start_soon(self._keep_one, spec)
         finally:
             with trio.CancelScope(shield=True):
-                await self._stop_all(list(self._processes.values()))
+                await self._stop_all([process for group in self._processes.values() for process in group])
 
     async def stop(self, name: str) -> None:
         """Stop one process for good. Does nothing when it is stopped already."""
         if name in self._stopped_names:
             return
         self._stopped_names.add(name)
-        await self._stop_all([self._processes[name]])
+        await self._stop_all(self._processes[name])
 
     async def _keep_one(self, spec: ProcessSpec) -> None:
         """Start a process again whenever it ends: for ever after ends with an outside cause, with a growing delay."""
@@ -99,23 +105,41 @@ class Supervisor:
         delay = 0.0
         while True:
             start = trio.current_time()
-            process = self._context.Process(target=spec.target, args=spec.arguments, name=spec.name, daemon=True)
-            process.start()
-            self._processes[spec.name] = process
-            await trio.lowlevel.wait_readable(process.sentinel)
-            process.join()
+            exit_code = await self._run_once(spec)
             if spec.name in self._stopped_names:
                 return
-            if process.exitcode == EXIT_PERMANENT:
+            if exit_code == EXIT_PERMANENT:
                 raise ProcessError(f"{spec.name} cannot go on; its last line says why")
             now = trio.current_time()
-            if process.exitcode not in _OUTSIDE_CAUSES:
+            if exit_code not in _OUTSIDE_CAUSES:
                 if len(faults) == _MAX_RESTARTS and now - faults[0] < _RESTART_SPAN_SECONDS:
                     raise ProcessError(f"{spec.name} ended {_MAX_RESTARTS + 1} times within a minute; see its log")
                 faults.append(now)
             delay = next_delay(delay, now - start)
-            self._report(f"{spec.name} ended ({_describe_exit(process.exitcode)}); starting it again in {delay:.1f} s")
+            self._report(f"{spec.name} ended ({_describe_exit(exit_code)}); starting it again in {delay:.1f} s")
             await trio.sleep(delay)
+
+    async def _run_once(self, spec: ProcessSpec) -> int | None:
+        """Start a spec's processes, wait until one of them ends, and kill the others: together they are one process.
+
+        Returns:
+            The exit code of the one that ended; EXIT_PERMANENT if several did, and one of them with that code.
+        """
+        with tempfile.TemporaryDirectory(prefix="grailnode-ranks-") if spec.ranks > 1 else nullcontext("") as directory:
+            seats = [(Seat(rank, spec.ranks, f"file://{directory}/meeting"),) for rank in range(spec.ranks)]
+            processes = [
+                self._context.Process(target=spec.target, args=spec.arguments + seat, name=spec.name, daemon=True)
+                for seat in (seats if spec.ranks > 1 else [()])
+            ]
+            for process in processes:
+                process.start()
+            self._processes[spec.name] = processes
+            await _wait_for_any([process.sentinel for process in processes])
+            exit_codes = [process.exitcode for process in processes if process.exitcode is not None]
+            for process in processes:
+                process.kill()
+                process.join()
+        return EXIT_PERMANENT if EXIT_PERMANENT in exit_codes else exit_codes[0]
 
     @staticmethod
     async def _stop_all(processes: Sequence[ForkServerProcess]) -> None:
@@ -139,6 +163,18 @@ def next_delay(delay: float, uptime: float) -> float:
         delay: the delay before its last start; uptime: how many seconds it then ran. After a minute it begins anew.
     """
     return 0.2 if uptime >= _RESTART_SPAN_SECONDS else min(_MAX_DELAY_SECONDS, max(0.2, 1.5 * delay))
+
+
+async def _wait_for_any(sentinels: Sequence[int]) -> None:
+    """Wait until one of the processes has ended."""
+
+    async def wait(sentinel: int) -> None:
+        await trio.lowlevel.wait_readable(sentinel)
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for sentinel in sentinels:
+            nursery.start_soon(wait, sentinel)
 
 
 def _describe_exit(exit_code: int | None) -> str:

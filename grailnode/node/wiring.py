@@ -22,6 +22,7 @@ from roles.policy.follower import Follower
 from roles.ports import Engine
 from roles.trainer.collect.collector import Collector, CollectorSettings
 from roles.trainer.learn.learner import Learner
+from roles.trainer.learn.policy_learner import PolicyLearner
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training import Training
 from roles.trainer.outer.coordinator import Coordinator, CoordinatorSettings, PublisherLink
@@ -89,14 +90,24 @@ async def run_validator(node: Node, task: Task, compute: Compute, settings: Vali
     await run_under_authority(node, validate)
 
 
-async def run_training(node: Node, genesis: Callable[[], Weights], compute: Compute, settings: TrainerSettings) -> None:
-    """Train until cancelled: the training process of a trainer."""
+async def run_training(
+    node: Node,
+    genesis: Callable[[], Weights],
+    compute: Compute,
+    settings: TrainerSettings,
+    make_learner: Callable[[], PolicyLearner] | None = None,
+) -> None:
+    """Train until cancelled: the training process of a trainer.
 
-    def make_learner() -> Learner:
+    Args:
+        make_learner: returns the learner; None for one in this process.
+    """
+
+    def local_learner() -> PolicyLearner:
         device = torch.device(compute.device)
         return Learner(compute.model, genesis(), settings.learner, device=device, dtype=compute.dtype)
 
-    learner: Learner = await node.run_sync(make_learner)
+    learner: PolicyLearner = await node.run_sync(make_learner or local_learner)
     buffer = ReplayBuffer(settings.replay, settings.seed)
     await Training(node, learner, buffer, genesis, settings.training).run()
 

@@ -103,6 +103,23 @@ def test_an_unusable_setting_is_reported_before_a_node_starts(
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("trainer.gpus=9999",), "trainer.gpus: 9999, but this machine has"),
+        (("trainer.gpus=2", "engine.device=meta"), "engine.device: with trainer.gpus = 2 it is"),
+    ],
+)
+def test_more_ranks_than_devices_are_reported_before_a_trainer_starts(
+    run_file: Path, settings: tuple[str, ...], message: str
+):
+    options = [option for setting in settings for option in ("--set", setting)]
+    result = run_command("--role", "trainer", "--run", str(run_file), *options)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 @pytest.mark.parametrize("name", ["my miner", "../../escaped", ".."])
 def test_an_invalid_name_is_refused_before_a_key_is_created_for_it(tmp_path: Path, name: str):
     joining = ("--join", f"https://founder.example.org/runs/{'0' * 64}", "--meeting", "founder")

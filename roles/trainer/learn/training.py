@@ -31,8 +31,9 @@ from roles.trainer.learn.checkpoint_files import (
     newest_checkpoint,
     put_checkpoint,
 )
-from roles.trainer.learn.learner import Learner, StepReport
+from roles.trainer.learn.learner import StepReport
 from roles.trainer.learn.optimizer import MASTER
+from roles.trainer.learn.policy_learner import PolicyLearner
 from roles.trainer.learn.replay_buffer import FrozenReplay, ReplayBuffer
 from roles.trainer.spool import (
     INBOX,
@@ -110,7 +111,7 @@ class Training:
     def __init__(
         self,
         node: Node,
-        learner: Learner,
+        learner: PolicyLearner,
         buffer: ReplayBuffer,
         genesis: Callable[[], Weights],
         settings: TrainingSettings,

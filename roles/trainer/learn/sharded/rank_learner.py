@@ -1,0 +1,110 @@
+"""What each rank computes of a step: its share of the passes, and its rows of the masters."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from roles.trainer.learn.learner import Gradients, Learner, LearnerSettings, Pass, PassSums
+from roles.trainer.learn.optimizer import MASTER, AdamW
+from roles.trainer.learn.sharded.rank_group import RankGroup
+from roles.trainer.learn.sharded.sharded_weights import LayeredModel, ShardedWeights
+from roles.trainer.verified_batch import VerifiedGroup
+
+REFERENCE: Final = "reference/"
+
+
+class RankLearner(Learner):
+    """One rank's part of a learner. All ranks call the same methods with the same groups.
+
+    The passes of a step are those of a learner in one process. Pass i is taken by rank i modulo the number of ranks, so
+    that the passes of one moment are of similar length. A rank without a pass takes one that has no weight, because the
+    others need its weights.
+
+    Attributes:
+        group: of the ranks.
+        shapes: of the whole tensors of masters, moments and reference policy, by name.
+    """
+
+    def __init__(
+        self, model: LayeredModel, settings: LearnerSettings, group: RankGroup, dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__(model, {}, settings, group.device, dtype)
+        self.group = group
+        self._sharded = ShardedWeights(model, group, dtype, trained=True)
+        self._optimizer = AdamW(
+            {}, settings.optimizer, group.device, masters=self._sharded.shards(), add_over_ranks=group.add
+        )
+        self._sharded_reference: Mapping[str, Tensor] = {}
+        reference_shards: dict[str, Tensor] = {}
+        if settings.loss.kl_coefficient:
+            reference = ShardedWeights(model, group, dtype, trained=False)
+            self._sharded_reference, reference_shards = reference, reference.shards()
+        self._tensors = self._optimizer.tensors | {REFERENCE + name: t for name, t in reference_shards.items()}
+        self.shapes = {name: torch.Size(model.shapes[name.partition("/")[2]]) for name in self._tensors}
+
+    def gradients(self, groups: Sequence[VerifiedGroup]) -> Gradients:
+        """Compute the gradients of these groups on all ranks; return this rank's rows.
+
+        Raises:
+            ValueError: the groups have no tokens, on every rank.
+        """
+        self._sharded.forget_gradients()
+        figures = super().gradients(groups).figures
+        return Gradients(self._sharded.gradients(), figures)
+
+    def _weights(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        return self._sharded, {}
+
+    def _reference_weights(self) -> Mapping[str, Tensor]:
+        return self._sharded_reference
+
+    def _take_passes(
+        self, weights: Mapping[str, Tensor], reference: Mapping[str, Tensor], passes: Sequence[Pass]
+    ) -> list[PassSums]:
+        group = self.group
+        sums: list[PassSums] = []
+        for first in range(0, len(passes), group.count):
+            if first + group.rank < len(passes):
+                sums += super()._take_passes(weights, reference, [passes[first + group.rank]])
+            else:
+                samples, _ = passes[first]
+                super()._take_passes(weights, reference, [(samples[:1], [0.0])])
+        loss, clipped_tokens, divergence, entropy = (
+            group.add([math.fsum(column)]) for column in zip((0.0,) * 4, *sums, strict=True)
+        )
+        return [(loss, clipped_tokens, divergence, entropy)]
+
+    def gather(self, name: str, *, view: bool) -> Tensor | None:
+        """Return a whole master or moment on rank 0, and None on the others.
+
+        Args:
+            view: whether to round a master to BF16.
+        """
+        own = self._tensors[name]
+        own = own.to(torch.bfloat16) if view else own
+        return self.group.gather(own.cpu().contiguous(), self.shapes[name][0])
+
+    def scatter(self, name: str, whole: Tensor | None, steps: int) -> None:
+        """Take over this rank's rows of a master, a moment or a weight of the reference policy.
+
+        Args:
+            whole: the tensor on rank 0, of the dtype of the rows; None on the others.
+            steps: the optimizer steps of the state of which it is a part.
+        """
+        self.group.scatter(whole, self._tensors[name])
+        self._optimizer.steps = steps
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Return the dtype of a tensor."""
+        return self._tensors[name].dtype
+
+    def take_genesis(self, weights: Mapping[str, Tensor] | None) -> None:
+        """Begin with these weights, which rank 0 has; the others give None."""
+        for name in self._tensors:
+            kind, _, weight = name.partition("/")
+            if kind + "/" in (MASTER, REFERENCE):
+                whole = None if weights is None else weights[weight].to(self.dtype_of(name)).contiguous()
+                self.scatter(name, whole, 0)

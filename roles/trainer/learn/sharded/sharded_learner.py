@@ -1,0 +1,154 @@
+"""The learner that the training process on rank 0 has, and what the other ranks do for it.
+
+Rank 0 broadcasts each call before it takes part in it. Steps and reads have a channel each: a version is written while
+the gradients of the next step are computed.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Lock
+
+from torch import Tensor
+
+from protocol.digest import Weights
+from roles.trainer.learn.learner import Gradients, StepReport
+from roles.trainer.learn.optimizer import MASTER
+from roles.trainer.learn.sharded.rank_learner import REFERENCE, RankLearner
+from roles.trainer.tensor_shards import TensorSource
+from roles.trainer.verified_batch import VerifiedGroup
+
+
+@dataclass(frozen=True)
+class _Gradients:
+    groups: tuple[VerifiedGroup, ...]
+
+
+@dataclass(frozen=True)
+class _Update:
+    pass
+
+
+@dataclass(frozen=True)
+class _Restore:
+    names: tuple[str, ...]
+    steps: int
+
+
+@dataclass(frozen=True)
+class _Read:
+    name: str
+    view: bool
+
+
+class ShardedLearner:
+    """A PolicyLearner (roles/trainer/learn/policy_learner.py) on several ranks, as rank 0 uses it.
+
+    Args:
+        learner: of rank 0.
+        weights: the initial weights. Every other rank calls `follow_steps` and `follow_reads`.
+    """
+
+    def __init__(self, learner: RankLearner, weights: Mapping[str, Tensor]) -> None:
+        self._learner = learner
+        self._reading = Lock()
+        learner.take_genesis(weights)
+        moments_and_masters = {name: shape for name, shape in learner.shapes.items() if not name.startswith(REFERENCE)}
+        self._numbers = {name: shape.numel() for name, shape in moments_and_masters.items()}
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps taken."""
+        return self._learner.steps
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights."""
+        return sum(count for name, count in self._numbers.items() if name.startswith(MASTER))
+
+    def gradients(self, groups: Sequence[VerifiedGroup]) -> Gradients:
+        """Implements PolicyLearner.gradients; the tensors are the rows of rank 0."""
+        self._tell(_Gradients(tuple(groups)))
+        return self._learner.gradients(groups)
+
+    def update(self, gradients: Gradients) -> StepReport:
+        """Implements PolicyLearner.update."""
+        self._tell(_Update())
+        return self._learner.update(gradients)
+
+    def view_source(self) -> TensorSource:
+        """Implements PolicyLearner.view_source. Each tensor is gathered when it is read."""
+        sizes = {name.removeprefix(MASTER): 2 * n for name, n in self._numbers.items() if name.startswith(MASTER)}
+        return TensorSource(sizes, lambda names: {name: self._read(MASTER + name, view=True) for name in names})
+
+    def state_source(self) -> TensorSource:
+        """Implements PolicyLearner.state_source. Each tensor is gathered when it is read."""
+        sizes = {name: 4 * count for name, count in self._numbers.items()}
+        return TensorSource(sizes, lambda names: {name: self._read(name, view=False) for name in names})
+
+    def restore(self, state: Weights, steps: int) -> None:
+        """Implements PolicyLearner.restore."""
+        learner = self._learner
+        for name, tensor in state.items():
+            if (
+                name not in self._numbers
+                or tensor.shape != learner.shapes[name]
+                or tensor.dtype != learner.dtype_of(name)
+            ):
+                raise ValueError("a saved state of another model")
+        self._tell(_Restore(tuple(state), steps))
+        for name, tensor in state.items():
+            learner.scatter(name, tensor.contiguous(), steps)
+
+    def _read(self, name: str, *, view: bool) -> Tensor:
+        group = self._learner.group
+        with self._reading:
+            group.broadcast(group.reads, _Read(name, view))
+            whole = self._learner.gather(name, view=view)
+        assert whole is not None
+        return whole
+
+    def _tell(self, message: object) -> None:
+        group = self._learner.group
+        group.broadcast(group.steps, message)
+
+
+def follow_steps(learner: RankLearner) -> None:
+    """Take part in all steps, on a rank other than 0. Returns when rank 0 has ended.
+
+    Raises:
+        RuntimeError: a step cannot be computed.
+    """
+    learner.take_genesis(None)
+    gradients: Gradients | None = None
+    for message in _messages(lambda: learner.group.broadcast(learner.group.steps)):
+        match message:
+            case _Gradients(groups):
+                gradients = None
+                with suppress(ValueError):  # rank 0 has it as well, and says so
+                    gradients = learner.gradients(groups)
+            case _Update():
+                assert gradients is not None
+                with suppress(ValueError):
+                    learner.update(gradients)
+                gradients = None
+            case _Restore(names, steps):
+                for name in names:
+                    learner.scatter(name, None, steps)
+
+
+def follow_reads(learner: RankLearner) -> None:
+    """Send rows to rank 0 when it reads a tensor, on a rank other than 0. Returns when rank 0 has ended."""
+    for message in _messages(lambda: learner.group.broadcast(learner.group.reads)):
+        assert isinstance(message, _Read)
+        learner.gather(message.name, view=message.view)
+
+
+def _messages(receive: Callable[[], object]) -> Iterator[object]:
+    """Yield what rank 0 broadcasts, until its end closes the connection."""
+    while True:
+        try:
+            message = receive()
+        except RuntimeError:  # torch has no narrower one for a peer that is gone
+            return
+        yield message

@@ -1,0 +1,215 @@
+"""A learner on several ranks: the steps of one process, its files, and ranks that die."""
+
+import hashlib
+import os
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import trio
+from torch import Tensor
+
+from grailnode.engine.causal_model import build
+from grailnode.engine.policy import Policy
+from grailnode.node.seat import Seat
+from grailnode.node.supervisor import ProcessSpec, Supervisor
+from roles.trainer.learn.learner import Learner, LearnerSettings
+from roles.trainer.learn.loss.policy_loss import LossSettings
+from roles.trainer.learn.optimizer import AdamWSettings
+from roles.trainer.learn.policy_learner import PolicyLearner
+from roles.trainer.tensor_shards import TensorSource
+from roles.trainer.verified_batch import VerifiedGroup
+from tests.learning.groups import group
+from tests.learning.ranks import Ranks, run_ranks
+from tests.support.builders.policies import random_weights, write_policy
+from tests.support.processes.programs import eventually
+
+SETTINGS = LearnerSettings(max_batch_tokens=20, optimizer=AdamWSettings(learning_rate=1e-3, max_grad_norm=0.5))
+"""With these a step of 4 rollouts has two passes, and gradients are clipped."""
+
+Tensors = Mapping[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a small policy."""
+    return write_policy(tmp_path_factory.mktemp("policy")).directory
+
+
+def groups_of(step: int) -> list[VerifiedGroup]:
+    first = group(f"a{step}", completions=((3, 4, 1), (4, 9, 1)), rewards=(1.0, 0.0))
+    second = group(f"b{step}", completions=((7, 7, 5, 8, 1), (12, 13, 4, 1)), rewards=(0.0, 1.0))
+    return [first, second]
+
+
+def read(source: TensorSource) -> dict[str, Tensor]:
+    return {name: source.read([name])[name].clone() for name in sorted(source.sizes)}
+
+
+def train(learner: PolicyLearner, state: Tensors | None, first: int, last: int) -> tuple[list[Tensors], Tensors]:
+    """Take steps from a state, or from the start; return the view after each, and the last state."""
+    if state is not None:
+        for name, tensor in state.items():
+            learner.restore({name: tensor}, first)
+    views: list[Tensors] = []
+    for step in range(first, last):
+        learner.update(learner.gradients(groups_of(step)))
+        views.append(read(learner.view_source()))
+    return views, read(learner.state_source())
+
+
+def alone(policy: Path, settings: LearnerSettings = SETTINGS, dtype: torch.dtype = torch.float32) -> Learner:
+    model = build(Policy.load(policy), recompute=True)
+    return Learner(model, random_weights(model), settings, dtype=dtype)
+
+
+def assert_equal(one: Tensors, other: Tensors) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name, tensor in one.items() if not torch.equal(tensor, other[name])] == []
+
+
+def test_two_ranks_with_a_pass_each_take_the_steps_of_one_process_bit_for_bit(policy: Path) -> None:
+    views, state = run_ranks(2, policy, SETTINGS, train, None, 0, 4, dtype=torch.float32)
+    expected_views, expected_state = train(alone(policy), None, 0, 4)
+    for view, expected in zip(views, expected_views, strict=True):
+        assert_equal(view, expected)
+    assert_equal(state, expected_state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe"])
+def test_models_of_transformers_are_gathered_layer_by_layer(tmp_path: Path, family: str) -> None:
+    from tests.support.builders.families import write_family  # it imports transformers
+
+    write_family(tmp_path, family)
+    assert len(build(Policy.load(tmp_path), recompute=True).layers) == 2
+    views, state = run_ranks(2, tmp_path, SETTINGS, train, None, 0, 2, dtype=torch.float32)
+    expected_views, expected_state = train(alone(tmp_path), None, 0, 2)
+    assert_equal(views[-1], expected_views[-1])
+    assert_equal(state, expected_state)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_run_resumes_on_another_number_of_ranks(policy: Path, count: int) -> None:
+    """With three ranks, tensors are divided unevenly and one rank has no pass."""
+    expected_views, _ = train(alone(policy), None, 0, 4)
+    views, state = run_ranks(count, policy, SETTINGS, train, None, 0, 2, dtype=torch.float32)
+    assert_equal(views[1], expected_views[1])
+    (_, last_view), on_one = train(alone(policy), state, 2, 4)
+    assert_equal(last_view, expected_views[3])
+    (_, last_view), on_several = run_ranks(
+        count, policy, SETTINGS, train, train(alone(policy), None, 0, 2)[1], 2, 4, dtype=torch.float32
+    )
+    assert_equal(last_view, expected_views[3])
+    assert_equal(on_several, on_one)
+
+
+def test_more_passes_than_ranks_give_the_same_gradients_but_for_the_order_of_the_sum(policy: Path) -> None:
+    """Also with a reference policy, and with logits in chunks."""
+    settings = replace(SETTINGS, max_batch_tokens=1, logits_chunk=2, loss=LossSettings(kl_coefficient=0.1))
+    (view, _), state = run_ranks(2, policy, settings, train, None, 0, 2, dtype=torch.float32)
+    (expected_view, _), expected_state = train(alone(policy, settings), None, 0, 2)
+    for name, tensor in state.items():
+        if name.startswith("first_moment/"):
+            torch.testing.assert_close(tensor, expected_state[name], rtol=1e-3, atol=1e-6)
+    different = sum(int((tensor != expected_view[name]).sum()) for name, tensor in view.items())
+    assert different < sum(tensor.numel() for tensor in view.values()) / 100
+
+
+def test_ranks_that_compute_in_bfloat16_agree(policy: Path) -> None:
+    runs = [run_ranks(count, policy, SETTINGS, train, None, 0, 2, dtype=torch.bfloat16) for count in (1, 2)]
+    assert_equal(runs[0][0][-1], runs[1][0][-1])
+
+
+def refuse(learner: PolicyLearner) -> tuple[list[str], list[Tensors]]:
+    """Give a learner what it must refuse, and take a step after it."""
+    errors = []
+    weight = min(name for name in learner.state_source().sizes if name.startswith("master/"))
+    infinite = group("c", rewards=(1.0, float("inf")))
+    for attempt in (
+        lambda: learner.restore({weight: torch.zeros(1)}, 1),
+        lambda: learner.restore({"master/other": torch.zeros(1)}, 1),
+        lambda: learner.gradients([]),
+        lambda: learner.update(learner.gradients([infinite])),
+    ):
+        try:
+            attempt()
+        except ValueError as error:
+            errors.append(str(error))
+    return errors, train(learner, None, 0, 1)[0]
+
+
+def test_what_is_refused_changes_nothing_on_any_rank(policy: Path) -> None:
+    errors, views = run_ranks(2, policy, SETTINGS, refuse, dtype=torch.float32)
+    assert errors[:3] == ["a saved state of another model"] * 2 + ["no tokens to learn from"]
+    assert errors[3].startswith("the gradient's norm is")
+    assert_equal(views[0], train(alone(policy), None, 0, 1)[0][0])
+
+
+def train_without_end(learner: PolicyLearner, checkpoint: Path) -> None:
+    """Save the state after two steps, and go on."""
+    _, state = train(learner, None, 0, 2)
+    torch.save(state, checkpoint.with_suffix(".part"))
+    checkpoint.with_suffix(".part").rename(checkpoint)
+    while True:
+        learner.gradients(groups_of(2))
+
+
+def test_when_a_rank_is_killed_all_end_and_go_on_from_the_checkpoint(policy: Path, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    with Ranks(2, policy, SETTINGS, torch.float32, train_without_end, checkpoint) as ranks:
+        eventually(checkpoint.exists, "the checkpoint")
+        pid = ranks.processes[1].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(EOFError):
+            ranks.answer()
+    views, _ = run_ranks(2, policy, SETTINGS, train, torch.load(checkpoint), 2, 4, dtype=torch.float32)
+    expected_views, _ = train(alone(policy), None, 0, 4)
+    assert_equal(views[-1], expected_views[-1])
+
+
+def sit(directory: Path, seat: Seat) -> None:
+    """Write down who sits where, and stay."""
+    name = f"{hashlib.sha256(seat.meeting.encode()).hexdigest()}-{seat.rank}-{seat.count}-{os.getpid()}"
+    (directory / name).touch()
+    signal.pause()
+
+
+def test_the_supervisor_starts_all_ranks_again_when_one_ends(tmp_path: Path) -> None:
+    """Each start has a meeting of its own, so that a late rank of the last start joins nobody."""
+    lines: list[str] = []
+
+    def seated() -> set[tuple[str, ...]]:
+        return {tuple(path.name.split("-")) for path in tmp_path.iterdir()}
+
+    async def scenario() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Supervisor(lines.append).keep, [ProcessSpec("ranks", sit, (tmp_path,), 2)])
+            while len(seated()) < 2:
+                await trio.sleep(0.02)
+            first = seated()
+            os.kill(next(int(pid) for _, rank, _, pid in first if rank == "1"), signal.SIGKILL)
+            while len(seated()) < 4:
+                await trio.sleep(0.02)
+            second = seated() - first
+            nursery.cancel_scope.cancel()
+        for seats in (first, second):
+            assert {(rank, count) for _, rank, count, _ in seats} == {("0", "2"), ("1", "2")}
+            assert len({meeting for meeting, *_ in seats}) == 1
+        assert {meeting for meeting, *_ in first} != {meeting for meeting, *_ in second}
+        assert not [pid for *_, pid in first | second if Path(f"/proc/{pid}").exists()]
+
+    with_deadline(scenario)
+    assert lines == ["ranks ended (killed by SIGKILL); starting it again"]
+
+
+def with_deadline(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def run() -> None:
+        with trio.fail_after(60):
+            await scenario()
+
+    trio.run(run)
