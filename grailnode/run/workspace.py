@@ -27,6 +27,7 @@ ROUND_WINDOWS: Final = 2
 """Windows of a round of sites."""
 
 _UPLOAD_SHARE: Final = 0.2  # of a round: the time for the uploads of the sites
+_RATE_DIVISOR: Final = 3.5  # of a site's learning rate: the outer momentum makes 7 steps of each
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,9 @@ def _defaults(choices: Choices, pace: Pace, window_seconds: float) -> run_toml.S
     """Return the values of run.toml that follow from pace and choices; sites share the groups of a window."""
     if not choices.sites:
         return pace.sections()
-    sections = replace(pace, groups_per_step=max(1, pace.groups_per_step // choices.sites)).sections()
+    groups_per_step = max(1, pace.groups_per_step // choices.sites)
+    rate = pace.learning_rate / _RATE_DIVISOR
+    sections = replace(pace, groups_per_step=groups_per_step, learning_rate=rate).sections()
     upload_seconds = round(_UPLOAD_SHARE * ROUND_WINDOWS * window_seconds, 3)
     outer: dict[str, str | int | float] = {"round_windows": ROUND_WINDOWS, "upload_seconds": upload_seconds}
     return {**sections, "trainer": {**sections["trainer"], "outer": outer}}

@@ -21,9 +21,9 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-def run_demo(out: Path, windows: int) -> DemoReport:
+def run_demo(out: Path, windows: int, *options: str) -> DemoReport:
     """Run a demo to its end, and return its report."""
-    result = run_program("demo", "--windows", str(windows), "--seed", "3", "--out", str(out))
+    result = run_program("demo", "--windows", str(windows), "--seed", "3", "--out", str(out), *options)
     assert result.returncode == 0, result.stdout + result.stderr
     assert {file.name for file in out.iterdir()} == {"report.json", "report.html"}
     return read_report(out / "report.json")
@@ -54,6 +54,25 @@ def test_a_short_demo_writes_its_report_and_leaves_nothing_else(tmp_path: Path, 
     assert len(set(report.weights_digest.values())) == 1
     assert kinds["cheat"].submitted > 0
     assert report.patch_bytes[1] is not None
+
+
+@pytest.mark.slow
+def test_two_sites_learn_in_one_demo(tmp_path: Path, temporary: Path):
+    def sites_took_part(report: DemoReport) -> bool:
+        return has_progress(report) and len(report.sites) == 2 and min(site.rounds for site in report.sites) > 0
+
+    for windows in (12, 40, 120):
+        report = run_demo(tmp_path / f"out-{windows}", windows, "--trainers", "2")
+        assert not list(temporary.glob("grailnode-demo-*"))
+        if sites_took_part(report):
+            break
+    assert sites_took_part(report)
+    assert [site.name for site in report.sites] == ["worker-1", "worker-2"]
+    assert all(site.steps > 0 and site.groups >= site.steps and site.payload_bytes > 0 for site in report.sites)
+    assert sum(item.groups for item in report.rounds) == sum(site.groups for site in report.sites)
+    assert len(set(report.weights_digest.values())) == 1
+    html = (tmp_path / f"out-{windows}" / "report.html").read_text()
+    assert "<h2>Sites</h2>" in html
 
 
 def test_ctrl_c_stops_everything(tmp_path: Path, temporary: Path):

@@ -151,6 +151,7 @@ class TestSites:
         run_command("init", str(tmp_path), "--trainers", "2", "--window", "10")
         config = load(tmp_path)
         assert config.trainer.groups_per_step == workspace.Pace().groups_per_step // 2
+        assert config.trainer.learning_rate == 2e-6
         settings = coordinator_settings(config, rules(tmp_path))
         assert settings.beacon_rounds == 2 * rules(tmp_path).schedule.rounds
         assert settings.rules.values == "grid"
