@@ -210,10 +210,8 @@ def _wrong_rejections(network: AuditedNetwork) -> Iterator[str]:
     lags = _version_lags(network)
     max_lag = make_spectator(network.config).run.schedule.max_lag
     for event in (event for validator in network.validators for event in network.events(validator, "verdict")):
-        is_too_old = (
-            event["reasons"] == Reason.VERSION and not 0 <= lags.get((event["window"], event["miner"]), -1) <= max_lag
-        )
-        if event["rejected"] and not is_too_old:
+        lag = lags.get((event["window"], event["miner"]), -1)
+        if event["rejected"] or (event["reasons"] == Reason.LAPSED and 0 <= lag <= max_lag):
             yield f"verdict: window {event['window']}: {event['rejected']} honest groups rejected: {event['reasons']}"
     used_digests = {
         outcome.digest for outcomes in _outcomes(network) for outcome in outcomes.outcomes if outcome.status == USED

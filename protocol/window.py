@@ -49,6 +49,10 @@ class Schedule(Record):
         """Return the round R0 that opens a window."""
         return self.first_round + window * self.rounds
 
+    def pledges(self, window: int) -> int:
+        """Return the round from which validators read the pledges for a window: R1 of the window before, as a rule."""
+        return self.opening(window) - max(1, self.rounds - self.audit_rounds)
+
     def deadline(self, window: int) -> int:
         """Return the round by whose time commitments must be in storage."""
         return self.opening(window) + self.commit_rounds

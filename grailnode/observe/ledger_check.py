@@ -92,6 +92,7 @@ async def _check_summary(
             verdict = (await fetch_record(node, Verdict, paths.verdict(validator, summary.window, row.miner))).record
             if LedgerRow.of(verdict) != row:
                 raise ProtocolError(f"the row of miner {row.miner.hex()[:8]} is not what its verdict says", place)
+            _check_version(verdict, summary.version, node.run.schedule.max_lag, place)
             _check_accepted(verdict, history.get(row.miner, ()), node.run.proof, place)
 
 
@@ -121,8 +122,8 @@ async def _check_amendment(
         f"amendment of window {amendment.window}, miner {amendment.miner.hex()[:8]}, validator {validator.hex()[:16]}"
     )
     groups = amendment.accepted + amendment.rejected
-    if row is None or row.rejected or (amendment.window, amendment.miner) in amended_rows:
-        raise ProtocolError("of a row that does not exist, was rejected, or is amended already", place)
+    if row is None or row.rejected or row.lapsed or (amendment.window, amendment.miner) in amended_rows:
+        raise ProtocolError("of a row that does not exist, was rejected, has lapsed, or is amended already", place)
     if groups > row.submitted - row.audited or (groups and not amendment.verdict):
         raise ProtocolError("counts groups that the row had not left unaudited, or without a verdict on them", place)
     if amendment.verdict:
@@ -134,6 +135,20 @@ async def _check_amendment(
             amendment.rejected,
         ):
             raise ProtocolError("not what its verdict says", place)
+
+
+def _check_version(verdict: Verdict, serving: int, max_lag: int, place: str) -> None:
+    """Raise ProtocolError if a validator calls a version lapsed that may be used in the window, or accepts one that is
+    too old.
+
+    Args:
+        serving: the version that serves the window, by the validator's own summary.
+    """
+    may_be_used = serving - max_lag <= verdict.version <= serving
+    if verdict.lapsed and may_be_used:
+        raise ProtocolError(f"calls version {verdict.version} lapsed, which may be used beside {serving}", place)
+    if verdict.version < serving - max_lag and any(judgement.accepted for judgement in verdict.judgements):
+        raise ProtocolError(f"accepts groups of version {verdict.version}, which is too old beside {serving}", place)
 
 
 def _check_accepted(verdict: Verdict, history: Sequence[Counts], proof: ProofSpec, place: str) -> None:

@@ -246,7 +246,7 @@ class Observer:
                     window=window,
                     version=summary.version,
                     accepted=accepted_groups,
-                    rejected=len(judgements) - accepted_groups,
+                    rejected=sum(judgement.rejected for judgement in judgements),
                     reward=sum(rewards) / len(rewards) if rewards else None,
                     pass_at_1=evaluation.pass_at(1) if evaluation else None,
                     pass_at_k=evaluation.pass_at(self._pass_at(evaluation)) if evaluation else None,
@@ -268,7 +268,7 @@ class Observer:
             miner = miners.setdefault(key, _MinerCounts())
             miner.submitted += verdict.submitted
             miner.accepted += sum(judgement.accepted for judgement in verdict.judgements)
-            miner.rejections.update(judgement.reason for judgement in verdict.judgements if judgement.reason)
+            miner.rejections.update(judgement.reason for judgement in verdict.judgements if judgement.rejected)
         firsts = self._first_summaries()
         newest = firsts[max(firsts)] if firsts else None
         scores = dict(newest.scores) if newest else {}

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from protocol import limits, paths
+from protocol.encoding import Version
 from protocol.identity.signing import Key, PublishedRecord
 
 Role = Literal["trainer", "worker", "miner", "validator"]
@@ -26,6 +27,8 @@ class Announcement(PublishedRecord):
         space: the URL from which this key's objects are read; empty for the meeting point.
         groups: a miner's pledge: groups that it will deliver in every window that opens while this announcement is
             valid; 0 for none.
+        version: a miner's pledge: the version by which it generates in every window that opens while this announcement
+            is the newest; 0 for other roles.
         expires_ms: milliseconds since the Unix epoch after which the announcement is not valid.
         credential: what the run's admission rules require (protocol/identity/admission.py); empty if they
             require none.
@@ -38,6 +41,7 @@ class Announcement(PublishedRecord):
     name: Annotated[str, Field(max_length=32, pattern=r"^[A-Za-z0-9 _.-]*$")]
     space: Annotated[str, Field(max_length=limits.MAX_SPACE_BYTES, pattern=SPACE_FORM)]
     groups: Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
+    version: Version
     expires_ms: Annotated[int, Field(ge=0, lt=1 << 53)]
     credential: Annotated[bytes, Field(max_length=limits.MAX_CREDENTIAL_BYTES)]
 

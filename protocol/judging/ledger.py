@@ -34,7 +34,7 @@ class LedgerRow(Record):
 
     Attributes:
         verdict: SHA-256 of the verdict's body; empty if nothing was delivered and so nothing judged.
-        pledged, submitted, audited, accepted, rejected: numbers of groups.
+        pledged, submitted, audited, accepted, rejected: numbers of groups; none are audited if the pledge has lapsed.
         tokens, positions, sketch_misses, margin_misses: counts of the accepted groups, for the test of a miner's
             history.
     """
@@ -68,19 +68,25 @@ class LedgerRow(Record):
         """The counts for the test of a miner's history."""
         return Counts(self.tokens, self.positions, self.sketch_misses, self.margin_misses)
 
+    @property
+    def lapsed(self) -> bool:
+        """Whether the miner's pledge has lapsed: the row counts neither for it nor against it."""
+        return bool(self.submitted) and not self.audited
+
     @classmethod
     def of(cls, verdict: Verdict) -> "LedgerRow":
         """Return the row of a verdict."""
         group_counts = [judgement.counts for judgement in verdict.judgements if judgement.accepted]
+        rejected_groups = sum(judgement.rejected for judgement in verdict.judgements)
         counts = sum(group_counts, Counts())
         return cls(
             miner=verdict.miner,
             verdict=content_digest(verdict.to_bytes()),
             pledged=verdict.pledged,
             submitted=verdict.submitted,
-            audited=len(verdict.judgements),
+            audited=len(group_counts) + rejected_groups,
             accepted=len(group_counts),
-            rejected=len(verdict.judgements) - len(group_counts),
+            rejected=rejected_groups,
             tokens=counts.tokens,
             positions=counts.positions,
             sketch_misses=counts.sketch_misses,
@@ -302,6 +308,8 @@ def _excess_misses(row: LedgerRow, proof: ProofSpec) -> tuple[float, float]:
 
 
 def _value(row: LedgerRow, amendment: tuple[int, int] | None, scoring: ScoringSpec) -> float:
+    if row.lapsed:
+        return 0.0
     more_accepted, more_rejected = amendment or (0, 0)
     accepted_groups, rejected_groups = row.accepted + more_accepted, row.rejected + more_rejected
     trust_all = amendment is None and row.rejected == 0

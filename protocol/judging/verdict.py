@@ -29,6 +29,7 @@ class Reason(enum.StrEnum):
     MALFORMED = "malformed"  # the bytes are not a group of this commitment
     QUOTA = "over-quota"  # more groups, or other group sizes, than the run allows
     VERSION = "wrong-version"  # not a version that may serve this window
+    LAPSED = "lapsed-version"  # the pledged version could serve this window, and no longer can: nobody's fault
     COPIED = "copied"  # another miner's work, or this miner's earlier work
     PROMPT = "wrong-prompt"  # not the prompt that the seed determines
     TOKENS = "bad-tokens"  # an id outside the vocabulary, or an end that is not where the policy would end
@@ -54,7 +55,7 @@ class Judgement(Record):
     Attributes:
         index: the group's number.
         digest: SHA-256 of the group's frame.
-        reason: empty if the group was accepted, else a Reason.
+        reason: empty if the group was accepted, else a Reason. LAPSED is no rejection: the group counts for nothing.
         tokens: completion tokens of the group.
         positions: tokens whose sketch is not repeated; 0 if the check ended before the sketches.
         sketch_misses, sketch_median, margin_misses, worst_margin: the statistics that are compared with the run's
@@ -95,6 +96,11 @@ class Judgement(Record):
         return self.reason == ""
 
     @property
+    def rejected(self) -> bool:
+        """Whether the group counts against its miner."""
+        return self.reason not in ("", Reason.LAPSED)
+
+    @property
     def counts(self) -> Counts:
         """The counts for tests of several groups together."""
         return Counts(self.tokens, self.positions, self.sketch_misses, self.margin_misses)
@@ -107,7 +113,7 @@ class Verdict(PublishedRecord):
         commitment: SHA-256 of the body of the judged commitment.
         pledged: groups that the miner had announced before the window opened; groups beyond the pledge are ignored.
         submitted: groups in the commitment, at most `pledged`.
-        judgements: one for each audited group, ascending by index.
+        judgements: one for each audited group, ascending by index; for every submitted one if the version has lapsed.
         seen_ms: when the validator first saw the commitment, in milliseconds since the Unix epoch by its own clock.
     """
 
@@ -130,7 +136,15 @@ class Verdict(PublishedRecord):
             raise ValueError("judgements ascend, one for a group, within what was submitted")
         if self.submitted > self.pledged:
             raise ValueError("more submitted than pledged")
+        lapsed = sum(judgement.reason == Reason.LAPSED for judgement in self.judgements)
+        if lapsed not in (0, self.submitted):
+            raise ValueError("a version that lapsed for some groups and not for others")
         return self
+
+    @property
+    def lapsed(self) -> bool:
+        """Whether the miner's pledge has lapsed: nothing counts, neither for the miner nor against it."""
+        return bool(self.judgements) and self.judgements[0].reason == Reason.LAPSED
 
     @property
     def path(self) -> str:

@@ -55,7 +55,7 @@ class Miner:
         self._engine = engine
         self._producer = producer
         self._settings = settings
-        self._pledged_groups = 0  # in the newest announcement
+        self._pledged_groups, self._pledged_version = 0, 0  # in the newest announcement
         self._renewal_time = -math.inf  # of that announcement, in trio's time
         self._last_window = -1  # the newest window that has opened for this miner
         self._group_seconds = 0.0  # seconds per group in the slowest of the last few chunks; plans the next ones
@@ -83,21 +83,43 @@ class Miner:
             await self._pledge(0)
 
     async def _pledge(self, groups: int) -> None:
-        """Announce how many groups each of the next windows will bring, if that changes or has to be renewed."""
-        if groups != self._pledged_groups or trio.current_time() >= self._renewal_time:
-            await self._node.announce("miner", ANNOUNCEMENT_SECONDS, groups)
+        """Announce how many groups each of the next windows will bring, and of which version, if that changes or has to
+        be renewed."""
+        version = self._version_to_pledge(self._node.window() + 1)
+        if (groups, version) != (
+            self._pledged_groups,
+            self._pledged_version,
+        ) or trio.current_time() >= self._renewal_time:
+            await self._node.announce("miner", ANNOUNCEMENT_SECONDS, groups, version)
             schedule = self._node.run.schedule
             renewal = _RENEWAL_WINDOWS * schedule.rounds * self._node.run.beacon.period_ms / 1000
-            self._pledged_groups = groups
+            self._pledged_groups, self._pledged_version = groups, version
             self._renewal_time = trio.current_time() + min(ANNOUNCEMENT_SECONDS / 3, renewal)
+
+    def _version_to_pledge(self, window: int) -> int:
+        """Return the newest version that serves a window; the one that is pledged if that may be used in it and some
+        validators may have read the pledges already, because all of them must read the same version.
+        """
+        try:
+            newest = self._follower.version_for(window)
+        except ProtocolError:  # no version of the chain serves it as far as this node knows
+            return self._pledged_version
+        run = self._node.run
+        is_late = run.beacon.round_at(self._node.clock.now()) >= run.schedule.pledges(window)
+        is_usable = newest - run.schedule.max_lag <= self._pledged_version <= newest
+        return self._pledged_version if self._pledged_groups and is_late and is_usable else newest
 
     async def _mine(self, window: int) -> None:
         """Deliver the pledged groups of a window, then pledge those of the next ones.
 
-        Validators ignore a pledge of which nothing was delivered until it is announced anew.
+        Validators ignore a pledge of which nothing was delivered until it is announced anew. The next pledge is made at
+        the deadline: after the versions that were published by then, and before anybody reads it.
         """
         if not await self._fulfil_pledge(window, self._pledged_groups):
             self._renewal_time = -math.inf
+        run = self._node.run
+        seconds_left = run.deadline_time(window) - self._node.clock.now()
+        await trio.sleep(max(0.0, min(seconds_left, run.deadline_time(0) - run.opening_time(0))))
         await self._pledge_next(window)
 
     async def _pledge_next(self, window: int) -> None:
@@ -146,7 +168,8 @@ class Miner:
         try:
             randomness = await node.randomness(node.run.schedule.opening(window))
             self._last_window = window
-            version = self._follower.version_for(window)
+            self._follower.version_for(window)  # it raises if the head has expired
+            version = self._pledged_version
             await serve(node, self._engine, await self._follower.rebuild(version))
             groups = await self._generate(MiningWindow(window, randomness, version, node.key.public), pledged_groups)
         except (StoreError, BeaconError, ProtocolError, EngineError) as error:

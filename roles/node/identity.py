@@ -172,17 +172,17 @@ class Node:
             self.telemetry.event("put-lost", path=path, error="the store acknowledged it and shows something else")
         return is_shown
 
-    async def announce(self, role: Role, seconds: float, groups: int = 0) -> bytes:
-        """Publish an announcement that expires after some seconds, a miner's with the groups that it pledges.
+    async def announce(self, role: Role, seconds: float, groups: int = 0, version: int = 0) -> bytes:
+        """Publish an announcement that expires after some seconds, a miner's with its pledge.
 
         Returns:
             What was published.
         """
-        data = sign(await self.announcement(role, await self.time.proven_time() + seconds, groups), self.key)
+        data = sign(await self.announcement(role, await self.time.proven_time() + seconds, groups, version), self.key)
         await self.publish(paths.participant(self.key.public), data)
         return data
 
-    async def announcement(self, role: Role, expires: float, groups: int = 0) -> Announcement:
+    async def announcement(self, role: Role, expires: float, groups: int = 0, version: int = 0) -> Announcement:
         """Return this node's announcement, with its admission credential if it is a miner's.
 
         Args:
@@ -195,6 +195,7 @@ class Node:
             name=self.name,
             space=self.space,
             groups=groups,
+            version=version,
             expires_ms=int(expires * 1000),
             credential=await self.credential(self) if role == "miner" else b"",
         )

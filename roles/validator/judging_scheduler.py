@@ -20,7 +20,7 @@ from roles.policy.verified_weights import VerifiedWeights
 from roles.ports import Engine, EngineError, StoreError
 from roles.validator.audit import Auditor, reject_all
 from roles.validator.case_queue import CaseQueue, Reputation
-from roles.validator.window_cases import Case
+from roles.validator.window_cases import Case, ServingVersions
 
 _FETCHED_BYTES: Final = 256 * limits.MIB  # of cases that wait for the engine
 _FEWEST_FETCHES, _MOST_FETCHES = 8, 64  # cases that are being fetched
@@ -74,7 +74,8 @@ class JudgingScheduler:
 
     Args:
         window: whose cases.
-        version: the newest that serves it, as far as this node knows. A commitment to a newer one makes it refresh.
+        versions: those that may be used in it, as far as this node knows. A commitment to a newer one makes it refresh;
+            what it finds then makes no version too old.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class JudgingScheduler:
         auditor: Auditor,
         queue: CaseQueue,
         window: int,
-        version: int,
+        versions: ServingVersions,
     ) -> None:
         self._node = node
         self._follower = follower
@@ -93,7 +94,7 @@ class JudgingScheduler:
         self._auditor = auditor
         self._queue = queue
         self._window = window
-        self._newest_version = version
+        self._versions = versions
         self._refreshed = False
         self._refresh_error = ""
         self._refresh_lock = trio.Lock()
@@ -144,9 +145,13 @@ class JudgingScheduler:
             EngineError: the engine broke.
         """
         node, commitment = self._node, case.commitment.record
-        weights = await self._weights_of(commitment.version)
-        if weights is None or len(commitment.groups) > node.run.groups:
-            return reject_all(node, case, Reason.VERSION if weights is None else Reason.QUOTA), {}
+        await self._look_for(commitment.version)
+        refusal = self._versions.refusal(commitment.version, was_allowed=case.version_was_allowed)
+        if refusal is None and len(commitment.groups) > node.run.groups:
+            refusal = Reason.QUOTA
+        if refusal is not None:
+            return reject_all(node, case, refusal), {}
+        weights = await self._follower.rebuild(commitment.version)
         return await self._auditor.audit(
             case,
             node.run.proof.audit_share(self._queue.clean_windows.get(case.miner, 0)),
@@ -166,20 +171,17 @@ class JudgingScheduler:
             finally:
                 self._queue.add_engine_time(reputation, trio.current_time() - start)
 
-    async def _weights_of(self, version: int) -> VerifiedWeights | None:
-        """Return the weights of a version that a commitment names; None if it may not serve the window.
+    async def _look_for(self, version: int) -> None:
+        """Refresh the chain if a commitment names a version that is newer than all that this node knows.
 
         Raises:
-            StoreError, ProtocolError: it may and cannot be rebuilt, or it is newer than all that this node can see now.
+            StoreError, ProtocolError: it is newer than all that this node can see now.
         """
         async with self._refresh_lock:
-            if version > self._newest_version and not self._refreshed:
+            if version > self._versions.newest and not self._refreshed:
                 await self._refresh()
-            if version > self._newest_version and self._refresh_error:
+            if version > self._versions.newest and self._refresh_error:
                 raise StoreError(self._refresh_error)
-        if not self._newest_version - self._node.run.schedule.max_lag <= version <= self._newest_version:
-            return None
-        return await self._follower.rebuild(version)
 
     async def _refresh(self) -> None:
         """Refresh the chain, once in a window: miners may have seen a version that came out since the last time.
@@ -189,5 +191,6 @@ class JudgingScheduler:
         """
         self._refreshed, self._refresh_error = True, "newer versions cannot be read now"
         await self._follower.refresh()
-        self._newest_version = max(self._newest_version, self._follower.version_for(self._window))
+        newest = max(self._versions.newest, self._follower.version_for(self._window))
+        self._versions = ServingVersions(self._versions.oldest, newest)
         self._refresh_error = ""

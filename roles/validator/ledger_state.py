@@ -90,7 +90,8 @@ class Ledger:
             (summary.window, row)
             for summary in entries
             for row in summary.rows
-            if row.miner == miner and not row.rejected and row.audited < row.submitted and summary.window not in amended
+            if row.miner == miner and not (row.rejected or row.lapsed) and row.audited < row.submitted
+            if summary.window not in amended
         ]
 
     async def record(self, summary: Summary) -> Summary:

@@ -13,7 +13,7 @@ import trio
 
 from protocol.errors import ProtocolError
 from protocol.judging.ledger import Evaluation, LedgerRow, Summary
-from protocol.judging.verdict import Verdict
+from protocol.judging.verdict import Reason, Verdict
 from roles.node.identity import Node
 from roles.policy.assignment import Task
 from roles.policy.follower import Follower
@@ -28,7 +28,7 @@ from roles.validator.judging_scheduler import JudgingScheduler
 from roles.validator.ledger_state import Ledger
 from roles.validator.reaudit import Reaudit
 from roles.validator.reveal import Revealer
-from roles.validator.window_cases import Pledges, WindowCases, read_window_cases
+from roles.validator.window_cases import Pledge, Pledges, ServingVersions, WindowCases, read_window_cases
 
 ANNOUNCEMENT_SECONDS = 600.0
 _SEALING = 0.2  # for sealing: a share of the time between the second round and the last one for seals
@@ -87,14 +87,14 @@ class Validator:
     async def _read_windows(self, send_cases: "trio.MemorySendChannel[WindowCases]") -> None:
         """Read every window's pledges and commitments in time. A window that cannot be read in time is left out."""
         node, schedule = self._node, self._node.run.schedule
-        ahead = max(1, schedule.rounds - schedule.audit_rounds) * node.run.beacon.period_ms / 1000
+        ahead = (schedule.opening(0) - schedule.pledges(0)) * node.run.beacon.period_ms / 1000
         last_window = self._ledger.closed_window
         if last_window >= 0:
             node.time.record_round(schedule.audit(last_window))  # it was used, so it is out whatever the clock says
         while True:
             window = await node.next_window(last_window, ahead)
             try:
-                pledges = await self._pledges.read(self._known_miners())
+                pledges = await self._pledges.read(self._known_miners(), self._serving_versions(window))
                 if node.time.now() >= node.run.opening_time(window):
                     raise StoreError("the pledges were read after the window had opened")
                 await node.randomness(schedule.opening(window))
@@ -107,7 +107,15 @@ class Validator:
                 last_window = window
                 node.telemetry.event("window-missed", window=window, error=str(error) or "judging is too far behind")
 
-    async def _read_cases(self, window: int, pledges: dict[bytes, int]) -> WindowCases:
+    def _serving_versions(self, window: int) -> ServingVersions | None:
+        """Return the versions that may be used in a window, as far as this node knows now; None if it knows none."""
+        try:
+            newest = self._follower.version_for(window)
+        except ProtocolError:
+            return None
+        return ServingVersions.up_to(newest, self._node.run.schedule.max_lag)
+
+    async def _read_cases(self, window: int, pledges: dict[bytes, Pledge]) -> WindowCases:
         """Return the window's cases without the commitments that were read too late; no miner is blamed for these."""
         cases = await read_window_cases(self._node, window, pledges, self._known_miners())
         draw_time = self._node.run.beacon.round_time(self._node.run.schedule.audit(window))
@@ -153,7 +161,8 @@ class Validator:
         node, window = self._node, cases.window
         auditor = Auditor(node, Judge(self._task, self._engine, window, opening), draw, self._accepted_work)
         queue = CaseQueue(node, self._ledger, draw)
-        scheduler = JudgingScheduler(node, self._follower, self._engine, auditor, queue, window, version)
+        versions = ServingVersions.up_to(version, node.run.schedule.max_lag)
+        scheduler = JudgingScheduler(node, self._follower, self._engine, auditor, queue, window, versions)
         results = await scheduler.judge(cases.cases, self._seconds_for_judging(window))
         verdicts = [auditor.name_copies(verdict, suspected_copies) for verdict, suspected_copies in results]
         self._drop_old_work()
@@ -187,7 +196,12 @@ class Validator:
         """Record the window in the ledger, and have it sealed."""
         node, evaluation = self._node, self._evaluation
         rows = [LedgerRow.of(verdict) for verdict in verdicts]
-        rows += [LedgerRow.undelivered(miner, groups) for miner, groups in cases.undelivered.items()]
+        versions = ServingVersions.up_to(weights.version, node.run.schedule.max_lag)
+        rows += [
+            LedgerRow.undelivered(miner, pledge.groups)
+            for miner, pledge in cases.undelivered.items()
+            if versions.refusal(pledge.version, was_allowed=pledge.was_allowed) is not Reason.LAPSED
+        ]
         summary = Summary(
             run=node.run_id,
             window=cases.window,
@@ -208,12 +222,11 @@ class Validator:
         await self._revealer.add_window(await self._ledger.record(summary))
 
     def _report(self, verdict: Verdict) -> None:
-        accepted_groups = sum(judgement.accepted for judgement in verdict.judgements)
         self._node.telemetry.event(
             "verdict",
             window=verdict.window,
             miner=verdict.miner.hex()[:8],
-            accepted=accepted_groups,
-            rejected=len(verdict.judgements) - accepted_groups,
+            accepted=sum(judgement.accepted for judgement in verdict.judgements),
+            rejected=sum(judgement.rejected for judgement in verdict.judgements),
             reasons=",".join(sorted({judgement.reason for judgement in verdict.judgements if judgement.reason})),
         )

@@ -11,6 +11,7 @@ from protocol.errors import MalformedError, ProtocolError
 from protocol.identity.admission import draw_places
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import Signed
+from protocol.judging.verdict import Reason
 from protocol.rollout.batch import Commitment
 from roles.gather import gather
 from roles.node.identity import Node
@@ -23,17 +24,62 @@ _COMMITMENT_BYTES = 256  # of a commitment for each group of the run's quota: se
 
 
 @dataclass(frozen=True)
-class Case:
-    """One miner's commitment in a window.
+class ServingVersions:
+    """The versions by which the groups of a window may be generated: from the oldest to the newest.
+
+    A version is chosen before the window's randomness is out, because a miner that could choose it later would see as
+    many rollouts of each prompt as there are versions. What the trainer publishes after that is not the miner's fault.
+    """
+
+    oldest: int
+    newest: int
+
+    @classmethod
+    def up_to(cls, newest: int, max_lag: int) -> "ServingVersions":
+        """Return the newest version that serves a window and those that are up to `max_lag` versions older."""
+        return cls(newest - max_lag, newest)
+
+    def refusal(self, version: int, *, was_allowed: bool) -> Reason | None:
+        """Return why no group of a pledged version is judged; None if it may be used.
+
+        Args:
+            was_allowed: whether the version could be used when the pledge was read.
+        """
+        if self.oldest <= version <= self.newest:
+            return None
+        return Reason.LAPSED if was_allowed or version < self.oldest else Reason.VERSION
+
+
+@dataclass(frozen=True)
+class Pledge:
+    """What a miner has announced before a window opens.
 
     Attributes:
-        pledged_groups: what the miner had pledged.
+        groups: how many groups it will deliver, within the run's quota.
+        version: of the policy by which it generates them.
+        was_allowed: whether that version could be used in the window as far as this validator knew when it read the
+            pledge.
+    """
+
+    groups: int
+    version: int
+    was_allowed: bool = True
+
+
+@dataclass(frozen=True)
+class Case:
+    """One miner's commitment in a window, of the version that the miner had pledged.
+
+    Attributes:
+        pledged_groups: how many groups the miner had pledged.
         read_time: when this validator read the commitment, in seconds since the Unix epoch.
+        version_was_allowed: `Pledge.was_allowed`.
     """
 
     commitment: Signed[Commitment]
     pledged_groups: int
     read_time: float
+    version_was_allowed: bool = True
 
     @property
     def miner(self) -> bytes:
@@ -51,18 +97,19 @@ class WindowCases:
     """A window's cases.
 
     Attributes:
-        undelivered: the groups pledged by each miner that delivered nothing.
+        undelivered: the pledge of each miner that delivered nothing, or groups of another version than it had pledged.
     """
 
     window: int
     cases: tuple[Case, ...]
-    undelivered: Mapping[bytes, int]
+    undelivered: Mapping[bytes, Pledge]
 
 
 class Pledges:
-    """The groups that miners have announced to deliver in each window.
+    """The groups that miners have announced to deliver in each window, and the versions that they have chosen.
 
-    A pledge of which nothing was delivered is void until the miner announces it anew.
+    A pledge of which nothing was delivered is void until the miner announces it anew. A pledge of a version that is too
+    old for the next window is none: who makes one gives up its place.
     """
 
     def __init__(self, node: Node) -> None:
@@ -70,22 +117,37 @@ class Pledges:
         self._void: dict[bytes, int] = {}  # miner -> expiry of the newest announcement whose pledge is void
         self._current: dict[bytes, Announcement] = {}
 
-    async def read(self, known: AbstractSet[bytes] = frozenset()) -> dict[bytes, int]:
-        """Return the valid pledges in storage: groups by miner.
+    async def read(
+        self, known: AbstractSet[bytes] = frozenset(), versions: ServingVersions | None = None
+    ) -> dict[bytes, Pledge]:
+        """Return the valid pledges in storage, by miner.
+
+        Storage may show an older announcement than before. The newest one that was seen counts.
 
         Args:
             known: miners with a history, for which places are kept if there are too many.
+            versions: those that may be used in the next window; None if this validator does not know.
 
         Raises:
             StoreError: the storage cannot be listed.
         """
-        announcements = {item.key: item for item in await find_participants(self._node, "miner", known) if item.groups}
+        announcements = {item.key: item for item in await find_participants(self._node, "miner", known)}
         self._void = {miner: expiry for miner, expiry in self._void.items() if miner in announcements}
-        self._current = {
-            miner: item for miner, item in announcements.items() if item.expires_ms > self._void.get(miner, -1)
+        newest = {
+            miner: max(item, self._current.get(miner, item), key=lambda announcement: announcement.expires_ms)
+            for miner, item in announcements.items()
         }
-        quota = self._node.run.groups
-        return {miner: min(quota, item.groups) for miner, item in self._current.items()}
+        self._current = newest
+        return {
+            miner: Pledge(
+                min(self._node.run.groups, item.groups),
+                item.version,
+                versions is not None and versions.refusal(item.version, was_allowed=False) is None,
+            )
+            for miner, item in newest.items()
+            if item.groups and item.expires_ms > self._void.get(miner, -1)
+            if versions is None or item.version >= versions.oldest
+        }
 
     def void(self, miner: bytes) -> None:
         """Ignore the current pledge of a miner, which delivered nothing."""
@@ -94,29 +156,31 @@ class Pledges:
 
 
 async def read_window_cases(
-    node: Node, window: int, pledges: Mapping[bytes, int], known: AbstractSet[bytes] = frozenset()
+    node: Node, window: int, pledges: Mapping[bytes, Pledge], known: AbstractSet[bytes] = frozenset()
 ) -> WindowCases:
     """Return the commitments of a window by those who had pledged, as far as they can be read before the second round.
 
     A commitment that cannot be read because storage does not answer is left out, and so is one that comes later: no
-    miner is blamed for it.
+    miner is blamed for it. A commitment to another version than was pledged is none.
 
     Args:
-        pledges: groups by miner.
+        pledges: by miner.
         known: miners with a history, for which places are kept if there are too many.
 
     Raises:
         BeaconError: the window's opening is no longer due.
     """
     cases: list[Case] = []
-    undelivered: dict[bytes, int] = {}
+    undelivered: dict[bytes, Pledge] = {}
 
     async def fetch(miner: bytes) -> Case:
-        path = paths.commitment(miner, window)
+        path, pledge = paths.commitment(miner, window), pledges[miner]
         signed = await fetch_record(node, Commitment, path, _COMMITMENT_BYTES * node.run.groups)
         if not signed.record.groups:
             raise MalformedError("has no groups", path)
-        return Case(signed, pledges[miner], node.time.now())
+        if signed.record.version != pledge.version:
+            raise MalformedError(f"of version {signed.record.version}, where {pledge.version} was pledged", path)
+        return Case(signed, pledge.groups, node.time.now(), pledge.was_allowed)
 
     async def read(miner: bytes) -> None:
         try:

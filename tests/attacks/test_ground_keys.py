@@ -13,7 +13,7 @@ from protocol.identity.signing import SigningKey
 from roles.participants import find_participants
 from roles.validator.window_cases import read_window_cases
 from tests.support.attacked_nodes.trainer import WINDOW
-from tests.support.attacked_nodes.validator import AttackedValidator
+from tests.support.attacked_nodes.validator import PLEDGE, AttackedValidator
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER
 from tests.support.simulation.virtual_clock import simulate, simulated
@@ -98,7 +98,7 @@ async def test_a_known_miner_has_a_place_in_every_window() -> None:
     authority = testbed.run.authority.model_copy(update={"admission": admission})
     testbed.run = testbed.run.model_copy(update={"authority": authority})
     node = replace(testbed.validator, run=testbed.run, beacon=VaryingBeacon())
-    pledges = dict.fromkeys([*CROWD[:40], MINER.public], 1)
+    pledges = dict.fromkeys([*CROWD[:40], MINER.public], PLEDGE)
     for window in range(WINDOW, WINDOW + 3):
         await node.time.wait_for_newest_round()
         cases = await read_window_cases(node, window, pledges, {MINER.public})

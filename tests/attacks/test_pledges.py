@@ -12,7 +12,7 @@ from protocol.identity.signing import sign
 from protocol.rollout.batch import assemble
 from roles.validator.window_cases import read_window_cases
 from tests.support.attacked_nodes.trainer import FIRST, STRANGER, WINDOW
-from tests.support.attacked_nodes.validator import HOUR_MS, AttackedValidator
+from tests.support.attacked_nodes.validator import HOUR_MS, PLEDGE, AttackedValidator
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, make_node
 from tests.support.simulation.network import Log
@@ -25,28 +25,28 @@ from tests.support.simulation.virtual_clock import simulated
 async def test_a_pledge_counts():
     testbed = AttackedValidator()
     await testbed.announce()
-    assert await testbed.pledges.read() == {MINER.public: 2}
+    assert await testbed.pledged_groups() == {MINER.public: 2}
 
 
 @simulated
 async def test_forged_pledge_at_another_miners_path():
     testbed = AttackedValidator()
     await testbed.announce(signer=STRANGER)
-    assert await testbed.pledges.read() == {}
+    assert await testbed.pledged_groups() == {}
 
 
 @simulated
 async def test_forged_pledge_for_more_than_a_miner_may_deliver():
     testbed = AttackedValidator()
     await testbed.announce(groups=limits.MAX_GROUPS)
-    assert await testbed.pledges.read() == {MINER.public: testbed.run.groups}
+    assert await testbed.pledged_groups() == {MINER.public: testbed.run.groups}
 
 
 @simulated
 async def test_forged_pledge_of_another_run():
     testbed = AttackedValidator()
     await testbed.announce(run=bytes(32))
-    assert await testbed.pledges.read() == {}
+    assert await testbed.pledged_groups() == {}
 
 
 @simulated
@@ -54,7 +54,7 @@ async def test_oversized_pledge():
     testbed = AttackedValidator()
     await testbed.announce(STRANGER)
     await testbed.store.put(paths.participant(MINER.public), bytes(1 << 20))
-    assert await testbed.pledges.read() == {STRANGER.public: 2}
+    assert await testbed.pledged_groups() == {STRANGER.public: 2}
 
 
 @simulated
@@ -63,7 +63,7 @@ async def test_duplicated_pledge_under_another_key():
     await testbed.announce()
     data = await testbed.store.get(paths.participant(MINER.public), 1 << 20)
     await testbed.store.put(paths.participant(STRANGER.public), data)
-    assert await testbed.pledges.read() == {MINER.public: 2}
+    assert await testbed.pledged_groups() == {MINER.public: 2}
 
 
 @simulated
@@ -73,31 +73,31 @@ async def test_duplicated_void_pledge():
     old = await testbed.store.get(paths.participant(MINER.public), 1 << 20)
     await testbed.pledges.read()
     testbed.pledges.void(MINER.public)
-    assert await testbed.pledges.read() == {}
+    assert await testbed.pledged_groups() == {}
     await testbed.store.put(paths.participant(MINER.public), old)
-    assert await testbed.pledges.read() == {}
+    assert await testbed.pledged_groups() == {}
     await testbed.announce(expires_ms=int(testbed.clock.now() * 1000) + 2 * HOUR_MS)
-    assert await testbed.pledges.read() == {MINER.public: 2}
+    assert await testbed.pledged_groups() == {MINER.public: 2}
 
 
 @simulated
 async def test_forged_pledge_in_place_of_a_cached_one():
     testbed = AttackedValidator()
     await testbed.announce()
-    assert await testbed.pledges.read() == await testbed.pledges.read() == {MINER.public: 2}
+    assert await testbed.pledged_groups() == await testbed.pledged_groups() == {MINER.public: 2}
     await testbed.announce(groups=3)
-    assert await testbed.pledges.read() == {MINER.public: 3}
+    assert await testbed.pledged_groups() == {MINER.public: 3}
     await testbed.announce(signer=STRANGER, groups=4)
-    assert await testbed.pledges.read() == {}
+    assert await testbed.pledged_groups() == {}
 
 
 @simulated
 async def test_duplicated_cached_pledge_expires():
     testbed = AttackedValidator()
     await testbed.announce()
-    assert await testbed.pledges.read() == {MINER.public: 2}
+    assert await testbed.pledged_groups() == {MINER.public: 2}
     await trio.sleep(HOUR_MS / 1000 + 1.0)
-    assert await testbed.pledges.read() == {}
+    assert await testbed.pledged_groups() == {}
 
 
 @simulated
@@ -105,7 +105,7 @@ async def test_withheld_pledge_does_not_count():
     testbed = AttackedValidator()
     await testbed.announce()
     await testbed.store.delete(paths.participant(MINER.public))
-    assert await testbed.pledges.read() == {}
+    assert await testbed.pledged_groups() == {}
 
 
 # Commitments
@@ -128,7 +128,7 @@ def test_forged_commitment_for_elsewhere_counts_as_undelivered(changes: dict[str
         testbed = AttackedValidator()
         await testbed.commit(**changes)
         cases = await testbed.read_cases()
-        assert (cases.cases, cases.undelivered) == ((), {MINER.public: 2})
+        assert (cases.cases, cases.undelivered) == ((), {MINER.public: PLEDGE})
 
     simulated(scenario)()
 
@@ -138,7 +138,7 @@ async def test_forged_commitment_by_a_stranger():
     testbed = AttackedValidator()
     await testbed.commit(STRANGER)
     cases = await testbed.read_cases()
-    assert (cases.cases, cases.undelivered) == ((), {MINER.public: 2})
+    assert (cases.cases, cases.undelivered) == ((), {MINER.public: PLEDGE})
 
 
 @simulated
@@ -146,7 +146,7 @@ async def test_oversized_commitment():
     testbed = AttackedValidator()
     await testbed.store.put(paths.commitment(MINER.public, WINDOW), bytes(limits.MAX_COMMITMENT_BYTES))
     cases = await testbed.read_cases()
-    assert (cases.cases, cases.undelivered) == ((), {MINER.public: 2})
+    assert (cases.cases, cases.undelivered) == ((), {MINER.public: PLEDGE})
 
 
 @pytest.mark.parametrize("answer", [None, b"\xc1", bytes(limits.MAX_COMMITMENT_BYTES)], ids=["none", "bytes", "size"])
@@ -187,7 +187,7 @@ async def test_oversized_delivery_counts_up_to_the_pledge():
 @simulated
 async def test_withheld_commitment_counts_as_undelivered_and_an_unreadable_one_does_not():
     testbed = AttackedValidator()
-    assert (await testbed.read_cases()).undelivered == {MINER.public: 2}
+    assert (await testbed.read_cases()).undelivered == {MINER.public: PLEDGE}
     await testbed.commit()
     testbed.store.silent_prefixes = (MINER.public.hex(),)
     cases = await testbed.read_cases()
@@ -200,7 +200,7 @@ async def test_duplicated_commitment_of_a_neighbour():
     data = sign(assemble([testbed.group(0, miner=STRANGER.public)])[1], STRANGER)
     await testbed.store.put(paths.commitment(MINER.public, WINDOW), data)
     cases = await testbed.read_cases()
-    assert (cases.cases, cases.undelivered) == ((), {MINER.public: 2})
+    assert (cases.cases, cases.undelivered) == ((), {MINER.public: PLEDGE})
 
 
 @simulated
@@ -214,7 +214,7 @@ async def test_of_many_pledges_a_few_are_selected_at_random():
         testbed.run_id, testbed.run, testbed.store, MemoryStore(), Log("validator"), FIRST, clock=testbed.clock
     )
     node = replace(node, beacon=VaryingBeacon())
-    pledges = {samples.key(f"crowd {number}").public: 1 for number in range(40)}
+    pledges = {samples.key(f"crowd {number}").public: PLEDGE for number in range(40)}
     first = set((await read_window_cases(node, 2, pledges)).undelivered)
     second = set((await read_window_cases(node, 3, pledges)).undelivered)
     assert len(first) == len(second) == 4

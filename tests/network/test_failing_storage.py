@@ -123,10 +123,10 @@ def test_a_validator_that_cannot_read_a_version_abstains_on_commitments_to_it():
         async with run_nodes(network):
             await network.until_window(5)
             network.hidden_path = paths.head(key("trainer").public)
-            await network.until_window(8)
+            await network.until_window(9)
         log = network.logs["validator-0"]
         assert not any(event["rejected"] for event in log.named("verdict"))
-        assert {event["window"] for event in log.named("not-judged")} >= {6, 7}
+        assert {event["window"] for event in log.named("not-judged")} >= {7, 8}
         assert not log.named("window-abandoned")
 
     simulate(scenario)

@@ -16,7 +16,7 @@ from roles.validator.judging_scheduler import EngineSlot
 from roles.validator.window_cases import read_window_cases
 from tests.network.unreachable_store import UnreachableStore
 from tests.support.attacked_nodes.trainer import WINDOW
-from tests.support.attacked_nodes.validator import AttackedValidator
+from tests.support.attacked_nodes.validator import PLEDGE, AttackedValidator
 from tests.support.builders.chains import MINER
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import CHOICES, run_nodes, verdicts
@@ -49,7 +49,7 @@ async def test_strangers_that_hang_do_not_make_an_honest_commitment_late():
     spaces = HangingStore(testbed.store, *(stranger.hex() for stranger in strangers), seconds=60.0)
     validator = replace(testbed.validator, store=spaces)
     await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW))
-    cases = await read_window_cases(validator, WINDOW, {MINER.public: 2, **dict.fromkeys(strangers, 1)})
+    cases = await read_window_cases(validator, WINDOW, {MINER.public: PLEDGE, **dict.fromkeys(strangers, PLEDGE)})
     draw_time = testbed.run.beacon.round_time(testbed.run.schedule.audit(WINDOW))
     assert [case.miner for case in cases.cases] == [MINER.public]
     assert cases.cases[0].read_time < draw_time <= testbed.clock.now() < draw_time + 1.0

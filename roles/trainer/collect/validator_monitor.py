@@ -68,7 +68,7 @@ class ValidatorMonitor:
         return [
             CanaryFailure(validator=validator, canary=verdict.miner, index=item.index, accepted=item.accepted)
             for item in verdict.judgements
-            if item.accepted == (item.index in false)
+            if (item.accepted if item.index in false else item.rejected)
             and not (false and item.reason in _JOINT_REASONS)  # a true group that was rejected with the false ones
         ]
 
@@ -84,7 +84,7 @@ class ValidatorMonitor:
         tolerance = self._node.run.proof.logprob_tolerance
         for (index, digest), judgements in sorted(opinions.items()):
             accepting = [(validator, judgement) for validator, judgement in judgements if judgement.accepted]
-            rejecting = [validator for validator, judgement in judgements if not judgement.accepted]
+            rejecting = [validator for validator, judgement in judgements if judgement.rejected]
             if accepting and rejecting:
                 self._add(window, miner, index, digest, "verdict", [key for key, _ in accepting], rejecting)
             _, others = split_by_logprobs([judgement for _, judgement in accepting], tolerance)

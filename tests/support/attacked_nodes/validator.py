@@ -8,12 +8,13 @@ from protocol.identity.participant import Announcement
 from protocol.identity.signing import SigningKey, sign
 from protocol.rollout.batch import Commitment, assemble
 from roles.node.identity import Node
-from roles.validator.window_cases import Pledges, WindowCases, read_window_cases
+from roles.validator.window_cases import Pledge, Pledges, WindowCases, read_window_cases
 from tests.support.attacked_nodes.trainer import FIRST, WINDOW, AttackedTrainer
 from tests.support.builders.chains import MINER, make_node
 from tests.support.simulation.network import Log
 
 HOUR_MS = 3_600_000
+PLEDGE = Pledge(groups=2, version=0)
 
 
 class AttackedValidator(AttackedTrainer):
@@ -35,6 +36,7 @@ class AttackedValidator(AttackedTrainer):
             "name": "",
             "space": "",
             "groups": 2,
+            "version": 0,
             "credential": b"",
             "expires_ms": int(self.clock.now() * 1000) + HOUR_MS,
         }
@@ -53,4 +55,8 @@ class AttackedValidator(AttackedTrainer):
 
     async def read_cases(self) -> WindowCases:
         """Return the window's cases if the miner has pledged two groups."""
-        return await read_window_cases(self.validator, WINDOW, {MINER.public: 2})
+        return await read_window_cases(self.validator, WINDOW, {MINER.public: PLEDGE})
+
+    async def pledged_groups(self) -> dict[bytes, int]:
+        """Read the pledges, and return the groups of each miner."""
+        return {miner: pledge.groups for miner, pledge in (await self.pledges.read()).items()}

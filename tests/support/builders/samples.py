@@ -291,6 +291,7 @@ def announcement(**changes: Any) -> Announcement:
         "name": "north 1",
         "space": "https://north.example.org/run",
         "groups": 16,
+        "version": 3,
         "expires_ms": 99,
         "credential": b"",
     }

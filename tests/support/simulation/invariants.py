@@ -157,7 +157,7 @@ def _honest_work_is_accepted(network: FaultyNetwork) -> Iterator[str]:
         reasons = {j.reason for j in verdict.judgements if not j.accepted} - {Reason.MISSING, Reason.MALFORMED}
         serving = max((version for version, first in begins.items() if first <= verdict.window), default=0)
         if serving - verdict.version > lag:
-            reasons.discard(Reason.VERSION)
+            reasons.discard(Reason.LAPSED)
         if reasons:
             names = ", ".join(sorted(reasons))
             yield f"verdict: {miners[verdict.miner]} was refused for {names} in window {verdict.window}"
