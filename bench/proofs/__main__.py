@@ -6,6 +6,7 @@
     sketch           bits of evidence in a sketch against forged ones
     speed            generation, prefill and verification on one core
     gain             what a planned cheat gains at every rate
+    withheld         how far a miner that withholds windows of its keys shifts what is trained on
     keys             how many windows of one group an adversary gets accepted with each new key
     false-accepts    how many groups of a changed policy are accepted
 
@@ -21,7 +22,7 @@ from pathlib import Path
 import torch
 import trio
 
-from bench.proofs import adversaries, false_accepts, gain, honest, information, keys, roc, speed
+from bench.proofs import adversaries, false_accepts, gain, honest, information, keys, roc, speed, withheld
 from bench.proofs.setting import Setting
 from tests.support.adversaries.trained_policy import CACHE
 
@@ -31,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.proofs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    tables = ("honest", "adversaries", "roc", "sketch", "speed", "keys", "false-accepts", "gain")
+    tables = ("honest", "adversaries", "roc", "sketch", "speed", "keys", "false-accepts", "gain", "withheld")
     parser.add_argument("table", choices=tables)
     parser.add_argument("--policy", type=Path, default=CACHE, help="directory of the policy")
     parser.add_argument("--calibration", type=int, default=32, help="groups of each pair for the thresholds")
@@ -61,6 +62,8 @@ def main() -> None:
             trio.run(false_accepts.table, options.groups or 16)
         case "gain":
             gain.table()
+        case "withheld":
+            withheld.table()
         case "sketch":
             trio.run(information.table, setting, options.rollouts, options.projections)
         case _:

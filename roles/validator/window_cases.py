@@ -1,8 +1,10 @@
 """The cases of a window: the pledges made before it opened, and the commitments that were in storage in time."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import trio
 
@@ -20,6 +22,9 @@ from roles.ports import NotFoundError, StoreError, TooLargeError
 from roles.records import fetch_record
 
 _AT_ONCE = 256  # commitments that are being read
+_READING, _TRY, _SILENCE = 0.9, 0.25, 0.5  # shares of the time until the second round: to read, for a try, to be blamed
+_PAUSES = 16  # in that time, one between two tries
+_PROBES = 2  # of storage that has answered, before miners are blamed whose storage has not
 _COMMITMENT_BYTES = 256  # of a commitment for each group of the run's quota: several times what a group takes
 
 
@@ -160,8 +165,9 @@ async def read_window_cases(
 ) -> WindowCases:
     """Return the commitments of a window by those who had pledged, as far as they can be read before the second round.
 
-    A commitment that cannot be read because storage does not answer is left out, and so is one that comes later: no
-    miner is blamed for it. A commitment to another version than was pledged is none.
+    A commitment to another version than was pledged is none. Nobody is blamed for what comes too late for this
+    validator. But a miner whose storage does not answer, at several tries and while that of others does, has delivered
+    nothing: it could otherwise withhold the windows that it does not like at no cost.
 
     Args:
         pledges: by miner.
@@ -170,42 +176,91 @@ async def read_window_cases(
     Raises:
         BeaconError: the window's opening is no longer due.
     """
-    cases: list[Case] = []
-    undelivered: dict[bytes, Pledge] = {}
+    schedule, beacon = node.run.schedule, node.run.beacon
+    opening = await node.randomness(schedule.opening(window))
+    miners = draw_places(opening, pledges, known, node.authority.admission.miners)
+    seconds = max(0.0, beacon.round_time(schedule.audit(window)) - node.time.now())
+    reader = _CommitmentReader(node, window, pledges, seconds)
+    with trio.move_on_after(seconds) as scope:
+        with trio.move_on_after(_READING * seconds) as reading:
+            await reader.read_all(miners)
+        if reading.cancelled_caught and seconds >= 0.5 * (schedule.audit_rounds - schedule.commit_rounds) * (
+            beacon.period_ms / 1000
+        ):
+            await reader.blame_silent_miners()
+    if scope.cancelled_caught or reading.cancelled_caught:
+        read_count = len(reader.cases) + len(reader.undelivered)
+        error = f"of {len(miners)} commitments, {read_count} were read before the second round was due"
+        node.telemetry.event("commitments-unread", window=window, error=error)
+    return WindowCases(window, tuple(reader.cases), reader.undelivered)
 
-    async def fetch(miner: bytes) -> Case:
-        path, pledge = paths.commitment(miner, window), pledges[miner]
-        signed = await fetch_record(node, Commitment, path, _COMMITMENT_BYTES * node.run.groups)
-        if not signed.record.groups:
-            raise MalformedError("has no groups", path)
-        if signed.record.version != pledge.version:
-            raise MalformedError(f"of version {signed.record.version}, where {pledge.version} was pledged", path)
-        return Case(signed, pledge.groups, node.time.now(), pledge.was_allowed)
 
-    async def read(miner: bytes) -> None:
+class _CommitmentReader:
+    """Reads the commitments of one window.
+
+    Args:
+        seconds: until the second round.
+
+    Attributes:
+        cases, undelivered: what was read so far.
+    """
+
+    def __init__(self, node: Node, window: int, pledges: Mapping[bytes, Pledge], seconds: float) -> None:
+        self._node = node
+        self._window = window
+        self._pledges = pledges
+        self._seconds = seconds
+        self._silent: dict[bytes, float] = {}  # by miner without an answer, when (trio's time) it was first asked
+        self.cases: list[Case] = []
+        self.undelivered: dict[bytes, Pledge] = {}
+
+    async def read_all(self, miners: Sequence[bytes]) -> None:
+        """Read the commitments of these miners, again and again those whose storage does not answer."""
+        remaining = list(miners)
+        while remaining:
+            await gather(self._read, remaining, at_once=_AT_ONCE)
+            remaining = list(self._silent)
+            await trio.sleep(self._seconds / _PAUSES if remaining else 0)
+
+    async def blame_silent_miners(self) -> None:
+        """Take commitments as undelivered if their storage has been silent for long, and other storage answers now."""
+        patience = trio.current_time() - _SILENCE * self._seconds
+        silent_miners = [miner for miner, asked_time in self._silent.items() if asked_time <= patience]
+        for case in self.cases[:_PROBES] if silent_miners else ():
+            with suppress(StoreError, ProtocolError):
+                await self._fetch(case.miner)
+                self.undelivered.update((miner, self._pledges[miner]) for miner in silent_miners)
+                return
+
+    async def _fetch(self, miner: bytes) -> Case:
+        path, pledge = paths.commitment(miner, self._window), self._pledges[miner]
+        with trio.move_on_after(_TRY * self._seconds):
+            signed = await fetch_record(self._node, Commitment, path, _COMMITMENT_BYTES * self._node.run.groups)
+            if not signed.record.groups:
+                raise MalformedError("has no groups", path)
+            if signed.record.version != pledge.version:
+                raise MalformedError(f"of version {signed.record.version}, where {pledge.version} was pledged", path)
+            return Case(signed, pledge.groups, self._node.time.now(), pledge.was_allowed)
+        raise StoreError(f"{path}: no answer within {_TRY * self._seconds:g} s")
+
+    async def _read(self, miner: bytes) -> None:
+        is_first = miner not in self._silent
+        self._silent.setdefault(miner, trio.current_time())
+        names: dict[str, Any] = {"miner": miner.hex(), "window": self._window}
         try:
             try:
-                case = await fetch(miner)
+                case = await self._fetch(miner)
             except (NotFoundError, TooLargeError, ProtocolError):  # storage may show the commitment the next time
-                case = await fetch(miner)
+                case = await self._fetch(miner)
         except NotFoundError:
-            undelivered[miner] = pledges[miner]
+            self.undelivered[miner] = self._pledges[miner]
         except (ProtocolError, TooLargeError) as error:
-            node.telemetry.event("commitment-refused", miner=miner.hex(), window=window, error=str(error))
-            undelivered[miner] = pledges[miner]
+            self._node.telemetry.event("commitment-refused", **names, error=str(error))
+            self.undelivered[miner] = self._pledges[miner]
         except StoreError as error:
-            node.telemetry.event("commitment-unread", miner=miner.hex(), window=window, error=str(error))
+            if is_first:
+                self._node.telemetry.event("commitment-unread", **names, error=str(error))
+            return
         else:
-            cases.append(case)
-
-    opening = await node.randomness(node.run.schedule.opening(window))
-    miners = draw_places(opening, pledges, known, node.authority.admission.miners)
-    seconds = node.run.beacon.round_time(node.run.schedule.audit(window)) - node.time.now()
-    with trio.move_on_after(max(0.0, seconds)) as scope:
-        await gather(read, miners, at_once=_AT_ONCE)
-    if scope.cancelled_caught:
-        error = (
-            f"of {len(miners)} commitments, {len(cases) + len(undelivered)} were read before the second round was due"
-        )
-        node.telemetry.event("commitments-unread", window=window, error=error)
-    return WindowCases(window, tuple(cases), undelivered)
+            self.cases.append(case)
+        del self._silent[miner]

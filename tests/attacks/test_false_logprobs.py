@@ -5,9 +5,10 @@ import pytest
 
 from protocol.judging.verdict import Verdict
 from roles.trainer.collect.quorum import LOGPROBS_DISAGREE, Decision, decide
-from tests.support.builders.samples import judgement, verdict
+from tests.support.builders.samples import VALIDATOR, judgement, verdict
 
 TOLERANCE = 0.01
+PAYING = {VALIDATOR.public}
 TRUE = np.linspace(-3.0, -0.1, 5, dtype=np.float32)
 HALF = TRUE - np.float32(np.log(2.0))  # every token half as likely: its ratio in the loss would double
 
@@ -18,7 +19,7 @@ def verdicts(*logprobs: np.ndarray) -> list[Verdict]:
 
 
 def decision(*logprobs: np.ndarray, quorum: int = 2, outstanding: int = 0) -> Decision:
-    (result,) = decide(verdicts(*logprobs), quorum, outstanding, TOLERANCE)
+    (result,) = decide(verdicts(*logprobs), quorum, outstanding, TOLERANCE, PAYING)
     return result
 
 
@@ -79,5 +80,5 @@ def test_values_that_are_no_log_probabilities_agree_with_nobody(value: float) ->
 
 def test_a_verdict_on_another_number_of_tokens_agrees_with_nobody() -> None:
     other = verdict(judgement(0, tokens=2, logprobs=TRUE[:2].tobytes(), positions=2))
-    (refused,) = decide([*verdicts(TRUE), other], 2, 0, TOLERANCE)
+    (refused,) = decide([*verdicts(TRUE), other], 2, 0, TOLERANCE, PAYING)
     assert refused.reason == LOGPROBS_DISAGREE

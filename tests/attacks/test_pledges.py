@@ -10,7 +10,7 @@ from grailnode.store.memory import MemoryStore
 from protocol import limits, paths
 from protocol.identity.signing import sign
 from protocol.rollout.batch import assemble
-from roles.validator.window_cases import read_window_cases
+from roles.validator.window_cases import WindowCases, read_window_cases
 from tests.support.attacked_nodes.trainer import FIRST, STRANGER, WINDOW
 from tests.support.attacked_nodes.validator import HOUR_MS, PLEDGE, AttackedValidator
 from tests.support.builders import samples
@@ -192,6 +192,48 @@ async def test_withheld_commitment_counts_as_undelivered_and_an_unreadable_one_d
     testbed.store.silent_prefixes = (MINER.public.hex(),)
     cases = await testbed.read_cases()
     assert (cases.cases, cases.undelivered) == ((), {})
+
+
+async def read_cases_of_two(testbed: AttackedValidator) -> WindowCases:
+    """Return the cases, read from the deadline on, if the miner and a stranger who has delivered have pledged."""
+    data = sign(assemble([testbed.group(0, miner=STRANGER.public)])[1], STRANGER)
+    await testbed.store.put(paths.commitment(STRANGER.public, WINDOW), data)
+    await testbed.commit()
+    await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW))
+    return await read_window_cases(testbed.validator, WINDOW, dict.fromkeys((MINER.public, STRANGER.public), PLEDGE))
+
+
+@simulated
+async def test_withheld_answers_while_other_storage_answers_count_as_undelivered():
+    testbed = AttackedValidator()
+    testbed.store.silent_prefixes = (MINER.public.hex(),)
+    cases = await read_cases_of_two(testbed)
+    assert [case.miner for case in cases.cases] == [STRANGER.public]
+    assert cases.undelivered == {MINER.public: PLEDGE}
+    draw_time = testbed.run.beacon.round_time(testbed.run.schedule.audit(WINDOW))
+    assert testbed.clock.now() < draw_time
+
+
+@pytest.mark.parametrize("prefixes", [("",), ("", "back")], ids=["all storage", "all storage for a while"])
+def test_nobody_is_blamed_for_the_validators_own_outage(prefixes: tuple[str, ...]) -> None:
+    async def scenario() -> None:
+        testbed = AttackedValidator()
+
+        async def fail() -> None:
+            await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW) - 0.001)
+            testbed.store.silent_prefixes = ("",)
+            if "back" in prefixes:
+                await trio.sleep(0.3 * (draw_time - testbed.run.deadline_time(WINDOW)))
+                testbed.store.silent_prefixes = ()
+
+        draw_time = testbed.run.beacon.round_time(testbed.run.schedule.audit(WINDOW))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail)
+            cases = await read_cases_of_two(testbed)
+        assert cases.undelivered == {}
+        assert len(cases.cases) == (2 if "back" in prefixes else 0)
+
+    simulated(scenario)()
 
 
 @simulated

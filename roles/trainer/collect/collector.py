@@ -211,7 +211,8 @@ class Collector:
         verdicts = [verdict for validator, verdict in reader.verdicts[miner].items() if validator in counting]
         logged_groups = {outcome.group for outcome in await self._outcome_log.outcomes(window, miner)}
         outstanding = 0 if final else len(reader.outstanding_on(miner, ignored))
-        decisions = decide(verdicts, authority.quorum, outstanding, self._node.run.proof.logprob_tolerance)
+        tolerance, paying = self._node.run.proof.logprob_tolerance, reader.paying(miner)
+        decisions = decide(verdicts, authority.quorum, outstanding, tolerance, paying)
         return [decision for decision in decisions if decision.group not in logged_groups]
 
     async def _process(self, window: int, miner: bytes, final: bool) -> None:

@@ -1,7 +1,7 @@
 """Which groups enough validators accept with the same log-probabilities. Pure functions of verdicts."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,9 @@ from roles.trainer.verified_batch import GroupOutcome, valid_logprobs
 
 LOGPROBS_DISAGREE = "logprobs-disagree"
 """The reason against a group for whose tokens the validators that accept it give different log-probabilities."""
+
+BELOW_DEPOSIT = "below-deposit"
+"""The reason against a group of a miner that earns nothing by the ledgers of validators that accept it."""
 
 
 @dataclass(frozen=True)
@@ -44,26 +47,33 @@ class Decision:
         return GroupOutcome(commitment=self.commitment, index=self.index, digest=self.digest, status=status)
 
 
-def decide(verdicts: Sequence[Verdict], quorum: int, outstanding: int, tolerance: float) -> list[Decision]:
+def decide(
+    verdicts: Sequence[Verdict], quorum: int, outstanding: int, tolerance: float, paying: Container[bytes]
+) -> list[Decision]:
     """Decide about every judged group of one miner's window.
+
+    What earns nothing is not used: with any number of new keys, a miner could show the groups of those that it likes.
 
     Args:
         verdicts: at most one from each validator.
         quorum: how many validators must accept a group.
         outstanding: how many validators may still give a verdict.
         tolerance: the largest mean absolute difference of log-probabilities that agree.
+        paying: the validators by whose ledgers the miner earns something.
     """
-    judgements_by_group: dict[tuple[bytes, int, bytes], list[Judgement]] = {}
+    judgements_by_group: dict[tuple[bytes, int, bytes], list[tuple[Judgement, bool]]] = {}
     for verdict in verdicts:
         for judgement in verdict.judgements:
             group = (verdict.commitment, judgement.index, judgement.digest)
-            judgements_by_group.setdefault(group, []).append(judgement)
+            judgements_by_group.setdefault(group, []).append((judgement, verdict.validator in paying))
     decisions = []
     for (commitment, index, digest), judgements in sorted(judgements_by_group.items()):
-        accepting = [judgement for judgement in judgements if judgement.accepted]
+        accepting = [judgement for judgement, pays in judgements if judgement.accepted and pays]
         agreeing, others = split_by_logprobs(accepting, tolerance)
         contested = len(split_by_logprobs(others, tolerance)[0]) >= quorum
-        reasons = Counter(judgement.reason for judgement in judgements if not judgement.accepted)
+        reasons = Counter(
+            judgement.reason or BELOW_DEPOSIT for judgement, pays in judgements if judgement.reason or not pays
+        )
         has_quorum = len(agreeing) >= quorum
         can_have_quorum = len(agreeing) + outstanding >= quorum and not contested
         if len(accepting) + outstanding >= quorum and not can_have_quorum:
@@ -129,3 +139,9 @@ def _agreements(values: Sequence[NDArray[np.float64]], tolerance: float) -> NDAr
         for row in rows:
             result[row, rows] = np.abs(table - values[row]).sum(axis=1) <= tolerance * length
     return result
+
+
+def logprobs_agree(one: bytes, other: bytes, tolerance: float) -> bool:
+    """Return whether two validators' log-probabilities of a group's tokens agree; false if either cannot be right."""
+    values = [np.frombuffer(data, dtype="<f4").astype(np.float64) for data in (one, other)]
+    return bool(_agreements(values, tolerance)[0, 1])

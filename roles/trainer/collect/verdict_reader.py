@@ -48,6 +48,7 @@ class VerdictReader:
         self._summary_miners: dict[
             bytes, set[bytes]
         ] = {}  # by validator, the miners on whom its summary lists a verdict
+        self._scored_miners: dict[bytes, set[bytes]] = {}  # by validator, the miners that earn something
         self._reported_paths: set[str] = set()
         self._finished_validators: set[bytes] = set()  # validators of which nothing more can come
         self._read_starts: dict[bytes, float] = {}  # by validator that is being read, since when (trio's time)
@@ -70,6 +71,10 @@ class VerdictReader:
         have_verdict = self.verdicts.get(miner, {}).keys()
         list_none = {validator for validator, miners in self._summary_miners.items() if miner not in miners}
         return self.outstanding(ignored) - have_verdict - list_none
+
+    def paying(self, miner: bytes) -> set[bytes]:
+        """Return the validators whose summaries give a miner a score."""
+        return {validator for validator, scored_miners in self._scored_miners.items() if miner in scored_miners}
 
     def is_complete(self, reads: int, ignored: set[bytes], *, timed_out: bool) -> bool:
         """Whether every outstanding validator was read so many times since the window's deadline.
@@ -176,6 +181,7 @@ class VerdictReader:
             return
         self._summaries[validator] = signed.record
         self._summary_miners[validator] = {row.miner for row in signed.record.rows if row.verdict}
+        self._scored_miners[validator] = {miner for miner, _ in signed.record.scores}
 
     async def _read_verdicts(self, validator: bytes) -> None:
         """Read the verdicts that a validator's summary lists and that were not read before."""

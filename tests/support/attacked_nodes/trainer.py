@@ -95,9 +95,10 @@ class AttackedTrainer:
         return samples.verdict(*(judgements or (self.judgement(0), self.judgement(1))), **(fields | changes))
 
     def summary(self, validator: SigningKey, *verdicts: Verdict, **changes: Any) -> Summary:
-        """Return a summary that lists verdicts."""
+        """Return a summary that lists verdicts, and by which the miner earns something."""
         fields: dict[str, Any] = {"run": self.run_id, "window": WINDOW, "version": 0, "validator": validator.public}
-        return samples.summary(*(LedgerRow.of(verdict) for verdict in verdicts), **(fields | {"scores": ()} | changes))
+        fields["scores"] = ((MINER.public, 1.0),)
+        return samples.summary(*(LedgerRow.of(verdict) for verdict in verdicts), **(fields | changes))
 
     async def seal(self, validator: SigningKey, summary: Summary) -> None:
         """Put the seal of a summary."""

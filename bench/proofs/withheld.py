@@ -1,0 +1,36 @@
+"""Table (i): how far a miner with any number of keys can shift what is trained on by withholding windows.
+
+What earns nothing is not trained on, and each withheld group costs its key `shortfall` groups. So a key may withhold
+only a part of its windows. The shift is that of the mean of the groups that are shown, in standard deviations of a
+group.
+"""
+
+from grailnode.calibration import proof_file
+from grailnode.engine.policy import PACKAGED_POLICY
+from grailnode.run.creation import SCORING
+from tests.support.adversaries.withheld_keys import bias, free_bias, largest_share, worth
+
+_GROUPS = (1, 2, 4, 16, 64)
+_PRICES = (1.0, 2.0, 4.0)
+_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4)
+_KEYS = (2, 16, 1000)
+
+
+def table() -> None:
+    """Print the table."""
+    proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds
+    free = ", ".join(f"{free_bias(keys):.2f} with {keys} keys" for keys in _KEYS)
+    print(f"if keys that earn nothing were trained on, windows of one group: {free}")
+    print(f"deposit {SCORING.deposit:g} groups, {SCORING.windows} windows, half-life {SCORING.half_life:g}")
+    print(f"{'groups of a window':30}" + "".join(f"{groups:9}" for groups in _GROUPS))
+    for price in _PRICES:
+        scoring = SCORING.model_copy(update={"shortfall": price})
+        limits = [largest_share(groups, scoring, proof) for groups in _GROUPS]
+        print(f"{f'shortfall {price:g}: withheld at most':30}" + "".join(f"{limit:9.1%}" for limit in limits))
+        shifts = [bias(limit, groups) for limit, groups in zip(limits, _GROUPS, strict=True)]
+        print(f"{'  shift at that share':30}" + "".join(f"{shift:9.2f}" for shift in shifts))
+    print("with the default shortfall: income of a key, and shift")
+    for share in _SHARES:
+        cells = [(worth(share, groups, SCORING, proof), bias(share, groups)) for groups in _GROUPS]
+        row = [f"{key.income:.2f} {shift:.2f}" if key.used else "unused" for key, shift in cells]
+        print(f"{f'  withheld {share:.0%}':30}" + "".join(f"{cell:>11}" for cell in row), flush=True)

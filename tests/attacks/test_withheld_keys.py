@@ -1,0 +1,94 @@
+"""Miners with many keys that show only the keys whose rollouts they like: what earns nothing is not trained on."""
+
+import pytest
+
+from grailnode.calibration import proof_file
+from grailnode.engine.policy import PACKAGED_POLICY
+from grailnode.run.creation import SCORING
+from protocol import paths
+from roles.trainer.collect.quorum import BELOW_DEPOSIT, decide
+from roles.trainer.verified_batch import USED
+from tests.support.adversaries.withheld_keys import bias, free_bias, largest_share, worth
+from tests.support.attacked_nodes.trainer import FIRST, SECOND, AttackedTrainer
+from tests.support.builders.chains import MINER
+from tests.support.builders.samples import judgement, rejected, verdict
+from tests.support.simulation.network import Network, key
+from tests.support.simulation.network_runs import CHOICES, run_nodes, summaries
+from tests.support.simulation.virtual_clock import simulate, simulated
+
+PROOF = proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds
+SCORED = ((MINER.public, 0.5),)
+
+
+@simulated
+async def test_groups_of_a_key_that_earns_nothing_are_not_trained_on():
+    testbed = AttackedTrainer()
+    await testbed.deliver()
+    verdict_on_miner = testbed.verdict(FIRST)
+    summary = testbed.summary(FIRST, verdict_on_miner, scores=((key("somebody else").public, 1.0),))
+    await testbed.seal(FIRST, summary)
+    await testbed.reveal(FIRST, summary, verdict_on_miner)
+    await testbed.collect()
+    assert await testbed.outcomes() == {BELOW_DEPOSIT}
+
+
+@pytest.mark.parametrize(("scores", "outcome"), [(SCORED, USED), ((), BELOW_DEPOSIT)])
+def test_a_quorum_of_ledgers_must_pay_a_key(scores: tuple[tuple[bytes, float], ...], outcome: str) -> None:
+    """One validator cannot buy a place in the training data by a score of its own invention."""
+
+    async def scenario() -> None:
+        testbed = AttackedTrainer(quorum=2)
+        await testbed.deliver()
+        entries = [(FIRST, SCORED), (SECOND, scores)]
+        verdicts = {validator: testbed.verdict(validator) for validator, _ in entries}
+        records = [(who, testbed.summary(who, verdicts[who], scores=paid)) for who, paid in entries]
+        for validator, summary in records:
+            await testbed.seal(validator, summary)
+        for validator, summary in records:
+            await testbed.reveal(validator, summary, verdicts[validator])
+        await testbed.collect()
+        assert await testbed.outcomes() == {outcome}
+
+    simulate(scenario)
+
+
+def test_a_rejection_is_the_reason_where_there_is_one() -> None:
+    accepting, rejecting = verdict(judgement(0)), verdict(rejected(0), validator=bytes(32))
+    (decision,) = decide([rejecting], 1, 0, 1.0, set())
+    assert decision.reason == "wrong-sketch"
+    (decision,) = decide([accepting], 1, 1, 1.0, set())
+    assert (decision.reason, decision.pending) == ("", True)  # the other validator's ledger may pay the miner
+    (decision,) = decide([accepting], 1, 0, 1.0, {accepting.validator})
+    assert (decision.reason, decision.pending) == ("", False)
+
+
+def test_a_newcomer_is_trained_on_as_soon_as_it_has_worked_off_the_deposit() -> None:
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        network.amend(scoring=network.run.scoring.model_copy(update={"deposit": 6.0}))
+        async with run_nodes(network, miners=1):
+            await network.until_window(8)
+        miner = key("miner-1").public
+        used = {event["window"] for event in network.events("trainer/download", "collected") if event["used"]}
+        paid = {
+            entry.window for entry in await summaries(network, "validator-0", range(8)) if miner in dict(entry.scores)
+        }
+        assert 1 <= min(used) <= 2  # 4 groups a window
+        assert used <= paid
+        inbox = [item.path async for item in network.states["trainer"].list("outcomes/")]
+        assert min(paths.window_of(path.removeprefix("outcomes/")) for path in inbox) == 0  # it is logged why not
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 16, 64])
+def test_a_key_that_withholds_half_of_its_windows_is_never_trained_on(groups: int) -> None:
+    assert not worth(0.5, groups, SCORING, PROOF).used
+    assert worth(0.0, groups, SCORING, PROOF).used
+    assert largest_share(groups, SCORING, PROOF) < 0.5
+
+
+def test_the_bias_that_withholding_leaves_is_bounded() -> None:
+    shifts = [bias(largest_share(groups, SCORING, PROOF), groups) for groups in (1, 2, 3, 4, 8, 16, 64)]
+    assert max(shifts) < 0.42  # standard deviations of a group, with any number of keys
+    assert free_bias(1000) > 3.2  # where every key's groups are used
