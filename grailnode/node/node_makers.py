@@ -66,6 +66,16 @@ def make_canary(config: Config, name: str, telemetry: NodeTelemetry, *, repairin
     )
 
 
+def open_trainer_state(config: Config, name: str, canary: Node) -> ObjectStore:
+    """Return the state of the trainer of a canary, to note there what the collector needs.
+
+    Raises:
+        StateError: it cannot be used.
+    """
+    directory = state_directory(config, name) / "objects"
+    return WaitingState(StateStore(directory, canary.run_id, repairing=False), canary.telemetry)
+
+
 def make_spectator(config: Config) -> Node:
     """Return a node that only reads: its key is random and its state is in memory.
 

@@ -22,7 +22,7 @@ from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.node.canary import CanaryProducer
 from grailnode.node.disk_check import check_disk, follower_bytes
 from grailnode.node.metrics_server import serve_metrics
-from grailnode.node.node_makers import make_canary, make_node, make_spectator, read_key
+from grailnode.node.node_makers import make_canary, make_node, make_spectator, open_trainer_state, read_key
 from grailnode.node.outer_settings import coordinator_settings, site_settings
 from grailnode.node.process_kinds import TRAINER_KINDS, Kind
 from grailnode.node.seat import Seat, prepare_rank
@@ -313,7 +313,8 @@ async def _miner(node: Node, launch: Launch) -> None:
 async def _canary(node: Node, launch: Launch) -> None:
     config = launch.config
     task, compute = await join_run(node, config, f"{launch.name}-canary")
-    producer = partial(CanaryProducer, trainer=read_key(config, launch.name))
+    trainer_state = open_trainer_state(config, launch.name, node)
+    producer = partial(CanaryProducer, trainer=read_key(config, launch.name), trainer_state=trainer_state)
     await run_miner(node, task, compute, miner_settings(config), producer)
 
 

@@ -39,7 +39,9 @@ class CanaryFailure(Record):
     """A validator's wrong judgement on a canary's group. It reveals the canary's key, which cannot be used again.
 
     Attributes:
-        accepted: whether the validator accepted a false group; otherwise it rejected a true one.
+        accepted: whether the validator accepted the group.
+        about: 'verdict' if it accepted a false group or rejected a true one; 'logprobs' if it accepted a true one with
+            false log-probabilities.
     """
 
     kind: ClassVar[str] = "canary-failure"
@@ -47,6 +49,7 @@ class CanaryFailure(Record):
     canary: Key
     index: Index
     accepted: bool
+    about: Literal["verdict", "logprobs"]
 
 
 class ValidatorReport(PublishedRecord):

@@ -6,6 +6,7 @@
                                 miner has "-{n}" at its end, where n outcomes had been logged before it
     intents/{window}-{miner}    the collector's write-ahead log: what it has decided, until inbox and outcomes have it
     outcomes/{window}-{miner}   the collector's outcome log: what became of each judged group
+    canaries/{window}-{index}-{digest}  the log-probabilities of a true group, from the canary to the collector
     collector-progress          the oldest window for which verdicts may still come
     chain/...                   what the publisher has published (roles/trainer/publish/history.py)
 
@@ -27,8 +28,18 @@ OUTBOX = "outbox/"
 INBOX = "inbox/"
 INTENTS = "intents/"
 OUTCOMES = "outcomes/"
+CANARIES = "canaries/"
 COLLECTOR_PROGRESS = "collector-progress"
 PUBLISHED_WEIGHTS = "chain/weights/"
+
+
+def canary_path(window: int, index: int, digest: bytes) -> str:
+    """Return the path of the log-probabilities of a canary's true group.
+
+    Args:
+        digest: SHA-256 of its frame.
+    """
+    return f"{CANARIES}{window:010d}-{index}-{digest.hex()}"
 
 
 @dataclass(frozen=True)

@@ -293,7 +293,8 @@ def test_a_validator_that_accepts_everything_is_caught_by_a_canary_and_no_longer
         async def run_canary() -> None:
             node = replace(network.node("canary"), key=canary)
             settings = MinerSettings(groups=4, chunk=4, share=0.7, poll_seconds=0.2)
-            producer = partial(CanaryProducer, trainer=key("trainer"))
+            state = network.node("trainer").state
+            producer = partial(CanaryProducer, trainer=key("trainer"), trainer_state=state)
             await run_miner(node, network.task(node), network.compute, settings, producer)
 
         async with run_nodes(network, miners=1, canaries=1) as nursery:
@@ -303,6 +304,7 @@ def test_a_validator_that_accepts_everything_is_caught_by_a_canary_and_no_longer
         events = network.events("trainer/download", "canary-failure")
         assert events
         assert all(event["accepted"] and event["validator"] == key("validator-1").public.hex() for event in events)
+        assert {event["about"] for event in events} == {"verdict"}  # its log-probabilities are right
         reports = []
         async for item in network.store.list(paths.kind_prefix(key("trainer").public, "reports")):
             data = await network.store.get(item.path, ValidatorReport.max_bytes)

@@ -1,5 +1,6 @@
 """The validator monitor: who accepts false work of a canary, who rejects true work, and what the report contains."""
 
+import numpy as np
 import pytest
 
 from grailnode.store.memory import MemoryStore
@@ -9,6 +10,7 @@ from protocol.judging.verdict import Judgement
 from protocol.limits import MAX_GROUPS, MAX_KEYS
 from roles.ports import StoreError
 from roles.trainer.collect.validator_monitor import ValidatorMonitor
+from roles.trainer.spool import canary_path
 from tests.support.builders.chains import TRAINER, make_node, small_run, small_weights
 from tests.support.builders.samples import judgement, rejected, verdict
 from tests.support.simulation.network import BEGIN, Log
@@ -46,6 +48,31 @@ def test_the_failures_of_a_validator_in_a_canarys_window(
         assert [(event["index"], event["accepted"]) for event in log.named("canary-failure")] == failures
         accepted_false_work = any(accepted for _, accepted in failures)
         assert monitor.distrusted_validators == ({validator} if accepted_false_work else set())
+
+    simulated(scenario)()
+
+
+@pytest.mark.parametrize(("change", "is_false"), [(0.0, False), (0.004, False), (-0.7, True), (10.0, True)])
+def test_a_validator_with_false_log_probabilities_of_a_canary_is_distrusted(change: float, is_false: bool) -> None:
+    async def scenario() -> None:
+        log, state = Log("trainer"), MemoryStore()
+        run_id, run = small_run(digest_weights(small_weights(0)))
+        run = run.model_copy(update={"proof": run.proof.model_copy(update={"logprob_tolerance": 0.005})})
+        node = make_node(run_id, run, MemoryStore(), state, log, TRAINER, clock=TrioClock(BEGIN))
+        monitor = ValidatorMonitor(node, canaries=1)
+        truth = np.linspace(-3.0, -0.1, 5, dtype=np.float32)
+        said = judgement(0, logprobs=(truth + np.float32(change)).astype("<f4").tobytes())
+        await state.put(canary_path(WINDOW, 0, said.digest), truth.astype("<f4").tobytes())
+        canary_verdict = verdict(said, judgement(2), window=WINDOW, miner=CANARY)  # nothing is noted of group 2
+        await monitor.examine(WINDOW, CANARY, {canary_verdict.validator: canary_verdict})
+        assert monitor.distrusted_validators == ({canary_verdict.validator} if is_false else set())
+        report = monitor.report(WINDOW)
+        failures = report.canary_failures if report else ()
+        assert [(item.index, item.about) for item in failures] == ([(0, "logprobs")] if is_false else [])
+        await monitor.forget(WINDOW - 1)
+        assert [item.path async for item in state.list("canaries/")] == [canary_path(WINDOW, 0, said.digest)]
+        await monitor.forget(WINDOW)
+        assert not [item.path async for item in state.list("canaries/")]
 
     simulated(scenario)()
 

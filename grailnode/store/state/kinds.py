@@ -23,11 +23,12 @@ _CONTENTS: Final = {
     "outcomes/": "the record by which no group is trained on twice",
     "collector-progress": "the record by which no group is trained on twice",
     "outer/": "the rounds of sites that train together",
+    "canaries/": "the log-probabilities of a true group of this trainer's canary",
     "distrusted/": "the reason why a validator's verdicts do not count",
 }
 
-REMAKEABLE: Final = ("announcements/", "proof-of-work")
-"""Kinds that a node makes again by itself when one is missing or damaged."""
+REMAKEABLE: Final = ("announcements/", "proof-of-work", "canaries/")
+"""Kinds that a node makes again by itself, or works without, when one is missing or damaged."""
 
 
 def contents(path: str) -> str:

@@ -152,6 +152,7 @@ class Collector:
         report = self._monitor.report(window)
         if report is not None:
             tasks.start_soon(node.publish, paths.report(node.key.public, window), sign(report, node.key))
+        await self._monitor.forget(window)
         self._readers.pop(window).close(self._monitor.distrusted_validators)
         self._processed_verdicts = {key: count for key, count in self._processed_verdicts.items() if key[0] != window}
         self._outcome_log.release(window)

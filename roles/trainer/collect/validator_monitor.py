@@ -4,15 +4,18 @@ are published in a report.
 
 import itertools
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Literal
 
 from protocol import paths
 from protocol.judging.ledger import LedgerRow
 from protocol.judging.report import CanaryFailure, Disagreement, ValidatorReport, canary_key, is_false_group
 from protocol.judging.verdict import Judgement, Reason, Verdict
-from protocol.limits import MAX_GROUPS
+from protocol.limits import MAX_GROUPS, MAX_VERDICT_BYTES
 from roles.node.identity import Node
-from roles.trainer.collect.quorum import split_by_logprobs
+from roles.ports import NotFoundError
+from roles.trainer.collect.quorum import logprobs_agree, split_by_logprobs
+from roles.trainer.spool import CANARIES, canary_path
 
 DISTRUSTED = "distrusted/"  # {validator}: the verdict for which it is distrusted
 _MAX_REPORT_KEYS = 1 << 17  # of validators in a report's disagreements: 4 MiB of the 8 that a record may have
@@ -48,6 +51,7 @@ class ValidatorMonitor:
             if (canary, validator) in examined_verdicts:
                 continue
             failures = self._failures(window, validator, verdict)
+            failures += await self._logprob_failures(window, validator, verdict)
             if any(failure.accepted for failure in failures):
                 self.distrusted_validators.add(validator)
                 await self._node.state.put(DISTRUSTED + validator.hex(), verdict.to_bytes())
@@ -60,17 +64,35 @@ class ValidatorMonitor:
                     validator=validator.hex(),
                     index=failure.index,
                     accepted=failure.accepted,
+                    about=failure.about,
                     verdict=LedgerRow.of(verdict).verdict.hex(),
                 )
 
     def _failures(self, window: int, validator: bytes, verdict: Verdict) -> list[CanaryFailure]:
         false = {item.index for item in verdict.judgements if is_false_group(self._node.key, window, item.index)}
         return [
-            CanaryFailure(validator=validator, canary=verdict.miner, index=item.index, accepted=item.accepted)
+            _failure(validator, verdict.miner, item, "verdict")
             for item in verdict.judgements
             if (item.accepted if item.index in false else item.rejected)
             and not (false and item.reason in _JOINT_REASONS)  # a true group that was rejected with the false ones
         ]
+
+    async def _logprob_failures(self, window: int, validator: bytes, verdict: Verdict) -> list[CanaryFailure]:
+        """Return the true groups that a validator accepts with other log-probabilities than the canary computed."""
+        failures = []
+        for item in verdict.judgements:
+            if item.accepted and not is_false_group(self._node.key, window, item.index):
+                with suppress(NotFoundError):
+                    truth = await self._node.state.get(canary_path(window, item.index, item.digest), MAX_VERDICT_BYTES)
+                    if not logprobs_agree(truth, item.logprobs, self._node.run.proof.logprob_tolerance):
+                        failures.append(_failure(validator, verdict.miner, item, "logprobs"))
+        return failures
+
+    async def forget(self, window: int) -> None:
+        """Delete what the canary has noted on windows up to one, which has closed."""
+        async for item in self._node.state.list(CANARIES):
+            if paths.window_of(item.path.removeprefix(CANARIES)) <= window:
+                await self._node.state.delete(item.path)
 
     def compare(self, window: int, miner: bytes, verdicts: Mapping[bytes, Verdict]) -> None:
         """Note where the verdicts on a miner's window, by validator, contradict each other; once for each miner."""
@@ -147,3 +169,11 @@ class ValidatorMonitor:
             disagreements=tuple(reported_disagreements),
             canary_failures=tuple(reported_failures),
         )
+
+
+def _failure(
+    validator: bytes, canary: bytes, judgement: Judgement, about: Literal["verdict", "logprobs"]
+) -> CanaryFailure:
+    return CanaryFailure(
+        validator=validator, canary=canary, index=judgement.index, accepted=judgement.accepted, about=about
+    )

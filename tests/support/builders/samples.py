@@ -272,7 +272,9 @@ def report(**changes: Any) -> ValidatorReport:
         accepting=(VALIDATOR.public,),
         rejecting=(key("other validator").public,),
     )
-    canary_failure = CanaryFailure(validator=VALIDATOR.public, canary=key("canary").public, index=1, accepted=True)
+    canary_failure = CanaryFailure(
+        validator=VALIDATOR.public, canary=key("canary").public, index=1, accepted=True, about="verdict"
+    )
     fields: dict[str, Any] = {
         "run": RUN_ID,
         "window": 7,
