@@ -20,7 +20,7 @@ from grailnode.run import workspace
 from grailnode.run.creation import Choices
 from tests.support.simulation import small_policy
 
-CHOICES: Final = Choices(groups=4, group_size=4, max_tokens=4, seal_rounds=9, verdict_rounds=16)
+CHOICES: Final = Choices(groups=4, group_size=4, max_tokens=4, seal_rounds=9, verdict_rounds=16, deposit=0.0)
 PACE: Final = workspace.Pace(
     period_ms=150,
     groups_per_step=2,

@@ -112,7 +112,7 @@ def create_run(root: Path, rounds: int) -> LocalRun:
     """Create a run whose windows have `rounds` seconds."""
     choices = creation.Choices(
         name="load", groups=GROUPS, rounds=rounds, commit_rounds=rounds - 4, audit_rounds=rounds - 3,
-        seal_rounds=2 * rounds, verdict_rounds=3 * rounds,
+        seal_rounds=2 * rounds, verdict_rounds=3 * rounds, deposit=0.0,
     )  # fmt: skip
     chain = BEACON.chain(PERIOD_MS, int(time.time() * 1000) + 12_000)
     authority = creation.first_authority(

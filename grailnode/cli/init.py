@@ -61,6 +61,11 @@ _WORK_BITS = 20  # the price of a miner's key of an open run: about a million ha
 @click.option("--group-size", type=click.IntRange(2, MAX_GROUP_SIZE), help="Rollouts of a prompt. Default: 8.")
 @click.option("--groups", type=click.IntRange(1, MAX_GROUPS), help="Most groups of a miner in a window. Default: 16.")
 @click.option(
+    "--deposit",
+    type=click.FloatRange(0, 1e9),
+    help="Groups that a key must have delivered before it earns and is trained on. Default: 32.",
+)
+@click.option(
     "--proof",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Thresholds that `grailnode calibrate` measured. Default: proof.json in the policy's directory.",

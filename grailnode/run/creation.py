@@ -66,6 +66,7 @@ class Choices:
     lead: int = 1
     max_lag: int = 2
     sites: int = 0
+    deposit: float = 32.0
     validators: int = 1
     remote_validators: tuple[bytes, ...] = ()
     quorum: int = 1
@@ -106,7 +107,7 @@ SCORING = ScoringSpec(
     penalty=10.0,
     shortfall=1.0,
     miss_price=1.0,
-    deposit=32.0,
+    deposit=Choices.deposit,
     cap=1.0,
     windows=100,
     half_life=50.0,
@@ -180,7 +181,7 @@ def draft_manifest(
         ),
         beacon=beacon,
         proof=proof.thresholds.model_copy(update=audit),
-        scoring=SCORING,
+        scoring=SCORING.model_copy(update={"deposit": choices.deposit}),
         head_ttl=choices.head_ttl,
     )
 

@@ -76,6 +76,7 @@ class InitOptions:
     pass_at: int | None
     group_size: int | None
     groups: int | None
+    deposit: float | None
     proof: Path | None
     bucket: str | None
     provider: Provider
@@ -241,6 +242,7 @@ def _choices(options: InitOptions, rules: RulesSection, chain: ChainInfo | None)
         pass_at=rules.pass_at,
         group_size=rules.group_size,
         groups=rules.groups,
+        deposit=rules.deposit,
         roots=options.roots,
         root_threshold=threshold,
         sites=options.trainers if options.trainers > 1 else 0,

@@ -47,6 +47,7 @@ class RulesSection(Section):
     pass_at: Annotated[int, Field(ge=1)] = 1
     group_size: Annotated[int, Field(ge=2, le=MAX_GROUP_SIZE)] = 8
     groups: Annotated[int, Field(ge=1, le=MAX_GROUPS)] = 16
+    deposit: Annotated[float, Field(ge=0, le=1e9)] = 32.0
 
     @model_validator(mode="after")
     def _check_together(self) -> "RulesSection":

@@ -38,7 +38,9 @@ def network(tmp_path: Path) -> Iterator[NetworkOfProcesses]:
     data = tmp_path / "my tasks.jsonl"
     data.write_text("\n".join(map(json.dumps, tasks)))
     write_speaking_policy(tmp_path / "policy", [RIGHT, HALF, HOSTILE])
-    choices = Choices(environment=f"code-{OWN}", data=data, max_tokens=1, group_size=4, groups=2, rounds=20)
+    choices = Choices(
+        environment=f"code-{OWN}", data=data, max_tokens=1, group_size=4, groups=2, rounds=20, deposit=0.0
+    )
     choices = Choices(
         **{**choices.__dict__, "commit_rounds": 14, "audit_rounds": 16, "seal_rounds": 40, "verdict_rounds": 60}
     )

@@ -18,7 +18,7 @@ from tests.support.processes.command_line import run_command
 from tests.support.processes.programs import eventually
 from tests.support.processes.separate_buckets import Machines, serving_buckets
 
-CHOICES = Choices(group_size=4, groups=4)
+CHOICES = Choices(group_size=4, groups=4, deposit=0.0)
 PACE = workspace.Pace(period_ms=500, groups_per_step=4, groups=4, evaluate=False, anchor_interval=3)
 ROLES = {"trainer": "trainer", "validator": "validator", "miner-1": "miner"}
 SETTINGS = """

@@ -92,7 +92,7 @@ def test_init_signs_the_rules_and_writes_the_other_sections(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[rules]\ngroupsize = 4\n", "unknown key rules.groupsize; known here: chat, environment, evaluation_problems"),
+        ("[rules]\ngroupsize = 4\n", "unknown key rules.groupsize; known here: chat, deposit, environment"),
         ("[store]\n", "unknown key store"),
         ("[rules]\ntemperature = 0\n", "rules.temperature"),
         ('[trainer]\nschedule = "linear"\n', "needs training_steps above warmup_steps = 10"),

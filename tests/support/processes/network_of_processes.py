@@ -9,7 +9,7 @@ from grailnode.run import workspace
 from grailnode.run.creation import Choices
 from tests.support.processes.programs import Program, eventually, members
 
-CHOICES = Choices(group_size=8, groups=6, evaluation_problems=16)
+CHOICES = Choices(group_size=8, groups=6, evaluation_problems=16, deposit=0.0)
 PACE = workspace.Pace(period_ms=250, groups_per_step=4, groups=6, anchor_interval=5)
 
 

@@ -77,8 +77,8 @@ BEACON_KEY = LocalKey.from_seed(b"simulated beacon")
 def draft(choices: creation.Choices, validators: Sequence[str], policy: Path = PACKAGED_POLICY) -> RunManifest:
     """Return the manifest of a simulated run."""
     chat = ChatTemplate.read(policy).chat(choices.system_prompt, ()) if choices.chat else None
-    manifest = creation.draft_manifest(
-        choices,
+    return creation.draft_manifest(
+        replace(choices, deposit=0.0),  # a network of a few windows has no time to work off a deposit
         policy,
         BEACON_KEY.chain(PERIOD_MS, int(BEGIN * 1000) + 1000),
         creation.first_authority(
@@ -90,8 +90,6 @@ def draft(choices: creation.Choices, validators: Sequence[str], policy: Path = P
         small_policy.proof(policy),
         chat,
     )
-    # a network of a few windows has no time to work off a deposit
-    return manifest.model_copy(update={"scoring": manifest.scoring.model_copy(update={"deposit": 0.0})})
 
 
 class Network:
