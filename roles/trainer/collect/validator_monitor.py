@@ -90,9 +90,10 @@ class ValidatorMonitor:
 
     async def forget(self, window: int) -> None:
         """Delete what the canary has noted on windows up to one, which has closed."""
-        async for item in self._node.state.list(CANARIES):
-            if paths.window_of(item.path.removeprefix(CANARIES)) <= window:
-                await self._node.state.delete(item.path)
+        noted_paths = [item.path async for item in self._node.state.list(CANARIES)]
+        for path in noted_paths:
+            if paths.window_of(path.removeprefix(CANARIES)) <= window:
+                await self._node.state.delete(path)
 
     def compare(self, window: int, miner: bytes, verdicts: Mapping[bytes, Verdict]) -> None:
         """Note where the verdicts on a miner's window, by validator, contradict each other; once for each miner."""
