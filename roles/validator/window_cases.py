@@ -23,6 +23,7 @@ from roles.records import fetch_record
 
 _AT_ONCE = 256  # commitments that are being read
 _READING, _TRY, _SILENCE = 0.9, 0.25, 0.5  # shares of the time until the second round: to read, for a try, to be blamed
+_FEWEST_SECONDS = 0.5  # for a try
 _PAUSES = 16  # in that time, one between two tries
 _PROBES = 2  # of storage that has answered, before miners are blamed whose storage has not
 _COMMITMENT_BYTES = 256  # of a commitment for each group of the run's quota: several times what a group takes
@@ -234,14 +235,15 @@ class _CommitmentReader:
 
     async def _fetch(self, miner: bytes) -> Case:
         path, pledge = paths.commitment(miner, self._window), self._pledges[miner]
-        with trio.move_on_after(_TRY * self._seconds):
+        patience = max(_FEWEST_SECONDS, _TRY * self._seconds)
+        with trio.move_on_after(patience):
             signed = await fetch_record(self._node, Commitment, path, _COMMITMENT_BYTES * self._node.run.groups)
             if not signed.record.groups:
                 raise MalformedError("has no groups", path)
             if signed.record.version != pledge.version:
                 raise MalformedError(f"of version {signed.record.version}, where {pledge.version} was pledged", path)
             return Case(signed, pledge.groups, self._node.time.now(), pledge.was_allowed)
-        raise StoreError(f"{path}: no answer within {_TRY * self._seconds:g} s")
+        raise StoreError(f"{path}: no answer within {patience:g} s")
 
     async def _read(self, miner: bytes) -> None:
         is_first = miner not in self._silent
