@@ -91,6 +91,21 @@ async def test_a_trainer_alone_has_no_rounds_to_repair() -> None:
 
 
 @simulated
+async def test_a_site_with_an_old_backup_signs_no_second_contribution() -> None:
+    testbed = OuterTestbed(2)
+    await stopped_after(testbed, 2)
+    handle = testbed.handles["site-1"]
+    backup = await without(handle.state, "nothing")
+    await stopped_after(testbed, 4)  # both have signed contributions to round 5
+    handle.state = backup
+    after = await stopped_after(testbed, 7)
+    assert testbed.store.rewritten == []
+    assert not testbed.coordinator_log.named("alarm")
+    assert len(after[-1].counted) == 2
+    assert testbed.applied("site-0").items() <= testbed.applied("site-1").items()
+
+
+@simulated
 async def test_a_site_without_its_own_state_signs_no_second_contribution_and_takes_part_again() -> None:
     testbed = OuterTestbed(2)
     await stopped_after(testbed, 3)  # both have signed contributions to round 4

@@ -77,7 +77,7 @@ class Site:
         self._record: SiteRecord | None = None
         self._opening: Signed[RoundManifest] | None = None  # opens the present round
         self._shared: SharedState | None = None  # with which it begins
-        self._has_forgotten = False  # whether a lost state of this site may have signed for the present round
+        self._may_have_signed = True  # for the present round, with a state that was lost or set back since
 
     @property
     def shared(self) -> SharedState | None:
@@ -105,7 +105,6 @@ class Site:
             data = await state.get(round_files.SITE, SiteRecord.max_bytes)
         except NotFoundError:
             await self._adopt_state(None)
-            self._has_forgotten = True
         else:
             record = SiteRecord.from_bytes(data)
             opening = await round_files.get_manifest(self._node, record.trainer, record.number)
@@ -175,9 +174,9 @@ class Site:
         if node.key.public not in opening.workers:
             return
         prepared = await self._prepared()
-        if prepared is None and not (self._has_forgotten and await self._has_signed(opening.number + 1)):
+        if prepared is None and not (self._may_have_signed and await self._has_signed(opening.number + 1)):
             prepared = await self._prepare()
-            self._has_forgotten = self._has_forgotten and prepared is None
+            self._may_have_signed = self._may_have_signed and prepared is None
         if prepared is None:
             node.telemetry.event("nothing-to-contribute", number=opening.number + 1)
             return
