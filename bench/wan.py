@@ -188,7 +188,11 @@ def running(*command: str, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def open_links(
-    stack: ExitStack, namespaces: NamespaceNetwork, directory: Path, link: tuple[float, float, float]
+    stack: ExitStack,
+    namespaces: NamespaceNetwork,
+    directory: Path,
+    link: tuple[float, float, float],
+    machines: Sequence[str] = tuple(ROLES),
 ) -> list["subprocess.Popen[bytes]"]:
     """Make the buckets below a directory and start their servers at the hub and a fault proxy on each machine.
 
@@ -197,12 +201,13 @@ def open_links(
         namespaces: the machines.
         directory: parent of the buckets and of the logs.
         link: rate in Mbit/s, seconds of a round trip, and share of requests that get a fault.
+        machines: their names.
 
     Returns:
         The processes of the proxies.
     """
     rate, latency, share = link
-    make_buckets(directory / "buckets", ROLES)
+    make_buckets(directory / "buckets", machines)
     servers = [
         stack.enter_context(serving(directory / "buckets", *options, address=HUB, within=namespaces.command_prefix()))
         for options in (AUTH_OPTIONS, PUBLIC_WITHOUT_ETAGS)
@@ -218,11 +223,11 @@ def open_links(
     ]
     for port, server in zip(PROXY_PORTS, servers, strict=True):
         proxy += ["--port", f"{port}={server.removeprefix('http://')}"]
-    for name in ROLES:
+    for name in machines:
         namespaces.limit(name, rate)
     return [
         stack.enter_context(running(*namespaces.command_prefix(name), *proxy, log=directory / f"{name}.proxy"))
-        for name in ROLES
+        for name in machines
     ]
 
 
