@@ -89,7 +89,19 @@ def learning(
                 cells.setdefault((steps, method), []).extend(results.of([trial]))
     _print_sweep(results, local_steps, methods, policy)
     table = Table(title=f"{rounds} rounds, four sites, policy {policy}; mean and 95% interval over seeds")
-    for title in ("H", "method", "rate", "seeds", "end", "minus DiLoCo", "area", "bytes a round", "DiLoCo's", "holds"):
+    for title in (
+        "H",
+        "method",
+        "rate",
+        "seeds",
+        "end",
+        "minus DiLoCo",
+        "area",
+        "sent",
+        "bytes a round",
+        "of DiLoCo",
+        "holds",
+    ):
         table.add_column(title, justify="right")
     for steps in sorted(local_steps):
         base = cells.get((steps, "diloco"), [])
@@ -118,10 +130,11 @@ def _print_sweep(results: Results, local_steps: Sequence[int], methods: Sequence
 
 def _row(method: str, own: Sequence[Outcome], base: Sequence[Outcome]) -> list[str]:
     size = fmean(fmean(outcome.payload_bytes) for outcome in own)
+    sent = f"{fmean(fmean(outcome.sent) for outcome in own):.1%}"
     cells = [interval([outcome.end for outcome in own])]
     gaps = differences(own, base)
     if method == "diloco" or not gaps:
-        return [*cells, "", interval([outcome.area for outcome in own]), f"{size:.0f}", "1x", ""]
+        return [*cells, "", interval([outcome.area for outcome in own]), sent, f"{size:.0f}", "1x", ""]
     ratio = fmean(fmean(outcome.payload_bytes) for outcome in base) / size
     holds = ""
     if method in ("exact", "grid") and len(base) > 1:
@@ -130,4 +143,4 @@ def _row(method: str, own: Sequence[Outcome], base: Sequence[Outcome]) -> list[s
     elif method.startswith("sparse"):
         holds = f"{'yes' if fmean(gaps) >= -0.03 else 'no'} (0.03)"
     area = interval([outcome.area for outcome in own])
-    return [*cells, interval(gaps), area, f"{size:.0f}", f"{ratio:.3g}x", holds]
+    return [*cells, interval(gaps), area, sent, f"{size:.0f}", f"{ratio:.3g}x", holds]
