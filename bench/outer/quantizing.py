@@ -33,9 +33,14 @@ def requantized(
 
 
 def _levels(update: Tensor, chosen: Tensor, bits: int) -> Tensor:
-    """Return each value as the mean of its level (docs/spec/pseudogradient.md, section 6, with 2^bits levels)."""
+    """Return each value as the mean of its level (docs/spec/pseudogradient.md, section 6, with 2^bits levels).
+
+    With 1 bit the formula would put most negative values into the upper level; there, the mean divides the levels.
+    """
     values, count = update[chosen], 1 << bits
     level = torch.round(count * (update - values.mean()) / (6 * values.std() + 1e-30)) + count // 2
+    if bits == 1:
+        level = (update > values.mean()).to(update.dtype)
     level = level.clamp(0, count - 1).to(torch.int64)
     sums = torch.zeros(count).scatter_add_(0, level[chosen], values)
     numbers = torch.zeros(count).scatter_add_(0, level[chosen], torch.ones_like(values))
