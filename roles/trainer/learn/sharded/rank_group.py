@@ -61,6 +61,10 @@ class RankGroup:
         dist.all_gather(everyone, own, group=self.steps)
         return math.fsum(torch.cat(everyone).tolist())
 
+    def wait(self) -> None:
+        """Return when all ranks have called this."""
+        self.add([0.0])
+
     def rows(self, rank: int, rows: int) -> slice:
         """Return which of a tensor's rows a rank has."""
         share = -(-rows // self.count)

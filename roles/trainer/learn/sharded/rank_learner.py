@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from roles.trainer.learn.learner import Gradients, Learner, LearnerSettings, Pass, PassSums
+from roles.trainer.learn.learner import Gradients, Learner, LearnerSettings, Pass, PassSums, StepReport
 from roles.trainer.learn.optimizer import MASTER, AdamW
 from roles.trainer.learn.sharded.rank_group import RankGroup
 from roles.trainer.learn.sharded.sharded_weights import LayeredModel, ShardedWeights
@@ -55,6 +55,16 @@ class RankLearner(Learner):
         figures = super().gradients(groups).figures
         return Gradients(self._sharded.gradients(), figures)
 
+    def update(self, gradients: Gradients) -> StepReport:
+        """Change the masters and moments of all ranks.
+
+        Raises:
+            ValueError: a gradient is not finite, on every rank; nothing has changed.
+        """
+        report = super().update(gradients)
+        self.group.wait()  # rank 0 may read the others' rows next
+        return report
+
     def _weights(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
         return self._sharded, {}
 
@@ -87,15 +97,17 @@ class RankLearner(Learner):
         own = own.to(torch.bfloat16) if view else own
         return self.group.gather(own.cpu().contiguous(), self.shapes[name][0])
 
-    def scatter(self, name: str, whole: Tensor | None, steps: int) -> None:
-        """Take over this rank's rows of a master, a moment or a weight of the reference policy.
+    def scatter(self, names: Sequence[str], whole: Mapping[str, Tensor] | None, steps: int) -> None:
+        """Take over this rank's rows of masters, moments and weights of the reference policy.
 
         Args:
-            whole: the tensor on rank 0, of the dtype of the rows; None on the others.
-            steps: the optimizer steps of the state of which it is a part.
+            whole: the tensors on rank 0, each of the shape and dtype of the whole tensor; None on the others.
+            steps: the optimizer steps of the state of which they are a part.
         """
-        self.group.scatter(whole, self._tensors[name])
+        for name in names:
+            self.group.scatter(None if whole is None else whole[name].contiguous(), self._tensors[name])
         self._optimizer.steps = steps
+        self.group.wait()
 
     def dtype_of(self, name: str) -> torch.dtype:
         """Return the dtype of a tensor."""
@@ -103,8 +115,7 @@ class RankLearner(Learner):
 
     def take_genesis(self, weights: Mapping[str, Tensor] | None) -> None:
         """Begin with these weights, which rank 0 has; the others give None."""
-        for name in self._tensors:
+        for name, own in self._tensors.items():
             kind, _, weight = name.partition("/")
             if kind + "/" in (MASTER, REFERENCE):
-                whole = None if weights is None else weights[weight].to(self.dtype_of(name)).contiguous()
-                self.scatter(name, whole, 0)
+                self.scatter([name], None if weights is None else {name: weights[weight].to(own.dtype)}, 0)

@@ -97,8 +97,7 @@ class ShardedLearner:
             ):
                 raise ValueError("a saved state of another model")
         self._tell(_Restore(tuple(state), steps))
-        for name, tensor in state.items():
-            learner.scatter(name, tensor.contiguous(), steps)
+        learner.scatter(tuple(state), state, steps)
 
     def _read(self, name: str, *, view: bool) -> Tensor:
         group = self._learner.group
@@ -133,8 +132,7 @@ def follow_steps(learner: RankLearner) -> None:
                     learner.update(gradients)
                 gradients = None
             case _Restore(names, steps):
-                for name in names:
-                    learner.scatter(name, None, steps)
+                learner.scatter(names, None, steps)
 
 
 def follow_reads(learner: RankLearner) -> None:
