@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 from protocol.judging.ledger import LedgerRow, Summary, balances, shares
 from protocol.run import ProofSpec, ScoringSpec
@@ -75,9 +76,9 @@ def _balance(withheld: float, groups: int, scoring: ScoringSpec, proof: ProofSpe
 def _row(groups: int, *, is_shown: bool) -> LedgerRow:
     if not is_shown:
         return LedgerRow.undelivered(_MINER, groups)
-    counts = dict.fromkeys(("tokens", "positions", "sketch_misses", "margin_misses", "rejected"), 0)
-    shown = dict.fromkeys(("pledged", "submitted", "audited", "accepted"), groups)
-    return LedgerRow.model_construct(miner=_MINER, verdict=bytes(32), **counts, **shown)
+    fields: dict[str, Any] = dict.fromkeys(("tokens", "positions", "sketch_misses", "margin_misses", "rejected"), 0)
+    fields |= dict.fromkeys(("pledged", "submitted", "audited", "accepted"), groups)
+    return LedgerRow.model_construct(miner=_MINER, verdict=bytes(32), **fields)
 
 
 def _summary(window: int, row: LedgerRow) -> Summary:
