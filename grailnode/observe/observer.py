@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from grailnode.observe.round_summaries import RoundReader
+from grailnode.observe.round_history import RoundHistory
 from grailnode.observe.state import MinerRow, NetworkState, NodeRow, StratumRow, VersionRow, WindowRow
 from protocol import paths
 from protocol.chain.manifest import Head, Manifest
@@ -83,7 +83,7 @@ class Observer:
         self._summaries: dict[tuple[int, bytes], Summary] = {}
         self._last_report: dict[bytes, str] = {}
         self._names: dict[bytes, str] = {}
-        self._rounds = RoundReader(node)
+        self._rounds = RoundHistory(node)
         self._alarms: list[str] = []
         self._storage_alarm = ""  # why storage could not be read at the last refresh
 

@@ -29,7 +29,7 @@ class _SiteCounts:
     payload_bytes: int = 0
 
 
-class RoundReader:
+class RoundHistory:
     """The rounds of one run: at each `refresh` those that are new, the newest 64 at most."""
 
     def __init__(self, node: Node) -> None:
