@@ -10,6 +10,7 @@ from protocol.run import RunManifest
 from roles.trainer.outer.coordinator import CoordinatorSettings
 from roles.trainer.outer.site import SiteSettings
 
+_POLLS: Final = 40
 _METHODS: Final[Mapping[OuterMethod, Method]] = {
     "pulseloco": PULSELOCO_GRID,
     "pulseloco-exact": PULSELOCO_EXACT,
@@ -33,8 +34,16 @@ def coordinator_settings(config: Config, run: RunManifest) -> CoordinatorSetting
         beacon_rounds=section.round_windows * run.schedule.rounds,
         payload_seconds=section.payload_seconds,
         state_interval=section.state_interval,
-        poll_seconds=config.trainer.poll_seconds,
+        poll_seconds=_poll_seconds(config, section, run),
     )
+
+
+def _poll_seconds(config: Config, section: OuterSection, run: RunManifest) -> float:
+    """Return how often storage is asked for contributions and manifests: some dozens of times in a round, since each
+    question may cost money.
+    """
+    round_seconds = section.round_windows * run.schedule.rounds * run.beacon.period_ms / 1000
+    return max(config.trainer.poll_seconds, round_seconds / _POLLS)
 
 
 def _round_rules(section: OuterSection) -> RoundRules:
@@ -55,7 +64,7 @@ def _round_rules(section: OuterSection) -> RoundRules:
     )
 
 
-def site_settings(config: Config) -> SiteSettings:
+def site_settings(config: Config, run: RunManifest) -> SiteSettings:
     """Return a site's settings: those of a run.toml without [trainer.outer] are the defaults."""
     trainer = config.trainer
     section = trainer.outer or OuterSection()
@@ -63,5 +72,5 @@ def site_settings(config: Config) -> SiteSettings:
         groups_per_step=trainer.groups_per_step,
         max_staleness=trainer.max_staleness,
         upload_seconds=section.upload_seconds,
-        poll_seconds=trainer.poll_seconds,
+        poll_seconds=_poll_seconds(config, section, run),
     )

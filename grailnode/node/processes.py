@@ -298,7 +298,7 @@ async def _site(node: Node, launch: Launch) -> None:
     directory = policy_directory(config)
     compute = _compute(Policy.load(directory), config, recompute=config.trainer.recompute)
     settings = trainer_settings(config, node.run.sampling.params())
-    await run_worker(node, partial(load_weights, directory), compute, settings, site_settings(config))
+    await run_worker(node, partial(load_weights, directory), compute, settings, site_settings(config, node.run))
 
 
 async def _download(node: Node, launch: Launch) -> None:

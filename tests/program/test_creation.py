@@ -156,7 +156,9 @@ class TestSites:
         assert settings.beacon_rounds == 2 * rules(tmp_path).schedule.rounds
         assert settings.rules.values == "grid"
         assert (settings.rules.local_steps, settings.rules.quorum) == (4, 1)
-        assert site_settings(config).upload_seconds == 4.0  # a fifth of a round
+        site = site_settings(config, rules(tmp_path))
+        assert site.upload_seconds == 4.0  # a fifth of a round
+        assert settings.poll_seconds == site.poll_seconds == 0.5  # a fortieth
 
     def test_a_recipe_may_set_their_rules(self, tmp_path: Path):
         recipe = tmp_path / "recipe.toml"
