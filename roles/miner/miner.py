@@ -112,14 +112,14 @@ class Miner:
     async def _mine(self, window: int) -> None:
         """Deliver the pledged groups of a window, then pledge those of the next ones.
 
-        Validators ignore a pledge of which nothing was delivered until it is announced anew. The next pledge is made at
-        the deadline: after the versions that were published by then, and before anybody reads it.
+        Validators ignore a pledge of which nothing was delivered until it is announced anew. A miner that has delivered
+        early waits for half of the time to the deadline, for newer versions, and pledges long before anybody reads it.
         """
         if not await self._fulfil_pledge(window, self._pledged_groups):
             self._renewal_time = -math.inf
         run = self._node.run
-        seconds_left = run.deadline_time(window) - self._node.clock.now()
-        await trio.sleep(max(0.0, min(seconds_left, run.deadline_time(0) - run.opening_time(0))))
+        half = (run.deadline_time(0) - run.opening_time(0)) / 2.0
+        await trio.sleep(max(0.0, min(half, run.opening_time(window) + half - self._node.clock.now())))
         await self._pledge_next(window)
 
     async def _pledge_next(self, window: int) -> None:
