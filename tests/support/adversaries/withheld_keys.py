@@ -76,9 +76,25 @@ def _balance(withheld: float, groups: int, scoring: ScoringSpec, proof: ProofSpe
 def _row(groups: int, *, is_shown: bool) -> LedgerRow:
     if not is_shown:
         return LedgerRow.undelivered(_MINER, groups)
+<<<<<<< HEAD
     fields: dict[str, Any] = dict.fromkeys(("tokens", "positions", "sketch_misses", "margin_misses", "rejected"), 0)
     fields |= dict.fromkeys(("pledged", "submitted", "audited", "accepted"), groups)
     return LedgerRow.model_construct(miner=_MINER, verdict=bytes(32), **fields)
+=======
+    return LedgerRow.model_construct(
+        miner=_MINER,
+        verdict=bytes(32),
+        pledged=groups,
+        submitted=groups,
+        audited=groups,
+        accepted=groups,
+        rejected=0,
+        tokens=0,
+        positions=0,
+        sketch_misses=0,
+        margin_misses=0,
+    )
+>>>>>>> 31c3c50 (Name the fields of a row for the type checker)
 
 
 def _summary(window: int, row: LedgerRow) -> Summary:
