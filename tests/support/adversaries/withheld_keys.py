@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
 from protocol.judging.ledger import LedgerRow, Summary, balances, shares
 from protocol.run import ProofSpec, ScoringSpec
@@ -76,11 +75,6 @@ def _balance(withheld: float, groups: int, scoring: ScoringSpec, proof: ProofSpe
 def _row(groups: int, *, is_shown: bool) -> LedgerRow:
     if not is_shown:
         return LedgerRow.undelivered(_MINER, groups)
-<<<<<<< HEAD
-    fields: dict[str, Any] = dict.fromkeys(("tokens", "positions", "sketch_misses", "margin_misses", "rejected"), 0)
-    fields |= dict.fromkeys(("pledged", "submitted", "audited", "accepted"), groups)
-    return LedgerRow.model_construct(miner=_MINER, verdict=bytes(32), **fields)
-=======
     return LedgerRow.model_construct(
         miner=_MINER,
         verdict=bytes(32),
@@ -94,7 +88,6 @@ def _row(groups: int, *, is_shown: bool) -> LedgerRow:
         sketch_misses=0,
         margin_misses=0,
     )
->>>>>>> 31c3c50 (Name the fields of a row for the type checker)
 
 
 def _summary(window: int, row: LedgerRow) -> Summary:
