@@ -19,8 +19,8 @@ _FIRST: Final = "first_moment/"
 _SECOND: Final = "second_moment/"
 MASTER: Final = "master/"
 _STEPS: Final = "steps"
-_NORM_BLOCK: Final = 1 << 20
-"""Elements of a gradient that are widened to float64 at a time."""
+_BLOCK: Final = 1 << 20
+"""Elements of a tensor that are computed at a time, so that no copy is as large as the largest tensor."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,9 @@ class AdamW:
         self._settings = settings
         self._add_over_ranks = add_over_ranks
         self.steps = 0
-        copies = {name: tensor.detach().to(device, torch.float32, copy=True) for name, tensor in weights.items()}
+        copies = {
+            name: tensor.detach().to(device, torch.float32, copy=True).contiguous() for name, tensor in weights.items()
+        }
         self._masters = copies if masters is None else dict(masters)
         self._first = {name: torch.zeros_like(master) for name, master in self._masters.items()}
         self._second = {name: torch.zeros_like(master) for name, master in self._masters.items()}
@@ -87,7 +89,7 @@ class AdamW:
     def step(self, gradients: Mapping[str, Tensor]) -> float:
         """Update the masters with gradients by name, and return the gradients' L2 norm before clipping.
 
-        Gradients of a lower precision are widened to float32 one after the other.
+        Gradients of a lower precision are widened to float32 a block at a time.
 
         Raises:
             ValueError: a gradient is missing, or the norm is not finite; nothing has changed.
@@ -103,13 +105,15 @@ class AdamW:
         scale = min(1.0, s.max_grad_norm / norm) if norm > 0 else 1.0
         rate = s.learning_rate * s.schedule.share(self.steps)
         correction1, correction2 = 1 - s.beta1**self.steps, 1 - s.beta2**self.steps
-        for name, theta in self._masters.items():
-            g = gradients[name].to(torch.float32) * scale
-            m = self._first[name].mul_(s.beta1).add_(g, alpha=1 - s.beta1)
-            v = self._second[name].mul_(s.beta2).addcmul_(g, g, value=1 - s.beta2)
-            del g
-            denominator = (v / correction2).sqrt_().add_(s.epsilon)
-            theta.mul_(1 - rate * s.weight_decay).addcdiv_(m, denominator, value=-rate / correction1)
+        for name, master in self._masters.items():
+            tensors = master, self._first[name], self._second[name], gradients[name].contiguous()
+            blocks = (tensor.view(-1).split(_BLOCK) for tensor in tensors)  # type: ignore[no-untyped-call]
+            for theta, m, v, gradient in zip(*blocks, strict=True):
+                g = gradient.to(torch.float32) * scale
+                m.mul_(s.beta1).add_(g, alpha=1 - s.beta1)
+                v.mul_(s.beta2).addcmul_(g, g, value=1 - s.beta2)
+                denominator = (v / correction2).sqrt_().add_(s.epsilon)
+                theta.mul_(1 - rate * s.weight_decay).addcdiv_(m, denominator, value=-rate / correction1)
         return norm
 
     def bf16_view(self, names: Collection[str] | None = None) -> dict[str, Tensor]:
@@ -162,7 +166,7 @@ def _sum_of_squares(gradient: Tensor) -> Tensor:
     sum but where it is within about 1e-15 of a rounding boundary. So ranks with parts of a gradient agree with one that
     has all of it.
     """
-    blocks = gradient.reshape(-1).split(_NORM_BLOCK)  # type: ignore[no-untyped-call]
+    blocks = gradient.reshape(-1).split(_BLOCK)  # type: ignore[no-untyped-call]
     return torch.stack([block.to(torch.float64).square_().sum() for block in blocks]).sum()
 
 
