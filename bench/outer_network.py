@@ -1,0 +1,190 @@
+"""Five sites with buckets of their own over slow links: `python -m bench.outer_network --rate 10`.
+
+Trainer, sites, a validator and two miners run as `grailnode --role ...`, each in a network namespace with a limited
+link (bench/namespaces.py), and write to buckets of their own on a real S3 server (rclone). Four sites train from the
+beginning. One of them has a tenth of the others' rate, one is killed with SIGKILL after a quarter of the rounds and
+starts again after half of them, and a fifth one starts then.
+
+The command prints the length of the rounds; for each site its contributions that counted, the median seconds from the
+opening of a round to its contribution and from the end of a round until it has applied it, and the bytes on its link;
+and what the followers noticed. It exits with 1 if two sites applied different states, or if a group was rejected. It
+needs root on Linux, `ip`, `tc` and rclone (the `test` extra), and takes about 12 seconds a round.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from bench.namespaces import NamespaceNetwork
+from bench.soak import TIMEOUTS
+from bench.wan import PROXY_PORTS, open_links
+from grailnode.run import workspace
+from grailnode.run.creation import Choices
+from protocol import paths
+from tests.support.processes.programs import eventually
+from tests.support.processes.separate_buckets import MEETING_BUCKET, Machines
+
+SITES: Final = tuple(f"worker-{number}" for number in range(1, 6))
+KILLED, SLOW, LATE = SITES[1], SITES[2], SITES[4]
+FOLLOWERS: Final = ("validator", "miner-1", "miner-2")
+ROLES: Final = {
+    "trainer": "trainer",
+    **dict.fromkeys(SITES, "worker"),
+    "validator": "validator",
+    "miner-1": "miner",
+    "miner-2": "miner",
+}
+_CHOICES: Final = Choices(sites=len(SITES), evaluation_problems=16)
+_WINDOW_SECONDS: Final = 5.0
+_SETTINGS: Final = """
+[engine]
+threads = 1
+
+[trainer]
+groups_per_step = 2
+learning_rate = 2e-6
+anchor_interval = 10
+poll_seconds = 0.5
+
+[trainer.outer]
+local_steps = 4
+quorum = 2
+round_windows = 2
+upload_seconds = 3.0
+
+[validator]
+evaluate = false
+"""
+
+
+class SiteNetwork:
+    """The nodes at work, and what their logs say."""
+
+    def __init__(self, machines: Machines) -> None:
+        self.machines = machines
+
+    def events(self, name: str, event: str) -> list[dict[str, Any]]:
+        """Return the events of a node."""
+        return self.machines.events(name, "trainer-coordinator" if name == "trainer" else name, event)
+
+    def newest_round(self) -> int:
+        """Return the number of the newest round that is closed; -1 before the first is open."""
+        return max((event["number"] for event in self.events("trainer", "round-closed")), default=-1)
+
+    def wait_for_round(self, number: int) -> None:
+        """Wait until a round is closed."""
+        eventually(lambda: self.newest_round() >= number, f"round {number} is closed", seconds=60 + 60 * number)
+
+    def states(self) -> dict[int, set[str]]:
+        """Return the digests of the states that sites have applied, by round."""
+        states: dict[int, set[str]] = {}
+        for name in SITES:
+            for event in self.events(name, "round-applied"):
+                states.setdefault(event["number"], set()).add(event["state"])
+        return states
+
+    def rejections(self) -> int:
+        """Return how many groups the validator has rejected."""
+        return sum(event["rejected"] for event in self.events("validator", "verdict"))
+
+
+@contextmanager
+def started(directory: Path, namespaces: NamespaceNetwork) -> Iterator[SiteNetwork]:
+    """Start all nodes but the late site, and stop them at the end of the block."""
+    pace = workspace.Pace(period_ms=round(1000 * _WINDOW_SECONDS / _CHOICES.rounds))
+    founder = workspace.create(directory / "creator", _CHOICES, pace)
+    urls = (f"http://127.0.0.1:{port}" for port in PROXY_PORTS)
+    machines = Machines(
+        directory, founder, ROLES, *urls, settings=_SETTINGS, patience=TIMEOUTS, within=namespaces.command_prefix
+    )
+    try:
+        machines.start("trainer")
+        rules = directory / "buckets" / MEETING_BUCKET / paths.run(founder.run_id)
+        eventually(rules.is_file, f"the trainer publishes the run; see {directory}/trainer.terminal")
+        for name in ROLES:
+            if name not in ("trainer", LATE):
+                machines.start(name)
+        yield SiteNetwork(machines)
+    finally:
+        machines.end()
+
+
+def live(network: SiteNetwork, rounds: int) -> None:
+    """Let the network live through some rounds, in which one site is killed and one comes late."""
+    eventually(partial(_has_counted, network), "a round counts the four sites", seconds=600)
+    first = network.newest_round()
+    network.wait_for_round(first + rounds // 4)
+    network.machines.programs[KILLED].end()
+    network.wait_for_round(first + rounds // 2)
+    for name in (KILLED, LATE):
+        network.machines.start(name)
+    network.wait_for_round(first + rounds)
+    last = network.newest_round()
+    eventually(lambda: all(_newest_applied(network, name) >= last for name in SITES), "all sites apply the last round")
+
+
+def _has_counted(network: SiteNetwork) -> bool:
+    return any(event["counted"] == len(SITES) - 1 for event in network.events("trainer", "round-closed"))
+
+
+def _newest_applied(network: SiteNetwork, name: str) -> int:
+    return max((event["number"] for event in network.events(name, "round-applied")), default=-1)
+
+
+def print_results(network: SiteNetwork, namespaces: NamespaceNetwork) -> None:
+    """Print a line on the rounds, a table of the sites, and a line on the followers."""
+    closed = {event["number"]: event for event in network.events("trainer", "round-closed")}
+    numbers = [number for number in closed if number - 1 in closed]
+    lengths = [closed[number]["time"] - closed[number - 1]["time"] for number in numbers]
+    version = max(event["version"] for event in closed.values())
+    print(f"{len(numbers)} rounds of {statistics.median(lengths):.1f} s (median), {version} versions")
+    print("| site | counted | payload | to contribute | to apply | sent | received |\n|---|---|---|---|---|---|---|")
+    for name in SITES:
+        applied = network.events(name, "round-applied")
+        contributions = network.events(name, "contributed")
+        openings = {event["number"] + 1: event["time"] for event in closed.values()}
+        to_contribute = [event["time"] - openings[event["number"]] for event in contributions]
+        to_apply = [event["time"] - closed[event["number"]]["time"] for event in applied]
+        payload = statistics.median(event["payload_bytes"] for event in contributions)
+        sent, received = namespaces.carried_bytes(name)
+        print(
+            f"| {name} | {sum(event['counts_own'] for event in applied)} of {len(numbers)} | {payload / 1e3:.0f} KB "
+            f"| {statistics.median(to_contribute):.1f} s | {statistics.median(to_apply):.1f} s "
+            f"| {sent / 1e6:.2f} MB | {received / 1e6:.2f} MB |"
+        )
+    missed = sum(len(network.events(name, "cannot-follow")) for name in FOLLOWERS)
+    accepted = sum(event["accepted"] for event in network.events("validator", "verdict"))
+    print(f"validator: {accepted} groups accepted, {network.rejections()} rejected; followers: {missed} cannot-follow")
+
+
+def main() -> None:
+    """Run the network, print, and exit with 1 if the sites disagree or honest work was rejected."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, default=10.0, help="Mbit/s of every link")
+    parser.add_argument("--latency", type=float, default=0.04, help="seconds of a round trip")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds after the first that counts four sites")
+    parser.add_argument("--out", type=Path, default=None, help="directory of the network; the default is a new one")
+    arguments = parser.parse_args()
+    out = (arguments.out or Path(tempfile.mkdtemp(prefix="grailnode-outer-"))).absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        namespaces = stack.enter_context(NamespaceNetwork.open(tuple(ROLES)))
+        open_links(stack, namespaces, out, (arguments.rate, arguments.latency, 0.0), tuple(ROLES))
+        namespaces.limit(SLOW, arguments.rate / 10)
+        network = stack.enter_context(started(out, namespaces))
+        live(network, arguments.rounds)
+        print_results(network, namespaces)
+    states = network.states()
+    different = [number for number, digests in states.items() if len(digests) > 1]
+    print(f"rounds with different states: {different or 'none'}; all files are in {out}")
+    sys.exit(1 if different or network.rejections() else 0)
+
+
+if __name__ == "__main__":
+    main()
