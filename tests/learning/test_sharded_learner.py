@@ -92,6 +92,7 @@ def test_models_of_transformers_are_gathered_layer_by_layer(tmp_path: Path, fami
     assert_equal(state, expected_state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_run_resumes_on_another_number_of_ranks(policy: Path, count: int) -> None:
     """With three ranks, tensors are divided unevenly and one rank has no pass."""
@@ -107,6 +108,7 @@ def test_a_run_resumes_on_another_number_of_ranks(policy: Path, count: int) -> N
     assert_equal(on_several, on_one)
 
 
+@pytest.mark.slow
 def test_more_passes_than_ranks_give_the_same_gradients_but_for_the_order_of_the_sum(policy: Path) -> None:
     """Also with a reference policy, and with logits in chunks."""
     settings = replace(SETTINGS, max_batch_tokens=1, logits_chunk=2, loss=LossSettings(kl_coefficient=0.1))
@@ -119,6 +121,7 @@ def test_more_passes_than_ranks_give_the_same_gradients_but_for_the_order_of_the
     assert different < sum(tensor.numel() for tensor in view.values()) / 100
 
 
+@pytest.mark.slow
 def test_ranks_that_compute_in_bfloat16_agree(policy: Path) -> None:
     runs = [run_ranks(count, policy, SETTINGS, train, None, 0, 2, dtype=torch.bfloat16) for count in (1, 2)]
     assert_equal(runs[0][0][-1], runs[1][0][-1])
@@ -204,7 +207,8 @@ def test_the_supervisor_starts_all_ranks_again_when_one_ends(tmp_path: Path) -> 
         assert not [pid for *_, pid in first | second if Path(f"/proc/{pid}").exists()]
 
     with_deadline(scenario)
-    assert lines == ["ranks ended (killed by SIGKILL); starting it again"]
+    (line,) = lines
+    assert line.startswith("ranks ended (killed by SIGKILL); starting it again")
 
 
 def with_deadline(scenario: Callable[[], Awaitable[None]]) -> None:

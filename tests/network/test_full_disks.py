@@ -84,6 +84,7 @@ def check_full_disks(*fills: DiskFill) -> None:
             assert "no space left on the disk; this process waits" in reports[0]["error"], fills
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_at_a_write_of_any_kind_costs_nothing_but_time():
     trainer = [fill for process in TRAINER for fill in last_of_each_kind(process)]
     others = [fill for process in ("validator-0", "miner-1") for fill in last_of_each_kind(process)]

@@ -1,6 +1,6 @@
 """Seeded simulations of a network under storage faults, cut links and killed processes.
 
-Every run takes 45 seeds, `pytest -m slow` takes 205, and `python -m bench.simulation` takes 2,000 more.
+Every run takes 15 seeds, `pytest -m slow` takes 205, and `python -m bench.simulation` takes 2,000 more.
 """
 
 import logging
@@ -17,7 +17,7 @@ REGRESSIONS = (485, 641, 847, 922, 1839)
 """Seeds that showed errors: miners that missed a window, or whose first pledge took too long, and did not pledge again;
 and nodes that waited for a future round after their clock, an hour ahead, was corrected.
 """
-SEEDS = (*range(40), *REGRESSIONS)
+SEEDS = (*range(0, 30, 3), *REGRESSIONS)
 ALL_SEEDS = (*range(200), *REGRESSIONS)
 
 
@@ -40,9 +40,8 @@ def check_outcomes(outcomes: Sequence[SeedOutcome]) -> None:
 
 
 @pytest.mark.usefixtures("quiet_beacon")
-@pytest.mark.parametrize("part", range(3))
-def test_no_seed_violates_an_invariant(part: int):
-    check_outcomes([run_seed(seed) for seed in SEEDS[part::3]])
+def test_no_seed_violates_an_invariant():
+    check_outcomes([run_seed(seed) for seed in SEEDS])
 
 
 @pytest.mark.slow

@@ -115,6 +115,7 @@ class ReplicatedStore(MemoryStore):
             await (self.delete(path) if before is None else super().put(path, before))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["trainer", "validator-0", "miner-1"])
 def test_a_bucket_that_loses_its_newest_objects_stops_nobody_for_long(name: str) -> None:
     async def scenario() -> None:

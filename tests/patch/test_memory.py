@@ -178,6 +178,7 @@ def test_encoding_and_applying_take_the_memory_of_two_tensors_and_scratch(case):
     assert fits(lambda: patch.apply_in_place_with_digests(dict(before), data, digests=digests), in_place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["step planes", "raw planes"])
 def test_encoding_a_large_tensor_takes_the_memory_of_two(case):
     """Every element changes, so this covers all modes that are tried, the changes, and the scratch memory."""

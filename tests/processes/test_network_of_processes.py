@@ -21,6 +21,7 @@ def network(tmp_path: Path) -> Iterator[NetworkOfProcesses]:
         program.end()
 
 
+@pytest.mark.slow
 def test_every_role_survives_kill_9_and_the_chain_stays_whole(network: NetworkOfProcesses):
     roles = {"trainer": "trainer", "validator": "validator", "miner-1": "miner", "miner-2": "miner"}
     for name, role in roles.items():

@@ -117,6 +117,7 @@ def test_a_trainer_whose_data_file_was_changed_does_not_start(network: NetworkOf
     assert "data.jsonl: not the data file of this run" in line
 
 
+@pytest.mark.slow
 def test_a_node_that_is_shown_another_data_file_waits_for_the_right_one(
     sandbox: BubblewrapSandbox, network: NetworkOfProcesses
 ):

@@ -76,6 +76,7 @@ def test_a_damaged_file_is_named_in_one_line_or_made_again(
             assert kind in MAY_GO_ON, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("node, kind", KINDS)
 def test_a_repaired_state_is_gone_on_with(files: dict[tuple[str, str], Kept], tmp_path: Path, node: str, kind: str):
     kept = files[node, kind]
