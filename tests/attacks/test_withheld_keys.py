@@ -88,6 +88,7 @@ def test_a_key_that_withholds_half_of_its_windows_is_never_trained_on(groups: in
     assert largest_share(groups, SCORING, PROOF) < 0.5
 
 
+@pytest.mark.slow
 def test_the_bias_that_withholding_leaves_is_bounded() -> None:
     shifts = [bias(largest_share(groups, SCORING, PROOF), groups) for groups in (1, 2, 3, 4, 8, 16, 64)]
     assert max(shifts) < 0.42  # standard deviations of a group, with any number of keys
