@@ -19,7 +19,7 @@ from roles.ports import StoreError
 from roles.trainer.spool import INBOX, OUTCOMES
 from roles.trainer.verified_batch import VerifiedBatch, WindowOutcomes
 from tests.support.builders.snapshots import snapshot_views
-from tests.support.simulation.exclusions import Exclusions
+from tests.support.simulation.exclusions import NOT_SEALED, Exclusions
 from tests.support.simulation.faulty_network import CHECKER, FAULTY_WINDOWS, WINDOWS, FaultyNetwork
 from tests.support.simulation.network import BEGIN, key
 from tests.support.simulation.trained_groups import trained_groups
@@ -204,7 +204,7 @@ def _accounted_for(network: FaultyNetwork) -> Iterator[str]:
         exclusion = exclusions.reason(verdict.window, verdict.validator.hex()[:8])
         summaries = network.store.under(paths.summary(verdict.validator, verdict.window))
         late = min((BEGIN + put.moment for put in summaries), default=math.inf) >= due
-        if exclusion == "not sealed in time" or (exclusion and late):
+        if exclusion.startswith(NOT_SEALED) or (exclusion and late):
             continue  # the log has the reason: no seal in time, or no summary, without which a verdict does not count
         entries = outcome_logs.get((verdict.window, verdict.miner))
         recorded_digests = {outcome.digest for outcome in entries.outcomes} if entries else set()
