@@ -52,8 +52,9 @@ class VerdictReader:
         self._reported_paths: set[str] = set()
         self._finished_validators: set[bytes] = set()  # validators of which nothing more can come
         self._read_starts: dict[bytes, float] = {}  # by validator that is being read, since when (trio's time)
-        self._final_reads: Counter[bytes] = Counter()  # by validator, complete reads since the window's deadline
-        self._final_attempts: Counter[bytes] = Counter()  # likewise, those that failed included
+        # by validator, complete reads since the window's deadline and since the last one that showed something new
+        self._final_reads: Counter[bytes] = Counter()
+        self._final_attempts: Counter[bytes] = Counter()  # by validator, all reads since the deadline, also failed ones
         self.verdicts: dict[bytes, dict[bytes, Verdict]] = {}
         """Verdicts by miner, then by validator."""
 
@@ -77,10 +78,13 @@ class VerdictReader:
         return {validator for validator, scored_miners in self._scored_miners.items() if miner in scored_miners}
 
     def is_complete(self, reads: int, ignored: set[bytes], *, timed_out: bool) -> bool:
-        """Whether every outstanding validator was read so many times since the window's deadline.
+        """Whether every outstanding validator was read so many times since the window's deadline without any news.
+
+        Storage that hides a seal, then a summary, then a verdict, each once, is read until all of them are there.
 
         Args:
-            timed_out: whether failed reads count too, as well as a read that has been hanging for minutes.
+            timed_out: whether reads that failed or had news count too, as well as one that has been hanging for
+                minutes.
         """
 
         def complete(validator: bytes) -> bool:
@@ -98,9 +102,12 @@ class VerdictReader:
             tasks.start_soon(self._try_to_read, validator, after_deadline)
 
     async def _try_to_read(self, validator: bytes, after_deadline: bool) -> None:
+        before = self._object_count(validator)
         try:
             await self._read(validator)
-            self._final_reads[validator] += after_deadline
+            if after_deadline:
+                has_news = self._object_count(validator) > before
+                self._final_reads[validator] = 0 if has_news else self._final_reads[validator] + 1
         except StoreError as error:  # a validator with unreachable storage harms itself only
             self._report_once("validator-unreachable", f"of {validator.hex()}", error)
         finally:
@@ -115,6 +122,12 @@ class VerdictReader:
                     self._exclude(validator, "sealed, and not revealed in time")
                 else:
                     self._absences.add(validator, self._window)
+
+    def _object_count(self, validator: bytes) -> int:
+        """Return how many objects of a validator were read: its seal, witness and summary, and its verdicts."""
+        verdict_count = sum(validator in verdicts for verdicts in self.verdicts.values())
+        single_objects = (self._sealed_digests, self._validators_with_witness, self._summaries)
+        return sum(validator in objects for objects in single_objects) + verdict_count
 
     async def _read(self, validator: bytes) -> None:
         if validator not in self._sealed_digests:
