@@ -37,8 +37,8 @@ class BentStates:
 
     machines: Machines
     bent_files: dict[str, tuple[Path, int]] = field(default_factory=dict)
-    bent: int = 0
-    named: int = 0
+    bit_count: int = 0
+    refusal_count: int = 0
     problems: list[str] = field(default_factory=list)
     repaired_windows: set[int] = field(default_factory=set)
     _place: int = 0
@@ -55,7 +55,7 @@ class BentStates:
         file = rng.choice(by_kind[rng.choice(sorted(by_kind))])
         self._place += 1
         bend(self._place)(file)
-        self.bent += 1
+        self.bit_count += 1
         self.bent_files[name] = file, self._terminal(name).stat().st_size
         self.machines.start(name)
         return str(file.relative_to(objects))
@@ -75,7 +75,7 @@ class BentStates:
         if "`grailnode repair`" not in lines[0] or "starting it again" in output:
             self.problems.append(f"{name}, {file}: {lines[0]}")
         del self.bent_files[name]
-        self.named += 1
+        self.refusal_count += 1
         return self._repair(name, file)
 
     def _repair(self, name: str, file: Path) -> str:

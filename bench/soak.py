@@ -176,11 +176,11 @@ def restart_stopped_nodes(bent_states: BentStates) -> int:
     """Start the nodes whose supervisor has ended; return how many ended neither by a kill nor by a bent file."""
     machines, unexpected_ends = bent_states.machines, 0
     for name in [name for name, program in machines.programs.items() if program.process.poll() is not None]:
-        named = bent_states.named
+        refusal_count = bent_states.refusal_count
         report = bent_states.take_end(name)
         if report:
             print(report, flush=True)
-            unexpected_ends += bent_states.named == named
+            unexpected_ends += bent_states.refusal_count == refusal_count
         machines.programs[name].end()
         machines.start(name)
     return unexpected_ends
@@ -214,12 +214,15 @@ def run_with_kills(
                 next_kill += every
                 kills += 1
             if now >= next_bend:
-                name = BENT_NODES[bent_states.bent % len(BENT_NODES)]
+                name = BENT_NODES[bent_states.bit_count % len(BENT_NODES)]
                 print(f"{now / 60:.1f} min: bent a bit of {name}'s {bent_states.bend_one(name, rng)}", flush=True)
                 next_bend += bend_every
             time.sleep(_SAMPLE_SECONDS)
     print(f"{kills} kills; {unexpected_ends} times a node ended by itself")
-    print(f"{bent_states.bent} bits were bent; {bent_states.named} times the node named the file and was repaired")
+    print(
+        f"{bent_states.bit_count} bits were bent; "
+        f"{bent_states.refusal_count} times the node named the file and was repaired"
+    )
     return monitor
 
 

@@ -28,8 +28,8 @@ from tests.support.simulation.damaged_states import (
     DAMAGES,
     MOMENTS,
     Damage,
-    Kept,
     Outcome,
+    StateFile,
     bend,
     files_by_kind,
     forbid,
@@ -43,31 +43,31 @@ _UNPRIVILEGED: Final = "GRAILNODE_BENCH_STATE"
 _HEADINGS: Final = (*DAMAGES, "unreadable", "bits", "repaired")
 
 
-def _take_damage(kept: Kept, root: Path, damage: Damage) -> Outcome:
+def _take_damage(state_file: StateFile, root: Path, damage: Damage) -> Outcome:
     """Return how a node takes a damage."""
 
     async def go_on() -> Outcome:
-        network = kept.network.copy(root)
-        damage(root / kept.node / kept.path)
-        return await outcome(network, kept.node)
+        network = state_file.network.copy(root)
+        damage(root / state_file.node / state_file.path)
+        return await outcome(network, state_file.node)
 
     result = simulate(go_on)
-    if result.line is not None and kept.path not in result.line:
+    if result.line is not None and state_file.path not in result.line:
         return Outcome(fault=f"the line does not name the file: {result.line}")
     return result
 
 
-def _repaired(kept: Kept, root: Path, damage: Damage) -> str:
+def _repaired(state_file: StateFile, root: Path, damage: Damage) -> str:
     """Return what comes of a repair."""
 
     async def go_on() -> Outcome | str:
-        network = kept.network.copy(root)
-        damage(root / kept.node / kept.path)
+        network = state_file.network.copy(root)
+        damage(root / state_file.node / state_file.path)
         try:
-            await repair(network, kept.node)
+            await repair(network, state_file.node)
         except (RepairError, StateError) as error:
             return str(error)
-        return await outcome(network, kept.node)
+        return await outcome(network, state_file.node)
 
     result = simulate(go_on)
     if isinstance(result, str):
@@ -89,16 +89,16 @@ def _cell(results: Mapping[str, Outcome], faults: list[str]) -> str:
     return ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
 
 
-def _row(kept: Kept, bits: int, new_root: Callable[[], Path], faults: list[str]) -> list[str]:
+def _row(state_file: StateFile, bits: int, new_root: Callable[[], Path], faults: list[str]) -> list[str]:
     """Return the cells of one kind of file."""
-    place = f"{kept.node} {kept.path}"
+    place = f"{state_file.node} {state_file.path}"
     cells = [
-        _cell({f"{place}, {name}": _take_damage(kept, new_root(), damage)}, faults)
+        _cell({f"{place}, {name}": _take_damage(state_file, new_root(), damage)}, faults)
         for name, damage in (DAMAGES | {"unreadable": forbid}).items()
     ]
-    bent = {f"{place}, bit {number}": _take_damage(kept, new_root(), bend(number)) for number in range(bits)}
-    cells.append(_cell(bent, faults))
-    repairs = Counter(_repaired(kept, new_root(), damage) for damage in DAMAGES.values())
+    bit_flips = {f"{place}, bit {number}": _take_damage(state_file, new_root(), bend(number)) for number in range(bits)}
+    cells.append(_cell(bit_flips, faults))
+    repairs = Counter(_repaired(state_file, new_root(), damage) for damage in DAMAGES.values())
     faults += [f"{place}, repaired: {text}" for text in repairs if text.startswith("FAULT")]
     cells.append("; ".join(f"{count} {text}" for text, count in repairs.items()))
     return cells
@@ -128,10 +128,10 @@ def main() -> None:
             for number, moment in enumerate(MOMENTS)
         ]
         print(f"| node | file | {' | '.join(_HEADINGS)} |\n{'|---' * (2 + len(_HEADINGS))}|")
-        for kept in files_by_kind(networks):
-            if options.only in f"{kept.node} {kept.kind}":
-                cells = _row(kept, options.bits, new_root, faults)
-                print(f"| {kept.node} | `{kept.kind}` | {' | '.join(cells)} |", flush=True)
+        for state_file in files_by_kind(networks):
+            if options.only in f"{state_file.node} {state_file.kind}":
+                cells = _row(state_file, options.bits, new_root, faults)
+                print(f"| {state_file.node} | `{state_file.kind}` | {' | '.join(cells)} |", flush=True)
     print(f"\n{runs} networks went on with a damaged or a repaired state; {len(faults)} faults")
     for fault in faults:
         print(fault)

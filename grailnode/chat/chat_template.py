@@ -170,8 +170,8 @@ def _read_text(path: Path) -> str | None:
 def _default_template(value: Any) -> str | None:
     """Return the template of that name where a tokenizer has several."""
     if isinstance(value, list):
-        named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
-        value = named.get("default")
+        templates_by_name = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
+        value = templates_by_name.get("default")
     return value if isinstance(value, str) else None
 
 

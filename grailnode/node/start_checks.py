@@ -78,14 +78,14 @@ async def _check_probe(node: Node, path: str, content: bytes) -> None:
 
 async def _check_announced(node: Node, announced: ObjectStore, path: str, content: bytes) -> None:
     try:
-        shown = await announced.get(path, _PROBE_BYTES)
+        answer = await announced.get(path, _PROBE_BYTES)
     except StoreError as error:
         missing = isinstance(error, NotFoundError)
         hint = "is it this bucket's public URL?" if missing else "may everybody read the bucket?"
         raise StartError(
             f"store.url {node.space}: others cannot read there what this node writes ({error}); {hint}"
         ) from error
-    if shown != content:
+    if answer != content:
         raise StartError(f"store.url {node.space}: shows other bytes than this node wrote; is it this bucket's URL?")
 
 

@@ -54,26 +54,26 @@ async def repair_state(node: Node, say: LineReporter) -> None:
     """
     draft = node.state
     assert isinstance(draft, StateDraft)
-    lost = await draft.scan()
-    for path, what in lost.items():
+    damages = await draft.scan()
+    for path, what in damages.items():
         say(f"{path}: {what}")
-    await _repair_authority(node, set(lost), say)
+    await _repair_authority(node, set(damages), say)
     if node.key.public in node.authority.trainers:
-        chain = ChainRepair(node, lost.keys(), say)
+        chain = ChainRepair(node, damages.keys(), say)
         chain_is_rebuilt = await chain.is_needed()
         if chain_is_rebuilt:
             await chain.run()
-        if not await repair_rounds(node, lost.keys(), say):
+        if not await repair_rounds(node, damages.keys(), say):
             await repair_checkpoint(draft, say, chain_is_rebuilt=chain_is_rebuilt)
-        await repair_collector(draft, lost.keys(), say)
+        await repair_collector(draft, damages.keys(), say)
     elif node.key.public in node.authority.workers:
-        await repair_site(node, lost.keys(), say)
-        await repair_collector(draft, lost.keys(), say)
+        await repair_site(node, damages.keys(), say)
+        await repair_collector(draft, damages.keys(), say)
     elif node.key.public in node.authority.validators:
-        await LedgerRepair(node, lost.keys(), say).run()
-    if TRUST_PATH in lost:
+        await LedgerRepair(node, damages.keys(), say).run()
+    if TRUST_PATH in damages:
         say(await repair_trust(node, *await _newest_use(node)))
-    for path in lost:
+    for path in damages:
         if path.startswith(REMAKEABLE):
             say(f"{path}: is made again")
     await draft.commit()
@@ -86,20 +86,20 @@ async def _repair_authority(node: Node, lost_paths: set[str], say: LineReporter)
     Raises:
         RepairError: not all that this node had are found.
     """
-    lost = sorted(path for path in lost_paths if path.startswith(AUTHORITY))
-    if lost:
-        own_paths = sorted([*lost, *[item.path async for item in node.state.list(AUTHORITY)]])
-        for path in own_paths[own_paths.index(lost[0]) :]:
+    revisions = sorted(path for path in lost_paths if path.startswith(AUTHORITY))
+    if revisions:
+        own_paths = sorted([*revisions, *[item.path async for item in node.state.list(AUTHORITY)]])
+        for path in own_paths[own_paths.index(revisions[0]) :]:
             await node.state.delete(path)
     await refresh_authority(node)
-    if lost:
+    if revisions:
         newest = int(own_paths[-1].removeprefix(AUTHORITY))
         if node.revisions.number < newest:
             raise RepairError(
                 f"{own_paths[-1]}: storage shows revision {node.revisions.number} only, and a node must not go back; "
                 "try again when the meeting point answers"
             )
-        say(f"{lost[0]}: fetched again, up to revision {node.revisions.number}")
+        say(f"{revisions[0]}: fetched again, up to revision {node.revisions.number}")
 
 
 async def _newest_use(node: Node) -> tuple[int, bytes | None]:

@@ -80,7 +80,7 @@ async def _track_samples(node: Node, tokenizer: Tokenizer, tracker: Tracker, las
 def samples(rollouts: Sequence[PublishedRollout]) -> list[Sample]:
     """Return the best and the worst rollouts of a window as rows of a table, the best first."""
     ordered = sorted(rollouts, key=lambda rollout: -rollout.reward)
-    chosen = ordered if len(ordered) <= 2 * _SAMPLES else ordered[:_SAMPLES] + ordered[-_SAMPLES:]
+    extremes = ordered if len(ordered) <= 2 * _SAMPLES else ordered[:_SAMPLES] + ordered[-_SAMPLES:]
     return [
         Sample(
             rollout.place,
@@ -89,5 +89,5 @@ def samples(rollouts: Sequence[PublishedRollout]) -> list[Sample]:
             rollout.reward,
             rollout.status,
         )
-        for rollout in chosen
+        for rollout in extremes
     ]

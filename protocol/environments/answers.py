@@ -93,12 +93,12 @@ def _same_pieces(gold: list[_Piece], answer: list[_Piece]) -> bool:
     if len(gold) != len(answer):
         return False
     in_order = _has_several_names(gold) != _has_several_names(answer)
-    named = all(any(piece.name for piece in pieces) for pieces in (gold, answer))
+    have_names = all(any(piece.name for piece in pieces) for pieces in (gold, answer))
     measured = all(any(piece.unit for piece in pieces) for pieces in (gold, answer))
 
     def same(*, percent: bool) -> bool:
         first, second = (
-            [(piece.name * named, piece.unit * measured, _content(piece, percent=percent)) for piece in pieces]
+            [(piece.name * have_names, piece.unit * measured, _content(piece, percent=percent)) for piece in pieces]
             for pieces in (gold, answer)
         )
         return first == second if in_order else Counter(first) == Counter(second)

@@ -46,7 +46,7 @@ _NUMBER_WORDS_TEXT: Final = """
 """
 _NUMBER_WORDS: Final = frozenset(_NUMBER_WORDS_TEXT.split())
 _POWERS: Final = {"square": "2", "sq": "2", "sq.": "2", "cubic": "3", "cu": "3", "": ""}
-_KNOWN: Final = re.compile(
+_UNIT: Final = re.compile(
     r"(?P<space>\s*)(?:(?P<kind>square|sq\.?|cubic)\s+)?(?P<name>[A-Za-z]+(?:\.m)?)\s*(?:\^\{(?P<power>[23])\})?"
     r"(?:\s*(?:/|per)\s*(?P<per>[A-Za-z]+))?\.?$"
 )
@@ -86,7 +86,7 @@ def _word_starts(text: str) -> list[int]:
 
 
 def _known_unit(rest: str) -> str:
-    match = _KNOWN.fullmatch(rest)
+    match = _UNIT.fullmatch(rest)
     if match is None:
         return ""
     name, per = match["name"].lower(), (match["per"] or "").lower()

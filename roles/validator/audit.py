@@ -83,15 +83,15 @@ class Auditor:
             EngineError: the engine broke; there is no verdict.
             StoreError: neither this miner's storage nor any other answers; there is no verdict.
         """
-        picked = picked_groups(self._node, case, self._draw, share_ppm)
-        first, others = ((), picked) if is_known else (picked[:1], picked[1:])
+        audit_groups = picked_groups(self._node, case, self._draw, share_ppm)
+        first, others = ((), audit_groups) if is_known else (audit_groups[:1], audit_groups[1:])
         judgements, suspected_copies = await self.judge_groups(case.commitment.record, first, at_engine)
         if is_known or all(judgement.accepted for judgement in judgements):
             more_judgements, more_copies = await self.judge_groups(case.commitment.record, others, at_engine)
             judgements, suspected_copies = judgements + more_judgements, suspected_copies | more_copies
         refusal = joint_rejection(judgements, history, self._node.run.proof)
         if is_known and (refusal or not all(judgement.accepted for judgement in judgements)):
-            rest = tuple(index for index in range(case.submitted_groups) if index not in picked)
+            rest = tuple(index for index in range(case.submitted_groups) if index not in audit_groups)
             with suppress(StoreError):  # the judgements on the picked groups are enough for a verdict
                 more_judgements, more_copies = await self.judge_groups(case.commitment.record, rest, at_engine)
                 judgements, suspected_copies = judgements + more_judgements, suspected_copies | more_copies

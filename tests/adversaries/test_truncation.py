@@ -20,8 +20,8 @@ def _misses(count: int) -> tuple[int, bool]:
     logits = torch.randn(tokens, _VOCABULARY, generator=torch.Generator().manual_seed(1)) * 1.5
     words = sampling.seed_words(seeds(2)).repeat_interleave(torch.tensor(_LENGTHS), dim=0)
     positions = torch.cat([torch.arange(length) for length in _LENGTHS])
-    chosen = sampling.choose(logits, words, positions, 1.0, Filters(top_k=count))
-    margins = sampling.batch_margins(logits, chosen, seeds(2), _LENGTHS, 1.0).numpy()
+    choice = sampling.choose(logits, words, positions, 1.0, Filters(top_k=count))
+    margins = sampling.batch_margins(logits, choice, seeds(2), _LENGTHS, 1.0).numpy()
     proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds
     evidence = compute_evidence(np.zeros(tokens, np.int16), margins, _LENGTHS, proof)
     return evidence.margin_misses, evidence.wrong_sampling(proof)

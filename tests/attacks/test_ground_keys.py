@@ -45,12 +45,12 @@ def test_keys_ground_for_the_run_do_not_hide_a_miner_for_good(monkeypatch: pytes
         for crowd_key in ground_keys(testbed.run_id, 8):
             await testbed.announce(crowd_key, expires_ms=1 << 50)
         await testbed.announce(expires_ms=1 << 50)
-        seen = 0
+        sightings = 0
         for _ in range(40):
             await node.time.wait_for_newest_round()
-            seen += MINER.public in [item.key for item in await find_participants(node, "miner")]
+            sightings += MINER.public in [item.key for item in await find_participants(node, "miner")]
             await trio.sleep(node.run.schedule.rounds * node.run.beacon.period_ms / 1000)
-        assert 4 < seen < 40  # of 9 keys, 4 are read each time
+        assert 4 < sightings < 40  # of 9 keys, 4 are read each time
 
     simulate(scenario)
 
@@ -86,8 +86,8 @@ def test_places_are_kept_for_those_with_a_history() -> None:
 
 def test_newcomers_get_a_quarter_of_the_places_however_many_are_known() -> None:
     newcomers = {samples.key(f"newcomer {number}").public for number in range(4)}
-    seen = {key for salt in range(200) for key in draw_places(bytes([salt]), [*CROWD, *newcomers], set(CROWD), 16)}
-    assert newcomers <= seen
+    sightings = {key for salt in range(200) for key in draw_places(bytes([salt]), [*CROWD, *newcomers], set(CROWD), 16)}
+    assert newcomers <= sightings
     assert all(len(draw_places(bytes([salt]), CROWD[:10], HONEST, 16)) == 10 for salt in range(5))
 
 

@@ -86,8 +86,8 @@ async def test_miners_whose_spaces_hang_delay_only_each_other():
     testbed.store = SlowStore(1.5, *hanging)
     testbed.node = replace(testbed.node, store=testbed.store)
     verdicts = sorted((testbed.verdict(FIRST, miner=key.public) for key in hanging), key=lambda verdict: verdict.miner)
-    paid = tuple(sorted((key.public, 1.0) for key in [*hanging, MINER]))
-    summary = testbed.summary(FIRST, *verdicts, scores=paid)
+    scores = tuple(sorted((key.public, 1.0) for key in [*hanging, MINER]))
+    summary = testbed.summary(FIRST, *verdicts, scores=scores)
     await testbed.seal(FIRST, summary)
     for verdict in verdicts:
         await testbed.store.put(paths.verdict(FIRST.public, WINDOW, verdict.miner), sign(verdict, FIRST))

@@ -41,7 +41,7 @@ def test_a_quorum_of_ledgers_must_pay_a_key(scores: tuple[tuple[bytes, float], .
         await testbed.deliver()
         entries = [(FIRST, SCORED), (SECOND, scores)]
         verdicts = {validator: testbed.verdict(validator) for validator, _ in entries}
-        records = [(who, testbed.summary(who, verdicts[who], scores=paid)) for who, paid in entries]
+        records = [(who, testbed.summary(who, verdicts[who], scores=own)) for who, own in entries]
         for validator, summary in records:
             await testbed.seal(validator, summary)
         for validator, summary in records:
@@ -70,11 +70,11 @@ def test_a_newcomer_is_trained_on_as_soon_as_it_has_worked_off_the_deposit() -> 
             await network.until_window(8)
         miner = key("miner-1").public
         used = {event["window"] for event in network.events("trainer/download", "collected") if event["used"]}
-        paid = {
+        paid_windows = {
             entry.window for entry in await summaries(network, "validator-0", range(8)) if miner in dict(entry.scores)
         }
         assert 1 <= min(used) <= 2  # 4 groups a window
-        assert used <= paid
+        assert used <= paid_windows
         inbox = [item.path async for item in network.states["trainer"].list("outcomes/")]
         assert min(paths.window_of(path.removeprefix("outcomes/")) for path in inbox) == 0  # it is logged why not
 

@@ -101,10 +101,10 @@ HOSTILE = {
 @pytest.mark.parametrize(("template", "message"), HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_or_useless_template_is_refused_in_one_line(tmp_path: Path, template: str, message: str) -> None:
     (tmp_path / "chat_template.jinja").write_text(template)
-    with pytest.raises(ChatTemplateError, match=r"chat_template\.jinja: the chat template cannot be used: ") as caught:
+    with pytest.raises(ChatTemplateError, match=r"chat_template\.jinja: the chat template cannot be used: ") as raises:
         ChatTemplate.read(tmp_path).chat("", ["what?"])
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert message in str(raises.value)
+    assert "\n" not in str(raises.value)
 
 
 def test_a_template_that_ignores_the_system_prompt_and_one_without_room_for_it_are_refused(tmp_path: Path) -> None:

@@ -96,11 +96,11 @@ def bits(tensor: Tensor) -> Tensor:
 def loaded(weights: dict[str, Tensor], dtype: torch.dtype, directory: Path) -> tuple[FusedModel, ServedWeights]:
     """Return a model that serves weights as version 0."""
     model = FusedModel(dtype)
-    served = ServedWeights(map_tensors(model, SHAPES))
+    engine_weights = ServedWeights(map_tensors(model, SHAPES))
     save_file(weights, directory / "weights")
-    served.commit(stage_weights(served, 0, directory / "weights", digest_weights(weights)))
-    served.verify(0, digest_weights(weights))
-    return model, served
+    engine_weights.commit(stage_weights(engine_weights, 0, directory / "weights", digest_weights(weights)))
+    engine_weights.verify(0, digest_weights(weights))
+    return model, engine_weights
 
 
 @pytest.fixture(params=[torch.bfloat16, torch.float32], ids=str)
@@ -143,10 +143,10 @@ def test_quantized_parameters_are_refused_by_name() -> None:
 
 def test_weights_come_back_bit_by_bit(dtype: torch.dtype, tmp_path: Path) -> None:
     weights = weights_of(0)
-    model, served = loaded(weights, dtype, tmp_path)
+    model, engine_weights = loaded(weights, dtype, tmp_path)
     for name, tensor in weights.items():
-        assert torch.equal(bits(served.read(name)), bits(tensor))
-    assert served.version == 0
+        assert torch.equal(bits(engine_weights.read(name)), bits(tensor))
+    assert engine_weights.version == 0
     assert not model.embed[10:].any()
 
 
@@ -162,16 +162,16 @@ def test_a_patch_is_committed_and_undone_bit_by_bit(seed: int, share: float) -> 
         for name, tensor in weights.items()
     }
     model = FusedModel(torch.float32)
-    served = ServedWeights(map_tensors(model, SHAPES))
+    engine_weights = ServedWeights(map_tensors(model, SHAPES))
     for name, tensor in weights.items():
-        for piece in served.placements[name].pieces:
+        for piece in engine_weights.placements[name].pieces:
             piece.view.copy_(piece.source_view(bits(tensor)).to(torch.int32) << 16)
-    served.verify(0, digest_weights(weights))
-    served.commit(stage_patch(served, 1, encode(weights, target), digest_weights(target)))
-    assert served.version == 1
-    served.verify(1, digest_weights(target))
-    served.commit(stage_patch(served, 2, encode(target, weights), digest_weights(weights)))
-    served.verify(2, digest_weights(weights))
+    engine_weights.verify(0, digest_weights(weights))
+    engine_weights.commit(stage_patch(engine_weights, 1, encode(weights, target), digest_weights(target)))
+    assert engine_weights.version == 1
+    engine_weights.verify(1, digest_weights(target))
+    engine_weights.commit(stage_patch(engine_weights, 2, encode(target, weights), digest_weights(weights)))
+    engine_weights.verify(2, digest_weights(weights))
 
 
 class FailingChange:
@@ -191,68 +191,68 @@ class FailingChange:
 
 def test_a_commit_that_fails_is_undone(dtype: torch.dtype, tmp_path: Path) -> None:
     weights, target = weights_of(0), weights_of(1)
-    _, served = loaded(weights, dtype, tmp_path)
-    staged = stage_patch(served, 1, encode(weights, target), digest_weights(target))
+    _, engine_weights = loaded(weights, dtype, tmp_path)
+    staged = stage_patch(engine_weights, 1, encode(weights, target), digest_weights(target))
     staged.changes.insert(len(staged.changes) // 2, FailingChange(True))  # type: ignore[arg-type]
     with pytest.raises(ServedWeightsError, match="undone: out of memory"):
-        served.commit(staged)
-    assert served.version == 0
-    served.verify(0, digest_weights(weights))
-    served.commit(stage_patch(served, 1, encode(weights, target), digest_weights(target)))
-    served.verify(1, digest_weights(target))
+        engine_weights.commit(staged)
+    assert engine_weights.version == 0
+    engine_weights.verify(0, digest_weights(weights))
+    engine_weights.commit(stage_patch(engine_weights, 1, encode(weights, target), digest_weights(target)))
+    engine_weights.verify(1, digest_weights(target))
 
 
 def test_weights_that_cannot_be_restored_are_poisoned(dtype: torch.dtype, tmp_path: Path) -> None:
     weights, target = weights_of(0), weights_of(1)
-    _, served = loaded(weights, dtype, tmp_path)
-    staged = stage_patch(served, 1, encode(weights, target), digest_weights(target))
+    _, engine_weights = loaded(weights, dtype, tmp_path)
+    staged = stage_patch(engine_weights, 1, encode(weights, target), digest_weights(target))
     staged.changes.append(FailingChange(False))  # type: ignore[arg-type]
     with pytest.raises(PoisonedError, match="reload them"):
-        served.commit(staged)
-    assert served.version is None
+        engine_weights.commit(staged)
+    assert engine_weights.version is None
     with pytest.raises(PoisonedError):
-        served.commit(stage_weights(served, 0, tmp_path / "weights", digest_weights(weights)))
+        engine_weights.commit(stage_weights(engine_weights, 0, tmp_path / "weights", digest_weights(weights)))
 
 
 def test_a_patch_for_other_weights_is_refused(tmp_path: Path) -> None:
     weights, other, target = weights_of(0), weights_of(1), weights_of(2)
-    _, served = loaded(weights, torch.bfloat16, tmp_path)
+    _, engine_weights = loaded(weights, torch.bfloat16, tmp_path)
     with pytest.raises(PatchError, match="other weights"):
-        stage_patch(served, 1, encode(other, target), digest_weights(target))
+        stage_patch(engine_weights, 1, encode(other, target), digest_weights(target))
     with pytest.raises(PatchError, match="not the patch of this version"):
-        stage_patch(served, 1, encode(weights, target), digest_weights(other))
+        stage_patch(engine_weights, 1, encode(weights, target), digest_weights(other))
 
 
 def test_weights_that_were_changed_behind_our_back_are_found(dtype: torch.dtype, tmp_path: Path) -> None:
     weights = weights_of(0)
-    model, served = loaded(weights, dtype, tmp_path)
+    model, engine_weights = loaded(weights, dtype, tmp_path)
     model.qkv.view(torch.int16 if dtype == torch.bfloat16 else torch.int32)[9, 2] ^= 1 << (
         0 if dtype == torch.bfloat16 else 16
     )
     with pytest.raises(ServedWeightsError, match=r"k\.weight"):
-        served.verify(0, digest_weights(weights))
-    assert served.version is None
+        engine_weights.verify(0, digest_weights(weights))
+    assert engine_weights.version is None
 
 
 def test_a_float32_parameter_that_is_no_bf16_number_is_found(tmp_path: Path) -> None:
     weights = weights_of(0)
-    model, served = loaded(weights, torch.float32, tmp_path)
+    model, engine_weights = loaded(weights, torch.float32, tmp_path)
     model.norm.view(torch.int32)[0] ^= 1
     with pytest.raises(ServedWeightsError, match=r"norm\.weight: .* no BF16 number"):
-        served.verify(0, digest_weights(weights))
+        engine_weights.verify(0, digest_weights(weights))
 
 
 def test_whole_weights_that_differ_little_are_staged_as_changes(tmp_path: Path) -> None:
     weights = weights_of(0)
-    _, served = loaded(weights, torch.bfloat16, tmp_path)
+    _, engine_weights = loaded(weights, torch.bfloat16, tmp_path)
     target = {name: tensor.clone() for name, tensor in weights.items()}
     bits(target["q.weight"])[3, 3] ^= 1
     save_file(target, tmp_path / "next")
-    staged = stage_weights(served, 1, tmp_path / "next", digest_weights(target))
+    staged = stage_weights(engine_weights, 1, tmp_path / "next", digest_weights(target))
     assert staged.changed_elements == 1
     assert not staged.tensors
-    served.commit(staged)
-    served.verify(1, digest_weights(target))
+    engine_weights.commit(staged)
+    engine_weights.verify(1, digest_weights(target))
 
 
 def test_two_ranks_have_all_elements_together(tmp_path: Path) -> None:
@@ -263,13 +263,13 @@ def test_two_ranks_have_all_elements_together(tmp_path: Path) -> None:
         """Return the largest byte of any rank: 0 where a rank has no part."""
         return torch.maximum(*(bits(rank.read(name)).view(torch.uint8) for rank in ranks)).view(torch.bfloat16)
 
-    for served in ranks:
+    for engine_weights in ranks:
         for name, tensor in weights.items():
-            for piece in served.placements[name].pieces:
+            for piece in engine_weights.placements[name].pieces:
                 piece.view.copy_(piece.source_view(bits(tensor)))
     assert all(torch.equal(bits(gather(name)), bits(tensor)) for name, tensor in weights.items())
-    for served in ranks:
+    for engine_weights in ranks:
         for name, tensor in weights.items():
-            for change in element_changes(served.placements[name], tensor, target[name]):
+            for change in element_changes(engine_weights.placements[name], tensor, target[name]):
                 change.swap()
     assert all(torch.equal(bits(gather(name)), bits(tensor)) for name, tensor in target.items())

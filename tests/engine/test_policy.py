@@ -95,10 +95,10 @@ def test_errors_name_the_file(tmp_path: Path, file: str, content: bytes | None, 
         (tmp_path / file).unlink()
     else:
         (tmp_path / file).write_bytes(content)
-    with pytest.raises(PolicyError, match=message) as caught:
+    with pytest.raises(PolicyError, match=message) as raises:
         Policy.load(tmp_path)
         load_weights(tmp_path)
-    assert file.removesuffix(".index.json") in str(caught.value)
+    assert file.removesuffix(".index.json") in str(raises.value)
 
 
 @pytest.mark.parametrize("key", ["eos_token_id", "vocab_size"])

@@ -177,10 +177,10 @@ class TestPatches:
         before = [g.tokens for g in await engine.generate(requests, PARAMS)]
         refused = 0
         for place in torch.randint(0, len(patch), (40,), generator=generator).tolist():
-            bent = bytearray(patch)
-            bent[place] ^= 1 << (place % 8)
+            false_patch = bytearray(patch)
+            false_patch[place] ^= 1 << (place % 8)
             try:
-                await engine.stage_patch(1, bytes(bent), manifest(1, target))
+                await engine.stage_patch(1, bytes(false_patch), manifest(1, target))
             except EngineError:
                 refused += 1  # otherwise the bit does not matter: the decoded weights have the signed digest
         assert refused >= 35

@@ -76,8 +76,8 @@ def test_a_processor_draws_the_required_tokens(runner: str, tmp_path: Path) -> N
     command = [str(vllm_python()), "-c", PROGRAM, runner]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
-    drawn, expected, refused = json.loads(result.stdout.splitlines()[-1])
-    assert drawn == expected
+    sampled_tokens, expected, refused = json.loads(result.stdout.splitlines()[-1])
+    assert sampled_tokens == expected
     assert refused
 
 

@@ -87,9 +87,9 @@ async def test_runner_v2_is_patched_and_generates_as_the_torch_engine(tmp_path: 
             for generation, other in zip(generations, expected, strict=True):
                 torch.testing.assert_close(generation.hidden, other.hidden, rtol=0, atol=NOISE)
         prompts, completions = [r.prompt for r in requests], [g.tokens for g in expected]
-        for forward, known in zip(
+        for forward, expected_forward in zip(
             await engine.forward(prompts, completions), await reference.forward(prompts, completions), strict=True
         ):
-            torch.testing.assert_close(forward.hidden, known.hidden, rtol=0, atol=NOISE)
+            torch.testing.assert_close(forward.hidden, expected_forward.hidden, rtol=0, atol=NOISE)
     finally:
         await engine.close()

@@ -73,8 +73,8 @@ def test_the_odds_of_two_groups_are_their_staleness_weights(decay: float, first:
     buffer.add(group("second", version=8 - second, prompt=(5, 6)))
     buffer.advance(8)
     for _ in range(draws):
-        (drawn,) = buffer.draw(1)
-        hits += drawn.prompt_tokens == (5, 6, 7)
+        (sample,) = buffer.draw(1)
+        hits += sample.prompt_tokens == (5, 6, 7)
     deviation = math.sqrt(draws * expected * (1 - expected))
     assert abs(hits - draws * expected) <= 6 * deviation + 1
 

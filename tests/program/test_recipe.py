@@ -102,9 +102,9 @@ def test_init_signs_the_rules_and_writes_the_other_sections(tmp_path: Path):
 )
 def test_a_recipe_that_cannot_be_used_is_refused_with_the_key(tmp_path: Path, text: str, message: str):
     path = _write(tmp_path / "recipe.toml", text)
-    with pytest.raises(ConfigError, match=r"recipe\.toml") as caught:
+    with pytest.raises(ConfigError, match=r"recipe\.toml") as raises:
         read_recipe(path)
-    assert message in str(caught.value)
+    assert message in str(raises.value)
 
 
 def test_a_missing_recipe_is_refused(tmp_path: Path):

@@ -204,7 +204,7 @@ def test_a_head_of_a_revision_that_storage_hides_is_refused() -> None:
 
 
 @pytest.mark.parametrize("stolen", [{"epoch": (1 << 53) - 1}, {"epoch": 1}], ids=["epoch", "version"])
-def test_a_rewind_undoes_what_a_stolen_key_published(stolen: dict[str, int]) -> None:
+def test_a_rewind_undoes_what_a_stolen_key_published(thief_versions: dict[str, int]) -> None:
     node = revisions_of()
     verifier, head, manifest = chain_of(node, TRAINER)
     verifier.accept_head(head, 1000.0)
@@ -213,7 +213,7 @@ def test_a_rewind_undoes_what_a_stolen_key_published(stolen: dict[str, int]) -> 
     assert good is not None
     forgery = samples.manifest(1, good.digest, optimizer_step=1 << 50)
     names = (good.digest, content_digest(forgery.to_bytes()))
-    verifier.accept_head(sign(samples.head(manifests=names, **stolen), TRAINER), 1000.0)
+    verifier.accept_head(sign(samples.head(manifests=names, **thief_versions), TRAINER), 1000.0)
     verifier.accept_manifest(1, sign(forgery, TRAINER))
     assert verifier.trust is not None and verifier.trust.version == 1
     point = ChainPoint(version=0, digest=good.digest)

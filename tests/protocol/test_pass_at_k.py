@@ -10,7 +10,7 @@ from protocol.judging.pass_at_k import pass_at_k
 
 def slow_pass_at_k(completions: list[bool], k: int) -> float:
     """Return the share of the choices of k completions among which one is right."""
-    return fmean(any(chosen) for chosen in combinations(completions, k))
+    return fmean(any(subset) for subset in combinations(completions, k))
 
 
 @pytest.mark.parametrize("right", [(1, 0, 0, 0, 0, 0), (0, 0, 0, 0, 0, 3), (4, 2, 0, 1, 5, 1), (0, 7, 0, 0, 0, 0)])

@@ -10,8 +10,8 @@ from tests.support.simulation.damaged_states import (
     DAMAGES,
     MOMENTS,
     Damage,
-    Kept,
     Outcome,
+    StateFile,
     bend,
     files_by_kind,
     outcome,
@@ -37,8 +37,8 @@ def networks(tmp_path_factory: pytest.TempPathFactory) -> list[DiskNetwork]:
 
 
 @pytest.fixture(scope="module")
-def files(networks: list[DiskNetwork]) -> dict[tuple[str, str], Kept]:
-    return {(kept.node, kept.kind): kept for kept in files_by_kind(networks)}
+def files(networks: list[DiskNetwork]) -> dict[tuple[str, str], StateFile]:
+    return {(state_file.node, state_file.kind): state_file for state_file in files_by_kind(networks)}
 
 
 KINDS = [
@@ -50,27 +50,27 @@ KINDS = [
 ]
 
 
-def test_the_states_have_an_object_of_every_kind(files: dict[tuple[str, str], Kept]):
+def test_the_states_have_an_object_of_every_kind(files: dict[tuple[str, str], StateFile]):
     assert sorted(files) == sorted(KINDS)
 
 
-async def damaged(kept: Kept, root: Path, damage: Damage) -> Outcome:
-    network = kept.network.copy(root)
-    damage(root / kept.node / kept.path)
-    return await outcome(network, kept.node)
+async def damaged(state_file: StateFile, root: Path, damage: Damage) -> Outcome:
+    network = state_file.network.copy(root)
+    damage(root / state_file.node / state_file.path)
+    return await outcome(network, state_file.node)
 
 
 @pytest.mark.parametrize("node, kind", KINDS)
 def test_a_damaged_file_is_named_in_one_line_or_made_again(
-    files: dict[tuple[str, str], Kept], tmp_path: Path, node: str, kind: str
+    files: dict[tuple[str, str], StateFile], tmp_path: Path, node: str, kind: str
 ):
-    kept = files[node, kind]
+    state_file = files[node, kind]
     damages = DAMAGES | {f"bit {place}": bend(place) for place in range(BITS)}
     for number, (name, damage) in enumerate(damages.items()):
-        result = simulate(damaged, kept, tmp_path / str(number), damage)
+        result = simulate(damaged, state_file, tmp_path / str(number), damage)
         assert result.fault is None, f"{name}: {result.fault}"
         if result.line is not None:
-            assert kept.path in result.line, f"{name}: {result.line}"
+            assert state_file.path in result.line, f"{name}: {result.line}"
             assert "`grailnode repair`" in result.line
         else:
             assert kind in MAY_GO_ON, name
@@ -78,15 +78,17 @@ def test_a_damaged_file_is_named_in_one_line_or_made_again(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("node, kind", KINDS)
-def test_a_repaired_state_is_gone_on_with(files: dict[tuple[str, str], Kept], tmp_path: Path, node: str, kind: str):
-    kept = files[node, kind]
+def test_a_repaired_state_is_gone_on_with(
+    files: dict[tuple[str, str], StateFile], tmp_path: Path, node: str, kind: str
+):
+    state_file = files[node, kind]
 
     async def scenario(root: Path, damage: Damage) -> Outcome:
-        network = kept.network.copy(root)
-        damage(root / kept.node / kept.path)
+        network = state_file.network.copy(root)
+        damage(root / state_file.node / state_file.path)
         lines = await repair(network, node)
         print(*lines, sep="\n")
-        assert kind == ".names" or any(line.startswith(kept.path) for line in lines)
+        assert kind == ".names" or any(line.startswith(state_file.path) for line in lines)
         return await outcome(network, node)
 
     for name, damage in DAMAGES.items():

@@ -82,13 +82,13 @@ def test_signed_parts_that_are_no_patch_leave_the_version_before(change: str) ->
         testbed, follower = await following_testbed()
         await testbed.publish(1)
         parts = [await testbed.store.get(path, 1 << 20) for path in part_paths(testbed, 1)]
-        bent = parts[1][:-1] + bytes([parts[1][-1] ^ 1])
+        false_part = parts[1][:-1] + bytes([parts[1][-1] ^ 1])
         changed = {
             "swapped": [parts[1], parts[0], *parts[2:]],
             "doubled": [*parts[:2], *parts[1:]],
             "one too few": parts[:-1],
             "one too many": [*parts, b"\0"],
-            "bent and signed": [parts[0], bent, *parts[2:]],
+            "bent and signed": [parts[0], false_part, *parts[2:]],
         }
         await replace_parts(testbed, changed[change])
         await follower.refresh()

@@ -61,16 +61,16 @@ def test_a_validator_with_false_log_probabilities_of_a_canary_is_distrusted(chan
         node = make_node(run_id, run, MemoryStore(), state, log, TRAINER, clock=TrioClock(BEGIN))
         monitor = ValidatorMonitor(node, canaries=1)
         truth = np.linspace(-3.0, -0.1, 5, dtype=np.float32)
-        said = judgement(0, logprobs=(truth + np.float32(change)).astype("<f4").tobytes())
-        await state.put(canary_path(WINDOW, 0, said.digest), truth.astype("<f4").tobytes())
-        canary_verdict = verdict(said, judgement(2), window=WINDOW, miner=CANARY)  # nothing is noted of group 2
+        opinion = judgement(0, logprobs=(truth + np.float32(change)).astype("<f4").tobytes())
+        await state.put(canary_path(WINDOW, 0, opinion.digest), truth.astype("<f4").tobytes())
+        canary_verdict = verdict(opinion, judgement(2), window=WINDOW, miner=CANARY)  # nothing is noted of group 2
         await monitor.examine(WINDOW, CANARY, {canary_verdict.validator: canary_verdict})
         assert monitor.distrusted_validators == ({canary_verdict.validator} if is_false else set())
         report = monitor.report(WINDOW)
         failures = report.canary_failures if report else ()
         assert [(item.index, item.about) for item in failures] == ([(0, "logprobs")] if is_false else [])
         await monitor.forget(WINDOW - 1)
-        assert [item.path async for item in state.list("canaries/")] == [canary_path(WINDOW, 0, said.digest)]
+        assert [item.path async for item in state.list("canaries/")] == [canary_path(WINDOW, 0, opinion.digest)]
         await monitor.forget(WINDOW)
         assert not [item.path async for item in state.list("canaries/")]
 

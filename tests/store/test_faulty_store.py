@@ -174,5 +174,5 @@ async def a_history(seed: int) -> list[tuple[str, str, Fault]]:
 def test_the_same_seed_gives_the_same_faults():
     first, again, other = (simulate(a_history, seed) for seed in (1, 1, 2))
     assert first == again != other
-    happened = Counter(fault for _, _, fault in first)
-    assert happened.keys() == set(Fault) - {Fault.HANG, Fault.LIST_ENDLESS}
+    fault_counts = Counter(fault for _, _, fault in first)
+    assert fault_counts.keys() == set(Fault) - {Fault.HANG, Fault.LIST_ENDLESS}

@@ -53,9 +53,9 @@ def refusal(root: Path, path: str = "ledger/5") -> str:
 def test_every_bent_bit_is_refused(file: Path, tmp_path: Path):
     whole = file.read_bytes()
     for place in range(8 * len(whole)):
-        bent = bytearray(whole)
-        bent[place // 8] ^= 1 << place % 8
-        file.write_bytes(bent)
+        damage = bytearray(whole)
+        damage[place // 8] ^= 1 << place % 8
+        file.write_bytes(damage)
         refusal(tmp_path)
 
 
@@ -201,9 +201,9 @@ def test_damaged_lines_of_the_list_of_names_do_no_harm_while_the_files_are_there
         whole = (tmp_path / NAME).read_bytes()
         title = whole.index(b"\n") + 1
         for place in range(8 * title, 8 * len(whole)):
-            bent = bytearray(whole)
-            bent[place // 8] ^= 1 << place % 8
-            (tmp_path / NAME).write_bytes(bent)
+            damage = bytearray(whole)
+            damage[place // 8] ^= 1 << place % 8
+            (tmp_path / NAME).write_bytes(damage)
             assert len(await paths(store(tmp_path), "ledger/")) == 4
         for size in range(title, len(whole)):
             (tmp_path / NAME).write_bytes(whole[:size])

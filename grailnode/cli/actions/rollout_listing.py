@@ -48,10 +48,10 @@ def rollouts(**parameters: Any) -> None:
     for line in read.unread:
         click.echo(f"not read: {clean(line, 400)}", err=True)
     selected = select(read.rollouts, options.selection)
-    shown = selected[: options.count] if options.count else selected
-    for rollout in shown:
+    listing = selected[: options.count] if options.count else selected
+    for rollout in listing:
         click.echo(_json(rollout) if options.as_json else _text(rollout))
-    click.echo(f"{len(shown)} of {len(selected)} rollouts", err=True)
+    click.echo(f"{len(listing)} of {len(selected)} rollouts", err=True)
 
 
 async def _read(node: Node, window: int | None, miner: str) -> ReadWindow:

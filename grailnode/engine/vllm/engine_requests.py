@@ -80,8 +80,8 @@ def collect(
     if record is None:
         raise BrokenEngineError("vLLM answered a request that its worker has no record of")
     if record["versions"] != [str(version)]:
-        drawn = ", ".join(record["versions"])
-        raise BrokenEngineError(f"a completion was computed by version {drawn}, and version {version} is served")
+        versions = ", ".join(record["versions"])
+        raise BrokenEngineError(f"a completion was computed by version {versions}, and version {version} is served")
     prefill = isinstance(call, PrefillCall)
     recorded = list(call.completion) if isinstance(call, PrefillCall) else record["tokens"]
     if not prefill and recorded != tokens:

@@ -386,7 +386,7 @@ class VllmEngine:
                 "prints: without our code it cannot draw the tokens that a run's seeds require"
             ) from error
 
-    async def _restart(self, broken: VllmClient, cause: Exception) -> None:
+    async def _restart(self, failing_client: VllmClient, cause: Exception) -> None:
         """Kill the server, start it again, and bring the served version back into it, verified; then what was staged.
 
         Args:
@@ -396,7 +396,7 @@ class VllmEngine:
             EngineError: it does not start, or does not take the weights.
         """
         async with self._restarting:
-            if broken is not self._client:
+            if failing_client is not self._client:
                 return
             self._report("engine-restarted", error=str(cause).splitlines()[0][:300])
             start = trio.current_time()

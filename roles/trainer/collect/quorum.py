@@ -123,8 +123,8 @@ def split_by_logprobs(accepting: Sequence[Judgement], tolerance: float) -> tuple
         if counts[members].sum() > largest_count:
             largest, largest_count = np.array(members), int(counts[members].sum())
     numbers = list(numbers_by_values.values())
-    chosen = {number for row in largest for number in numbers[row]}
-    return [accepting[i] for i in sorted(chosen)], [item for i, item in enumerate(accepting) if i not in chosen]
+    indices = {number for row in largest for number in numbers[row]}
+    return [accepting[i] for i in sorted(indices)], [item for i, item in enumerate(accepting) if i not in indices]
 
 
 def _agreements(values: Sequence[NDArray[np.float64]], tolerance: float) -> NDArray[np.bool_]:

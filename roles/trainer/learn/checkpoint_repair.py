@@ -42,8 +42,8 @@ async def repair_checkpoint(state: ObjectStore, say: LineReporter, *, chain_is_r
         await put_checkpoint(state, (version, 0), source, {}, run_inline, SHARD_BYTES)
         say(f"{NOTES}: made from version {version}; moments and waiting groups are lost, the warm-up starts again")
     elif note.version > version + 1:
-        moved = note.model_copy(update={"version": version + 1})
-        await state.put(moved.path, moved.to_bytes())
+        next_note = note.model_copy(update={"version": version + 1})
+        await state.put(next_note.path, next_note.to_bytes())
         say(f"{note.path}: becomes version {version + 1}, since the versions before it are lost")
 
 

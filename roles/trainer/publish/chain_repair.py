@@ -166,7 +166,7 @@ class ChainRepair:
         verified = await follower.rebuild(head.version)
         folder = weights_folder(head.version)
         await delete_shards(node.state, folder)
-        for lost_path in sorted({path, *(lost for lost in self._lost_paths if lost.startswith(folder))}):
+        for lost_path in sorted({path, *(name for name in self._lost_paths if name.startswith(folder))}):
             self._say(f"{lost_path}: rebuilt from storage")
         return await put_shards(node.state, folder, TensorSource.of(verified.weights), run_inline)
 
@@ -185,14 +185,14 @@ class ChainRepair:
             await state.delete(name.path)
             if name.version > published_version:
                 self._say(f"{name.path}: dropped, since the version before it is lost")
-        promised = self._local.get(published_version + 1)
-        if promised is None:
+        next_manifest = self._local.get(published_version + 1)
+        if next_manifest is None:
             return
         for name in await list_snapshots(state):
             if name.version == published_version + 1:
                 count = await count_shards(state, name.path)
                 weights = await read_tensors(state, weights_folder(name.version), count)
-                if digest_weights(weights) == promised.record.weights:
+                if digest_weights(weights) == next_manifest.record.weights:
                     return
         del self._local[published_version + 1]
         self._say(f"{MANIFESTS}{published_version + 1:010d}: was signed and not shown to anybody; it is made again")
@@ -207,7 +207,7 @@ class ChainRepair:
         epoch = head.epoch
         with suppress(NotFoundError):
             epoch = max(epoch, int(await state.get(EPOCH, 32)))
-        promised = self._local.get(head.version + 1)
+        next_manifest = self._local.get(head.version + 1)
         objects: dict[str, bytes] = {
             EPOCH: str(epoch).encode(),
             WRITER: self._node.key.public,
@@ -215,8 +215,8 @@ class ChainRepair:
             f"{PUBLISHED_WEIGHTS}{head.version:010d}": str(count).encode(),
         }
         versions = {head.version, *(name.version for name in await list_snapshots(state))}
-        if promised is not None:
-            manifests[head.version + 1] = promised.record, promised.data
+        if next_manifest is not None:
+            manifests[head.version + 1] = next_manifest.record, next_manifest.data
         for version, (manifest, data) in manifests.items():
             objects[f"{MANIFESTS}{version:010d}"] = data
             if version in head.anchors:

@@ -141,9 +141,9 @@ class History:
         newest = f"{PUBLISHED_WEIGHTS}{self.published_version:010d}"
         for path in [item.path async for item in self._state.list(PUBLISHED_WEIGHTS) if item.path < newest]:
             await self._state.delete(path)
-        needed = {manifest.version for manifest in self.incomplete_anchors()} | uploading
+        needed_versions = {manifest.version for manifest in self.incomplete_anchors()} | uploading
         for version in sorted(await stored_versions(self._state)):
-            if version < self.published_version and version not in needed:
+            if version < self.published_version and version not in needed_versions:
                 await delete_shards(self._state, weights_folder(version))
 
     async def published_shards(self) -> int:

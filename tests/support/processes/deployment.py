@@ -132,8 +132,8 @@ def follow_page(site: Deployment, moments: Moments) -> None:
     validator = site.run("judge", "grailnode keys new").split()[-1]
     site.values["PUBLICKEY"] = validator
     (founder / "keys").rmdir()
-    printed = site.run("founder", "grailnode init /srv/run --bucket https://ACCOUNT.")
-    url = re.search(r"others join by (\S+)", printed)
+    init_output = site.run("founder", "grailnode init /srv/run --bucket https://ACCOUNT.")
+    url = re.search(r"others join by (\S+)", init_output)
     assert url is not None
     site.values["ID"] = url[1].rpartition("/")[2]
     site.store_credentials("founder", "s3.credentials")
@@ -154,8 +154,8 @@ def follow_page(site: Deployment, moments: Moments) -> None:
     site.start("judge", "grailnode --role validator --run /srv/run/run.toml --name validator-2")
     moments("validator joined and started")
 
-    printed = site.run("mine", "grailnode init /srv/run --bucket https://ACCOUNT3.")
-    site.values["PUBLICKEY"] = printed.splitlines()[0].rpartition(" ")[2]
+    init_output = site.run("mine", "grailnode init /srv/run --bucket https://ACCOUNT3.")
+    site.values["PUBLICKEY"] = init_output.splitlines()[0].rpartition(" ")[2]
     result = run_command(*site.command("founder", "grailnode admit"))
     assert result.returncode == 0, result.stderr
     (mine / "keys" / "miner-1.invite").write_text(result.stdout)

@@ -52,7 +52,7 @@ async def stopped_network(root: Path, moment: str) -> DiskNetwork:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StateFile:
     """One file of the state of one node, as it was when the node was stopped.
 
     Attributes:
@@ -71,15 +71,15 @@ class Kept:
         return folder.partition("/")[0] if folder.startswith(("weights/", "checkpoints/")) else folder
 
 
-def files_by_kind(networks: Sequence[DiskNetwork]) -> list[Kept]:
+def files_by_kind(networks: Sequence[DiskNetwork]) -> list[StateFile]:
     """Return the newest file of each kind of each node."""
-    files: dict[tuple[str, str], Kept] = {}
+    files: dict[tuple[str, str], StateFile] = {}
     for network in networks:
         for node in NODES:
             for file in sorted((network.root / node).rglob("*")):
                 if file.is_file() and not file.name.endswith(".lock"):
-                    kept = Kept(network, node, str(file.relative_to(network.root / node)))
-                    files[kept.node, kept.kind] = kept
+                    state_file = StateFile(network, node, str(file.relative_to(network.root / node)))
+                    files[state_file.node, state_file.kind] = state_file
     return [files[place] for place in sorted(files)]
 
 

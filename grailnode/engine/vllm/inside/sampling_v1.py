@@ -69,11 +69,11 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
             if arguments is not None:
                 rows[row] = BatchRow(arguments, generated)
         for source, target, direction in batch_update.moved:
-            moved, replaced = rows.pop(source, None), rows.pop(target, None)
-            if moved is not None:
-                rows[target] = moved
-            if replaced is not None and direction.name == "SWAP":
-                rows[source] = replaced
+            source_row, target_row = rows.pop(source, None), rows.pop(target, None)
+            if source_row is not None:
+                rows[target] = source_row
+            if target_row is not None and direction.name == "SWAP":
+                rows[source] = target_row
 
     def apply(self, logits: Tensor) -> Tensor:
         """Draw the tokens of our rows.

@@ -130,7 +130,7 @@ class ServedWeights:
             ServedWeightsError: the weights are not those of the version. They have no version then.
         """
         checked = {name: tensor_digest(self.read(name)) for name in (self._map if names is None else names)}
-        wrong = [name for name, found in checked.items() if self.digests and self.digests.get(name) != found]
+        wrong = [name for name, digest in checked.items() if self.digests and self.digests.get(name) != digest]
         digests = self.digests | checked
         if digests.keys() != self._map.keys() or weights_digest(digests, self._described()) != digest:
             self.version = self.digest = None

@@ -33,7 +33,7 @@ class CancelledError(Exception):
 
 
 def stage_patch(
-    served: ServedWeights, version: int, patch: bytes, digest: bytes, cancelled: Cancelled = lambda: False
+    engine_weights: ServedWeights, version: int, patch: bytes, digest: bytes, cancelled: Cancelled = lambda: False
 ) -> StagedVersion:
     """Decode a patch against the weights that serve.
 
@@ -45,28 +45,28 @@ def stage_patch(
         ProtocolError: the patch does not fit the served weights, or does not lead to the signed ones.
         ServedWeightsError: the served weights are not verified.
     """
-    if served.digest is None:
+    if engine_weights.digest is None:
         raise ServedWeightsError("the served weights are not verified; a patch needs a verified version")
-    header = read_header(patch, len(served.placements))
-    if header.base != served.digest or header.result != digest:
+    header = read_header(patch, len(engine_weights.placements))
+    if header.base != engine_weights.digest or header.result != digest:
         raise PatchError("made for other weights than these, or not the patch of this version", f"version {version}")
-    staged = StagedVersion(version, served.digest, digest, dict(served.digests))
-    shapes = {name: _without_data(placement.shape) for name, placement in served.placements.items()}
+    staged = StagedVersion(version, engine_weights.digest, digest, dict(engine_weights.digests))
+    shapes = {name: _without_data(placement.shape) for name, placement in engine_weights.placements.items()}
     for row, frame in zip(check_fit(shapes, header.rows), split_frames(patch, header), strict=True):
         if cancelled():
             raise CancelledError
         if row.mode == Mode.UNCHANGED:
             continue
-        before = served.read(row.name)
+        before = engine_weights.read(row.name)
         after, staged.digests[row.name] = apply_frame(before, row, frame)
-        staged.changes += element_changes(served.placements[row.name], before, after)
+        staged.changes += element_changes(engine_weights.placements[row.name], before, after)
     if weights_digest(staged.digests, shapes) != digest:
         raise PatchError("the patch does not lead to the weights that the trainer signed", f"version {version}")
     return staged
 
 
 def stage_weights(
-    served: ServedWeights, version: int, path: Path, digest: bytes, cancelled: Cancelled = lambda: False
+    engine_weights: ServedWeights, version: int, path: Path, digest: bytes, cancelled: Cancelled = lambda: False
 ) -> StagedVersion:
     """Check a whole checkpoint, a safetensors file that the node wrote.
 
@@ -75,25 +75,29 @@ def stage_weights(
     Raises:
         ServedWeightsError: the file has other tensors than the model, or not the weights of this version.
     """
-    staged = StagedVersion(version, served.digest, digest, {})
-    dense = served.digest is None
+    staged = StagedVersion(version, engine_weights.digest, digest, {})
+    dense = engine_weights.digest is None
     with safe_open(path, framework="pt") as file:
         names = set(file.keys())
-        if names != served.placements.keys():
-            raise ServedWeightsError(f"{min(names ^ served.placements.keys())}: only in the weights or in the model")
+        if names != engine_weights.placements.keys():
+            raise ServedWeightsError(
+                f"{min(names ^ engine_weights.placements.keys())}: only in the weights or in the model"
+            )
         for name in sorted(names):
             if cancelled():
                 raise CancelledError
             tensor = file.get_tensor(name)
-            if tensor.dtype != torch.bfloat16 or tuple(tensor.shape) != served.placements[name].shape:
+            if tensor.dtype != torch.bfloat16 or tuple(tensor.shape) != engine_weights.placements[name].shape:
                 raise ServedWeightsError(f"{name}: {tensor.dtype} {tuple(tensor.shape)} does not fit the model")
             staged.digests[name] = tensor_digest(tensor)
-            if not dense and staged.digests[name] != served.digests[name]:
-                before = served.read(name)
+            if not dense and staged.digests[name] != engine_weights.digests[name]:
+                before = engine_weights.read(name)
                 dense = int((before.view(torch.int16) != tensor.view(torch.int16)).sum()) * _DENSE > tensor.numel()
-                staged.changes += element_changes(served.placements[name], before, tensor)
+                staged.changes += element_changes(engine_weights.placements[name], before, tensor)
         if (
-            weights_digest(staged.digests, {name: _without_data(served.placements[name].shape) for name in names})
+            weights_digest(
+                staged.digests, {name: _without_data(engine_weights.placements[name].shape) for name in names}
+            )
             != digest
         ):
             raise ServedWeightsError(f"the weights in {path.name} are not those of version {version}")

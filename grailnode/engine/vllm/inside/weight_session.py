@@ -144,13 +144,13 @@ class WeightSession:
 
     def stage_patch(self, version: int, digest: str, path: str) -> Values:
         """Begin to stage a patch from a file."""
-        served = self._weights()
+        engine_weights = self._weights()
         self._stop_job()
         self._staged = None
 
         def work(cancelled: Callable[[], bool]) -> Values:
             data = self._path(path).read_bytes()
-            self._staged = stage_patch(served, version, data, bytes.fromhex(digest), cancelled)
+            self._staged = stage_patch(engine_weights, version, data, bytes.fromhex(digest), cancelled)
             return {"changed": self._staged.changed_elements}
 
         self._job = Job(work)
@@ -158,12 +158,12 @@ class WeightSession:
 
     def stage_weights(self, version: int, digest: str, path: str) -> Values:
         """Begin to stage a whole checkpoint from a safetensors file."""
-        served = self._weights()
+        engine_weights = self._weights()
         self._stop_job()
         self._staged = None
 
         def work(cancelled: Callable[[], bool]) -> Values:
-            self._staged = stage_weights(served, version, self._path(path), bytes.fromhex(digest), cancelled)
+            self._staged = stage_weights(engine_weights, version, self._path(path), bytes.fromhex(digest), cancelled)
             return {"changed": self._staged.changed_elements, "whole": bool(self._staged.tensors)}
 
         self._job = Job(work)
@@ -171,15 +171,15 @@ class WeightSession:
 
     def verify(self, version: int, digest: str) -> Values:
         """Begin to read all tensors back."""
-        served = self._weights()
+        engine_weights = self._weights()
         self._stop_job()
 
         def work(cancelled: Callable[[], bool]) -> Values:
             try:
-                served.verify(version, bytes.fromhex(digest))
+                engine_weights.verify(version, bytes.fromhex(digest))
             finally:
-                records.version = served.version
-            return {"tensors": len(served.placements)}
+                records.version = engine_weights.version
+            return {"tensors": len(engine_weights.placements)}
 
         self._job = Job(work)
         return {}
@@ -202,18 +202,18 @@ class WeightSession:
         Raises:
             ServedWeightsError: it is not staged, or could not be written.
         """
-        served, staged = self._weights(), self._staged
+        engine_weights, staged = self._weights(), self._staged
         if staged is None or staged.version != version:
             raise ServedWeightsError(f"version {version} is not staged")
         start = perf_counter()
         self._staged = None
         try:
             with torch.inference_mode():
-                served.commit(staged)
+                engine_weights.commit(staged)
         finally:
-            records.version = served.version
+            records.version = engine_weights.version
             records.clear()
-        return {"seconds": perf_counter() - start, "verified": served.version == version}
+        return {"seconds": perf_counter() - start, "verified": engine_weights.version == version}
 
     def take(self, requests: list[str]) -> Values:
         """Return the records of finished requests, their states as base64 of float32, and forget them."""
