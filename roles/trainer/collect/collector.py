@@ -166,7 +166,10 @@ class Collector:
         return set(self._readers)
 
     def _reader(self, window: int) -> VerdictReader:
-        return self._readers.setdefault(window, VerdictReader(self._node, window, self._start_time, self._absences))
+        if window not in self._readers:
+            canaries = self._monitor.canaries
+            self._readers[window] = VerdictReader(self._node, window, self._start_time, self._absences, canaries)
+        return self._readers[window]
 
     def _open_window_count(self) -> int:
         schedule = self._node.run.schedule

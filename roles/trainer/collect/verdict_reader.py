@@ -4,9 +4,13 @@ the verdicts that these list.
 A verdict counts only if its summary was sealed before the round at which the other validators reveal theirs, and if no
 witness shows another seal of its validator (docs/spec/ledger.md). Each validator is read in a task of its own, so one
 whose storage hangs does not delay the others.
+
+Verdicts on a miner are read only if the summaries of a quorum list one: fewer decide nothing. So miners that one
+validator invents cost its summary, and nothing else: no request, no memory, and no object in the trainer's state.
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Set
 from math import inf
 from typing import Final
 
@@ -33,12 +37,16 @@ class VerdictReader:
         start_time: when this node began to read, seconds since the Unix epoch. If the deadline for seals was before, a
             seal counts whenever it was put, because this node cannot tell when that was.
         absences: of all windows.
+        canaries: miners whose verdicts are read even if only one summary lists them.
     """
 
-    def __init__(self, node: Node, window: int, start_time: float, absences: Absences) -> None:
+    def __init__(
+        self, node: Node, window: int, start_time: float, absences: Absences, canaries: Set[bytes] = frozenset()
+    ) -> None:
         self._node = node
         self._window = window
         self._absences = absences
+        self._canaries = canaries
         seal_deadline = node.run.beacon.round_time(node.run.schedule.seal(window))
         self._began_after_deadline = seal_deadline <= start_time
         self._sealed_digests: dict[bytes, bytes] = {}  # by validator, the summary that its own storage shows sealed
@@ -50,7 +58,9 @@ class VerdictReader:
         ] = {}  # by validator, the miners on whom its summary lists a verdict
         self._scored_miners: dict[bytes, set[bytes]] = {}  # by validator, the miners that earn something
         self._reported_paths: set[str] = set()
-        self._finished_validators: set[bytes] = set()  # validators of which nothing more can come
+        self._voters: tuple[Set[bytes], int] = (frozenset(), 0)  # those whose summaries count, and the quorum
+        self._missing_verdicts: dict[bytes, set[bytes]] = {}  # by validator: miners, as of these voters and this quorum
+        self._excluded_validators: set[bytes] = set()  # validators that do not count in this window
         self._read_starts: dict[bytes, float] = {}  # by validator that is being read, since when (trio's time)
         # by validator, complete reads since the window's deadline and since the last one that showed something new
         self._final_reads: Counter[bytes] = Counter()
@@ -65,7 +75,25 @@ class VerdictReader:
 
     def outstanding(self, ignored: set[bytes]) -> set[bytes]:
         """Return the validators of which something may still come."""
-        return set(self._node.authority.validators) - self._finished_validators - ignored
+        missing_verdicts = self._missing(ignored)
+        read = {validator for validator, miners in missing_verdicts.items() if not miners}
+        return set(self._node.authority.validators) - self._excluded_validators - read - ignored
+
+    def _missing(self, ignored: Set[bytes]) -> dict[bytes, set[bytes]]:
+        """Return, by validator whose summary was read and counts, the miners on whom its verdict is to be read."""
+        authority = self._node.authority
+        voters = (self._summary_miners.keys() & set(authority.validators)) - ignored - self.equivocators
+        if self._voters != (voters, authority.quorum):
+            listings = Counter(miner for voter in voters for miner in self._summary_miners[voter])
+            listed = {miner for miner, count in listings.items() if count >= authority.quorum} | self._canaries
+            self._voters = (voters, authority.quorum)
+            self._missing_verdicts = {
+                voter: {
+                    miner for miner in self._summary_miners[voter] & listed if voter not in self.verdicts.get(miner, {})
+                }
+                for voter in voters
+            }
+        return self._missing_verdicts
 
     def outstanding_on(self, miner: bytes, ignored: set[bytes]) -> set[bytes]:
         """Return the validators of which a verdict on a miner may still come."""
@@ -99,12 +127,12 @@ class VerdictReader:
         """Start a task for each outstanding validator that is not being read already."""
         for validator in sorted(self.outstanding(ignored) - self._read_starts.keys()):
             self._read_starts[validator] = trio.current_time()
-            tasks.start_soon(self._try_to_read, validator, after_deadline)
+            tasks.start_soon(self._try_to_read, validator, ignored, after_deadline)
 
-    async def _try_to_read(self, validator: bytes, after_deadline: bool) -> None:
+    async def _try_to_read(self, validator: bytes, ignored: set[bytes], after_deadline: bool) -> None:
         before = self._object_count(validator)
         try:
-            await self._read(validator)
+            await self._read(validator, ignored)
             if after_deadline:
                 has_news = self._object_count(validator) > before
                 self._final_reads[validator] = 0 if has_news else self._final_reads[validator] + 1
@@ -115,13 +143,21 @@ class VerdictReader:
             del self._read_starts[validator]
 
     def close(self, ignored: set[bytes]) -> None:
-        """Log which validators did not reveal in time, because their judgements do not count then."""
-        for validator in self._node.authority.validators:
-            if validator not in self._finished_validators and validator not in ignored:
-                if validator in self._sealed_digests:
-                    self._exclude(validator, "sealed, and not revealed in time")
-                else:
-                    self._absences.add(validator, self._window)
+        """Log which validators did not reveal in time, because their judgements do not count then, and on how many
+        miners a validator lists a verdict that too few others list.
+        """
+        for validator in sorted(self.outstanding(ignored)):
+            if validator in self._sealed_digests:
+                self._exclude(validator, "sealed, and not revealed in time")
+            else:
+                self._absences.add(validator, self._window)
+        for validator, missing_miners in sorted(self._missing(ignored).items()):
+            read_miners = {miner for miner, verdicts in self.verdicts.items() if validator in verdicts}
+            unread_count = len(self._summary_miners[validator] - read_miners - missing_miners)
+            if unread_count:
+                self._node.telemetry.event(
+                    "verdicts-unread", window=self._window, validator=validator.hex()[:8], miners=unread_count
+                )
 
     def _object_count(self, validator: bytes) -> int:
         """Return how many objects of a validator were read: its seal, witness and summary, and its verdicts."""
@@ -129,7 +165,7 @@ class VerdictReader:
         single_objects = (self._sealed_digests, self._validators_with_witness, self._summaries)
         return sum(validator in objects for objects in single_objects) + verdict_count
 
-    async def _read(self, validator: bytes) -> None:
+    async def _read(self, validator: bytes, ignored: set[bytes]) -> None:
         if validator not in self._sealed_digests:
             await self._read_seal(validator)
         if validator in self._sealed_digests and validator not in self._validators_with_witness:
@@ -137,7 +173,7 @@ class VerdictReader:
         if validator in self._validators_with_witness and validator not in self._summaries:
             await self._read_summary(validator)
         if validator in self._summaries:
-            await self._read_verdicts(validator)
+            await self._read_verdicts(validator, ignored)
 
     async def _read_seal(self, validator: bytes) -> None:
         seal = None
@@ -147,7 +183,7 @@ class VerdictReader:
         except (ProtocolError, TooLargeError) as error:
             self._report_once("seal-refused", paths.seal(validator, self._window), error)
         if not await self._seals_still_count():  # storage may delay an answer until the others have revealed
-            self._finished_validators.add(validator)
+            self._excluded_validators.add(validator)
             self._absences.add(validator, self._window)
         elif seal is not None:
             self._absences.end(validator, self._window)
@@ -196,27 +232,26 @@ class VerdictReader:
         self._summary_miners[validator] = {row.miner for row in signed.record.rows if row.verdict}
         self._scored_miners[validator] = {miner for miner, _ in signed.record.scores}
 
-    async def _read_verdicts(self, validator: bytes) -> None:
-        """Read the verdicts that a validator's summary lists and that were not read before."""
-        rows = [row for row in self._summaries[validator].rows if row.verdict]
-        missing_rows = [row for row in rows if validator not in self.verdicts.get(row.miner, {})]
+    async def _read_verdicts(self, validator: bytes, ignored: set[bytes]) -> None:
+        """Read the verdicts on a quorum's miners that a validator's summary lists and that were not read before."""
+        missing_miners = self._missing(ignored).get(validator, set())
+        missing_rows = [row for row in self._summaries[validator].rows if row.miner in missing_miners]
 
-        async def read(row: LedgerRow) -> bool:
+        async def read(row: LedgerRow) -> None:
             path = paths.verdict(validator, self._window, row.miner)
             try:
                 signed = await fetch_record(self._node, Verdict, path, self._node.run.verdict_bytes)
                 if signed.digest != row.verdict:
                     raise MalformedError("not the verdict that the summary lists", path)
             except NotFoundError:
-                return False
+                return
             except (ProtocolError, TooLargeError) as error:
                 self._report_once("verdict-refused", path, error)
-                return False
+                return
             self.verdicts.setdefault(row.miner, {})[validator] = signed.record
-            return True
+            self._missing(ignored).get(validator, set()).discard(row.miner)
 
-        if all(await gather(read, missing_rows)):
-            self._finished_validators.add(validator)
+        await gather(read, missing_rows)
 
     def _report_once(self, event: str, path: str, error: Exception) -> None:
         """Log an error, once for each path."""
@@ -226,7 +261,7 @@ class VerdictReader:
 
     def _exclude(self, validator: bytes, reason: str) -> None:
         """Log that a validator's verdicts on this window do not count, and why."""
-        self._finished_validators.add(validator)
+        self._excluded_validators.add(validator)
         self._node.telemetry.event(
             "validator-excluded", window=self._window, validator=validator.hex()[:8], error=reason
         )
