@@ -1,7 +1,7 @@
 """What a trainer's time goes to, by its own log on this machine, and what to add so that it learns faster."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -41,15 +41,19 @@ def read_trainer_time(logs: Path) -> TrainerTime | None:
     paths = sorted(logs.glob("*-training.jsonl"), key=lambda path: path.stat().st_mtime)
     if not paths:
         return None
-    with paths[-1].open("rb") as file:
-        file.seek(max(0, paths[-1].stat().st_size - _TAIL_BYTES))
-        lines = file.read().splitlines()
-    for line in reversed(lines):
-        event = _event(line)
+    for event in tail_events(paths[-1]):
         data, hand_over = event.get("data_wait_fraction"), event.get("io_wait_fraction")
         if event.get("event") == "step" and isinstance(data, float | int) and isinstance(hand_over, float | int):
             return TrainerTime(float(data), float(hand_over))
     return None
+
+
+def tail_events(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the events at the end of a log, the newest first."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        lines = file.read().splitlines()
+    yield from map(_event, reversed(lines))
 
 
 def _event(line: bytes) -> Mapping[str, Any]:

@@ -159,6 +159,7 @@ class NetworkState:
         check_rate: completion tokens that a validator checks in a second of checking; 0 before the first summary.
         pass_at: k of pass@k.
         bottleneck: what limits the trainer, where it runs on this machine; empty elsewhere.
+        unjudged: a line for each validator of this machine whose newest window was short of time.
         alarms: one line each (forks, false objects, validators that a canary deceived, storage that does not answer).
     """
 
@@ -182,6 +183,7 @@ class NetworkState:
     alarms: tuple[str, ...] = ()
     pass_at: int = 1
     bottleneck: str = ""
+    unjudged: tuple[str, ...] = ()
 
     @property
     def generated_per_second(self) -> float:

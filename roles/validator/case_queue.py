@@ -1,27 +1,45 @@
-"""The order in which a window's cases are judged, so that junk does not cost honest miners their verdicts.
+"""The order in which a window's cases are judged, and how the validator's time is shared, so that nobody's junk costs
+others their verdicts.
 
-Known miners (a clean window, and no rejection since) come first, strangers after them. Miners that were rejected when
-they were last judged come at the end, and get a tenth of a window's time. The second round orders equals at random, so
-that no miner can be crowded out for good. A case that is not reached has no row in the ledger: the validator abstains.
+A miner has one of four reputations, and each has a share of the time at the engine. What one does not use is the
+others'. Miners that earn come first, because their groups are trained on; a crowd of strangers, whose groups may look
+valid and cost a prefill each, takes no more than its share from them. And miners that fill the window cannot keep
+newcomers from becoming known, or known ones from earning. Those that were rejected when they were last judged never
+have more than their share.
+
+The second round orders equals at random, so that no miner can be crowded out for good, and all validators judge the
+same ones. A case that is not reached has no row in the ledger: the validator abstains.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
+from types import MappingProxyType
+from typing import Final
 
 from protocol.digest import content_digest
 from roles.node.identity import Node
 from roles.validator.ledger_state import Ledger
 from roles.validator.window_cases import Case
 
-REJECTED_SHARE = 0.1  # of a window's seconds, for miners that were rejected when they were last judged
-
 
 class Reputation(IntEnum):
-    """What the ledger says of a miner, in the order in which miners are judged."""
+    """What the ledger says of a miner, in the order in which equals are judged."""
 
-    KNOWN = 0
-    STRANGER = 1
-    REJECTED = 2
+    EARNING = 0  # a clean window since its last rejection, and a score
+    KNOWN = 1  # a clean window since its last rejection
+    STRANGER = 2
+    REJECTED = 3
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the miner has a clean window since its last rejection."""
+        return self <= Reputation.KNOWN
+
+
+SHARES: Final[Mapping[Reputation, float]] = MappingProxyType(
+    {Reputation.EARNING: 0.6, Reputation.KNOWN: 0.2, Reputation.STRANGER: 0.1, Reputation.REJECTED: 0.1}
+)
+"""The share of the engine's time that miners of a reputation have if all wait. It is 1 in sum."""
 
 
 class CaseQueue:
@@ -30,6 +48,7 @@ class CaseQueue:
     Attributes:
         clean_windows: clean windows of each miner since its last rejection.
         histories: the counts of each miner's accepted groups by window.
+        engine_seconds: by reputation, for how long the engine was busy with cases.
     """
 
     def __init__(self, node: Node, ledger: Ledger, draw: bytes) -> None:
@@ -37,32 +56,40 @@ class CaseQueue:
         self._draw = draw
         self.clean_windows = ledger.clean_windows()
         self.histories = ledger.histories()
+        self.engine_seconds = dict.fromkeys(Reputation, 0.0)
         self._rejections = ledger.rejections()
-        self._rejected_seconds = 0.0
+        self._earning = ledger.earning_miners()
 
     def reputation(self, miner: bytes) -> Reputation:
         """Return what the ledger says of a miner."""
         if self.clean_windows.get(miner, 0):
-            return Reputation.KNOWN
+            return Reputation.EARNING if miner in self._earning else Reputation.KNOWN
         return Reputation.REJECTED if miner in self._rejections else Reputation.STRANGER
 
-    def cases_in_order(self, window: int, cases: Iterable[Case]) -> Iterator[tuple[Case, Reputation]]:
-        """Yield the cases in order, as long as there is time for them."""
-        clock, schedule = self._node.clock, self._node.run.schedule
-        seconds = schedule.rounds * self._node.run.beacon.period_ms / 1000
-        end = self._node.run.beacon.round_time(schedule.audit(window)) + seconds
-        for reputation, case in sorted(((self.reputation(case.miner), case) for case in cases), key=self._rank):
-            late = reputation is not Reputation.KNOWN and clock.now() >= end
-            if late or self._rejected_seconds > REJECTED_SHARE * seconds:
-                self._node.telemetry.event("not-judged", window=window, miner=case.miner.hex()[:8])
-                continue
-            yield case, reputation
+    def in_order(self, cases: Iterable[Case]) -> dict[Reputation, list[Case]]:
+        """Return the cases of each reputation, in the order in which they are judged."""
+        result: dict[Reputation, list[Case]] = {reputation: [] for reputation in Reputation}
+        for case in sorted(cases, key=self._rank):
+            result[self.reputation(case.miner)].append(case)
+        return result
 
-    def add_engine_time(self, reputation: Reputation, seconds: float) -> None:
-        """Add the seconds for which the engine was busy with a case of a miner of this reputation."""
-        if reputation is Reputation.REJECTED:
-            self._rejected_seconds += seconds
+    def has_time(self, window: int, reputation: Reputation) -> bool:
+        """Return whether another case of a miner of this reputation may be begun.
 
-    def _rank(self, item: tuple[Reputation, Case]) -> tuple[int, int, bytes]:
-        reputation, case = item
-        return reputation, -case.commitment.record.version, content_digest(self._draw + case.miner)
+        Work on miners that are not known ends a window's length after the second round, and that on rejected ones with
+        their share of this length.
+        """
+        node, schedule = self._node, self._node.run.schedule
+        seconds = schedule.rounds * node.run.beacon.period_ms / 1000
+        if reputation is Reputation.REJECTED and self.engine_seconds[reputation] > SHARES[reputation] * seconds:
+            return False
+        return reputation.is_known or node.clock.now() < node.run.beacon.round_time(schedule.audit(window)) + seconds
+
+    def debt(self, reputation: Reputation) -> float:
+        """Return the seconds that the engine was busy with a reputation's cases, in units of its share; those with the
+        least are served next.
+        """
+        return self.engine_seconds[reputation] / SHARES[reputation]
+
+    def _rank(self, case: Case) -> tuple[int, bytes]:
+        return -case.commitment.record.version, content_digest(self._draw + case.miner)

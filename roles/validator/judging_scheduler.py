@@ -2,7 +2,7 @@
 the engine.
 """
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
@@ -24,16 +24,24 @@ from roles.validator.window_cases import Case, ServingVersions
 
 _FETCHED_BYTES: Final = 256 * limits.MIB  # of cases that wait for the engine
 _FEWEST_FETCHES, _MOST_FETCHES = 8, 64  # cases that are being fetched
-_REJECTED_FETCHES = 2  # likewise, of miners that were rejected when they were last judged
+_FETCH_SHARES: Final = {  # of them; of strangers one group is fetched first, so that more of them may wait
+    Reputation.EARNING: 0.5,
+    Reputation.KNOWN: 0.25,
+    Reputation.STRANGER: 0.5,
+    Reputation.REJECTED: 0.0,
+}
+_FEWEST_FETCHES_EACH = 2  # of miners of one reputation
 
 
 class EngineSlot:
     """The engine, which works on one case at a time.
 
-    Among the waiting cases the best reputation goes first, then a case of the version that the engine serves already.
+    Among the waiting cases the reputation goes first that has had least of its share (`CaseQueue.debt`), the better one
+    of equals; then a case of the version that the engine serves already.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, debt: Callable[[Reputation], float]) -> None:
+        self._debt = debt
         self._busy = False
         self._version = -1
         self._queue: list[tuple[Reputation, int, trio.Event]] = []
@@ -64,7 +72,9 @@ class EngineSlot:
     def _pass_on(self) -> None:
         self._busy = bool(self._queue)
         if self._queue:
-            entry = min(self._queue, key=lambda item: (item[0], item[1] != self._version, -item[1]))
+            entry = min(
+                self._queue, key=lambda item: (self._debt(item[0]), item[0], item[1] != self._version, -item[1])
+            )
             self._queue.remove(entry)
             entry[2].set()
 
@@ -98,10 +108,9 @@ class JudgingScheduler:
         self._refreshed = False
         self._refresh_error = ""
         self._refresh_lock = trio.Lock()
-        self._engine_slot = EngineSlot()
+        self._engine_slot = EngineSlot(queue.debt)
         fetches = _FETCHED_BYTES // (node.run.groups * node.run.group_bytes)
-        self._fetch_limit = trio.Semaphore(max(_FEWEST_FETCHES, min(_MOST_FETCHES, fetches)))
-        self._rejected_fetch_limit = trio.Semaphore(_REJECTED_FETCHES)
+        self._fetches = max(_FEWEST_FETCHES, min(_MOST_FETCHES, fetches))
 
     async def judge(self, cases: Iterable[Case], seconds: float) -> list[tuple[Verdict, dict[int, bytes]]]:
         """Judge cases within so many seconds.
@@ -113,6 +122,7 @@ class JudgingScheduler:
             EngineError: the engine broke; there are no verdicts.
         """
         verdicts: list[tuple[Verdict, dict[int, bytes]]] = []
+        ordered_cases = self._queue.in_order(cases)
 
         async def judge_one(case: Case, reputation: Reputation, fetch_limit: trio.Semaphore) -> None:
             try:
@@ -125,14 +135,29 @@ class JudgingScheduler:
             finally:
                 fetch_limit.release()
 
-        async with first_failure(EngineError) as tasks:
-            tasks.cancel_scope.deadline = trio.current_time() + seconds
-            for case, reputation in self._queue.cases_in_order(self._window, cases):
-                is_rejected = reputation is Reputation.REJECTED
-                fetch_limit = self._rejected_fetch_limit if is_rejected else self._fetch_limit
+        async def judge_all(reputation: Reputation) -> None:
+            fetch_limit = trio.Semaphore(max(_FEWEST_FETCHES_EACH, round(_FETCH_SHARES[reputation] * self._fetches)))
+            for case in ordered_cases[reputation]:
                 await fetch_limit.acquire()
+                if not self._queue.has_time(self._window, reputation):
+                    break
                 tasks.start_soon(judge_one, case, reputation, fetch_limit)
+
+        start = trio.current_time()
+        async with first_failure(EngineError) as tasks:
+            tasks.cancel_scope.deadline = start + seconds
+            for reputation in Reputation:
+                tasks.start_soon(judge_all, reputation)
+        self._report_all(ordered_cases, {verdict.miner for verdict, _ in verdicts}, trio.current_time() - start)
         return verdicts
+
+    def _report_all(self, cases: Mapping[Reputation, Sequence[Case]], judged: Set[bytes], seconds: float) -> None:
+        """Report how many cases were judged, and how many of each reputation were left."""
+        left = {
+            f"left_{reputation.name.lower()}": sum(case.miner not in judged for case in cases[reputation])
+            for reputation in Reputation
+        }
+        self._node.telemetry.event("judged", window=self._window, cases=len(judged), seconds=round(seconds, 3), **left)
 
     def _report(self, case: Case, error: str) -> None:
         self._node.telemetry.event("not-judged", window=self._window, miner=case.miner.hex()[:8], error=error)
@@ -155,7 +180,7 @@ class JudgingScheduler:
         return await self._auditor.audit(
             case,
             node.run.proof.audit_share(self._queue.clean_windows.get(case.miner, 0)),
-            is_known=reputation is Reputation.KNOWN,
+            is_known=reputation.is_known,
             history=self._queue.histories.get(case.miner, ()),
             at_engine=partial(self._reserve_engine, reputation, weights),
         )
@@ -169,7 +194,7 @@ class JudgingScheduler:
             try:
                 yield
             finally:
-                self._queue.add_engine_time(reputation, trio.current_time() - start)
+                self._queue.engine_seconds[reputation] += trio.current_time() - start
 
     async def _look_for(self, version: int) -> None:
         """Refresh the chain if a commitment names a version that is newer than all that this node knows.

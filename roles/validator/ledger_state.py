@@ -77,6 +77,10 @@ class Ledger:
         """Return the counts of each miner's accepted groups by window, oldest first."""
         return histories(self.entries())
 
+    def earning_miners(self) -> set[bytes]:
+        """Return the miners that earn something by the newest summary."""
+        return {miner for miner, _ in self._entries[self.newest].scores} if self._entries else set()
+
     def rejections(self, until: int | None = None) -> dict[bytes, int]:
         """Return, for each miner with rejected groups, the newest such window (of those up to `until`)."""
         entries = [entry for entry in self.entries() if until is None or entry.window <= until]

@@ -152,8 +152,9 @@ def test_an_outage_of_the_only_miners_storage_costs_it_no_rejection():
     simulate(scenario)
 
 
-def test_the_engine_serves_one_case_at_a_time_known_miners_first_and_by_version():
+def test_the_engine_serves_one_case_at_a_time_by_shares_and_by_version():
     order: list[tuple[Reputation, int]] = []
+    used = {Reputation.KNOWN: 0.0, Reputation.STRANGER: 1.0, Reputation.REJECTED: 2.0}
 
     async def use(slot: EngineSlot, reputation: Reputation, version: int) -> None:
         async with slot.reserve(reputation, version):
@@ -161,7 +162,7 @@ def test_the_engine_serves_one_case_at_a_time_known_miners_first_and_by_version(
             await trio.sleep(1.0)
 
     async def scenario() -> None:
-        slot = EngineSlot()
+        slot = EngineSlot(used.__getitem__)
         cases = [
             (Reputation.STRANGER, 4),
             (Reputation.STRANGER, 5),
@@ -180,7 +181,7 @@ def test_the_engine_serves_one_case_at_a_time_known_miners_first_and_by_version(
         assert trio.current_time() >= 6.0
         assert order == [
             (Reputation.STRANGER, 4),
-            (Reputation.KNOWN, 5),
+            (Reputation.KNOWN, 5),  # of all that wait, it has had least
             (Reputation.STRANGER, 5),
             (Reputation.STRANGER, 4),
             (Reputation.STRANGER, 4),

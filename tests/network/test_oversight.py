@@ -257,9 +257,8 @@ def test_a_validator_that_copies_anothers_verdicts_does_not_count(seals_twice: b
             nursery.start_soon(copy_verdicts, network)
             await network.until_window(7)
         assert len(await summaries(network, "validator-1", range(7))) >= 2
-        events = network.events("trainer/download", "collected")
-        assert events
-        assert all(event["used"] == 0 for event in events)
+        assert all(event["used"] == 0 for event in network.events("trainer/download", "collected"))
+        assert network.events("trainer/download", "verdicts-unread")
         exclusions = network.events("trainer/download", "validator-excluded")
         assert {event["error"].partition(":")[0] for event in exclusions} == {error}
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from grailnode.observe.bottleneck import TrainerTime, bottleneck, read_trainer_time
+from grailnode.observe.judging_time import unjudged_cases
 from grailnode.observe.state import MinerRow, NetworkState, VersionRow
 
 
@@ -45,3 +46,16 @@ def test_the_newest_step_in_a_log_counts(tmp_path: Path) -> None:
     assert read_trainer_time(tmp_path) == TrainerTime(0.25, 0.0)
     log.write_bytes(b"\xff\n[]\n")
     assert read_trainer_time(tmp_path) is None
+
+
+def test_a_line_says_what_a_validator_had_no_time_for(tmp_path: Path) -> None:
+    log = tmp_path / "validator-1.jsonl"
+    left = {"left_earning": 0, "left_known": 2, "left_stranger": 1500, "left_rejected": 0}
+    log.write_text(json.dumps({"event": "judged", "window": 6, "cases": 9, **left}) + "\n")
+    assert unjudged_cases(tmp_path) == (
+        "validator-1 judged 9 miners' groups of window 6 and left 2 of known miners, 1,500 of strangers: "
+        "add validators, or faster ones",
+    )
+    newer = {"event": "judged", "window": 7, "cases": 9, **dict.fromkeys(left, 0)}
+    log.write_text(log.read_text() + json.dumps(newer) + "\n")
+    assert unjudged_cases(tmp_path) == ()

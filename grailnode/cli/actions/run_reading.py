@@ -20,6 +20,7 @@ from grailnode.node.node_makers import make_spectator
 from grailnode.node.processes import recheck_group
 from grailnode.observe.bottleneck import bottleneck, read_trainer_time
 from grailnode.observe.chain_check import verify_chain
+from grailnode.observe.judging_time import unjudged_cases
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized
 from grailnode.observe.recheck import GroupReference, RecheckedGroup
@@ -68,7 +69,9 @@ def status(**parameters: Any) -> None:
     config = RunOptions(**parameters).open_config_to_read()
     node = make_spectator(config)
     state = trio.run(_observe, node).state()
-    time = read_trainer_time(config.at(config.node.logs))
+    logs = config.at(config.node.logs)
+    state = replace(state, unjudged=unjudged_cases(logs))
+    time = read_trainer_time(logs)
     if time is not None:
         audit_share = node.run.proof.audit_floor_ppm / 1_000_000
         line = bottleneck(time, state, config.trainer.steps_per_version, audit_share)

@@ -82,8 +82,8 @@ def _cells(row: WindowRow) -> list[Text]:
 
 
 def _bottleneck(state: NetworkState) -> list[Text]:
-    """Write what limits the trainer, over as many lines as it takes."""
-    return [Text(f"trainer {state.bottleneck}")] if state.bottleneck else []
+    """Write what limits the trainer, and what validators had no time for, over as many lines as it takes."""
+    return [Text(item) for item in (*([f"trainer {state.bottleneck}"] if state.bottleneck else []), *state.unjudged)]
 
 
 def _strata(state: NetworkState) -> list[Text]:

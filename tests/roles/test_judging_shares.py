@@ -1,0 +1,161 @@
+"""How a validator whose window is short of time shares it among miners."""
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+import trio
+
+from grailnode.store.memory import MemoryStore
+from protocol.digest import content_digest
+from protocol.identity.signing import Signed
+from protocol.judging.ledger import LedgerRow
+from protocol.judging.verdict import Verdict
+from protocol.rollout.batch import assemble
+from roles.validator.case_queue import SHARES, CaseQueue, Reputation
+from roles.validator.judging_scheduler import JudgingScheduler
+from roles.validator.ledger_state import Ledger
+from roles.validator.window_cases import Case, ServingVersions
+from tests.support.attacked_nodes.trainer import WINDOW
+from tests.support.attacked_nodes.validator import AttackedValidator
+from tests.support.builders import samples
+from tests.support.simulation.virtual_clock import simulate
+
+VERSIONS = ServingVersions(0, 0)
+
+
+class Chain:
+    """A follower that has version 0."""
+
+    def version_for(self, _: int) -> int:
+        """Implements Follower.version_for."""
+        return 0
+
+    async def rebuild(self, _: int) -> Any:
+        """Implements Follower.rebuild."""
+        return type("Weights", (), {"version": 0, "digest": bytes(32), "weights": {}})()
+
+
+class IdleEngine:
+    """An engine that serves version 0 at once."""
+
+    version = None
+
+    async def stage(self, *_: Any) -> None:
+        """Implements Engine.stage."""
+
+    async def commit(self) -> None:
+        """Implements Engine.commit."""
+
+
+class BusyAuditor:
+    """Takes seconds at the engine for each case, and accepts or rejects it."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    async def audit(self, case: Case, *_: Any, at_engine: Any, **__: Any) -> tuple[Verdict, dict[int, bytes]]:
+        """Implements Auditor.audit."""
+        context: AbstractAsyncContextManager[None] = at_engine()
+        async with context:
+            await trio.sleep(self._seconds)
+        return samples.verdict().model_copy(update={"miner": case.miner}), {}
+
+
+def miners(reputation: Reputation, count: int) -> list[bytes]:
+    """Return keys of miners of a reputation."""
+    return [content_digest(bytes([reputation, number % 256, number // 256])) for number in range(count)]
+
+
+async def judged(crowd: dict[Reputation, int], seconds: float) -> tuple[dict[Reputation, int], dict[str, Any]]:
+    """Let a validator judge a window's crowd, a second for each case.
+
+    Returns:
+        How many of each reputation were judged, and the event that says so.
+    """
+    testbed = AttackedValidator()
+    node = testbed.validator
+    keys = {reputation: miners(reputation, count) for reputation, count in crowd.items()}
+    scoring = node.run.scoring.model_copy(update={"deposit": 50.0})
+    ledger = await Ledger.open(MemoryStore(), node.run.model_copy(update={"scoring": scoring}))
+    await record_histories(ledger, keys)
+    await testbed.clock.sleep_until(node.run.beacon.round_time(node.run.schedule.audit(WINDOW)))
+    commitment = assemble(testbed.groups)[1]
+    cases = [
+        Case(Signed(commitment.model_copy(update={"miner": miner}), (miner,), bytes(32), b""), 2, 0.0)
+        for group in keys.values()
+        for miner in group
+    ]
+    chain: Any = Chain()
+    engine: Any = IdleEngine()
+    auditor: Any = BusyAuditor(1.0)
+    queue = CaseQueue(node, ledger, bytes(32))
+    queue.has_time = lambda *_: True  # type: ignore[method-assign] # the window's own length is tested elsewhere
+    scheduler = JudgingScheduler(node, chain, engine, auditor, queue, WINDOW, VERSIONS)
+    verdicts = await scheduler.judge(cases, seconds)
+    done = {verdict.miner for verdict, _ in verdicts}
+    (event,) = testbed.validator.telemetry.named("judged")  # type: ignore[attr-defined]
+    return {reputation: len(done & set(group)) for reputation, group in keys.items()}, event
+
+
+async def record_histories(ledger: Ledger, keys: dict[Reputation, Sequence[bytes]]) -> None:
+    """Write a window into the ledger that gives every miner its reputation."""
+    scored = set(keys.get(Reputation.EARNING, ()))
+    known = [*keys.get(Reputation.EARNING, ()), *keys.get(Reputation.KNOWN, ())]
+    rows = [row(miner, accepted=100 if miner in scored else 1) for miner in known]
+    rows += [row(miner, rejected=1) for miner in keys.get(Reputation.REJECTED, ())]
+    await ledger.record(samples.summary(*sorted(rows, key=lambda item: item.miner), window=0, previous=b""))
+
+
+def row(miner: bytes, *, accepted: int = 0, rejected: int = 0) -> LedgerRow:
+    """Return a miner's row."""
+    groups = accepted + rejected
+    return LedgerRow(
+        miner=miner,
+        verdict=bytes(32),
+        pledged=groups,
+        submitted=groups,
+        audited=groups,
+        accepted=accepted,
+        rejected=rejected,
+        tokens=0,
+        positions=0,
+        sketch_misses=0,
+        margin_misses=0,
+    )
+
+
+def test_miners_that_fill_the_window_leave_newcomers_their_share():
+    async def scenario() -> None:
+        counts, event = await judged({Reputation.EARNING: 60, Reputation.KNOWN: 60, Reputation.STRANGER: 60}, 50.5)
+        assert counts[Reputation.EARNING] >= 0.6 * 50
+        assert counts[Reputation.KNOWN] >= 0.2 * 50
+        assert counts[Reputation.STRANGER] >= 0.1 * 50
+        left = {reputation: 60 - count for reputation, count in counts.items()}
+        assert (event["left_earning"], event["left_known"], event["left_stranger"]) == tuple(left.values())
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("crowd", [Reputation.KNOWN, Reputation.STRANGER, Reputation.REJECTED])
+def test_a_crowd_takes_no_more_than_its_share_from_miners_that_earn(crowd: Reputation) -> None:
+    async def scenario() -> None:
+        counts, event = await judged({Reputation.EARNING: 20, crowd: 500}, 40.5)
+        assert counts[Reputation.EARNING] == 20
+        assert counts[crowd] == 20
+        assert event["cases"] == 40
+        # Those that earn had to wait for no more than the crowd's share.
+        counts, _ = await judged({Reputation.EARNING: 20, crowd: 500}, 20.5 / (1 - 2 * SHARES[crowd]))
+        assert counts[Reputation.EARNING] == 20
+
+    simulate(scenario)
+
+
+def test_time_that_nobody_else_uses_is_the_newcomers():
+    async def scenario() -> None:
+        counts, event = await judged({Reputation.EARNING: 1, Reputation.STRANGER: 30}, 31.5)
+        assert counts == {Reputation.EARNING: 1, Reputation.STRANGER: 30}
+        assert event["left_stranger"] == 0
+
+    simulate(scenario)
