@@ -177,7 +177,7 @@ def _trained_once(network: FaultyNetwork) -> Iterator[str]:
 
 
 def _accounted_for(network: FaultyNetwork) -> Iterator[str]:
-    """Check that every stored verdict in time has one entry in the outcome log, which never changes."""
+    """Check that the verdicts in time of a quorum have one entry in the outcome log, which never changes."""
     outcome_logs: dict[tuple[int, bytes], WindowOutcomes] = {}
     for outcome_log in (WindowOutcomes.from_bytes(put.data) for put in network.states["trainer"].under(OUTCOMES)):
         name = f"window {outcome_log.window} of {outcome_log.miner.hex()[:8]}"
@@ -194,6 +194,7 @@ def _accounted_for(network: FaultyNetwork) -> Iterator[str]:
         network.events("trainer/download", "validator-excluded"),
         network.events("trainer/download", "validator-sealed-again"),
     )
+    counting_verdicts: defaultdict[tuple[int, bytes], list[Verdict]] = defaultdict(list)
     for moment, verdict in _verdicts(network):
         due = network.run.beacon.round_time(schedule.verdict(verdict.window))
         if moment >= due:
@@ -206,12 +207,16 @@ def _accounted_for(network: FaultyNetwork) -> Iterator[str]:
         late = min((BEGIN + put.moment for put in summaries), default=math.inf) >= due
         if exclusion.startswith(NOT_SEALED) or (exclusion and late):
             continue  # the log has the reason: no seal in time, or no summary, without which a verdict does not count
-        entries = outcome_logs.get((verdict.window, verdict.miner))
+        counting_verdicts[verdict.window, verdict.miner].append(verdict)
+    for (window, miner), verdicts in counting_verdicts.items():
+        if len({verdict.validator for verdict in verdicts}) < network.run.authority.quorum:
+            continue  # nobody reads them, and the event verdicts-unread says so
+        entries = outcome_logs.get((window, miner))
         recorded_digests = {outcome.digest for outcome in entries.outcomes} if entries else set()
-        missing_digests = [j.digest.hex()[:16] for j in verdict.judgements if j.digest not in recorded_digests]
+        judged_digests = {judgement.digest for verdict in verdicts for judgement in verdict.judgements}
+        missing_digests = sorted(digest.hex()[:16] for digest in judged_digests - recorded_digests)
         if missing_digests:
-            name = f"window {verdict.window} of {verdict.miner.hex()[:8]}"
-            yield f"outcome log: {name}: no outcome of {', '.join(missing_digests)}"
+            yield f"outcome log: window {window} of {miner.hex()[:8]}: no outcome of {', '.join(missing_digests)}"
 
 
 def _recovered(network: FaultyNetwork) -> Iterator[str]:
