@@ -173,12 +173,14 @@ class OuterSection(Section):
 
     All of it is the trainer's, whose coordinator puts it into the rounds' rules, but `upload_seconds`: so long before
     the end of a round a site stops its local steps. `momentum` and `outer_rate` are the method's own where they are
-    missing. A round lasts `round_windows` windows, and counts with `quorum` contributions or more.
+    missing. A round lasts `round_windows` windows, and counts with `quorum` contributions or more. With a `delay` of 1,
+    sites go on with their local steps while a round closes.
     """
 
     method: OuterMethod = "pulseloco"
     local_steps: Annotated[int, Field(ge=1, le=1 << 16)] = 8
     quorum: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1
+    delay: Annotated[int, Field(ge=0, le=1)] = 0
     outer_rate: Annotated[float, Field(gt=0, le=10)] | None = None
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
     fraction: Annotated[int, Field(ge=0, le=8)] = 3

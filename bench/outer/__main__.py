@@ -20,6 +20,7 @@ import torch
 
 from bench.checkpoints import WEIGHT_DEVIATION
 from bench.outer.ablations import ablations
+from bench.outer.attacks import ATTACKS
 from bench.outer.learning import METHODS, learning
 from bench.outer.poisoned import poisoned
 from bench.outer.projection import projection
@@ -39,9 +40,11 @@ def main() -> None:
     command = commands.add_parser("poisoned")
     _add_trial_options(command, seeds=2)
     command.add_argument("--methods", default="grid", help="methods that sites use")
+    command.add_argument("--attacks", default=",".join(ATTACKS), help="attacks, in the order in which they are run")
     command = commands.add_parser("ablations")
     _add_trial_options(command, seeds=2)
     command.add_argument("--local-steps", type=int, default=8, help="H")
+    command.add_argument("--only", action="append", default=[], help="a method or variation to run; may be repeated")
     command = commands.add_parser("bytes")
     command.add_argument("--rates", default="1e-6,3e-7,3e-6,7e-6", help="learning rates of the sites' AdamW")
     command.add_argument("--rounds", type=int, default=24, help="outer rounds")
@@ -54,9 +57,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.command == "poisoned":
-        poisoned(_results(arguments), arguments.seeds, arguments.methods.split(","))
+        names = arguments.methods.split(","), arguments.attacks.split(",")
+        poisoned(_results(arguments), arguments.seeds, *names)
     if arguments.command == "ablations":
-        ablations(_results(arguments), arguments.seeds, arguments.local_steps)
+        ablations(_results(arguments), arguments.seeds, arguments.local_steps, arguments.only)
     if arguments.command == "bytes":
         rates = [float(rate) for rate in arguments.rates.split(",")]
         sizes(rates, arguments.rounds, arguments.local_steps, arguments.deviation)

@@ -1,5 +1,6 @@
 """Variations of the methods: without error feedback or momentum, other quantizers and densities, and a delay."""
 
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Final
 
@@ -23,11 +24,17 @@ COMPARED: Final = {
 density, which need one of their own."""
 
 
-def ablations(results: Results, seeds: int, local_steps: int, rounds: int = ROUNDS) -> None:
-    """Print the table."""
+def ablations(results: Results, seeds: int, local_steps: int, names: Sequence[str] = (), rounds: int = ROUNDS) -> None:
+    """Print the table.
+
+    Args:
+        names: the methods and variations to run; none for all.
+    """
     rates = {}
     for method, variations in COMPARED.items():
         for name in (method, *variations):
+            if names and name not in names:
+                continue
             own = VARIANTS[name].method, VARIANTS[method].method
             same = own[0].momentum == own[1].momentum and own[0].coding.chosen == own[1].coding.chosen
             rates[name] = best_rate(results, method if same else name)
@@ -40,10 +47,10 @@ def ablations(results: Results, seeds: int, local_steps: int, rounds: int = ROUN
         table.add_column(title, justify="right")
     for method, variations in COMPARED.items():
         for name in (method, *variations):
-            own_outcomes = cells[name]
+            own_outcomes = cells.get(name, [])
             if not own_outcomes:
                 continue
-            gaps = differences(own_outcomes, cells[method])
+            gaps = differences(own_outcomes, cells.get(method, []))
             table.add_row(
                 name, f"{rates[name]:g}", str(len(own_outcomes)), interval([outcome.end for outcome in own_outcomes]),
                 interval(gaps) if name != method and gaps else "", interval([outcome.area for outcome in own_outcomes]),

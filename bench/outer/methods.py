@@ -53,6 +53,7 @@ class Variant:
             outer_rate=method.outer_rate,
             local_steps=local_steps,
             quorum=1,
+            delay=self.delay,
         )
 
 

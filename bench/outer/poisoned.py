@@ -22,13 +22,15 @@ AGGREGATIONS: Final = {
 """By name: `robust` and `over_rounds` of a trial. The second is run for drifts alone, since only those take rounds."""
 
 
-def poisoned(results: Results, seeds: int, methods: Sequence[str], rounds: int = ROUNDS) -> None:
+def poisoned(
+    results: Results, seeds: int, methods: Sequence[str], attacks: Sequence[str] = tuple(ATTACKS), rounds: int = ROUNDS
+) -> None:
     """Print the table."""
     clean = {method: Trial(method, best_rate(results, method), rounds=rounds) for method in methods}
     cells: dict[tuple[str, str, str], list[Outcome]] = {}
     for seed in range(seeds):
         for method in methods:
-            for attack in ("", *ATTACKS):
+            for attack in ("", *attacks):
                 for name, (robust, over_rounds) in AGGREGATIONS.items():
                     if name != "bounds of a round" or "drift" in attack:
                         trial = replace(clean[method], seed=seed, attack=attack, robust=robust, over_rounds=over_rounds)

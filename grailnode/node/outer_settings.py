@@ -8,7 +8,7 @@ from protocol.outer.round_records import RoundRules
 from protocol.pseudogradient import AVERAGING, DILOCO, PULSELOCO_EXACT, PULSELOCO_GRID, SPARSELOCO, Kind, Method
 from protocol.run import RunManifest
 from roles.trainer.outer.coordinator import CoordinatorSettings
-from roles.trainer.outer.site import SiteSettings
+from roles.trainer.outer.site_settings import SiteSettings
 
 _POLLS: Final = 40
 _METHODS: Final[Mapping[OuterMethod, Method]] = {
@@ -60,6 +60,7 @@ def _round_rules(section: OuterSection) -> RoundRules:
             "outer_rate": method.outer_rate if section.outer_rate is None else section.outer_rate,
             "local_steps": section.local_steps,
             "quorum": section.quorum,
+            "delay": section.delay,
         }
     )
 

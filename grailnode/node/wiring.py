@@ -26,7 +26,8 @@ from roles.trainer.learn.policy_learner import PolicyLearner
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training import Training
 from roles.trainer.outer.coordinator import Coordinator, CoordinatorSettings, PublisherLink
-from roles.trainer.outer.site import Site, SiteSettings
+from roles.trainer.outer.site import Site
+from roles.trainer.outer.site_settings import SiteSettings
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
 from roles.trainer.spool import newest_weights, weights_folder

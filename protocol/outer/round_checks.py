@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from protocol.errors import ChainError, ForkError, GapError, ProtocolError, RollbackError
 from protocol.identity.signing import Signed
-from protocol.outer.dealing import owner
+from protocol.outer.dealing import owner, turn_of
 from protocol.outer.round_records import RefusalReason, RoundContribution, RoundManifest
 
 
@@ -77,10 +77,11 @@ def check_contribution(
         raise RefusedContributionError("signed after the round was closed", reason=RefusalReason.LATE)
     if contribution.state != manifest.state:
         raise RefusedContributionError("starts from another state", reason=RefusalReason.OTHER_STATE)
+    turn = turn_of(contribution.number, manifest.rules.delay)
     for group in contribution.groups:
         if group in used_groups:
             raise RefusedContributionError(f"group {group.hex()[:16]} is used up", reason=RefusalReason.UNDEALT)
-        if owner(manifest.run, contribution.number, group, manifest.workers) != contribution.worker:
+        if owner(manifest.run, turn, group, manifest.workers) != contribution.worker:
             raise RefusedContributionError(
                 f"group {group.hex()[:16]} is another worker's", reason=RefusalReason.UNDEALT
             )

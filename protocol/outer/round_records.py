@@ -89,6 +89,7 @@ class RoundRules(Record):
         outer_rate: outer learning rate.
         local_steps: local steps of a site that has the time and the groups.
         quorum: how many contributions a round needs.
+        delay: 1 if a site goes on with local steps while a round closes, and 0 if it waits.
     """
 
     kind: ClassVar[str] = "round-rules"
@@ -101,6 +102,7 @@ class RoundRules(Record):
     outer_rate: Annotated[float, Field(gt=0.0, le=10.0)]
     local_steps: LocalSteps
     quorum: Annotated[int, Field(ge=1, le=limits.MAX_WORKERS)]
+    delay: Annotated[int, Field(ge=0, le=1)]
 
     @model_validator(mode="after")
     def _codable(self) -> "RoundRules":

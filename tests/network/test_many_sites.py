@@ -5,7 +5,7 @@ import trio
 from grailnode.node.wiring import run_coordinator, run_worker
 from grailnode.observe.observer import Observer
 from roles.trainer.outer.coordinator import CoordinatorSettings
-from roles.trainer.outer.site import SiteSettings
+from roles.trainer.outer.site_settings import SiteSettings
 from roles.trainer.publish.publisher import PublisherSettings
 from tests.support.builders.samples import round_rules
 from tests.support.simulation.network import Network, key

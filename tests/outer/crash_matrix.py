@@ -8,15 +8,18 @@ import torch
 import trio
 
 from protocol import paths, pseudogradient
+from protocol.outer.round_records import RoundRules
+from protocol.outer.shared_state import SharedState
 from roles.trainer.outer.round_files import FEEDBACK, SITE, SiteRecord, get_tensors, numbered
 from roles.trainer.spool import INBOX, list_snapshots
 from tests.support.builders.samples import round_rules
 from tests.support.faults.crash_trigger import CrashTrigger
 from tests.support.simulation.network import key
-from tests.support.simulation.outer_sites import OuterTestbed
+from tests.support.simulation.outer_sites import OuterTestbed, first_weights
 
 ROUNDS = 4
 RULES = round_rules(values="exact", fraction=0, local_steps=2, quorum=2)
+DELAYED = RULES.model_copy(update={"delay": 1})
 
 
 async def never() -> None:
@@ -38,13 +41,13 @@ class Operations:
         return True
 
 
-async def run(victim: str, place: int, *, after: bool) -> list[tuple[str, str]]:
+async def run(victim: str, place: int, *, after: bool, rules: RoundRules = RULES) -> list[tuple[str, str]]:
     """Run some rounds in which one process is killed at its operation of a number; check what the rest has.
 
     Returns:
         The operations of the victim up to the crash.
     """
-    testbed = OuterTestbed(3, RULES)
+    testbed = OuterTestbed(3, rules)
     operations = Operations()
     trigger = CrashTrigger(operations.matches, place, after, never)
     async with trio.open_nursery() as nursery:
@@ -90,16 +93,19 @@ async def check_sums(testbed: OuterTestbed, name: str) -> None:
     handle, manifests = testbed.handles[name], await testbed.manifests()
     record = SiteRecord.from_bytes(await handle.state.get(SITE, 1 << 20))
     total: dict[str, torch.Tensor] = {}
+    shared, steps = SharedState.begin(first_weights(), has_momentum=True), 0
     for opening, manifest in pairwise(manifests[: record.number + 1]):
-        item = next((item for item in manifest.counted if item.worker == key(name).public), None)
-        if item is None:
-            continue
-        base, local = handle.learner.local[opening.state.weights]
-        payload = await testbed.store.get(paths.payload(key(name).public, item.payload.digest), 1 << 20)
-        for part, values in pseudogradient.decode(payload, base, opening.state.weights):
-            for tensor_name, sent in part.scatter(values).items():
-                update = base[tensor_name] - local[tensor_name]
-                total[tensor_name] = total.get(tensor_name, torch.zeros_like(update)) + update - sent
+        paths_of = [paths.payload(item.worker, item.payload.digest) for item in manifest.counted]
+        payloads = [await testbed.store.get(path, 1 << 20) for path in paths_of]
+        for item, payload in zip(manifest.counted, payloads, strict=True):
+            if item.worker == key(name).public:
+                steps += (await testbed.contribution(name, manifest.number)).record.local_steps
+                for part, values in pseudogradient.decode(payload, shared.weights, opening.state.weights):
+                    for tensor_name, sent in part.scatter(values).items():
+                        update = shared.weights[tensor_name] - handle.learner.ends[steps][tensor_name]
+                        total[tensor_name] = total.get(tensor_name, torch.zeros_like(update)) + update - sent
+        shared = shared.after(payloads, [item.factor for item in manifest.counted], opening.rules)
+        assert shared.digests == manifest.state
     assert record.feedback >= 0
     feedback = await get_tensors(handle.state, numbered(FEEDBACK, record.feedback))
     for tensor_name, expected in total.items():

@@ -21,7 +21,7 @@ from protocol.identity.signing import Envelope, SigningKey, open_announced, open
 from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness, balances, scores
 from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Judgement, ReauditVerdict, Verdict
-from protocol.outer.dealing import owner
+from protocol.outer.dealing import owner, turn_of
 from protocol.outer.round_checks import check_next_manifest
 from protocol.outer.round_records import RoundContribution, RoundManifest, RoundPointer
 from protocol.rollout import challenge, sampling, sketch
@@ -258,5 +258,6 @@ def test_round_manifests(item: dict[str, Any]) -> None:
 def test_groups_are_dealt() -> None:
     item = case("outer", "dealing")
     workers = [bytes.fromhex(worker) for worker in item["workers"]]
-    for number, group, expected in item["owners"]:
-        assert owner(bytes.fromhex(item["run"]), number, bytes.fromhex(group), workers).hex() == expected
+    for number, delay, group, expected in item["owners"]:
+        turn = turn_of(number, delay)
+        assert owner(bytes.fromhex(item["run"]), turn, bytes.fromhex(group), workers).hex() == expected

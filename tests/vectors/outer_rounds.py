@@ -5,7 +5,7 @@ from typing import Any
 from protocol.digest import content_digest
 from protocol.encoding import pack, unpack
 from protocol.identity.signing import sign
-from protocol.outer.dealing import owner
+from protocol.outer.dealing import owner, turn_of
 from protocol.outer.round_records import Refusal, RoundManifest, RoundPointer
 from tests.support.builders import samples
 from tests.support.builders.samples import RUN_ID, TRAINER, WORKERS
@@ -41,6 +41,7 @@ def page() -> list[Case]:
         "rules with a momentum, no momentum": {"state": fields["state"] | {"momentum": b""}},
         "closing before it opens": {"closes": fields["beacon_round"]},
         "a factor of 0": {"counted": (fields["counted"][0] | {"factor": 0.0},)},
+        "a delay of two rounds": {"rules": fields["rules"] | {"delay": 2}},
         "a factor above 1": {"counted": (fields["counted"][0] | {"factor": 1.5},)},
     }
     contributions = {
@@ -85,8 +86,8 @@ def page() -> list[Case]:
             "run": RUN_ID.hex(),
             "workers": [worker.hex() for worker in WORKERS],
             "owners": [
-                [number, group.hex(), owner(RUN_ID, number, group, WORKERS).hex()]
-                for number in (1, 2)
+                [number, delay, group.hex(), owner(RUN_ID, turn_of(number, delay), group, WORKERS).hex()]
+                for number, delay in ((1, 0), (2, 0), (2, 1), (3, 1), (4, 1))
                 for group in (samples.digest(f"group {index}") for index in range(4))
             ],
         },

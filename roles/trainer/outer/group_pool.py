@@ -51,17 +51,18 @@ class GroupPool:
             self._groups.pop(digest, None)
 
     def dealt(
-        self, number: int, workers: Sequence[bytes], worker: bytes, without: Collection[bytes] = ()
+        self, turns: Collection[int], workers: Sequence[bytes], worker: bytes, without: Collection[bytes] = ()
     ) -> list[bytes]:
-        """Return the digests of the groups that belong to a worker in a round, the newest versions first.
+        """Return the digests of the groups that belong to a worker in each of some turns, the newest versions first.
 
         Args:
+            turns: of the rounds (`protocol.outer.dealing.turn_of`).
             without: digests of groups to leave out.
         """
         own = [
             (-group.version, digest)
             for digest, group in self._groups.items()
-            if digest not in without and owner(self._run_id, number, digest, workers) == worker
+            if digest not in without and all(owner(self._run_id, turn, digest, workers) == worker for turn in turns)
         ]
         return [digest for _, digest in sorted(own)]
 

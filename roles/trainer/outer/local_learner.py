@@ -16,6 +16,10 @@ MASTER: Final = "master/"
 """The prefix of the FP32 masters' names in a learner's state."""
 
 
+State = Mapping[str, Tensor]
+"""The state of a learner, by name."""
+
+
 class StepFigures(Protocol):
     """The figures of a local step that a site reports."""
 

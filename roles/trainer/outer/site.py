@@ -5,20 +5,22 @@ the case that the contribution counts, before anything of it is uploaded; the ol
 So a site that is killed at any instruction sends the same bytes again, and settles each round once.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 import trio
 
 from protocol import paths
 from protocol.chain.manifest import ObjectRef
-from protocol.digest import content_digest, digest_weights
+from protocol.digest import Weights, content_digest, digest_weights
 from protocol.errors import ForkError, ProtocolError
 from protocol.identity.signing import Signed, sign
+from protocol.outer.dealing import turn_of
 from protocol.outer.round_checks import check_next_manifest
 from protocol.outer.round_records import RoundContribution, RoundManifest, RoundRules
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part, parts_of
+from roles.first_failure import first_failure
+from roles.gather import STORAGE_ERRORS
 from roles.node.change_reporter import ChangeReporter
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
@@ -26,7 +28,8 @@ from roles.records import open_record
 from roles.trainer.outer import round_files
 from roles.trainer.outer.contribution_retention import delete_old_contributions
 from roles.trainer.outer.group_pool import GroupPool
-from roles.trainer.outer.local_learner import LocalLearner, StepFigures, masters, with_masters, without_masters
+from roles.trainer.outer.local_learner import LocalLearner, State, masters, without_masters
+from roles.trainer.outer.local_steps import LocalSteps
 from roles.trainer.outer.local_work import LocalWork, encode_work
 from roles.trainer.outer.round_files import SiteRecord, UsedGroup, numbered
 from roles.trainer.outer.round_reader import (
@@ -37,25 +40,9 @@ from roles.trainer.outer.round_reader import (
     fetch_used_groups,
     forget_downloads,
 )
+from roles.trainer.outer.site_settings import SiteSettings
 
 _NO_FILE: Final = -1
-
-
-@dataclass(frozen=True)
-class SiteSettings:
-    """What a site's operator sets.
-
-    Attributes:
-        groups_per_step: groups of one local step.
-        max_staleness: versions behind the newest; older groups are not used.
-        upload_seconds: how long before the round closes the site stops its local steps.
-        poll_seconds: how often it looks for groups and for the next round manifest.
-    """
-
-    groups_per_step: int
-    max_staleness: int = 8
-    upload_seconds: float = 5.0
-    poll_seconds: float = 0.5
 
 
 class Site:
@@ -67,9 +54,10 @@ class Site:
 
     def __init__(self, node: Node, learner: LocalLearner, settings: SiteSettings) -> None:
         self._node = node
-        self._learner = learner
         self._settings = settings
         self._pool = GroupPool(node.run_id, settings.max_staleness)
+        self._steps = LocalSteps(node, learner, self._pool, settings)
+        self._end: Weights | None = None  # of this round's local steps, if more are taken while the round closes
         initial = learner.state()
         self._new_inner = without_masters(initial)
         shapes = {name: tensor.shape for name, tensor in masters(initial).items()}
@@ -93,10 +81,26 @@ class Site:
         """
         await self._open()
         while True:
-            await self._contribute()
-            await self._settle(await self._closing_manifest())
+            prepared = await self._contribution()
+            async with first_failure(*STORAGE_ERRORS) as tasks:
+                if self._end is not None and prepared is not None:
+                    assert self._opening is not None
+                    used = frozenset(prepared.record.groups)
+                    tasks.start_soon(self._steps.go_ahead, self._opening.record, self._end, used)
+                if prepared is not None:
+                    await self._publish(prepared)
+                closing = await self._closing_manifest()
+                shared = None if closing is None else await self._applied(closing.record, self._rules)
+                tasks.cancel_scope.cancel()
+            await self._settle(closing, shared)
             assert self._opening is not None
             await delete_old_contributions(self._node, self._opening.record.number)
+
+    @property
+    def _rules(self) -> RoundRules:
+        """The rules of the present round."""
+        assert self._opening is not None
+        return self._opening.record.rules
 
     async def _open(self) -> None:
         """Go on from this site's own state, or from the state in storage if there is none."""
@@ -167,20 +171,23 @@ class Site:
 
     # Local steps and contribution
 
-    async def _contribute(self) -> None:
-        """Publish this site's contribution to the present round, if there is time and work for one."""
+    async def _contribution(self) -> Signed[RoundContribution] | None:
+        """Return this site's contribution to the present round; None if there is no time or work for one."""
         assert self._opening is not None
         node, opening = self._node, self._opening.record
         if node.key.public not in opening.workers:
-            return
+            return None
         prepared = await self._prepared()
         if prepared is None and not (self._may_have_signed and await self._has_signed(opening.number + 1)):
             prepared = await self._prepare()
             self._may_have_signed = self._may_have_signed and prepared is None
         if prepared is None:
             node.telemetry.event("nothing-to-contribute", number=opening.number + 1)
-            return
-        record = prepared.record
+        return prepared
+
+    async def _publish(self, prepared: Signed[RoundContribution]) -> None:
+        """Publish this site's contribution to the present round."""
+        node, record = self._node, prepared.record
         payload = await node.state.get(numbered(round_files.PAYLOAD, record.number), record.payload.size)
         await node.publish(paths.payload(node.key.public, record.payload.digest), payload)
         await node.publish(record.path, prepared.data)
@@ -222,18 +229,20 @@ class Site:
         """Take the local steps and make a contribution of them durable; None if no step could be taken in time."""
         assert self._opening is not None and self._shared is not None and self._record is not None
         node, opening, shared, record = self._node, self._opening.record, self._shared, self._record
-        number = opening.number + 1
-        inner = self._new_inner
-        if record.inner >= 0:
-            inner = await round_files.get_tensors(node.state, numbered(round_files.INNER, record.inner))
-        await node.run_sync(self._learner.restore, with_masters(inner, shared.weights))
-        groups, steps = await self._local_steps(opening)
-        if not steps:
+        number, steps = opening.number + 1, self._steps
+        if steps.number != number:
+            inner: State = self._new_inner
+            if record.inner >= 0:
+                inner = await round_files.get_tensors(node.state, numbered(round_files.INNER, record.inner))
+            await steps.begin(number, inner, shared.weights)
+        await steps.take(opening)
+        if not steps.count:
             return None
+        state = await steps.state()
         feedback = None
         if record.feedback >= 0 and opening.rules.uses_feedback(shared.step):
             feedback = await round_files.get_tensors(node.state, numbered(round_files.FEEDBACK, record.feedback))
-        work: LocalWork = await node.run_sync(encode_work, shared, self._learner.state(), feedback, opening.rules)
+        work: LocalWork = await node.run_sync(encode_work, shared, state, feedback, opening.rules)
         await node.state.put(numbered(round_files.PAYLOAD, number), work.payload)
         await round_files.put_tensors(node.state, numbered(round_files.FEEDBACK, number), work.feedback)
         await round_files.put_tensors(node.state, numbered(round_files.INNER, number), work.inner)
@@ -244,43 +253,16 @@ class Site:
             opening=self._opening.digest,
             state=shared.digests,
             payload=ObjectRef(digest=content_digest(work.payload), size=len(work.payload)),
-            groups=tuple(sorted(groups)),
-            local_steps=steps,
+            groups=tuple(sorted(steps.groups)),
+            local_steps=steps.count,
             norm=work.norm,
             feedback=digest_weights(work.feedback) if work.feedback else b"",
             beacon_round=max(1, await node.time.wait_for_newest_round()),
         )
         data = sign(contribution, node.key)
         await node.state.put(numbered(round_files.PREPARED, number), data)
+        self._end = masters(state) if opening.rules.delay else None
         return open_record(node, RoundContribution, contribution.path, data)
-
-    async def _local_steps(self, opening: RoundManifest) -> tuple[list[bytes], int]:
-        """Take the local steps of a round; return the digests of the groups and the number of steps."""
-        node, settings, number = self._node, self._settings, opening.number + 1
-        deadline = node.run.beacon.round_time(opening.closes) - settings.upload_seconds
-        used, steps = list[bytes](), 0
-        while steps < opening.rules.local_steps and node.time.now() < deadline:
-            await self._pool.read_inbox(node.state, opening.version)
-            digests = self._pool.dealt(number, opening.workers, node.key.public, used)[: settings.groups_per_step]
-            if len(digests) < settings.groups_per_step:
-                await trio.sleep(settings.poll_seconds)
-                continue
-            used += digests
-            try:
-                figures: StepFigures = await node.run_sync(self._learner.step, self._pool.groups(digests))
-            except ValueError as error:
-                node.telemetry.event("step-refused", error=str(error), groups=len(digests))
-                continue
-            steps += 1
-            node.telemetry.event(
-                "local-step",
-                number=number,
-                step=steps,
-                loss=figures.loss,
-                grad_norm=figures.grad_norm,
-                reward=figures.mean_reward,
-            )
-        return used, steps
 
     # The end of a round
 
@@ -321,20 +303,26 @@ class Site:
         except (StoreError, TooLargeError, ProtocolError):
             return False
 
-    async def _settle(self, closing: Signed[RoundManifest] | None) -> None:
-        """Apply the manifest that closes the present round, and begin the next one."""
+    async def _settle(self, closing: Signed[RoundManifest] | None, shared: SharedState | None) -> None:
+        """Settle the present round, and begin the next one.
+
+        Args:
+            closing: the manifest that closes it; None if a whole state must be fetched instead.
+            shared: the state after it; None if this site computes another one.
+        """
         assert self._opening is not None and self._shared is not None and self._record is not None
         node, opening, record = self._node, self._opening.record, self._record
-        prepared = await self._prepared()
+        prepared, self._end = await self._prepared(), None
         if closing is None:
+            self._steps.drop()
             await self._adopt_state(opening)
             await self._clean_up()
             return
         manifest, own = closing.record, closing.record.counted_digest(node.key.public)
-        shared = await self._applied(manifest, opening.rules)
         used = [UsedGroup(group=group, step=opening.state.step) for item in manifest.counted for group in item.groups]
         self._pool.use_up(item.group for item in used)
         if shared is None:
+            self._steps.drop()
             await self._adopt_state(None)
             await self._clean_up()
             return
@@ -342,11 +330,15 @@ class Site:
         if own is not None and prepared is not None and prepared.digest == own:
             inner = manifest.number
             feedback = manifest.number if opening.rules.uses_feedback(opening.state.step) else feedback
-        elif own is not None:  # this state was lost or set back since then, so its feedback is not the counted one's
-            feedback = _NO_FILE
-            node.telemetry.event("contribution-unknown", number=manifest.number)
+        else:
+            self._steps.drop()  # steps ahead began where steps ended that do not count
+            if own is not None:  # this state was lost or set back since, so its feedback is not the counted one's
+                feedback = _NO_FILE
+                node.telemetry.event("contribution-unknown", number=manifest.number)
         await self._become(closing, shared, feedback, inner, (*record.used, *used))
         await self._clean_up()
+        if self._steps.number == manifest.number + 1:
+            await self._steps.settle(manifest, shared)
         self._report(manifest, opening)
 
     async def _applied(self, manifest: RoundManifest, rules: RoundRules) -> SharedState | None:
@@ -383,7 +375,8 @@ class Site:
             state=manifest.state.weights.hex()[:16],
         )
         for refusal in manifest.refused:
-            groups = self._pool.dealt(manifest.number, opening.workers, refusal.worker)
+            turns = {turn_of(manifest.number, opening.rules.delay)}
+            groups = self._pool.dealt(turns, opening.workers, refusal.worker)
             node.telemetry.event(
                 "site-refused",
                 number=manifest.number,

@@ -320,6 +320,7 @@ def round_rules(**changes: Any) -> RoundRules:
         "outer_rate": 0.7,
         "local_steps": 8,
         "quorum": 1,
+        "delay": 0,
     }
     return RoundRules(**(fields | changes))
 

@@ -20,7 +20,8 @@ from roles.ports import NotFoundError, ObjectStore
 from roles.records import fetch_record
 from roles.trainer.outer.coordinator import Coordinator, CoordinatorSettings, PublisherLink
 from roles.trainer.outer.local_learner import MASTER
-from roles.trainer.outer.site import Site, SiteSettings
+from roles.trainer.outer.site import Site
+from roles.trainer.outer.site_settings import SiteSettings
 from roles.trainer.spool import INBOX
 from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
 from tests.support.builders.chains import TRAINER, make_node, small_run
@@ -64,18 +65,21 @@ class SmallLearner:
     """A learner with momentum that walks towards the target; each group adds a noise of its own.
 
     Attributes:
-        local: its weights after the local steps of each round, by the digest of the weights with which they began; the
-            last ones, if it took the steps again.
+        ends: its weights after so many steps; the last ones, if it took the steps again.
         direction: 1; -1 for a learner that is poisoned.
     """
 
     def __init__(self, direction: float = 1.0) -> None:
-        self._weights = {name: tensor.to(torch.float32) for name, tensor in first_weights().items()}
-        self._moments = {name: torch.zeros_like(tensor) for name, tensor in self._weights.items()}
         self._target = target_weights()
         self.direction = direction
-        self.local: dict[bytes, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
-        self._base, self._steps = self._weights, 0
+        self.ends: dict[int, dict[str, Tensor]] = {}
+        self.start_again()
+
+    def start_again(self) -> None:
+        """Become a new learner, as in a new process."""
+        self._weights = {name: tensor.to(torch.float32) for name, tensor in first_weights().items()}
+        self._moments = {name: torch.zeros_like(tensor) for name, tensor in self._weights.items()}
+        self._steps = 0
 
     def step(self, groups: Sequence[VerifiedGroup]) -> SmallStep:
         """Take one step."""
@@ -91,7 +95,7 @@ class SmallLearner:
 
     def state(self) -> dict[str, Tensor]:
         """Return weights and moments."""
-        self.local[digest_weights(self._base)] = (self._base, dict(self._weights))
+        self.ends[self._steps] = dict(self._weights)
         own = {MASTER + name: tensor.clone() for name, tensor in self._weights.items()}
         moments = {f"moment/{name}": tensor.clone() for name, tensor in self._moments.items()}
         return own | moments | {"steps": torch.tensor(self._steps, dtype=torch.int64)}
@@ -100,7 +104,7 @@ class SmallLearner:
         """Go on from a state."""
         self._weights = {name: state[MASTER + name].clone() for name in SHAPES}
         self._moments = {name: state[f"moment/{name}"].clone() for name in SHAPES}
-        self._base, self._steps = dict(self._weights), int(state["steps"])
+        self._steps = int(state["steps"])
 
 
 def loss(weights: Weights) -> float:
@@ -188,6 +192,10 @@ class OuterTestbed:
         self.handles = {name: self.handle(name) for name in self.names}
         self._batches = 0
 
+    def set_rules(self, rules: RoundRules) -> None:
+        """Give the coordinator other rules, which it has after its next start."""
+        self.settings = replace(self.settings, rules=rules)
+
     def handle(self, name: str) -> SiteHandle:
         """Return a new site, which has an empty state."""
         return SiteHandle(name, MemoryStore(), Log(name), SmallLearner())
@@ -241,6 +249,7 @@ class OuterTestbed:
     ) -> None:
         """Run a site."""
         node = self.node(handle.log, state or handle.state, handle.key, store)
+        handle.learner.start_again()
         handle.site = Site(node, handle.learner, SITE_SETTINGS)
         await handle.site.run()
 

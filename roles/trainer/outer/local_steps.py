@@ -1,0 +1,141 @@
+"""The local steps of a site: those of the present round, and with a delay those for the next one while it closes.
+
+Nothing here is durable. A site that is killed takes the steps of the present round again, from the shared weights.
+"""
+
+import trio
+
+from protocol.digest import Weights
+from protocol.outer.dealing import owner, turn_of
+from protocol.outer.round_records import RoundManifest
+from protocol.outer.shared_state import SharedState
+from roles.node.identity import Node
+from roles.trainer.outer.group_pool import GroupPool
+from roles.trainer.outer.local_learner import LocalLearner, State, StepFigures, masters, with_masters
+from roles.trainer.outer.site_settings import SiteSettings
+
+
+class LocalSteps:
+    """Takes the local steps of one round after the other.
+
+    Args:
+        pool: of the verified groups, from which each step takes its own.
+
+    Attributes:
+        number: the round for which the present steps are taken; 0 before the first, and when they were dropped.
+        groups: digests of the groups that they used; count: how many steps there are.
+    """
+
+    def __init__(self, node: Node, learner: LocalLearner, pool: GroupPool, settings: SiteSettings) -> None:
+        self._node = node
+        self._learner = learner
+        self._pool = pool
+        self._settings = settings
+        self._start: Weights = {}  # the weights with which the steps ahead began
+        self.number, self.count, self.groups = 0, 0, list[bytes]()
+
+    def drop(self) -> None:
+        """Forget the steps: those ahead will not be sent, and others have been."""
+        if self._start and self.count:
+            self._node.telemetry.event("steps-dropped", number=self.number, steps=self.count)
+        self.number, self.count, self.groups, self._start = 0, 0, [], {}
+
+    async def begin(self, number: int, inner: State, weights: Weights) -> None:
+        """Begin a round with the shared weights and the learner's own state."""
+        self.drop()
+        await self._node.run_sync(self._learner.restore, with_masters(inner, weights))
+        self.number = number
+
+    async def state(self) -> State:
+        """Return the state of the learner."""
+        state: State = await self._node.run_sync(self._learner.state)
+        return state
+
+    async def take(self, opening: RoundManifest) -> None:
+        """Take the steps that the present round lacks, until shortly before its end.
+
+        Args:
+            opening: the manifest that opened the round.
+        """
+        node, settings = self._node, self._settings
+        deadline = node.run.beacon.round_time(opening.closes) - settings.upload_seconds
+        turns = {turn_of(self.number, opening.rules.delay)}
+        while self.count < opening.rules.local_steps and node.time.now() < deadline:
+            await self._step(opening, turns)
+
+    async def go_ahead(self, opening: RoundManifest, start: Weights, used: frozenset[bytes]) -> None:
+        """Take the steps of the round after the present one, from where those of the present one ended.
+
+        Only groups that belong to this site in both rounds are used, so no other site may have used them meanwhile.
+        The task may be cancelled between two steps.
+
+        Args:
+            opening: the manifest that opened the present round.
+            start: the learner's FP32 weights.
+            used: the groups of this site's contribution to the present round.
+        """
+        self.drop()
+        self.number, self._start = opening.number + 2, start
+        turns = {turn_of(number, opening.rules.delay) for number in (opening.number + 1, self.number)}
+        while self.count < opening.rules.local_steps:
+            await self._step(opening, turns, used, ahead=True)
+
+    async def settle(self, manifest: RoundManifest, shared: SharedState) -> None:
+        """Move the steps ahead onto the state after the round before them, or drop them.
+
+        The weights become fl(shared + fl(local - start)). The steps are dropped if there are none, if the manifest's
+        rules have no delay, or if a group that they used belongs to another worker now.
+
+        Args:
+            manifest: counts this site's contribution, and opens the round for which the steps were taken.
+            shared: its state.
+        """
+        node, start = self._node, self._start
+        turn, worker = turn_of(self.number, manifest.rules.delay), node.key.public
+        is_dealt = all(owner(manifest.run, turn, group, manifest.workers) == worker for group in self.groups)
+        if not start or not self.count or not manifest.rules.delay or not is_dealt:
+            self.drop()
+            return
+        await node.run_sync(self._move, shared.weights, start)
+        self._start = {}
+
+    def _move(self, shared: Weights, start: Weights) -> None:
+        state = self._learner.state()
+        moved = {name: shared[name] + (tensor - start[name]) for name, tensor in masters(state).items()}
+        self._learner.restore(with_masters(state, moved))
+
+    async def _step(
+        self, opening: RoundManifest, turns: set[int], used: frozenset[bytes] = frozenset(), *, ahead: bool = False
+    ) -> None:
+        """Take a step, if there are groups for one; else wait a little.
+
+        Args:
+            turns: in each of which the groups must belong to this site.
+            used: groups to leave out beside those of these steps.
+        """
+        node, settings = self._node, self._settings
+        await self._pool.read_inbox(node.state, opening.version)
+        dealt = self._pool.dealt(turns, opening.workers, node.key.public, used.union(self.groups))
+        digests = dealt[: settings.groups_per_step]
+        if len(digests) < settings.groups_per_step:
+            await trio.sleep(settings.poll_seconds)
+            return
+        begin = node.time.now()
+        with trio.CancelScope(shield=True):  # a step that the learner has taken counts
+            self.groups += digests
+            try:
+                figures: StepFigures = await node.run_sync(self._learner.step, self._pool.groups(digests))
+            except ValueError as error:
+                node.telemetry.event("step-refused", error=str(error), groups=len(digests))
+                return
+            self.count += 1
+        node.telemetry.event(
+            "local-step",
+            number=self.number,
+            step=self.count,
+            ahead=int(ahead),
+            seconds=node.time.now() - begin,
+            loss=figures.loss,
+            grad_norm=figures.grad_norm,
+            reward=figures.mean_reward,
+        )
