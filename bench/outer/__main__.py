@@ -25,6 +25,7 @@ from bench.outer.learning import METHODS, learning
 from bench.outer.poisoned import poisoned
 from bench.outer.projection import projection
 from bench.outer.results import Results
+from bench.outer.sizes import METHODS as SIZE_METHODS
 from bench.outer.sizes import sizes
 
 
@@ -50,6 +51,7 @@ def main() -> None:
     command.add_argument("--rounds", type=int, default=24, help="outer rounds")
     command.add_argument("--local-steps", type=int, default=8, help="H")
     command.add_argument("--deviation", type=float, default=WEIGHT_DEVIATION, help="of the weights of matrices")
+    command.add_argument("--methods", default=",".join(SIZE_METHODS), help="methods to compare")
     command = commands.add_parser("projection")
     command.add_argument("--rounds", type=int, default=12, help="outer rounds before rates are measured")
     command.add_argument("--repeats", type=int, default=3, help="runs of which the fastest counts")
@@ -63,7 +65,7 @@ def main() -> None:
         ablations(_results(arguments), arguments.seeds, arguments.local_steps, arguments.only)
     if arguments.command == "bytes":
         rates = [float(rate) for rate in arguments.rates.split(",")]
-        sizes(rates, arguments.rounds, arguments.local_steps, arguments.deviation)
+        sizes(rates, arguments.rounds, arguments.local_steps, arguments.deviation, arguments.methods.split(","))
     if arguments.command == "projection":
         projection(arguments.rounds, arguments.repeats, arguments.cores)
     if arguments.command == "learning":

@@ -6,7 +6,7 @@ sites share. Gradients do not depend on the weights, so that one simulation of A
 sent, and the shared weights of the next round, come from the real codec and the real arithmetic.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -35,6 +35,7 @@ SHAPES: Final = {
 }  # fmt: skip
 BARS: Final = {"grid": (50, 400), "exact": (15, 120)}
 """By how much a payload must be smaller than DiLoCo's and than DDP's at a learning rate of 1e-6."""
+METHODS: Final = (*BARS, "sparse-32", "sparse-128")
 
 
 class NoiseSite:
@@ -167,13 +168,13 @@ def sizes(
     rounds: int,
     local_steps: int,
     deviation: float,
-    shapes: Mapping[str, tuple[int, ...]] = SHAPES,
+    methods: Sequence[str] = METHODS,
 ) -> None:
     """Print bytes by method and learning rate, and the share that the gate sends by round."""
-    pairs = [(variant, rate) for rate in rates for variant in ("exact", "grid")]
-    pairs += [(variant, rates[0]) for variant in ("sparse-32", "sparse-128")]
+    pairs = [(variant, rate) for rate in rates for variant in methods if variant in BARS]
+    pairs += [(variant, rates[0]) for variant in methods if variant not in BARS]
     runs: list[Run] = []
-    for number, runs in enumerate(simulate(pairs, rounds, local_steps, shapes, deviation)):  # noqa: B007
+    for number, runs in enumerate(simulate(pairs, rounds, local_steps, SHAPES, deviation)):  # noqa: B007
         print(f"round {number + 1} of {rounds}", flush=True)
     count = elements(runs[0].shared.weights)
     table = Table(

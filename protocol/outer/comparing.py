@@ -7,7 +7,7 @@ of about 1 / sqrt(PROJECTED) of their lengths. The signs follow from a secret of
 choose a direction that its projection does not show.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -99,6 +99,22 @@ class SentSums:
             self._counts[worker] = self._counts.get(worker, 0) + 1
         sums = np.array([self._sums[worker] for worker in workers]).reshape(len(workers), PROJECTED)
         return LongProducts(sums @ sums.T, tuple(self._counts[worker] >= SETTLED for worker in workers))
+
+    def rows(self) -> dict[bytes, tuple[int, Matrix]]:
+        """Return the number of contributions of each worker, and their sum: float64 [PROJECTED]."""
+        return {worker: (self._counts[worker], total) for worker, total in self._sums.items()}
+
+    @classmethod
+    def of(cls, rows: Mapping[bytes, tuple[int, Matrix]]) -> "SentSums":
+        """Return the sums of some `rows`."""
+        sums = cls()
+        sums._counts = {worker: count for worker, (count, _) in rows.items()}
+        sums._sums = {worker: total for worker, (_, total) in rows.items()}
+        return sums
+
+    def copy(self) -> "SentSums":
+        """Return sums to which something can be added without a change of these."""
+        return self.of(self.rows())
 
     def keep(self, workers: Collection[bytes]) -> None:
         """Forget all other workers."""

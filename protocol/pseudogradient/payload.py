@@ -24,7 +24,12 @@ _WHERE: Final = "contribution"
 
 MAX_FRACTION: Final = 8
 FRAME_SLACK: Final = 1024
-"""By how many bytes a frame may be larger than its part, for each tensor and each chunk of 2^21 elements."""
+"""Bytes that a frame may have, for each tensor and each chunk of 2^21 elements, beside 33 bits for each element."""
+
+
+def largest_frame(part: Part) -> int:
+    """Return the most bytes that the frame of a part may have."""
+    return 33 * part.elements // 8 + FRAME_SLACK * (len(part.names) + (part.elements >> 21) + 1)
 
 
 class Kind(IntEnum):
@@ -145,8 +150,7 @@ def read_head(data: bytes | bytearray | memoryview, parts: Sequence[Part], *, ma
     entries, sizes = [], []
     for part in parts:
         entries.append(cursor.varint(part.elements))
-        slack = FRAME_SLACK * (len(part.names) + (part.elements >> 21) + 1)
-        sizes.append(cursor.varint(4 * part.elements + slack))
+        sizes.append(cursor.varint(largest_frame(part)))
         if coding.kind == Kind.DENSE and (entries[-1], sizes[-1]) != (part.elements, 4 * part.elements):
             raise ContributionError("a dense part that is not whole", part.names[0])
     if sum(entries) != total:

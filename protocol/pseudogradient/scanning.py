@@ -1,9 +1,9 @@
 """The kernels behind the gate: collect the entries of a chunk by class, and put decoded ones back in their places.
 
 Entries are packed like the changes of a patch (protocol/patch/entropy_encoding.py), so the patch codec's kernels sort,
-count and code them: size: 32 bits | flag | gap: 21 bits | 1 + class. The flag travels as a raw bit. A grid value of
-rank r has size r // 2 + 1 and flag r % 2. An exact value has a size of 1 more than its distance from the reference
-exponent, modulo 256, and its sign as its flag; the 23 bits of its mantissa travel apart, in the order of the elements.
+count and code them: size: 32 bits | flag | gap: 21 bits | 1 + class. The flag travels as a raw bit. A value of rank r
+has flag r % 2, and size r // 2 + 1 on a grid, or r // 2 + 2 for exact values. An exact value without a rank has size 1,
+and its sign as its flag; its 31 other bits travel apart, in the order of the elements.
 """
 
 from collections.abc import Callable
@@ -21,25 +21,43 @@ from protocol.kernels.simd import (
     lowest_bit,
     popcount,
 )
-from protocol.patch.entropy_decoding import LEAVES_CLASS, LEAVES_DTYPE, get_bits, nth_one
+from protocol.patch.entropy_decoding import CUT_OFF, LEAVES_CLASS, LEAVES_DTYPE, LEFT_OVER, get_bits, nth_one
 from protocol.patch.entropy_encoding import put_bits
 from protocol.patch.rans import I, U
 from protocol.pseudogradient.bit_patterns import bits_of_float, float_of
-from protocol.pseudogradient.visibility import MAX_STEPS, F, W, borders, grid_step, rank_of, value_at, view_of
+from protocol.pseudogradient.visibility import (
+    MAX_STEPS,
+    MAX_UNITS,
+    D,
+    F,
+    W,
+    borders,
+    exact_rank,
+    grid_step,
+    rank_of,
+    unit_of,
+    value_at,
+    view_of,
+)
 
-MANTISSA_BITS: Final = 23
+UNRANKED_BITS: Final = 31
+"""Raw bits of an exact value without a rank."""
+
+UNRANKED: Final = 1
+"""Its size."""
+
 NO_STEPS: Final = 0x4B400000
 """The code of 0 grid steps: the bit pattern of `visibility.ROUNDER`."""
 
-MAX_SIZE: Final = 256
-"""Largest size of an exact entry."""
-
 
 @kernel()
-def pack_exact(code: Any, reference: Any) -> Any:
-    """Return size and flag of an exact value (bit pattern `code`)."""
-    exponent = (U(code) >> U(MANTISSA_BITS)) & U(0xFF)
-    return (((reference - exponent) & U(0xFF)) + U(1)) | (U(code) >> U(31)) << U(32)
+def pack_exact(bits: Any, code: Any) -> Any:
+    """Return size and flag of an exact value (bit pattern `code`), from the weight's bit pattern."""
+    rank = exact_rank(bits, code)
+    packed = U(UNRANKED) | U(code >> W(31)) << U(32)
+    if rank >= I(0):
+        packed = ((U(rank) >> U(1)) + U(UNRANKED + 1)) | (U(rank) & U(1)) << U(32)
+    return packed
 
 
 @kernel()
@@ -64,7 +82,7 @@ def scan(
     gaps: Any,
     changes: Any,
     counts: Any,
-    mantissas: Any,
+    unranked: Any,
     filled: Any,
 ) -> Any:
     """Append the entries of a multiple of 64 elements; return the total number of entries.
@@ -78,8 +96,8 @@ def scan(
         gaps: minus the number of elements of each class since its last entry: int64[MAX_CLASSES].
         changes: array for all entries.
         counts: entries of each group so far: int64[GROUPS].
-        mantissas: array for the mantissas of exact values: uint32.
-        filled: position, pending bits and their number in `mantissas`: uint64[3].
+        unranked: array for the exact values without a rank: uint32.
+        filled: position, pending bits and their number in `unranked`: uint64[3].
     """
     shift, mask, first, last = form[0], form[1], form[2], form[3]
     reference, fraction, exact = grid[0], grid[1], grid[2] != U(0)
@@ -102,9 +120,10 @@ def scan(
             gaps[own] = earlier + I(1) - inside
             counts[own + U(1)] += I(1)
             if exact:
-                packed = pack_exact(codes[at], reference)
-                mantissa = U(codes[at]) & U(0x7FFFFF)
-                position, pending, fill = put_bits(mantissas, position, pending, fill, mantissa, U(MANTISSA_BITS))
+                packed = pack_exact(base[at], codes[at])
+                if packed & U(0xFFFFFFFF) == U(UNRANKED):
+                    value = U(codes[at]) & U(0x7FFFFFFF)
+                    position, pending, fill = put_bits(unranked, position, pending, fill, value, U(UNRANKED_BITS))
             else:
                 packed = pack_grid(base[at], codes[at], W(reference), W(fraction))
             changes[number] = packed | gap << U(33) | (own + U(1)) << U(54)
@@ -114,12 +133,18 @@ def scan(
 
 
 @kernel()
-def unpack_exact(change: Any, reference: Any) -> Any:
-    """Return an exact value with a mantissa of 1 in place of its own, and whether its exponent is in range."""
-    size = change & U(0xFFFFFFFF)
-    exponent = (reference - (size - U(1))) & U(0xFF)
-    pattern = ((change >> U(32)) & U(1)) << U(31) | exponent << U(MANTISSA_BITS) | U(1)
-    return float_of(W(pattern)), size <= U(MAX_SIZE) and exponent != U(0xFF)
+def unpack_exact(bits: Any, change: Any) -> Any:
+    """Return an exact value, and whether it is in range; NaN with the value's sign if it has no rank."""
+    size, flag = change & U(0xFFFFFFFF), (change >> U(32)) & U(1)
+    value, fits = float_of(W(flag << U(31)) | W(0x7FC00000)), True
+    if size != U(UNRANKED):
+        unit, per_unit = unit_of(bits)
+        least_out, least_in = borders(bits, per_unit)
+        units, outwards = value_at(I((size - U(UNRANKED + 1)) << U(1) | flag), least_out, least_in)
+        magnitude = bits_of_float(F(D(units) * unit))
+        negative = outwards != ((bits >> W(31)) != W(0))
+        value, fits = float_of(magnitude | W(negative) << W(31)), units <= I(MAX_UNITS)
+    return value, fits
 
 
 @kernel()
@@ -166,7 +191,7 @@ def place(
                 at = begin + nth_one(members, U(index))
                 change = changes[number]
                 if exact:
-                    value, fits = unpack_exact(change, reference)
+                    value, fits = unpack_exact(base[at], change)
                 else:
                     value, fits = unpack_grid(base[at], change, W(reference), W(fraction))
                 out[at] = value
@@ -178,24 +203,31 @@ def place(
     return I(0) if in_range else I(LEAVES_DTYPE)
 
 
-def complete(base: Any, mantissas: Any, out: Any, start: Any) -> Any:
-    """Give the exact values of a chunk their mantissas; return the number of bits read, or a status.
+def complete(base: Any, unranked: Any, count: Any, out: Any) -> Any:
+    """Put the exact values without a rank in their places; return a status.
 
     Args:
-        base: the chunk's weights: float32 [n].
-        mantissas: the mantissas, followed by at least two integers: uint32.
-        out: the chunk's values from `place`, which are completed: float32 [n].
-        start: number of the first bit.
+        base: bit patterns of the chunk's weights: uint32 [n].
+        unranked: their bits, followed by at least two integers: uint32; count: how many there are.
+        out: bit patterns of the chunk's values from `place`: uint32 [n].
     """
-    bits, visible = U(start), True
+    bits, number, in_range, visible = U(0), I(0), True, True
     for i in range(out.size):
-        if out[i] != F(0):
-            mantissa, bits = get_bits(mantissas, bits, U(MANTISSA_BITS))
-            value = float_of((bits_of_float(out[i]) & W(0xFF800000)) | W(mantissa))
-            out[i] = value
-            weight = base[i]
-            visible = visible and view_of(bits_of_float(weight - value)) != view_of(bits_of_float(weight))
-    return I(bits) if visible else I(LEAVES_CLASS)
+        if (out[i] & W(0x7FFFFFFF)) > W(0x7F800000):
+            if number == I(count):
+                return I(CUT_OFF)
+            number += I(1)
+            magnitude, bits = get_bits(unranked, bits, U(UNRANKED_BITS))
+            code = (out[i] & W(0x80000000)) | W(magnitude)
+            in_range = in_range and W(magnitude) < W(0x7F800000) and exact_rank(base[i], code) < I(0)
+            moved = bits_of_float(float_of(base[i]) - float_of(code))
+            visible = visible and view_of(moved) != view_of(base[i])
+            out[i] = code
+    if number != I(count):
+        return I(LEFT_OVER)
+    if not in_range:
+        return I(LEAVES_DTYPE)
+    return I(0) if visible else I(LEAVES_CLASS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,5 +247,5 @@ def scans() -> Scans:
     return Scans(
         scan=kernel(words, words, halves, halves, *head, byte, integers, unsigned, integers, words, unsigned)(scan),
         place=kernel(words, halves, *head, unsigned, integers, byte, integers, "float32[::1]")(place),
-        complete=kernel("float32[::1]", words, "float32[::1]", "int64")(complete),
+        complete=kernel(words, words, "int64", words)(complete),
     )

@@ -14,7 +14,7 @@ from protocol.patch.entropy_encoding import GROUPS
 from protocol.patch.sparse import CHUNK_ELEMENTS
 from protocol.pseudogradient.arithmetic import Floats
 from protocol.pseudogradient.gate import BLOCK_ELEMENTS
-from protocol.pseudogradient.scanning import MANTISSA_BITS, scans
+from protocol.pseudogradient.scanning import UNRANKED_BITS, scans
 from protocol.pseudogradient.sparse_encoding import LAYOUT, MIN_FLOOR, SparseCoding
 
 _WHERE: Final = "sparse frame"
@@ -56,8 +56,8 @@ def _decode_chunk(cursor: Cursor, base: Floats, coding: SparseCoding, out: Float
     count = cursor.varint(base.size)
     if count == 0:
         return 0
-    reference = cursor.byte()
-    if reference > 254 or (not coding.exact and reference < MIN_FLOOR + coding.fraction):
+    reference = 0 if coding.exact else cursor.byte()
+    if not coding.exact and not MIN_FLOOR + coding.fraction <= reference <= 254:
         raise MalformedError(f"a reference exponent of {reference}", _WHERE)
     model = read_model(cursor, LAYOUT)
     if not model.classes:
@@ -69,12 +69,12 @@ def _decode_chunk(cursor: Cursor, base: Floats, coding: SparseCoding, out: Float
         raise ContributionError(f"{int(counts.sum())} entries in the classes of {count}", _WHERE)
     longest = 4 * base.size + 512
     words, raw = cursor.varint(longest), cursor.varint(longest)
+    unranked = cursor.varint(count) if coding.exact else 0
     changes = _decode_changes(cursor, model, counts, (words, raw), base.size)
-    mantissas = cursor.take((MANTISSA_BITS * count + 7) // 8) if coding.exact else b""
     grid = np.array((reference, coding.fraction, coding.exact), np.uint64)
     _place(base, model, grid, changes, counts, out)
     if coding.exact:
-        _complete(base, mantissas, out, count)
+        _complete(base, cursor.take((UNRANKED_BITS * unranked + 7) // 8), unranked, out)
     return count
 
 
@@ -123,14 +123,11 @@ def _place(
         raise ContributionError(_reasons[PAST_THE_END], _WHERE)
 
 
-def _complete(base: Floats, mantissas: bytes, out: Floats, count: int) -> None:
-    padded = np.frombuffer(mantissas + bytes(8 + -len(mantissas) % 4), "<u4").astype(np.uint32)
-    status = scans().complete(base, padded, out, 0)
-    _check(min(0, status))
-    if status != MANTISSA_BITS * count:
-        raise ContributionError("a value that is zero", _WHERE)
-    if mantissas and mantissas[-1] >> ((MANTISSA_BITS * count - 1) % 8 + 1):
-        raise MalformedError("bits behind the last mantissa", _WHERE)
+def _complete(base: Floats, data: bytes | memoryview, count: int, out: Floats) -> None:
+    padded = np.frombuffer(bytes(data) + bytes(8 + -len(data) % 4), "<u4").astype(np.uint32)
+    _check(scans().complete(base.view(np.uint32), padded, count, out.view(np.uint32)))
+    if data and data[-1] >> ((UNRANKED_BITS * count - 1) % 8 + 1):
+        raise MalformedError("bits behind the last value without a rank", _WHERE)
 
 
 def _check(status: int) -> None:

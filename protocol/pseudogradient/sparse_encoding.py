@@ -18,7 +18,7 @@ from protocol.patch.sparse import CHUNK_ELEMENTS, Scratch
 from protocol.patch.values import Layout
 from protocol.pseudogradient.arithmetic import Floats
 from protocol.pseudogradient.gate import BLOCK_ELEMENTS, gates
-from protocol.pseudogradient.scanning import MANTISSA_BITS, scans
+from protocol.pseudogradient.scanning import UNRANKED_BITS, scans
 
 LAYOUT: Final = Layout(16, 7, 256, True, True)
 """The layout of BF16; a weight's class is its exponent."""
@@ -99,7 +99,7 @@ class SparseEncoder:
         self._coding = coding
         self._scratch = Scratch()
         self._sorted = np.empty(CHUNK_ELEMENTS + 1, np.uint64)
-        self._mantissas = np.empty(CHUNK_ELEMENTS * MANTISSA_BITS // 32 + 2 if coding.exact else 2, np.uint32)
+        self._unranked = np.empty(CHUNK_ELEMENTS * UNRANKED_BITS // 32 + 2 if coding.exact else 2, np.uint32)
         size = BLOCK_ELEMENTS
         self._block = _Gated(
             np.empty(size, np.uint32), np.empty(size, np.float32), np.empty(size, np.uint16), np.empty(size, np.uint16)
@@ -123,11 +123,11 @@ class SparseEncoder:
         return entries, b"".join(blobs) if entries else b""
 
     def _reference(self, inputs: Inputs) -> int:
-        """Return the exponent field that a chunk's values refer to: of the largest value of a sample, or the floor."""
+        """Return the least exponent by which a chunk's grid is made; 0 for exact values."""
+        if self._coding.exact:
+            return 0
         sample = inputs.sample()
         update = (sample.base - sample.local) + np.float32(inputs.decay) * sample.feedback
-        if self._coding.exact:
-            return min(254, int(np.abs(update).max(initial=0).view(np.uint32)) >> 23)
         used = update[update != 0].astype(np.float64)
         root_mean_square = math.sqrt(float(np.mean(used * used))) if used.size else 0.0
         exponent = 134 + math.frexp(root_mean_square)[1] - 1 if root_mean_square else 0
@@ -175,7 +175,7 @@ class SparseEncoder:
             if not direct:
                 residual[begin : begin + size] = own.residual[:size]
             bits = block.base.view(np.uint32)
-            state = (form, grid, self._scratch.classes, gaps, found, counts, self._mantissas, filled)
+            state = (form, grid, self._scratch.classes, gaps, found, counts, self._unranked, filled)
             count = scans().scan(bits, own.codes, own.tops, own.marks, *state)
         if count == 0:
             return 0, varint(0)
@@ -184,13 +184,13 @@ class SparseEncoder:
         kernels.tally(changes, count, statistics.elements, statistics.steps)
         statistics.elements[1:] -= gaps
         model = statistics.model(LAYOUT, first, classes)
-        head = varint(count) + bytes((reference,)) + write_model(model)
+        head = varint(count) + (b"" if self._coding.exact else bytes((reference,))) + write_model(model)
         return count, head + self._sections(changes, counts, model, filled)
 
     def _sections(
         self, changes: NDArray[np.uint64], counts: NDArray[np.int64], model: Model, filled: NDArray[np.uint64]
     ) -> bytes:
-        """Code the entries: counts of the classes, lengths, words, raw bits, mantissas."""
+        """Code the entries: counts of the classes, lengths, words, raw bits, values without a rank."""
         kernels, (gaps, steps) = coders_for(2), model.encoder_tables()
         tables = (model.buckets, model.symbols)
         out = self._scratch.words
@@ -201,10 +201,12 @@ class SparseEncoder:
         words = out[begin:].astype("<u2").tobytes()
         bits = kernels.put_raw(changes, counts, *tables, self._scratch.raw)
         raw = self._scratch.raw[: bits // 32 + 1].astype("<u4").tobytes()[: (bits + 7) // 8]
-        mantissas = b""
+        lengths = [*counts[1 : model.classes + 1].tolist(), len(words) // 2, len(raw)]
+        unranked = b""
         if self._coding.exact:
             position, pending, fill = (int(number) for number in filled)
-            self._mantissas[position] = pending
-            mantissas = self._mantissas[: position + 1].astype("<u4").tobytes()[: (32 * position + fill + 7) // 8]
-        lengths = [*counts[1 : model.classes + 1].tolist(), len(words) // 2, len(raw)]
-        return b"".join((*map(varint, lengths), words, raw, mantissas))
+            self._unranked[position] = pending
+            bits = 32 * position + fill
+            unranked = self._unranked[: position + 1].astype("<u4").tobytes()[: (bits + 7) // 8]
+            lengths.append(bits // UNRANKED_BITS)
+        return b"".join((*map(varint, lengths), words, raw, unranked))

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numba
 
 from protocol.kernels.jit import kernel
-from protocol.pseudogradient.bit_patterns import float_of
+from protocol.pseudogradient.bit_patterns import double_of, float_of
 
 I: Any = numba.int64  # noqa: E741
 W: Any = numba.uint32
@@ -20,6 +20,9 @@ D: Any = numba.float64
 
 MAX_STEPS: Final = 1 << 22
 """Most grid steps of one value."""
+
+MAX_UNITS: Final = 1 << 24
+"""Most units of an exact value that has a rank; float32 has all numbers up to this."""
 
 ROUNDER: Final = 1.5 * 2.0**23
 """A float32 of at most MAX_STEPS plus this, minus this, is rounded to the nearest integer, ties to even."""
@@ -47,11 +50,19 @@ def grid_step(bits: Any, floor: Any, fraction: Any) -> Any:
 
 
 @kernel()
+def unit_of(bits: Any) -> Any:
+    """Return the unit of a weight's exact values, its FP32 unit in the last place, and the reciprocal: float64."""
+    exponent = max((I(bits) >> I(23)) & I(0xFF), I(1))
+    unit = double_of(numba.uint64(exponent + I(1023 - 150)) << numba.uint64(52))
+    return unit, double_of(numba.uint64(I(1023 + 150) - exponent) << numba.uint64(52))
+
+
+@kernel()
 def least_steps(distance: Any, per_step: Any, odd: Any) -> Any:
     """Return how many grid steps leave a cell whose border is at `distance` (float64).
 
     Args:
-        per_step: steps per unit, a power of two, so that the product is exact.
+        per_step: steps in 1, a power of two, so that the product is exact.
         odd: whether the view's bit pattern is odd; then the border itself belongs to the other cell.
     """
     exact = distance * D(per_step)
@@ -82,6 +93,22 @@ def rank_of(steps: Any, outwards: Any, least_out: Any, least_in: Any) -> Any:
     near, far = min(least_out, least_in), max(least_out, least_in)
     second = outwards != (least_out <= least_in)
     return steps - near if steps < far else (far - near) + I(2) * (steps - far) + I(second)
+
+
+@kernel()
+def exact_rank(bits: Any, code: Any) -> Any:
+    """Return the rank of an exact value (bit pattern `code`); -1 if it has none.
+
+    A value has none if it is no multiple of the weight's unit, has more than MAX_UNITS units, or does no more than to
+    change the sign of a weight near 0.
+    """
+    _, per_unit = unit_of(bits)
+    scaled = D(float_of(code & W(0x7FFFFFFF))) * per_unit
+    units = I(min(scaled, D(MAX_UNITS)))
+    least_out, least_in = borders(bits, per_unit)
+    outwards = (code ^ bits) >> W(31) != W(0)
+    has_rank = D(units) == scaled and units >= (least_out if outwards else least_in)
+    return rank_of(units, outwards, least_out, least_in) if has_rank else I(-1)
 
 
 @kernel()

@@ -1,12 +1,13 @@
 """A coordinator or a site that has lost its own state: it refuses to go on, is repaired, and continues one history."""
 
+import numpy as np
 import pytest
 import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol.outer.round_records import RoundManifest
 from roles.ports import ObjectStore, RepairError, StateError
-from roles.trainer.outer.round_files import OUTER, SITE, STATES
+from roles.trainer.outer.round_files import OUTER, SITE, STATES, SUMS, get_sums
 from roles.trainer.outer.round_repair import repair_rounds, repair_site
 from tests.support.builders.chains import TRAINER
 from tests.support.simulation.network import Log, key
@@ -120,3 +121,25 @@ async def test_a_site_without_its_own_state_signs_no_second_contribution_and_tak
     assert testbed.store.rewritten == []
     assert not testbed.coordinator_log.named("alarm")
     assert all(len(manifest.counted) == 2 for manifest in after[1:])
+
+
+@simulated
+async def test_what_sites_sent_over_the_rounds_is_there_after_a_restart_and_a_repair() -> None:
+    testbed = OuterTestbed(3, state_interval=4)
+    before = await stopped_after(testbed, 3)
+    sums = await get_sums(testbed.coordinator_state, before[-1].number)
+    assert {count for count, _ in sums.rows().values()} == {before[-1].number}
+    state = await without(testbed.coordinator_state, SUMS)
+    await repair_rounds(testbed.node(Log("repair"), state, TRAINER), {f"{SUMS}0000000003"}, lambda line: None)
+    rebuilt = await get_sums(state, before[-1].number)
+    for worker, (count, numbers) in sums.rows().items():
+        assert rebuilt.rows()[worker][0] == count
+        assert np.allclose(rebuilt.rows()[worker][1], numbers)
+    state = await without(testbed.coordinator_state, STATES)
+    await repair_rounds(testbed.node(Log("repair"), state, TRAINER), {f"{STATES}0"}, lambda line: None)
+    intact = await get_sums(state, before[-1].number)
+    assert all((intact.rows()[worker][1] == numbers).all() for worker, (_, numbers) in sums.rows().items())
+    after = await stopped_after(testbed, 5)
+    sums = await get_sums(testbed.coordinator_state, after[-1].number)
+    assert {count for count, _ in sums.rows().values()} == {after[-1].number}
+    assert [item.path async for item in testbed.coordinator_state.list(SUMS)] == [f"{SUMS}{after[-1].number:010d}"]

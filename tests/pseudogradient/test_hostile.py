@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 from protocol import pseudogradient
 from protocol.errors import ContributionError, LimitError, MalformedError, ProtocolError
@@ -131,3 +132,24 @@ def test_a_chunked_contribution_with_another_number_of_entries() -> None:
     entries = read_head(data, PARTS).entries[0]
     with pytest.raises(ContributionError, match="instead of"):
         decoded(with_head(data, replaced(entries=(entries - 1,))))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (2.0**-10, "out of the dtype"),  # a multiple of the weight's unit, which has a rank
+        (math.inf, "out of the dtype"),
+        (1e-20, "changes no BF16 weight"),
+    ],
+)
+def test_values_without_a_rank_that_are_none(value: float, message: str) -> None:
+    base = {"w": torch.full((64, 64), 0.01)}
+    feedback = {"w": torch.zeros(64, 64)}
+    feedback["w"][3, 4] = 1e-3 / 3
+    data = pseudogradient.encode(base, base, feedback, Coding(Kind.EXACT), digest(base)).payload
+    sent = next(iter(pseudogradient.decode(data, base, digest(base))))[1]
+    assert np.array_equal(sent, feedback["w"].numpy().ravel())
+    assert data[-4:] == np.float32(1e-3 / 3).tobytes()
+    altered = data[:-4] + np.float32(value).tobytes()
+    with pytest.raises(ContributionError, match=message):
+        list(pseudogradient.decode(altered, base, digest(base)))

@@ -90,6 +90,19 @@ def test_error_feedback_makes_small_updates_visible_in_the_end() -> None:
     assert sent == pytest.approx(40 * applied, abs=3e-5)
 
 
+def test_exact_values_of_an_ordinary_update_have_ranks() -> None:
+    random = np.random.default_rng(0)
+    base = {"w": torch.from_numpy(random.standard_normal((512, 512)).astype(np.float32) * np.float32(0.0147))}
+    contribution = pseudogradient.encode(base, updated(base, 8e-6), None, Coding(Kind.EXACT), digest(base))
+    assert 8 * len(contribution.payload) < 22 * sum(contribution.head.entries)
+
+
+def test_a_sign_of_zero_is_sent() -> None:
+    base, tiny = {"w": torch.zeros(64, 64)}, 1e-44
+    contribution = pseudogradient.encode(base, {"w": base["w"] - tiny}, None, Coding(Kind.EXACT), digest(base))
+    assert (values_of(contribution.payload, base)["w"] == torch.tensor(tiny)).all()
+
+
 @pytest.mark.parametrize("coding", CODINGS, ids=str)
 def test_contributions_of_large_tensors(coding: Coding) -> None:
     base = weights(3, {"a": (1100, 1500), "b": (2000, 1300), "c": (5,)})

@@ -32,7 +32,7 @@ from roles.node.identity import Node
 from roles.ports import NotFoundError, StateError, StoreError
 from roles.records import open_record
 from roles.trainer.outer import round_files
-from roles.trainer.outer.round_judging import Attendance, fetch_payload
+from roles.trainer.outer.round_judging import PROJECTIONS, Attendance, fetch_payload
 from roles.trainer.outer.round_repair import fetch_own_pointer
 from roles.trainer.spool import SnapshotName, next_version, put_snapshot
 from roles.trainer.tensor_shards import TensorSource
@@ -93,7 +93,7 @@ class Coordinator:
         self._payloads_of: dict[int, frozenset[bytes]] = {}  # likewise, digests of payloads
         self._pointer: RoundPointer | None = None
         self._previous_shards: tuple[ObjectRef, ...] = ()
-        self._sent = SentSums()  # begins anew when this process does
+        self._sent = SentSums()  # up to the newest manifest
 
     async def run(self) -> None:
         """Close rounds for ever.
@@ -123,6 +123,7 @@ class Coordinator:
         _, weights = await self._publisher.genesis()
         parts = SharedState.begin(weights, has_momentum=False).parts
         self._shared = await round_files.get_state(node, self._newest.record, parts)
+        self._sent = await round_files.get_sums(node.state, self._newest.record.number)
         try:
             data = await node.state.get(round_files.POINTER, RoundPointer.max_signed_bytes())
         except NotFoundError:
@@ -154,7 +155,7 @@ class Coordinator:
         version, weights = await self._publisher.genesis()
         shared = SharedState.begin(weights, has_momentum=self._settings.rules.momentum > 0)
         manifest = await self._manifest(shared, version, (), ())
-        await self._record(manifest, shared)
+        await self._record(manifest, shared, SentSums())
 
     async def _manifest(
         self,
@@ -190,13 +191,14 @@ class Coordinator:
             closes=beacon_round + self._settings.beacon_rounds,
         )
 
-    async def _record(self, manifest: RoundManifest, shared: SharedState) -> None:
-        """Make a round's end durable here: the state, and then the manifest."""
+    async def _record(self, manifest: RoundManifest, shared: SharedState, sent: SentSums) -> None:
+        """Make a round's end durable here: sums and state, and then the manifest."""
         node = self._node
+        await round_files.put_sums(node.state, manifest.number, sent)
         await round_files.put_state(node.state, manifest.number, shared)
         signed = open_record(node, RoundManifest, manifest.path, sign(manifest, node.key))
         await round_files.put_manifest(node.state, signed)
-        self._newest, self._shared = signed, shared
+        self._newest, self._shared, self._sent = signed, shared, sent
         self._remember(manifest)
 
     def _remember(self, manifest: RoundManifest) -> None:
@@ -259,6 +261,7 @@ class Coordinator:
         recent = set(range(max(0, number - self._settings.remembered_rounds), number + 1))
         await round_files.delete_except(node.state, round_files.ROUNDS, recent)
         await round_files.delete_except(node.state, round_files.STATES, {number})
+        await round_files.delete_except(node.state, round_files.SUMS, {number})
         await round_files.delete_except(node.state, round_files.SEEN, {number + 1})
         if self._pointer.state_number != number:
             return
@@ -290,7 +293,8 @@ class Coordinator:
         await attendance.look(node, opening.record.workers)
         attendance.check(frozenset().union(*self._used.values()))
         payloads = await self._payloads(attendance)
-        counted = await self._counted(attendance, payloads)
+        sent = self._sent.copy()
+        counted = await self._counted(attendance, payloads, sent)
         await self._look_for_late_ones(attendance)
         shared = self._shared
         if counted:
@@ -307,7 +311,7 @@ class Coordinator:
             Refusal(worker=worker, reason=str(reason)) for worker, reason in sorted(attendance.refusals.items())
         )
         version = opening.record.version + (1 if counted else 0)
-        await self._record(await self._manifest(shared, version, counted, refused), shared)
+        await self._record(await self._manifest(shared, version, counted, refused), shared, sent)
 
     async def _watch(self, attendance: Attendance) -> None:
         while True:
@@ -342,15 +346,17 @@ class Coordinator:
                 attendance.refusals.setdefault(worker, RefusalReason.WITHHELD)
         return payloads
 
-    async def _counted(self, attendance: Attendance, payloads: dict[bytes, bytes]) -> tuple[CountedContribution, ...]:
-        """Decide which contributions count, and copy their payloads into this node's space."""
+    async def _counted(
+        self, attendance: Attendance, payloads: dict[bytes, bytes], sent: SentSums
+    ) -> tuple[CountedContribution, ...]:
+        """Decide which contributions count, add all to the sums, and copy the payloads into this node's space."""
         assert self._shared is not None
         node, rules = self._node, attendance.opening.record.rules
         workers = attendance.sound()
-        secret = node.key.derive("projections of contributions")
+        secret = node.key.derive(PROJECTIONS)
         comparison = await node.run_sync(compare, self._shared, [payloads[worker] for worker in workers], secret)
-        self._sent.keep(attendance.opening.record.workers)
-        weighting = weigh_round(workers, comparison, self._sent, self._settings.robust)
+        sent.keep(attendance.opening.record.workers)
+        weighting = weigh_round(workers, comparison, sent, self._settings.robust)
         factors = dict(zip(workers, weighting.factors, strict=True))
         for worker, cosine in zip(workers, weighting.cosines, strict=True):
             norm = attendance.contributions[worker].record.norm

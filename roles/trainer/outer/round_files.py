@@ -9,15 +9,18 @@
     outer/payload/{number}              its payload
     outer/download/{digest}             shards of a state that a site is fetching
     outer/seen/{number}-{worker}        the contribution that a coordinator saw first
+    outer/sums/{number}                 what a coordinator compares sites by over the rounds, after the round
     outer/pointer                       the round pointer that the coordinator published last
 
-An object is complete or absent. The manifest is the atomic point of a coordinator, the prepared contribution that of a
-site's sending, and the site's record that of its settling: what these do not name does not count.
+An object is complete or absent. The manifest is the atomic point of a coordinator, which stores sums and state before
+it; the prepared contribution is that of a site's sending, and the site's record that of its settling. What these do not
+name does not count.
 """
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
+import numpy as np
 import safetensors.torch
 from pydantic import Field
 from torch import Tensor
@@ -26,6 +29,7 @@ from protocol import limits, paths
 from protocol.encoding import Record
 from protocol.errors import MalformedError
 from protocol.identity.signing import Digest, Key, Signed
+from protocol.outer.comparing import PROJECTED, SentSums
 from protocol.outer.round_records import OuterNumber, RoundManifest
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part
@@ -43,6 +47,7 @@ PREPARED = "outer/prepared/"
 PAYLOAD = "outer/payload/"
 DOWNLOAD = "outer/download/"
 SEEN = "outer/seen/"
+SUMS = "outer/sums/"
 POINTER = "outer/pointer"
 
 _SHARD_BYTES = 64 * limits.MIB  # of a state on this node's disk
@@ -71,6 +76,23 @@ class SiteRecord(Record):
     feedback: Annotated[int, Field(ge=-1, lt=1 << 33)]
     inner: Annotated[int, Field(ge=-1, lt=1 << 33)]
     used: tuple[UsedGroup, ...]
+
+
+class SentSum(Record):
+    """What a site sent over the rounds (`protocol.outer.comparing.SentSums`): PROJECTED numbers, little-endian."""
+
+    kind: ClassVar[str] = "sent-sum"
+    worker: Key
+    count: OuterNumber
+    numbers: Annotated[bytes, Field(min_length=8 * PROJECTED, max_length=8 * PROJECTED)]
+
+
+class SentSumsRecord(Record):
+    """The sums of all sites."""
+
+    kind: ClassVar[str] = "sent-sums"
+    max_bytes: ClassVar[int] = (8 * PROJECTED + 128) * limits.MAX_WORKERS
+    sums: Annotated[tuple[SentSum, ...], Field(max_length=limits.MAX_WORKERS)]
 
 
 def numbered(prefix: str, number: int) -> str:
@@ -138,6 +160,29 @@ async def get_state(node: Node, manifest: RoundManifest, parts: tuple[Part, ...]
         raise NotFoundError(f"{prefix}: no shards")
     shared: SharedState = await node.run_sync(SharedState.from_shards, iter(shards), manifest.state, parts)
     return shared
+
+
+async def put_sums(state: ObjectStore, number: int, sums: SentSums) -> None:
+    """Store what the sites sent up to a round."""
+    rows = sorted(sums.rows().items())
+    record = SentSumsRecord(
+        sums=tuple(
+            SentSum(worker=worker, count=count, numbers=numbers.astype("<f8").tobytes())
+            for worker, (count, numbers) in rows
+        )
+    )
+    await state.put(numbered(SUMS, number), record.to_bytes())
+
+
+async def get_sums(state: ObjectStore, number: int) -> SentSums:
+    """Read what the sites sent up to a round; without the object, the sums begin anew."""
+    try:
+        record = SentSumsRecord.from_bytes(await state.get(numbered(SUMS, number), SentSumsRecord.max_bytes))
+    except NotFoundError:
+        return SentSums()
+    return SentSums.of(
+        {item.worker: (item.count, np.frombuffer(item.numbers, "<f8").astype(np.float64)) for item in record.sums}
+    )
 
 
 async def delete_except(state: ObjectStore, prefix: str, keep: set[int]) -> None:

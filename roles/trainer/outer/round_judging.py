@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from protocol import paths
 from protocol.chain.manifest import ObjectRef
@@ -11,12 +12,15 @@ from protocol.outer.round_checks import RefusedContributionError, check_contribu
 from protocol.outer.round_records import RefusalReason, RoundContribution, RoundManifest, RoundRules
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import decode, read_head
-from protocol.pseudogradient.payload import FRAME_SLACK
+from protocol.pseudogradient.payload import FRAME_SLACK, largest_frame
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from roles.records import fetch_record, open_record
 from roles.trainer.outer.round_files import SEEN, numbered
 from roles.trainer.outer.round_reader import fetch_object
+
+PROJECTIONS: Final = "projections of contributions"
+"""What the secret of a coordinator's projections is derived for."""
 
 
 @dataclass
@@ -113,9 +117,7 @@ async def fetch_payload(node: Node, contribution: RoundContribution, shared: Sha
 
 
 def _check_size(ref: ObjectRef, shared: SharedState) -> None:
-    largest = sum(
-        4 * part.elements + FRAME_SLACK * (len(part.names) + (part.elements >> 21) + 2) for part in shared.parts
-    )
+    largest = sum(largest_frame(part) + FRAME_SLACK for part in shared.parts)  # the head has less than that for a part
     if ref.size > largest:
         raise RefusedContributionError(f"a payload of {ref.size} bytes for weights that need at most {largest}")
 

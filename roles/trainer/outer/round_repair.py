@@ -1,8 +1,9 @@
 """Rebuilds what a coordinator or a site has lost of its rounds (docs/state.md).
 
 A coordinator's manifests, and a state from which its newest one follows, are in its own space: the rounds are applied
-again, and their digests must be those that it signed. A site gives up what it has, and fetches the shared state when it
-starts; its error feedback begins with 0.
+again, and their digests must be those that it signed. The sums over the rounds are kept if they are whole; otherwise
+they are those of the contributions that counted in the rounds that are applied. A site gives up what it has, and
+fetches the shared state when it starts; its error feedback begins with 0.
 """
 
 from collections.abc import Set
@@ -10,6 +11,8 @@ from collections.abc import Set
 from protocol import paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed
+from protocol.outer.comparing import SentSums, compare
+from protocol.outer.robust import PLAIN_MEAN, weigh_round
 from protocol.outer.round_checks import check_next_manifest
 from protocol.outer.round_records import RoundManifest, RoundPointer
 from protocol.outer.shared_state import SharedState
@@ -18,6 +21,7 @@ from roles.node.identity import Node
 from roles.ports import LineReporter, NotFoundError, RepairError, TooLargeError
 from roles.records import fetch_record
 from roles.trainer.outer import round_files
+from roles.trainer.outer.round_judging import PROJECTIONS
 from roles.trainer.outer.round_reader import fetch_object, fetch_payloads
 from roles.trainer.spool import SnapshotName, newest_weights, next_version, put_snapshot, weights_folder
 from roles.trainer.tensor_shards import TensorSource, read_tensors
@@ -88,10 +92,11 @@ async def _rebuild(node: Node, pointer: Signed[RoundPointer]) -> None:
         shared: SharedState = await node.run_sync(SharedState.from_shards, iter(shards), signed.record.state, parts)
         manifests = await _older_manifests(node, signed)
         await _put_version(node, signed.record, shared)
+        sent = SentSums()
         for number in range(record.state_number + 1, record.newest + 1):
             closing = await fetch_record(node, RoundManifest, paths.round_manifest(key, number))
             check_next_manifest(signed, closing)
-            shared = await _after(node, shared, signed.record, closing.record)
+            shared = await _after(node, shared, signed.record, closing.record, sent)
             await _put_version(node, closing.record, shared)
             manifests.append(closing)
             signed = closing
@@ -99,10 +104,12 @@ async def _rebuild(node: Node, pointer: Signed[RoundPointer]) -> None:
         raise RepairError(f"{round_files.ROUNDS}: cannot be rebuilt from storage: {error}") from error
     if signed.digest != record.digest:
         raise RepairError(f"{round_files.ROUNDS}: storage shows another round {record.newest} than its pointer")
+    newest_sums = await round_files.get_sums(node.state, record.newest)
     for path in [item.path async for item in node.state.list(round_files.OUTER)]:
         await node.state.delete(path)
     for manifest in manifests:
         await round_files.put_manifest(node.state, manifest)
+    await round_files.put_sums(node.state, record.newest, newest_sums if newest_sums.rows() else sent)
     await round_files.put_state(node.state, record.newest, shared)
     await node.state.put(round_files.POINTER, pointer.data)
 
@@ -122,8 +129,10 @@ async def _older_manifests(node: Node, newest: Signed[RoundManifest]) -> list[Si
     return manifests
 
 
-async def _after(node: Node, shared: SharedState, opening: RoundManifest, closing: RoundManifest) -> SharedState:
-    """Return the state after a round.
+async def _after(
+    node: Node, shared: SharedState, opening: RoundManifest, closing: RoundManifest, sent: SentSums
+) -> SharedState:
+    """Return the state after a round, and add its contributions to the sums.
 
     Raises:
         ProtocolError: a payload is broken.
@@ -131,6 +140,8 @@ async def _after(node: Node, shared: SharedState, opening: RoundManifest, closin
     """
     payloads = await fetch_payloads(node, closing.trainer, closing.counted)
     factors = [item.factor for item in closing.counted]
+    comparison = await node.run_sync(compare, shared, payloads, node.key.derive(PROJECTIONS))
+    weigh_round([item.worker for item in closing.counted], comparison, sent, PLAIN_MEAN)
     after: SharedState = await node.run_sync(shared.after, payloads, factors, opening.rules)
     after = after.with_momentum(closing.rules)
     if after.digests != closing.state:
