@@ -122,7 +122,7 @@ def rates(arguments: argparse.Namespace) -> None:
         table.add_column(title, justify="right")
     for update in map(float, arguments.updates.split(",")):
         local = base - random.standard_normal(size, np.float32) * np.float32(update)
-        feedback = random.standard_normal(size, np.float32) * np.float32(update / 4)
+        feedback = base - (base - random.standard_normal(size, np.float32) * np.float32(update / 4))  # of base's units
         inputs = Inputs(base, local, feedback)
         for name in ("exact", "grid, f = 3", "chunked, k = 32", "chunked, k = 128"):
             coding = CODINGS[name]

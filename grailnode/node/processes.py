@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import trio
@@ -47,6 +48,7 @@ from grailnode.observe.recheck import GroupReference, RecheckedGroup, recheck
 from grailnode.run import creation, key_files, requirements
 from protocol import paths
 from protocol.beacon import LocalKey
+from protocol.digest import Weights
 from protocol.environments import Sandbox
 from protocol.run import RunManifest
 from roles.node.change_reporter import ChangeReporter
@@ -54,6 +56,9 @@ from roles.node.identity import Node
 from roles.policy.assignment import Task
 from roles.ports import StoreError
 from roles.trainer.publish.publisher import PublisherSettings
+
+if TYPE_CHECKING:
+    from roles.trainer.learn.sharded.sharded_learner import ShardedLearner
 
 _ORPHAN_SWEEPERS: tuple[Kind, ...] = (
     "upload",
@@ -221,6 +226,13 @@ async def _training(node: Node, launch: Launch, seat: Seat | None = None) -> Non
     if seat is None:
         await run_training(node, genesis, compute, settings)
         return
+    await run_training(node, genesis, compute, settings, _rank_0(compute, settings, genesis, seat))
+
+
+def _rank_0(
+    compute: Compute, settings: TrainerSettings, genesis: Callable[[], Weights], seat: Seat
+) -> "Callable[[], ShardedLearner]":
+    """Return a function that joins the other ranks, and returns the learner of all."""
     from grailnode.node.rank_processes import join_ranks  # noqa: PLC0415 - it imports torch's compiler
     from roles.trainer.learn.sharded.rank_learner import RankLearner  # noqa: PLC0415
     from roles.trainer.learn.sharded.sharded_learner import ShardedLearner  # noqa: PLC0415
@@ -229,7 +241,7 @@ async def _training(node: Node, launch: Launch, seat: Seat | None = None) -> Non
         group = join_ranks(seat, compute.device)
         return ShardedLearner(RankLearner(compute.model, settings.learner, group, compute.dtype), genesis())
 
-    await run_training(node, genesis, compute, settings, make_learner)
+    return make_learner
 
 
 def _training_compute(config: Config, run: RunManifest) -> tuple[Compute, TrainerSettings]:
@@ -239,20 +251,20 @@ def _training_compute(config: Config, run: RunManifest) -> tuple[Compute, Traine
 
 
 def main_of_rank(launch: Launch, seat: Seat) -> None:
-    """Run one of the ranks of a trainer's training process until it is stopped, or until rank 0 has ended."""
+    """Run one of the ranks of a process that trains until it is stopped, or until rank 0 has ended."""
     prepare_rank(seat)
     if seat.rank == 0:
-        main(launch, partial(_training, seat=seat))
+        main(launch, partial(_site if launch.kind == "site" else _training, seat=seat))
         return
     torch.set_num_threads(launch.config.engine.threads)
-    run_process(f"{launch.name}/training-{seat.rank}", partial(_run_rank, launch, seat))
+    run_process(f"{launch.name}/{launch.kind}-{seat.rank}", partial(_run_rank, launch, seat))
 
 
 async def _run_rank(launch: Launch, seat: Seat) -> int:
     """Follow rank 0, and return the exit code. A rank has no key, no store and no state."""
     from grailnode.node.rank_processes import follow  # noqa: PLC0415 - it imports torch's compiler
 
-    config, process = launch.config, f"{launch.name}/training-{seat.rank}"
+    config, process = launch.config, f"{launch.name}/{launch.kind}-{seat.rank}"
     log = config.at(config.node.logs) / f"{process.replace('/', '-')}.jsonl"
     telemetry = NodeTelemetry.to_file(process, log, sys.stderr if launch.echo else None)
     try:
@@ -293,12 +305,13 @@ async def _coordinator(node: Node, launch: Launch) -> None:
     await run_coordinator(node, genesis, _publisher_settings(node, config), settings)
 
 
-async def _site(node: Node, launch: Launch) -> None:
+async def _site(node: Node, launch: Launch, seat: Seat | None = None) -> None:
+    """Collect and train as a site, on one device or as rank 0 of several."""
     config = launch.config
-    directory = policy_directory(config)
-    compute = _compute(Policy.load(directory), config, recompute=config.trainer.recompute)
-    settings = trainer_settings(config, node.run.sampling.params())
-    await run_worker(node, partial(load_weights, directory), compute, settings, site_settings(config, node.run))
+    compute, settings = _training_compute(config, node.run)
+    genesis = partial(load_weights, policy_directory(config))
+    make_learner = None if seat is None else _rank_0(compute, settings, genesis, seat)
+    await run_worker(node, genesis, compute, settings, site_settings(config, node.run), make_learner)
 
 
 async def _download(node: Node, launch: Launch) -> None:

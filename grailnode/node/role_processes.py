@@ -50,9 +50,9 @@ def run_role(config: Config, role: Role, name: str, report: LineReporter) -> Non
 
 
 def make_spec(launch: Launch) -> ProcessSpec:
-    """Return what the supervisor keeps running: one process, or the ranks of a trainer on several GPUs."""
+    """Return what the supervisor keeps running: one process, or the ranks of a trainer or site on several GPUs."""
     title = f"{launch.name}/{launch.kind}"
-    if launch.kind == "training" and launch.config.trainer.gpus > 1:
+    if launch.kind in ("training", "site") and launch.config.trainer.gpus > 1:
         return ProcessSpec(title, main_of_rank, (launch,), launch.config.trainer.gpus)
     return ProcessSpec(title, main, (launch,))
 
@@ -165,7 +165,7 @@ def _check_engine(config: Config, role: Role) -> None:
             _check_device(engine.device)
         return
     _check_device(engine.device)
-    if role == "trainer" and config.trainer.gpus > 1:
+    if role in ("trainer", "worker") and config.trainer.gpus > 1:
         start_checks.check_ranks(engine.device, config.trainer.gpus)
 
 

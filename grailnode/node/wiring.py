@@ -26,6 +26,7 @@ from roles.trainer.learn.policy_learner import PolicyLearner
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training import Training
 from roles.trainer.outer.coordinator import Coordinator, CoordinatorSettings, PublisherLink
+from roles.trainer.outer.local_learner import LocalLearner
 from roles.trainer.outer.site import Site
 from roles.trainer.outer.site_settings import SiteSettings
 from roles.trainer.publish.history import History
@@ -152,17 +153,28 @@ async def run_coordinator(
 
 
 async def run_worker(
-    node: Node, genesis: Callable[[], Weights], compute: Compute, trainer: TrainerSettings, settings: SiteSettings
+    node: Node,
+    genesis: Callable[[], Weights],
+    compute: Compute,
+    trainer: TrainerSettings,
+    settings: SiteSettings,
+    make_learner: Callable[[], LocalLearner] | None = None,
 ) -> None:
-    """Collect groups and train on them as one of several sites, until cancelled: all the work of a worker's node."""
+    """Collect groups and train on them as one of several sites, until cancelled: all the work of a worker's node.
 
-    def make_learner() -> Learner:
-        device = torch.device(compute.device)
+    Args:
+        make_learner: returns a learner on several ranks; None for one in this process.
+    """
+
+    def local_learner() -> LocalLearner:
         weights = checked_genesis(node, genesis)
+        if make_learner is not None:
+            return make_learner()
+        device = torch.device(compute.device)
         return Learner(compute.model, weights, trainer.learner, device=device, dtype=compute.dtype)
 
     async def train() -> None:
-        learner: Learner = await node.run_sync(make_learner)
+        learner: LocalLearner = await node.run_sync(local_learner)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.keep_announced, "worker", 600.0)
             nursery.start_soon(Collector(node, trainer.collector).run)

@@ -16,15 +16,19 @@ from grailnode.engine.causal_model import build
 from grailnode.engine.policy import Policy
 from grailnode.node.seat import Seat
 from grailnode.node.supervisor import ProcessSpec, Supervisor
+from protocol.outer.shared_state import SharedState
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.loss.policy_loss import LossSettings
 from roles.trainer.learn.optimizer import AdamWSettings
 from roles.trainer.learn.policy_learner import PolicyLearner
+from roles.trainer.outer.local_learner import LocalLearner, masters, with_masters, without_masters
+from roles.trainer.outer.local_work import encode_work
 from roles.trainer.tensor_shards import TensorSource
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.learning.groups import group
 from tests.learning.ranks import Ranks, run_ranks
 from tests.support.builders.policies import random_weights, write_policy
+from tests.support.builders.samples import round_rules
 from tests.support.processes.programs import eventually
 
 SETTINGS = LearnerSettings(max_batch_tokens=20, optimizer=AdamWSettings(learning_rate=1e-3, max_grad_norm=0.5))
@@ -217,3 +221,26 @@ def with_deadline(scenario: Callable[[], Awaitable[None]]) -> None:
             await scenario()
 
     trio.run(run)
+
+
+def contributions(local: LocalLearner) -> list[bytes]:
+    """Return the payloads of two rounds of two local steps, with their error feedback."""
+    state = local.state()
+    shared, rules = SharedState.begin(masters(state), has_momentum=True), round_rules()
+    inner, feedback, payloads = without_masters(state), None, []
+    for number in range(2):
+        local.restore(with_masters(inner, shared.weights))
+        for step in range(2):
+            local.step(groups_of(2 * number + step))
+        work = encode_work(shared, local.state(), feedback, rules)
+        inner, feedback = work.inner, work.feedback
+        payloads.append(work.payload)
+        shared = shared.after([work.payload], [1.0], rules)
+    return payloads
+
+
+@pytest.mark.slow
+def test_a_site_on_two_ranks_contributes_what_one_process_does(policy: Path) -> None:
+    expected = contributions(alone(policy))
+    assert len(expected[1]) > 500
+    assert run_ranks(2, policy, SETTINGS, contributions, dtype=torch.float32) == expected

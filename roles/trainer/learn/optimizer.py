@@ -18,7 +18,7 @@ from roles.trainer.learn.learning_rate import RateSchedule
 _FIRST: Final = "first_moment/"
 _SECOND: Final = "second_moment/"
 MASTER: Final = "master/"
-_STEPS: Final = "steps"
+STEPS: Final = "steps"
 _BLOCK: Final = 1 << 20
 """Elements of a tensor that are computed at a time, so that no copy is as large as the largest tensor."""
 
@@ -134,7 +134,7 @@ class AdamW:
     def state(self) -> dict[str, Tensor]:
         """Return masters, moments and step count by name: contiguous copies on the CPU."""
         copies = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in self.tensors.items()}
-        return copies | {_STEPS: torch.tensor(self.steps, dtype=torch.int64)}
+        return copies | {STEPS: torch.tensor(self.steps, dtype=torch.int64)}
 
     def restore(self, tensors: Mapping[str, Tensor], steps: int | None = None) -> None:
         """Take over some or all of the tensors of a saved state. With all of them, training goes on bit for bit.
@@ -147,16 +147,16 @@ class AdamW:
             ValueError: they are not tensors of these weights, or the step count is missing; nothing has changed.
         """
         own_tensors = self.tensors
-        values = {name: tensor for name, tensor in tensors.items() if steps is not None or name != _STEPS}
+        values = {name: tensor for name, tensor in tensors.items() if steps is not None or name != STEPS}
         for name, tensor in values.items():
             own = own_tensors.get(name)
             if own is None or own.shape != tensor.shape or own.dtype != tensor.dtype:
                 raise ValueError("a saved state of another model")
-        if steps is None and (_STEPS not in tensors or values.keys() != own_tensors.keys()):
+        if steps is None and (STEPS not in tensors or values.keys() != own_tensors.keys()):
             raise ValueError("a saved state of another model")
         for name, tensor in values.items():
             own_tensors[name].copy_(tensor)
-        self.steps = int(tensors[_STEPS]) if steps is None else steps
+        self.steps = int(tensors[STEPS]) if steps is None else steps
 
 
 def _sum_of_squares(gradient: Tensor) -> Tensor:

@@ -9,11 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 
+import torch
 from torch import Tensor
 
 from protocol.digest import Weights
 from roles.trainer.learn.learner import Gradients, StepReport
-from roles.trainer.learn.optimizer import MASTER
+from roles.trainer.learn.optimizer import MASTER, STEPS
 from roles.trainer.learn.sharded.rank_learner import REFERENCE, RankLearner
 from roles.trainer.tensor_shards import TensorSource
 from roles.trainer.verified_batch import VerifiedGroup
@@ -86,8 +87,20 @@ class ShardedLearner:
         sizes = {name: 4 * count for name, count in self._numbers.items()}
         return TensorSource(sizes, lambda names: {name: self._read(name, view=False) for name in names})
 
-    def restore(self, state: Weights, steps: int) -> None:
-        """Implements PolicyLearner.restore."""
+    def step(self, groups: Sequence[VerifiedGroup]) -> StepReport:
+        """Take one optimizer step, as `Learner.step` does."""
+        return self.update(self.gradients(groups))
+
+    def state(self) -> dict[str, Tensor]:
+        """Return masters, moments and step count by name, each whole, as `Learner.state` does."""
+        tensors = {name: self._read(name, view=False).clone() for name in self._numbers}
+        return tensors | {STEPS: torch.tensor(self.steps, dtype=torch.int64)}
+
+    def restore(self, state: Weights, steps: int | None = None) -> None:
+        """Implements PolicyLearner.restore; without `steps`, of a whole `state`."""
+        if steps is None:
+            steps = int(state[STEPS])
+            state = {name: tensor for name, tensor in state.items() if name != STEPS}
         learner = self._learner
         for name, tensor in state.items():
             if (
