@@ -37,6 +37,8 @@ HELP: Final = {
     "decay": "factor of a group's weight in the replay buffer for each version of staleness",
     "max_staleness": "versions behind the newest at which a group leaves the replay buffer",
     "held_out": "number of problems on which pass@1 is measured",
+    "lora_rank": "train adapters of this rank instead of all weights; 0 for all weights",
+    "lora_targets": "modules that get adapters, with commas",
     "json": "file for the options and the summary",
 }
 

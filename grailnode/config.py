@@ -195,6 +195,7 @@ class OuterSection(Section):
 class TrainerSection(Section):
     """How the trainer learns and publishes.
 
+    `adapters` is the directory with the adapters of version 0, for a run of adapters on `policy`.
     `loss` is one of those in roles/trainer/learn/loss/policy_loss.py, and `advantage` replaces the one that belongs to
     it; clip_low and clip_high bound the importance ratio, and `truncation` does so whatever the advantage (inf for no
     such bound). The learning rate rises over `warmup_steps`, and a schedule that is not constant takes it down to
@@ -212,6 +213,7 @@ class TrainerSection(Section):
 
     policy: str = "genesis"
     data: Path | None = None
+    adapters: Path | None = None
     loss: LossName = "token-mean"
     clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
     clip_high: Annotated[float, Field(ge=0)] = 0.28

@@ -27,6 +27,11 @@ MAX_STOP_TOKENS: Final = 16  # token ids that end a completion
 MAX_EVALUATION_PROBLEMS: Final = 4096  # held-out problems of one evaluation
 MAX_EVALUATION_SAMPLES: Final = 64  # completions of one of them
 
+# lora.py
+MAX_LORA_RANK: Final = 1024  # rank of one adapter
+MAX_LORA_ALPHA: Final = 65536.0  # largest alpha of the adapters
+MAX_LORA_TARGETS: Final = 64  # names of modules that have adapters
+
 # compression.py
 MAX_ZSTD_WINDOW_BYTES: Final = 128 * MIB  # bytes of the window that a zstd frame may require its reader to hold
 

@@ -12,6 +12,7 @@ from protocol.beacon import ChainInfo
 from protocol.encoding import Line, Record
 from protocol.identity.authority import Authority
 from protocol.identity.signing import Digest
+from protocol.lora import LoraSpec
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
 from protocol.window import Schedule
@@ -209,6 +210,7 @@ class RunManifest(Record):
 
     Attributes:
         authority: the keys that may act, until a revision replaces them; its roots sign this manifest.
+        lora: the base whose adapters the run trains; None for a run that trains all weights.
         environment: the task's name.
         data: the task's file of problems; None for a task that reads none.
         chat: how a problem becomes a conversation; None where its text is the prompt.
@@ -222,6 +224,7 @@ class RunManifest(Record):
     name: Annotated[Line, Field(min_length=1, max_length=64)]
     authority: Authority
     model: ModelSpec
+    lora: LoraSpec | None
     environment: Annotated[Line, Field(min_length=1, max_length=64)]
     data: FileRef | None
     chat: ChatSpec | None

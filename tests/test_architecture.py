@@ -33,7 +33,19 @@ WORLD = {  # what pure code has no business with: files, clocks, networks, proce
 ROOMS = {  # rooms of each package in the order in which they may import: a room imports only rooms that stand before it
     "protocol": (
         *("errors", "limits", "encoding", "bounded_json", "compression", "digest", "paths", "window", "kernels"),
-        *("beacon", "identity", "environments", "rollout", "patch", "pseudogradient", "run", "chain", "outer"),
+        *(
+            "beacon",
+            "identity",
+            "environments",
+            "rollout",
+            "patch",
+            "pseudogradient",
+            "objects",
+            "lora",
+            "run",
+            "chain",
+            "outer",
+        ),
         *("judging",),
     ),
     "roles": (

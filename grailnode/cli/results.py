@@ -12,8 +12,12 @@ from grailnode.cli.options import run_action, run_options
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @run_options
 @click.option("--version", type=click.IntRange(0), help="Which version. Default: the newest.")
+@click.option("--merged", is_flag=True, help="Add the adapters of a LoRA run to its base: a whole model.")
 def export(**parameters: Any) -> None:
-    """Write a version's weights to DIRECTORY, as a Hugging Face checkpoint with a model card, bit for bit."""
+    """Write a version's weights to DIRECTORY, as a Hugging Face checkpoint with a model card, bit for bit.
+
+    The version of a LoRA run is written as PEFT reads adapters.
+    """
     run_action("model_export", "export", parameters)
 
 

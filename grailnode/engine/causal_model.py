@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from grailnode.engine.policy import Policy
+from protocol.lora import LoraSpec
 from roles.ports import EngineError
 
 
@@ -73,22 +74,26 @@ def check_fit(model: CausalModel, weights: Mapping[str, Tensor]) -> None:
             raise EngineError(f"{name}: shape {tuple(tensor.shape)} where the model has {shapes[name]}")
 
 
-def build(policy: Policy, device: torch.device | None = None, *, recompute: bool = False) -> CausalModel:
+def build(
+    policy: Policy, device: torch.device | None = None, *, recompute: bool = False, lora: LoraSpec | None = None
+) -> CausalModel:
     """Return the model of a policy's config.json. No weights are read.
 
     Args:
         recompute: whether a backward pass computes each layer once more instead of keeping its activations.
+        lora: where the weights have adapters beside a base (lora_model.py makes the base a part of the model).
 
     transformers is imported only if the Qwen3 of this repository does not cover the config: the import takes seconds.
 
     Raises:
-        PolicyError: transformers does not know the architecture, or the config does not fit it.
+        PolicyError: transformers does not know the architecture, the config does not fit it, or the model has no place
+            for such adapters.
     """
     from grailnode.engine.qwen3 import Qwen3, Qwen3Config  # noqa: PLC0415
 
     config = Qwen3Config.of(policy.config)
     if config is not None:
-        return Qwen3(config, device, recompute=recompute)
+        return Qwen3(config, device, recompute=recompute, lora=lora)
     from grailnode.engine.hf import TransformersModel  # noqa: PLC0415
 
-    return TransformersModel(policy.directory, device, recompute=recompute)
+    return TransformersModel(policy.directory, device, recompute=recompute, lora=lora)

@@ -14,8 +14,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from grailnode.engine.checkpoint_names import CheckpointNames
+from grailnode.engine.lora_model import LowRankLinear, adapter_shapes
 from grailnode.engine.output_projection import project
 from grailnode.engine.policy import PolicyError
+from protocol.lora import DOWN, LoraSpec
 from roles.policy.layer_weights import PartialWeights, compute_part
 
 
@@ -41,9 +43,11 @@ class TransformersModel:
         device: of torch.
         attention: one of transformers' implementations of attention.
         recompute: whether a backward pass computes each layer once more instead of keeping its activations.
+        lora: where the weights have adapters beside a base; None for weights without.
 
     Raises:
-        PolicyError: transformers does not know the architecture, or the config does not fit it.
+        PolicyError: transformers does not know the architecture, the config does not fit it, or the model has no place
+            for such adapters.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class TransformersModel:
         attention: Literal["sdpa", "eager"] = "sdpa",
         *,
         recompute: bool = False,
+        lora: LoraSpec | None = None,
     ) -> None:
         try:
             config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
@@ -64,6 +69,8 @@ class TransformersModel:
             raise PolicyError(f"{directory}: transformers cannot build this model ({error})") from error
         _check_rope(directory, config)
         _rebuild_buffers(module, config, device)
+        if lora is not None:
+            _insert_adapters(module, lora)
         self._config = config
         self._module = module.eval()
         shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
@@ -135,6 +142,24 @@ class TransformersModel:
         if cap := getattr(config, "final_logit_softcapping", None):
             logits = torch.tanh(logits / cap) * cap
         return logits
+
+
+def _insert_adapters(module: Any, lora: LoraSpec) -> None:
+    """Give the linear modules that a run names an adapter; the output projection never has one.
+
+    Raises:
+        PolicyError: the model has no place for such adapters.
+    """
+    head = module.get_output_embeddings()
+    linears = {
+        name: child
+        for name, child in module.named_modules()
+        if isinstance(child, torch.nn.Linear) and child is not head
+    }
+    for name in adapter_shapes(lora, {name: tuple(child.weight.shape) for name, child in linears.items()}):
+        if name.endswith(DOWN):
+            target = name.removesuffix(DOWN)
+            module.set_submodule(target, LowRankLinear(linears[target], lora))
 
 
 class _RecomputedLayer(torch.nn.Module):

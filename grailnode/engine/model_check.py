@@ -13,20 +13,24 @@ from torch import Tensor
 
 from grailnode.engine.causal_model import CausalModel, build
 from grailnode.engine.policy import Policy, PolicyError, published_names, weight_files
+from protocol.lora import LoraSpec
 
 _LISTED: Final = 3
 
 
-def check_model(policy: Policy) -> None:
+def check_model(policy: Policy, lora: LoraSpec | None = None) -> None:
     """Refuse a policy that this program cannot compute. The weights' names and shapes are read, not their values.
 
+    Args:
+        lora: where the run has adapters; None for a run that trains all weights.
+
     Raises:
-        PolicyError: the architecture is not supported, the files have other tensors than it, or computing with tensors
-            of these shapes fails.
+        PolicyError: the architecture is not supported, the files have other tensors than it, it has no place for the
+            adapters, or computing with tensors of these shapes fails.
     """
     model = build(policy)
     _check_names(policy.directory, file_shapes(policy.directory), model.shapes)
-    _try(policy.directory, model)
+    _try(policy.directory, model if lora is None else build(policy, lora=lora))
 
 
 def file_shapes(directory: Path) -> dict[str, tuple[int, ...]]:

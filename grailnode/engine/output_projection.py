@@ -44,8 +44,8 @@ class _Float32Product(torch.autograd.Function):
         return logits
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the gradients of the states and of the weight, with products in their dtype."""
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Compute the gradients of the states and of the weight if it is trained, with products in their dtype."""
         hidden, weight = ctx.saved_tensors
         gradient = gradients[0].to(weight.dtype)
-        return gradient @ weight, gradient.t() @ hidden
+        return gradient @ weight, gradient.t() @ hidden if ctx.needs_input_grad[1] else None

@@ -17,7 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from grailnode.engine.lora_model import adapter_shapes, add_adapter
 from grailnode.engine.output_projection import project
+from protocol.lora import DOWN, UP, LoraSpec
 from roles.policy.layer_weights import compute_part
 
 Weights = Mapping[str, Tensor]
@@ -135,7 +137,16 @@ def _eager(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Te
 
 
 class Qwen3:
-    """A CausalModel (grailnode/engine/causal_model.py)."""
+    """A CausalModel (grailnode/engine/causal_model.py).
+
+    Args:
+        device: of the rotary frequencies.
+        recompute: whether a backward pass computes each layer once more instead of keeping its activations.
+        lora: where the weights have adapters beside a base; None for weights without.
+
+    Raises:
+        PolicyError: the model has no place for such adapters.
+    """
 
     def __init__(
         self,
@@ -144,6 +155,7 @@ class Qwen3:
         attention: Attention = "sdpa",
         *,
         recompute: bool = False,
+        lora: LoraSpec | None = None,
     ) -> None:
         self._config = config
         self._recompute = recompute
@@ -151,6 +163,12 @@ class Qwen3:
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).to(torch.float32) / config.head_dim
         self._frequencies = (1.0 / config.rope_theta**exponents).to(device)
         self._shapes = _shapes(config)
+        self._adapters: dict[str, tuple[int, ...]] = {}
+        self._adapter_scale = 0.0
+        if lora is not None:
+            linears = {n.removesuffix(".weight"): s for n, s in self._shapes.items() if n.endswith("_proj.weight")}
+            self._adapters, self._adapter_scale = adapter_shapes(lora, linears), lora.scale
+            self._shapes |= self._adapters
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -203,9 +221,16 @@ class Qwen3:
         normed = _rms_norm(x, weights[prefix + "input_layernorm.weight"], config.rms_norm_eps)
         x = x + self._attention(weights, layer, normed, rotation, visible, cache)
         normed = _rms_norm(x, weights[prefix + "post_attention_layernorm.weight"], config.rms_norm_eps)
-        gate = functional.linear(normed, weights[prefix + "mlp.gate_proj.weight"])
-        up = functional.linear(normed, weights[prefix + "mlp.up_proj.weight"])
-        return x + functional.linear(functional.silu(gate) * up, weights[prefix + "mlp.down_proj.weight"])
+        gate = self._linear(weights, prefix + "mlp.gate_proj", normed)
+        up = self._linear(weights, prefix + "mlp.up_proj", normed)
+        return x + self._linear(weights, prefix + "mlp.down_proj", functional.silu(gate) * up)
+
+    def _linear(self, weights: Weights, module: str, x: Tensor) -> Tensor:
+        """Compute a module's matrix, and its adapter if it has one: [..., out] from [..., in]."""
+        result = functional.linear(x, weights[f"{module}.weight"])
+        if module + DOWN not in self._adapters:
+            return result
+        return add_adapter(result, x, weights[module + DOWN], weights[module + UP], self._adapter_scale)
 
     def _attention(
         self,
@@ -221,7 +246,7 @@ class Qwen3:
         B, S, _ = x.shape
 
         def heads(name: str) -> Tensor:
-            return functional.linear(x, weights[f"{prefix}{name}_proj.weight"]).view(B, S, -1, config.head_dim)
+            return self._linear(weights, f"{prefix}{name}_proj", x).view(B, S, -1, config.head_dim)
 
         queries = _rms_norm(heads("q"), weights[prefix + "q_norm.weight"], config.rms_norm_eps).transpose(1, 2)
         keys = _rms_norm(heads("k"), weights[prefix + "k_norm.weight"], config.rms_norm_eps).transpose(1, 2)
@@ -233,7 +258,7 @@ class Qwen3:
             mixed = _eager(queries, keys, values, visible)
         else:
             mixed = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, enable_gqa=True)
-        return functional.linear(mixed.transpose(1, 2).reshape(B, S, -1), weights[prefix + "o_proj.weight"])
+        return self._linear(weights, prefix + "o_proj", mixed.transpose(1, 2).reshape(B, S, -1))
 
     def logits(self, weights: Weights, hidden: Tensor) -> Tensor:
         """Implements CausalModel.logits."""

@@ -12,6 +12,7 @@ from grailnode import UserError
 from grailnode.config import Config
 from grailnode.engine import causal_model as models
 from grailnode.engine.policy import Policy
+from protocol.lora import DOWN, UP, LoraSpec
 from protocol.run import RunManifest
 
 _SMALL_BYTES: Final = 64 << 20  # records, verdicts and groups of a few windows, and logs
@@ -31,9 +32,13 @@ class DiskError(UserError):
     """The disk of a node's state cannot be used; the message says what to do."""
 
 
-def trainer_bytes(policy: Policy) -> int:
-    """Return the bytes that a trainer's state takes at most, without the groups of its replay buffer."""
-    return _SMALL_BYTES + _TRAINER_BYTES * _parameters(policy)
+def trainer_bytes(policy: Policy, lora: LoraSpec | None = None) -> int:
+    """Return the bytes that a trainer's state takes at most, without the groups of its replay buffer.
+
+    Args:
+        lora: the adapters of a LoRA run, which are then all that the state has.
+    """
+    return _SMALL_BYTES + _TRAINER_BYTES * _parameters(policy, lora)
 
 
 def follower_bytes(run: RunManifest, config: Config, policy: Policy | None) -> int:
@@ -43,8 +48,9 @@ def follower_bytes(run: RunManifest, config: Config, policy: Policy | None) -> i
         policy: None as long as the run's files have not been fetched.
     """
     files = [*run.model.files, *([run.data] if run.data is not None else [])]
+    base = 0 if run.lora is None else run.lora.base_bytes
     weights = _VLLM_BYTES * _parameters(policy) if config.engine.kind == "vllm" and policy is not None else 0
-    return _SMALL_BYTES + sum(file.size for file in files) + weights
+    return _SMALL_BYTES + base + sum(file.size for file in files) + weights
 
 
 def check_disk(directory: Path, needed_bytes: int) -> None:
@@ -75,8 +81,10 @@ def check_disk(directory: Path, needed_bytes: int) -> None:
         )
 
 
-def _parameters(policy: Policy) -> int:
-    return sum(math.prod(shape) for shape in models.build(policy).shapes.values())
+def _parameters(policy: Policy, lora: LoraSpec | None = None) -> int:
+    """Return the number of weights that versions have."""
+    shapes = models.build(policy, lora=lora).shapes
+    return sum(math.prod(shape) for name, shape in shapes.items() if lora is None or name.endswith((DOWN, UP)))
 
 
 def _disk_bytes(directory: Path) -> Iterator[int]:

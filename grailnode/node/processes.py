@@ -17,15 +17,23 @@ import trio
 
 from grailnode.beacon.relays import publish_rounds
 from grailnode.config import Config
-from grailnode.engine import causal_model as models
+from grailnode.engine.causal_model import CausalModel
 from grailnode.engine.compute import Compute, VllmCompute
-from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
+from grailnode.engine.policy import Policy
 from grailnode.node.canary import CanaryProducer
 from grailnode.node.disk_check import check_disk, follower_bytes
 from grailnode.node.metrics_server import serve_metrics
 from grailnode.node.node_makers import make_canary, make_node, make_spectator, open_trainer_state, read_key
 from grailnode.node.outer_settings import coordinator_settings, site_settings
 from grailnode.node.process_kinds import TRAINER_KINDS, Kind
+from grailnode.node.run_model import (
+    DTYPES,
+    follower_model,
+    genesis_reader,
+    policy_directory,
+    publish_run_base,
+    trainer_model,
+)
 from grailnode.node.seat import Seat, prepare_rank
 from grailnode.node.settings import TrainerSettings, miner_settings, trainer_settings, validator_settings
 from grailnode.node.state_locks import lock_state
@@ -69,7 +77,6 @@ _ORPHAN_SWEEPERS: tuple[Kind, ...] = (
     "validator",
 )  # one for each space
 _RETRY_SECONDS = 0.5
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -161,28 +168,24 @@ async def _task(node: Node, config: Config, directory: Path, sandbox: Sandbox | 
     policy = await creation.fetch_model(node.store, node.run, node.authority.trainers, directory / "model")
     check_disk(directory, follower_bytes(node.run, config, policy))
     data = await creation.fetch_data(node.store, node.run, node.authority.trainers, directory / "data")
-    return make_task(node, policy, data, sandbox), _compute(policy, config, directory / "engine")
-
-
-def _compute(policy: Policy, config: Config, directory: Path | None = None, *, recompute: bool = False) -> Compute:
-    """Return how a node computes.
-
-    Args:
-        directory: for the files of vLLM; None for a trainer, which computes with torch.
-        recompute: whether a backward pass computes each layer again instead of keeping its activations.
-    """
+    task = make_task(node, policy, data, sandbox)
     engine = config.engine
-    with_torch = engine.kind == "torch" or engine.states == "torch" or directory is None
-    device = engine.device if with_torch else "cpu"
-    compute = Compute(
-        models.build(policy, torch.device(device), recompute=recompute),
-        device=engine.device,
-        dtype=_DTYPES[engine.dtype],
-        max_batch_tokens=engine.max_batch_tokens,
-    )
-    if engine.kind == "torch" or directory is None:
-        return compute
-    vllm = VllmCompute(
+    device = engine.device if engine.kind == "torch" or engine.states == "torch" else "cpu"
+    compute = _torch_compute(await follower_model(node, config, policy, directory, device), config)
+    vllm = None if engine.kind == "torch" else _vllm_compute(policy, config, directory / "engine")
+    return task, replace(compute, vllm=vllm)
+
+
+def _torch_compute(model: CausalModel, config: Config) -> Compute:
+    """Return how a node computes a model with torch."""
+    engine = config.engine
+    return Compute(model, device=engine.device, dtype=DTYPES[engine.dtype], max_batch_tokens=engine.max_batch_tokens)
+
+
+def _vllm_compute(policy: Policy, config: Config, directory: Path) -> VllmCompute:
+    """Return how a node computes with vLLM, whose files are in a directory."""
+    engine = config.engine
+    return VllmCompute(
         policy.directory.absolute(),
         directory.absolute(),
         python=None if engine.python is None else config.at(engine.python),
@@ -195,7 +198,6 @@ def _compute(policy: Policy, config: Config, directory: Path | None = None, *, r
         cache_gib=engine.cache_gib,
         flags=engine.flags,
     )
-    return replace(compute, vllm=vllm)
 
 
 async def publish_beacon(node: Node, launch: Launch) -> None:
@@ -207,12 +209,6 @@ async def publish_beacon(node: Node, launch: Launch) -> None:
     await publish_rounds(key, node.run.beacon, node.store, node.clock, keep=keep, telemetry=telemetry)
 
 
-def policy_directory(config: Config) -> Path:
-    """Return the directory of the trainer's policy of version 0: the packaged genesis, or the operator's own."""
-    name = config.trainer.policy
-    return PACKAGED_POLICY if name == "genesis" else config.at(Path(name))
-
-
 def data_file(config: Config) -> Path | None:
     """Return the path of the trainer's data file; None when run.toml names no data file."""
     return None if config.trainer.data is None else config.at(config.trainer.data)
@@ -220,9 +216,8 @@ def data_file(config: Config) -> Path | None:
 
 async def _training(node: Node, launch: Launch, seat: Seat | None = None) -> None:
     """Train, on one device or as rank 0 of several."""
-    directory = policy_directory(launch.config)
-    compute, settings = _training_compute(launch.config, node.run)
-    genesis = partial(load_weights, directory)
+    genesis = genesis_reader(launch.config, node.run, policy_directory(launch.config))
+    compute, settings = await node.run_sync(_training_compute, launch.config, node.run)
     if seat is None:
         await run_training(node, genesis, compute, settings)
         return
@@ -245,8 +240,7 @@ def _rank_0(
 
 
 def _training_compute(config: Config, run: RunManifest) -> tuple[Compute, TrainerSettings]:
-    policy = Policy.load(policy_directory(config))
-    compute = _compute(policy, config, recompute=config.trainer.recompute)
+    compute = _torch_compute(trainer_model(config, run, policy_directory(config)), config)
     return compute, trainer_settings(config, run.sampling.params())
 
 
@@ -287,6 +281,7 @@ async def _upload(node: Node, launch: Launch) -> None:
 async def _publish_run(node: Node, config: Config) -> None:
     """Publish the run's manifest, and the files that it names."""
     data = requirements.files_to_publish(node.run, data_file(config))
+    await publish_run_base(node, policy_directory(config))
     files = creation.model_files(policy_directory(config)) | data
     await creation.publish_files(node.store, node.key.public, files)
     await node.publish(paths.run(node.run_id), config.at(config.run.manifest).read_bytes())
@@ -301,15 +296,15 @@ async def _coordinator(node: Node, launch: Launch) -> None:
     config = launch.config
     settings = coordinator_settings(config, node.run)
     await _publish_run(node, config)
-    genesis = partial(load_weights, policy_directory(config))
+    genesis = genesis_reader(config, node.run, policy_directory(config))
     await run_coordinator(node, genesis, _publisher_settings(node, config), settings)
 
 
 async def _site(node: Node, launch: Launch, seat: Seat | None = None) -> None:
     """Collect and train as a site, on one device or as rank 0 of several."""
     config = launch.config
-    compute, settings = _training_compute(config, node.run)
-    genesis = partial(load_weights, policy_directory(config))
+    genesis = genesis_reader(config, node.run, policy_directory(config))
+    compute, settings = await node.run_sync(_training_compute, config, node.run)
     make_learner = None if seat is None else _rank_0(compute, settings, genesis, seat)
     await run_worker(node, genesis, compute, settings, site_settings(config, node.run), make_learner)
 

@@ -14,7 +14,8 @@ from grailnode.engine.policy import Policy
 from grailnode.node import admission_credential, disk_check, start_checks, time_check
 from grailnode.node.node_makers import make_canary, make_node, state_directory
 from grailnode.node.process_kinds import Kind
-from grailnode.node.processes import Launch, data_file, main, main_of_rank, policy_directory
+from grailnode.node.processes import Launch, data_file, main, main_of_rank
+from grailnode.node.run_model import check_lora, policy_directory
 from grailnode.node.stores import Storage
 from grailnode.node.supervisor import ProcessSpec, Supervisor, run_until_interrupted
 from grailnode.node.telemetry import NodeTelemetry
@@ -93,8 +94,9 @@ def check_start(config: Config, role: Role, name: str, report: LineReporter) -> 
     state = state_directory(config, name)
     disk_check.check_disk(state, 0)
     node = make_node(config, name, NodeTelemetry(name))
+    check_lora(config, node.run, trains=role in ("trainer", "worker"))
     if role in ("trainer", "worker"):
-        needed_bytes = disk_check.trainer_bytes(Policy.load(policy_directory(config)))
+        needed_bytes = disk_check.trainer_bytes(Policy.load(policy_directory(config)), node.run.lora)
     else:
         needed_bytes = disk_check.follower_bytes(node.run, config, None)
     disk_check.check_disk(state, needed_bytes)

@@ -8,11 +8,14 @@ from protocol.run import RunManifest
 _MARKUP = "\\`*_{}[]<>|#!\r\n"
 
 
-def model_card(run_id: bytes, run: RunManifest, version: int, digest: bytes, windows: Sequence[WindowRow]) -> str:
+def model_card(
+    run_id: bytes, run: RunManifest, version: int, digest: bytes, windows: Sequence[WindowRow], *, merged: bool = False
+) -> str:
     """Return the text of the card in Markdown.
 
     Args:
         digest: of the weights, as the version's manifest has it.
+        merged: whether the adapters of a LoRA run were added to the base.
         windows: what validators measured, oldest first; empty where nothing is at hand.
     """
     sampling = run.sampling
@@ -26,11 +29,17 @@ def model_card(run_id: bytes, run: RunManifest, version: int, digest: bytes, win
         ("rollouts", f"groups of {run.group_size}, up to {sampling.max_tokens} tokens"),
         ("sampling", f"temperature {sampling.temperature:g}, {filters}"),
     ]
+    if run.lora is not None:
+        targets = ", ".join(f"`{target}`" for target in run.lora.targets)
+        rows += [
+            ("base, BLAKE3", f"`{run.lora.base.hex()}`"),
+            ("adapters", f"rank {run.lora.rank}, alpha {run.lora.alpha:g}, on {targets}"),
+        ]
     files = [(_plain(file.name), f"`{file.digest.hex()}`") for file in run.model.files]
     return "\n".join(
         [
             "---",
-            "library_name: transformers",
+            f"library_name: {'transformers' if run.lora is None or merged else 'peft'}",
             "tags:",
             "- grailnode",
             "- reinforcement-learning",
@@ -38,8 +47,7 @@ def model_card(run_id: bytes, run: RunManifest, version: int, digest: bytes, win
             "",
             f"# {_plain(run.name)}, version {version}",
             "",
-            "The weights of one version of a decentralized run of reinforcement learning, in BF16, bit for bit as",
-            "they were published. Check them with `grailnode verify --run URL`, which follows the run's chain to them.",
+            *_description(run, merged=merged),
             "",
             *_table(("", ""), rows),
             "",
@@ -50,6 +58,25 @@ def model_card(run_id: bytes, run: RunManifest, version: int, digest: bytes, win
             *_curve(windows),
         ]
     )
+
+
+def _description(run: RunManifest, *, merged: bool) -> list[str]:
+    if run.lora is None:
+        return [
+            "The weights of one version of a decentralized run of reinforcement learning, in BF16, bit for bit as",
+            "they were published. Check them with `grailnode verify --run URL`, which follows the run's chain to them.",
+        ]
+    if merged:
+        return [
+            "One version of a decentralized run of reinforcement learning: the base with the version's adapters added,",
+            "and rounded to BF16. That rounding makes it a slightly different model from the one that was trained and",
+            "checked, which computes base and adapters apart.",
+        ]
+    return [
+        "The adapters of one version of a decentralized run of reinforcement learning, in BF16, bit for bit as they",
+        "were published. They are for the base whose weights have the digest below; PEFT loads them:",
+        "`PeftModel.from_pretrained(base, DIRECTORY, autocast_adapter_dtype=False)`.",
+    ]
 
 
 def _curve(windows: Sequence[WindowRow]) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from grailnode.calibration.proof_file import AUDIT, ProofFile
 from grailnode.engine import policy as policies
 from grailnode.run import requirements
+from grailnode.run.base_files import LoraStart
 from protocol import paths
 from protocol.beacon import ChainInfo
 from protocol.digest import content_digest, digest_weights
@@ -36,6 +37,8 @@ class Choices:
         chat: whether prompts are conversations, by the chat template of the policy's tokenizer; `system_prompt` is what
             they begin with, empty for nothing.
         evaluation_problems, evaluation_samples, pass_at: see `EvaluationSpec` of protocol/run.py.
+        lora_rank: of the adapters that the run trains; 0 for a run that trains all weights. lora_alpha: 0 for twice the
+            rank. lora_targets: the modules that have adapters.
         sites: how many keys of sites are created with the run; 0 if its trainer trains alone.
         validators: how many keys of validators are created with the run.
         remote_validators: the public keys of validators whose secret keys other people hold.
@@ -65,6 +68,9 @@ class Choices:
     first_round: int = 1
     lead: int = 1
     max_lag: int = 2
+    lora_rank: int = 0
+    lora_alpha: float = 0.0
+    lora_targets: tuple[str, ...] = ()
     sites: int = 0
     deposit: float = 32.0
     validators: int = 1
@@ -126,12 +132,15 @@ def draft_manifest(
     authority: Authority,
     proof: ProofFile,
     chat: ChatSpec | None = None,
+    lora: LoraStart | None = None,
 ) -> RunManifest:
     """Return a run manifest for the policy in a directory.
 
     Args:
-        proof: the thresholds that were measured on this policy.
+        proof: the thresholds that were measured on this policy, which for a LoRA run is the base: adapters change
+            nothing at first.
         chat: how a problem becomes a conversation; None for bare prompts.
+        lora: the adapters of a LoRA run; None for a run that trains all weights.
 
     Raises:
         PolicyError: the directory holds no policy.
@@ -141,8 +150,8 @@ def draft_manifest(
     """
     policy = policies.Policy.load(directory)
     files = model_files(directory)
-    genesis = digest_weights(policies.load_weights(directory))
-    proof.check(genesis, choices.temperature, choices.max_tokens, chat=chat is not None)
+    digest = digest_weights(policies.load_weights(directory)) if lora is None else lora.spec.base
+    proof.check(digest, choices.temperature, choices.max_tokens, chat=chat is not None)
     audit = {name: getattr(choices, name) for name in AUDIT}
     return RunManifest(
         name=choices.name,
@@ -151,8 +160,9 @@ def draft_manifest(
             files=tuple(
                 FileRef(name=name, digest=content_digest(data), size=len(data)) for name, data in files.items()
             ),
-            genesis=genesis,
+            genesis=digest if lora is None else digest_weights(lora.adapters),
         ),
+        lora=None if lora is None else lora.spec,
         environment=choices.environment,
         data=requirements.file_reference(choices.data),
         chat=chat,

@@ -77,6 +77,9 @@ class InitOptions:
     group_size: int | None
     groups: int | None
     deposit: float | None
+    lora_rank: int | None
+    lora_alpha: float | None
+    lora_targets: str | None
     proof: Path | None
     bucket: str | None
     provider: Provider
@@ -243,6 +246,9 @@ def _choices(options: InitOptions, rules: RulesSection, chain: ChainInfo | None)
         group_size=rules.group_size,
         groups=rules.groups,
         deposit=rules.deposit,
+        lora_rank=rules.lora_rank,
+        lora_alpha=rules.lora_alpha,
+        lora_targets=rules.lora_targets,
         roots=options.roots,
         root_threshold=threshold,
         sites=options.trainers if options.trainers > 1 else 0,

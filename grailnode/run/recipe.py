@@ -7,7 +7,7 @@ run.toml as they are. docs/training.md explains each key, docs/examples has reci
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from grailnode.config import (
     EngineSection,
@@ -25,13 +25,16 @@ from protocol.limits import (
     MAX_EVALUATION_SAMPLES,
     MAX_GROUP_SIZE,
     MAX_GROUPS,
+    MAX_LORA_ALPHA,
+    MAX_LORA_RANK,
 )
 
 
 class RulesSection(Section):
     """What all nodes of a run must agree on; an option of `init` of the same name replaces a key.
 
-    None for `max_tokens` is the environment's own length.
+    None for `max_tokens` is the environment's own length. With `lora_rank` above 0 the run trains adapters of the
+    modules whose names end with one of `lora_targets`; 0 for `lora_alpha` is twice the rank.
     """
 
     environment: str = "addition"
@@ -48,6 +51,14 @@ class RulesSection(Section):
     group_size: Annotated[int, Field(ge=2, le=MAX_GROUP_SIZE)] = 8
     groups: Annotated[int, Field(ge=1, le=MAX_GROUPS)] = 16
     deposit: Annotated[float, Field(ge=0, le=1e9)] = 32.0
+    lora_rank: Annotated[int, Field(ge=0, le=MAX_LORA_RANK)] = 0
+    lora_alpha: Annotated[float, Field(ge=0, le=MAX_LORA_ALPHA)] = 0.0
+    lora_targets: tuple[str, ...] = ()
+
+    @field_validator("lora_targets", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(value.split(",")) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _check_together(self) -> "RulesSection":
@@ -55,6 +66,10 @@ class RulesSection(Section):
             raise ValueError("a system prompt belongs to a conversation: set chat as well")
         if self.pass_at > max(1, self.evaluation_samples):
             raise ValueError(f"pass_at = {self.pass_at} needs evaluation_samples of at least as many")
+        if bool(self.lora_rank) != bool(self.lora_targets):
+            raise ValueError("lora_rank and lora_targets go together")
+        if self.lora_alpha and not self.lora_rank:
+            raise ValueError("lora_alpha belongs to adapters: set lora_rank as well")
         return self
 
 

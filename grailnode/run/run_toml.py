@@ -79,6 +79,7 @@ threads = 1         # of torch, for each process
 
 [trainer]
 data = "data.jsonl"       # the problems, as named in the manifest
+adapters = "adapters"     # of version 0, for a run of LoRA adapters on the policy
 policy = "genesis"        # the packaged policy, or a directory with a Hugging Face checkpoint
 loss = "token-mean"       # or grpo, dr-grpo, gspo, cispo; docs/training.md has this and every other constant
 learning_rate = 7e-6

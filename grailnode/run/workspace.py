@@ -9,11 +9,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from pydantic import ValidationError
+
 from grailnode import UserError
 from grailnode.calibration import proof_file
+from grailnode.engine.adapter_files import adapter_files
 from grailnode.engine.model_check import check_model
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.run import creation, key_files, requirements, run_toml
+from grailnode.run.base_files import LoraStart, start_lora
 from grailnode.run.buckets import Bucket
 from grailnode.run.creation import Choices
 from grailnode.run.files import NewFiles
@@ -26,6 +30,10 @@ MINERS = ("miner-1", "miner-2")
 ROUND_WINDOWS: Final = 2
 """Windows of a round of sites."""
 
+ADAPTERS: Final = "adapters"
+"""The directory beside run.toml with the adapters of version 0, for a LoRA run."""
+
+_LORA_RATE_FACTOR: Final = 30  # the learning rate of adapters, as a multiple of that of all weights (docs/training.md)
 _UPLOAD_SHARE: Final = 0.2  # of a round: the time for the uploads of the sites
 _RATE_DIVISOR: Final = 3.5  # of a site's learning rate: the outer momentum makes 7 steps of each
 
@@ -159,7 +167,8 @@ def create(
     task = requirements.check(
         choices.environment, choices.data, loaded_policy, choices.max_tokens, system=choices.system
     )
-    check_model(loaded_policy)
+    lora = _start_lora(loaded_policy, choices)
+    check_model(loaded_policy, None if lora is None else lora.spec)
     thresholds = proof_file.read(_proof_of(policy) if proof is None else proof)
     names = _Names.of(choices, miners)
     seeds = {name: _secret(name, seed) for name in names.all}
@@ -179,7 +188,7 @@ def create(
         validators=[*(public[name] for name in names.validators), *choices.remote_validators],
         workers=[public[name] for name in names.workers],
     )
-    manifest = creation.draft_manifest(choices, policy, chain, authority, thresholds, task.chat)
+    manifest = creation.draft_manifest(choices, policy, chain, authority, thresholds, task.chat, lora)
     signers = [signing[name] for name in names.roots[: choices.root_threshold]]
     run = creation.sign_manifest(manifest, *signers)
     start_commands = names.start_commands(config)
@@ -192,12 +201,35 @@ def create(
         files.write(directory / "run.manifest", run.data)
         if choices.data is not None:
             files.write(directory / requirements.DATA, choices.data.read_bytes())
+        if lora is not None:
+            for name, data in adapter_files(lora.spec, lora.adapters).items():
+                files.write(directory / ADAPTERS / name, data)
         files.write(config, text.encode())
     return Workspace(directory, config, run.digest, public, task.problems, start_commands, files)
 
 
+def _start_lora(policy: Policy, choices: Choices) -> LoraStart | None:
+    """Return what a LoRA run begins with; None for a run that trains all weights.
+
+    Raises:
+        WorkspaceError, PolicyError: the choices cannot be used with this policy.
+    """
+    if choices.lora_rank and choices.sites:
+        raise WorkspaceError(
+            "a run of several sites trains all weights: pseudo-gradients of adapters were never tried; drop "
+            "--lora-rank, or --trainers"
+        )
+    try:
+        return start_lora(policy, choices.lora_rank, choices.lora_alpha, choices.lora_targets)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise WorkspaceError(f"--lora-{first['loc'][0]}: {first['msg']}") from error
+
+
 def _defaults(choices: Choices, pace: Pace, window_seconds: float) -> run_toml.Sections:
     """Return the values of run.toml that follow from pace and choices; sites share the groups of a window."""
+    if choices.lora_rank:
+        pace = replace(pace, learning_rate=pace.learning_rate * _LORA_RATE_FACTOR)
     if not choices.sites:
         return pace.sections()
     groups_per_step = max(1, pace.groups_per_step // choices.sites)
@@ -221,6 +253,7 @@ def _values(
         values[section] = _merged(values.get(section, {}), keys)
     values["run"] = {"id": run_id.hex()}
     values["trainer"]["data"] = requirements.DATA if choices.data is not None else None
+    values["trainer"]["adapters"] = ADAPTERS if choices.lora_rank else None
     if policy != PACKAGED_POLICY:
         values["trainer"]["policy"] = str(policy.absolute())
     return values

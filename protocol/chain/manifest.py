@@ -14,6 +14,7 @@ from protocol.digest import Weights, dtypes, type_name
 from protocol.encoding import Record, Version, Window
 from protocol.errors import ExpiredError, MalformedError
 from protocol.identity.signing import Digest
+from protocol.objects import ObjectRef
 from protocol.window import Round
 
 Epoch = Annotated[int, Field(ge=0, lt=1 << 53)]
@@ -22,14 +23,6 @@ TensorRow = tuple[
     Annotated[str, Field(max_length=16)],
     Annotated[tuple[Annotated[int, Field(ge=0, le=limits.MAX_ELEMENTS)], ...], Field(max_length=limits.MAX_RANK)],
 ]
-
-
-class ObjectRef(Record):
-    """A reference to an object: its SHA-256 and its size in bytes."""
-
-    kind: ClassVar[str] = "object"
-    digest: Digest
-    size: Annotated[int, Field(ge=0, le=limits.MAX_SHARD_BYTES)]
 
 
 class PatchRef(Record):

@@ -173,6 +173,8 @@ class ChainVerifier:
             raise ChainError("of another run, version or epoch", place)
         if version == 0 and manifest.weights != self._run.model.genesis:
             raise ChainError("not the run's genesis weights", place)
+        if self._run.lora is not None:
+            self._run.lora.check_table(manifest.tensors, place)
         before, after = self._manifests.get(version - 1), self._manifests.get(version + 1)
         if before is not None:
             self._check_link(before, manifest, place)

@@ -12,10 +12,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from protocol import limits, paths
-from protocol.chain.manifest import Epoch, ObjectRef
+from protocol.chain.manifest import Epoch
 from protocol.encoding import Record, Version
 from protocol.errors import MalformedError
 from protocol.identity.signing import Digest, Key, PublishedRecord
+from protocol.objects import ObjectRef
 from protocol.pseudogradient import Coding, Kind, Method
 from protocol.window import Round
 

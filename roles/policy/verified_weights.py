@@ -11,9 +11,10 @@ from typing import Final, Protocol
 import torch
 
 from protocol.chain import safetensors
-from protocol.chain.manifest import Manifest, ObjectRef
+from protocol.chain.manifest import Manifest
 from protocol.digest import Weights, tensor_digest, weights_digest
 from protocol.errors import ChainError, MalformedError
+from protocol.objects import ObjectRef
 from protocol.patch import StreamingApply
 
 _MAX_STEPS: Final = 8  # patches that are kept with the weights that they led to,

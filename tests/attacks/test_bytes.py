@@ -10,11 +10,12 @@ from grailnode.run.creation import fetch_model, open_run
 from grailnode.store.memory import MemoryStore
 from protocol import limits, paths
 from protocol.chain import safetensors
-from protocol.chain.manifest import Head, Manifest, ObjectRef
+from protocol.chain.manifest import Head, Manifest
 from protocol.digest import content_digest
 from protocol.encoding import pack, unpack
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Envelope, sign
+from protocol.objects import ObjectRef
 from protocol.run import FileRef
 from roles.participants import find_participants, list_announced_keys
 from roles.ports import ObjectInfo, StoreError

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from grailnode.engine.causal_model import CausalModel, build
-from grailnode.engine.policy import Policy
+from grailnode.engine.lora_model import LoraModel
+from grailnode.engine.policy import Policy, load_weights
 from grailnode.node.rank_processes import join_ranks
 from grailnode.node.seat import Seat, prepare_rank
+from protocol.lora import LoraSpec
 from roles.trainer.learn.learner import LearnerSettings
 from roles.trainer.learn.sharded.rank_learner import RankLearner
 from roles.trainer.learn.sharded.sharded_learner import ShardedLearner, follow_reads, follow_steps
@@ -33,17 +35,25 @@ class Ranks:
 
     Args:
         policy: the directory of the policy, which begins with random weights.
+        lora: the adapters that they train instead, on the policy as it is; None for all weights.
     """
 
     def __init__(
-        self, count: int, policy: Path, settings: LearnerSettings, dtype: torch.dtype, scenario: Scenario, *rest: Any
+        self,
+        count: int,
+        policy: Path,
+        settings: LearnerSettings,
+        dtype: torch.dtype,
+        scenario: Scenario,
+        *rest: Any,
+        lora: LoraSpec | None = None,
     ) -> None:
         self._directory = tempfile.TemporaryDirectory()
         self._answers, answers = _context.Pipe(duplex=False)
         self.processes = []
         for rank in range(count):
             seat = Seat(rank, count, f"file://{self._directory.name}/meeting")
-            arguments = seat, policy, settings, dtype, answers, scenario, pickle.dumps(rest)
+            arguments = seat, policy, settings, dtype, lora, answers, scenario, pickle.dumps(rest)
             self.processes.append(_context.Process(target=_take_seat, args=arguments, daemon=True))
             self.processes[-1].start()
         answers.close()
@@ -63,10 +73,16 @@ class Ranks:
 
 
 def run_ranks(
-    count: int, policy: Path, settings: LearnerSettings, scenario: Scenario, *rest: Any, dtype: torch.dtype
+    count: int,
+    policy: Path,
+    settings: LearnerSettings,
+    scenario: Scenario,
+    *rest: Any,
+    dtype: torch.dtype,
+    lora: LoraSpec | None = None,
 ) -> Any:
     """Return what a scenario returned on rank 0."""
-    with Ranks(count, policy, settings, dtype, scenario, *rest) as ranks:
+    with Ranks(count, policy, settings, dtype, scenario, *rest, lora=lora) as ranks:
         return ranks.answer()
 
 
@@ -75,13 +91,16 @@ def _take_seat(
     directory: Path,
     settings: LearnerSettings,
     dtype: torch.dtype,
+    lora: LoraSpec | None,
     answers: "Connection[Any, Any]",
     scenario: Scenario,
     rest: bytes,
 ) -> None:
     torch.set_num_threads(1)
     prepare_rank(seat)
-    model: CausalModel = build(Policy.load(directory), recompute=True)
+    model: CausalModel = build(Policy.load(directory), recompute=True, lora=lora)
+    if lora is not None:
+        model = LoraModel(model, load_weights(directory), dtype=dtype)
     learner = RankLearner(model, settings, join_ranks(seat, "cpu"), dtype)
     if seat.rank == 0:
         result = scenario(ShardedLearner(learner, random_weights(model)), *pickle.loads(rest))

@@ -3,14 +3,13 @@
 import hashlib
 import os
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import trio
-from torch import Tensor
 
 from grailnode.engine.causal_model import build
 from grailnode.engine.policy import Policy
@@ -19,22 +18,15 @@ from grailnode.node.supervisor import ProcessSpec, Supervisor
 from protocol.outer.shared_state import SharedState
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.loss.policy_loss import LossSettings
-from roles.trainer.learn.optimizer import AdamWSettings
 from roles.trainer.learn.policy_learner import PolicyLearner
 from roles.trainer.outer.local_learner import LocalLearner, masters, with_masters, without_masters
 from roles.trainer.outer.local_work import encode_work
-from roles.trainer.tensor_shards import TensorSource
-from roles.trainer.verified_batch import VerifiedGroup
 from tests.learning.groups import group
+from tests.learning.rank_scenarios import SETTINGS, Tensors, assert_equal, groups_of, train
 from tests.learning.ranks import Ranks, run_ranks
 from tests.support.builders.policies import random_weights, write_policy
 from tests.support.builders.samples import round_rules
 from tests.support.processes.programs import eventually
-
-SETTINGS = LearnerSettings(max_batch_tokens=20, optimizer=AdamWSettings(learning_rate=1e-3, max_grad_norm=0.5))
-"""With these a step of 4 rollouts has two passes, and gradients are clipped."""
-
-Tensors = Mapping[str, Tensor]
 
 
 @pytest.fixture(scope="module")
@@ -43,36 +35,9 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_policy(tmp_path_factory.mktemp("policy")).directory
 
 
-def groups_of(step: int) -> list[VerifiedGroup]:
-    first = group(f"a{step}", completions=((3, 4, 1), (4, 9, 1)), rewards=(1.0, 0.0))
-    second = group(f"b{step}", completions=((7, 7, 5, 8, 1), (12, 13, 4, 1)), rewards=(0.0, 1.0))
-    return [first, second]
-
-
-def read(source: TensorSource) -> dict[str, Tensor]:
-    return {name: source.read([name])[name].clone() for name in sorted(source.sizes)}
-
-
-def train(learner: PolicyLearner, state: Tensors | None, first: int, last: int) -> tuple[list[Tensors], Tensors]:
-    """Take steps from a state, or from the start; return the view after each, and the last state."""
-    if state is not None:
-        for name, tensor in state.items():
-            learner.restore({name: tensor}, first)
-    views: list[Tensors] = []
-    for step in range(first, last):
-        learner.update(learner.gradients(groups_of(step)))
-        views.append(read(learner.view_source()))
-    return views, read(learner.state_source())
-
-
 def alone(policy: Path, settings: LearnerSettings = SETTINGS, dtype: torch.dtype = torch.float32) -> Learner:
     model = build(Policy.load(policy), recompute=True)
     return Learner(model, random_weights(model), settings, dtype=dtype)
-
-
-def assert_equal(one: Tensors, other: Tensors) -> None:
-    assert one.keys() == other.keys()
-    assert [name for name, tensor in one.items() if not torch.equal(tensor, other[name])] == []
 
 
 def test_two_ranks_with_a_pass_each_take_the_steps_of_one_process_bit_for_bit(policy: Path) -> None:

@@ -6,8 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from protocol import limits
-from protocol.chain.manifest import Manifest, ObjectRef, PatchRef
+from protocol.chain.manifest import Manifest, PatchRef
 from protocol.errors import MalformedError
+from protocol.objects import ObjectRef
 from tests.support.builders import samples
 
 WEIGHTS = 6 * 2 + 4  # bytes of the tensors of samples.TABLE

@@ -4,10 +4,11 @@ import pytest
 import trio
 
 from protocol import paths
-from protocol.chain.manifest import Manifest, ObjectRef, PatchRef
+from protocol.chain.manifest import Manifest, PatchRef
 from protocol.digest import content_digest
 from protocol.errors import ChainError, ProtocolError
 from protocol.identity.signing import open_signed, sign
+from protocol.objects import ObjectRef
 from roles.policy.follower import Follower
 from roles.ports import NotFoundError
 from tests.roles.follower_testbed import FollowerTestbed

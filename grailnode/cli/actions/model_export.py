@@ -13,12 +13,19 @@ from safetensors.torch import save_file
 
 from grailnode import UserError
 from grailnode.cli.actions.open_run import RunOptions
+from grailnode.engine import causal_model
+from grailnode.engine.adapter_files import adapter_files
+from grailnode.engine.lora_model import merged_weights
+from grailnode.engine.policy import Policy
 from grailnode.node.node_makers import make_spectator
 from grailnode.observe.model_card import model_card
 from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized
 from grailnode.observe.state import WindowRow
+from grailnode.run.base_files import fetch_base
 from grailnode.run.creation import fetch_model
+from protocol.digest import Weights
 from protocol.errors import ProtocolError
+from protocol.lora import LoraSpec
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
 from roles.policy.follower import Follower
@@ -34,10 +41,17 @@ class ExportError(UserError):
 
 @dataclass(frozen=True)
 class Options(RunOptions):
-    """The options of the command: where to write, and which version; None for the newest."""
+    """The options of the command.
+
+    Attributes:
+        directory: where to write.
+        version: None for the newest.
+        merged: whether the adapters of a LoRA run are added to the base.
+    """
 
     directory: Path
     version: int | None
+    merged: bool
 
 
 def export(**parameters: Any) -> None:
@@ -46,23 +60,31 @@ def export(**parameters: Any) -> None:
     if options.directory.exists() and (not options.directory.is_dir() or any(options.directory.iterdir())):
         raise ExportError(f"{options.directory}: there is something already; choose another directory")
     node = make_spectator(options.open_config_to_read())
-    weights = trio.run(export_version, node, options.directory, options.version)
+    weights = trio.run(export_version, node, options.directory, options.version, options.merged)
     click.echo(f"{options.directory}: version {weights.version}, weights {weights.digest.hex()}")
 
 
-async def export_version(node: Node, directory: Path, version: int | None = None) -> VerifiedWeights:
+async def export_version(
+    node: Node, directory: Path, version: int | None = None, merge: bool = False
+) -> VerifiedWeights:
     """Write a version's weights, the run's model files and a model card into a directory, and return the weights.
+
+    Those of a LoRA run are written as PEFT's files, which need the base, or added to the base.
 
     The directory appears when everything in it is complete.
 
     Args:
         directory: missing or empty.
         version: None for the newest.
+        merge: whether to add the adapters of a LoRA run to its base.
 
     Raises:
         StoreError, ProtocolError: an object cannot be fetched, or is not what the chain says.
-        ExportError: the run has no such version; OSError: the directory cannot be written.
+        PolicyError: the run's adapters do not fit its base.
+        ExportError: the run has no such version, or nothing to merge; OSError: the directory cannot be written.
     """
+    if merge and node.run.lora is None:
+        raise ExportError("--merged is for LoRA runs; this run's versions are whole models")
     await refresh_authority(node)
     follower = await Follower.open(node, allow_expired=True)
     await follower.refresh()
@@ -74,21 +96,41 @@ async def export_version(node: Node, directory: Path, version: int | None = None
     partial = directory.with_name(f"{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    await fetch_model(node.store, node.run, node.authority.trainers, partial)
-    card = model_card(node.run_id, node.run, weights.version, weights.digest, await _windows(node))
+    policy = await fetch_model(node.store, node.run, node.authority.trainers, partial)
+    windows = await _windows(node)
+    card = model_card(node.run_id, node.run, weights.version, weights.digest, windows, merged=merge)
     (partial / "README.md").write_text(card, encoding="utf-8")
     if not (partial / _TOKENIZER_CONFIG).exists():
         text = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}, indent=2) + "\n"
         (partial / _TOKENIZER_CONFIG).write_text(text, encoding="utf-8")
-    await node.run_sync(_write_weights, partial / "model.safetensors", weights)
+    if node.run.lora is None:
+        await node.run_sync(_write_weights, partial / "model.safetensors", weights.weights)
+    elif merge:
+        await _write_merged(node, node.run.lora, policy, weights.weights)
+    else:
+        for name, data in adapter_files(node.run.lora, weights.weights).items():
+            (partial / name).write_bytes(data)
+        for name in ("config.json", "generation_config.json"):  # with these it would look like a whole model
+            (partial / name).unlink(missing_ok=True)
     if directory.exists():
         directory.rmdir()
     partial.rename(directory)
     return weights
 
 
-def _write_weights(path: Path, weights: VerifiedWeights) -> None:
-    tensors = {name: tensor.contiguous() for name, tensor in weights.weights.items()}
+async def _write_merged(node: Node, lora: LoraSpec, policy: Policy, adapters: Weights) -> None:
+    """Write base and adapters as one model into the policy's directory."""
+    shapes = causal_model.build(policy, lora=lora).shapes
+    base_directory = policy.directory / "base"
+    base = await fetch_base(node, lora, node.authority.trainers, base_directory, shapes)
+    weights = await node.run_sync(merged_weights, base, adapters, lora.scale)
+    await node.run_sync(_write_weights, policy.directory / "model.safetensors", weights)
+    del base, weights
+    shutil.rmtree(base_directory)
+
+
+def _write_weights(path: Path, weights: Weights) -> None:
+    tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
     save_file(tensors, path, metadata={"format": "pt"})
     path.chmod(0o644)  # safetensors creates a private file; the others are not private
 

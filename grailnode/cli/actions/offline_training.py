@@ -13,10 +13,8 @@ import trio
 from grailnode import UserError
 from grailnode.cli.actions.open_run import RunOptions
 from grailnode.config import Config
-from grailnode.engine import causal_model
-from grailnode.engine.policy import Policy, load_weights
 from grailnode.node.node_makers import make_spectator
-from grailnode.node.processes import policy_directory
+from grailnode.node.run_model import genesis_reader, policy_directory, trainer_model
 from grailnode.node.settings import trainer_settings
 from grailnode.observe.observer import RECENT_WINDOWS, newest_summarized
 from grailnode.observe.rollout_reader import read_verified_groups
@@ -85,8 +83,8 @@ def make_learner(config: Config, run: RunManifest, directory: Path, settings: Le
         PolicyError: the directory holds no policy.
     """
     device, dtype = torch.device(config.engine.device), getattr(torch, config.engine.dtype)
-    model = causal_model.build(Policy.load(directory), device, recompute=config.trainer.recompute)
-    return Learner(model, load_weights(directory), settings, device=device, dtype=dtype)
+    model, genesis = trainer_model(config, run, directory), genesis_reader(config, run, directory)
+    return Learner(model, genesis(), settings, device=device, dtype=dtype)
 
 
 def take_steps(learner: Learner, groups: Sequence[VerifiedGroup], groups_per_step: int) -> Iterator[StepReport]:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import trio
 
 from protocol import limits, paths
-from protocol.chain.manifest import ObjectRef
 from protocol.digest import Weights, content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed, sign
+from protocol.objects import ObjectRef
 from protocol.outer.comparing import SentSums, compare
 from protocol.outer.robust import RobustSettings, weigh_round
 from protocol.outer.round_records import (

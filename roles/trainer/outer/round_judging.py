@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from protocol import paths
-from protocol.chain.manifest import ObjectRef
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed
+from protocol.objects import ObjectRef
 from protocol.outer.round_checks import RefusedContributionError, check_contribution
 from protocol.outer.round_records import RefusalReason, RoundContribution, RoundManifest, RoundRules
 from protocol.outer.shared_state import SharedState

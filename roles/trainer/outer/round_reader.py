@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from protocol import paths
-from protocol.chain.manifest import ObjectRef
 from protocol.digest import content_digest
 from protocol.errors import ForkError, MalformedError, ProtocolError
 from protocol.identity.signing import Signed
+from protocol.objects import ObjectRef
 from protocol.outer.round_records import CountedContribution, RoundManifest, RoundPointer
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part

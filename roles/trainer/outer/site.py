@@ -10,10 +10,10 @@ from typing import Final
 import trio
 
 from protocol import paths
-from protocol.chain.manifest import ObjectRef
 from protocol.digest import Weights, content_digest, digest_weights
 from protocol.errors import ForkError, ProtocolError
 from protocol.identity.signing import Signed, sign
+from protocol.objects import ObjectRef
 from protocol.outer.dealing import turn_of
 from protocol.outer.round_checks import check_next_manifest
 from protocol.outer.round_records import RoundContribution, RoundManifest, RoundRules

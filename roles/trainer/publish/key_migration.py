@@ -9,10 +9,11 @@ from typing import Final
 import trio
 
 from protocol import paths
-from protocol.chain.manifest import Head, ObjectRef
+from protocol.chain.manifest import Head
 from protocol.digest import content_digest
 from protocol.errors import ChainError
 from protocol.identity.signing import sign
+from protocol.objects import ObjectRef
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError
 from roles.trainer.publish.history import History

@@ -13,11 +13,12 @@ from typing import Final
 import trio
 
 from protocol import paths
-from protocol.chain.manifest import Head, Manifest, ObjectRef
+from protocol.chain.manifest import Head, Manifest
 from protocol.digest import content_digest
 from protocol.errors import ChainError, PatchError
 from protocol.identity.signing import Signed, sign
 from protocol.limits import MAX_SHARD_BYTES
+from protocol.objects import ObjectRef
 from protocol.patch import pick_profile, split_parts
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StateError, StoreError

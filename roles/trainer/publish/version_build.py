@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from protocol import patch
-from protocol.chain.manifest import Manifest, ObjectRef, PatchRef, tensor_table
+from protocol.chain.manifest import Manifest, PatchRef, tensor_table
 from protocol.digest import Weights, content_digest, outline, tensor_digest, weights_digest
+from protocol.objects import ObjectRef
 
 
 @dataclass(frozen=True)

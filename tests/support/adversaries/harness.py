@@ -161,6 +161,7 @@ class TrialHarness:
                 validators=[key("adversaries validator").public],
             ),
             model=ModelSpec(files=(ref,), genesis=digest_weights(self.policy_history.version(0))),
+            lora=None,
             environment=self.environment.name,
             data=None,
             chat=None,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from protocol.beacon import ChainInfo
-from protocol.chain.manifest import Head, Manifest, ObjectRef, PatchRef, TensorRow
+from protocol.chain.manifest import Head, Manifest, PatchRef, TensorRow
 from protocol.chain.verifier import Trust
 from protocol.encoding import Record
 from protocol.identity.admission import Invite, ProofOfWorkSolution
@@ -16,6 +16,7 @@ from protocol.identity.signing import Envelope, Signature, SigningKey
 from protocol.judging.ledger import Amendment, Evaluation, LedgerRow, Seal, StratumResult, Summary, Witness
 from protocol.judging.report import CanaryFailure, Disagreement, ValidatorReport
 from protocol.judging.verdict import Judgement, ReauditVerdict, Verdict
+from protocol.objects import ObjectRef
 from protocol.outer.round_records import (
     CountedContribution,
     OuterState,
@@ -105,6 +106,7 @@ def run_manifest(**changes: Any) -> RunManifest:
         "model": ModelSpec(
             files=(FileRef(name="config.json", digest=digest("config"), size=10),), genesis=digest("weights 0")
         ),
+        "lora": None,
         "environment": "addition",
         "data": None,
         "chat": None,

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from grailnode.engine.causal_model import build
+from grailnode.engine.lora_model import LoraModel
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
+from grailnode.run.base_files import start_lora
 from protocol import environments
 from protocol.rollout.sampling import SamplingParams, log_probabilities
 from roles.ports import Request
@@ -33,7 +35,10 @@ from tests.support.builders.verified_batches import make_group
 
 @dataclass(frozen=True)
 class Setup:
-    """The parameters of a run. A window's rollouts are `groups` (of all miners together) times `group_size`."""
+    """The parameters of a run. A window's rollouts are `groups` (of all miners together) times `group_size`.
+
+    With a `lora_rank` it trains adapters of the modules `lora_targets` (with commas), whose alpha is twice the rank.
+    """
 
     policy: str = str(PACKAGED_POLICY)
     windows: int = 60
@@ -50,6 +55,8 @@ class Setup:
     decay: float = 0.7
     max_staleness: int = 16
     held_out: int = 256
+    lora_rank: int = 0
+    lora_targets: str = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
     json: str = ""
 
 
@@ -87,8 +94,10 @@ class Simulation:
         self.setup = setup
         self.costs = Costs()
         self._policy = Policy.load(Path(setup.policy))
-        model = build(self._policy)
-        start = load_weights(Path(setup.policy))
+        model, start = build(self._policy), load_weights(Path(setup.policy))
+        lora = start_lora(self._policy, setup.lora_rank, 0.0, setup.lora_targets.split(","))
+        if lora is not None:
+            model, start = LoraModel(build(self._policy, lora=lora.spec), start), dict(lora.adapters)
         self._engine = TorchEngine(model, run_sync=_inline)
         self._environment = environments.get("addition")
         self._params = SamplingParams(setup.temperature, 5, self._policy.stops)

@@ -1,0 +1,222 @@
+"""A model whose weights are low-rank adapters; the base, which never changes, is a part of the model.
+
+    y = W x + alpha / rank * B (A x)
+
+is computed as it stands, in the dtype of computing, and as PEFT computes it. W + alpha / rank * B A would have to be
+rounded to BF16, in which most of a small change is lost: it is another function (docs/adr/0420-lora-runs.md).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from grailnode.engine.causal_model import Cache, CausalModel
+from grailnode.engine.policy import PolicyError
+from protocol.digest import Weights, digest_weights
+from protocol.lora import DOWN, PREFIX, UP, LoraSpec
+from roles.policy.layer_weights import PartialWeights, compute_part
+
+_SEED: Final = 0
+_LISTED: Final = 8
+
+
+class LoraModel:
+    """A CausalModel (grailnode/engine/causal_model.py) whose weights are the adapters, by PEFT's names.
+
+    Args:
+        model: computes base and adapters, all of them by the names of its modules.
+        base: the weights of the base.
+        device, dtype: in which it computes. A base that has them already is not copied.
+
+    Raises:
+        PolicyError: the base has other tensors than the model.
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        base: Mapping[str, Tensor],
+        device: torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self._model = model
+        self.shapes = {PREFIX + name: shape for name, shape in model.shapes.items() if name.endswith((DOWN, UP))}
+        check_base(base, model.shapes)
+        self._base = {name: tensor.to(device, dtype) for name, tensor in base.items()}
+        self._last: _BaseAndAdapters | None = None
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Implements CausalModel.layers."""
+        return tuple(PREFIX + layer for layer in self._model.layers)
+
+    @property
+    def vocabulary(self) -> int:
+        """Implements CausalModel.vocabulary."""
+        return self._model.vocabulary
+
+    def cache(self) -> Cache:
+        """Implements CausalModel.cache."""
+        return self._model.cache()
+
+    def hidden(self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
+        """Implements CausalModel.hidden."""
+        return self._model.hidden(self._with_base(weights), ids, mask, cache)
+
+    def logits(self, weights: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
+        """Implements CausalModel.logits."""
+        return self._model.logits(self._with_base(weights), hidden)
+
+    def _with_base(self, adapters: Mapping[str, Tensor]) -> "_BaseAndAdapters":
+        """Return all weights: the same object for the same adapters, because a model may keep what it computed."""
+        if self._last is None or self._last.adapters is not adapters:
+            self._last = None  # while gradients are computed, the adapters of a step must not outlive it
+            both = _BaseAndAdapters(self._base, adapters)
+            if torch.is_grad_enabled():
+                return both
+            self._last = both
+        return self._last
+
+
+class _BaseAndAdapters(PartialWeights):
+    """The weights of base and adapters, by the names of the modules; the adapters may be partial weights."""
+
+    def __init__(self, base: Mapping[str, Tensor], adapters: Mapping[str, Tensor]) -> None:
+        self._base = base
+        self.adapters = adapters
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._base.get(name)
+        return self.adapters[PREFIX + name] if tensor is None else tensor
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._base
+        for name in self.adapters:
+            yield name.removeprefix(PREFIX)
+
+    def __len__(self) -> int:
+        return len(self._base) + len(self.adapters)
+
+    def within(self, prefix: str, compute: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Implements PartialWeights.within."""
+        return compute_part(self.adapters, PREFIX + prefix if prefix else "", compute, *arguments, **options)
+
+
+class LowRankLinear(nn.Module):
+    """A linear module with an adapter; its parameters have the names of PEFT's.
+
+    Args:
+        linear: whose parameters it takes over.
+    """
+
+    def __init__(self, linear: nn.Linear, lora: LoraSpec) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self.lora_A = nn.Linear(linear.in_features, lora.rank, bias=False, device=linear.weight.device)
+        self.lora_B = nn.Linear(lora.rank, linear.out_features, bias=False, device=linear.weight.device)
+        self._scale = lora.scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute base and adapter: [..., out] from [..., in]."""
+        result = functional.linear(x, self.weight, self.bias)
+        return add_adapter(result, x, self.lora_A.weight, self.lora_B.weight, self._scale)
+
+
+def add_adapter(result: Tensor, x: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
+    """Return a module's output with its adapter: [..., out] from result [..., out], x [..., in], A [rank, in] and B
+    [out, rank].
+    """
+    return result + functional.linear(functional.linear(x, down), up) * scale
+
+
+def adapter_shapes(lora: LoraSpec, linears: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the adapters' tensors by name, without PEFT's prefix.
+
+    Args:
+        linears: the shape [out, in] of the matrix of each linear module inside the model's layers, by the module's
+            name.
+
+    Raises:
+        PolicyError: a target is none of these modules, or the rank is larger than one of their dimensions.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for module, (rows, columns) in sorted(linears.items()):
+        if not lora.is_target(module):
+            continue
+        if lora.rank > min(rows, columns):
+            raise PolicyError(
+                f"LoRA rank {lora.rank} is more than {module} has ({rows} x {columns}): train all weights instead, or "
+                "lower the rank"
+            )
+        shapes |= {module + DOWN: (lora.rank, columns), module + UP: (rows, lora.rank)}
+    for target in lora.targets:
+        if not any(module == target or module.endswith(f".{target}") for module in linears):
+            ends = sorted({module.rpartition(".")[2] for module in linears})
+            names = f"{', '.join(ends[:_LISTED])}{', ...' if len(ends) > _LISTED else ''}" if ends else "none"
+            raise PolicyError(f"LoRA target {target!r} is no linear module of this model's layers; they are: {names}")
+    return shapes
+
+
+def check_base(base: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Check that weights are those of a base.
+
+    Args:
+        shapes: of the model with its adapters.
+
+    Raises:
+        PolicyError: a tensor is missing, unknown or of another shape.
+    """
+    expected = {name: shape for name, shape in shapes.items() if not name.endswith((DOWN, UP))}
+    for name in sorted(base.keys() | expected.keys()):
+        shape = tuple(base[name].shape) if name in base else None
+        if shape != expected.get(name):
+            raise PolicyError(f"the base's {name} has shape {shape} where the model has {expected.get(name)}")
+
+
+def check_base_digest(base: Weights, lora: LoraSpec, where: str) -> None:
+    """Check that weights are the base that a run names.
+
+    Raises:
+        PolicyError: they are others.
+    """
+    digest = digest_weights(base)
+    if digest != lora.base:
+        raise PolicyError(
+            f"{where}: weights {digest.hex()[:16]}, and this run's adapters are for the base {lora.base.hex()[:16]}"
+        )
+
+
+def initial_adapters(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Return BF16 adapters that change nothing: A uniform in +-1 / sqrt(in) as PEFT draws it, and B zero.
+
+    Args:
+        shapes: by PEFT's names, as `LoraModel.shapes`.
+    """
+    generator = torch.Generator().manual_seed(_SEED)
+    adapters: dict[str, Tensor] = {}
+    for name, shape in sorted(shapes.items()):
+        if name.endswith(UP):
+            adapters[name] = torch.zeros(shape, dtype=torch.bfloat16)
+        else:
+            bound = shape[1] ** -0.5
+            adapters[name] = torch.empty(shape).uniform_(-bound, bound, generator=generator).to(torch.bfloat16)
+    return adapters
+
+
+def merged_weights(base: Weights, adapters: Weights, scale: float) -> dict[str, Tensor]:
+    """Return weights W + scale * B A of the base's dtype, computed in float32 and rounded once.
+
+    Args:
+        adapters: by PEFT's names.
+    """
+    weights = dict(base)
+    for name in (name for name in adapters if name.endswith(DOWN)):
+        module = name.removesuffix(DOWN)
+        down, up = adapters[name].to(torch.float32), adapters[module + UP].to(torch.float32)
+        matrix = f"{module.removeprefix(PREFIX)}.weight"
+        weights[matrix] = (base[matrix].to(torch.float32) + up @ down * scale).to(base[matrix].dtype)
+    return weights

@@ -1,0 +1,124 @@
+"""The model of a run as a node computes it, and the weights that its trainer begins with.
+
+In a LoRA run the base is a part of the model: a trainer has it in its policy's directory, other nodes fetch it once.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from grailnode.config import Config, ConfigError
+from grailnode.engine import causal_model
+from grailnode.engine.adapter_files import read_adapters
+from grailnode.engine.causal_model import CausalModel
+from grailnode.engine.lora_model import LoraModel, check_base_digest
+from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
+from grailnode.run.base_files import fetch_base, publish_base
+from protocol.digest import Weights
+from protocol.run import RunManifest
+from roles.node.identity import Node
+
+DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+BASE: Final = "base"
+"""The directory in a node's state with the files of the base."""
+
+
+def policy_directory(config: Config) -> Path:
+    """Return the directory of the trainer's policy: the packaged genesis, or the operator's own. It has the weights of
+    version 0, or the base of a LoRA run.
+    """
+    name = config.trainer.policy
+    return PACKAGED_POLICY if name == "genesis" else config.at(Path(name))
+
+
+def check_lora(config: Config, run: RunManifest, *, trains: bool) -> None:
+    """Refuse settings that cannot be used in a LoRA run.
+
+    Args:
+        trains: whether the node is a trainer, whose engine is torch whatever it says.
+
+    Raises:
+        ConfigError: they cannot be used.
+    """
+    if run.lora is None:
+        return
+    if config.engine.kind == "vllm" and not trains:
+        raise ConfigError(
+            'engine.kind: "vllm" cannot serve this run, which trains LoRA adapters: its kernels add an adapter in '
+            'another order of roundings, and nobody has measured thresholds for it; use "torch"'
+        )
+    if trains and config.trainer.adapters is None:
+        raise ConfigError(
+            "trainer.adapters: missing; this run trains LoRA adapters, and run.toml does not say where those of "
+            "version 0 are"
+        )
+    if trains and config.trainer.outer is not None:
+        raise ConfigError("trainer.outer: sites train all weights; this run trains LoRA adapters")
+
+
+def trainer_model(config: Config, run: RunManifest, directory: Path) -> CausalModel:
+    """Return the model that a trainer computes.
+
+    Args:
+        directory: of the policy.
+
+    Raises:
+        PolicyError: the directory holds no policy, or not the base that the run names.
+    """
+    device, dtype = torch.device(config.engine.device), DTYPES[config.engine.dtype]
+    model = causal_model.build(Policy.load(directory), device, recompute=config.trainer.recompute, lora=run.lora)
+    if run.lora is None:
+        return model
+    base = load_weights(directory)
+    check_base_digest(base, run.lora, str(directory))
+    return LoraModel(model, base, device, dtype)
+
+
+def genesis_reader(config: Config, run: RunManifest, directory: Path) -> Callable[[], Weights]:
+    """Return what reads the weights of version 0: those of the policy, or the first adapters.
+
+    Raises:
+        ConfigError: run.toml does not say where the adapters are.
+    """
+    check_lora(config, run, trains=True)
+    if config.trainer.adapters is None or run.lora is None:
+        return partial(load_weights, directory)
+    return partial(read_adapters, config.at(config.trainer.adapters))
+
+
+async def publish_run_base(node: Node, directory: Path) -> None:
+    """Publish the base of a LoRA run, as far as storage does not have it; do nothing for another run.
+
+    Raises:
+        PolicyError: the policy in the directory is not the base.
+        StoreError: a file cannot be stored.
+    """
+    if node.run.lora is not None:
+        await publish_base(node, node.run.lora, await node.run_sync(load_weights, directory))
+
+
+async def follower_model(node: Node, config: Config, policy: Policy, directory: Path, device: str) -> CausalModel:
+    """Return the model that a miner or a validator computes.
+
+    Args:
+        directory: of the node's state, to which the base is fetched.
+        device: of torch.
+
+    Raises:
+        ConfigError: the engine cannot serve this run.
+        PolicyError: the run's adapters do not fit its model, or its base does not.
+        StoreError: the base cannot be fetched.
+    """
+    lora = node.run.lora
+    check_lora(config, node.run, trains=False)
+    model = causal_model.build(policy, torch.device(device), lora=lora)
+    if lora is None:
+        return model
+    base = await fetch_base(node, lora, node.authority.trainers, directory / BASE, model.shapes)
+    adapted: CausalModel = await node.run_sync(
+        LoraModel, model, base, torch.device(device), DTYPES[config.engine.dtype]
+    )
+    return adapted

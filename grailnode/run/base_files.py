@@ -1,0 +1,152 @@
+"""The base of a LoRA run in storage: safetensors files that the run manifest names by digest and size.
+
+The trainer publishes them once, below its key, and each node fetches them once. Both go on where they were interrupted:
+with the first file that is not there, or is not the right one. One file is in memory at a time.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from grailnode.engine import causal_model
+from grailnode.engine.lora_model import check_base, check_base_digest, initial_adapters
+from grailnode.engine.policy import Policy, PolicyError, load_weights
+from grailnode.run.files import write_whole
+from protocol import limits, paths
+from protocol.chain import safetensors
+from protocol.digest import Weights, content_digest, digest_weights
+from protocol.lora import DOWN, PREFIX, UP, LoraSpec
+from protocol.objects import ObjectRef
+from roles.gather import first_success
+from roles.node.identity import Node
+from roles.ports import StoreError
+from roles.trainer.tensor_shards import SHARD_BYTES, TensorSource
+
+_ITEM_BYTES: Final = 2  # of BF16
+
+
+@dataclass(frozen=True)
+class LoraStart:
+    """What a LoRA run begins with: what its manifest says, and the adapters of version 0."""
+
+    spec: LoraSpec
+    adapters: Weights
+
+
+def start_lora(policy: Policy, rank: int, alpha: float, targets: Sequence[str]) -> LoraStart | None:
+    """Return what a run of adapters on a policy begins with; None if the rank is 0.
+
+    Raises:
+        PolicyError: the policy has no place for such adapters.
+        ValueError: rank, alpha or targets are out of bounds.
+    """
+    if not rank:
+        return None
+    spec = lora_spec(load_weights(policy.directory), rank, alpha or 2.0 * rank, targets)
+    shapes = causal_model.build(policy, lora=spec).shapes
+    names = {PREFIX + name: shape for name, shape in shapes.items() if name.endswith((DOWN, UP))}
+    return LoraStart(spec, initial_adapters(names))
+
+
+def lora_spec(
+    base: Weights, rank: int, alpha: float, targets: Sequence[str], shard_bytes: int = SHARD_BYTES
+) -> LoraSpec:
+    """Return what a run manifest says of a base and of its adapters.
+
+    Args:
+        base: BF16, by the names of a checkpoint's files.
+        shard_bytes: of the tensors in one file, or one tensor that is larger.
+
+    Raises:
+        ValueError: rank, alpha or targets are out of bounds.
+    """
+    source = TensorSource.of(base)
+    refs = []
+    for names in safetensors.shards(source.sizes, shard_bytes):
+        data = source.file(names)
+        refs.append(ObjectRef(digest=content_digest(data), size=len(data)))
+    return LoraSpec(
+        rank=rank, alpha=alpha, targets=tuple(sorted(set(targets))), base=digest_weights(base), shards=tuple(refs)
+    )
+
+
+async def publish_base(node: Node, lora: LoraSpec, base: Weights, shard_bytes: int = SHARD_BYTES) -> None:
+    """Publish the files of a base that storage does not have yet.
+
+    Args:
+        base: the weights from which the run was created.
+
+    Raises:
+        PolicyError: they are not the base that the run names.
+        StoreError: a file cannot be stored.
+    """
+    await node.run_sync(check_base_digest, base, lora, "the trainer's policy")
+    source, key = TensorSource.of(base), node.key.public
+    prefix = paths.kind_prefix(key, "files")
+    present = {(item.path, item.size) async for item in node.store.list(prefix)}
+    for names, ref in zip(safetensors.shards(source.sizes, shard_bytes), lora.shards, strict=True):
+        path = paths.file(key, ref.digest)
+        if (path, ref.size) not in present:
+            await node.store.put(path, await node.run_sync(source.file, names))
+
+
+async def fetch_base(
+    node: Node, lora: LoraSpec, writers: Sequence[bytes], directory: Path, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Tensor]:
+    """Fetch a base into a directory unless it is there, and return its weights, whose files are mapped.
+
+    Args:
+        writers: the trainers in whose spaces the files may be.
+        shapes: of the model with its adapters.
+
+    Raises:
+        PolicyError: the run names a base that cannot be the model's: nothing is fetched that is too large for it.
+        StoreError: a file cannot be fetched, or is not the one that the run names.
+    """
+    weight_bytes = sum(_ITEM_BYTES * math.prod(s) for name, s in shapes.items() if not name.endswith((DOWN, UP)))
+    headers = len(lora.shards) * limits.MAX_SAFETENSORS_HEADER_BYTES
+    if not weight_bytes < lora.base_bytes <= weight_bytes + headers:
+        raise PolicyError(
+            f"the run names a base of {lora.base_bytes} bytes, where its model has {weight_bytes} bytes of BF16 weights"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    files = [directory / f"{number:05d}.safetensors" for number in range(len(lora.shards))]
+    for number, (file, ref) in enumerate(zip(files, lora.shards, strict=True), start=1):
+        if not await node.run_sync(_is_complete, file, ref):
+            await _fetch(node, ref, writers, file)
+            node.telemetry.event("base-file-fetched", file=number, of=len(files), bytes=ref.size)
+    base: dict[str, Tensor] = await node.run_sync(_read, files, lora, shapes)
+    return base
+
+
+async def _fetch(node: Node, ref: ObjectRef, writers: Sequence[bytes], file: Path) -> None:
+    async def fetch(writer: bytes) -> bytes:
+        data = await node.store.get(paths.file(writer, ref.digest), ref.size)
+        if await node.run_sync(content_digest, data) != ref.digest:
+            raise StoreError(f"{file.name} of the base: not the file that the run names, as storage shows it now")
+        return data
+
+    data = await first_success(fetch, writers, errors=(StoreError,))
+    await node.run_sync(write_whole, file, data)
+
+
+def _is_complete(file: Path, ref: ObjectRef) -> bool:
+    return file.is_file() and file.stat().st_size == ref.size and content_digest(file.read_bytes()) == ref.digest
+
+
+def _read(files: Sequence[Path], lora: LoraSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    base: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            base |= load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise PolicyError(f"the run's base is no safetensors file ({error})") from error
+    check_base(base, shapes)
+    check_base_digest(base, lora, "the run's base")
+    return base

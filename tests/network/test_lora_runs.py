@@ -1,0 +1,285 @@
+"""A run of adapters in a whole network: followers, cheats with other functions, a trainer that is killed, the base."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from grailnode.cli.actions.model_export import export_version
+from grailnode.engine.adapter_files import read_adapters
+from grailnode.engine.lora_model import LoraModel, merged_weights
+from grailnode.engine.policy import PolicyError, load_weights
+from grailnode.engine.torch_engine import TorchEngine
+from grailnode.observe.chain_check import verify_chain
+from grailnode.run.base_files import fetch_base, lora_spec, publish_base
+from grailnode.run.creation import Choices, model_files, publish_files
+from protocol import paths
+from protocol.digest import Weights, digest_weights
+from protocol.judging.verdict import Reason
+from protocol.objects import ObjectRef
+from roles.miner.produce import HonestProducer
+from roles.policy.assignment import Task
+from roles.policy.follower import Follower
+from roles.ports import StoreError
+from roles.trainer.spool import newest_weights, weights_folder
+from roles.trainer.tensor_shards import read_tensors
+from tests.support.simulation.lora_network import ALPHA, RANK, TARGETS, LoraNetwork
+from tests.support.simulation.network import inline, key
+from tests.support.simulation.network_runs import run_nodes, verdicts
+from tests.support.simulation.virtual_clock import simulate
+
+CHOICES = Choices(groups=4, group_size=4)
+LAST_WINDOW = 9
+OTHER_FUNCTIONS = {Reason.SKETCH, Reason.SAMPLING, Reason.WINDOW}
+
+
+class FrozenEngine(TorchEngine):
+    """An engine that serves one state of the adapters, whatever it is given."""
+
+    def __init__(self, model: LoraModel, adapters: Weights) -> None:
+        super().__init__(model, run_sync=inline)
+        self._adapters = adapters
+
+    async def serve(self) -> None:
+        """Serve the adapters."""
+        await self.stage(0, self._adapters)
+        await self.commit()
+
+
+class FrozenProducer(HonestProducer):
+    """A miner's producer that uses an engine of its own."""
+
+    def __init__(self, task: Task, engine: FrozenEngine) -> None:
+        super().__init__(task, engine)
+        self._own_engine = engine
+
+    async def generate(self, *arguments: Any) -> Any:
+        """Generate with the engine's own adapters."""
+        if self._own_engine.version is None:
+            await self._own_engine.serve()
+        return await super().generate(*arguments)
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Play a network with an honest miner and cheats; return what was in it, by name."""
+    values: dict[str, Any] = {}
+    directory = tmp_path_factory.mktemp("lora")
+
+    async def scenario() -> None:
+        network = LoraNetwork(CHOICES, learning_rate=4e-3)
+        bare = {name: torch.zeros_like(tensor) for name, tensor in network.weights.items()}
+        async with run_nodes(network, miners=1) as nursery:
+            base = FrozenEngine(network.model, bare)
+            nursery.start_soon(network.run_miner, "bare", 2, lambda task, _: FrozenProducer(task, base))
+            await network.until_window(3)
+            follower = await Follower.open(network.node("early"))
+            await follower.refresh()
+            head = follower.chain.head
+            assert head is not None
+            values["old version"] = await follower.rebuild(head.version)
+            old = FrozenEngine(network.model, values["old version"].weights)
+            nursery.start_soon(network.run_miner, "old", 2, lambda task, _: FrozenProducer(task, old))
+            await network.until_window(LAST_WINDOW + 3)
+        windows = range(LAST_WINDOW)
+        values["verdicts"] = {name: await verdicts(network, name, windows) for name in ("miner-1", "bare", "old")}
+        values["network"], values["directory"] = network, directory
+        follower = await Follower.open(network.node("late"))
+        await follower.refresh()
+        head = follower.chain.head
+        assert head is not None
+        values["newest"] = await follower.rebuild(head.version)
+        await verify_chain(network.node("checker"), lambda line: None)
+        await publish_files(network.store, key("trainer").public, model_files(network.policy.directory))
+        assert network.run.lora is not None
+        await publish_base(network.node("trainer"), network.run.lora, load_weights(network.policy.directory))
+        values["adapters"] = await export_version(network.node("observer"), directory / "adapters")
+        values["merged"] = await export_version(network.node("observer"), directory / "merged", merge=True)
+
+    simulate(scenario)
+    return values
+
+
+@pytest.mark.slow
+def test_followers_have_the_trainers_adapters_bit_for_bit(played: dict[str, Any]) -> None:
+    network, newest = played["network"], played["newest"]
+
+    async def published() -> Weights:
+        state = network.states["trainer"]
+        stored = await newest_weights(state)
+        assert stored is not None
+        version, shards = stored
+        assert version >= newest.version
+        return await read_tensors(state, weights_folder(newest.version), shards)
+
+    weights: list[Weights] = []
+
+    async def scenario() -> None:
+        weights.append(await published())
+
+    simulate(scenario)
+    assert newest.version >= 3
+    assert digest_weights(weights[0]) == newest.digest != network.run.model.genesis
+    assert newest.weights.keys() == network.model.shapes.keys()
+
+
+@pytest.mark.slow
+def test_honest_work_with_adapters_is_accepted(played: dict[str, Any]) -> None:
+    judged = played["verdicts"]["miner-1"]
+    assert len(judged) > 5
+    assert {judgement.reason for verdict in judged.values() for judgement in verdict.judgements} == {""}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bare", "old"])
+def test_the_base_alone_and_older_adapters_are_refused(played: dict[str, Any], name: str) -> None:
+    """In version 0 the base alone is the policy."""
+    judged = played["verdicts"][name]
+    version = 0 if name == "bare" else played["old version"].version
+    late = [verdict for verdict in judged.values() if verdict.version > version + 1]
+    assert len(late) >= 2
+    for verdict in late:
+        assert {judgement.reason for judgement in verdict.judgements} <= OTHER_FUNCTIONS
+
+
+@pytest.mark.slow
+def test_an_exported_version_is_adapters_or_a_whole_model(played: dict[str, Any]) -> None:
+    network, newest, directory = played["network"], played["newest"], played["directory"]
+    assert digest_weights(read_adapters(directory / "adapters")) == newest.digest == played["adapters"].digest
+    assert not (directory / "adapters" / "config.json").exists()
+    base = load_weights(network.policy.directory)
+    expected = merged_weights(base, newest.weights, ALPHA / RANK)
+    assert digest_weights(load_file(directory / "merged" / "model.safetensors")) == digest_weights(expected)
+    changed = {name for name, tensor in expected.items() if not torch.equal(tensor, base[name])}
+    assert {name.removesuffix(".weight").rpartition(".")[2] for name in changed} == set(TARGETS)
+    assert sorted(path.name for path in (directory / "merged").iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+
+
+def test_a_trainer_that_is_killed_goes_on() -> None:
+    async def scenario() -> None:
+        network = LoraNetwork(CHOICES)
+        async with run_nodes(network, miners=0) as nursery:
+            nursery.start_soon(network.run_miner, "miner-1")
+            await network.until_window(3)
+        async with run_nodes(network, miners=1):
+            await network.until_window(8)
+        assert network.events("trainer/training", "resumed")
+        versions = [event["version"] for event in network.events("trainer/upload", "published")]
+        assert sorted(set(versions)) == list(range(versions[-1] + 1))
+        assert versions[-1] >= 3
+        assert (await verify_chain(network.node("checker"), lambda line: None)).version == versions[-1]
+
+    simulate(scenario)
+
+
+class Base:
+    """A network whose base has several files in storage."""
+
+    def __init__(self, directory: Path) -> None:
+        self.network, self.directory = LoraNetwork(CHOICES), directory
+        self.weights = load_weights(self.network.policy.directory)
+        self.lora = lora_spec(self.weights, RANK, ALPHA, TARGETS, shard_bytes=4096)
+        inner = self.network.model._model
+        self.shapes = inner.shapes
+        self.key = key("trainer").public
+
+    async def publish(self) -> None:
+        await publish_base(self.network.node("trainer"), self.lora, self.weights, 4096)
+
+    async def fetch(self, lora: Any = None) -> Weights:
+        node = self.network.node("miner-1")
+        return await fetch_base(node, lora or self.lora, [self.key], self.directory, self.shapes)
+
+    def path(self, number: int) -> str:
+        return paths.file(self.key, self.lora.shards[number].digest)
+
+
+def with_base(directory: Path, scenario: Callable[[Base], Awaitable[None]]) -> None:
+    """Play a scenario with a base whose files are fetched into a directory."""
+
+    async def play() -> None:
+        await scenario(Base(directory))
+
+    simulate(play)
+
+
+def test_a_base_is_fetched_once_and_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
+    async def scenario(base: Base) -> None:
+        assert len(base.lora.shards) > 3
+        await base.publish()
+        third = await base.network.store.get(base.path(2), 1 << 20)
+        await base.network.store.delete(base.path(2))
+        with pytest.raises(StoreError):
+            await base.fetch()
+        assert len(base.network.events("miner-1", "base-file-fetched")) == 2
+        await base.network.store.put(base.path(2), third)
+        assert digest_weights(await base.fetch()) == digest_weights(base.weights)
+        assert len(base.network.events("miner-1", "base-file-fetched")) == len(base.lora.shards)
+        (base.directory / "00001.safetensors").write_bytes(b"damaged")
+        await base.fetch()
+        numbers = [event["file"] for event in base.network.events("miner-1", "base-file-fetched")]
+        assert numbers == [*range(1, len(base.lora.shards) + 1), 2]
+
+    with_base(tmp_path, scenario)
+
+
+def test_a_trainer_uploads_only_the_files_that_are_missing(tmp_path: Path) -> None:
+    async def scenario(base: Base) -> None:
+        await base.publish()
+        await base.network.store.put(base.path(0), b"")  # another size
+        puts: list[str] = []
+        put = base.network.store.put
+
+        async def counted(path: str, data: bytes) -> None:
+            puts.append(path)
+            await put(path, data)
+
+        base.network.store.put = counted  # type: ignore[method-assign]
+        await base.publish()
+        assert puts == [base.path(0)]
+
+    with_base(tmp_path, scenario)
+
+
+def test_another_base_is_refused(tmp_path: Path) -> None:
+    async def scenario(base: Base) -> None:
+        await base.publish()
+        name = min(base.weights)
+        others = base.weights | {name: base.weights[name] + 1}
+        with pytest.raises(PolicyError, match="this run's adapters are for the base"):
+            await publish_base(base.network.node("trainer"), base.lora, others, 4096)
+        with pytest.raises(PolicyError, match="this run's adapters are for the base"):
+            await base.fetch(base.lora.model_copy(update={"base": bytes(32)}))
+        large = ObjectRef(digest=bytes(32), size=1 << 36)
+        with pytest.raises(PolicyError, match=f"a base of {1 << 36} bytes, where its model has"):
+            await base.fetch(base.lora.model_copy(update={"shards": (large,)}))
+        with pytest.raises(PolicyError, match="bytes of BF16 weights"):
+            await base.fetch(base.lora.model_copy(update={"shards": base.lora.shards[1:]}))
+        await base.network.store.put(base.path(1), bytes(base.lora.shards[1].size))
+        (base.directory / "00001.safetensors").unlink()
+        with pytest.raises(StoreError, match="not the file that the run names"):
+            await base.fetch()
+
+    with_base(tmp_path, scenario)
+
+
+def test_files_with_other_tensors_are_refused(tmp_path: Path) -> None:
+    async def scenario(base: Base) -> None:
+        name = min(base.weights)
+        others = dict(base.weights)
+        others[name + ".other"] = others.pop(name)
+        lora = lora_spec(others, RANK, ALPHA, TARGETS)
+        await publish_base(base.network.node("trainer"), lora, others)
+        with pytest.raises(PolicyError, match="has shape"):
+            await base.fetch(lora)
+
+    with_base(tmp_path, scenario)
