@@ -6,11 +6,13 @@ import pytest
 from pydantic import ValidationError
 
 from protocol import limits
+from protocol.chain.verifier import ChainVerifier
 from protocol.errors import ChainError
 from protocol.lora import LoraSpec
 from protocol.objects import ObjectRef
 from protocol.run import RunManifest
-from tests.support.builders.samples import digest, run_manifest
+from tests.protocol.signed_chain import NOW, Trainer, chain
+from tests.support.builders.samples import RUN_ID, digest, run_manifest
 
 SHARD = ObjectRef(digest=digest("shard"), size=4096)
 M = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -103,3 +105,17 @@ def test_a_table_of_adapters_is_accepted() -> None:
 def test_other_tables_are_refused(tensors: Any, message: str) -> None:
     with pytest.raises(ChainError, match=message):
         spec(shards=(ObjectRef(digest=digest("shard"), size=2048),)).check_table(tensors, "here")
+
+
+def test_a_version_of_other_tensors_is_refused_by_its_manifest() -> None:
+    """Nothing of the version has been fetched then."""
+    trainer = Trainer().add(tensors=(DOWN, UP)).add(tensors=(DOWN, UP))
+    whole = chain(2)
+    node = ChainVerifier(RUN_ID, run_manifest(lora=spec()))
+    node.accept_head(trainer.head(), NOW)
+    for version in range(2):
+        node.accept_manifest(version, trainer.data(version))
+    other = ChainVerifier(RUN_ID, run_manifest(lora=spec()))
+    other.accept_head(whole.head(), NOW)
+    with pytest.raises(ChainError, match="none of the run's adapters"):
+        other.accept_manifest(0, whole.data(0))
