@@ -3,7 +3,7 @@
 A run is named by the SHA-256 of the manifest's body, so nodes that have the same id have the same rules.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -20,6 +20,10 @@ from protocol.window import Schedule
 _BYTES_PER_TOKEN = 8  # of a rollout: the token and its sketch
 _SLACK_BYTES = 1024  # for field names and other small parts
 _ASCII_SPACE = " \t\n\v\f\r"
+
+Numerics = Literal["calibrated", "exact"]
+"""How nodes of a run compute: each in its own way within measured thresholds, or all with the same bits
+(docs/spec/numerics.md)."""
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
@@ -159,7 +163,7 @@ class ProofSpec(Record):
     margin: Annotated[float, Field(ge=0.0, le=100.0)]
     margin_rate: Rate
     margin_limit: Annotated[float, Field(ge=0.0, le=100.0)]
-    logprob_tolerance: Annotated[float, Field(gt=0.0, le=100.0)]
+    logprob_tolerance: Annotated[float, Field(ge=0.0, le=100.0)]
     level: Annotated[float, Field(gt=0.0, le=0.1)]
     confidence: Annotated[float, Field(gt=0.0, lt=1.0)]
     positions: Annotated[int, Field(ge=0, lt=1 << 53)]
@@ -178,6 +182,25 @@ class ProofSpec(Record):
     def audit_share(self, clean: int) -> int:
         """Return the audited share of the groups of a miner that has had `clean` clean windows, in millionths."""
         return max(self.audit_floor_ppm, self.audit_ppm >> min(20, clean // self.audit_halving))
+
+
+EXACT_PROOF: Final = ProofSpec(
+    sketch="projection",
+    sketch_tolerance=0,
+    sketch_rate=1e-15,
+    sketch_median=0,
+    margin=0.0,
+    margin_rate=1e-15,
+    margin_limit=0.0,
+    logprob_tolerance=0.0,
+    level=1e-9,
+    confidence=0.99,
+    positions=0,
+    audit_ppm=1_000_000,
+    audit_floor_ppm=1_000_000,
+    audit_halving=16,
+)
+"""The thresholds of an exact run, up to the audit shares: one sketch or one token that differs refuses its group."""
 
 
 class ScoringSpec(Record):
@@ -214,6 +237,7 @@ class RunManifest(Record):
         environment: the task's name.
         data: the task's file of problems; None for a task that reads none.
         chat: how a problem becomes a conversation; None where its text is the prompt.
+        numerics: "exact" if all miners and validators compute the same bits, so that nothing is tolerated.
         group_size: rollouts of a group.
         groups: maximum number of groups of a miner in a window.
         head_ttl: seconds after which a head that was not renewed is refused.
@@ -230,6 +254,7 @@ class RunManifest(Record):
     chat: ChatSpec | None
     sampling: SamplingSpec
     evaluation: EvaluationSpec
+    numerics: Numerics
     group_size: Annotated[int, Field(ge=2, le=limits.MAX_GROUP_SIZE)]
     groups: Annotated[int, Field(ge=1, le=limits.MAX_GROUPS)]
     schedule: Schedule
@@ -245,6 +270,14 @@ class RunManifest(Record):
             raise ValueError("a data file that the environment does not read, or no data file for one that does")
         if self.data is not None and self.data.size > limits.MAX_DATA_BYTES:
             raise ValueError("the data file is too large")
+        if self.numerics == "exact":
+            shares = {name: getattr(self.proof, name) for name in ("audit_ppm", "audit_floor_ppm", "audit_halving")}
+            if self.proof != EXACT_PROOF.model_copy(update=shares):
+                raise ValueError("thresholds of an exact run that tolerate something")
+            if self.sampling.params().filters.active:
+                raise ValueError("an exact run with filters, whose sums are not exact")
+            if self.lora is not None:
+                raise ValueError("an exact run with adapters, which exact arithmetic does not cover")
         return self
 
     @property

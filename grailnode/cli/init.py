@@ -79,6 +79,13 @@ _WORK_BITS = 20  # the price of a miner's key of an open run: about a million ha
 )
 @click.option("--lora-targets", metavar="NAMES", help="Modules that get adapters, with commas: q_proj,v_proj.")
 @click.option(
+    "--numerics",
+    type=click.Choice(["calibrated", "exact"]),
+    default="calibrated",
+    show_default=True,
+    help="exact: all miners and validators compute the same bits, on CPUs, and nothing is tolerated.",
+)
+@click.option(
     "--proof",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Thresholds that `grailnode calibrate` measured. Default: proof.json in the policy's directory.",

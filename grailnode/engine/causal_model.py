@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from grailnode.engine.policy import Policy
+from grailnode.engine.policy import Policy, PolicyError
 from protocol.lora import LoraSpec
 from roles.ports import EngineError
 
@@ -97,3 +97,22 @@ def build(
     from grailnode.engine.hf import TransformersModel  # noqa: PLC0415
 
     return TransformersModel(policy.directory, device, recompute=recompute, lora=lora)
+
+
+def build_exact(policy: Policy) -> CausalModel:
+    """Return the model of a policy's config.json in exact arithmetic, for a CPU (docs/spec/numerics.md).
+
+    Raises:
+        PolicyError: exact arithmetic does not cover the architecture.
+    """
+    from grailnode.engine.qwen3 import Qwen3Config  # noqa: PLC0415
+
+    config = Qwen3Config.of(policy.config)
+    if config is None:
+        raise PolicyError(
+            f"{policy.directory}: exact numerics cover plain Qwen3, and this is {policy.config.get('model_type')!r}; "
+            "create the run with --numerics calibrated"
+        )
+    from grailnode.engine.exact_qwen3 import ExactQwen3  # noqa: PLC0415 - numba takes half a second to import
+
+    return ExactQwen3(config)

@@ -57,6 +57,26 @@ class Compute:
     vllm: VllmCompute | None = None
 
 
+def exact_refusal(kind: str, device: str, dtype: str) -> str:
+    """Return why an engine does not compute in exact arithmetic; empty if it does.
+
+    Args:
+        kind, device, dtype: of run.toml's section `engine`.
+    """
+    if kind == "torch" and device == "cpu" and dtype == "float32":
+        return ""
+    refusal = (
+        'this run\'s numerics are exact, so that its nodes compute the same bits: set engine.kind = "torch", '
+        f'engine.device = "cpu", engine.dtype = "float32" (here they are {kind}, {device} and {dtype})'
+    )
+    if kind == "vllm":
+        refusal += (
+            "; the batch-invariant mode of vLLM, for GPUs of compute capability 8.0 and more, gives other bits than a "
+            "CPU, and others on each kind of GPU"
+        )
+    return refusal
+
+
 def make_engine(compute: Compute, run_sync: Callable[..., Awaitable[Any]]) -> TorchEngine:
     """Return the torch engine that samples completions and checks them.
 

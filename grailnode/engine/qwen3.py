@@ -193,10 +193,8 @@ class Qwen3:
         """Implements CausalModel.hidden."""
         config, new = self._config, ids.shape[1]
         x = functional.embedding(ids, weights["model.embed_tokens.weight"])
-        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -new:]
-        angles = positions[:, None, :, None].to(torch.float32) * self._frequencies
-        angles = torch.cat([angles, angles], dim=-1).to(_wide(x.dtype))
-        rotation = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        cosine, sine = self._rotations((mask.cumsum(dim=1) - 1).clamp(min=0)[:, -new:])
+        rotation = cosine.to(x.dtype), sine.to(x.dtype)
         visible = _visible(mask, new)
         for layer in range(config.num_hidden_layers):
             arguments = weights, layer, x, rotation, visible, cache
@@ -205,7 +203,30 @@ class Qwen3:
                 x = compute_part(weights, self.layers[layer], checkpoint, self._layer, *arguments, use_reentrant=False)
             else:
                 x = compute_part(weights, self.layers[layer], self._layer, *arguments)
-        return _rms_norm(x, weights["model.norm.weight"], config.rms_norm_eps)
+        return self._norm(x, weights["model.norm.weight"])
+
+    # The operations that exact arithmetic replaces (exact_qwen3.py).
+
+    def _rotations(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosine and sine [B, 1, S, E] for positions [B, S]."""
+        angles = positions[:, None, :, None].to(torch.float32) * self._frequencies
+        angles = torch.cat([angles, angles], dim=-1)
+        return angles.cos(), angles.sin()
+
+    def _norm(self, x: Tensor, gain: Tensor) -> Tensor:
+        return _rms_norm(x, gain, self._config.rms_norm_eps)
+
+    def _project(self, x: Tensor, weight: Tensor) -> Tensor:
+        return functional.linear(x, weight)
+
+    def _activate(self, gate: Tensor, up: Tensor) -> Tensor:
+        return functional.silu(gate) * up
+
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
+        """Compute attention [B, H, S, E] from keys and values [B, C, K, E] and visible [B, 1, S, K]."""
+        if self._attention_kind == "eager":
+            return _eager(queries, keys, values, visible)
+        return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, enable_gqa=True)
 
     def _layer(
         self,
@@ -217,17 +238,17 @@ class Qwen3:
         cache: KeyValueCache | None,
     ) -> Tensor:
         """Compute a layer: [B, S, D] from [B, S, D]."""
-        config, prefix = self._config, f"model.layers.{layer}."
-        normed = _rms_norm(x, weights[prefix + "input_layernorm.weight"], config.rms_norm_eps)
+        prefix = f"model.layers.{layer}."
+        normed = self._norm(x, weights[prefix + "input_layernorm.weight"])
         x = x + self._attention(weights, layer, normed, rotation, visible, cache)
-        normed = _rms_norm(x, weights[prefix + "post_attention_layernorm.weight"], config.rms_norm_eps)
+        normed = self._norm(x, weights[prefix + "post_attention_layernorm.weight"])
         gate = self._linear(weights, prefix + "mlp.gate_proj", normed)
         up = self._linear(weights, prefix + "mlp.up_proj", normed)
-        return x + self._linear(weights, prefix + "mlp.down_proj", functional.silu(gate) * up)
+        return x + self._linear(weights, prefix + "mlp.down_proj", self._activate(gate, up))
 
     def _linear(self, weights: Weights, module: str, x: Tensor) -> Tensor:
         """Compute a module's matrix, and its adapter if it has one: [..., out] from [..., in]."""
-        result = functional.linear(x, weights[f"{module}.weight"])
+        result = self._project(x, weights[f"{module}.weight"])
         if module + DOWN not in self._adapters:
             return result
         return add_adapter(result, x, weights[module + DOWN], weights[module + UP], self._adapter_scale)
@@ -248,16 +269,13 @@ class Qwen3:
         def heads(name: str) -> Tensor:
             return self._linear(weights, f"{prefix}{name}_proj", x).view(B, S, -1, config.head_dim)
 
-        queries = _rms_norm(heads("q"), weights[prefix + "q_norm.weight"], config.rms_norm_eps).transpose(1, 2)
-        keys = _rms_norm(heads("k"), weights[prefix + "k_norm.weight"], config.rms_norm_eps).transpose(1, 2)
+        queries = self._norm(heads("q"), weights[prefix + "q_norm.weight"]).transpose(1, 2)
+        keys = self._norm(heads("k"), weights[prefix + "k_norm.weight"]).transpose(1, 2)
         values = heads("v").transpose(1, 2)
         queries, keys = _rotate(queries, *rotation), _rotate(keys, *rotation)
         if cache is not None:
             keys, values = cache.extend(layer, keys, values)
-        if self._attention_kind == "eager":
-            mixed = _eager(queries, keys, values, visible)
-        else:
-            mixed = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, enable_gqa=True)
+        mixed = self._attend(queries, keys, values, visible)
         return self._linear(weights, prefix + "o_proj", mixed.transpose(1, 2).reshape(B, S, -1))
 
     def logits(self, weights: Weights, hidden: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import trio
 
 from grailnode.beacon.relays import publish_rounds
 from grailnode.config import Config
-from grailnode.engine.causal_model import CausalModel
+from grailnode.engine.causal_model import CausalModel, build_exact
 from grailnode.engine.compute import Compute, VllmCompute
 from grailnode.engine.policy import Policy
 from grailnode.node.canary import CanaryProducer
@@ -169,6 +169,8 @@ async def _task(node: Node, config: Config, directory: Path, sandbox: Sandbox | 
     check_disk(directory, follower_bytes(node.run, config, policy))
     data = await creation.fetch_data(node.store, node.run, node.authority.trainers, directory / "data")
     task = make_task(node, policy, data, sandbox)
+    if node.run.numerics == "exact":  # also for a trainer's canary, whatever its own device
+        return task, Compute(build_exact(policy), max_batch_tokens=config.engine.max_batch_tokens)
     engine = config.engine
     device = engine.device if engine.kind == "torch" or engine.states == "torch" else "cpu"
     compute = _torch_compute(await follower_model(node, config, policy, directory, device), config)

@@ -10,6 +10,7 @@ import trio
 
 from grailnode.beacon.relays import RelayBeacon, StoreBeacon
 from grailnode.config import Config, ConfigError
+from grailnode.engine.compute import exact_refusal
 from grailnode.engine.policy import Policy
 from grailnode.node import admission_credential, disk_check, start_checks, time_check
 from grailnode.node.node_makers import make_canary, make_node, state_directory
@@ -22,6 +23,7 @@ from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import key_files, requirements
 from grailnode.track.tracker import check_tracker
 from protocol.errors import AdmissionError
+from protocol.run import RunManifest
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
 from roles.ports import Beacon, Clock, LineReporter
@@ -95,6 +97,7 @@ def check_start(config: Config, role: Role, name: str, report: LineReporter) -> 
     disk_check.check_disk(state, 0)
     node = make_node(config, name, NodeTelemetry(name))
     check_lora(config, node.run, trains=role in ("trainer", "worker"))
+    _check_numerics(config, role, node.run)
     if role in ("trainer", "worker"):
         needed_bytes = disk_check.trainer_bytes(Policy.load(policy_directory(config)), node.run.lora)
     else:
@@ -169,6 +172,14 @@ def _check_engine(config: Config, role: Role) -> None:
     _check_device(engine.device)
     if role in ("trainer", "worker") and config.trainer.gpus > 1:
         start_checks.check_ranks(engine.device, config.trainer.gpus)
+
+
+def _check_numerics(config: Config, role: Role, run: RunManifest) -> None:
+    """Refuse an engine that does not compute the bits that an exact run requires."""
+    if run.numerics == "exact" and role in ("miner", "validator"):
+        refusal = exact_refusal(config.engine.kind, config.engine.device, config.engine.dtype)
+        if refusal:
+            raise ConfigError(refusal)
 
 
 def _check_device(name: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from grailnode.calibration.proof_file import AUDIT, ProofFile
 from grailnode.engine import policy as policies
+from grailnode.engine.causal_model import build_exact
 from grailnode.run import requirements
 from grailnode.run.base_files import LoraStart
 from protocol import paths
@@ -14,7 +15,17 @@ from protocol.digest import content_digest, digest_weights
 from protocol.errors import ProtocolError, SignatureError
 from protocol.identity.authority import OPEN, Admission, Authority
 from protocol.identity.signing import Signed, SigningKey, open_announced, open_signed, sign
-from protocol.run import ChatSpec, EvaluationSpec, FileRef, ModelSpec, RunManifest, SamplingSpec, ScoringSpec
+from protocol.run import (
+    EXACT_PROOF,
+    ChatSpec,
+    EvaluationSpec,
+    FileRef,
+    ModelSpec,
+    Numerics,
+    RunManifest,
+    SamplingSpec,
+    ScoringSpec,
+)
 from protocol.window import Schedule
 from roles.gather import first_success
 from roles.ports import ObjectStore, StoreError
@@ -43,6 +54,7 @@ class Choices:
         validators: how many keys of validators are created with the run.
         remote_validators: the public keys of validators whose secret keys other people hold.
         quorum: how many of both must accept a group.
+        numerics: "exact" if all nodes compute the same bits.
     """
 
     name: str = "demo"
@@ -83,6 +95,7 @@ class Choices:
     roots: int = 1
     root_threshold: int = 1
     admission: Admission = OPEN
+    numerics: Numerics = "calibrated"
 
     @property
     def system(self) -> str | None:
@@ -130,7 +143,7 @@ def draft_manifest(
     directory: Path,
     beacon: ChainInfo,
     authority: Authority,
-    proof: ProofFile,
+    proof: ProofFile | None,
     chat: ChatSpec | None = None,
     lora: LoraStart | None = None,
 ) -> RunManifest:
@@ -138,12 +151,12 @@ def draft_manifest(
 
     Args:
         proof: the thresholds that were measured on this policy, which for a LoRA run is the base: adapters change
-            nothing at first.
+            nothing at first. None for an exact run.
         chat: how a problem becomes a conversation; None for bare prompts.
         lora: the adapters of a LoRA run; None for a run that trains all weights.
 
     Raises:
-        PolicyError: the directory holds no policy.
+        PolicyError: the directory holds no policy, or none that exact arithmetic covers.
         ProofFileError: the proof was measured on another policy, or for other sampling.
         RequirementError: the data file cannot be read.
         ValueError: the choices contradict each other.
@@ -151,7 +164,12 @@ def draft_manifest(
     policy = policies.Policy.load(directory)
     files = model_files(directory)
     digest = digest_weights(policies.load_weights(directory)) if lora is None else lora.spec.base
-    proof.check(digest, choices.temperature, choices.max_tokens, chat=chat is not None)
+    if proof is None:
+        build_exact(policy)
+        thresholds = EXACT_PROOF
+    else:
+        proof.check(digest, choices.temperature, choices.max_tokens, chat=chat is not None)
+        thresholds = proof.thresholds
     audit = {name: getattr(choices, name) for name in AUDIT}
     return RunManifest(
         name=choices.name,
@@ -177,6 +195,7 @@ def draft_manifest(
         evaluation=EvaluationSpec(
             problems=choices.evaluation_problems, samples=choices.evaluation_samples, pass_at=choices.pass_at
         ),
+        numerics="calibrated" if proof is not None else "exact",
         group_size=choices.group_size,
         groups=choices.groups,
         schedule=Schedule(
@@ -190,7 +209,7 @@ def draft_manifest(
             max_lag=choices.max_lag,
         ),
         beacon=beacon,
-        proof=proof.thresholds.model_copy(update=audit),
+        proof=thresholds.model_copy(update=audit),
         scoring=SCORING.model_copy(update={"deposit": choices.deposit}),
         head_ttl=choices.head_ttl,
     )

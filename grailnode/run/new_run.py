@@ -18,6 +18,7 @@ from protocol.beacon import ChainInfo
 from protocol.errors import SignatureError
 from protocol.identity.authority import OPEN, Admission
 from protocol.identity.signing import SigningKey, check_public_key
+from protocol.run import Numerics
 
 BUCKET_DIRECTORY: Final = "bucket"
 """The directory beside run.toml with the documents that a bucket needs."""
@@ -43,6 +44,7 @@ class InitOptions:
         policy: a checkpoint directory; None for the packaged genesis.
         recipe: a file of constants (grailnode/run/recipe.py); the rules among the options replace its own.
         max_tokens: the longest completion; None for the recipe's, or else the environment's.
+        numerics: "exact" if all miners and validators compute the same bits.
         proof: as for `workspace.create`.
         bucket: where this run or node writes; None for a directory of this machine.
         url: where everybody reads the bucket; empty for the service's own URL.
@@ -80,6 +82,7 @@ class InitOptions:
     lora_rank: int | None
     lora_alpha: float | None
     lora_targets: str | None
+    numerics: Numerics
     proof: Path | None
     bucket: str | None
     provider: Provider
@@ -256,6 +259,7 @@ def _choices(options: InitOptions, rules: RulesSection, chain: ChainInfo | None)
         remote_validators=remote_validators,
         quorum=options.quorum,
         admission=_admission(options),
+        numerics=options.numerics,
     )
     if chain is None:
         return choices

@@ -169,7 +169,7 @@ def create(
     )
     lora = _start_lora(loaded_policy, choices)
     check_model(loaded_policy, None if lora is None else lora.spec)
-    thresholds = proof_file.read(_proof_of(policy) if proof is None else proof)
+    thresholds = _thresholds(choices, policy, proof)
     names = _Names.of(choices, miners)
     seeds = {name: _secret(name, seed) for name in names.all}
     signing = {name: SigningKey(secret) for name, secret in seeds.items()}
@@ -219,6 +219,10 @@ def _start_lora(policy: Policy, choices: Choices) -> LoraStart | None:
             "a run of several sites trains all weights: pseudo-gradients of adapters were never tried; drop "
             "--lora-rank, or --trainers"
         )
+    if choices.lora_rank and choices.numerics == "exact":
+        raise WorkspaceError(
+            "an exact run trains all weights: exact arithmetic does not cover adapters; drop --lora-rank or --numerics"
+        )
     try:
         return start_lora(policy, choices.lora_rank, choices.lora_alpha, choices.lora_targets)
     except ValidationError as error:
@@ -267,6 +271,17 @@ def _merged(values: Mapping[str, run_toml.Value], others: Mapping[str, run_toml.
         if isinstance(value, Mapping) and isinstance(other, Mapping):
             merged[key] = {**value, **other}
     return merged
+
+
+def _thresholds(choices: Choices, policy: Path, proof: Path | None) -> proof_file.ProofFile | None:
+    """Return the measured thresholds; None for an exact run, which has none."""
+    if choices.numerics == "calibrated":
+        return proof_file.read(_proof_of(policy) if proof is None else proof)
+    if proof is not None:
+        raise WorkspaceError(f"--proof {proof}: an exact run tolerates nothing, so that it has no measured thresholds")
+    if choices.top_k or choices.top_p < 1.0 or choices.min_p:
+        raise WorkspaceError("--numerics exact: without --top-k, --top-p and --min-p, whose sums are not exact")
+    return None
 
 
 def _proof_of(policy: Path) -> Path:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numba
 import numpy as np
 
+from protocol.kernels.exact import exact_exp
 from protocol.kernels.jit import kernel
 from protocol.kernels.logit_simd import add_exponentials, contenders, take_maxima
 from protocol.kernels.simd import VECTOR_SIZE, highest_bit, lowest_bit
@@ -178,5 +179,5 @@ def exponential_sums(scaled: Any, scratch: Any, largest: Any, sums: Any) -> None
         for index in range(VECTOR_SIZE):
             total += scratch[index]
         for at in range(begin + whole, end):
-            total += np.exp(np.float64(flat[at] - row_max))
+            total += exact_exp(np.float64(flat[at] - row_max))
         largest[row], sums[row] = row_max, F(total)

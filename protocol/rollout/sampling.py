@@ -352,8 +352,9 @@ def log_probabilities(logits: Tensor, tokens: Tensor, temperature: float, filter
 
 def _log_probabilities_on_cpu(scaled: Tensor, tokens: Tensor) -> Tensor:
     """Compute the same as `log_probabilities` with compiled code, without filters: float32 [T]."""
-    from protocol.rollout.gumbel_max import exponential_sums  # noqa: PLC0415 - see _scores_on_cpu
+    from protocol.kernels import exact  # noqa: PLC0415 - see _scores_on_cpu
+    from protocol.rollout.gumbel_max import exponential_sums  # noqa: PLC0415
 
     largest, sums, scratch = torch.empty(len(scaled)), torch.empty(len(scaled)), torch.empty(64)
     exponential_sums(scaled.contiguous().numpy(), scratch.numpy(), largest.numpy(), sums.numpy())
-    return scaled.gather(-1, tokens[:, None]).squeeze(-1) - largest - sums.log()
+    return scaled.gather(-1, tokens[:, None]).squeeze(-1) - largest - torch.from_numpy(exact.logs(sums.numpy()))

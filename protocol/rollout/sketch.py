@@ -33,15 +33,32 @@ _PIECE: Final = 4096  # tokens whose normalized states are in memory at once
 
 def _normalized(hidden: Tensor) -> Tensor:
     """Return the states divided by their root mean square: float32 [T, D]."""
-    return hidden / hidden.square().mean(dim=-1, keepdim=True).sqrt().clamp_min(1e-12)
+    return hidden / _square_means(hidden).sqrt().clamp_min(1e-12)
+
+
+def _square_means(hidden: Tensor) -> Tensor:
+    """Return the mean square of each row: float32 [T, 1]. On a CPU, all machines compute the same bits."""
+    if hidden.device.type != "cpu":
+        return hidden.square().mean(dim=-1, keepdim=True)
+    from protocol.kernels import exact  # noqa: PLC0415 - numba costs processes that compute no sketch half a second
+
+    return torch.from_numpy(exact.square_sums(exact.padded(hidden)))[:, None] / hidden.shape[-1]
+
+
+def _product(states: Tensor, matrix: Tensor) -> Tensor:
+    """Return states @ matrix: float32 [T, J] from [T, D] and [D, J]. On a CPU, all machines compute the same bits."""
+    if states.device.type != "cpu":
+        return states @ matrix
+    from protocol.kernels import exact  # noqa: PLC0415 - see _square_means
+
+    return torch.from_numpy(exact.products(exact.padded(states), exact.padded(matrix.t())))
 
 
 def _projection(hidden: Tensor, seed: bytes) -> Tensor:
     D = hidden.shape[-1]
     bits = np.unpackbits(np.frombuffer(stream(seed, "projection", -(-4 * D // 8)), dtype=np.uint8))[: 4 * D]
     signs = torch.from_numpy(bits.astype(np.float32) * 2.0 - 1.0).reshape(D, 4).to(hidden.device)
-    projected: Tensor = _normalized(hidden) @ signs
-    return projected * (_SCALE / math.sqrt(D))
+    return _product(_normalized(hidden), signs) * (_SCALE / math.sqrt(D))
 
 
 def _top_k(hidden: Tensor, seed: bytes) -> Tensor:

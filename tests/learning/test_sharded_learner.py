@@ -198,7 +198,7 @@ def contributions(local: LocalLearner) -> list[bytes]:
         for step in range(2):
             local.step(groups_of(2 * number + step))
         work = encode_work(shared, local.state(), feedback, rules)
-        inner, feedback = work.inner, work.feedback
+        inner, feedback = dict(work.inner), work.feedback
         payloads.append(work.payload)
         shared = shared.after([work.payload], [1.0], rules)
     return payloads

@@ -1,6 +1,6 @@
 """How a validator whose window is short of time shares it among miners."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -99,7 +99,7 @@ async def judged(crowd: dict[Reputation, int], seconds: float) -> tuple[dict[Rep
     return {reputation: len(done & set(group)) for reputation, group in keys.items()}, event
 
 
-async def record_histories(ledger: Ledger, keys: dict[Reputation, Sequence[bytes]]) -> None:
+async def record_histories(ledger: Ledger, keys: Mapping[Reputation, Sequence[bytes]]) -> None:
     """Write a window into the ledger that gives every miner its reputation."""
     scored = set(keys.get(Reputation.EARNING, ()))
     known = [*keys.get(Reputation.EARNING, ()), *keys.get(Reputation.KNOWN, ())]

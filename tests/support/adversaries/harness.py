@@ -13,6 +13,7 @@ from typing import Any
 import trio
 from torch import Tensor
 
+from grailnode.engine.exact_qwen3 import ExactQwen3
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import TorchEngine
@@ -120,6 +121,7 @@ class TrialHarness:
         training_windows: number of windows from which predictors of sketches learn.
         batched: whether concurrent trials share the batches of an engine (batched_engine.py).
         filters: the filters of the run's sampling.
+        exact: whether all compute in exact arithmetic.
     """
 
     policy_history: PolicyHistory
@@ -131,6 +133,7 @@ class TrialHarness:
     training_windows: int = 12
     batched: bool = False
     filters: Filters = EVERY_TOKEN
+    exact: bool = False
     miner: SigningKey = field(default_factory=lambda: key("adversary miner"))
     neighbour: SigningKey = field(default_factory=lambda: key("adversary neighbour"))
     store: MemoryStore = field(default_factory=MemoryStore)
@@ -174,6 +177,7 @@ class TrialHarness:
                 min_p=self.filters.min_p,
             ),
             evaluation=EvaluationSpec(problems=0, samples=0, pass_at=1),
+            numerics="exact" if self.exact else "calibrated",
             group_size=self.group_size,
             groups=self.groups,
             schedule=Schedule(
@@ -200,7 +204,8 @@ class TrialHarness:
         """Return the policy's model, or one with another number of layers."""
         config = Qwen3Config.of(self.policy_history.policy.config)
         assert config is not None
-        return Qwen3(config if depth is None else replace(config, num_hidden_layers=depth))
+        make = ExactQwen3 if self.exact else Qwen3
+        return make(config if depth is None else replace(config, num_hidden_layers=depth))
 
     async def engine(self, name: str, make: Callable[[], Weights]) -> Engine:
         """Return the engine of a name, made at its first use from weights of any number of layers."""

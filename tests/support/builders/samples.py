@@ -112,6 +112,7 @@ def run_manifest(**changes: Any) -> RunManifest:
         "chat": None,
         "sampling": SamplingSpec(temperature=1.0, max_tokens=8, stops=(1,)),
         "evaluation": EvaluationSpec(problems=16, samples=0, pass_at=1),
+        "numerics": "calibrated",
         "group_size": 2,
         "groups": 16,
         "schedule": schedule(),

@@ -87,7 +87,7 @@ def draft(choices: creation.Choices, validators: Sequence[str], policy: Path = P
             trainers=[key("trainer").public],
             validators=[key(name).public for name in validators],
         ),
-        small_policy.proof(policy),
+        None if choices.numerics == "exact" else small_policy.proof(policy),
         chat,
     )
 
@@ -112,7 +112,7 @@ class Network:
         self.data = choices.data.read_bytes() if choices.data else None
         self.sandbox = sandbox
         self.checkpoint_versions = 1
-        self.compute = Compute(models.build(self.policy))
+        self.compute = self.training_compute = Compute(models.build(self.policy))
         self.validators = [f"validator-{number}" for number in range(validators)]
         problems = min(16, choices.evaluation_problems)  # enough for a simulation
         choices = replace(choices, quorum=quorum, evaluation_problems=problems)
@@ -172,7 +172,9 @@ class Network:
         """Run the trainer's three processes as tasks."""
         settings = self.trainer_settings(canaries=canaries, **publisher)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(run_training, self.node(name, "/training"), lambda: self.weights, self.compute, settings)
+            nursery.start_soon(
+                run_training, self.node(name, "/training"), lambda: self.weights, self.training_compute, settings
+            )
             nursery.start_soon(run_publisher, self.node(name, "/upload"), settings.publisher)
             nursery.start_soon(run_collector, self.node(name, "/download"), settings.collector)
 

@@ -1,0 +1,147 @@
+"""An exact run: whatever a miner changes shows in its first window, and what is accepted is what the policy says."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from grailnode.calibration.copies import quantized
+from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
+from protocol import environments
+from protocol.digest import Weights
+from protocol.judging.verdict import Reason
+from protocol.rollout.batch import Group, assemble
+from protocol.run import EXACT_PROOF
+from roles.miner.produce import MiningWindow
+from roles.policy.sequences import Tokens
+from roles.ports import Engine, Request
+from tests.support.adversaries.harness import PolicyHistory, TrialHarness, TrialOutcome
+from tests.support.adversaries.miners.registry import assignments_of, complete_group, honest_groups_of
+from tests.support.simulation.virtual_clock import simulate
+
+WINDOWS = 1
+Behaviour = Callable[[TrialHarness, MiningWindow, Sequence[int]], Awaitable[list[Group]]]
+
+
+def older(weights: Weights, versions: int) -> Weights:
+    """Return the weights some versions ago: in each step a hundredth of them moves by one unit in the last place."""
+    generator = torch.Generator().manual_seed(7)
+    result = {name: tensor.clone() for name, tensor in weights.items()}
+    for _ in range(versions):
+        for tensor in result.values():
+            moved = torch.rand(tensor.shape, generator=generator) < 0.01
+            tensor.view(torch.int16)[moved] += 1
+    return result
+
+
+@pytest.fixture(scope="module")
+def harness() -> TrialHarness:
+    """Return a harness over the packaged policy in exact arithmetic; version 8 serves."""
+    weights = load_weights(PACKAGED_POLICY)
+    policy_history = PolicyHistory(
+        Policy.load(PACKAGED_POLICY), 8, lambda version: weights if version == 8 else older(weights, 8 - version)
+    )
+    task = environments.get("addition")
+    return TrialHarness(policy_history, task, EXACT_PROOF, max_tokens=8, groups=16, exact=True)
+
+
+def serving(harness: TrialHarness) -> Weights:
+    """Return the weights that serve."""
+    return dict(harness.policy_history.version(8))
+
+
+def other_weights(name: str, make: Callable[[TrialHarness], Weights]) -> Behaviour:
+    """Return a miner that computes tokens and sketches with other weights."""
+
+    async def behaviour(harness: TrialHarness, window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+        engine = await harness.engine(name, lambda: make(harness))
+        return await honest_groups_of(engine, harness, window, indices)
+
+    return behaviour
+
+
+def right_prefill(name: str, make: Callable[[TrialHarness], Weights], temperature: float = 1.0) -> Behaviour:
+    """Return a miner that draws tokens with other weights, and computes the sketches by one right prefill."""
+
+    async def behaviour(harness: TrialHarness, window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+        engine: Engine = await harness.engine(name, lambda: make(harness))
+        params = replace(harness.task.run.sampling.params(), temperature=temperature)
+        groups = []
+        for item in assignments_of(harness, window, indices):
+            generations = await engine.generate([Request(item.prompt, seed) for seed in item.seeds], params)
+            groups.append(await complete_group(harness, window, item, [one.tokens for one in generations]))
+        return groups
+
+    return behaviour
+
+
+async def flipped_token(harness: TrialHarness, window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+    """Replace one token of the whole window by the next best one, and go on from there by the policy's own choice."""
+    groups = await harness.honest_groups(window, indices)
+    item = assignments_of(harness, window, [0])[0]
+    completions: list[Tokens] = [rollout.tokens for rollout in groups[0].rollouts]
+    tokens = completions[0]
+    other = 2 if tokens[0] != 2 else 3
+    completions[0] = (other, *tokens[1:])
+    return [await complete_group(harness, window, item, completions), *groups[1:]]
+
+
+CHEATS: dict[str, Behaviour] = {
+    "one flipped token": flipped_token,
+    "8-bit weights": other_weights("8 bits", lambda harness: quantized(serving(harness), 8)),
+    "4-bit weights": other_weights("4 bits", lambda harness: quantized(serving(harness), 4)),
+    "eight versions old": other_weights("old", lambda harness: older(serving(harness), 8)),
+    "one version old": other_weights("older", lambda harness: older(serving(harness), 1)),
+    "4-bit decode, right prefill": right_prefill("4 bits", lambda harness: quantized(serving(harness), 4)),
+    "temperature 0.9": right_prefill("serving", serving, temperature=0.9),
+}
+
+
+def judge(harness: TrialHarness, behaviour: Behaviour, window: int) -> tuple[list[Group], TrialOutcome]:
+    """Return the groups of a window, and the verdict on them."""
+
+    async def scenario() -> tuple[list[Group], TrialOutcome]:
+        harness.accepted_work.clear()
+        groups = await behaviour(harness, harness.mining_window(window), range(harness.groups))
+        return groups, await harness.judge(*assemble(groups), harness.miner)
+
+    result: tuple[list[Group], TrialOutcome] = simulate(scenario)
+    return result
+
+
+@pytest.mark.parametrize("cheat", CHEATS.values(), ids=CHEATS)
+def test_a_cheat_is_refused_in_its_first_window(harness: TrialHarness, cheat: Behaviour) -> None:
+    for window in range(WINDOWS):
+        _, outcome = judge(harness, cheat, window)
+        assert outcome.reasons
+        assert set(outcome.reasons) <= {Reason.SKETCH, Reason.SAMPLING, Reason.WINDOW}
+
+
+def test_an_8_bit_decode_with_a_right_prefill_passes_only_with_the_right_tokens(harness: TrialHarness) -> None:
+    cheat = right_prefill("8 bits", lambda harness: quantized(serving(harness), 8))
+    for window in range(WINDOWS):
+        groups, outcome = judge(harness, cheat, window)
+        honest, _ = judge(harness, TrialHarness.honest_groups, window)
+        assert (groups == honest) == (not outcome.reasons)
+
+
+def test_honest_work_is_accepted_whole(harness: TrialHarness) -> None:
+    for window in range(WINDOWS):
+        _, outcome = judge(harness, TrialHarness.honest_groups, window)
+        assert (outcome.accepted, outcome.reasons) == (harness.groups, {})
+        assert (outcome.counts.sketch_misses, outcome.counts.margin_misses) == (0, 0)
+
+
+@pytest.mark.parametrize("change", [{"margin_limit": 1e-9}, {"sketch_tolerance": 1}, {"logprob_tolerance": 1e-6}])
+def test_an_exact_run_that_tolerates_something_is_no_run(harness: TrialHarness, change: dict[str, float]) -> None:
+    run = harness.task.run
+    with pytest.raises(ValidationError, match="tolerate something"):
+        type(run)(**(dict(run) | {"proof": run.proof.model_copy(update=change)}))
+
+
+def test_an_exact_run_has_no_filters(harness: TrialHarness) -> None:
+    run = harness.task.run
+    with pytest.raises(ValidationError, match="filters"):
+        type(run)(**(dict(run) | {"sampling": run.sampling.model_copy(update={"top_k": 5})}))

@@ -1,0 +1,149 @@
+"""Exact arithmetic: a policy has the same bits in every batch, on every processor and with any number of threads."""
+
+import os
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from grailnode.engine import torch_engine
+from grailnode.engine.exact_qwen3 import ExactQwen3, _rotation
+from grailnode.engine.qwen3 import Qwen3, Qwen3Config
+from grailnode.engine.torch_engine import TorchEngine
+from protocol.digest import content_digest
+from protocol.rollout import sketch
+from protocol.rollout.sampling import SamplingParams
+from roles.policy.prefill import check_completions, join_forwards
+from roles.ports import Forward, Generation, Request
+from tests.support.builders.policies import RECIPE, engine_of, run_without_waiting
+
+CONFIG = Qwen3Config.of(RECIPE.config())
+assert CONFIG is not None
+MODEL = ExactQwen3(CONFIG)
+NUMBERS = np.random.default_rng(0)  # torch's numbers depend on the processor
+WEIGHTS = {
+    name: torch.from_numpy(NUMBERS.standard_normal(shape) * 0.3 + (len(shape) == 1)).to(torch.bfloat16)
+    for name, shape in MODEL.shapes.items()
+}
+PARAMS = SamplingParams(temperature=0.9, max_tokens=10, stops=(1,))
+SEED = bytes(range(32))
+
+
+def requests(lengths: list[int], seed: int = 0) -> list[Request]:
+    """Return requests with prompts of these lengths."""
+    generator = random.Random(seed)
+    return [Request(tuple(generator.randrange(2, 22) for _ in range(n)), generator.randbytes(16)) for n in lengths]
+
+
+def engine(batch_tokens: int = 8192) -> TorchEngine:
+    """Return an engine in exact arithmetic."""
+    made: TorchEngine = run_without_waiting(engine_of(MODEL, WEIGHTS, max_batch_tokens=batch_tokens))
+    return made
+
+
+def generate(items: list[Request], batch_tokens: int = 8192) -> list[Generation]:
+    """Return completions, generated in batches of so many tokens."""
+    result: list[Generation] = run_without_waiting(engine(batch_tokens).generate(items, PARAMS))
+    return result
+
+
+def prefill(items: list[Request], completions: list[tuple[int, ...]], batch_tokens: int = 8192) -> list[Forward]:
+    """Return the prefill of completions, in batches of so many tokens."""
+    prompts = [item.prompt for item in items]
+    result: list[Forward] = run_without_waiting(engine(batch_tokens).forward(prompts, completions))
+    return result
+
+
+def equal(left: Tensor, right: Tensor) -> bool:
+    """Return whether two tensors have the same bits."""
+    return left.shape == right.shape and left.numpy().tobytes() == right.numpy().tobytes()
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=6),
+    seed=st.integers(0, 1000),
+    batch_tokens=st.sampled_from([1, 37, 100, 8192]),
+    pass_tokens=st.sampled_from([1, 3, 16, 1024]),
+    threads=st.sampled_from([1, 2]),
+)
+def test_batch_padding_passes_and_threads_change_no_bit(
+    lengths: list[int], seed: int, batch_tokens: int, pass_tokens: int, threads: int
+) -> None:
+    items = requests(lengths, seed)
+    alone = [generate([item])[0] for item in items]
+    completions = [item.tokens for item in alone]
+    before, threads_before = torch_engine._PASS_TOKENS, torch.get_num_threads()
+    torch_engine._PASS_TOKENS = pass_tokens  # type: ignore[misc]
+    torch.set_num_threads(threads)
+    try:
+        together = generate(items, batch_tokens)
+        forwards = prefill(items, completions, batch_tokens)
+    finally:
+        torch_engine._PASS_TOKENS = before  # type: ignore[misc]
+        torch.set_num_threads(threads_before)
+    for one, other, forward in zip(alone, together, forwards, strict=True):
+        assert one.tokens == other.tokens
+        assert one.logprobs == other.logprobs
+        assert equal(one.hidden, other.hidden)
+        assert equal(one.hidden, forward.hidden)
+    whole, seeds = join_forwards(forwards), [item.seed for item in items]
+    margins, logprobs = check_completions(whole, completions, seeds, PARAMS, MODEL.vocabulary)
+    assert not margins.any()
+    assert logprobs.tolist() == [value for item in alone for value in item.logprobs]
+    own_sketch = b"".join(sketch.commit("projection", item.hidden, SEED) for item in alone)
+    assert own_sketch == sketch.commit("projection", whole.hidden, SEED)
+
+
+def test_it_computes_what_the_model_of_the_library_computes_up_to_rounding() -> None:
+    assert CONFIG is not None
+    items = requests([1, 7, 12])
+    completions = [tuple(range(2, 12))] * 3
+    plain = run_without_waiting(engine_of(Qwen3(CONFIG), WEIGHTS))
+    for exact, rounded in zip(
+        prefill(items, completions),
+        run_without_waiting(plain.forward([item.prompt for item in items], completions)),
+        strict=True,
+    ):
+        torch.testing.assert_close(exact.hidden, rounded.hidden, rtol=0, atol=1e-4)
+        torch.testing.assert_close(exact.logits, rounded.logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("theta", [10_000.0, 1_000_000.0])
+def test_angles_are_those_of_the_formula(theta: float) -> None:
+    cosine, sine = _rotation(theta, 64, 4096)
+    frequencies = theta ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64)
+    angles = (torch.arange(4096, dtype=torch.float64)[:, None] * frequencies).repeat(1, 2)
+    torch.testing.assert_close(cosine, angles.cos().float(), rtol=0, atol=1e-7)
+    torch.testing.assert_close(sine, angles.sin().float(), rtol=0, atol=1e-7)
+
+
+def digest() -> str:
+    """Return the digest of all bits that a prefill yields."""
+    items = requests([5, 30, 17], seed=3)
+    generations = generate(items)
+    forwards = prefill(items, [item.tokens for item in generations])
+    whole = join_forwards(forwards)
+    logprobs = [value for item in generations for value in item.logprobs]
+    parts = whole.hidden.numpy().tobytes(), whole.logits.numpy().tobytes(), repr(logprobs).encode()
+    return content_digest(b"".join(parts)).hex()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("processor", "torch_kernels"), [("haswell", "avx2"), ("nehalem", "default"), ("skylake-avx512", "avx512")]
+)
+def test_other_instruction_sets_change_no_bit(processor: str, torch_kernels: str, tmp_path: object) -> None:
+    names = {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": "", "ATEN_CPU_CAPABILITY": torch_kernels}
+    names |= {"NUMBA_CACHE_DIR": str(tmp_path), "DNNL_MAX_CPU_ISA": "SSE41"}
+    script = "from tests.engine.test_exact_numerics import digest; print(digest())"
+    run = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, **names}, capture_output=True, text=True, check=False
+    )
+    assert run.stdout.strip() == digest(), run.stderr[-500:]
