@@ -90,9 +90,14 @@ def _broken_chain(network: AuditedNetwork) -> Iterator[str]:
 
 
 def _missing_versions(network: AuditedNetwork) -> Iterator[str]:
-    versions = [event["version"] for event in network.events("trainer/upload", "published")]
-    if versions != sorted(set(versions)):
-        yield "chain: a version was published twice, or out of order"
+    newest, has_restarted = -1, False
+    for event in network.events("trainer/upload"):
+        if event["event"] == "published":
+            # a process that was killed between a version's line in the log and its own note writes the line again
+            if event["version"] < newest or (event["version"] == newest and not has_restarted):
+                yield f"chain: version {event['version']} was published behind version {newest}"
+            newest, has_restarted = event["version"], False
+        has_restarted = has_restarted or event["event"] == "started"
     manifests: dict[str, set[str]] = defaultdict(set)
     for file in network.objects("manifests"):
         number, _, digest = file.name.partition("-")
@@ -206,12 +211,17 @@ def _version_lags(network: AuditedNetwork) -> dict[tuple[int, str], int]:
 def _wrong_rejections(network: AuditedNetwork) -> Iterator[str]:
     """Check that work within the allowed lag is accepted, since every miner is honest, and that used groups were
     committed.
+
+    A batch that is in storage and was not read in the few tenths of a second that a short window leaves for it is no
+    violation: a busy machine does that.
     """
     lags = _version_lags(network)
     max_lag = make_spectator(network.config).run.schedule.max_lag
+    batches = {(paths.window_of(file.name), file.parent.parent.name[:8]) for file in network.objects("batches")}
     for event in (event for validator in network.validators for event in network.events(validator, "verdict")):
         lag = lags.get((event["window"], event["miner"]), -1)
-        if event["rejected"] or (event["reasons"] == Reason.LAPSED and 0 <= lag <= max_lag):
+        was_read_late = event["reasons"] == Reason.MISSING and (event["window"], event["miner"]) in batches
+        if (event["rejected"] and not was_read_late) or (event["reasons"] == Reason.LAPSED and 0 <= lag <= max_lag):
             yield f"verdict: window {event['window']}: {event['rejected']} honest groups rejected: {event['reasons']}"
     used_digests = {
         outcome.digest for outcomes in _outcomes(network) for outcome in outcomes.outcomes if outcome.status == USED

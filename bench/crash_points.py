@@ -72,7 +72,6 @@ POINTS: Final = (
     *_before_and_after("recording the anchor", "upload", "state", "put", "^chain/anchors/"),
     *_before_and_after("writing a file of the weights", "training", "state", "put", "^weights/"),
     *_before_and_after("deleting a file of older weights", "upload", "state", "delete", "^weights/"),
-    *_before_and_after("deleting an old object from storage", "upload", "store", "delete", ""),
     *_before_and_after("writing an intent", "download", "state", "put", "^intents/"),
     *_before_and_after("deleting an intent", "download", "state", "delete", "^intents/"),
     *_before_and_after("recording the collector's progress", "download", "state", "put", "^collector-progress$"),
