@@ -160,7 +160,16 @@ def unpack_grid(bits: Any, change: Any, floor: Any, fraction: Any) -> Any:
 
 
 def place(
-    base: Any, tops: Any, form: Any, grid: Any, changes: Any, cursor: Any, classes: Any, gaps: Any, out: Any
+    base: Any,
+    tops: Any,
+    form: Any,
+    grid: Any,
+    changes: Any,
+    cursor: Any,
+    classes: Any,
+    gaps: Any,
+    out: Any,
+    incomplete: Any,
 ) -> Any:
     """Write the values of a multiple of 64 elements to their places; return a status.
 
@@ -170,6 +179,7 @@ def place(
         cursor: index of the next entry of each group: int64[GROUPS].
         gaps: number of elements of each class before its next entry: int64[MAX_CLASSES].
         out: result: float32 [n]; zeros before.
+        incomplete: result: whether some of 64 elements have an exact value without a rank: uint8 [n / 64].
     """
     shift, mask, first, last = form[0], form[1], form[2], form[3]
     reference, fraction, exact = grid[0], grid[1], grid[2] != U(0)
@@ -192,6 +202,8 @@ def place(
                 change = changes[number]
                 if exact:
                     value, fits = unpack_exact(base[at], change)
+                    if change & U(0xFFFFFFFF) == U(UNRANKED):
+                        incomplete[block] = 1
                 else:
                     value, fits = unpack_grid(base[at], change, W(reference), W(fraction))
                 out[at] = value
@@ -203,17 +215,22 @@ def place(
     return I(0) if in_range else I(LEAVES_DTYPE)
 
 
-def complete(base: Any, unranked: Any, count: Any, out: Any) -> Any:
+def complete(base: Any, incomplete: Any, unranked: Any, count: Any, out: Any) -> Any:
     """Put the exact values without a rank in their places; return a status.
 
     Args:
         base: bit patterns of the chunk's weights: uint32 [n].
+        incomplete: see `place`.
         unranked: their bits, followed by at least two integers: uint32; count: how many there are.
         out: bit patterns of the chunk's values from `place`: uint32 [n].
     """
     bits, number, in_range, visible = U(0), I(0), True, True
-    for i in range(out.size):
-        if (out[i] & W(0x7FFFFFFF)) > W(0x7F800000):
+    for block in range(incomplete.size):
+        if incomplete[block] == 0:
+            continue
+        for i in range(block * VECTOR_SIZE, min((block + 1) * VECTOR_SIZE, out.size)):
+            if (out[i] & W(0x7FFFFFFF)) <= W(0x7F800000):
+                continue
             if number == I(count):
                 return I(CUT_OFF)
             number += I(1)
@@ -246,6 +263,6 @@ def scans() -> Scans:
     head = (unsigned, unsigned)
     return Scans(
         scan=kernel(words, words, halves, halves, *head, byte, integers, unsigned, integers, words, unsigned)(scan),
-        place=kernel(words, halves, *head, unsigned, integers, byte, integers, "float32[::1]")(place),
-        complete=kernel(words, words, "int64", words)(complete),
+        place=kernel(words, halves, *head, unsigned, integers, byte, integers, "float32[::1]", byte)(place),
+        complete=kernel(words, byte, words, "int64", words)(complete),
     )

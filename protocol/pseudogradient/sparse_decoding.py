@@ -72,9 +72,9 @@ def _decode_chunk(cursor: Cursor, base: Floats, coding: SparseCoding, out: Float
     unranked = cursor.varint(count) if coding.exact else 0
     changes = _decode_changes(cursor, model, counts, (words, raw), base.size)
     grid = np.array((reference, coding.fraction, coding.exact), np.uint64)
-    _place(base, model, grid, changes, counts, out)
+    incomplete = _place(base, model, grid, changes, counts, out)
     if coding.exact:
-        _complete(base, cursor.take((UNRANKED_BITS * unranked + 7) // 8), unranked, out)
+        _complete(base, incomplete, cursor.take((UNRANKED_BITS * unranked + 7) // 8), unranked, out)
     return count
 
 
@@ -100,32 +100,39 @@ def _place(
     changes: NDArray[np.uint64],
     counts: NDArray[np.int64],
     out: Floats,
-) -> None:
+) -> NDArray[np.uint8]:
+    """Write the values to their places; return which vectors have values without a rank."""
     cursor = np.cumsum(counts + 1) - counts - 1
     ends = cursor + counts
     gaps = (changes[cursor] >> np.uint64(33)).astype(np.int64)[1:].copy()
     classes, tops = np.empty(VECTOR_SIZE, np.uint8), np.empty(BLOCK_ELEMENTS, np.uint16)
+    incomplete = np.zeros(-(-base.size // VECTOR_SIZE), np.uint8)
     whole = base.size // VECTOR_SIZE * VECTOR_SIZE
     state = (model.form, grid, changes, cursor, classes, gaps)
     bits = base.view(np.uint32)
     for begin in range(0, whole, BLOCK_ELEMENTS):
         end = min(begin + BLOCK_ELEMENTS, whole)
         np.right_shift(bits[begin:end], 16, out=tops[: end - begin], casting="unsafe")
-        _check(scans().place(bits[begin:end], tops[: end - begin], *state, out[begin:end]))
+        _check(
+            scans().place(
+                bits[begin:end], tops[: end - begin], *state, out[begin:end], incomplete[begin // VECTOR_SIZE :]
+            )
+        )
     if whole < base.size:
         tail, values = np.zeros(VECTOR_SIZE, np.uint32), np.zeros(VECTOR_SIZE, np.float32)
         tail[: base.size - whole] = bits[whole:]
-        _check(scans().place(tail, (tail >> np.uint32(16)).astype(np.uint16), *state, values))
+        _check(scans().place(tail, (tail >> np.uint32(16)).astype(np.uint16), *state, values, incomplete[-1:]))
         if values[base.size - whole :].any():
             raise ContributionError(_reasons[PAST_THE_END], _WHERE)
         out[whole:] = values[: base.size - whole]
     if (cursor != ends).any():
         raise ContributionError(_reasons[PAST_THE_END], _WHERE)
+    return incomplete
 
 
-def _complete(base: Floats, data: bytes | memoryview, count: int, out: Floats) -> None:
+def _complete(base: Floats, incomplete: NDArray[np.uint8], data: bytes | memoryview, count: int, out: Floats) -> None:
     padded = np.frombuffer(bytes(data) + bytes(8 + -len(data) % 4), "<u4").astype(np.uint32)
-    _check(scans().complete(base.view(np.uint32), padded, count, out.view(np.uint32)))
+    _check(scans().complete(base.view(np.uint32), incomplete, padded, count, out.view(np.uint32)))
     if data and data[-1] >> ((UNRANKED_BITS * count - 1) % 8 + 1):
         raise MalformedError("bits behind the last value without a rank", _WHERE)
 
