@@ -27,7 +27,7 @@ DECAY: Final = 0.9
 """What a sum keeps of the earlier contributions when the next one is added."""
 
 SETTLED: Final = 8
-"""Contributions of a site before its sum says something."""
+"""Contributions of a site before its sum says something; each round without one takes one of them away."""
 
 
 @dataclass(frozen=True)
@@ -90,18 +90,25 @@ class SentSums:
     def add(self, workers: Sequence[bytes], projections: Matrix, factors: Sequence[float]) -> LongProducts:
         """Add the contributions of a round, refused ones as well, and return the products of these workers' sums.
 
+        The sum of a site that was away is of older rounds than those of the others, with which it would be compared. So
+        it becomes smaller in each round, and says something again after as many contributions as were missing.
+
         Args:
             workers: whose contributions they are; projections: float64 [R, PROJECTED].
             factors: by which each is scaled for its length.
         """
         for worker, projection, factor in zip(workers, projections, factors, strict=True):
             self._sums[worker] = DECAY * self._sums.get(worker, 0.0) + factor * projection
-            self._counts[worker] = self._counts.get(worker, 0) + 1
+            self._counts[worker] = min(SETTLED, self._counts.get(worker, 0) + 1)
+        for worker in self._sums.keys() - set(workers) if workers else ():
+            self._sums[worker] = DECAY * self._sums[worker]
+            self._counts[worker] -= 1
+        self.keep([worker for worker, count in self._counts.items() if count > 0])
         sums = np.array([self._sums[worker] for worker in workers]).reshape(len(workers), PROJECTED)
         return LongProducts(sums @ sums.T, tuple(self._counts[worker] >= SETTLED for worker in workers))
 
     def rows(self) -> dict[bytes, tuple[int, Matrix]]:
-        """Return the number of contributions of each worker, and their sum: float64 [PROJECTED]."""
+        """Return of each worker how many contributions count, SETTLED at most, and their sum: float64 [PROJECTED]."""
         return {worker: (self._counts[worker], total) for worker, total in self._sums.items()}
 
     @classmethod

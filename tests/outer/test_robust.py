@@ -170,3 +170,20 @@ def test_workers_that_left_are_forgotten() -> None:
     assert long.settled == (True, True)
     sums.keep({b"b"})
     assert sums.add([b"a", b"b"], projections, [1.0, 1.0]).settled == (False, True)
+
+
+def test_an_honest_site_that_was_away_while_the_direction_changed_is_not_refused() -> None:
+    random = np.random.default_rng(5)
+    directions = random.standard_normal((2, PROJECTED))
+    sums, workers = SentSums(), [bytes([place]) for place in range(4)]
+
+    def refused(number: int, present: list[bytes]) -> list[bytes]:
+        vectors = [directions[int(number >= 12)] + random.standard_normal(PROJECTED) for _ in present]
+        products = np.array(vectors) @ np.array(vectors).T
+        factors = weigh_round(present, Comparison(products, np.array(vectors)), sums, ROBUST).factors
+        return [worker for worker, factor in zip(present, factors, strict=True) if factor == 0]
+
+    for number in range(40):
+        away = 10 <= number < 22
+        assert refused(number, workers[:3] if away else workers) == []
+    assert {count for count, _ in sums.rows().values()} == {SETTLED}
