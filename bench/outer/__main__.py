@@ -4,6 +4,7 @@
     python -m bench.outer bytes         bytes and the share that the gate sends, by learning rate and round
     python -m bench.outer poisoned      one poisoned site in four, with the robust aggregation and the plain mean
     python -m bench.outer ablations     without error feedback or momentum, other quantizers, and a delay
+    python -m bench.outer overlap       the share of time computing, with and without a delay, on a virtual clock
     python -m bench.outer projection    a 7B model with H = 8 over 400 Mbit/s from measured rates
 
 Times are CPU seconds of one core. Learning is reinforcement learning of sums with the product's learner; bytes and
@@ -22,6 +23,7 @@ from bench.checkpoints import WEIGHT_DEVIATION
 from bench.outer.ablations import ablations
 from bench.outer.attacks import ATTACKS
 from bench.outer.learning import METHODS, learning
+from bench.outer.overlap import overlap
 from bench.outer.poisoned import poisoned
 from bench.outer.projection import projection
 from bench.outer.results import Results
@@ -52,6 +54,7 @@ def main() -> None:
     command.add_argument("--local-steps", type=int, default=8, help="H")
     command.add_argument("--deviation", type=float, default=WEIGHT_DEVIATION, help="of the weights of matrices")
     command.add_argument("--methods", default=",".join(SIZE_METHODS), help="methods to compare")
+    commands.add_parser("overlap")
     command = commands.add_parser("projection")
     command.add_argument("--rounds", type=int, default=12, help="outer rounds before rates are measured")
     command.add_argument("--repeats", type=int, default=3, help="runs of which the fastest counts")
@@ -66,6 +69,8 @@ def main() -> None:
     if arguments.command == "bytes":
         rates = [float(rate) for rate in arguments.rates.split(",")]
         sizes(rates, arguments.rounds, arguments.local_steps, arguments.deviation, arguments.methods.split(","))
+    if arguments.command == "overlap":
+        overlap()
     if arguments.command == "projection":
         projection(arguments.rounds, arguments.repeats, arguments.cores)
     if arguments.command == "learning":
