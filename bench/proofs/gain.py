@@ -6,7 +6,7 @@ from grailnode.run.creation import SCORING
 from tests.support.adversaries.harness import alter
 from tests.support.adversaries.planned_cheats import PLANS, mean_gain
 
-_RATES = (0.002, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
+_RATES = (0.002, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0)
 _MIXED = {"sketch_rate": 0.016, "margin_rate": 0.0015}
 """The rates of docs/benchmarks/proofs.md for a run that admits bfloat16."""
 
