@@ -24,6 +24,7 @@ from roles.trainer.collect.collector_repair import repair_collector
 from roles.trainer.learn.checkpoint_repair import repair_checkpoint
 from roles.trainer.outer.round_repair import repair_rounds, repair_site
 from roles.trainer.publish.chain_repair import ChainRepair
+from roles.trainer.publish.rewind_repair import repair_rewind
 from roles.validator.ledger_repair import LedgerRepair
 from roles.validator.ledger_state import Ledger
 
@@ -60,11 +61,12 @@ async def repair_state(node: Node, say: LineReporter) -> None:
     await _repair_authority(node, set(damages), say)
     if node.key.public in node.authority.trainers:
         chain = ChainRepair(node, damages.keys(), say)
-        chain_is_rebuilt = await chain.is_needed()
+        is_rewound = not damages and await repair_rewind(node, say)
+        chain_is_rebuilt = not is_rewound and await chain.is_needed()
         if chain_is_rebuilt:
             await chain.run()
         if not await repair_rounds(node, damages.keys(), say):
-            await repair_checkpoint(draft, say, chain_is_rebuilt=chain_is_rebuilt)
+            await repair_checkpoint(draft, say, chain_is_rebuilt=chain_is_rebuilt, is_rewound=is_rewound)
         await repair_collector(draft, damages.keys(), say)
     elif node.key.public in node.authority.workers:
         await repair_site(node, damages.keys(), say)

@@ -133,21 +133,22 @@ def lowered_thresholds(revisions: Revisions, draft: Draft) -> list[tuple[str, in
     return [row for row in values if row[2] < row[1]]
 
 
-async def rewind_point(objects: ObjectStore, version: int) -> ChainPoint:
+async def rewind_point(objects: ObjectStore, version: int, revoked: bytes) -> ChainPoint:
     """Return the point of the chain at a version that the trainer of this machine published.
 
     Args:
         objects: the trainer's state.
+        revoked: the key that is revoked.
 
     Raises:
-        RevisionError: it did not publish the version, or published later ones.
+        RevisionError: it did not publish the version, or published later ones under the key that is revoked.
     """
     history = await History.open(objects)
     if version not in history.manifests:
         versions = ", ".join(map(str, sorted(history.manifests))) or "none"
         raise RevisionError(f"--rewind {version}: this machine's trainer did not publish it; it knows {versions}")
     newest = history.published_version
-    if version < newest:
+    if version < newest and history.writer == revoked:
         raise RevisionError(
             f"--rewind {version}: this machine's trainer has published version {newest} itself, and cannot take its "
             f"own versions back; --rewind {newest} takes back what others published with its key"

@@ -107,7 +107,8 @@ class ChainVerifier:
             ChainError: the head is of another run, or valid for longer than the run allows.
             GapError: the head was made under a revision of the authority that this node does not have.
             ExpiredError: nobody renewed the head.
-            RollbackError: the head has a lower epoch or version than this node trusts, or than the current head.
+            RollbackError: the head has a lower epoch or version than this node trusts, or than the current head, or
+                was made before a rewind that takes back versions that it shows.
             ForkError: the head lists another manifest for the trusted version, or for a version in the current head.
         """
         self.apply_rewind()
@@ -120,6 +121,8 @@ class ChainVerifier:
                 f"{self._revisions.number}; storage hides the others",
                 "head",
             )
+        if is_taken_back(head, self._revisions):
+            raise RollbackError("shows versions that a later revision of the authority takes back", "head")
         if not allow_expired:
             check_expiry(head, now)
         if head.expires_ms > (now + self._run.head_ttl) * 1000.0 + limits.MAX_CLOCK_SKEW_MS:
@@ -303,3 +306,11 @@ class ChainVerifier:
         ):
             version -= 1
         return version
+
+
+def is_taken_back(head: Head, revisions: Revisions) -> bool:
+    """Return whether a head shows versions that a revision of the authority takes back which its trainer did not have
+    when it signed the head.
+    """
+    rewind = revisions.rewind
+    return rewind is not None and head.revision < rewind[0] and head.version > rewind[1].version

@@ -59,7 +59,7 @@ def revoke(key: str, run: str, rewind: int | None) -> None:
     point = None
     if rewind is not None:
         objects = StateStore(config.at(config.node.state) / "trainer" / "objects", node.run_id)
-        point = trio.run(authority_changes.rewind_point, objects, rewind)
+        point = trio.run(authority_changes.rewind_point, objects, rewind, public)
     draft = authority_changes.revoke_key(node.revisions, public, point)
     for name, before, after in authority_changes.lowered_thresholds(node.revisions, draft):
         click.echo(f"note: {name} falls from {before} to {after}, since no more keys are left", err=True)

@@ -20,12 +20,14 @@ from roles.trainer.spool import newest_weights, weights_folder
 from roles.trainer.tensor_shards import SHARD_BYTES, TensorSource, read_tensors, run_inline
 
 
-async def repair_checkpoint(state: ObjectStore, say: LineReporter, *, chain_is_rebuilt: bool) -> None:
+async def repair_checkpoint(
+    state: ObjectStore, say: LineReporter, *, chain_is_rebuilt: bool, is_rewound: bool = False
+) -> None:
     """Make the checkpoint fit the chain and the outbox, which are whole.
 
     A checkpoint that is lost is made from the newest weights, and so is one that is older than these where the chain
     was rebuilt, because the state may be that of an old backup: masters are the published weights, the moments begin at
-    zero, the warm-up starts again, and the replay buffer is empty.
+    zero, the warm-up starts again, and the replay buffer is empty. So is one of versions that the roots took back.
 
     Raises:
         StoreError, ProtocolError: the state cannot be read.
@@ -36,7 +38,7 @@ async def repair_checkpoint(state: ObjectStore, say: LineReporter, *, chain_is_r
         await delete_checkpoints(state, None)  # training begins with the genesis weights
         return
     version, shards = newest
-    if note is None or (chain_is_rebuilt and note.version < version):
+    if note is None or is_rewound or (chain_is_rebuilt and note.version < version):
         await delete_checkpoints(state, None)
         source = _masters(await read_tensors(state, weights_folder(version), shards))
         await put_checkpoint(state, (version, 0), source, {}, run_inline, SHARD_BYTES)

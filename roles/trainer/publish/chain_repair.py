@@ -24,6 +24,7 @@ from roles.trainer.publish.history import (
     FIRST_PATCH,
     MANIFESTS,
     RETIRED,
+    REWIND,
     WRITER,
     History,
     read_manifests,
@@ -212,6 +213,7 @@ class ChainRepair:
             EPOCH: str(epoch).encode(),
             WRITER: self._node.key.public,
             FIRST_PATCH: str(head.oldest_patch).encode(),
+            REWIND: str(head.revision).encode(),  # the head was made when the rewinds up to then had been obeyed
             f"{PUBLISHED_WEIGHTS}{head.version:010d}": str(count).encode(),
         }
         versions = {head.version, *(name.version for name in await list_snapshots(state))}

@@ -3,16 +3,20 @@
 Storage without conditional writes keeps the last of two heads, so of two publishers that took the same epoch exactly
 one reads a head that it did not write. It takes the next epoch, or stops if that head shows versions that it does not
 know. A publisher that reads a higher epoch than its own stops.
+
+A publisher also stops if the roots take back versions that it has published: what it would go on with does not count.
 """
 
 from protocol import paths
 from protocol.chain.manifest import Head
+from protocol.chain.verifier import is_taken_back
 from protocol.errors import ChainError, ProtocolError
 from protocol.identity.signing import Signed, open_signed
 from roles.node.identity import Node
-from roles.ports import NotFoundError, TooLargeError
+from roles.ports import NotFoundError, StateError, TooLargeError
 from roles.records import fetch_envelope
 from roles.trainer.publish.history import History
+from roles.trainer.spool import CHAIN
 
 
 class FencedError(Exception):
@@ -32,10 +36,12 @@ class Fence:
 
         Raises:
             ChainError: it does not: the chain in storage was published from another state.
+            StateError: the roots take back versions that this node has published.
             StoreError: the head cannot be read.
         """
+        await self.obey_rewind()
         current = await read_own_head(self._node)
-        if current is not None and not self._knows(current.record) and not self._is_older(current.record):
+        if current is not None and not self._knows(current.record) and not self._is_obsolete(current.record):
             raise ChainError(
                 f"storage shows version {current.record.version}, which this node's state did not publish; "
                 "use the state it was published from, or run `grailnode repair` to continue what is published",
@@ -50,17 +56,41 @@ class Fence:
             raise ChainError("an epoch that nobody can follow: the key is stolen; revoke it with --rewind", "resume")
         await history.begin_epoch(max(own_epoch, head_epoch) + 1)
 
-    def _is_older(self, head: Head) -> bool:
-        """Whether a head is older than everything in the history, because storage was rolled back."""
+    def _is_obsolete(self, head: Head) -> bool:
+        """Whether a head is older than everything in the history, because storage was rolled back, or shows versions
+        that the roots have taken back.
+        """
+        if is_taken_back(head, self._node.revisions):
+            return True
         return head.epoch <= self._history.epoch and head.version < min(self._history.manifests, default=0)
+
+    async def obey_rewind(self) -> None:
+        """Stop if the roots take back versions that this node has published.
+
+        Raises:
+            StateError: they do.
+        """
+        rewind, history = self._node.revisions.rewind, self._history
+        if rewind is None or rewind[0] <= history.rewind:
+            return
+        number, point = rewind
+        if history.published_version > point.version:
+            raise StateError(
+                f"{CHAIN} of this node's state",
+                f"revision {number} of the authority takes back the versions after {point.version}, of which this "
+                f"node has published those up to {history.published_version}",
+            )
+        await history.record_rewind(number)
 
     async def check(self) -> None:
         """Look for another publisher. The publisher calls it before it writes a head.
 
         Raises:
             FencedError: there is another publisher, and it goes on.
+            StateError: the roots take back versions that this node has published.
             StoreError: the head cannot be read.
         """
+        await self.obey_rewind()
         current, history = await read_own_head(self._node), self._history
         if current is None or current.digest in self._own_heads or current.record.epoch < history.epoch:
             return

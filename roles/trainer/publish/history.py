@@ -7,6 +7,7 @@ chain/manifests/{version}        signed manifests, written before anything of th
 chain/anchors/{version}          empty for an anchor that is complete in storage, and "retired" for one that was and
                                  may be deleted there
 chain/first-patch                patches of versions before this one are retired: they may be deleted in storage
+chain/rewind                     the newest revision of the authority whose rewind this record contains
 chain/weights/{version}          how many files the weights of the newest published version have
 
 The files themselves are in weights/{version}/ (spool.py): the record needs those of the newest published version, and
@@ -37,6 +38,7 @@ WRITER = "chain/writer"
 MANIFESTS = "chain/manifests/"
 ANCHORS = "chain/anchors/"
 FIRST_PATCH = "chain/first-patch"
+REWIND = "chain/rewind"
 RETIRED = b"retired"
 
 
@@ -51,6 +53,7 @@ class History:
         epoch: the fencing epoch.
         published_version: the newest published version; -1 before the first.
         writer: the public key in whose space the chain is; None before the first start.
+        rewind: number of the newest revision of the authority whose rewind this record contains; 0 for none.
     """
 
     def __init__(self, state: ObjectStore) -> None:
@@ -62,6 +65,7 @@ class History:
         self.epoch = 0
         self.published_version = -1
         self.writer: bytes | None = None
+        self.rewind = 0
 
     @classmethod
     async def open(cls, state: ObjectStore) -> "History":
@@ -81,6 +85,8 @@ class History:
             history.epoch = int(await state.get(EPOCH, 32))
         with suppress(NotFoundError):
             history.writer = await state.get(WRITER, 32)
+        with suppress(NotFoundError):
+            history.rewind = int(await state.get(REWIND, 32))
         history.published_version = await newest_published_version(state)
         if history.published_version >= 0 and history.published_version not in history.manifests:
             raise StateError(
@@ -99,6 +105,20 @@ class History:
         """Record in whose space the chain is now."""
         await self._state.put(WRITER, key)
         self.writer = key
+
+    async def record_rewind(self, number: int) -> None:
+        """Record the revision of the newest rewind that takes back nothing of this record."""
+        await self._state.put(REWIND, str(number).encode())
+        self.rewind = number
+
+    async def take_back(self, version: int) -> None:
+        """Forget all versions after one, which the roots take back."""
+        for later_version in [number for number in self.manifests if number > version]:
+            await self._state.delete(f"{PUBLISHED_WEIGHTS}{later_version:010d}")
+            await self._delete_anchor_note(later_version)
+            await self._state.delete(f"{MANIFESTS}{later_version:010d}")
+            del self.manifests[later_version]
+        self.published_version = version
 
     async def begin_epoch(self, epoch: int) -> None:
         """Record the fencing epoch of this start."""

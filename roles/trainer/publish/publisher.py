@@ -76,7 +76,7 @@ class Publisher:
     """Publishes the snapshots of one trainer.
 
     Attributes:
-        fence: detects other publishers under this key.
+        fence: says when this publisher must stop.
         started: set once this publisher has begun its epoch and shows its head.
     """
 
@@ -98,7 +98,7 @@ class Publisher:
         """Publish for ever.
 
         Raises:
-            FencedError: another trainer publishes under this key.
+            FencedError, StateError: another trainer publishes under this key, or the roots take back its versions.
             ChainError: what is published differs from this node's state.
         """
         await self._start()
@@ -345,8 +345,7 @@ class Publisher:
             FencedError: another trainer publishes under this key.
         """
         node = self._node
-        # before the lock is taken, because it waits for as long as the clock is wrong
-        await node.time.wait_for_newest_round()
+        await node.time.wait_for_newest_round()  # before the lock, because it waits as long as the clock is wrong
         async with self._head_lock:
             with suppress(StoreError):  # a store that does not answer shows no other trainer; the put is retried anyway
                 await self.fence.check()
@@ -363,6 +362,7 @@ class Publisher:
         node = self._node
         while True:
             await trio.sleep(_CLOCK_SECONDS)
+            await self.fence.obey_rewind()
             remaining = self._head_expiry - node.time.now()
             if self._history.published_version >= 0 and not node.run.head_ttl * 2 / 3 < remaining <= node.run.head_ttl:
                 await self._write_head(self._history.published_version)

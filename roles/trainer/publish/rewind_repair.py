@@ -1,0 +1,75 @@
+"""Takes back versions of one's own that the roots have taken back (docs/state.md).
+
+The trainer's head in storage becomes that of the last valid version, under the revision with the rewind. Followers go
+back to it, the weights are rebuilt from it, and training continues there.
+"""
+
+from protocol import paths
+from protocol.chain.manifest import Head
+from protocol.errors import ProtocolError
+from protocol.identity.signing import sign
+from protocol.limits import MAX_CHAIN
+from roles.node.identity import Node
+from roles.policy.follower import TRUST_PATH, Follower
+from roles.ports import LineReporter, RepairError, StoreError
+from roles.trainer.publish.fencing import read_own_head
+from roles.trainer.publish.history import HeadStamp, History, make_head
+from roles.trainer.spool import CHAIN, INBOX, OUTBOX, PUBLISHED_WEIGHTS, stored_versions, weights_folder
+from roles.trainer.tensor_shards import TensorSource, delete_shards, put_shards, run_inline
+
+
+async def repair_rewind(node: Node, say: LineReporter) -> bool:
+    """Take back what this node has published after the last valid version; return whether there was anything.
+
+    Raises:
+        RepairError: the last valid version is none of this node's own, or cannot be rebuilt.
+        StoreError, ProtocolError: storage or the state cannot be read.
+    """
+    rewind, history = node.revisions.rewind, await History.open(node.state)
+    if rewind is None or rewind[0] <= history.rewind or history.published_version <= rewind[1].version:
+        return False
+    number, point = rewind
+    own = history.manifests.get(point.version)
+    if own is None or own.digest != point.digest:
+        raise RepairError(
+            f"{CHAIN}: revision {number} takes back the versions after a version {point.version} that this node has "
+            "not published, so that it has nothing to continue; begin with an empty state"
+        )
+    if history.writer not in (None, node.key.public):
+        raise RepairError(f"{CHAIN}: these versions were published under another key; repair with that key")
+    taken_back, head = history.published_version, await read_own_head(node)
+    await history.take_back(point.version)
+    await history.record_rewind(number)
+    await history.begin_epoch(max(history.epoch, head.record.epoch if head is not None else 0) + 1)
+    await _publish_head(node, history)
+    await _rebuild_weights(node, point.version)
+    for prefix in (OUTBOX, INBOX):  # snapshots of later versions, and groups that these have generated
+        for path in [item.path async for item in node.state.list(prefix)]:
+            await node.state.delete(path)
+    span = f"{point.version + 1} to {taken_back}"
+    say(f"{CHAIN}: versions {span} are taken back by revision {number}; {point.version} is the newest")
+    return True
+
+
+async def _publish_head(node: Node, history: History) -> None:
+    """Show the last valid version as the newest, so that followers, this repair included, can go back to it."""
+    expires_ms = int((node.clock.now() + node.run.head_ttl) * 1000)
+    stamp = HeadStamp(node.run_id, node.revisions.number, expires_ms)
+    head: Head = make_head(history, history.published_version, MAX_CHAIN, MAX_CHAIN, stamp)
+    await node.store.put(paths.head(node.key.public), sign(head, node.key))
+
+
+async def _rebuild_weights(node: Node, version: int) -> None:
+    """Make the weights of a version the newest ones in the state, from the anchors and patches in storage."""
+    follower = await Follower.open(node, allow_expired=True)
+    try:
+        await follower.refresh()
+        verified = await follower.rebuild(version)
+    except (StoreError, ProtocolError) as error:
+        raise RepairError(f"{CHAIN}: version {version} cannot be rebuilt from storage: {error}") from error
+    await node.state.delete(TRUST_PATH)  # a publisher has none
+    for stored_version in await stored_versions(node.state):
+        await delete_shards(node.state, weights_folder(stored_version))
+    source = TensorSource.of(verified.weights)
+    count = await put_shards(node.state, weights_folder(version), source, run_inline)
+    await node.state.put(f"{PUBLISHED_WEIGHTS}{version:010d}", str(count).encode())

@@ -1,0 +1,109 @@
+"""A trainer whose own versions the roots take back: it stops, and after a repair it goes on from the last valid one."""
+
+import pytest
+
+from grailnode.store.memory import MemoryStore
+from protocol import paths
+from protocol.errors import RollbackError
+from protocol.identity.authority import ChainPoint
+from protocol.identity.signing import sign
+from roles.authority_updates import refresh_authority
+from roles.ports import RepairError, StateError
+from roles.trainer.learn.checkpoint_repair import repair_checkpoint
+from roles.trainer.publish.rewind_repair import repair_rewind
+from roles.trainer.spool import CHAIN, INBOX
+from tests.roles.publisher_testbed import PublisherTestbed, newest
+from tests.support.builders import samples
+from tests.support.builders.chains import change_elements, equal
+from tests.support.simulation.network import key
+from tests.support.simulation.virtual_clock import simulated
+
+
+async def published(versions: int = 7) -> PublisherTestbed:
+    """Return a testbed that has published versions, and no follower yet."""
+    testbed = PublisherTestbed()
+    await testbed.snapshot(*range(versions))
+    await testbed.publish(seconds=30.0)
+    assert (await testbed.head()).version == versions - 1
+    return testbed
+
+
+async def take_back(testbed: PublisherTestbed, version: int, digest: bytes | None = None) -> None:
+    """Publish a revision that rewinds the chain to a version."""
+    point = ChainPoint(version=version, digest=digest or (await testbed.head()).digest(version))
+    record = samples.revision(1, testbed.run_id, run=testbed.run_id, authority=testbed.run.authority, rewind=point)
+    await testbed.store.put(paths.revision(testbed.run_id, 1), sign(record, key("root")))
+
+
+async def repair(testbed: PublisherTestbed) -> list[str]:
+    """Repair the trainer's state, and return the lines."""
+    lines: list[str] = []
+    node = testbed.node()
+    await refresh_authority(node)
+    assert await repair_rewind(node, lines.append)
+    await repair_checkpoint(node.state, lines.append, chain_is_rebuilt=False, is_rewound=True)
+    return lines
+
+
+@simulated
+async def test_a_trainer_does_not_go_on_with_versions_that_the_roots_take_back():
+    testbed = await published()
+    await take_back(testbed, 4)
+    await testbed.snapshot(7)
+    for _ in range(2):  # its supervisor starts it again
+        with pytest.raises(StateError, match=r"takes back the versions after 4.*up to 6; run `grailnode repair`"):
+            await testbed.publish()
+    assert (await testbed.head()).version == 6
+
+
+@simulated
+async def test_followers_do_not_take_up_again_what_was_taken_back():
+    testbed = await published()
+    state = MemoryStore()
+    await newest(*await testbed.follower(state))
+    await take_back(testbed, 4)
+    _, follower = await testbed.follower(state)
+    with pytest.raises(RollbackError, match="a later revision of the authority takes back"):
+        await follower.refresh()
+    _, newcomer = await testbed.follower()
+    with pytest.raises(RollbackError, match="a later revision of the authority takes back"):
+        await newcomer.refresh()
+
+
+@simulated
+async def test_after_a_repair_the_trainer_goes_on_from_the_last_valid_version():
+    testbed, state = await published(), MemoryStore()
+    await newest(*await testbed.follower(state))
+    await take_back(testbed, 4)
+    await testbed.state.put(f"{INBOX}0000000003-{bytes(32).hex()}", b"groups of version 6")
+    lines = await repair(testbed)
+    assert f"{CHAIN}: versions 5 to 6 are taken back by revision 1; 4 is the newest" in lines
+    assert not [item async for item in testbed.state.list(INBOX)]
+    version, weights = await newest(*await testbed.follower(state))
+    assert version == 4 and equal(weights, testbed.weights[4])
+    testbed.weights[5] = change_elements(testbed.weights[4], 500)
+    await testbed.snapshot(5)
+    await testbed.publish()
+    for follower_state in (state, MemoryStore()):
+        version, weights = await newest(*await testbed.follower(follower_state))
+        assert version == 5 and equal(weights, testbed.weights[5])
+
+
+@simulated
+async def test_a_rewind_to_the_newest_version_stops_nobody():
+    testbed = await published()
+    await take_back(testbed, 6)
+    await testbed.snapshot(7)
+    await testbed.publish()
+    assert (await testbed.head()).version == 7
+    await testbed.snapshot(8)
+    await testbed.publish()  # the rewind was obeyed once
+    assert (await testbed.head()).version == 8
+
+
+@simulated
+async def test_a_rewind_to_somebody_elses_version_cannot_be_repaired():
+    testbed = await published()
+    await take_back(testbed, 4, digest=bytes(32))
+    with pytest.raises(RepairError, match="has not published"):
+        await repair(testbed)
