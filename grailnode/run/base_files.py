@@ -83,17 +83,25 @@ async def publish_base(node: Node, lora: LoraSpec, base: Weights, shard_bytes: i
         base: the weights from which the run was created.
 
     Raises:
-        PolicyError: they are not the base that the run names.
+        PolicyError: they are not the base that the run names, or this program would write them into other files.
         StoreError: a file cannot be stored.
     """
     await node.run_sync(check_base_digest, base, lora, "the trainer's policy")
     source, key = TensorSource.of(base), node.key.public
     prefix = paths.kind_prefix(key, "files")
     present = {(item.path, item.size) async for item in node.store.list(prefix)}
-    for names, ref in zip(safetensors.shards(source.sizes, shard_bytes), lora.shards, strict=True):
+    files = safetensors.shards(source.sizes, shard_bytes)
+    for number, ref in enumerate(lora.shards):
         path = paths.file(key, ref.digest)
-        if (path, ref.size) not in present:
-            await node.store.put(path, await node.run_sync(source.file, names))
+        if (path, ref.size) in present:
+            continue
+        data = await node.run_sync(source.file, files[number]) if number < len(files) else b""
+        if await node.run_sync(content_digest, data) != ref.digest:
+            raise PolicyError(
+                f"file {number} of the run's base cannot be written again; publish it with the release of grailnode "
+                "that created the run"
+            )
+        await node.store.put(path, data)
 
 
 async def fetch_base(

@@ -9,10 +9,12 @@ import torch
 from safetensors.torch import load_file
 
 from grailnode.cli.actions.model_export import export_version
+from grailnode.config import Config, ConfigError
 from grailnode.engine.adapter_files import read_adapters
 from grailnode.engine.lora_model import LoraModel, merged_weights
 from grailnode.engine.policy import PolicyError, load_weights
 from grailnode.engine.torch_engine import TorchEngine
+from grailnode.node.run_model import follower_model, publish_run_base
 from grailnode.observe.chain_check import verify_chain
 from grailnode.run.base_files import fetch_base, lora_spec, publish_base
 from grailnode.run.creation import Choices, model_files, publish_files
@@ -252,11 +254,13 @@ def test_a_trainer_uploads_only_the_files_that_are_missing(tmp_path: Path) -> No
 
 def test_another_base_is_refused(tmp_path: Path) -> None:
     async def scenario(base: Base) -> None:
-        await base.publish()
         name = min(base.weights)
         others = base.weights | {name: base.weights[name] + 1}
         with pytest.raises(PolicyError, match="this run's adapters are for the base"):
             await publish_base(base.network.node("trainer"), base.lora, others, 4096)
+        with pytest.raises(PolicyError, match="file 0 of the run's base cannot be written again"):
+            await publish_base(base.network.node("trainer"), base.lora, base.weights, 1 << 20)
+        await base.publish()
         with pytest.raises(PolicyError, match="this run's adapters are for the base"):
             await base.fetch(base.lora.model_copy(update={"base": bytes(32)}))
         large = ObjectRef(digest=bytes(32), size=1 << 36)
@@ -268,6 +272,23 @@ def test_another_base_is_refused(tmp_path: Path) -> None:
         (base.directory / "00001.safetensors").unlink()
         with pytest.raises(StoreError, match="not the file that the run names"):
             await base.fetch()
+
+    with_base(tmp_path, scenario)
+
+
+def test_nodes_compute_with_the_base_that_the_trainer_published(tmp_path: Path) -> None:
+    async def scenario(base: Base) -> None:
+        network = base.network
+        await publish_run_base(network.node("trainer"), network.policy.directory)
+        config = Config()
+        model = await follower_model(network.node("miner-1"), config, network.policy, base.directory, "cpu")
+        ids = torch.tensor([[5, 6, 7]])
+        weights = {name: tensor.to(torch.float32) for name, tensor in network.weights.items()}
+        states = [one.hidden(weights, ids, torch.ones_like(ids, dtype=torch.bool)) for one in (model, network.model)]
+        assert torch.equal(states[0], states[1])
+        vllm = config.model_copy(update={"engine": config.engine.model_copy(update={"kind": "vllm"})})
+        with pytest.raises(ConfigError, match="cannot serve this run"):
+            await follower_model(network.node("miner-2"), vllm, network.policy, base.directory, "cpu")
 
     with_base(tmp_path, scenario)
 
