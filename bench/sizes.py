@@ -1,18 +1,23 @@
 """Memory, disk and time of a trainer's processes and of a follower, by the size of the model.
 
-    python -m bench.sizes 0.7M 75M 0.5B
+    python -m bench.sizes 0.7M 75M
+    python -m bench.sizes 0.5B --versions 2 --completions 4 --directory DIR --stage training
+    python -m bench.sizes 0.5B --versions 2 --completions 4 --directory DIR --stage upload
 
 Each row is a process of its own, which works on the files that the rows before it left: training takes some steps and
-makes a version of each, upload publishes them, training starts again from its checkpoint, and a follower with a
+makes versions of them, upload publishes these, training starts again from its checkpoint, and a follower with a
 bfloat16 engine goes from the anchor to the newest version. Weights are random, in the shapes of a Qwen3; those of 0.5B
-are the shapes of Qwen2.5-0.5B. Memory is the largest resident memory of the process, without what it takes before it
-has weights; `B/param` divides it by the number of weights. Seconds are those of the clock. `loop` is the longest step
-on the event loop, in seconds of the processor.
+are the shapes of Qwen2.5-0.5B. Memory is the largest resident memory of the process, without what the same process
+needed for the model of 0.7M before; `B/param` divides it by the number of weights. Seconds are those of the clock.
+`loop` is the longest step on the event loop, in milliseconds of the processor. `state` is what the trainer's state has
+on the disk when the process ends. A step has two passes, and the logits of 64 tokens are in memory at once.
 
-0.5B needs 12 GB of memory, 20 GB of disk, and some ten minutes.
+0.5B needs 11 GB of memory and 20 GB of disk; with `--stage`, each process is a command.
 """
 
 import argparse
+import ctypes
+import gc
 import shutil
 import subprocess
 import sys
@@ -28,9 +33,12 @@ import trio
 
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import TorchEngine
+from grailnode.node.allocator import return_large_blocks
 from grailnode.node.loop_watch import LoopWatch
+from grailnode.node.processes import FOLLOWER_BLOCK, TRAINER_BLOCK
 from grailnode.store.local import LocalStore
 from grailnode.store.state.state_store import StateStore
+from protocol import patch
 from protocol.digest import Weights, digest_weights
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
@@ -42,6 +50,7 @@ from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings
 from roles.trainer.learn.training import Training, TrainingSettings
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
+from roles.trainer.spool import next_version
 from tests.support.builders.chains import MINER, TRAINER, PunctualBeacon, make_node, small_run
 from tests.support.builders.verified_batches import make_group
 from tests.support.simulation.trio_clock import TrioClock
@@ -49,12 +58,14 @@ from tests.support.simulation.trio_clock import TrioClock
 # vocabulary, width, feed-forward width, layers, heads, key-value heads, width of a head
 SHAPES: Final = {
     "0.7M": (512, 128, 384, 3, 4, 2, 32),
+    "20M": (16_000, 384, 1_152, 8, 6, 2, 64),
     "75M": (32_000, 640, 1_920, 12, 10, 2, 64),
     "0.5B": (151_936, 896, 4_864, 24, 14, 2, 64),
 }
 STAGES: Final = ("training", "upload", "resume", "follower")
 _CHECKPOINT_VERSIONS: Final = 2
 _LENGTH: Final = 32  # tokens of a completion
+_PROMPT: Final = 16
 _MB: Final = 1e6
 
 
@@ -88,6 +99,7 @@ class Site:
         self.vocabulary = vocabulary
         self.parameters = sum(torch.Size(shape).numel() for shape in self.model.shapes.values())
         self.events = Events("node")
+        self.learner: Learner | None = None  # is kept, since to free it takes long on the event loop
         digest_file = directory / "genesis"
         if not digest_file.exists():
             digest_file.write_bytes(digest_weights(self.weights()))
@@ -120,13 +132,18 @@ class Site:
 
     async def _train(self, steps: int) -> str:
         node, began = self.node("trainer"), time.monotonic()
-        settings = LearnerSettings(optimizer=AdamWSettings(learning_rate=1e-6), max_tokens=_LENGTH, logits_chunk=256)
-        learner = await trio.to_thread.run_sync(lambda: Learner(self.model, self.weights(), settings))
+        settings = LearnerSettings(
+            optimizer=AdamWSettings(learning_rate=1e-6),
+            max_tokens=_LENGTH,
+            max_batch_tokens=self.completions // 2 * (_LENGTH + _PROMPT),
+            logits_chunk=64,
+        )
+        learner = self.learner = await trio.to_thread.run_sync(lambda: Learner(self.model, self.weights(), settings))
         buffer = ReplayBuffer(ReplaySettings(1 << 30, 1.0, 1000, 1000), 0)
         completions = torch.randint(self.vocabulary, (self.completions, _LENGTH)).tolist()
         logprobs = [torch.full((_LENGTH,), -11.0) for _ in completions]
         rewards = [float(number % 2) for number in range(self.completions)]
-        buffer.add(make_group(bytes(32), 0, range(16), completions, logprobs, rewards))
+        buffer.add(make_group(bytes(32), 0, range(_PROMPT), completions, logprobs, rewards))
         training = Training(
             node,
             learner,
@@ -134,14 +151,20 @@ class Site:
             self.weights,
             TrainingSettings(1, 1, training_steps=steps, checkpoint_versions=_CHECKPOINT_VERSIONS),
         )
-        await _until(training.run, lambda: bool(self.events.named("training-ended")))
+
+        async def is_done() -> bool:
+            ended = self.events.named("training-ended")
+            return bool(ended) and await next_version(node.state) > ended[0][1]["version"]
+
+        await _until(training.run, is_done)
+        written = time.monotonic()
         moments = [moment for moment, _ in self.events.named("step")]
-        (ended, _), fields = self.events.named("training-ended")[0], self.events.named("step")[-1][1]
+        fields = self.events.named("step")[-1][1]
         start = f"{self.events.named('resumed')[0][0] - began:.1f} s to resume, " if steps > self.versions else ""
         between = (moments[-1] - moments[0]) / max(1, len(moments) - 1)
         return (
             f"{start}first step after {moments[0] - began:.1f} s, {between:.1f} s from step to step, waits for writing "
-            f"{fields['io_wait_fraction']:.0%}, last version {ended - moments[-1]:.1f} s after its step"
+            f"{fields['io_wait_fraction']:.0%}, last version {written - moments[-1]:.1f} s after its step"
         )
 
     async def upload(self) -> str:
@@ -150,9 +173,14 @@ class Site:
         await refresh_authority(node)
         history = await History.open(node.state)
         settings = PublisherSettings(anchor_interval=1000, takeover_seconds=0.01, threads=2)
-        await _until(Publisher(node, history, settings).run, lambda: history.published_version >= self.versions)
+        newest = await next_version(node.state) - 1  # a slow disk makes fewer versions than steps
+
+        async def is_done() -> bool:
+            return history.published_version >= newest
+
+        await _until(Publisher(node, history, settings).run, is_done)
         published = self.events.named("published")
-        seconds = (published[-1][0] - published[0][0]) / self.versions
+        seconds = (published[-1][0] - published[0][0]) / newest
         sizes = [fields["patch_bytes"] for _, fields in published[1:]]
         changed = published[-1][1]["changed"] / self.parameters
         return (
@@ -170,17 +198,19 @@ class Site:
         began = time.monotonic()
         await serve(node, engine, await follower.rebuild(0))
         anchored = time.monotonic()
-        for version in range(1, self.versions + 1):
+        assert follower.chain.head is not None
+        newest = follower.chain.head.version
+        for version in range(1, newest + 1):
             await serve(node, engine, await follower.rebuild(version))
-        seconds = (time.monotonic() - anchored) / self.versions
+        seconds = (time.monotonic() - anchored) / newest
         return f"anchor {anchored - began:.1f} s, a version {seconds:.1f} s"
 
 
-async def _until(work: Callable[[], Awaitable[None]], is_done: Callable[[], bool]) -> None:
+async def _until(work: Callable[[], Awaitable[None]], is_done: Callable[[], Awaitable[bool]]) -> None:
     """Run work until something is so, and cancel it."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(work)
-        while not is_done():
+        while not await is_done():
             await trio.sleep(0.1)
         nursery.cancel_scope.cancel()
 
@@ -198,15 +228,30 @@ def _disk(directory: Path) -> int:
 def measure(stage: str, size: str, directory: Path, versions: int, completions: int) -> None:
     """Run one stage in this process, and print its row."""
     torch.set_num_threads(1)
+    return_large_blocks(FOLLOWER_BLOCK if stage == "follower" else TRAINER_BLOCK)
+    with tempfile.TemporaryDirectory() as folder:
+        for earlier in STAGES[: STAGES.index(stage) + 1]:
+            trio.run(getattr(Site(Path(folder), "0.7M", 1, 2), earlier))
     site = Site(directory, size, versions, completions)
-    longest = [0.0]
+    longest = (0.0, "")
+
+    def report(task: str, seconds: float) -> None:
+        nonlocal longest
+        longest = max(longest, (seconds, task))
+
+    patch.warm_up()  # the changes of a small model are too few to need its kernels
+    gc.collect()
+    gc.freeze()  # as the processes of a node do
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
     before = _status("VmRSS")
-    watch = LoopWatch(lambda task, seconds: longest.append(seconds), 0.0)
+    watch = LoopWatch(report, 0.0)
     text = trio.run(getattr(site, stage), instruments=[watch])
     memory = _status("VmHWM") - before
     state = _disk(directory / "trainer")
+    print(f"longest step: {longest[1]}", file=sys.stderr)
     print(
-        f"| {size} | {stage} | {memory / _MB:.0f} | {memory / site.parameters:.1f} | {max(longest) * 1000:.0f} | "
+        f"| {size} | {stage} | {memory / _MB:.0f} | {memory / site.parameters:.1f} | {longest[0] * 1000:.0f} | "
         f"{state / site.parameters:.1f} | {text} |",
         flush=True,
     )
@@ -222,6 +267,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path)
     arguments = parser.parse_args()
     if arguments.stage is not None:
+        arguments.directory.mkdir(parents=True, exist_ok=True)
         measure(arguments.stage, arguments.sizes[0], arguments.directory, arguments.versions, arguments.completions)
         return
     print(

@@ -83,29 +83,41 @@ async def fetch_ahead(
     use: Callable[[Item, Result], Awaitable[None]],
     *,
     ahead: int,
+    sizes: Sequence[int] = (),
+    ahead_bytes: int = 0,
 ) -> None:
     """Use the result of a fetch for each item, in order and one at a time, while the next `ahead` items are fetched.
+
+    Args:
+        sizes: bytes of each result; empty for results whose sizes do not matter.
+        ahead_bytes: of the results that are fetched ahead, or wait: as many as this, or a single larger one.
 
     Raises:
         StoreError, ProtocolError: the first that a fetch or a use raised; what was under way is cancelled.
     """
     results: dict[int, Result] = {}
     fetches = [trio.Event() for _ in items]  # set when the result of an item is there
-    free_places = trio.Semaphore(ahead + 1)
+    sizes = sizes or [0] * len(items)
+    used, was_used = 0, trio.Event()  # how many items were used, and when the next one was
 
     async def fetch_one(index: int) -> None:
         results[index] = await fetch(items[index])
         fetches[index].set()
 
     async def use_all() -> None:
+        nonlocal used, was_used
         for index, item in enumerate(items):
             await fetches[index].wait()
             await trio.lowlevel.checkpoint_if_cancelled()  # by the failure of a later fetch
             await use(item, results.pop(index))
-            free_places.release()
+            used += 1
+            was_used.set()
+            was_used = trio.Event()
 
     async with first_failure(*STORAGE_ERRORS) as tasks:
         tasks.start_soon(use_all)
         for index in range(len(items)):
-            await free_places.acquire()
+            # the item in use does not count
+            while index > used + ahead or (index > used + 1 and sum(sizes[used + 1 : index + 1]) > ahead_bytes > 0):
+                await was_used.wait()
             tasks.start_soon(fetch_one, index)

@@ -155,8 +155,15 @@ class Engine(Protocol):
     def version(self) -> int | None:
         """The policy version that requests are served by; None before the first commit."""
 
+    @property
+    def shares_weights(self) -> bool:
+        """Whether the engine computes with the very tensors that it stages, so that whole weights cost it nothing."""
+
     async def stage(self, version: int, weights: Weights) -> None:
         """Prepare a policy while the current one goes on serving. Replaces a policy that was staged before.
+
+        Args:
+            weights: their tensors never change afterwards.
 
         Raises:
             EngineError: the weights do not fit the model; the current policy still serves.

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from grailnode.engine.checkpoint_names import CheckpointNames
 from grailnode.engine.lora_model import LowRankLinear, adapter_shapes
-from grailnode.engine.output_projection import project
+from grailnode.engine.output_projection import project_by
 from grailnode.engine.policy import PolicyError
 from protocol.lora import DOWN, LoraSpec
 from roles.policy.layer_weights import PartialWeights, compute_part
@@ -130,7 +130,7 @@ class TransformersModel:
         head = self._module.get_output_embeddings()
         tied = next(name for name, parameter in self._module.named_parameters() if parameter is head.weight)
         bias = None if head.bias is None else weights["lm_head.bias"]
-        return self._scaled(project(hidden, weights[self._names.file_of(tied)], bias))
+        return self._scaled(project_by(weights, self._names.file_of(tied), hidden, bias))
 
     def _scaled(self, logits: Tensor) -> Tensor:
         """Apply what some models do after the projection: Granite's and Cohere's scales, Gemma's soft cap."""

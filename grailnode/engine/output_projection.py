@@ -5,14 +5,25 @@ the last bit would differ by that much in the score of a token, and a cheat coul
 are exact in float32, so that only the order of the sum is left (docs/adr/0630-logits-in-float32.md).
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from roles.policy.layer_weights import TableWeights
+
 _CHUNK_ELEMENTS: Final = 1 << 20
 """Weights that are converted to float32 at a time: 4 MiB, which stay in the processor's cache for the product."""
+
+
+def project_by(weights: Mapping[str, Tensor], name: str, hidden: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute logits as `project`, with a weight by its name."""
+    if isinstance(weights, TableWeights):
+        logits = weights.product(name, hidden)
+        return logits if bias is None else logits + bias
+    return project(hidden, weights[name], bias)
 
 
 def project(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

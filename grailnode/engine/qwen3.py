@@ -18,9 +18,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from grailnode.engine.lora_model import adapter_shapes, add_adapter
-from grailnode.engine.output_projection import project
+from grailnode.engine.output_projection import project_by
 from protocol.lora import DOWN, UP, LoraSpec
-from roles.policy.layer_weights import compute_part
+from roles.policy.layer_weights import compute_part, look_up
 
 Weights = Mapping[str, Tensor]
 
@@ -192,7 +192,7 @@ class Qwen3:
     def hidden(self, weights: Weights, ids: Tensor, mask: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         """Implements CausalModel.hidden."""
         config, new = self._config, ids.shape[1]
-        x = functional.embedding(ids, weights["model.embed_tokens.weight"])
+        x = look_up(weights, "model.embed_tokens.weight", ids)
         cosine, sine = self._rotations((mask.cumsum(dim=1) - 1).clamp(min=0)[:, -new:])
         rotation = cosine.to(x.dtype), sine.to(x.dtype)
         visible = _visible(mask, new)
@@ -281,7 +281,7 @@ class Qwen3:
     def logits(self, weights: Weights, hidden: Tensor) -> Tensor:
         """Implements CausalModel.logits."""
         name = "model.embed_tokens.weight" if self._config.tie_word_embeddings else "lm_head.weight"
-        return project(hidden, weights[name])
+        return project_by(weights, name, hidden)
 
 
 def _shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:

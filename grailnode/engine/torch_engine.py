@@ -87,6 +87,11 @@ class TorchEngine:
         """The version that is served; None before the first commit."""
         return self._serving.version if self._serving is not None else None
 
+    @property
+    def shares_weights(self) -> bool:
+        """Implements Engine.shares_weights."""
+        return self._device.type == "cpu" and self._dtype == torch.bfloat16
+
     async def stage(self, version: int, weights: Weights) -> None:
         """Prepare a policy beside the one that is served.
 
@@ -193,8 +198,7 @@ class TorchEngine:
         return served.weights | self._convert(changed)
 
     def _convert(self, weights: Weights) -> dict[str, Tensor]:
-        """Copy the weights, so that the caller may change its own."""
-        return {name: tensor.to(self._device, self._dtype, copy=True) for name, tensor in weights.items()}
+        return {name: tensor.to(self._device, self._dtype) for name, tensor in weights.items()}
 
     @torch.inference_mode()
     def _prefill(self, policy: _Policy, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:

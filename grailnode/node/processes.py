@@ -3,6 +3,7 @@
 The fork server imports this module, so that a new process has every other module it needs already.
 """
 
+import gc
 import secrets
 import sys
 import tempfile
@@ -20,8 +21,10 @@ from grailnode.config import Config
 from grailnode.engine.causal_model import CausalModel, build_exact
 from grailnode.engine.compute import Compute, VllmCompute
 from grailnode.engine.policy import Policy
+from grailnode.node.allocator import return_large_blocks
 from grailnode.node.canary import CanaryProducer
 from grailnode.node.disk_check import check_disk, follower_bytes
+from grailnode.node.loop_watch import LONG_STEP_SECONDS, LoopWatch, StepReporter
 from grailnode.node.metrics_server import serve_metrics
 from grailnode.node.node_makers import make_canary, make_node, make_spectator, open_trainer_state, read_key
 from grailnode.node.outer_settings import coordinator_settings, site_settings
@@ -76,6 +79,11 @@ _ORPHAN_SWEEPERS: tuple[Kind, ...] = (
     "miner",
     "validator",
 )  # one for each space
+TRAINER_BLOCK = 128 << 10
+"""Bytes of a block of memory that a trainer's process gives back when it is freed."""
+FOLLOWER_BLOCK = 1 << 20
+"""The same of a process that samples or checks: a token's decoding allocates smaller ones again and again."""
+_FOLLOWERS = ("canary", "miner", "validator")
 _RETRY_SECONDS = 0.5
 
 
@@ -107,6 +115,7 @@ def main(launch: Launch, body: ProcessBody | None = None) -> None:
         body: replaces the body of the process's kind; a module-level function.
     """
     torch.set_num_threads(launch.config.engine.threads)
+    return_large_blocks(FOLLOWER_BLOCK if launch.kind in _FOLLOWERS else TRAINER_BLOCK)
     run_process(f"{launch.name}/{launch.kind}", partial(_run, launch, body or _BODIES[launch.kind]))
 
 
@@ -120,6 +129,8 @@ async def _run(launch: Launch, body: ProcessBody) -> int:
     try:
         with lock_state(state, kind):
             telemetry.event("started", kind=kind)
+            gc.freeze()  # what was imported stays, and to look through it takes tenths of a second on the event loop
+            trio.lowlevel.add_instrument(LoopWatch(StepReporter(telemetry), LONG_STEP_SECONDS))
             make = make_canary if kind == "canary" else make_node
             node = make(config, launch.name, telemetry)
             async with trio.open_nursery() as nursery:
@@ -253,6 +264,7 @@ def main_of_rank(launch: Launch, seat: Seat) -> None:
         main(launch, partial(_site if launch.kind == "site" else _training, seat=seat))
         return
     torch.set_num_threads(launch.config.engine.threads)
+    return_large_blocks(TRAINER_BLOCK)
     run_process(f"{launch.name}/{launch.kind}-{seat.rank}", partial(_run_rank, launch, seat))
 
 

@@ -35,6 +35,7 @@ TRUST_PATH = "trust"
 _HEAD_SECONDS = 5.0  # to fetch the head, or half a window where that is longer
 _OTHER_HEADS_SECONDS = 2.0  # to wait for other trainers' heads after the first valid one
 _FETCH_AHEAD = 8  # objects
+_AHEAD_BYTES = 64 << 20  # of a version's objects, or one that is larger
 
 
 class Follower:
@@ -311,9 +312,9 @@ class Follower:
         weights = self._weights[base] if plan.anchor is None and base is not None else None
         build: WeightsBuild | None = None
         steps = [*(objects_of(manifest, True) for manifest in anchors), *(objects_of(m, False) for m in plan.patches)]
-        sizes = [sum(ref.size for ref in refs) for refs in steps]
+        step_sizes = [sum(ref.size for ref in refs) for refs in steps]
         target = items[-1].manifest.version
-        progress = CatchUpProgress(self._node.clock, self._node.telemetry, target, sizes)
+        progress = CatchUpProgress(self._node.clock, self._node.telemetry, target, step_sizes)
 
         async def fetch(item: VersionObject) -> bytes:
             data = await self._fetch_object(item)
@@ -331,7 +332,8 @@ class Follower:
                 progress.finish_step()
 
         try:
-            await fetch_ahead(fetch, items, add, ahead=_FETCH_AHEAD)
+            sizes = [item.ref.size for item in items]
+            await fetch_ahead(fetch, items, add, ahead=_FETCH_AHEAD, sizes=sizes, ahead_bytes=_AHEAD_BYTES)
         except (StoreError, ProtocolError):
             if weights is not None and weights.version not in self._weights:
                 self._remember(weights)

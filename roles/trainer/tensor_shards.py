@@ -17,7 +17,7 @@ from protocol.digest import Weights
 from protocol.limits import MAX_SHARD_BYTES
 from roles.ports import ObjectStore
 
-SHARD_BYTES = 1 << 28
+SHARD_BYTES = 1 << 26
 
 RunSync = Callable[..., Awaitable[Any]]
 """Runs a function that computes for long, off the event loop's thread."""

@@ -51,6 +51,10 @@ class PlainEngine:
         self.weights: Weights = {}
         self._staged: tuple[int, Weights] = (0, {})
 
+    @property
+    def shares_weights(self) -> bool:
+        return True
+
     async def stage(self, version: int, weights: Weights) -> None:
         await trio.lowlevel.checkpoint()
         self._staged = version, weights

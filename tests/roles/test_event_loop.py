@@ -17,7 +17,7 @@ import trio
 
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import TorchEngine
-from grailnode.node.loop_watch import LoopWatch
+from grailnode.node.loop_watch import LONG_STEP_SECONDS, LoopWatch, StepReporter
 from grailnode.store.local import LocalStore
 from grailnode.store.state.state_store import StateStore
 from protocol.digest import Weights, digest_weights
@@ -38,7 +38,6 @@ from tests.support.builders.verified_batches import make_group
 from tests.support.simulation.network import Log
 from tests.support.simulation.trio_clock import TrioClock
 
-LIMIT_SECONDS = 0.02
 VERSIONS = 3
 PASSES = 3
 MODEL = Qwen3(
@@ -131,7 +130,7 @@ def measure(directory: Path) -> dict[str, set[str]]:
         gc.collect()
         gc.disable()  # its pauses are as long as this session has objects
         try:
-            trio.run(work, instruments=[LoopWatch(report, LIMIT_SECONDS)])
+            trio.run(work, instruments=[LoopWatch(report, LONG_STEP_SECONDS)])
         finally:
             gc.enable()
         result[work.__name__] = names
@@ -156,5 +155,18 @@ def test_a_long_step_is_reported():
         torch.rand(1 << 23).sort()
         await trio.lowlevel.checkpoint()
 
-    trio.run(compute, instruments=[LoopWatch(lambda task, seconds: steps.append(task), LIMIT_SECONDS)])
+    trio.run(compute, instruments=[LoopWatch(lambda task, seconds: steps.append(task), LONG_STEP_SECONDS)])
     assert any("compute" in task for task in steps)
+
+
+def test_long_steps_are_one_event_a_minute_with_the_longest_of_them():
+    log, now = Log("node"), [0.0]
+    report = StepReporter(log, lambda: now[0])
+    for moment, task, seconds in ((0.0, "a", 0.03), (10.0, "b", 0.05), (20.0, "c", 0.04), (61.0, "d", 0.025)):
+        now[0] = moment
+        report(task, seconds)
+    reports = [fields for name, fields in log.events if name == "event-loop-blocked"]
+    assert reports == [
+        {"task": "a", "seconds": 0.03, "steps": 1},
+        {"task": "b", "seconds": 0.05, "steps": 3},
+    ]

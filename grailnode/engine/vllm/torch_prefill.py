@@ -37,6 +37,11 @@ class TorchPrefill:
         """The version that both serve; None before the first commit."""
         return self._sampler.version
 
+    @property
+    def shares_weights(self) -> bool:
+        """Implements Engine.shares_weights."""
+        return self._prefill.shares_weights and self._sampler.shares_weights
+
     async def stage(self, version: int, weights: Weights) -> None:
         """Implements Engine.stage.
 

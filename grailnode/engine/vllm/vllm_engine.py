@@ -115,6 +115,11 @@ class VllmEngine:
         await self._disconnect()
         self._server.close()
 
+    @property
+    def shares_weights(self) -> bool:
+        """Implements Engine.shares_weights."""
+        return False
+
     async def stage(self, version: int, weights: Weights) -> None:
         """Prepare a policy beside the one that is served; whole weights travel through a file.
 

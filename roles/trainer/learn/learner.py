@@ -303,6 +303,8 @@ class Learner:
         leaves = states.detach().requires_grad_()
         size = self._settings.logits_chunk
         chunks = (torch.split(tensor, size) for tensor in (leaves, targets, log_probs.grad))
+        if isinstance(weights, RoundedWeights):
+            weights = weights.adding_in_place()
         for part, tokens, slope in zip(*chunks, strict=True):
             self._log_probs(self._model.logits(weights, part), tokens).backward(slope)  # type: ignore[no-untyped-call]
         states.backward(leaves.grad)  # type: ignore[no-untyped-call]

@@ -32,6 +32,11 @@ class BatchedEngine:
         """Implements Engine.version."""
         return self._engine.version
 
+    @property
+    def shares_weights(self) -> bool:
+        """Implements Engine.shares_weights."""
+        return self._engine.shares_weights
+
     async def stage(self, version: int, weights: Any) -> None:
         """Implements Engine.stage."""
         await self._engine.stage(version, weights)

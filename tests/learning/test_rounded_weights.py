@@ -1,0 +1,119 @@
+"""Tables in training: the same bits as torch's own operations, and no copies of a table that stay.
+
+The memory test takes numbers of a process of its own, in bytes for each weight, so that it is about the mechanism and
+not about the machine.
+"""
+
+import ctypes
+import multiprocessing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from grailnode.engine.output_projection import project_by
+from grailnode.engine.qwen3 import Qwen3, Qwen3Config
+from grailnode.node.allocator import return_large_blocks
+from grailnode.node.processes import TRAINER_BLOCK
+from roles.policy.layer_weights import look_up
+from roles.trainer.learn.learner import Learner, LearnerSettings
+from roles.trainer.learn.rounded_weights import RoundedWeights, round_straight_through
+from tests.support.builders.policies import random_weights
+from tests.support.builders.verified_batches import make_group
+from tests.support.measuring.memory import resident
+
+TABLE, OTHER = "table", "other"
+MOST_BYTES = 19.0  # a weight: 16 for masters, moments and gradients; 1.2 for the rounded table; activations
+
+
+class PlainWeights(Mapping[str, Tensor]):
+    """Masters that are rounded when they are read, with torch's own lookup and product."""
+
+    def __init__(self, masters: Mapping[str, Tensor]) -> None:
+        self._masters = masters
+
+    def __getitem__(self, name: str) -> Tensor:
+        return round_straight_through(self._masters[name], torch.float32)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._masters)
+
+    def __len__(self) -> int:
+        return len(self._masters)
+
+
+def masters(rows: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+    shapes = {TABLE: (rows, 48), OTHER: (rows, 48)}
+    return {name: torch.randn(shape, generator=generator).mul_(0.02).requires_grad_() for name, shape in shapes.items()}
+
+
+def states_of(weights: Mapping[str, Tensor], ids: Tensor) -> Tensor:
+    return torch.tanh(look_up(weights, TABLE, ids) * 10).reshape(-1, 48)
+
+
+@pytest.mark.parametrize("head", [TABLE, OTHER])
+@pytest.mark.parametrize("rows", [7, 4096, 9000])
+def test_a_pass_has_the_bits_of_torchs_own_operations(rows: int, head: str) -> None:
+    ids = torch.randint(rows, (3, 40), generator=torch.Generator().manual_seed(1))
+    results = []
+    for make in (RoundedWeights, PlainWeights):
+        leaves = masters(rows)
+        for scale in (1.0, 0.5):  # two passes add up
+            logits = project_by(make(leaves), head, states_of(make(leaves), ids))
+            (logits.logsumexp(-1).sum() * scale).backward()
+        results.append((logits.detach(), [leaf.grad for leaf in leaves.values()]))
+    (logits, gradients), (plain_logits, plain_gradients) = results
+    assert torch.equal(logits, plain_logits)
+    for gradient, plain in zip(gradients, plain_gradients, strict=True):
+        assert gradient is plain is None or (gradient is not None and torch.equal(gradient, plain))
+
+
+@pytest.mark.parametrize("head", [TABLE, OTHER])
+@pytest.mark.parametrize("rows", [7, 4096, 9000])
+def test_chunks_that_add_in_place_have_the_bits_of_torchs_own_operations(rows: int, head: str) -> None:
+    ids = torch.randint(rows, (3, 40), generator=torch.Generator().manual_seed(1))
+    results = []
+    for make in (RoundedWeights, PlainWeights):
+        leaves = masters(rows)
+        weights = make(leaves)
+        states = states_of(weights, ids)
+        cut = states.detach().requires_grad_()
+        adding = weights.adding_in_place() if isinstance(weights, RoundedWeights) else weights
+        for part in cut.split(50):
+            project_by(adding, head, part).logsumexp(-1).sum().backward()
+        states.backward(cut.grad)
+        results.append([leaf.grad for leaf in leaves.values()])
+    for gradient, plain in zip(*results, strict=True):
+        assert gradient is plain is None or (gradient is not None and torch.equal(gradient, plain))
+
+
+def measure_steps() -> float:
+    """Return the largest memory of some steps, in bytes for each weight."""
+    torch.set_num_threads(1)
+    return_large_blocks(TRAINER_BLOCK)
+    take_steps(Qwen3(Qwen3Config(64, 32, 64, 1, 2, 1, 16, 1e-6, 10_000.0, True), recompute=True))
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+    before, files = resident("VmRSS"), resident("RssFile")
+    model = Qwen3(Qwen3Config(16_000, 384, 1_152, 8, 6, 2, 64, 1e-6, 10_000.0, True), recompute=True)
+    parameters = take_steps(model)
+    return (resident("VmHWM") - before - (resident("RssFile") - files)) / parameters
+
+
+def take_steps(model: Qwen3) -> int:
+    """Take two steps of two passes each, with the logits of 32 tokens at once; return the number of weights."""
+    completions = torch.randint(model.vocabulary, (4, 48)).tolist()
+    group = make_group(bytes(32), 0, range(16), completions, [torch.full((48,), -9.0)] * 4, (0.0, 1.0, 0.0, 1.0))
+    learner = Learner(model, random_weights(model), LearnerSettings(max_batch_tokens=128, logits_chunk=32))
+    for _ in range(2):
+        learner.step([group])
+    return learner.parameters
+
+
+@pytest.mark.slow
+def test_training_takes_few_bytes_for_each_weight() -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(measure_steps) <= MOST_BYTES
