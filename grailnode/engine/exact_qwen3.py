@@ -94,8 +94,10 @@ class ExactQwen3(Qwen3):
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
         width = queries.shape[-1]
         padding = exact.padded_width(width) - width
-        arrays = [functional.pad(x, (0, padding)).contiguous().numpy() for x in (queries, keys, values)]
-        mixed = exact.attend(arrays[0], arrays[1], arrays[2], visible[:, 0].contiguous().numpy(), width**-0.5)
+        wide_queries, wide_keys, wide_values = (
+            functional.pad(x, (0, padding)).contiguous().numpy() for x in (queries, keys, values)
+        )
+        mixed = exact.attend(wide_queries, wide_keys, wide_values, visible[:, 0].contiguous().numpy(), width**-0.5)
         return torch.from_numpy(mixed)[..., :width]
 
     def logits(self, weights: Mapping[str, Tensor], hidden: Tensor) -> Tensor:

@@ -275,7 +275,16 @@ def attend(queries: np.ndarray, keys: np.ndarray, values: np.ndarray, visible: n
     heads, width, shared = queries.shape[1], queries.shape[3], queries.shape[1] // keys.shape[1]
     result = np.zeros_like(queries)
     scores = np.empty(keys.shape[2], dtype=np.float32)
-    flat_queries, flat_keys, flat_values = queries.reshape(-1), keys.reshape(-1), values.reshape(-1)
-    factor, flat_result = np.float32(scale), result.reshape(-1)
-    _attend(flat_queries, flat_keys, flat_values, visible, heads, shared, width, factor, scores, flat_result)
+    _attend(
+        queries.reshape(-1),
+        keys.reshape(-1),
+        values.reshape(-1),
+        visible,
+        heads,
+        shared,
+        width,
+        np.float32(scale),
+        scores,
+        result.reshape(-1),
+    )
     return result

@@ -23,9 +23,15 @@ from roles.policy.prefill import check_completions, join_forwards
 from roles.ports import Forward, Generation, Request
 from tests.support.builders.policies import RECIPE, engine_of, run_without_waiting
 
-CONFIG = Qwen3Config.of(RECIPE.config())
-assert CONFIG is not None
-MODEL = ExactQwen3(CONFIG)
+
+def config() -> Qwen3Config:
+    """Return the sizes of a small model."""
+    result = Qwen3Config.of(RECIPE.config())
+    assert result is not None
+    return result
+
+
+MODEL = ExactQwen3(config())
 NUMBERS = np.random.default_rng(0)  # torch's numbers depend on the processor
 WEIGHTS = {
     name: torch.from_numpy(NUMBERS.standard_normal(shape) * 0.3 + (len(shape) == 1)).to(torch.bfloat16)
@@ -105,7 +111,7 @@ def test_it_computes_what_the_model_of_the_library_computes_up_to_rounding() -> 
     assert CONFIG is not None
     items = requests([1, 7, 12])
     completions = [tuple(range(2, 12))] * 3
-    plain = run_without_waiting(engine_of(Qwen3(CONFIG), WEIGHTS))
+    plain = run_without_waiting(engine_of(Qwen3(config()), WEIGHTS))
     for exact, rounded in zip(
         prefill(items, completions),
         run_without_waiting(plain.forward([item.prompt for item in items], completions)),
