@@ -62,11 +62,12 @@ def _best_tokens_on_gpu(scaled: Tensor, seeds: Tensor, positions: Tensor) -> Ten
 
 def _exponential_sums(scaled: Tensor) -> tuple[Tensor, Tensor]:
     """Return the largest value of each row, and ln(sum of exp(value - largest)): float32 [B] each."""
-    from protocol.rollout.gumbel_max import exponential_sums  # noqa: PLC0415 - numba is imported where it is used
+    from protocol.kernels import exact  # noqa: PLC0415 - numba is imported where it is used
+    from protocol.rollout.gumbel_max import exponential_sums  # noqa: PLC0415
 
     largest, sums, scratch = torch.empty(len(scaled)), torch.empty(len(scaled)), torch.empty(64)
     exponential_sums(scaled.numpy(), scratch.numpy(), largest.numpy(), sums.numpy())
-    return largest, sums.log()
+    return largest, torch.from_numpy(exact.logs(sums.numpy()))
 
 
 def _best_tokens(scaled: Tensor, seeds: Tensor, positions: Tensor, largest: Tensor) -> Tensor:

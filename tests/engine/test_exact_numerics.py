@@ -18,7 +18,8 @@ from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import TorchEngine
 from protocol.digest import content_digest
 from protocol.rollout import sketch
-from protocol.rollout.sampling import SamplingParams
+from protocol.rollout.sampling import SamplingParams, log_probabilities, seed_words
+from protocol.rollout.token_choice import choose_with_log_probabilities
 from roles.policy.prefill import check_completions, join_forwards
 from roles.ports import Forward, Generation, Request
 from tests.support.builders.policies import RECIPE, engine_of, run_without_waiting
@@ -130,6 +131,13 @@ def test_angles_are_those_of_the_formula(theta: float) -> None:
     torch.testing.assert_close(sine, angles.sin().float(), rtol=0, atol=1e-7)
 
 
+def test_generation_and_check_give_equal_log_probabilities_with_a_large_vocabulary() -> None:
+    logits = torch.from_numpy(np.random.default_rng(2).standard_normal((300, 1000), dtype=np.float32) * 6)
+    seeds = seed_words([bytes([number % 256] * 16) for number in range(300)])
+    tokens, logprobs = choose_with_log_probabilities(logits, seeds, torch.arange(300), 0.9)
+    assert equal(logprobs, log_probabilities(logits, tokens, 0.9))
+
+
 def digest() -> str:
     """Return the digest of all bits that a prefill yields."""
     items = requests([5, 30, 17], seed=3)
@@ -137,8 +145,11 @@ def digest() -> str:
     forwards = prefill(items, [item.tokens for item in generations])
     whole = join_forwards(forwards)
     logprobs = [value for item in generations for value in item.logprobs]
-    parts = whole.hidden.numpy().tobytes(), whole.logits.numpy().tobytes(), repr(logprobs).encode()
-    return content_digest(b"".join(parts)).hex()
+    logits = torch.from_numpy(np.random.default_rng(1).standard_normal((40, 200), dtype=np.float32) * 9)
+    wide = log_probabilities(logits, torch.arange(40), 0.7)
+    tensors = whole.hidden, whole.logits, wide
+    parts = [*(tensor.numpy().tobytes() for tensor in tensors), repr(logprobs).encode()]
+    return content_digest(b"".join(parts) + sketch.commit("projection", whole.hidden, SEED)).hex()
 
 
 @pytest.mark.slow
