@@ -192,7 +192,9 @@ def contributions(local: LocalLearner) -> list[bytes]:
     """Return the payloads of two rounds of two local steps, with their error feedback."""
     state = local.state()
     shared, rules = SharedState.begin(masters(state), has_momentum=True), round_rules()
-    inner, feedback, payloads = without_masters(state), None, []
+    inner: Tensors = without_masters(state)
+    feedback: Tensors | None = None
+    payloads: list[bytes] = []
     for number in range(2):
         local.restore(with_masters(inner, shared.weights))
         for step in range(2):

@@ -124,10 +124,11 @@ def test_a_site_that_is_killed_while_it_goes_ahead_loses_no_update(kind: str) ->
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_at_every_operation_loses_no_update() -> None:
-    for victim in ("site-0", "coordinator"):
-        for place in range(0, len(simulate(partial(run, victim, 1 << 30, after=False, rules=DELAYED))), 2):
-            simulate(partial(run, victim, place, after=place % 4 == 0, rules=DELAYED))
+@pytest.mark.parametrize(("victim", "stride"), [("site-0", 3), ("coordinator", 9)])
+def test_a_process_that_is_killed_at_many_operations_loses_no_update(victim: str, stride: int) -> None:
+    seen = simulate(partial(run, victim, 1 << 30, after=False, rules=DELAYED))
+    for place in range(0, len(seen), stride):
+        simulate(partial(run, victim, place, after=place % 2 == 1, rules=DELAYED))
 
 
 def test_rounds_with_a_delay_are_dealt_alike_in_turns() -> None:
