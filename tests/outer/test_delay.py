@@ -124,7 +124,7 @@ def test_a_site_that_is_killed_while_it_goes_ahead_loses_no_update(kind: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("victim", "stride"), [("site-0", 3), ("coordinator", 9)])
+@pytest.mark.parametrize(("victim", "stride"), [("site-0", 6), ("coordinator", 16)])
 def test_a_process_that_is_killed_at_many_operations_loses_no_update(victim: str, stride: int) -> None:
     seen = simulate(partial(run, victim, 1 << 30, after=False, rules=DELAYED))
     for place in range(0, len(seen), stride):
