@@ -88,9 +88,12 @@ class Events:
 class Site:
     """The stores of a trainer and of a miner, and a model."""
 
-    def __init__(self, directory: Path, size: str, versions: int, completions: int) -> None:
+    def __init__(
+        self, directory: Path, size: str, versions: int, completions: int, begin: float = 1_750_000_000.0
+    ) -> None:
         vocabulary, width, inner, layers, heads, key_heads, head = SHAPES[size]
         self.directory = directory
+        self.begin = begin  # what the clocks of its nodes show when they are made
         self.versions = versions
         self.completions = completions
         self.model = Qwen3(
@@ -119,7 +122,7 @@ class Site:
         state: Any = StateStore(self.directory / name, self.run_id)
         log: Any = self.events
         key = TRAINER if name == "trainer" else MINER
-        node = make_node(self.run_id, self.run, store, state, log, key, clock=TrioClock(1_750_000_000.0))
+        node = make_node(self.run_id, self.run, store, state, log, key, clock=TrioClock(self.begin))
         return replace(node, run_sync=trio.to_thread.run_sync, beacon=PunctualBeacon())
 
     async def training(self) -> str:
@@ -188,12 +191,16 @@ class Site:
             f"{changed:.2%} changed"
         )
 
+    async def follower_with_engine(self, name: str) -> tuple[Node, Follower, TorchEngine]:
+        """Return a follower, its node, and an engine without weights."""
+        node = self.node(name)
+        await refresh_authority(node)
+        engine = TorchEngine(self.model, dtype=torch.bfloat16, run_sync=trio.to_thread.run_sync)
+        return node, await Follower.open(node), engine
+
     async def follower(self) -> str:
         """Follow from the anchor to the newest version, and serve both."""
-        node = self.node("miner")
-        await refresh_authority(node)
-        follower = await Follower.open(node)
-        engine = TorchEngine(self.model, dtype=torch.bfloat16, run_sync=trio.to_thread.run_sync)
+        node, follower, engine = await self.follower_with_engine("miner")
         await follower.refresh()
         began = time.monotonic()
         await serve(node, engine, await follower.rebuild(0))

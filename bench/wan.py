@@ -11,7 +11,8 @@ dense as workload A1 of bench/patches.py, each one when all followers have the o
 time from the head in storage until a follower has verified the version, *apply* the part of it after the download,
 *link bytes* what a follower receives for a patch, *at link rate* the patch's size over the link's rate, and *7B* the
 time of a 66 MB patch of a 7B policy at the goodput of the anchor. The five default rates take about
-6 minutes on two idle cores. The command needs root on Linux, `ip`, `tc` and rclone (the `test` extra).
+6 minutes on two idle cores. `--tensors 118 --followers 1` is a policy of 495M elements, and needs 6 GB of memory. The
+command needs root on Linux, `ip`, `tc` and rclone (the `test` extra).
 """
 
 import argparse
@@ -69,17 +70,21 @@ class Setup:
         latency: seconds of a round trip.
         share: share of requests that get a fault.
         patches: number of patches.
+        followers: number of followers.
+        own_tensors: number of tensors of the policy; 0 for the one that fits the rate.
     """
 
     rate: float
     latency: float
     share: float
     patches: int
+    followers: int = len(FOLLOWERS)
+    own_tensors: int = 0
 
     @property
     def tensors(self) -> int:
         """The number of tensors of the policy."""
-        return TENSORS[max((rate for rate in TENSORS if rate <= self.rate), default=1)]
+        return self.own_tensors or TENSORS[max((rate for rate in TENSORS if rate <= self.rate), default=1)]
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,7 @@ class PublishingNetwork:
 
     def __init__(self, namespaces: NamespaceNetwork, machines: Machines, setup: Setup) -> None:
         self._namespaces, self._machines, self._setup = namespaces, machines, setup
+        self._followers = FOLLOWERS[: setup.followers]
         key = machines.workspace.keys["trainer"]
         self._space = machines.directory / "buckets" / "trainer"
         self._head = self._space / paths.head(key)
@@ -126,7 +132,7 @@ class PublishingNetwork:
             self._machines.directory / "buckets" / MEETING_BUCKET / paths.run(self._machines.workspace.run_id)
         )
         eventually(manifest_file.is_file, f"the run manifest is published; see {self._directory('trainer')}.terminal")
-        for name in FOLLOWERS:
+        for name in self._followers:
             self._spawn(stack, name, *node, "follow", str(self._directory(name) / "run.toml"), "--name", name)
 
     def _directory(self, name: str) -> Path:
@@ -139,10 +145,10 @@ class PublishingNetwork:
 
     def publish(self, version: int) -> Step:
         """Let the trainer publish a version and wait until all followers have it."""
-        bytes_before = {name: self._namespaces.carried_bytes(name)[1] for name in FOLLOWERS}
+        bytes_before = {name: self._namespaces.carried_bytes(name)[1] for name in self._followers}
         (self._directory("trainer") / f"go-{version}").touch()
         eventually(
-            lambda: len(self._verified_events(version)) == len(FOLLOWERS),
+            lambda: len(self._verified_events(version)) == len(self._followers),
             f"all followers have version {version}",
             seconds=1200,
         )
@@ -156,13 +162,13 @@ class PublishingNetwork:
             head_time - snapshot_event["time"],
             tuple(event["time"] - head_time for event in self._verified_events(version)),
             tuple(event["apply_seconds"] for event in self._verified_events(version)),
-            tuple(self._namespaces.carried_bytes(name)[1] - bytes_before[name] for name in FOLLOWERS),
+            tuple(self._namespaces.carried_bytes(name)[1] - bytes_before[name] for name in self._followers),
         )
 
     def _verified_events(self, version: int) -> list[dict[str, Any]]:
         return [
             event
-            for name in FOLLOWERS
+            for name in self._followers
             for event in self._machines.events(name, name, "verified")
             if event["version"] == version
         ]
@@ -296,6 +302,8 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=0.04, help="seconds of a round trip")
     parser.add_argument("--share", type=float, default=0.0, help="share of requests that get a fault")
     parser.add_argument("--patches", type=int, default=5, help="number of patches for each rate")
+    parser.add_argument("--followers", type=int, default=len(FOLLOWERS), help="number of followers")
+    parser.add_argument("--tensors", type=int, default=0, help="of 4.2M elements each; 0 for those that fit the rate")
     parser.add_argument("--out", type=Path, default=None, help="directory of the runs; the default is a new one")
     arguments = parser.parse_args()
     out = (arguments.out or Path(tempfile.mkdtemp(prefix="grailnode-wan-"))).absolute()
@@ -306,7 +314,9 @@ def main() -> None:
         before, after = trajectory.views(find_rate(trajectory, 2 * TARGETS["A1"]))
         pair.write_bytes(safetensors.write({"before": before, "after": after}))
     for number, rate in enumerate(map(float, arguments.rates.split(","))):
-        setup = Setup(rate, arguments.latency, arguments.share, arguments.patches)
+        setup = Setup(
+            rate, arguments.latency, arguments.share, arguments.patches, arguments.followers, arguments.tensors
+        )
         steps = run(setup, out / f"{rate:g}", pair)
         (out / f"{rate:g}.json").write_text(json.dumps([step.__dict__ for step in steps]))
         cells = row(setup, steps)

@@ -123,7 +123,9 @@ class TorchEngine:
         """
         if self._staged is None:
             raise EngineError("nothing is staged")
+        old = [self._serving]
         self._serving, self._staged = self._staged, None
+        await self._compute(old.clear)  # to give memory back takes long on an event loop
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
         """Sample one completion for each request, in order.

@@ -288,14 +288,17 @@ class Follower:
                 raise  # the slow path would need the very patch that failed
             self._node.telemetry.event("fast-path-failed", version=version, error=str(error))
             weights = await self._carry_out(slow, None)
-        self._remember(weights)
+        await self._remember(weights)
         return weights
 
-    def _remember(self, weights: VerifiedWeights) -> None:
+    async def _remember(self, weights: VerifiedWeights) -> None:
         self._weights[weights.version] = weights
+        old = []
         while len(self._weights) > self._keep:
-            del self._weights[min(self._weights)]
+            old.append(self._weights.pop(min(self._weights)))
         self._drop_old_parts()
+        if old:
+            await self._node.run_sync(old.clear)  # to give memory back takes long on an event loop
 
     def _drop_old_parts(self) -> None:
         """Drop the parts of patches up to the newest version whose weights are in memory."""
@@ -336,7 +339,7 @@ class Follower:
             await fetch_ahead(fetch, items, add, ahead=_FETCH_AHEAD, sizes=sizes, ahead_bytes=_AHEAD_BYTES)
         except (StoreError, ProtocolError):
             if weights is not None and weights.version not in self._weights:
-                self._remember(weights)
+                await self._remember(weights)
             raise
         assert weights is not None
         return weights

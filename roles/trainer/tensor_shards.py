@@ -59,7 +59,9 @@ async def put_shards(
     """
     shards = safetensors.shards(source.sizes, shard_bytes)
     for number, names in enumerate(shards):
-        await state.put(shard_path(folder, number), await run_sync(source.file, names))
+        file = [await run_sync(source.file, names)]
+        await state.put(shard_path(folder, number), file[0])
+        await run_sync(file.clear)  # to give memory back takes long on an event loop
     return len(shards)
 
 
@@ -78,7 +80,7 @@ class ShardReader:
         self._next = 0
         self._tensors: dict[str, Tensor] = {}  # that were read and not taken yet
 
-    async def next_shard(self) -> Weights | None:
+    async def next_shard(self) -> dict[str, Tensor] | None:
         """Return the tensors of the next file; None after the last.
 
         Raises:
@@ -87,11 +89,11 @@ class ShardReader:
         if self._next == self._count:
             return None
         self._next += 1
-        data = await self._state.get(shard_path(self._folder, self._next - 1), MAX_SHARD_BYTES)
-        tensors: Weights = await self._run_sync(safetensors.read, data)
+        file = [await self._state.get(shard_path(self._folder, self._next - 1), MAX_SHARD_BYTES)]
+        tensors: dict[str, Tensor] = await self._run_sync(lambda: safetensors.read(file.pop()))
         return tensors
 
-    async def take(self, names: Collection[str]) -> Weights:
+    async def take(self, names: Collection[str]) -> dict[str, Tensor]:
         """Return tensors that follow those that were taken before; without those that the folder does not have.
 
         Raises:

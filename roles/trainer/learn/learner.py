@@ -93,11 +93,11 @@ class Gradients:
     """The gradients of one step.
 
     Attributes:
-        tensors: by name, in the dtype in which the learner computes.
+        tensors: by name, in the dtype in which the learner computes; none after the update.
         figures: of the step, as far as they are known before the update.
     """
 
-    tensors: Mapping[str, Tensor]
+    tensors: dict[str, Tensor]
     figures: StepReport
 
 
@@ -229,12 +229,16 @@ class Learner:
         return [self._backward(weights, reference, *one) for one in passes]
 
     def update(self, gradients: Gradients) -> StepReport:
-        """Change masters and moments by gradients of the present masters.
+        """Change masters and moments by gradients of the present masters, which are dropped: to give their memory back
+        takes long, so it is done here and not on an event loop.
 
         Raises:
             ValueError: a gradient is not finite; nothing has changed.
         """
-        norm = self._optimizer.step(gradients.tensors)
+        try:
+            norm = self._optimizer.step(gradients.tensors)
+        finally:
+            gradients.tensors.clear()
         return replace(gradients.figures, grad_norm=norm, learning_rate=self._optimizer.learning_rate)
 
     def _is_cut_off(self, completion: tuple[int, ...]) -> bool:

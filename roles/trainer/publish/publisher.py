@@ -254,6 +254,8 @@ class Publisher:
                 began = trio.current_time()
                 await run_sync(build.check, new, old)
                 apply_seconds += trio.current_time() - began
+                for tensors in (new, old):
+                    await run_sync(tensors.clear)  # to give memory back takes long on an event loop
             patch = await run_sync(build.patch)
         except PatchError as error:
             self._node.telemetry.event("patch-refused", version=version, error=str(error))
