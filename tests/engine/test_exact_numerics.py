@@ -109,7 +109,6 @@ def test_batch_padding_passes_and_threads_change_no_bit(
 
 
 def test_it_computes_what_the_model_of_the_library_computes_up_to_rounding() -> None:
-    assert CONFIG is not None
     items = requests([1, 7, 12])
     completions = [tuple(range(2, 12))] * 3
     plain = run_without_waiting(engine_of(Qwen3(config()), WEIGHTS))

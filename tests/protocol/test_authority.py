@@ -203,7 +203,7 @@ def test_a_head_of_a_revision_that_storage_hides_is_refused() -> None:
     verifier.accept_head(head, 1000.0)
 
 
-@pytest.mark.parametrize("stolen", [{"epoch": (1 << 53) - 1}, {"epoch": 1}], ids=["epoch", "version"])
+@pytest.mark.parametrize("thief_versions", [{"epoch": (1 << 53) - 1}, {"epoch": 1}], ids=["epoch", "version"])
 def test_a_rewind_undoes_what_a_stolen_key_published(thief_versions: dict[str, int]) -> None:
     node = revisions_of()
     verifier, head, manifest = chain_of(node, TRAINER)
