@@ -255,6 +255,7 @@ def measure(stage: str, size: str, directory: Path, versions: int, completions: 
     watch = LoopWatch(report, 0.0)
     text = trio.run(getattr(site, stage), instruments=[watch])
     memory = _status("VmHWM") - before
+    gc.unfreeze()
     state = _disk(directory / "trainer")
     print(f"longest step: {longest[1]}", file=sys.stderr)
     print(
