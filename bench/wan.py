@@ -174,11 +174,12 @@ class PublishingNetwork:
         ]
 
     def _size(self, version: int) -> int:
-        """Return the bytes of an anchor's shards, for version 0, or of the newest patch."""
+        """Return the bytes of an anchor's shards, for version 0, or of a version's patch with all its parts."""
         key = self._machines.workspace.keys["trainer"]
         if version == 0:
             return sum(file.stat().st_size for file in (self._space / paths.anchors(key)).iterdir())
-        return max((self._space / paths.patches(key)).iterdir(), key=lambda file: file.stat().st_ctime).stat().st_size
+        published = self._machines.events("trainer", "trainer", "published")
+        return int(next(event["patch_bytes"] for event in published if event["version"] == version))
 
 
 @contextmanager
