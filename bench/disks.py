@@ -33,7 +33,7 @@ from grailnode.node import processes
 from grailnode.node.processes import Launch
 
 NODES: Final = ("trainer", "validator", "miner-1")
-_DISK: Final = "size=64m,nr_inodes=20k"
+_DISK: Final = "size=128m,nr_inodes=20k"  # a node does not start with less than 65 MiB
 _POLL_SECONDS: Final = 0.5
 _NAMESPACE_VARIABLE: Final = "GRAILNODE_BENCH_DISKS"
 
@@ -152,7 +152,8 @@ class NetworkWithDisks(ProcessNetwork):
         """
         processes_of_node = [process for process, (name, _) in PROCESSES.items() if name == node]
         offsets = {process: self.terminal(process).stat().st_size for process in processes_of_node}
-        pids = [pid for process in processes_of_node if (pid := self.processes[process].pid) is not None]
+        running = [self.processes[process] for process in processes_of_node if self.processes[process].is_alive()]
+        pids = [process.pid for process in running if process.pid is not None]
         stop_fault = fault.inject(self.disk(node), pids)
         fault_end = self.now() + seconds
         end_count = 0
