@@ -23,13 +23,15 @@ from roles.ports import BeaconError, NotFoundError, StoreError, TooLargeError
 from roles.records import open_record
 
 
-async def find_participants(node: Node, role: Role, known: AbstractSet[bytes] = frozenset()) -> list[Announcement]:
+async def find_participants(
+    node: Node, role: Role, history_keys: AbstractSet[bytes] = frozenset()
+) -> list[Announcement]:
     """Return the announcements of a role that the authority admits now, in order of key.
 
     Refused announcements are reported and passed over.
 
     Args:
-        known: keys with a history, for which places are kept if there are too many.
+        history_keys: keys with a history, for which places are kept if there are too many.
 
     Raises:
         StoreError: the storage cannot be listed, or none of the announcements that it lists can be read.
@@ -41,7 +43,7 @@ async def find_participants(node: Node, role: Role, known: AbstractSet[bytes] = 
     candidates = await list_announced_keys(node) if named_keys is None else named_keys
     keys = [key for key in candidates if gate.may_fetch(key, role) and not backoff.is_backing_off(key, now)]
     if len(keys) > limits.MAX_PARTICIPANTS:
-        keys = await _draw(node, keys, known)
+        keys = await _draw(node, keys, history_keys)
     node.sightings.add(candidates, node.time.newest_round)
 
     failures: list[StoreError] = []
@@ -72,7 +74,7 @@ async def find_participants(node: Node, role: Role, known: AbstractSet[bytes] = 
     return sorted((item for item in announcements if item is not None and item.role == role), key=lambda item: item.key)
 
 
-async def _draw(node: Node, keys: list[bytes], known: AbstractSet[bytes]) -> list[bytes]:
+async def _draw(node: Node, keys: list[bytes], history_keys: AbstractSet[bytes]) -> list[bytes]:
     """Return MAX_PARTICIPANTS of the keys: those that were listed before the salt was out, then the others."""
     window = node.run.schedule.window_at(node.time.newest_round)
     salt_round = node.run.schedule.opening(window) if window >= 0 else 0
@@ -81,10 +83,11 @@ async def _draw(node: Node, keys: list[bytes], known: AbstractSet[bytes]) -> lis
     except BeaconError:
         salt = node.key.derive("lottery", salt_round)  # nobody else knows it; nodes agree again when the beacon answers
     places = limits.MAX_PARTICIPANTS
-    older = [key for key in keys if key in known or node.sightings.is_older(key, salt_round)]
-    drawn = draw_places(salt, older, known, places)
-    chosen = set(older)
-    return drawn + draw_places(salt, [key for key in keys if key not in chosen], frozenset(), places - len(drawn))
+    older = [key for key in keys if key in history_keys or node.sightings.is_older(key, salt_round)]
+    winners = draw_places(salt, older, history_keys, places)
+    older_keys = set(older)
+    newer = [key for key in keys if key not in older_keys]
+    return winners + draw_places(salt, newer, frozenset(), places - len(winners))
 
 
 async def list_announced_keys(node: Node) -> list[bytes]:

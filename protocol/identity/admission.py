@@ -199,7 +199,7 @@ def lottery(salt: bytes, key: bytes) -> bytes:
     return hashlib.sha256(salt + key).digest()
 
 
-def draw_places(salt: bytes, keys: Iterable[bytes], known: AbstractSet[bytes], places: int) -> list[bytes]:
+def draw_places(salt: bytes, keys: Iterable[bytes], history_keys: AbstractSet[bytes], places: int) -> list[bytes]:
     """Return the keys that get one of a number of places, in the order of the lottery.
 
     Three quarters of the places are kept for keys with a history, so that no crowd of new keys displaces those that
@@ -207,10 +207,10 @@ def draw_places(salt: bytes, keys: Iterable[bytes], known: AbstractSet[bytes], p
 
     Args:
         salt: randomness that nobody knew when the keys were made.
-        known: keys with a history.
+        history_keys: keys with a history.
     """
-    drawn = sorted(keys, key=lambda key: lottery(salt, key))
-    first = [key for key in drawn if key in known][: int(_KNOWN_PLACES * places)]
+    ordered_keys = sorted(keys, key=lambda key: lottery(salt, key))
+    first = [key for key in ordered_keys if key in history_keys][: int(_KNOWN_PLACES * places)]
     first_keys = set(first)
-    chosen = {*first, *[key for key in drawn if key not in first_keys][: places - len(first)]}
-    return [key for key in drawn if key in chosen]
+    winners = {*first, *[key for key in ordered_keys if key not in first_keys][: places - len(first)]}
+    return [key for key in ordered_keys if key in winners]

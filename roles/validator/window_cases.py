@@ -124,20 +124,20 @@ class Pledges:
         self._current: dict[bytes, Announcement] = {}
 
     async def read(
-        self, known: AbstractSet[bytes] = frozenset(), versions: ServingVersions | None = None
+        self, history_keys: AbstractSet[bytes] = frozenset(), versions: ServingVersions | None = None
     ) -> dict[bytes, Pledge]:
         """Return the valid pledges in storage, by miner.
 
         Storage may show an older announcement than before. The newest one that was seen counts.
 
         Args:
-            known: miners with a history, for which places are kept if there are too many.
+            history_keys: miners with a history, for which places are kept if there are too many.
             versions: those that may be used in the next window; None if this validator does not know.
 
         Raises:
             StoreError: the storage cannot be listed.
         """
-        announcements = {item.key: item for item in await find_participants(self._node, "miner", known)}
+        announcements = {item.key: item for item in await find_participants(self._node, "miner", history_keys)}
         self._void = {miner: expiry for miner, expiry in self._void.items() if miner in announcements}
         newest = {
             miner: max(item, self._current.get(miner, item), key=lambda announcement: announcement.expires_ms)
@@ -162,7 +162,7 @@ class Pledges:
 
 
 async def read_window_cases(
-    node: Node, window: int, pledges: Mapping[bytes, Pledge], known: AbstractSet[bytes] = frozenset()
+    node: Node, window: int, pledges: Mapping[bytes, Pledge], history_keys: AbstractSet[bytes] = frozenset()
 ) -> WindowCases:
     """Return the commitments of a window by those who had pledged, as far as they can be read before the second round.
 
@@ -172,14 +172,14 @@ async def read_window_cases(
 
     Args:
         pledges: by miner.
-        known: miners with a history, for which places are kept if there are too many.
+        history_keys: miners with a history, for which places are kept if there are too many.
 
     Raises:
         BeaconError: the window's opening is no longer due.
     """
     schedule, beacon = node.run.schedule, node.run.beacon
     opening = await node.randomness(schedule.opening(window))
-    miners = draw_places(opening, pledges, known, node.authority.admission.miners)
+    miners = draw_places(opening, pledges, history_keys, node.authority.admission.miners)
     seconds = max(0.0, beacon.round_time(schedule.audit(window)) - node.time.now())
     reader = _CommitmentReader(node, window, pledges, seconds)
     with trio.move_on_after(seconds) as scope:

@@ -102,8 +102,8 @@ async def judged(crowd: dict[Reputation, int], seconds: float) -> tuple[dict[Rep
 async def record_histories(ledger: Ledger, keys: Mapping[Reputation, Sequence[bytes]]) -> None:
     """Write a window into the ledger that gives every miner its reputation."""
     scored = set(keys.get(Reputation.EARNING, ()))
-    known = [*keys.get(Reputation.EARNING, ()), *keys.get(Reputation.KNOWN, ())]
-    rows = [row(miner, accepted=100 if miner in scored else 1) for miner in known]
+    judged_miners = [*keys.get(Reputation.EARNING, ()), *keys.get(Reputation.KNOWN, ())]
+    rows = [row(miner, accepted=100 if miner in scored else 1) for miner in judged_miners]
     rows += [row(miner, rejected=1) for miner in keys.get(Reputation.REJECTED, ())]
     await ledger.record(samples.summary(*sorted(rows, key=lambda item: item.miner), window=0, previous=b""))
 

@@ -98,8 +98,8 @@ class Attendance:
 
     def lost(self) -> list[bytes]:
         """Return the workers of which nothing was seen."""
-        known = self.contributions.keys() | self.refusals.keys()
-        return [worker for worker in self.opening.record.workers if worker not in known]
+        judged_workers = self.contributions.keys() | self.refusals.keys()
+        return [worker for worker in self.opening.record.workers if worker not in judged_workers]
 
 
 async def fetch_payload(node: Node, contribution: RoundContribution, shared: SharedState, rules: RoundRules) -> bytes:
