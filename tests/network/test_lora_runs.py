@@ -173,7 +173,7 @@ def test_a_trainer_that_is_killed_goes_on() -> None:
             nursery.start_soon(network.run_miner, "miner-1")
             await network.until_window(3)
         async with run_nodes(network, miners=1):
-            await network.until_window(8)
+            await network.until_window(12)
         assert network.events("trainer/training", "resumed")
         versions = [event["version"] for event in network.events("trainer/upload", "published")]
         assert sorted(set(versions)) == list(range(versions[-1] + 1))

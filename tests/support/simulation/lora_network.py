@@ -35,7 +35,7 @@ class LoraNetwork(Network):
         self.learning_rate = learning_rate
         self.model = adapted_model(self.policy, start)
         self.weights = dict(start.adapters)
-        self.compute = Compute(self.model)
+        self.compute = self.training_compute = Compute(self.model)
         genesis = digest_weights(start.adapters)
         self.amend(lora=start.spec, model=self.run.model.model_copy(update={"genesis": genesis}))
 
