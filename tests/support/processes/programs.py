@@ -58,7 +58,8 @@ class Program:
     def end(self) -> None:
         """Kill all processes of the session."""
         for pid in members(self.session):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it may have ended by now
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
 
