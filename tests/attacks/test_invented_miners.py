@@ -80,3 +80,28 @@ async def test_a_canary_that_one_validator_lists_is_examined():
     with trio.move_on_after(closing_time(testbed) - 1.0 - testbed.clock.now()):
         await Collector(testbed.node, CollectorSettings(canaries=1)).run()
     assert [event["accepted"] for event in testbed.log.named("canary-failure")] == [True]
+
+
+@simulated
+async def test_a_late_summary_makes_a_validator_that_was_read_often_enough_be_read_again():
+    """The first validator's storage has lost a verdict, so that it was read in vain until the second one is back."""
+    testbed = AttackedTrainer(quorum=2)
+    await testbed.deliver()
+    lost = testbed.verdict(FIRST, miner=canary_key(TRAINER, 0).public)
+    own = testbed.verdict(FIRST)
+    summary = testbed.summary(FIRST, *sorted([own, lost], key=lambda verdict: verdict.miner))
+    await testbed.seal(FIRST, summary)
+    await testbed.reveal(FIRST, summary, own)
+    await testbed.publish_records(SECOND)
+    testbed.store.silent_prefixes = (paths.summary(SECOND.public, WINDOW),)
+
+    async def answer_late() -> None:
+        await testbed.clock.sleep_until(closing_time(testbed) + 3.0)
+        testbed.store.silent_prefixes = ()
+
+    collector = await testbed.open_collector(canaries=1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answer_late)
+        with trio.move_on_after(closing_time(testbed) + 6.0 - testbed.clock.now()):
+            await collector.run()
+    assert await testbed.outcomes() == {"used"}

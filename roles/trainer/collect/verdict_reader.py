@@ -62,7 +62,8 @@ class VerdictReader:
         self._missing_verdicts: dict[bytes, set[bytes]] = {}  # by validator: miners, as of these voters and this quorum
         self._excluded_validators: set[bytes] = set()  # validators that do not count in this window
         self._read_starts: dict[bytes, float] = {}  # by validator that is being read, since when (trio's time)
-        # by validator, complete reads since the window's deadline and since the last one that showed something new
+        # by validator, complete reads since the window's deadline, since the last one that showed something new, and
+        # since there is more to look for
         self._final_reads: Counter[bytes] = Counter()
         self._final_attempts: Counter[bytes] = Counter()  # by validator, all reads since the deadline, also failed ones
         self.verdicts: dict[bytes, dict[bytes, Verdict]] = {}
@@ -86,13 +87,16 @@ class VerdictReader:
         if self._voters != (voters, authority.quorum):
             listings = Counter(miner for voter in voters for miner in self._summary_miners[voter])
             listed = {miner for miner, count in listings.items() if count >= authority.quorum} | self._canaries
-            self._voters = (voters, authority.quorum)
+            before, self._voters = self._missing_verdicts, (voters, authority.quorum)
             self._missing_verdicts = {
                 voter: {
                     miner for miner in self._summary_miners[voter] & listed if voter not in self.verdicts.get(miner, {})
                 }
                 for voter in voters
             }
+            for voter, miners in self._missing_verdicts.items():
+                if miners - before.get(voter, set()):  # which the reads up to now did not look for
+                    self._final_reads[voter] = 0
         return self._missing_verdicts
 
     def outstanding_on(self, miner: bytes, ignored: set[bytes]) -> set[bytes]:

@@ -130,10 +130,10 @@ class AttackedTrainer:
         """Return the path of a validator's verdict on the miner."""
         return paths.verdict(validator.public, window, MINER.public)
 
-    async def open_collector(self) -> Collector:
+    async def open_collector(self, canaries: int = 0) -> Collector:
         """Return a collector that starts when the window opens."""
         await self.clock.sleep_until(self.run.opening_time(WINDOW))
-        return Collector(self.node, CollectorSettings())
+        return Collector(self.node, CollectorSettings(canaries=canaries))
 
     async def collect(self, until: float | None = None) -> None:
         """Let the trainer collect until a time, by default until the window has closed."""
