@@ -1,6 +1,9 @@
 """A trainer whose own versions the roots take back: it stops, and after a repair it goes on from the last valid one."""
 
+from collections.abc import Awaitable, Callable
+
 import pytest
+import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol import paths
@@ -10,11 +13,13 @@ from protocol.identity.signing import sign
 from roles.authority_updates import refresh_authority
 from roles.ports import RepairError, StateError
 from roles.trainer.learn.checkpoint_repair import repair_checkpoint
+from roles.trainer.publish.history import History
+from roles.trainer.publish.publisher import Publisher
 from roles.trainer.publish.rewind_repair import repair_rewind
 from roles.trainer.spool import CHAIN, INBOX
-from tests.roles.publisher_testbed import PublisherTestbed, newest
+from tests.roles.publisher_testbed import SETTINGS, PublisherTestbed, newest
 from tests.support.builders import samples
-from tests.support.builders.chains import change_elements, equal
+from tests.support.builders.chains import TRAINER, change_elements, equal
 from tests.support.simulation.network import key
 from tests.support.simulation.virtual_clock import simulated
 
@@ -107,3 +112,45 @@ async def test_a_rewind_to_somebody_elses_version_cannot_be_repaired():
     await take_back(testbed, 4, digest=bytes(32))
     with pytest.raises(RepairError, match="has not published"):
         await repair(testbed)
+
+
+class RevisingStore(MemoryStore):
+    """A store that has the node learn of a revision while it reads its own head."""
+
+    learn: Callable[[], Awaitable[None]] | None = None
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        data = await super().get(path, max_bytes, offset=offset, size=size)
+        if self.learn is not None and path == paths.head(TRAINER.public):
+            learn, self.learn = self.learn, None
+            await learn()
+        return data
+
+
+@simulated
+async def test_a_head_that_is_being_made_when_the_rewind_arrives_is_refused():
+    testbed = await published()
+    store = RevisingStore()
+    async for item in testbed.store.list(""):
+        await store.put(item.path, await testbed.store.get(item.path, 1 << 30))
+    testbed.store = store
+    node = testbed.node()
+    publisher = Publisher(node, await History.open(node.state), SETTINGS)
+
+    async def learn() -> None:
+        await take_back(testbed, 4)
+        await refresh_authority(node)
+
+    async def publish_next() -> None:
+        await publisher.started.wait()
+        store.learn = learn
+        await testbed.snapshot(7)
+
+    with trio.move_on_after(30.0), pytest.raises(ExceptionGroup) as raised:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(publisher.run)
+            nursery.start_soon(publish_next)
+    assert raised.group_contains(StateError)
+    _, follower = await testbed.follower()
+    with pytest.raises(RollbackError, match="a later revision of the authority takes back"):
+        await follower.refresh()

@@ -334,10 +334,10 @@ class Publisher:
         await self._write_head(self._history.published_version)
         await self._history.delete_needless_weights(self._uploading)
 
-    def _head(self, newest: int, expires_ms: int = 0) -> Head:
+    def _head(self, newest: int, revision: int = 0, expires_ms: int = 0) -> Head:
         """Return the head that shows everything up to version `newest`."""
-        node, settings = self._node, self._settings
-        stamp = HeadStamp(node.run_id, node.revisions.number, expires_ms)
+        settings = self._settings
+        stamp = HeadStamp(self._node.run_id, revision, expires_ms)
         return make_head(self._history, newest, settings.keep_patches, settings.keep_anchors, stamp)
 
     async def _write_head(self, newest: int) -> None:
@@ -349,13 +349,14 @@ class Publisher:
         node = self._node
         await node.time.wait_for_newest_round()  # before the lock, because it waits as long as the clock is wrong
         async with self._head_lock:
+            revision = node.revisions.number  # if a rewind arrives after the check, followers must refuse this head
             with suppress(StoreError):  # a store that does not answer shows no other trainer; the put is retried anyway
                 await self.fence.check()
             # an anchor's upload may end after a version's head was written and before the version is marked published
             self._head_version = max(newest, self._head_version)
             self._head_expiry = await node.time.proven_time() + node.run.head_ttl
             expires_ms = int(self._head_expiry * 1000) - self._settings.expiry_offset_ms
-            head = self._head(self._head_version, expires_ms)
+            head = self._head(self._head_version, revision, expires_ms)
             self.fence.add_own_head(content_digest(head.to_bytes()))
             await node.publish(paths.head(node.key.public), sign(head, node.key))
 
