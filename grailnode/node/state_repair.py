@@ -65,7 +65,7 @@ async def repair_state(node: Node, say: LineReporter) -> None:
         chain_is_rebuilt = not is_rewound and await chain.is_needed()
         if chain_is_rebuilt:
             await chain.run()
-        if not await repair_rounds(node, damages.keys(), say):
+        if not await repair_rounds(node, damages.keys(), say, is_rewound=is_rewound):
             await repair_checkpoint(draft, say, chain_is_rebuilt=chain_is_rebuilt, is_rewound=is_rewound)
         await repair_collector(draft, damages.keys(), say)
     elif node.key.public in node.authority.workers:

@@ -13,6 +13,8 @@ from protocol.identity.signing import sign
 from roles.authority_updates import refresh_authority
 from roles.ports import RepairError, StateError
 from roles.trainer.learn.checkpoint_repair import repair_checkpoint
+from roles.trainer.outer.round_files import ROUNDS
+from roles.trainer.outer.round_repair import repair_rounds
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher
 from roles.trainer.publish.rewind_repair import repair_rewind
@@ -154,3 +156,16 @@ async def test_a_head_that_is_being_made_when_the_rewind_arrives_is_refused():
     _, follower = await testbed.follower()
     with pytest.raises(RollbackError, match="a later revision of the authority takes back"):
         await follower.refresh()
+
+
+@simulated
+async def test_a_coordinator_of_sites_does_not_publish_again_what_is_taken_back():
+    """The state that its sites share is that of the versions that are taken back. The chain ends where it is valid."""
+    testbed = await published()
+    await testbed.state.put(f"{ROUNDS}0000000006-{TRAINER.public.hex()}", b"a signed round manifest")
+    await take_back(testbed, 4)
+    await repair(testbed)
+    with pytest.raises(RepairError, match=r"sites share a state of later ones.*`grailnode export DIR`"):
+        await repair_rounds(testbed.node(), set(), print, is_rewound=True)
+    version, weights = await newest(*await testbed.follower())
+    assert version == 4 and equal(weights, testbed.weights[4])

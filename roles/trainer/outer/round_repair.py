@@ -39,10 +39,13 @@ async def fetch_own_pointer(node: Node) -> Signed[RoundPointer] | None:
         return None
 
 
-async def repair_rounds(node: Node, lost_paths: Set[str], say: LineReporter) -> bool:
+async def repair_rounds(node: Node, lost_paths: Set[str], say: LineReporter, *, is_rewound: bool = False) -> bool:
     """Rebuild a coordinator's rounds, if they have lost something or are older than what storage shows.
 
     The published chain has been rebuilt before.
+
+    Args:
+        is_rewound: whether versions of the chain were taken back, with which the rounds do not agree any more.
 
     Returns:
         Whether this trainer closes rounds at all.
@@ -57,6 +60,12 @@ async def repair_rounds(node: Node, lost_paths: Set[str], say: LineReporter) -> 
     is_lost = any(path.startswith(round_files.OUTER) for path in lost_paths)
     if pointer is None and not (manifests or is_lost):
         return False
+    if is_rewound:
+        raise RepairError(
+            f"{round_files.ROUNDS}: the roots take back versions of this run, and its sites share a state of later "
+            "ones, which cannot go back; followers have the last valid version again: write it with `grailnode export "
+            "DIR`, and create a new run from it"
+        )
     if pointer is None:
         raise RepairError(
             f"{round_files.ROUNDS}: storage shows no round of this trainer; try again when its bucket answers"
