@@ -31,6 +31,7 @@ MAX_EVALUATION_SAMPLES: Final = 64  # completions of one of them
 MAX_LORA_RANK: Final = 1024  # rank of one adapter
 MAX_LORA_ALPHA: Final = 65536.0  # largest alpha of the adapters
 MAX_LORA_TARGETS: Final = 64  # names of modules that have adapters
+MAX_BASE_FILE_BYTES: Final = 1 * GIB  # bytes of the tensors in one file of a base, or one tensor that is larger
 
 # compression.py
 MAX_ZSTD_WINDOW_BYTES: Final = 128 * MIB  # bytes of the window that a zstd frame may require its reader to hold

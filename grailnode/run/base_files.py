@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -117,12 +118,7 @@ async def fetch_base(
         PolicyError: the run names a base that cannot be the model's: nothing is fetched that is too large for it.
         StoreError: a file cannot be fetched, or is not the one that the run names.
     """
-    weight_bytes = sum(_ITEM_BYTES * math.prod(s) for name, s in shapes.items() if not name.endswith((DOWN, UP)))
-    headers = len(lora.shards) * limits.MAX_SAFETENSORS_HEADER_BYTES
-    if not weight_bytes < lora.base_bytes <= weight_bytes + headers:
-        raise PolicyError(
-            f"the run names a base of {lora.base_bytes} bytes, where its model has {weight_bytes} bytes of BF16 weights"
-        )
+    _check_sizes(lora, shapes)
     directory.mkdir(parents=True, exist_ok=True)
     files = [directory / f"{number:05d}.safetensors" for number in range(len(lora.shards))]
     for number, (file, ref) in enumerate(zip(files, lora.shards, strict=True), start=1):
@@ -131,6 +127,27 @@ async def fetch_base(
             node.telemetry.event("base-file-fetched", file=number, of=len(files), bytes=ref.size)
     base: dict[str, Tensor] = await node.run_sync(_read, files, lora, shapes)
     return base
+
+
+def _check_sizes(lora: LoraSpec, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Check the files of a base by their sizes: each is read into memory as a whole.
+
+    Raises:
+        PolicyError: they are more than the model's weights need.
+    """
+    sizes = [_ITEM_BYTES * math.prod(shape) for name, shape in shapes.items() if not name.endswith((DOWN, UP))]
+    header = limits.MAX_SAFETENSORS_HEADER_BYTES
+    if len(lora.shards) > len(sizes):
+        raise PolicyError(
+            f"the run names a base in {len(lora.shards)} files, where its model has {len(sizes)} tensors of a base"
+        )
+    if not sum(sizes) < lora.base_bytes <= sum(sizes) + len(lora.shards) * header:
+        raise PolicyError(
+            f"the run names a base of {lora.base_bytes} bytes, where its model has {sum(sizes)} bytes of BF16 weights"
+        )
+    largest = max(ref.size for ref in lora.shards)
+    if largest > max(limits.MAX_BASE_FILE_BYTES, *sizes) + header:
+        raise PolicyError(f"the run's base has a file of {largest} bytes, which is more than a node reads at once")
 
 
 async def _fetch(node: Node, ref: ObjectRef, writers: Sequence[bytes], file: Path) -> None:
@@ -155,6 +172,9 @@ def _read(files: Sequence[Path], lora: LoraSpec, shapes: Mapping[str, tuple[int,
             base |= load_file(file)
         except (OSError, SafetensorError) as error:
             raise PolicyError(f"the run's base is no safetensors file ({error})") from error
+    for name, tensor in base.items():
+        if tensor.dtype != torch.bfloat16:
+            raise PolicyError(f"the run's base: {name} has dtype {tensor.dtype}, and a base is BF16")
     check_base(base, shapes)
     check_base_digest(base, lora, "the run's base")
     return base

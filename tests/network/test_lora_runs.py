@@ -18,7 +18,7 @@ from grailnode.node.run_model import follower_model, publish_run_base
 from grailnode.observe.chain_check import verify_chain
 from grailnode.run.base_files import fetch_base, lora_spec, publish_base
 from grailnode.run.creation import Choices, model_files, publish_files
-from protocol import paths
+from protocol import limits, paths
 from protocol.digest import Weights, digest_weights
 from protocol.judging.verdict import Reason
 from protocol.objects import ObjectRef
@@ -272,6 +272,32 @@ def test_another_base_is_refused(tmp_path: Path) -> None:
         (base.directory / "00001.safetensors").unlink()
         with pytest.raises(StoreError, match="not the file that the run names"):
             await base.fetch()
+
+    with_base(tmp_path, scenario)
+
+
+def test_files_that_are_larger_or_more_than_a_base_needs_are_refused_before_one_is_fetched(tmp_path: Path) -> None:
+    async def scenario(base: Base) -> None:
+        await base.publish()
+        many = [ObjectRef(digest=bytes(32), size=limits.MAX_SAFETENSORS_HEADER_BYTES) for _ in base.weights]
+        with pytest.raises(PolicyError, match=r"in \d+ files, where its model has \d+ tensors"):
+            await base.fetch(base.lora.model_copy(update={"shards": (*base.lora.shards, *many)}))
+        base.shapes = {f"layer{number}.weight": (1 << 14, 1 << 14) for number in range(4)}
+        large = ObjectRef(digest=bytes(32), size=(1 << 31) + 1024)
+        with pytest.raises(PolicyError, match="has a file of 2147484672 bytes"):
+            await base.fetch(base.lora.model_copy(update={"shards": (large,)}))
+        assert not base.network.events("miner-1", "base-file-fetched")
+
+    with_base(tmp_path, scenario)
+
+
+def test_a_base_of_another_dtype_is_refused(tmp_path: Path) -> None:
+    async def scenario(base: Base) -> None:
+        wide = {name: tensor.to(torch.float32) for name, tensor in base.weights.items()}
+        lora = lora_spec(wide, RANK, ALPHA, TARGETS)
+        await publish_base(base.network.node("trainer"), lora, wide)
+        with pytest.raises(PolicyError, match="has dtype"):
+            await base.fetch(lora)
 
     with_base(tmp_path, scenario)
 
