@@ -180,3 +180,43 @@ async def test_a_validator_that_accepts_a_false_canary_is_caught_although_anothe
     assert [(event["validator"], event["accepted"], event["verdict"]) for event in events] == [
         (FIRST.public.hex(), True, LedgerRow.of(lie).verdict.hex())
     ]
+
+
+class DrippingStore(SilentStore):
+    """A store that takes an hour for one object, and counts the reads that it keeps waiting."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.waiting = 0
+        self._path = path
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        if path == self._path:
+            self.waiting += 1
+            try:
+                await trio.sleep(3600.0)
+            finally:
+                self.waiting -= 1
+        return await super().get(path, max_bytes, offset=offset, size=size)
+
+
+@simulated
+async def test_a_read_that_goes_on_after_a_window_has_closed_is_given_up():
+    """Otherwise it would keep the window's verdicts in memory for as long as it takes."""
+    testbed = AttackedTrainer()
+    testbed.store = DrippingStore(paths.summary(SECOND.public, WINDOW))
+    testbed.node = replace(testbed.node, store=testbed.store)
+    await testbed.deliver()
+    await testbed.publish_records(FIRST)
+    await testbed.publish_records(SECOND)
+    collector = await testbed.open_collector()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(collector.run)
+        await testbed.clock.sleep_until(closing_time(testbed) + 1.0)
+        assert testbed.store.waiting == 1
+        while WINDOW in collector.open_windows or not collector.open_windows:
+            await trio.sleep(1.0)
+        await trio.sleep(1.0)
+        assert testbed.store.waiting == 0
+        nursery.cancel_scope.cancel()
+    assert await testbed.outcomes() == {"used"}

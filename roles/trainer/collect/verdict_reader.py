@@ -62,6 +62,7 @@ class VerdictReader:
         self._missing_verdicts: dict[bytes, set[bytes]] = {}  # by validator: miners, as of these voters and this quorum
         self._excluded_validators: set[bytes] = set()  # validators that do not count in this window
         self._read_starts: dict[bytes, float] = {}  # by validator that is being read, since when (trio's time)
+        self._read_scopes: dict[bytes, trio.CancelScope] = {}  # by validator that is being read
         # by validator, complete reads since the window's deadline, since the last one that showed something new, and
         # since there is more to look for
         self._final_reads: Counter[bytes] = Counter()
@@ -130,13 +131,14 @@ class VerdictReader:
     def start_reading(self, ignored: set[bytes], after_deadline: bool, tasks: trio.Nursery) -> None:
         """Start a task for each outstanding validator that is not being read already."""
         for validator in sorted(self.outstanding(ignored) - self._read_starts.keys()):
-            self._read_starts[validator] = trio.current_time()
+            self._read_starts[validator], self._read_scopes[validator] = trio.current_time(), trio.CancelScope()
             tasks.start_soon(self._try_to_read, validator, ignored, after_deadline)
 
     async def _try_to_read(self, validator: bytes, ignored: set[bytes], after_deadline: bool) -> None:
         before = self._object_count(validator)
         try:
-            await self._read(validator, ignored)
+            with self._read_scopes[validator]:
+                await self._read(validator, ignored)
             if after_deadline:
                 has_news = self._object_count(validator) > before
                 self._final_reads[validator] = 0 if has_news else self._final_reads[validator] + 1
@@ -144,12 +146,14 @@ class VerdictReader:
             self._report_once("validator-unreachable", f"of {validator.hex()}", error)
         finally:
             self._final_attempts[validator] += after_deadline
-            del self._read_starts[validator]
+            del self._read_starts[validator], self._read_scopes[validator]
 
     def close(self, ignored: set[bytes]) -> None:
-        """Log which validators did not reveal in time, because their judgements do not count then, and on how many
-        miners a validator lists a verdict that too few others list.
+        """End the reads that still go on. Log which validators did not reveal in time, because their judgements do not
+        count then, and on how many miners a validator lists a verdict that too few others list.
         """
+        for scope in self._read_scopes.values():
+            scope.cancel()
         for validator in sorted(self.outstanding(ignored)):
             if validator in self._sealed_digests:
                 self._exclude(validator, "sealed, and not revealed in time")
