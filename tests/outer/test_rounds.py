@@ -326,6 +326,30 @@ async def test_a_site_that_was_away_for_long_fetches_the_state() -> None:
 
 
 @simulated
+async def test_a_site_that_finds_the_next_manifest_without_its_payloads_fetches_the_state() -> None:
+    testbed = OuterTestbed(3, state_interval=6)
+    handle = testbed.handles["site-2"]
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery, testbed.names[:2])
+        async with trio.open_nursery() as absent:
+            absent.start_soon(testbed.run_site, handle)
+            await testbed.until_round(5)
+            await trio.sleep(1)
+            absent.cancel_scope.cancel()
+        await testbed.until_round(18)  # manifest 6 is the oldest one, and the payloads from round 7 on are there
+        await trio.sleep(1)
+        assert max(testbed.applied("site-2")) == 5
+        assert (await testbed.manifest(6)).counted
+        nursery.start_soon(testbed.run_site, handle)
+        closing = await testbed.until_round(21)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert handle.log.named("payload-unread")
+    assert len(closing.counted) == 3
+    assert testbed.applied("site-2")[21] == testbed.applied("site-0")[21]
+
+
+@simulated
 async def test_a_site_that_computes_another_state_says_so_and_fetches_the_state() -> None:
     testbed = OuterTestbed(3)
     handle = testbed.handles["site-2"]

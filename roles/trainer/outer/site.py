@@ -279,7 +279,7 @@ class Site:
                 signed = await fetch_manifest(node, opening.record.number + 1)
                 check_next_manifest(opening, signed)
             except NotFoundError:
-                if await self._is_behind():
+                if await self._is_behind(opening.record.number):
                     return None
             except ForkError as error:
                 if signed.record.epoch <= opening.record.epoch:
@@ -292,14 +292,13 @@ class Site:
                 return signed
             await trio.sleep(self._settings.poll_seconds)
 
-    async def _is_behind(self) -> bool:
-        """Return whether storage has a later state and not the manifests up to it."""
+    async def _is_behind(self, number: int) -> bool:
+        """Return whether storage has the state of a later round, so that what leads there may be gone."""
         assert self._opening is not None
-        opening = self._opening.record
-        if self._node.time.now() < self._node.run.beacon.round_time(opening.closes):
+        if self._node.time.now() < self._node.run.beacon.round_time(self._opening.record.closes):
             return False
         try:
-            return (await fetch_pointer(self._node)).state_number > opening.number
+            return (await fetch_pointer(self._node)).state_number > number
         except (StoreError, TooLargeError, ProtocolError):
             return False
 
@@ -308,7 +307,7 @@ class Site:
 
         Args:
             closing: the manifest that closes it; None if a whole state must be fetched instead.
-            shared: the state after it; None if this site computes another one.
+            shared: the state after it; None if this site computes another one, or cannot compute it any more.
         """
         assert self._opening is not None and self._shared is not None and self._record is not None
         node, opening, record = self._node, self._opening.record, self._record
@@ -323,7 +322,7 @@ class Site:
         self._pool.use_up(item.group for item in used)
         if shared is None:
             self._steps.drop()
-            await self._adopt_state(None)
+            await self._adopt_state(manifest if await self._is_behind(manifest.number) else None)
             await self._clean_up()
             return
         feedback, inner = record.feedback, record.inner
@@ -342,7 +341,9 @@ class Site:
         self._report(manifest, opening)
 
     async def _applied(self, manifest: RoundManifest, rules: RoundRules) -> SharedState | None:
-        """Return the state after a round; None if this site computes another one than the manifest gives."""
+        """Return the state after a round; None if this site computes another one than the manifest gives, or if the
+        payloads are no longer in storage, and a later state is.
+        """
         assert self._shared is not None
         node = self._node
         while True:
@@ -352,6 +353,8 @@ class Site:
                 shared: SharedState = await node.run_sync(self._shared.after, payloads, factors, rules)
             except StoreError as error:
                 node.telemetry.event("payload-unread", number=manifest.number, error=str(error))
+                if isinstance(error, NotFoundError) and await self._is_behind(manifest.number):
+                    return None
                 await trio.sleep(self._settings.poll_seconds)
                 continue
             except ProtocolError as error:
