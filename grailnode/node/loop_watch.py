@@ -30,7 +30,7 @@ class LoopWatch(trio.abc.Instrument):
     def __init__(self, report: Callable[[str, float], None], seconds: float) -> None:
         self._report = report
         self._seconds = seconds
-        self._began = 0.0
+        self._began = time.thread_time()  # the step that adds this instrument has begun already
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         """Called by trio before each step of a task."""

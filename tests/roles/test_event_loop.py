@@ -7,6 +7,7 @@ of these tests once takes several times the limit.
 """
 
 import gc
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -157,6 +158,18 @@ def test_a_long_step_is_reported():
 
     trio.run(compute, instruments=[LoopWatch(lambda task, seconds: steps.append(task), LONG_STEP_SECONDS)])
     assert any("compute" in task for task in steps)
+
+
+def test_what_a_process_computed_before_it_is_watched_is_no_step():
+    steps = []
+
+    async def begin() -> None:
+        trio.lowlevel.add_instrument(LoopWatch(lambda task, seconds: steps.append(task), LONG_STEP_SECONDS))
+        await trio.lowlevel.checkpoint()
+
+    assert time.thread_time() > LONG_STEP_SECONDS
+    trio.run(begin)
+    assert steps == []
 
 
 def test_long_steps_are_one_event_a_minute_with_the_longest_of_them():
