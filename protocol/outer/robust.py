@@ -15,7 +15,7 @@ bounds apply, one after the other:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median, median_low
+from statistics import median, median_high, median_low
 from typing import Any
 
 import numpy as np
@@ -94,10 +94,14 @@ def weigh(products: Matrix, settings: RobustSettings, long: LongProducts | None 
 
 
 def _length_factors(lengths: Sequence[float], *, clips: bool) -> list[float]:
-    """Return the factors that scale contributions down to the median length."""
+    """Return the factors that scale contributions down to the median length.
+
+    Of an even number it is the lower of the two in the middle, or the other one if that is 0: half of the sites cannot
+    have the others refused because they send nothing.
+    """
     if not clips or not lengths:
         return [1.0] * len(lengths)
-    bound = median_low(lengths)
+    bound = median_low(lengths) or median_high(lengths)
     return [min(1.0, bound / length) if length > 0 else 1.0 for length in lengths]
 
 

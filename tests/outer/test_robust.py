@@ -104,6 +104,13 @@ def test_two_sites_and_updates_of_zero() -> None:
     assert weigh(np.zeros((0, 0)), ROBUST).factors == ()
 
 
+def test_half_of_the_sites_cannot_have_the_others_refused_by_sending_nothing() -> None:
+    own, empty = noise(1), np.zeros(SIZE)
+    assert result([empty, own]).factors == (1.0, 1.0)
+    assert result([empty, own, 2 * own, empty]).factors[1:3] == pytest.approx((1.0, 0.5))
+    assert result([empty, empty, own]).factors == (1.0, 1.0, 0.0)  # one site moves nothing against all others
+
+
 def drifting_rounds(sine: float, rounds: int, *, signal: float = 0.45, absent: int = 0) -> list[tuple[float, ...]]:
     """Return the factors of some rounds in which site 2 turns its updates by an angle towards a fixed direction.
 
