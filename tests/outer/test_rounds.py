@@ -1,6 +1,7 @@
 """Sites and coordinator together: the state is the same everywhere, whatever becomes of a site."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import trio
 
 from protocol import paths
 from protocol.identity.signing import sign
+from protocol.limits import MAX_ROUND_GROUPS
 from roles.ports import ObjectInfo
 from roles.trainer.outer.contribution_retention import KEPT_ROUNDS
 from tests.support.builders.chains import TRAINER
@@ -15,6 +17,7 @@ from tests.support.builders.samples import digest, round_rules
 from tests.support.simulation.network import key
 from tests.support.simulation.outer_sites import (
     ROUND_SECONDS,
+    SITE_SETTINGS,
     OuterTestbed,
     first_weights,
     loss,
@@ -90,6 +93,20 @@ async def test_a_site_keeps_only_its_newest_contributions_in_storage() -> None:
         assert min(numbers) == rounds - KEPT_ROUNDS + 1
         assert len(numbers) >= KEPT_ROUNDS
     equal_states(testbed, rounds - 1)
+
+
+@simulated
+async def test_a_site_takes_no_more_steps_than_a_contribution_can_name_groups_for() -> None:
+    testbed = OuterTestbed(1, round_rules(local_steps=3, quorum=1))
+    testbed.site_settings = replace(SITE_SETTINGS, groups_per_step=MAX_ROUND_GROUPS // 2)
+    await testbed.feed_once(2 * MAX_ROUND_GROUPS)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(testbed.run_coordinator)
+        nursery.start_soon(testbed.run_site, testbed.handles["site-0"])
+        manifest = await testbed.until_round(1)
+        nursery.cancel_scope.cancel()
+    assert [len(item.groups) for item in manifest.counted] == [MAX_ROUND_GROUPS]
+    assert (await testbed.contribution("site-0", 1)).record.local_steps == 2
 
 
 @simulated

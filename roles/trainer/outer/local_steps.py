@@ -5,9 +5,10 @@ Nothing here is durable. A site that is killed takes the steps of the present ro
 
 import trio
 
+from protocol import limits
 from protocol.digest import Weights
 from protocol.outer.dealing import owner, turn_of
-from protocol.outer.round_records import RoundManifest
+from protocol.outer.round_records import RoundManifest, RoundRules
 from protocol.outer.shared_state import SharedState
 from roles.node.identity import Node
 from roles.trainer.outer.group_pool import GroupPool
@@ -52,7 +53,8 @@ class LocalSteps:
         return state
 
     async def take(self, opening: RoundManifest) -> None:
-        """Take the steps that the present round lacks, until shortly before its end.
+        """Take the steps that the present round lacks, until shortly before its end, or until they have used as many
+        groups as a contribution can name.
 
         Args:
             opening: the manifest that opened the round.
@@ -60,7 +62,7 @@ class LocalSteps:
         node, settings = self._node, self._settings
         deadline = node.run.beacon.round_time(opening.closes) - settings.upload_seconds
         turns = {turn_of(self.number, opening.rules.delay)}
-        while self.count < opening.rules.local_steps and node.time.now() < deadline:
+        while not self._are_all_taken(opening.rules) and node.time.now() < deadline:
             await self._step(opening, turns)
 
     async def go_ahead(self, opening: RoundManifest, start: Weights, used: frozenset[bytes]) -> None:
@@ -77,7 +79,7 @@ class LocalSteps:
         self.drop()
         self.number, self._start = opening.number + 2, start
         turns = {turn_of(number, opening.rules.delay) for number in (opening.number + 1, self.number)}
-        while self.count < opening.rules.local_steps:
+        while not self._are_all_taken(opening.rules):
             await self._step(opening, turns, used, ahead=True)
 
     async def settle(self, manifest: RoundManifest, shared: SharedState) -> None:
@@ -103,6 +105,11 @@ class LocalSteps:
         state = self._learner.state()
         moved = {name: shared[name] + (tensor - start[name]) for name, tensor in masters(state).items()}
         self._learner.restore(with_masters(state, moved))
+
+    def _are_all_taken(self, rules: RoundRules) -> bool:
+        """Return whether the rules, or the groups that a contribution can name, allow no further step."""
+        groups = len(self.groups) + self._settings.groups_per_step
+        return self.count >= rules.local_steps or groups > limits.MAX_ROUND_GROUPS
 
     async def _step(
         self, opening: RoundManifest, turns: set[int], used: frozenset[bytes] = frozenset(), *, ahead: bool = False

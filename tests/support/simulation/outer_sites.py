@@ -189,6 +189,7 @@ class OuterTestbed:
         )
         self.coordinator_log, self.coordinator_state = Log("trainer"), MemoryStore()
         self.epoch = 1
+        self.site_settings = SITE_SETTINGS
         self.handles = {name: self.handle(name) for name in self.names}
         self._batches = 0
 
@@ -250,7 +251,7 @@ class OuterTestbed:
         """Run a site."""
         node = self.node(handle.log, state or handle.state, handle.key, store)
         handle.learner.start_again()
-        handle.site = Site(node, handle.learner, SITE_SETTINGS)
+        handle.site = Site(node, handle.learner, self.site_settings)
         await handle.site.run()
 
     async def feed(self, per_second: int = 8) -> None:
