@@ -200,7 +200,9 @@ EXACT_PROOF: Final = ProofSpec(
     audit_floor_ppm=1_000_000,
     audit_halving=16,
 )
-"""The thresholds of an exact run, up to the audit shares: one sketch or one token that differs refuses its group."""
+"""The thresholds of an exact run, up to the audit shares: one token, or one sketch that is tested, that differs refuses
+its group.
+"""
 
 
 class ScoringSpec(Record):
