@@ -62,7 +62,7 @@ async def repair_state(node: Node, say: LineReporter) -> None:
     if node.key.public in node.authority.trainers:
         chain = ChainRepair(node, damages.keys(), say)
         is_rewound = not damages and await repair_rewind(node, say)
-        chain_is_rebuilt = not is_rewound and await chain.is_needed()
+        chain_is_rebuilt = await chain.is_needed()
         if chain_is_rebuilt:
             await chain.run()
         if not await repair_rounds(node, damages.keys(), say, is_rewound=is_rewound):

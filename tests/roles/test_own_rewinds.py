@@ -7,7 +7,7 @@ import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from protocol.errors import RollbackError
+from protocol.errors import ChainError, RollbackError
 from protocol.identity.authority import ChainPoint
 from protocol.identity.signing import sign
 from roles.authority_updates import refresh_authority
@@ -15,11 +15,12 @@ from roles.ports import RepairError, StateError
 from roles.trainer.learn.checkpoint_repair import repair_checkpoint
 from roles.trainer.outer.round_files import ROUNDS
 from roles.trainer.outer.round_repair import repair_rounds
+from roles.trainer.publish.chain_repair import ChainRepair
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher
 from roles.trainer.publish.rewind_repair import repair_rewind
 from roles.trainer.spool import CHAIN, INBOX
-from tests.roles.publisher_testbed import SETTINGS, PublisherTestbed, newest
+from tests.roles.publisher_testbed import SETTINGS, PublisherTestbed, copy_of, newest
 from tests.support.builders import samples
 from tests.support.builders.chains import TRAINER, change_elements, equal
 from tests.support.simulation.network import key
@@ -169,3 +170,32 @@ async def test_a_coordinator_of_sites_does_not_publish_again_what_is_taken_back(
         await repair_rounds(testbed.node(), set(), print, is_rewound=True)
     version, weights = await newest(*await testbed.follower())
     assert version == 4 and equal(weights, testbed.weights[4])
+
+
+@simulated
+async def test_a_state_that_is_older_than_the_last_valid_version_does_not_make_another_one():
+    """A head that is taken back says nothing about the versions up to the rewind, which this state does not know."""
+    testbed, state = await published(4), MemoryStore()
+    backup = await copy_of(testbed.state)
+    await testbed.snapshot(4, 5, 6)
+    await testbed.publish(seconds=20.0)
+    await newest(*await testbed.follower(state))
+    await take_back(testbed, 4)
+    valid, testbed.weights[4] = testbed.weights[4], change_elements(testbed.weights[3], 500)
+    await testbed.snapshot(4, state=backup)
+    with pytest.raises(ChainError, match="run `grailnode repair`"):
+        await testbed.publish(state=backup)
+    assert (await testbed.head()).version == 6
+    node = testbed.node(state=backup)
+    await refresh_authority(node)
+    assert await repair_rewind(node, print)
+    chain = ChainRepair(node, set(), print)
+    assert await chain.is_needed()
+    await chain.run()
+    version, weights = await newest(*await testbed.follower(state))
+    assert version == 4 and equal(weights, valid)
+    testbed.weights[5] = change_elements(valid, 500)
+    await testbed.snapshot(5, state=backup)
+    await testbed.publish(state=backup)
+    version, weights = await newest(*await testbed.follower(state))
+    assert version == 5 and equal(weights, testbed.weights[5])

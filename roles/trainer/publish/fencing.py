@@ -11,6 +11,7 @@ from protocol import paths
 from protocol.chain.manifest import Head
 from protocol.chain.verifier import is_taken_back
 from protocol.errors import ChainError, ProtocolError
+from protocol.identity.authority import Revisions
 from protocol.identity.signing import Signed, open_signed
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StateError, TooLargeError
@@ -58,10 +59,10 @@ class Fence:
 
     def _is_obsolete(self, head: Head) -> bool:
         """Whether a head is older than everything in the history, because storage was rolled back, or shows versions
-        that the roots have taken back.
+        that the roots have taken back, and the history goes up to the last valid one.
         """
         if is_taken_back(head, self._node.revisions):
-            return True
+            return reaches_rewind(self._history, self._node.revisions)
         return head.epoch <= self._history.epoch and head.version < min(self._history.manifests, default=0)
 
     async def obey_rewind(self) -> None:
@@ -116,6 +117,15 @@ class Fence:
             and own_manifest is not None
             and own_manifest.digest == head.digest(head.version)
         )
+
+
+def reaches_rewind(history: History, revisions: Revisions) -> bool:
+    """Return whether a record contains the version to which the roots rewind the chain, or begins after it."""
+    if revisions.rewind is None or min(history.manifests, default=0) > revisions.rewind[1].version:
+        return True
+    point = revisions.rewind[1]
+    own_manifest = history.manifests.get(point.version)
+    return own_manifest is not None and own_manifest.digest == point.digest
 
 
 async def read_own_head(node: Node) -> Signed[Head] | None:

@@ -6,13 +6,15 @@ back to it, the weights are rebuilt from it, and training continues there.
 
 from protocol import paths
 from protocol.chain.manifest import Head
+from protocol.chain.verifier import is_taken_back
 from protocol.errors import ProtocolError
+from protocol.identity.authority import ChainPoint
 from protocol.identity.signing import sign
 from protocol.limits import MAX_CHAIN
 from roles.node.identity import Node
 from roles.policy.follower import TRUST_PATH, Follower
 from roles.ports import LineReporter, RepairError, StoreError
-from roles.trainer.publish.fencing import read_own_head
+from roles.trainer.publish.fencing import reaches_rewind, read_own_head
 from roles.trainer.publish.history import HeadStamp, History, make_head
 from roles.trainer.spool import CHAIN, INBOX, OUTBOX, PUBLISHED_WEIGHTS, stored_versions, weights_folder
 from roles.trainer.tensor_shards import TensorSource, delete_shards, put_shards, run_inline
@@ -21,16 +23,22 @@ from roles.trainer.tensor_shards import TensorSource, delete_shards, put_shards,
 async def repair_rewind(node: Node, say: LineReporter) -> bool:
     """Take back what this node has published after the last valid version; return whether there was anything.
 
+    If its state does not go so far, only the head in storage is changed, and the chain is to be rebuilt from there.
+
     Raises:
         RepairError: the last valid version is none of this node's own, or cannot be rebuilt.
         StoreError, ProtocolError: storage or the state cannot be read.
     """
     rewind, history = node.revisions.rewind, await History.open(node.state)
-    if rewind is None or rewind[0] <= history.rewind or history.published_version <= rewind[1].version:
+    if rewind is None:
         return False
     number, point = rewind
-    own = history.manifests.get(point.version)
-    if own is None or own.digest != point.digest:
+    if history.published_version <= point.version:
+        return await _shorten_head(node, history, number, point)
+    if number <= history.rewind:
+        return False
+    own_manifest = history.manifests.get(point.version)
+    if own_manifest is None or own_manifest.digest != point.digest:
         raise RepairError(
             f"{CHAIN}: revision {number} takes back the versions after a version {point.version} that this node has "
             "not published, so that it has nothing to continue; begin with an empty state"
@@ -43,11 +51,49 @@ async def repair_rewind(node: Node, say: LineReporter) -> bool:
     await history.begin_epoch(max(history.epoch, head.record.epoch if head is not None else 0) + 1)
     await _publish_head(node, history)
     await _rebuild_weights(node, point.version)
-    for prefix in (OUTBOX, INBOX):  # snapshots of later versions, and groups that these have generated
-        for path in [item.path async for item in node.state.list(prefix)]:
-            await node.state.delete(path)
+    await _drop_later_work(node)
     span = f"{point.version + 1} to {taken_back}"
     say(f"{CHAIN}: versions {span} are taken back by revision {number}; {point.version} is the newest")
+    return True
+
+
+async def _drop_later_work(node: Node) -> None:
+    """Drop snapshots of versions that are taken back, and groups that these have generated."""
+    for prefix in (OUTBOX, INBOX):
+        for path in [item.path async for item in node.state.list(prefix)]:
+            await node.state.delete(path)
+
+
+async def _shorten_head(node: Node, history: History, number: int, point: ChainPoint) -> bool:
+    """Make the head in storage end at the last valid version if it shows later ones, and this state does not go so far:
+    it is that of an old backup, or is lost. The chain is rebuilt from storage then.
+
+    Raises:
+        RepairError: storage does not show how to get to the last valid version.
+    """
+    signed = await read_own_head(node)
+    if signed is None or not is_taken_back(signed.record, node.revisions) or reaches_rewind(history, node.revisions):
+        return False
+    head = signed.record
+    anchors = tuple(version for version in head.anchors if version <= point.version)
+    is_in_head = head.base <= point.version and head.digest(point.version) == point.digest
+    if not is_in_head or not anchors or head.oldest_patch > point.version + 1:
+        raise RepairError(
+            f"{CHAIN}: this state is older than version {point.version}, the last one that revision {number} leaves, "
+            "and storage does not lead there; restore a newer backup"
+        )
+    shortened = Head(
+        run=head.run,
+        epoch=head.epoch + 1,
+        base=head.base,
+        manifests=head.manifests[: point.version - head.base + 1],
+        anchors=anchors,
+        oldest_patch=head.oldest_patch,
+        revision=node.revisions.number,
+        expires_ms=int((node.clock.now() + node.run.head_ttl) * 1000),
+    )
+    await node.store.put(paths.head(node.key.public), sign(shortened, node.key))
+    await _drop_later_work(node)
     return True
 
 
