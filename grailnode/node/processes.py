@@ -84,7 +84,7 @@ TRAINER_BLOCK = 128 << 10
 FOLLOWER_BLOCK = 1 << 20
 """The same of a process that samples or checks: a token's decoding allocates smaller ones again and again."""
 _FOLLOWERS = ("canary", "miner", "validator")
-_RETRY_SECONDS = 0.5
+_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.5, 30.0
 
 
 @dataclass(frozen=True)
@@ -161,12 +161,14 @@ async def join_run(node: Node, config: Config, name: str) -> tuple[Task, Compute
     """
     sandbox = await node.run_sync(requirements.open_sandbox, node.run)
     reporter = ChangeReporter(node.telemetry, "files-missing")
+    pause = _RETRY_SECONDS
     while True:
         try:
             return await _task(node, config, config.at(config.node.state) / name, sandbox)
         except StoreError as error:
             reporter.failure(error)
-            await trio.sleep(_RETRY_SECONDS)
+            await trio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_RETRY_SECONDS)  # a file that is damaged in storage is downloaded each time
 
 
 async def _task(node: Node, config: Config, directory: Path, sandbox: Sandbox | None) -> tuple[Task, Compute]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import trio
 from safetensors.torch import load_file
 
 from grailnode.cli.actions.model_export import export_version
@@ -14,6 +15,7 @@ from grailnode.engine.adapter_files import read_adapters
 from grailnode.engine.lora_model import LoraModel, merged_weights
 from grailnode.engine.policy import PolicyError, load_weights
 from grailnode.engine.torch_engine import TorchEngine
+from grailnode.node.processes import join_run
 from grailnode.node.run_model import follower_model, publish_run_base
 from grailnode.observe.chain_check import verify_chain
 from grailnode.run.base_files import fetch_base, lora_spec, publish_base
@@ -328,5 +330,32 @@ def test_files_with_other_tensors_are_refused(tmp_path: Path) -> None:
         await publish_base(base.network.node("trainer"), lora, others)
         with pytest.raises(PolicyError, match="has shape"):
             await base.fetch(lora)
+
+    with_base(tmp_path, scenario)
+
+
+def test_a_node_does_not_download_a_damaged_file_again_and_again(tmp_path: Path) -> None:
+    """The founder may pay for each download."""
+
+    async def scenario(base: Base) -> None:
+        network, reads = base.network, 0
+        await publish_files(network.store, base.key, model_files(network.policy.directory))
+        await publish_run_base(network.node("trainer"), network.policy.directory)
+        assert network.run.lora is not None
+        path = paths.file(base.key, network.run.lora.shards[0].digest)
+        await network.store.put(path, bytes(network.run.lora.shards[0].size))
+        get = network.store.get
+
+        async def counted(read_path: str, *arguments: Any, **options: Any) -> bytes:
+            nonlocal reads
+            reads += read_path == path
+            return await get(read_path, *arguments, **options)
+
+        network.store.get = counted  # type: ignore[method-assign]
+        config = Config()
+        config = config.model_copy(update={"node": config.node.model_copy(update={"state": str(tmp_path)})})
+        with trio.move_on_after(600.0):
+            await join_run(network.node("miner-1"), config, "miner-1")
+        assert 10 < reads < 40
 
     with_base(tmp_path, scenario)
