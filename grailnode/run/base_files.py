@@ -120,6 +120,8 @@ async def fetch_base(
     """
     _check_sizes(lora, shapes)
     directory.mkdir(parents=True, exist_ok=True)
+    for leftover in directory.glob(".*.safetensors.*"):  # what a process was writing when it was killed
+        leftover.unlink()
     files = [directory / f"{number:05d}.safetensors" for number in range(len(lora.shards))]
     for number, (file, ref) in enumerate(zip(files, lora.shards, strict=True), start=1):
         if not await node.run_sync(_is_complete, file, ref):

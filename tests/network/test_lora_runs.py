@@ -229,7 +229,9 @@ def test_a_base_is_fetched_once_and_goes_on_where_it_was_interrupted(tmp_path: P
         assert digest_weights(await base.fetch()) == digest_weights(base.weights)
         assert len(base.network.events("miner-1", "base-file-fetched")) == len(base.lora.shards)
         (base.directory / "00001.safetensors").write_bytes(b"damaged")
+        (base.directory / ".00002.safetensors.0123456789abcdef").write_bytes(b"left when the process was killed")
         await base.fetch()
+        assert len(list(base.directory.iterdir())) == len(base.lora.shards)
         numbers = [event["file"] for event in base.network.events("miner-1", "base-file-fetched")]
         assert numbers == [*range(1, len(base.lora.shards) + 1), 2]
 
