@@ -81,3 +81,12 @@ def test_the_readme_lists_every_page() -> None:
 def test_the_noise_table_has_the_digest_in_the_specification() -> None:
     table = noise_table(torch.device("cpu")).to(torch.int32)
     assert blake3(table.numpy().astype("<i4").tobytes()).hexdigest() in PAGES["sampling"]
+
+
+@pytest.mark.parametrize("page", sorted(SPEC.parent.rglob("*.md")), ids=lambda path: path.stem)
+def test_every_row_of_a_table_has_as_many_cells_as_its_head(page: Path) -> None:
+    """A browser leaves out cells that the head of a table does not have."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for table in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+        rows = [re.sub(r"`[^`]*`", "", row).replace(r"\|", "").count("|") for row in table.splitlines()]
+        assert set(rows) == {rows[0]}, table
