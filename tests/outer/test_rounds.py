@@ -10,7 +10,7 @@ import trio
 from protocol import paths
 from protocol.identity.signing import sign
 from protocol.limits import MAX_ROUND_GROUPS
-from roles.ports import ObjectInfo
+from roles.ports import ObjectInfo, StoreError
 from roles.trainer.outer.contribution_retention import KEPT_ROUNDS
 from tests.support.builders.chains import TRAINER
 from tests.support.builders.samples import digest, round_rules
@@ -43,6 +43,30 @@ RULES = {
         quorum=2,
     ),
 }
+
+
+class StoreOfATestbed:
+    """The store of a testbed, for one process that reads something else."""
+
+    def __init__(self, testbed: OuterTestbed) -> None:
+        self._store = testbed.store
+
+    async def put(self, path: str, data: bytes) -> None:
+        """Implements ObjectStore.put."""
+        await self._store.put(path, data)
+
+    async def delete(self, path: str) -> None:
+        """Implements ObjectStore.delete."""
+        await self._store.delete(path)
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Implements ObjectStore.list."""
+        async for info in self._store.list(prefix, after=after):
+            yield info
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        """Implements ObjectStore.get."""
+        return await self._store.get(path, max_bytes, offset=offset, size=size)
 
 
 def equal_states(testbed: OuterTestbed, rounds: int) -> None:
@@ -145,18 +169,8 @@ async def test_below_quorum_nothing_changes_and_the_next_round_repeats_the_work(
 async def test_a_late_contribution_does_not_count_and_its_site_keeps_its_feedback() -> None:
     testbed = OuterTestbed(3)
 
-    class LateStore:
+    class LateStore(StoreOfATestbed):
         """Shows the contribution of a site to round 2 only after the round is closed."""
-
-        async def put(self, path: str, data: bytes) -> None:
-            await testbed.store.put(path, data)
-
-        async def delete(self, path: str) -> None:
-            await testbed.store.delete(path)
-
-        async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-            async for info in testbed.store.list(prefix, after=after):
-                yield info
 
         async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
             late = path == paths.contribution(key("site-1").public, 2)
@@ -167,7 +181,7 @@ async def test_a_late_contribution_does_not_count_and_its_site_keeps_its_feedbac
     events = testbed.coordinator_log.events
     async with trio.open_nursery() as nursery:
         nursery.start_soon(testbed.feed)
-        nursery.start_soon(testbed.run_coordinator, None, LateStore())
+        nursery.start_soon(testbed.run_coordinator, None, LateStore(testbed))
         for name in testbed.names:
             nursery.start_soon(testbed.run_site, testbed.handles[name])
         manifest = await testbed.until_round(2)
@@ -364,6 +378,34 @@ async def test_a_site_that_finds_the_next_manifest_without_its_payloads_fetches_
     assert handle.log.named("payload-unread")
     assert len(closing.counted) == 3
     assert testbed.applied("site-2")[21] == testbed.applied("site-0")[21]
+
+
+@simulated
+async def test_a_false_payload_in_a_workers_space_costs_no_site_its_feedback_while_the_trainer_is_silent() -> None:
+    testbed = OuterTestbed(3)
+    failures = 0
+
+    class FalseStore(StoreOfATestbed):
+        """Shows false bytes in the space of site-1, and does not answer for the trainer's copies three times."""
+
+        async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+            nonlocal failures
+            data = await testbed.store.get(path, max_bytes, offset=offset, size=size)
+            if path.startswith(paths.payloads(TRAINER.public)) and failures < 3:
+                failures += 1
+                raise StoreError("no answer")
+            return bytes(len(data)) if path.startswith(paths.payloads(key("site-1").public)) else data
+
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery, testbed.names[:2])
+        nursery.start_soon(testbed.run_site, testbed.handles["site-2"], None, FalseStore(testbed))
+        await testbed.until_round(4)
+        await trio.sleep(ROUND_SECONDS / 2)
+        nursery.cancel_scope.cancel()
+    log = testbed.handles["site-2"].log
+    assert failures == 3 and len(log.named("payload-unread")) == 3
+    assert len(log.named("state-adopted")) == 1 and not log.named("round-not-applied")
+    equal_states(testbed, 4)
 
 
 @simulated

@@ -1,6 +1,7 @@
 """How a site reads rounds from storage: round manifests, the payloads that they name, and whole states."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from protocol import paths
 from protocol.digest import content_digest
@@ -10,7 +11,7 @@ from protocol.objects import ObjectRef
 from protocol.outer.round_records import CountedContribution, RoundManifest, RoundPointer
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part
-from roles.gather import first_success, gather
+from roles.gather import STORAGE_ERRORS, first_success, gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, TooLargeError
 from roles.records import fetch_record
@@ -67,16 +68,19 @@ async def fetch_payloads(node: Node, trainer: bytes, counted: tuple[CountedContr
     """Fetch the payloads of the contributions that count, in order.
 
     The worker's space may have another load than the trainer's, so it is tried first; the trainer has a copy of each.
+    So a failure of the worker's space says nothing.
 
     Raises:
-        StoreError, MalformedError: a payload can be read from neither.
+        StoreError, MalformedError: a payload can be read from neither; why not from the trainer's space.
     """
 
     async def fetch(item: CountedContribution) -> bytes:
         async def from_space(writer: bytes) -> bytes:
             return await fetch_object(node, paths.payload(writer, item.payload.digest), item.payload)
 
-        return await first_success(from_space, (item.worker, trainer))
+        with suppress(*STORAGE_ERRORS):
+            return await from_space(item.worker)
+        return await from_space(trainer)
 
     return await gather(fetch, counted, _AT_ONCE)
 
