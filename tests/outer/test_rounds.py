@@ -194,6 +194,27 @@ async def test_a_late_contribution_does_not_count_and_its_site_keeps_its_feedbac
 
 
 @simulated
+async def test_many_sites_that_withhold_their_payloads_cost_no_other_site_its_round() -> None:
+    testbed = OuterTestbed(6)
+    names = sorted(testbed.names, key=lambda name: key(name).public)
+
+    class WithholdingStore(StoreOfATestbed):
+        """Stores no payload."""
+
+        async def put(self, path: str, data: bytes) -> None:
+            if "/payloads/" not in path:
+                await super().put(path, data)
+
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery, names[4:])
+        for name in names[:4]:
+            nursery.start_soon(testbed.run_site, testbed.handles[name], None, WithholdingStore(testbed))
+        manifest = await testbed.until_round(2)
+        nursery.cancel_scope.cancel()
+    assert testbed.reasons(manifest) == dict.fromkeys(names[:4], "withheld")
+
+
+@simulated
 async def test_a_site_that_signs_two_contributions_is_refused_and_reported() -> None:
     testbed = OuterTestbed(3)
     async with trio.open_nursery() as nursery:

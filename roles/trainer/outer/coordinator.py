@@ -37,7 +37,7 @@ from roles.trainer.outer.round_repair import fetch_own_pointer
 from roles.trainer.spool import SnapshotName, next_version, put_snapshot
 from roles.trainer.tensor_shards import TensorSource
 
-_AT_ONCE = 4  # downloads
+_CHECKS_AT_ONCE = 4  # of payloads
 
 
 @dataclass(frozen=True)
@@ -323,12 +323,13 @@ class Coordinator:
         assert self._shared is not None
         node, shared, rules = self._node, self._shared, attendance.opening.record.rules
         payloads: dict[bytes, bytes] = {}
+        checks = trio.Semaphore(_CHECKS_AT_ONCE)
 
         async def fetch(worker: bytes) -> None:
             record = attendance.contributions[worker].record
             while True:
                 try:
-                    payloads[worker] = await fetch_payload(node, record, shared, rules)
+                    payloads[worker] = await fetch_payload(node, record, shared, rules, checks)
                 except StoreError as error:
                     node.telemetry.event("payload-unread", worker=worker.hex()[:16], error=str(error))
                     await trio.sleep(self._settings.poll_seconds)
@@ -340,7 +341,7 @@ class Coordinator:
 
         workers = attendance.sound()
         with trio.move_on_after(self._settings.payload_seconds):
-            await gather(fetch, workers, _AT_ONCE)
+            await gather(fetch, workers, len(workers))  # one that withholds its payload takes nobody's place
         for worker in workers:
             if worker not in payloads:
                 attendance.refusals.setdefault(worker, RefusalReason.WITHHELD)

@@ -4,6 +4,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import trio
+
 from protocol import paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed
@@ -102,8 +104,13 @@ class Attendance:
         return [worker for worker in self.opening.record.workers if worker not in judged_workers]
 
 
-async def fetch_payload(node: Node, contribution: RoundContribution, shared: SharedState, rules: RoundRules) -> bytes:
+async def fetch_payload(
+    node: Node, contribution: RoundContribution, shared: SharedState, rules: RoundRules, checks: trio.Semaphore
+) -> bytes:
     """Fetch the payload of a contribution from its worker's space, and check all of it.
+
+    Args:
+        checks: limits how many are decoded at the same time.
 
     Raises:
         StoreError: it is not there, or the store does not answer.
@@ -112,7 +119,8 @@ async def fetch_payload(node: Node, contribution: RoundContribution, shared: Sha
     ref = contribution.payload
     _check_size(ref, shared)
     payload = await fetch_object(node, paths.payload(contribution.worker, ref.digest), ref)
-    await node.run_sync(_check_payload, payload, contribution.norm, shared, rules)
+    async with checks:
+        await node.run_sync(_check_payload, payload, contribution.norm, shared, rules)
     return payload
 
 
