@@ -215,6 +215,30 @@ async def test_many_sites_that_withhold_their_payloads_cost_no_other_site_its_ro
 
 
 @simulated
+async def test_sites_whose_storage_hangs_do_not_hold_up_a_round() -> None:
+    testbed = OuterTestbed(4)
+
+    class HangingStore(StoreOfATestbed):
+        """Does not answer for the contributions of two sites."""
+
+        async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+            if any(path.startswith(paths.contributions(key(name).public)) for name in testbed.names[:2]):
+                await trio.sleep(240)
+                raise StoreError("no answer")
+            return await super().get(path, max_bytes, offset=offset, size=size)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(testbed.feed)
+        nursery.start_soon(testbed.run_coordinator, None, HangingStore(testbed))
+        for name in testbed.names:
+            nursery.start_soon(testbed.run_site, testbed.handles[name])
+        with trio.fail_after(6 * ROUND_SECONDS):
+            manifest = await testbed.until_round(3)
+        nursery.cancel_scope.cancel()
+    assert testbed.reasons(manifest) == dict.fromkeys(testbed.names[:2], "lost")
+
+
+@simulated
 async def test_a_site_that_signs_two_contributions_is_refused_and_reported() -> None:
     testbed = OuterTestbed(3)
     async with trio.open_nursery() as nursery:

@@ -47,7 +47,7 @@ class CoordinatorSettings:
     Attributes:
         rules: of the next rounds.
         beacon_rounds: length of a round, in beacon rounds.
-        payload_seconds: how long the coordinator waits for payloads after a round is closed.
+        payload_seconds: how long the coordinator waits for contributions, and then for payloads, of a closed round.
         state_interval: rounds between two states in storage.
         shard_bytes: size of their shards.
         remembered_rounds: how many manifests are read again at a start, to know which groups are used up.
@@ -290,7 +290,7 @@ class Coordinator:
             nursery.start_soon(self._watch, attendance)
             await node.time.wait_for_round(opening.record.closes)
             nursery.cancel_scope.cancel()
-        await attendance.look(node, opening.record.workers)
+        await attendance.look(node, opening.record.workers, self._settings.payload_seconds)
         attendance.check(frozenset().union(*self._used.values()))
         payloads = await self._payloads(attendance)
         sent = self._sent.copy()
@@ -315,7 +315,7 @@ class Coordinator:
 
     async def _watch(self, attendance: Attendance) -> None:
         while True:
-            await attendance.look(self._node, attendance.opening.record.workers)
+            await attendance.look(self._node, attendance.opening.record.workers, self._settings.payload_seconds)
             await trio.sleep(self._settings.poll_seconds)
 
     async def _payloads(self, attendance: Attendance) -> dict[bytes, bytes]:
@@ -393,7 +393,7 @@ class Coordinator:
     async def _look_for_late_ones(self, attendance: Attendance) -> None:
         """Say of each worker without a contribution whether one has come meanwhile."""
         lost = attendance.lost()
-        await attendance.look(self._node, lost)
+        await attendance.look(self._node, lost, self._settings.payload_seconds)
         for worker in lost:
             came = worker in attendance.contributions or worker in attendance.refusals
             attendance.refusals[worker] = RefusalReason.LATE if came else RefusalReason.LOST

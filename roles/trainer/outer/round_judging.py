@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import trio
@@ -15,6 +16,7 @@ from protocol.outer.round_records import RefusalReason, RoundContribution, Round
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import decode, read_head
 from protocol.pseudogradient.payload import FRAME_SLACK, largest_frame
+from roles.gather import gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from roles.records import fetch_record, open_record
@@ -53,31 +55,38 @@ class Attendance:
                 node, RoundContribution, paths.contribution(worker, self.number), data
             )
 
-    async def look(self, node: Node, workers: Sequence[bytes]) -> None:
-        """Look at the contribution of some workers once, and remember the first one of each."""
-        for worker in workers:
-            try:
-                signed = await fetch_record(node, RoundContribution, paths.contribution(worker, self.number))
-            except NotFoundError:
-                continue
-            except StoreError as error:
-                node.telemetry.event("contribution-unread", worker=worker.hex()[:16], error=str(error))
-                if isinstance(error, TooLargeError):
-                    self.refusals.setdefault(worker, RefusalReason.MALFORMED)
-                continue
-            except ProtocolError as error:
-                node.telemetry.event("contribution-refused", worker=worker.hex()[:16], error=str(error))
-                if worker not in self.contributions:
-                    self.refusals.setdefault(worker, RefusalReason.MALFORMED)
-                continue
-            if self.refusals.get(worker) is RefusalReason.MALFORMED:
-                del self.refusals[worker]  # storage showed something else before
-            first = self.contributions.setdefault(worker, signed)
-            if first is signed:
-                await node.state.put(f"{numbered(SEEN, self.number)}-{worker.hex()}", signed.data)
-            elif first.digest != signed.digest and worker not in self.refusals:
-                self.refusals[worker] = RefusalReason.CONTRADICTORY
-                node.alarm(f"worker {worker.hex()[:16]} signed two contributions to round {self.number}")
+    async def look(self, node: Node, workers: Sequence[bytes], seconds: float) -> None:
+        """Look at the contribution of some workers once, and remember the first one of each.
+
+        Args:
+            seconds: after which a worker whose space does not answer is left out; it holds up no other.
+        """
+        with trio.move_on_after(seconds):
+            await gather(partial(self._look_at, node), workers, len(workers))
+
+    async def _look_at(self, node: Node, worker: bytes) -> None:
+        try:
+            signed = await fetch_record(node, RoundContribution, paths.contribution(worker, self.number))
+        except NotFoundError:
+            return
+        except StoreError as error:
+            node.telemetry.event("contribution-unread", worker=worker.hex()[:16], error=str(error))
+            if isinstance(error, TooLargeError):
+                self.refusals.setdefault(worker, RefusalReason.MALFORMED)
+            return
+        except ProtocolError as error:
+            node.telemetry.event("contribution-refused", worker=worker.hex()[:16], error=str(error))
+            if worker not in self.contributions:
+                self.refusals.setdefault(worker, RefusalReason.MALFORMED)
+            return
+        if self.refusals.get(worker) is RefusalReason.MALFORMED:
+            del self.refusals[worker]  # storage showed something else before
+        first = self.contributions.setdefault(worker, signed)
+        if first is signed:
+            await node.state.put(f"{numbered(SEEN, self.number)}-{worker.hex()}", signed.data)
+        elif first.digest != signed.digest and worker not in self.refusals:
+            self.refusals[worker] = RefusalReason.CONTRADICTORY
+            node.alarm(f"worker {worker.hex()[:16]} signed two contributions to round {self.number}")
 
     def check(self, used_groups: Collection[bytes]) -> None:
         """Refuse the contributions whose records break the rules, and copies of other workers' payloads."""
