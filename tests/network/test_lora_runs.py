@@ -348,10 +348,10 @@ def test_a_node_does_not_download_a_damaged_file_again_and_again(tmp_path: Path)
         await network.store.put(path, bytes(network.run.lora.shards[0].size))
         get = network.store.get
 
-        async def counted(read_path: str, *arguments: Any, **options: Any) -> bytes:
+        async def counted(place: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
             nonlocal reads
-            reads += read_path == path
-            return await get(read_path, *arguments, **options)
+            reads += place == path
+            return await get(place, max_bytes, offset=offset, size=size)
 
         network.store.get = counted  # type: ignore[method-assign]
         config = Config()
