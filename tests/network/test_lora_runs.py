@@ -344,16 +344,16 @@ def test_a_node_does_not_download_a_damaged_file_again_and_again(tmp_path: Path)
         await publish_files(network.store, base.key, model_files(network.policy.directory))
         await publish_run_base(network.node("trainer"), network.policy.directory)
         assert network.run.lora is not None
-        path = paths.file(base.key, network.run.lora.shards[0].digest)
-        await network.store.put(path, bytes(network.run.lora.shards[0].size))
+        shard_path = paths.file(base.key, network.run.lora.shards[0].digest)
+        await network.store.put(shard_path, bytes(network.run.lora.shards[0].size))
         get = network.store.get
 
-        async def counted(place: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        async def count_reads(path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
             nonlocal reads
-            reads += place == path
-            return await get(place, max_bytes, offset=offset, size=size)
+            reads += path == shard_path
+            return await get(path, max_bytes, offset=offset, size=size)
 
-        network.store.get = counted  # type: ignore[method-assign]
+        network.store.get = count_reads  # type: ignore[method-assign]
         config = Config()
         config = config.model_copy(update={"node": config.node.model_copy(update={"state": str(tmp_path)})})
         with trio.move_on_after(600.0):
