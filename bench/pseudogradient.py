@@ -75,14 +75,14 @@ def sizes(arguments: argparse.Namespace) -> None:
         table.add_column(title, justify="right")
     for rate in map(float, arguments.learning_rates.split(",")):
         totals = {(name, site): SiteTotals() for name in CODINGS for site in range(2)}
-        for done in record(rate, rounds=arguments.rounds):
-            if done.site < 2:
+        for round_record in record(rate, rounds=arguments.rounds):
+            if round_record.site < 2:
                 base, local = (
                     {name: torch.from_numpy(values) for name, values in floats.items()}
-                    for floats in (done.base, done.local)
+                    for floats in (round_record.base, round_record.local)
                 )
                 for name, coding in CODINGS.items():
-                    _count(totals[name, done.site], coding, base, local)
+                    _count(totals[name, round_record.site], coding, base, local)
         for name in CODINGS:
             own = [totals[name, site] for site in range(2)]
             entries, bits, elements = (sum(getattr(t, key) for t in own) for key in ("entries", "bits", "elements"))

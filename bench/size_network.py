@@ -91,9 +91,9 @@ async def _follow(site: Site, name: str) -> None:
         if engine.version != head.version:
             weights = await follower.rebuild(head.version)
             await serve(node, engine, weights)
-            served = await trio.to_thread.run_sync(digest_weights, weights.weights)
-            assert served == weights.digest == follower.chain.manifest(head.version).weights
-            progress.versions[str(head.version)] = served.hex()[:16]
+            digest = await trio.to_thread.run_sync(digest_weights, weights.weights)
+            assert digest == weights.digest == follower.chain.manifest(head.version).weights
+            progress.versions[str(head.version)] = digest.hex()[:16]
             status = Path("/proc/self/status").read_text().splitlines()
             progress.peak_mb = int(next(line.split()[1] for line in status if line.startswith("VmHWM"))) // 1000
         file.write_text(json.dumps(asdict(progress)))

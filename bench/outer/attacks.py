@@ -56,10 +56,10 @@ def _turned(share: float, towards: Callable[[Update, Scene], Update]) -> Callabl
     """Return an attack that turns an honest update by an angle whose sine is `share`, and keeps its length."""
 
     def attack(update: Update, scene: Scene) -> dict[str, Tensor]:
-        length, wanted = length_of(update), _scaled(towards(update, scene), 1.0)
-        along = sum(float((update[name] * wanted[name]).sum()) for name in update)
-        honest = _scaled({name: update[name] - along * wanted[name] for name in update}, (1 - share**2) ** 0.5)
-        return _scaled({name: honest[name] + share * wanted[name] for name in update}, length)
+        length, direction = length_of(update), _scaled(towards(update, scene), 1.0)
+        along = sum(float((update[name] * direction[name]).sum()) for name in update)
+        honest = _scaled({name: update[name] - along * direction[name] for name in update}, (1 - share**2) ** 0.5)
+        return _scaled({name: honest[name] + share * direction[name] for name in update}, length)
 
     return attack
 

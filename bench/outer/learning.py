@@ -36,21 +36,21 @@ def sweep(results: Results, variant: str, local_steps: int, policy: str = "small
     The sweep with H = 8 serves every H, but for methods with an outer momentum and `LONG_ROUNDS`; there, the lower two
     rates are tried with the first seed.
     """
-    tried, rates, seeds = [], rates_of(variant, policy), SWEEP_SEEDS
+    sweeps, rates, seeds = [], rates_of(variant, policy), SWEEP_SEEDS
     if local_steps == LONG_ROUNDS and VARIANTS[variant].method.momentum:
         rates, seeds = rates[:2], SWEEP_SEEDS[:1]
     else:
         local_steps = 8
     for rate in rates:
         outcomes = results.of([Trial(variant, rate, local_steps, seed, policy=policy) for seed in seeds])
-        tried += [(rate, outcomes)] if outcomes else []
-    return tried
+        sweeps += [(rate, outcomes)] if outcomes else []
+    return sweeps
 
 
 def best_rate(results: Results, variant: str, local_steps: int = 8, policy: str = "small") -> float:
     """Return the rate with the best end value."""
-    tried = sweep(results, variant, local_steps, policy)
-    return max(tried, key=lambda pair: mean_end(pair[1]))[0] if tried else rates_of(variant, policy)[1]
+    sweeps = sweep(results, variant, local_steps, policy)
+    return max(sweeps, key=lambda pair: mean_end(pair[1]))[0] if sweeps else rates_of(variant, policy)[1]
 
 
 def mean_end(outcomes: Sequence[Outcome]) -> float:

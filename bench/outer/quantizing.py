@@ -10,21 +10,21 @@ from protocol.pseudogradient import Contribution
 
 
 def requantized(
-    base: Mapping[str, Tensor], made: Contribution, digest: bytes, bits: int
+    base: Mapping[str, Tensor], contribution: Contribution, digest: bytes, bits: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return what a contribution would have sent, and what would remain, had its values so many bits.
 
     Args:
         base: the weights that it starts from.
-        made: the contribution with 2 bits a value; its entries are kept.
+        contribution: the contribution with 2 bits a value; its entries are kept.
         bits: 32 for values as they are.
     """
     values: dict[str, Tensor] = {}
-    for part, floats in pseudogradient.decode(made.payload, base, digest):
+    for part, floats in pseudogradient.decode(contribution.payload, base, digest):
         values |= part.scatter(floats)
     residual = {}
     for name, sent in values.items():
-        update = sent + made.residual[name]
+        update = sent + contribution.residual[name]
         chosen = sent != 0
         quantized = _levels(update, chosen, bits) if bits < 32 and chosen.sum() > 1 else update
         values[name] = torch.where(chosen, quantized, 0.0).contiguous()

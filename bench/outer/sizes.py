@@ -121,14 +121,14 @@ class Run:
             local = {name: shared.weights[name] - self.rate * drift[name] for name in drift}
             feedback = self.feedback[site] if uses_feedback else None
             decay = rules.feedback_decay if uses_feedback else 1.0
-            made = pseudogradient.encode(
+            contribution = pseudogradient.encode(
                 shared.weights, local, feedback, rules.coding, shared.digests.weights, decay=decay
             )
             if site == 0:
                 self.last = Last(shared, local, feedback, payloads)
-            self.feedback[site] = made.residual if uses_feedback else None
-            payloads.append(made.payload)
-            entries += sum(made.head.entries)
+            self.feedback[site] = contribution.residual if uses_feedback else None
+            payloads.append(contribution.payload)
+            entries += sum(contribution.head.entries)
         self.bits += 8 * sum(map(len, payloads))
         self.entries += entries
         self.sent.append(entries / len(drifts) / elements(shared.weights))

@@ -189,9 +189,9 @@ def _run_rounds(trial: Trial, variant: Variant) -> Outcome:
         outcome.curve.append(task.pass_at_1())
         outcome.payload_bytes.append(fmean(item.size for item in sent))
         outcome.sent.append(fmean(item.entries for item in sent) / outcome.parameters)
-    moved = {name: begin[name] - tensor for name, tensor in shared.weights.items()}
-    along = sum(float((moved[name] * tensor).sum()) for name, tensor in scene.direction.items())
-    outcome.drift = along / length_of(moved)
+    changes = {name: begin[name] - tensor for name, tensor in shared.weights.items()}
+    along = sum(float((changes[name] * tensor).sum()) for name, tensor in scene.direction.items())
+    outcome.drift = along / length_of(changes)
     return outcome
 
 
@@ -222,14 +222,14 @@ def _contribute(
     decay = rules.feedback_decay if uses_feedback else 1.0
     feedback = site.feedback if uses_feedback else None
     digest = shared.digests.weights
-    made = pseudogradient.encode(shared.weights, local, feedback, rules.coding, digest, decay=decay)
-    entries = sum(made.head.entries)
+    contribution = pseudogradient.encode(shared.weights, local, feedback, rules.coding, digest, decay=decay)
+    entries = sum(contribution.head.entries)
     if variant.value_bits is None:
-        return _Sent(made.payload, len(made.payload), entries, made.residual, inner, ahead)
-    values, residual = requantized(shared.weights, made, digest, variant.value_bits)
+        return _Sent(contribution.payload, len(contribution.payload), entries, contribution.residual, inner, ahead)
+    values, residual = requantized(shared.weights, contribution, digest, variant.value_bits)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in values.items()}
     payload = pseudogradient.encode(values, zeros, None, DDP.coding, digest).payload
-    size = len(made.payload) + entries * (variant.value_bits - 2) / 8
+    size = len(contribution.payload) + entries * (variant.value_bits - 2) / 8
     return _Sent(payload, size, entries, residual, inner, ahead)
 
 

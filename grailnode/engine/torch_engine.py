@@ -107,10 +107,10 @@ class TorchEngine:
         Raises:
             EngineError: the patch is for other weights, or does not lead to those of the manifest.
         """
-        served = self._policy()
+        policy = self._policy()
         self._staged = None
         try:
-            weights = await self._compute(self._patched, served, patch, manifest.weights)
+            weights = await self._compute(self._patched, policy, patch, manifest.weights)
         except ProtocolError as error:
             raise EngineError(f"version {version} cannot be patched in: {error}") from error
         self._staged = _Policy(version, weights)
@@ -186,18 +186,18 @@ class TorchEngine:
         with _torch_errors():
             return await self._run_sync(function, *arguments)
 
-    def _patched(self, served: _Policy, patch: bytes, digest: bytes) -> dict[str, Tensor]:
+    def _patched(self, policy: _Policy, patch: bytes, digest: bytes) -> dict[str, Tensor]:
         """Return the weights of a patch's version in the dtype of the engine.
 
         Raises:
             ProtocolError: the patch does not fit, or gives weights with another digest.
         """
-        before = {name: _bf16_bits(tensor.cpu()) for name, tensor in served.weights.items()}
+        before = {name: _bf16_bits(tensor.cpu()) for name, tensor in policy.weights.items()}
         after = apply_with_digests(before, patch)
         if weights_digest(after.digests, after.weights) != digest:
             raise PatchError("the patch does not lead to the weights that the trainer signed")
         changed = {name: tensor for name, tensor in after.weights.items() if tensor is not before[name]}
-        return served.weights | self._convert(changed)
+        return policy.weights | self._convert(changed)
 
     def _convert(self, weights: Weights) -> dict[str, Tensor]:
         return {name: tensor.to(self._device, self._dtype) for name, tensor in weights.items()}

@@ -237,8 +237,8 @@ def complete(base: Any, incomplete: Any, unranked: Any, count: Any, out: Any) ->
             magnitude, bits = get_bits(unranked, bits, U(UNRANKED_BITS))
             code = (out[i] & W(0x80000000)) | W(magnitude)
             in_range = in_range and W(magnitude) < W(0x7F800000) and exact_rank(base[i], code) < I(0)
-            moved = bits_of_float(float_of(base[i]) - float_of(code))
-            visible = visible and view_of(moved) != view_of(base[i])
+            moved_code = bits_of_float(float_of(base[i]) - float_of(code))
+            visible = visible and view_of(moved_code) != view_of(base[i])
             out[i] = code
     if number != I(count):
         return I(LEFT_OVER)

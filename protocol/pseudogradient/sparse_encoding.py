@@ -154,7 +154,7 @@ class SparseEncoder:
         reference = self._reference(inputs)
         first, classes = self._classes(inputs, reference)
         counts, gaps = np.zeros(GROUPS, np.int64), np.zeros(MAX_CLASSES, np.int64)
-        filled, found = np.zeros(3, np.uint64), self._scratch.unsorted
+        filled, unsorted = np.zeros(3, np.uint64), self._scratch.unsorted
         form = form_of(LAYOUT, first, classes)
         grid = np.array((reference, self._coding.fraction, self._coding.exact), np.uint64)
         count = 0
@@ -175,12 +175,12 @@ class SparseEncoder:
             if not direct:
                 residual[begin : begin + size] = own.residual[:size]
             bits = block.base.view(np.uint32)
-            state = (form, grid, self._scratch.classes, gaps, found, counts, self._unranked, filled)
+            state = (form, grid, self._scratch.classes, gaps, unsorted, counts, self._unranked, filled)
             count = scans().scan(bits, own.codes, own.tops, own.marks, *state)
         if count == 0:
             return 0, varint(0)
         statistics, kernels, changes = Statistics(), coders_for(2), self._sorted[:count]
-        kernels.sort(found, count, np.cumsum(counts) - counts, changes)
+        kernels.sort(unsorted, count, np.cumsum(counts) - counts, changes)
         kernels.tally(changes, count, statistics.elements, statistics.steps)
         statistics.elements[1:] -= gaps
         model = statistics.model(LAYOUT, first, classes)

@@ -31,8 +31,8 @@ def older(weights: Weights, versions: int) -> Weights:
     result = {name: tensor.clone() for name, tensor in weights.items()}
     for _ in range(versions):
         for tensor in result.values():
-            moved = torch.rand(tensor.shape, generator=generator) < 0.01
-            tensor.view(torch.int16)[moved] += 1
+            mask = torch.rand(tensor.shape, generator=generator) < 0.01
+            tensor.view(torch.int16)[mask] += 1
     return result
 
 

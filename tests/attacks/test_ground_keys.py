@@ -79,9 +79,9 @@ def test_keys_made_when_the_salt_was_out_come_last(monkeypatch: pytest.MonkeyPat
 
 def test_places_are_kept_for_those_with_a_history() -> None:
     for salt in range(20):
-        drawn = draw_places(bytes([salt]), [*CROWD, *HONEST], HONEST, 128)
-        assert len(drawn) == 128
-        assert set(drawn) >= HONEST
+        winners = draw_places(bytes([salt]), [*CROWD, *HONEST], HONEST, 128)
+        assert len(winners) == 128
+        assert set(winners) >= HONEST
 
 
 def test_newcomers_get_a_quarter_of_the_places_however_many_are_known() -> None:

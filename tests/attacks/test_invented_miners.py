@@ -87,9 +87,9 @@ async def test_a_late_summary_makes_a_validator_that_was_read_often_enough_be_re
     """The first validator's storage has lost a verdict, so that it was read in vain until the second one is back."""
     testbed = AttackedTrainer(quorum=2)
     await testbed.deliver()
-    lost = testbed.verdict(FIRST, miner=canary_key(TRAINER, 0).public)
+    verdict_on_canary = testbed.verdict(FIRST, miner=canary_key(TRAINER, 0).public)
     own = testbed.verdict(FIRST)
-    summary = testbed.summary(FIRST, *sorted([own, lost], key=lambda verdict: verdict.miner))
+    summary = testbed.summary(FIRST, *sorted([own, verdict_on_canary], key=lambda verdict: verdict.miner))
     await testbed.seal(FIRST, summary)
     await testbed.reveal(FIRST, summary, own)
     await testbed.publish_records(SECOND)

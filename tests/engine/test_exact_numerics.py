@@ -50,8 +50,8 @@ def requests(lengths: list[int], seed: int = 0) -> list[Request]:
 
 def engine(batch_tokens: int = 8192) -> TorchEngine:
     """Return an engine in exact arithmetic."""
-    made: TorchEngine = run_without_waiting(engine_of(MODEL, WEIGHTS, max_batch_tokens=batch_tokens))
-    return made
+    exact_engine: TorchEngine = run_without_waiting(engine_of(MODEL, WEIGHTS, max_batch_tokens=batch_tokens))
+    return exact_engine
 
 
 def generate(items: list[Request], batch_tokens: int = 8192) -> list[Generation]:

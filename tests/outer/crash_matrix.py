@@ -82,8 +82,8 @@ async def check(testbed: OuterTestbed, victim: str) -> None:
     assert snapshots == list(range(manifests[ROUNDS].version + 1)) or snapshots == list(
         range(manifests[-1].version + 1)
     )
-    lost = [manifest for manifest in manifests[1:] if len(manifest.counted) < 3]
-    assert len(lost) <= 1, "more than the round of the crash was lost"
+    incomplete = [manifest for manifest in manifests[1:] if len(manifest.counted) < 3]
+    assert len(incomplete) <= 1, "more than the round of the crash was lost"
     for name in testbed.names:
         await check_sums(testbed, name)
 

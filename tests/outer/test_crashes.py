@@ -19,10 +19,10 @@ def operations(victim: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_a_process_that_is_killed_at_any_kind_of_operation_loses_no_update(victim: str) -> None:
-    seen = operations(victim)
+    places = operations(victim)
     kinds = {  # the last place of each kind that is not in the last rounds
         (operation, re.sub(r"[0-9a-f]{16,}|\d+", "#", path)): place
-        for place, (operation, path) in enumerate(seen[: len(seen) * 2 // 3])
+        for place, (operation, path) in enumerate(places[: len(places) * 2 // 3])
     }
     for count, place in enumerate(kinds.values()):
         simulate(partial(run, victim, place, after=count % 2 == 1))

@@ -117,8 +117,8 @@ async def test_a_rule_that_ends_the_delay_drops_the_steps_ahead() -> None:
 
 @pytest.mark.parametrize("kind", ["payload/", "prepared/", "/contributions/", "outer/site"])
 def test_a_site_that_is_killed_while_it_goes_ahead_loses_no_update(kind: str) -> None:
-    seen = simulate(partial(run, "site-0", 1 << 30, after=False, rules=DELAYED))
-    place = [place for place, (_, path) in enumerate(seen) if kind in path][3]
+    places = simulate(partial(run, "site-0", 1 << 30, after=False, rules=DELAYED))
+    place = [place for place, (_, path) in enumerate(places) if kind in path][3]
     for after in (False, True):
         simulate(partial(run, "site-0", place, after=after, rules=DELAYED))
 
@@ -126,8 +126,8 @@ def test_a_site_that_is_killed_while_it_goes_ahead_loses_no_update(kind: str) ->
 @pytest.mark.slow
 @pytest.mark.parametrize(("victim", "stride"), [("site-0", 6), ("coordinator", 16)])
 def test_a_process_that_is_killed_at_many_operations_loses_no_update(victim: str, stride: int) -> None:
-    seen = simulate(partial(run, victim, 1 << 30, after=False, rules=DELAYED))
-    for place in range(0, len(seen), stride):
+    places = simulate(partial(run, victim, 1 << 30, after=False, rules=DELAYED))
+    for place in range(0, len(places), stride):
         simulate(partial(run, victim, place, after=place % 2 == 1, rules=DELAYED))
 
 

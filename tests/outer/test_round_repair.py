@@ -64,10 +64,10 @@ async def test_a_lost_shard_of_the_newest_state_is_rebuilt_from_the_rounds() -> 
     testbed = OuterTestbed(2, state_interval=4)
     before = await stopped_after(testbed, 6)
     state = await without(testbed.coordinator_state, STATES)
-    lost = {f"{STATES}{before[-1].number:010d}/00000"}
-    await repair_rounds(testbed.node(Log("repair"), state, TRAINER), lost, lambda line: None)
+    lost_paths = {f"{STATES}{before[-1].number:010d}/00000"}
+    await repair_rounds(testbed.node(Log("repair"), state, TRAINER), lost_paths, lambda line: None)
     parts = [item.path async for item in state.list(STATES)]
-    assert parts == sorted(lost)
+    assert parts == sorted(lost_paths)
     expected = await testbed.coordinator_state.get(parts[0], 1 << 30)
     assert await state.get(parts[0], 1 << 30) == expected
 

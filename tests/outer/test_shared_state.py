@@ -58,15 +58,15 @@ def test_rounds_are_those_of_the_slow_reference(name: str) -> None:
     expected = arrays(state.weights)
     momentum = {key: np.zeros_like(values) for key, values in expected.items()}
     for number in range(1, 4):
-        sent = payloads(state, rules)
+        contributions = payloads(state, rules)
         values = []
-        for payload in sent:
+        for payload in contributions:
             row: dict[str, torch.Tensor] = {}
             for part, flat in pseudogradient.decode(payload, state.weights, state.digests.weights):
                 row |= part.scatter(flat)
             values.append(arrays(row))
         expected, momentum = slow_outer.step(expected, momentum, values, FACTORS, rules.momentum, rules.outer_rate)
-        state = state.after(sent, FACTORS, rules)
+        state = state.after(contributions, FACTORS, rules)
         assert state.step == number
         for key, array in arrays(state.weights).items():
             assert (array.view(np.uint32) == expected[key].view(np.uint32)).all(), key
@@ -79,9 +79,14 @@ def test_rounds_are_those_of_the_slow_reference(name: str) -> None:
 def test_the_order_of_contributions_matters_so_it_is_part_of_the_manifest() -> None:
     rules = RULES["diloco"]
     state = begin(rules)
-    sent = payloads(state, rules)
-    assert state.after(sent, (1.0,) * 3, rules).digests != state.after(sent[::-1], (1.0,) * 3, rules).digests
-    assert state.after(sent, (1.0,) * 3, rules).digests == state.after(sent, (1.0,) * 3, rules).digests
+    contributions = payloads(state, rules)
+    assert (
+        state.after(contributions, (1.0,) * 3, rules).digests
+        != state.after(contributions[::-1], (1.0,) * 3, rules).digests
+    )
+    assert (
+        state.after(contributions, (1.0,) * 3, rules).digests == state.after(contributions, (1.0,) * 3, rules).digests
+    )
 
 
 def test_no_contribution_leaves_the_state_as_it_is() -> None:
@@ -92,10 +97,10 @@ def test_no_contribution_leaves_the_state_as_it_is() -> None:
 def test_a_broken_payload_leaves_the_state_whole() -> None:
     rules = RULES["pulseloco grid"]
     state = begin(rules)
-    sent = payloads(state, rules)
-    sent[2] = sent[2][:-1]
+    contributions = payloads(state, rules)
+    contributions[2] = contributions[2][:-1]
     with pytest.raises(ProtocolError):
-        state.after(sent, FACTORS, rules)
+        state.after(contributions, FACTORS, rules)
     assert digest_weights(state.weights) == state.digests.weights
 
 

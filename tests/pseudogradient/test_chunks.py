@@ -30,9 +30,9 @@ def test_the_largest_of_each_chunk_are_sent(shape: tuple[int, ...], chosen: int)
     update = np.random.default_rng(1).standard_normal(math.prod(shape)).astype(np.float32)
     rest = update.copy()
     entries, frame = encode_chunks(rest, [shape], chosen)
-    sent = decode_chunks(memoryview(frame), [shape], chosen)
-    assert np.array_equal(update - sent, rest)
-    matrix, values = (a.reshape(shape[0] if len(shape) > 1 else 1, -1) for a in (update, sent))
+    decoded_values = decode_chunks(memoryview(frame), [shape], chosen)
+    assert np.array_equal(update - decoded_values, rest)
+    matrix, values = (a.reshape(shape[0] if len(shape) > 1 else 1, -1) for a in (update, decoded_values))
     height, width = (64, 64) if len(shape) > 1 else (1, 4096)
     count = 0
     for top in range(0, matrix.shape[0], height):
@@ -49,8 +49,8 @@ def test_of_equal_entries_the_first_are_sent() -> None:
     update = np.ones(4096, np.float32)
     update[4000] = -2.0
     _, frame = encode_chunks(update.copy(), [(4096,)], 4)
-    sent = decode_chunks(memoryview(frame), [(4096,)], 4)
-    assert np.flatnonzero(sent).tolist() == [0, 1, 2, 4000]
+    decoded_values = decode_chunks(memoryview(frame), [(4096,)], 4)
+    assert np.flatnonzero(decoded_values).tolist() == [0, 1, 2, 4000]
 
 
 def test_levels_are_the_means_of_their_bins() -> None:

@@ -147,8 +147,8 @@ def test_values_without_a_rank_that_are_none(value: float, message: str) -> None
     feedback = {"w": torch.zeros(64, 64)}
     feedback["w"][3, 4] = 1e-3 / 3
     data = pseudogradient.encode(base, base, feedback, Coding(Kind.EXACT), digest(base)).payload
-    sent = next(iter(pseudogradient.decode(data, base, digest(base))))[1]
-    assert np.array_equal(sent, feedback["w"].numpy().ravel())
+    tensor_values = next(iter(pseudogradient.decode(data, base, digest(base))))[1]
+    assert np.array_equal(tensor_values, feedback["w"].numpy().ravel())
     assert data[-4:] == np.float32(1e-3 / 3).tobytes()
     altered = data[:-4] + np.float32(value).tobytes()
     with pytest.raises(ContributionError, match=message):

@@ -57,6 +57,6 @@ def test_the_outer_step() -> None:
 
 @pytest.mark.parametrize("case", HOSTILE, ids=lambda case: case["name"])
 def test_hostile(case: dict[str, str]) -> None:
-    with pytest.raises(errors.ProtocolError) as caught:
+    with pytest.raises(errors.ProtocolError) as raises:
         list(pseudogradient.decode(bytes.fromhex(case["payload"]), BASE, DIGEST))
-    assert type(caught.value).__name__ == case["error"]
+    assert type(raises.value).__name__ == case["error"]

@@ -94,9 +94,9 @@ async def judged(crowd: dict[Reputation, int], seconds: float) -> tuple[dict[Rep
     queue.has_time = lambda *_: True  # type: ignore[method-assign] # the window's own length is tested elsewhere
     scheduler = JudgingScheduler(node, chain, engine, auditor, queue, WINDOW, VERSIONS)
     verdicts = await scheduler.judge(cases, seconds)
-    done = {verdict.miner for verdict, _ in verdicts}
+    judged_keys = {verdict.miner for verdict, _ in verdicts}
     (event,) = testbed.validator.telemetry.named("judged")  # type: ignore[attr-defined]
-    return {reputation: len(done & set(group)) for reputation, group in keys.items()}, event
+    return {reputation: len(judged_keys & set(group)) for reputation, group in keys.items()}, event
 
 
 async def record_histories(ledger: Ledger, keys: Mapping[Reputation, Sequence[bytes]]) -> None:

@@ -191,14 +191,14 @@ class Coordinator:
             closes=beacon_round + self._settings.beacon_rounds,
         )
 
-    async def _record(self, manifest: RoundManifest, shared: SharedState, sent: SentSums) -> None:
+    async def _record(self, manifest: RoundManifest, shared: SharedState, sums: SentSums) -> None:
         """Make a round's end durable here: sums and state, and then the manifest."""
         node = self._node
-        await round_files.put_sums(node.state, manifest.number, sent)
+        await round_files.put_sums(node.state, manifest.number, sums)
         await round_files.put_state(node.state, manifest.number, shared)
         signed = open_record(node, RoundManifest, manifest.path, sign(manifest, node.key))
         await round_files.put_manifest(node.state, signed)
-        self._newest, self._shared, self._sent = signed, shared, sent
+        self._newest, self._shared, self._sent = signed, shared, sums
         self._remember(manifest)
 
     def _remember(self, manifest: RoundManifest) -> None:
@@ -267,13 +267,13 @@ class Coordinator:
             return
         oldest = number - 2 * self._settings.state_interval  # the state before may still be in use
         payloads = {digest for other, digests in self._payloads_of.items() if other > oldest for digest in digests}
-        named = {paths.payload(key, digest) for digest in payloads}
-        named |= {paths.round_manifest(key, other) for other in range(max(0, oldest), number + 1)}
-        named |= {paths.state_shard(key, ref.digest) for ref in (*self._pointer.shards, *self._previous_shards)}
+        named_paths = {paths.payload(key, digest) for digest in payloads}
+        named_paths |= {paths.round_manifest(key, other) for other in range(max(0, oldest), number + 1)}
+        named_paths |= {paths.state_shard(key, ref.digest) for ref in (*self._pointer.shards, *self._previous_shards)}
         self._previous_shards = self._pointer.shards
         try:
             for prefix in (paths.payloads(key), paths.rounds(key), paths.states(key)):
-                for path in [item.path async for item in node.store.list(prefix) if item.path not in named]:
+                for path in [item.path async for item in node.store.list(prefix) if item.path not in named_paths]:
                     await node.store.delete(path)
         except StoreError as error:
             node.telemetry.event("deletion-failed", error=str(error))
@@ -293,8 +293,8 @@ class Coordinator:
         await attendance.look(node, opening.record.workers, self._settings.payload_seconds)
         attendance.check(frozenset().union(*self._used.values()))
         payloads = await self._payloads(attendance)
-        sent = self._sent.copy()
-        counted = await self._counted(attendance, payloads, sent)
+        sums = self._sent.copy()
+        counted = await self._counted(attendance, payloads, sums)
         await self._look_for_late_ones(attendance)
         shared = self._shared
         if counted:
@@ -311,7 +311,7 @@ class Coordinator:
             Refusal(worker=worker, reason=str(reason)) for worker, reason in sorted(attendance.refusals.items())
         )
         version = opening.record.version + (1 if counted else 0)
-        await self._record(await self._manifest(shared, version, counted, refused), shared, sent)
+        await self._record(await self._manifest(shared, version, counted, refused), shared, sums)
 
     async def _watch(self, attendance: Attendance) -> None:
         while True:
@@ -348,7 +348,7 @@ class Coordinator:
         return payloads
 
     async def _counted(
-        self, attendance: Attendance, payloads: dict[bytes, bytes], sent: SentSums
+        self, attendance: Attendance, payloads: dict[bytes, bytes], sums: SentSums
     ) -> tuple[CountedContribution, ...]:
         """Decide which contributions count, add all to the sums, and copy the payloads into this node's space."""
         assert self._shared is not None
@@ -356,8 +356,8 @@ class Coordinator:
         workers = attendance.sound()
         secret = node.key.derive(PROJECTIONS)
         comparison = await node.run_sync(compare, self._shared, [payloads[worker] for worker in workers], secret)
-        sent.keep(attendance.opening.record.workers)
-        weighting = weigh_round(workers, comparison, sent, self._settings.robust)
+        sums.keep(attendance.opening.record.workers)
+        weighting = weigh_round(workers, comparison, sums, self._settings.robust)
         factors = dict(zip(workers, weighting.factors, strict=True))
         for worker, cosine in zip(workers, weighting.cosines, strict=True):
             norm = attendance.contributions[worker].record.norm
@@ -392,8 +392,8 @@ class Coordinator:
 
     async def _look_for_late_ones(self, attendance: Attendance) -> None:
         """Say of each worker without a contribution whether one has come meanwhile."""
-        lost = attendance.lost()
-        await attendance.look(self._node, lost, self._settings.payload_seconds)
-        for worker in lost:
+        absent_workers = attendance.lost()
+        await attendance.look(self._node, absent_workers, self._settings.payload_seconds)
+        for worker in absent_workers:
             came = worker in attendance.contributions or worker in attendance.refusals
             attendance.refusals[worker] = RefusalReason.LATE if came else RefusalReason.LOST

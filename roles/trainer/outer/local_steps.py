@@ -103,8 +103,8 @@ class LocalSteps:
 
     def _move(self, shared: Weights, start: Weights) -> None:
         state = self._learner.state()
-        moved = {name: shared[name] + (tensor - start[name]) for name, tensor in masters(state).items()}
-        self._learner.restore(with_masters(state, moved))
+        moved_masters = {name: shared[name] + (tensor - start[name]) for name, tensor in masters(state).items()}
+        self._learner.restore(with_masters(state, moved_masters))
 
     def _are_all_taken(self, rules: RoundRules) -> bool:
         """Return whether the rules, or the groups that a contribution can name, allow no further step."""

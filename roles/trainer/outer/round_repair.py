@@ -101,11 +101,11 @@ async def _rebuild(node: Node, pointer: Signed[RoundPointer]) -> None:
         shared: SharedState = await node.run_sync(SharedState.from_shards, iter(shards), signed.record.state, parts)
         manifests = await _older_manifests(node, signed)
         await _put_version(node, signed.record, shared)
-        sent = SentSums()
+        sums = SentSums()
         for number in range(record.state_number + 1, record.newest + 1):
             closing = await fetch_record(node, RoundManifest, paths.round_manifest(key, number))
             check_next_manifest(signed, closing)
-            shared = await _after(node, shared, signed.record, closing.record, sent)
+            shared = await _after(node, shared, signed.record, closing.record, sums)
             await _put_version(node, closing.record, shared)
             manifests.append(closing)
             signed = closing
@@ -118,7 +118,7 @@ async def _rebuild(node: Node, pointer: Signed[RoundPointer]) -> None:
         await node.state.delete(path)
     for manifest in manifests:
         await round_files.put_manifest(node.state, manifest)
-    await round_files.put_sums(node.state, record.newest, newest_sums if newest_sums.rows() else sent)
+    await round_files.put_sums(node.state, record.newest, newest_sums if newest_sums.rows() else sums)
     await round_files.put_state(node.state, record.newest, shared)
     await node.state.put(round_files.POINTER, pointer.data)
 
@@ -139,7 +139,7 @@ async def _older_manifests(node: Node, newest: Signed[RoundManifest]) -> list[Si
 
 
 async def _after(
-    node: Node, shared: SharedState, opening: RoundManifest, closing: RoundManifest, sent: SentSums
+    node: Node, shared: SharedState, opening: RoundManifest, closing: RoundManifest, sums: SentSums
 ) -> SharedState:
     """Return the state after a round, and add its contributions to the sums.
 
@@ -150,7 +150,7 @@ async def _after(
     payloads = await fetch_payloads(node, closing.trainer, closing.counted)
     factors = [item.factor for item in closing.counted]
     comparison = await node.run_sync(compare, shared, payloads, node.key.derive(PROJECTIONS))
-    weigh_round([item.worker for item in closing.counted], comparison, sent, PLAIN_MEAN)
+    weigh_round([item.worker for item in closing.counted], comparison, sums, PLAIN_MEAN)
     after: SharedState = await node.run_sync(shared.after, payloads, factors, opening.rules)
     after = after.with_momentum(closing.rules)
     if after.digests != closing.state:

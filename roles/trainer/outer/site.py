@@ -134,8 +134,8 @@ class Site:
             break
         self._pool.use_up(item.group for item in used)
         if self._record is not None:
-            known = {item.group for item in used}
-            used += tuple(item for item in self._record.used if item.group not in known)
+            dealt_groups = {item.group for item in used}
+            used += tuple(item for item in self._record.used if item.group not in dealt_groups)
         inner = self._record.inner if self._record is not None else _NO_FILE
         await self._become(opening, shared, _NO_FILE, inner, used)
         await forget_downloads(node)

@@ -61,9 +61,9 @@ def golden() -> dict[str, Any]:
         contribution = pseudogradient.encode(base, local, feedback, coding, digest)
         ((part, decoded),) = pseudogradient.decode(contribution.payload, base, digest)
         values.append(decoded)
-        sent = plain(part.scatter(decoded))
+        flat_values = plain(part.scatter(decoded))
         fields = {"kind": coding.kind.name, "fraction": coding.fraction, "chosen": coding.chosen}
-        cases.append({"name": name} | fields | {"payload": contribution.payload.hex(), "values": sent})
+        cases.append({"name": name} | fields | {"payload": contribution.payload.hex(), "values": flat_values})
     part = parts_of(SHAPES)[0]
     mean, shared, momentum = (
         mean_of(values, [1.0, 1.0, 0.3, 1.0]),
