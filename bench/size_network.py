@@ -73,6 +73,7 @@ async def _follow(site: Site, name: str) -> None:
     node, follower, engine = await site.follower_with_engine(name)
     file = site.directory / f"{name}.json"
     progress = Progress(**json.loads(file.read_text())) if file.exists() else Progress()
+    last_error = ""
     while str(site.versions) not in progress.versions:
         await trio.sleep(_POLL_SECONDS)
         try:
@@ -82,7 +83,9 @@ async def _follow(site: Site, name: str) -> None:
             progress.expired += 1
             continue
         except (StoreError, ProtocolError) as error:
-            print(f"{name}: {error}", file=sys.stderr, flush=True)  # before anything is published
+            if str(error) != last_error:  # until something is published, storage has no head
+                last_error = str(error)
+                print(f"{name}: {error}", file=sys.stderr, flush=True)
             continue
         head = follower.chain.head
         assert head is not None
