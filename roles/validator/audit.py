@@ -157,8 +157,13 @@ class Auditor:
 
         with trio.move_on_after(self._patience) as patience:
             await gather(fetch, indices, at_once=_AT_ONCE)
-        if patience.cancelled_caught and not await self._other_storage_answers(commitment.miner, start):
-            raise StoreError(f"{path}: no answer, and none from other storage")
+        if patience.cancelled_caught:
+            if not await self._other_storage_answers(commitment.miner, start):
+                raise StoreError(f"{path}: no answer, and none from other storage")
+            # This node may have been what did not answer: the miner's storage gets the chance that the other one got.
+            unread_indices = [index for index in indices if index not in groups and index not in reasons]
+            with trio.move_on_after(self._patience / _PAUSES):
+                await gather(fetch, unread_indices, at_once=len(unread_indices) or 1)
         rejections = [
             reject_group(index, commitment.groups[index][0], reasons.get(index, Reason.MISSING))
             for index in indices

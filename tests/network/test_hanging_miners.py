@@ -110,6 +110,39 @@ def test_a_request_that_hangs_once_is_repeated_and_costs_no_miner_a_rejection():
     simulate(scenario)
 
 
+class StallingStore(UnreachableStore):
+    """A store whose batches answer for the first group, and then nobody for some seconds, once in each window."""
+
+    def __init__(self, inner: MemoryStore, seconds: float) -> None:
+        super().__init__(inner, "")
+        self._seconds = seconds
+        self.stalls: dict[int, float] = {}  # by window, when (trio's time) it ends
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        if "/batches/" in path and offset:
+            window = paths.window_of(path)
+            end = self.stalls.setdefault(window, trio.current_time() + self._seconds)
+            await trio.sleep_until(end)
+        return await self._inner.get(path, max_bytes, offset=offset, size=size)
+
+
+def test_a_stall_of_the_validator_itself_costs_no_miner_a_rejection():
+    async def scenario() -> None:
+        network = Network(CHOICES)
+        schedule, period_ms = network.run.schedule, network.run.beacon.period_ms
+        patience = 0.5 * (schedule.seal_rounds - schedule.audit_rounds) * period_ms / 1000
+        store = StallingStore(network.store, 1.01 * patience)
+        network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
+        async with run_nodes(network, miners=2):
+            await network.until_window(8)
+        for name in ("miner-1", "miner-2"):
+            verdicts_by_window = await verdicts(network, name, range(8))
+            assert len(verdicts_by_window) >= 4 and len(store.stalls) >= 4
+            assert not any(item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements)
+
+    simulate(scenario)
+
+
 def test_miners_that_hang_for_the_trainer_do_not_delay_an_honest_miners_groups():
     async def scenario() -> None:
         network = Network(CHOICES)
